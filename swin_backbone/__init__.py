@@ -1,0 +1,18 @@
+"""Swin Transformer backbones for the OpenMMLab toolboxes. Importing this package registers them."""
+
+try:
+    import mmcv  # noqa: F401
+    import mmengine  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f'swin_backbone needs mmengine and mmcv, and {error.name} is not installed. Install one of the two '
+        "stacks, never both: pip install 'swin_backbone[onedl]' (the maintained OneDL forks) or "
+        "pip install 'swin_backbone[openmmlab]' (OpenMMLab's own releases); torch must be there first. "
+        'The README has the commands.'
+    ) from error
+
+from .archs import ARCHS
+from .backbones import SwinBackbone
+from .version import __version__
+
+__all__ = ['ARCHS', 'SwinBackbone', '__version__']

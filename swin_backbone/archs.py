@@ -1,0 +1,18 @@
+"""The published sizes (Liu et al. 2021, section 3.3), and `nano` for demos and tests."""
+
+from typing import NamedTuple
+
+
+class Arch(NamedTuple):
+    embed_dims: int  # channels of the first stage; each further stage doubles them
+    depths: tuple[int, ...]  # blocks of each stage
+    num_heads: tuple[int, ...]  # attention heads of each stage
+
+
+ARCHS: dict[str, Arch] = {
+    'nano': Arch(32, (2, 2, 2, 2), (2, 4, 8, 16)),
+    'tiny': Arch(96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    'small': Arch(96, (2, 2, 18, 2), (3, 6, 12, 24)),
+    'base': Arch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
+    'large': Arch(192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}

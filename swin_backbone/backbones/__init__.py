@@ -1,0 +1,5 @@
+"""What a config names."""
+
+from .swin import SwinBackbone
+
+__all__ = ['SwinBackbone']

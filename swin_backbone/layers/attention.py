@@ -1,0 +1,88 @@
+"""(Shifted-)window multi-head self-attention.
+
+Layout: L windows, N places of a window, C channels, T tokens, h heads, d channels of a head.
+"""
+
+from typing import Optional
+
+import torch
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from ..ops.attention import attend_in_windows, relative_position_bias
+from ..ops.windows import Size, Strip, WindowGrid, fit_window, window_grid
+
+
+class WindowAttention(BaseModule):
+    """Multi-head self-attention with a relative position bias, inside each of many windows (W-MSA).
+
+    Args:
+        embed_dims: C.
+        num_heads: h; divides C.
+        window_size: (Wh, Ww) the bias table is made for.
+        qkv_bias: whether query, key and value have a bias.
+        qk_scale: the factor on q k^T; None: d ** -0.5.
+        attn_drop_rate: dropout of attention weights.
+        proj_drop_rate: dropout after the output projection.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window_size: Size,
+        qkv_bias: bool,
+        qk_scale: Optional[float],
+        attn_drop_rate: float,
+        proj_drop_rate: float,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.scale = qk_scale or (embed_dims // num_heads) ** -0.5
+        num_offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(num_offsets, num_heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.attn_drop_rate = attn_drop_rate
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.proj_drop = nn.Dropout(proj_drop_rate)
+
+    def forward(self, x_LNC: Tensor, strip: Strip, window_size: Size) -> Tensor:
+        """Attend inside the windows of `strip`, which are of `window_size`, at most that of the bias table."""
+        L, N, _ = x_LNC.shape
+        q_LhNd, k_LhNd, v_LhNd = self.qkv(x_LNC).view(L, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        bias_hNN = relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
+        dropout = self.attn_drop_rate if self.training else 0.0
+        x_LNC = attend_in_windows(q_LhNd, k_LhNd, v_LhNd, bias_hNN, strip.runs, self.scale, dropout)
+        return self.proj_drop(self.proj(x_LNC))
+
+
+class ShiftedWindowAttention(BaseModule):
+    """Window attention on a map cut into windows that may be shifted (SW-MSA).
+
+    Args:
+        shift: (rows, columns) of the cyclic shift; (0, 0) for none.
+        small_map: 'pad' or 'shrink', see `ops.windows.fit_window`.
+        mask_padding: keep tokens from attending to padding.
+        attention: further arguments of `WindowAttention`.
+    """
+
+    def __init__(self, window_size: Size, shift: Size, small_map: str, mask_padding: bool, **attention):
+        super().__init__()
+        self.window_size = window_size
+        self.shift = shift
+        self.small_map = small_map
+        self.mask_padding = mask_padding
+        self.w_msa = WindowAttention(window_size=window_size, **attention)
+
+    def windows_of(self, x_BHWC: Tensor) -> tuple[WindowGrid, Size]:
+        """How a batch of maps is cut into windows, and their size."""
+        B, H, W, _ = x_BHWC.shape
+        window_size, shift = fit_window(H, W, self.window_size, self.shift, self.small_map)
+        return window_grid(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device), window_size
+
+    def forward(self, x: Tensor, strip: Strip, window_size: Size) -> Tensor:
+        """Tokens (..., C) of the windows of a strip, normalised, to as many."""
+        x_LNC = strip.to_windows(x.reshape(-1, x.shape[-1]))
+        return strip.to_tokens(self.w_msa(x_LNC, strip, window_size)).view_as(x)

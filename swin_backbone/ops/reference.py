@@ -1,0 +1,139 @@
+"""The paper's algorithm written literally, step by step: slow, plain, and the truth that fast paths are held to.
+
+No function here is used outside tests. Nothing is shared with the fast path: no index tables, no kinds of
+windows, no strips.
+
+Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels
+of a head.
+"""
+
+from collections.abc import Mapping
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Size = tuple[int, int]
+
+
+def swin_block(
+    x_BHWC: Tensor,
+    weights: Mapping[str, Tensor],
+    num_heads: int,
+    window_size: Size,
+    shift: Size,
+    scale: float,
+    small_map: str = 'pad',
+    mask_padding: bool = False,
+) -> Tensor:
+    """One Swin block (Liu et al. 2021, equation 3) with exact GELU, no dropout and LayerNorms of eps 1e-5.
+
+    Args:
+        weights: the block's state dict, under mmdet's names.
+    """
+    C = x_BHWC.shape[-1]
+    normed = F.layer_norm(x_BHWC, (C,), weights['norm1.weight'], weights['norm1.bias'])
+    x_BHWC = x_BHWC + shifted_window_attention(
+        normed,
+        weights['attn.w_msa.qkv.weight'],
+        weights.get('attn.w_msa.qkv.bias'),
+        weights['attn.w_msa.proj.weight'],
+        weights['attn.w_msa.proj.bias'],
+        weights['attn.w_msa.relative_position_bias_table'],
+        num_heads,
+        window_size,
+        shift,
+        scale,
+        small_map,
+        mask_padding,
+    )
+    normed = F.layer_norm(x_BHWC, (C,), weights['norm2.weight'], weights['norm2.bias'])
+    hidden = F.gelu(F.linear(normed, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
+    return x_BHWC + F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
+
+
+def shifted_window_attention(
+    x_BHWC: Tensor,
+    qkv_weight: Tensor,
+    qkv_bias: Optional[Tensor],
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    bias_table: Tensor,
+    num_heads: int,
+    window_size: Size,
+    shift: Size,
+    scale: float,
+    small_map: str = 'pad',
+    mask_padding: bool = False,
+) -> Tensor:
+    """Pad, roll, partition, attend under the mask of regions, reverse, roll back, crop."""
+    B, H, W, C = x_BHWC.shape
+    table_window = window_size
+    if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
+        window_size = (min(H, W, window_size[0]), min(H, W, window_size[1]))
+        shift = (0, 0)
+    Wh, Ww = window_size
+    padded_height, padded_width = -(-H // Wh) * Wh, -(-W // Ww) * Ww
+    x_BHWC = F.pad(x_BHWC, (0, 0, 0, padded_width - W, 0, padded_height - H))
+    x_BHWC = x_BHWC.roll((-shift[0], -shift[1]), dims=(1, 2))
+    x_LNC = window_partition(x_BHWC, window_size)
+
+    L, N, _ = x_LNC.shape
+    q, k, v = F.linear(x_LNC, qkv_weight, qkv_bias).view(L, N, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
+    logits_LhNN = scale * q @ k.transpose(-2, -1) + _bias_from_table(bias_table, window_size, table_window)
+    regions_HW = _regions((H, W), (padded_height, padded_width), window_size, shift, mask_padding).to(x_BHWC.device)
+    regions_LN = window_partition(regions_HW[None, :, :, None].expand(B, -1, -1, -1), window_size)[..., 0]
+    apart_LNN = regions_LN[:, :, None] != regions_LN[:, None, :]
+    weights_LhNN = logits_LhNN.masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
+    x_LNC = F.linear((weights_LhNN @ v).transpose(1, 2).reshape(L, N, C), proj_weight, proj_bias)
+
+    x_BHWC = window_reverse(x_LNC, window_size, (padded_height, padded_width))
+    return x_BHWC.roll(shift, dims=(1, 2))[:, :H, :W]
+
+
+def window_partition(x_BHWC: Tensor, window_size: Size) -> Tensor:
+    """Cut maps into windows, row by row: (L, N, C)."""
+    B, H, W, C = x_BHWC.shape
+    Wh, Ww = window_size
+    x = x_BHWC.view(B, H // Wh, Wh, W // Ww, Ww, C)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, Wh * Ww, C)
+
+
+def window_reverse(x_LNC: Tensor, window_size: Size, map_size: Size) -> Tensor:
+    """Put windows back together: (B, H, W, C)."""
+    (Wh, Ww), (H, W) = window_size, map_size
+    x = x_LNC.view(-1, H // Wh, W // Ww, Wh, Ww, x_LNC.shape[-1])
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, H, W, x_LNC.shape[-1])
+
+
+def _regions(size: Size, padded: Size, window_size: Size, shift: Size, mask_padding: bool) -> Tensor:
+    """The number of the region each token of the rolled map is in; tokens attend within theirs (figure 4)."""
+    regions_HW = torch.zeros(padded, dtype=torch.long)
+    number = 0
+    for rows in _slices(padded[0], window_size[0], shift[0]):
+        for columns in _slices(padded[1], window_size[1], shift[1]):
+            regions_HW[rows, columns] = number
+            number += 1
+    if mask_padding:
+        is_padding = torch.ones(padded, dtype=torch.bool)
+        is_padding[: size[0], : size[1]] = False
+        regions_HW[is_padding.roll((-shift[0], -shift[1]), dims=(0, 1))] = -1
+    return regions_HW
+
+
+def _slices(length: int, window: int, shift: int) -> tuple[slice, ...]:
+    if not shift:
+        return (slice(None),)
+    return slice(0, length - window), slice(length - window, length - shift), slice(length - shift, length)
+
+
+def _bias_from_table(table: Tensor, window_size: Size, table_window: Size) -> Tensor:
+    """The bias of each pair of places, by its offset, one pair at a time: (h, N, N)."""
+    places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
+    rows = [
+        (qy - ky + table_window[0] - 1) * (2 * table_window[1] - 1) + qx - kx + table_window[1] - 1
+        for qy, qx in places
+        for ky, kx in places
+    ]
+    return table[torch.tensor(rows, device=table.device)].view(len(places), len(places), -1).permute(2, 0, 1)

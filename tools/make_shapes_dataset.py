@@ -1,0 +1,126 @@
+"""Make a data set of shapes on textured backgrounds, for object detection and for semantic segmentation.
+
+    OUT/images/{train,val}/000000.png
+    OUT/annotations/instances_{train,val}.json   COCO instances: boxes, and masks of what is visible
+    OUT/labels/{train,val}/000000.png            semantic segmentation: 0 background, then the shapes in order
+
+The same arguments give the same bytes. A picture depends only on the seed, its split, its number and its size,
+so a larger set begins with the pictures of a smaller one.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+from pycocotools import mask as coco_mask
+
+SHAPES = ('circle', 'square', 'triangle', 'star')
+MIN_VISIBLE_PIXELS = 64  # a shape covered by later ones down to less is not drawn at all
+
+
+def outline(shape: str, centre: np.ndarray, radius: float, angle: float) -> np.ndarray:
+    """The corners of a shape, (number, 2) pixels."""
+    if shape == 'star':
+        radii, corners = np.tile([radius, 0.45 * radius], 5), 10
+    else:
+        corners = {'circle': 64, 'square': 4, 'triangle': 3}[shape]
+        radii = np.full(corners, radius)
+    angles = angle + 2 * np.pi * np.arange(corners) / corners
+    return centre + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def texture(rng: np.random.Generator, size: int, contrast: float) -> np.ndarray:
+    """Smooth noise around a random colour, (size, size, 3) float32."""
+    cells = int(rng.integers(3, 24))
+    noise = cv2.resize(
+        rng.normal(size=(cells, cells, 3)).astype(np.float32), (size, size), interpolation=cv2.INTER_CUBIC
+    )
+    grain = rng.normal(size=(size, size, 1)).astype(np.float32)
+    return rng.uniform(40, 215, size=3).astype(np.float32) + contrast * noise + 6 * grain
+
+
+def draw_picture(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """A picture (size, size, 3) uint8, the number of the shape seen at each pixel (0: none), and their classes."""
+    picture = texture(rng, size, contrast=25)
+    number_at = np.zeros((size, size), np.uint8)
+    classes: list[int] = []
+    for _ in range(int(rng.integers(1, 7))):
+        shape = int(rng.integers(len(SHAPES)))
+        radius = size * np.exp(rng.uniform(np.log(0.07), np.log(0.25)))
+        centre = rng.uniform(0.5 * radius, size - 0.5 * radius, size=2)
+        corners = outline(SHAPES[shape], centre, radius, rng.uniform(0, 2 * np.pi))
+        filled = np.zeros((size, size), np.uint8)
+        cv2.fillPoly(filled, [np.round(corners * 16).astype(np.int32)], 1, shift=4)
+        fill = texture(rng, size, contrast=12)
+        after = np.where(filled > 0, len(classes) + 1, number_at)
+        visible = np.bincount(after.ravel(), minlength=len(classes) + 2)[1:]
+        if visible.min() < MIN_VISIBLE_PIXELS:
+            continue
+        number_at = after.astype(np.uint8)
+        picture = np.where(filled[..., None] > 0, fill, picture)
+        classes.append(shape)
+    return np.clip(picture, 0, 255).astype(np.uint8), number_at, classes
+
+
+def instance(mask: np.ndarray, category_id: int) -> dict:
+    """The COCO annotation of one mask, less its ids."""
+    rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {
+        'category_id': category_id,
+        'bbox': coco_mask.toBbox(rle).tolist(),
+        'area': int(coco_mask.area(rle)),
+        'segmentation': {'size': rle['size'], 'counts': rle['counts'].decode('ascii')},
+        'iscrowd': 0,
+    }
+
+
+def write_split(out: Path, split: str, number: int, seed: int, size: int) -> None:
+    """Write the pictures, label maps and annotations of one split."""
+    images, annotations = [], []
+    for folder in ('images', 'labels'):
+        (out / folder / split).mkdir(parents=True, exist_ok=True)
+    for index in range(number):
+        rng = np.random.default_rng([seed, split == 'val', index])
+        picture, number_at, classes = draw_picture(rng, size)
+        name = f'{index:06d}.png'
+        labels = np.array([0, *(1 + shape for shape in classes)], np.uint8)[number_at]
+        for folder, pixels in (('images', picture), ('labels', labels)):
+            path = out / folder / split / name
+            if not cv2.imwrite(str(path), pixels):
+                raise OSError(f'could not write {path}')
+        images.append({'id': index, 'file_name': name, 'height': size, 'width': size})
+        for position, shape in enumerate(classes):
+            annotation = instance(number_at == position + 1, shape + 1)
+            annotations.append({'id': len(annotations) + 1, 'image_id': index, **annotation})
+    categories = [{'id': position + 1, 'name': name} for position, name in enumerate(SHAPES)]
+    path = out / 'annotations' / f'instances_{split}.json'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix('.partial')
+    partial.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
+    partial.replace(path)
+    print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes')
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('out', type=Path, help='folder to write to; files of the same names are overwritten')
+    parser.add_argument('--train', type=int, default=400, metavar='N', help='training pictures (default: 400)')
+    parser.add_argument('--val', type=int, default=80, metavar='M', help='held-out pictures (default: 80)')
+    parser.add_argument('--seed', type=int, default=0, metavar='S', help='default: 0')
+    parser.add_argument('--size', type=int, default=192, help='height and width in pixels (default: 192)')
+    args = parser.parse_args()
+    if min(args.train, args.val) < 1 or args.size < 64 or args.seed < 0:
+        parser.error('--train and --val take at least 1, --size at least 64, --seed at least 0')
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    for split, number in (('train', args.train), ('val', args.val)):
+        write_split(args.out, split, number, args.seed, args.size)
+
+
+if __name__ == '__main__':
+    main()

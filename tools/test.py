@@ -1,0 +1,51 @@
+"""Test a detector or segmentor: the command line of mmdet's and mmseg's own tools/test.py.
+
+python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta] [--cfg-options K=V ...]
+"""
+
+import argparse
+from pathlib import Path
+
+from command_line import add_common_arguments, stop_on_user_errors
+
+from swin_backbone.openmmlab import runtime
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument('checkpoint', help='checkpoint of the whole model')
+    parser.add_argument(
+        '--out',
+        metavar='F',
+        help='write predictions: detection to the pickle F, segmentation as label PNGs to the folder F',
+    )
+    parser.add_argument('--show', action='store_true', help='show predictions in a window')
+    parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
+    parser.add_argument('--wait-time', type=float, default=2, metavar='S', help='seconds a shown picture stays')
+    parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
+    add_common_arguments(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with stop_on_user_errors():
+        cfg = runtime.load_config(args.config, args.work_dir, args.cfg_options, args.launcher)
+        runtime.set_checkpoint(cfg, args.checkpoint)
+        if args.show or args.show_dir:
+            runtime.enable_drawing(cfg, args.show, args.show_dir, args.wait_time)
+        if args.tta:
+            runtime.enable_tta(cfg)
+        if args.out:
+            runtime.write_predictions(cfg, args.out)
+    metrics = runtime.build_runner(cfg).test()
+    for name, value in metrics.items():
+        print(f'{name}: {value}')
+    if args.show_dir:
+        for picture in sorted(Path(args.show_dir).rglob('*.[pj][np]g')):
+            print(picture)
+
+
+if __name__ == '__main__':
+    main()
