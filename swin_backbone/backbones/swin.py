@@ -175,7 +175,7 @@ class SwinBackbone(BaseModule):
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
-            s of 4, 8, 16 and 32 by default: a view in channels_last memory.
+            s of 4, 8, 16 and 32 by default, in contiguous memory.
 
         Raises:
             TypeError, ValueError: if the input is not such a tensor, saying what it is.
@@ -193,7 +193,8 @@ class SwinBackbone(BaseModule):
             x_BHWC = stage(x_BHWC)
             if index in self.out_indices:
                 norm = getattr(self, f'norm{index}')
-                outputs.append(norm(x_BHWC).permute(0, 3, 1, 2))
+                # Not a channels_last view: mmcv's RoIAlign reads any memory as if it were (B, C, H, W).
+                outputs.append(norm(x_BHWC).permute(0, 3, 1, 2).contiguous())
             if index == self.out_indices[-1]:
                 break  # nobody sees what comes after
             x_BHWC = stage.downsample(x_BHWC)

@@ -30,7 +30,7 @@ def over_windows(
     """
     B, H, W, C = x_BHWC.shape
     if strip_tokens is None:
-        return tokens_fn(x_BHWC.reshape(B, H * W, C), grid.whole).view(B, H, W, C)
+        return tokens_fn(x_BHWC.reshape(B, H * W, C), grid.whole()).view(B, H, W, C)
     x_TC = x_BHWC.reshape(B * H * W, C)
     out_TC = None
     for strip in grid.strips(max(1, strip_tokens // grid.window_area)):

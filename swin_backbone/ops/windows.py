@@ -14,7 +14,7 @@ Layout: B batch, H W height and width of a map, C channels, T = B*H*W tokens, L 
 N = Wh*Ww places of a window.
 """
 
-from functools import cached_property, lru_cache, wraps
+from functools import lru_cache, wraps
 from itertools import product
 from typing import Callable, NamedTuple, Optional
 
@@ -92,41 +92,18 @@ class WindowGrid:
             runs.append(Run(token_at[-1].shape[0], _pair_mask(same_row, same_column, window_size)))
         self.token_at_LN = torch.cat(token_at)  # -1 for padding
         self.runs = tuple(runs)
-        self._strips: dict = {}
 
     @property
     def num_windows(self) -> int:
         return self.token_at_LN.shape[0]
 
-    @cached_property
     def whole(self) -> Strip:
         """All windows as one strip, over tokens in the map's own order."""
-        token_at_P = self.token_at_LN.flatten()
-        # A stable sort brings the places of padding to the front and leaves the tokens' own order: no size
-        # depends on the data, so this traces with symbolic sizes too.
-        place_by_token = token_at_P.argsort(stable=True)
-        num_padding = token_at_P.shape[0] - self.num_tokens
-        padding_P, place_of_T = place_by_token[:num_padding], place_by_token[num_padding:]
-        return Strip(None, token_at_P.clamp(min=0), padding_P, place_of_T, self.window_area, self.runs)
+        return _whole(self)
 
     def strips(self, windows_per_strip: int) -> list[Strip]:
         """All windows in strips of at most `windows_per_strip`, alike in size; a token is in exactly one."""
-        if windows_per_strip not in self._strips:
-            num_strips = -(-self.num_windows // windows_per_strip)
-            bounds = [self.num_windows * i // num_strips for i in range(num_strips + 1)]
-            self._strips = {windows_per_strip: [self._strip(*ends) for ends in zip(bounds, bounds[1:])]}
-        return self._strips[windows_per_strip]
-
-    def _strip(self, start: int, stop: int) -> Strip:
-        token_at_P = self.token_at_LN[start:stop].flatten()
-        runs = _cut_runs(self.runs, start, stop)
-        is_token_P = token_at_P >= 0
-        tokens_T = token_at_P[is_token_P]
-        if tokens_T.shape == token_at_P.shape:
-            return Strip(tokens_T, None, None, None, self.window_area, runs)
-        local_at_P = (is_token_P.cumsum(0) - 1).clamp(min=0)
-        padding_P, place_of_T = (~is_token_P).nonzero()[:, 0], is_token_P.nonzero()[:, 0]
-        return Strip(tokens_T, local_at_P, padding_P, place_of_T, self.window_area, runs)
+        return _strips(self, windows_per_strip)
 
 
 def bounded_cache(build: Callable) -> Callable:
@@ -146,6 +123,37 @@ def bounded_cache(build: Callable) -> Callable:
 
 
 window_grid = bounded_cache(WindowGrid)
+
+
+@bounded_cache
+def _whole(grid: WindowGrid) -> Strip:
+    token_at_P = grid.token_at_LN.flatten()
+    # A stable sort brings the places of padding to the front and leaves tokens in their order: no size
+    # depends on the data, so this traces with symbolic sizes too.
+    place_by_token = token_at_P.argsort(stable=True)
+    num_padding = token_at_P.shape[0] - grid.num_tokens
+    padding_P, place_of_T = place_by_token[:num_padding], place_by_token[num_padding:]
+    return Strip(None, token_at_P.clamp(min=0), padding_P, place_of_T, grid.window_area, grid.runs)
+
+
+@bounded_cache
+def _strips(grid: WindowGrid, windows_per_strip: int) -> list[Strip]:
+    num_strips = -(-grid.num_windows // windows_per_strip)
+    bounds = [grid.num_windows * i // num_strips for i in range(num_strips + 1)]
+    return [_cut(grid, *ends) for ends in zip(bounds, bounds[1:])]
+
+
+def _cut(grid: WindowGrid, start: int, stop: int) -> Strip:
+    """Windows start..stop of a grid, over just the tokens in them."""
+    token_at_P = grid.token_at_LN[start:stop].flatten()
+    runs = _cut_runs(grid.runs, start, stop)
+    is_token_P = token_at_P >= 0
+    tokens_T = token_at_P[is_token_P]
+    if tokens_T.shape == token_at_P.shape:
+        return Strip(tokens_T, None, None, None, grid.window_area, runs)
+    local_at_P = (is_token_P.cumsum(0) - 1).clamp(min=0)
+    padding_P, place_of_T = (~is_token_P).nonzero()[:, 0], is_token_P.nonzero()[:, 0]
+    return Strip(tokens_T, local_at_P, padding_P, place_of_T, grid.window_area, runs)
 
 
 def fit_window(height: int, width: int, window_size: Size, shift: Size, small_map: str) -> tuple[Size, Size]:
