@@ -1,0 +1,13 @@
+"""Helpers that several test files share."""
+
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault('OMP_NUM_THREADS', '2')
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
