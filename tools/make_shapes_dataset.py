@@ -9,6 +9,7 @@ so a larger set begins with the pictures of a smaller one.
 """
 
 import argparse
+import colorsys
 import json
 from pathlib import Path
 
@@ -17,43 +18,62 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
+MAX_TILT = np.pi / 12
+MIN_CONTRAST = 60  # grey levels of 255 between a shape and the background, in at least one colour channel
 MIN_VISIBLE_PIXELS = 64  # a shape covered by later ones down to less is not drawn at all
 
 
-def outline(shape: str, centre: np.ndarray, radius: float, angle: float) -> np.ndarray:
-    """The corners of a shape, (number, 2) pixels."""
+def outline(shape: str, centre: np.ndarray, radius: float, tilt: float) -> np.ndarray:
+    """The corners of a shape, (number, 2) pixels; upright but for `tilt` radians."""
     if shape == 'star':
         radii, corners = np.tile([radius, 0.45 * radius], 5), 10
     else:
         corners = {'circle': 64, 'square': 4, 'triangle': 3}[shape]
         radii = np.full(corners, radius)
-    angles = angle + 2 * np.pi * np.arange(corners) / corners
+    upright = np.pi / 4 if shape == 'square' else -np.pi / 2
+    angles = tilt + upright + 2 * np.pi * np.arange(corners) / corners
     return centre + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def texture(rng: np.random.Generator, size: int, contrast: float) -> np.ndarray:
-    """Smooth noise around a random colour, (size, size, 3) float32."""
-    cells = int(rng.integers(3, 24))
-    noise = cv2.resize(
-        rng.normal(size=(cells, cells, 3)).astype(np.float32), (size, size), interpolation=cv2.INTER_CUBIC
-    )
-    grain = rng.normal(size=(size, size, 1)).astype(np.float32)
-    return rng.uniform(40, 215, size=3).astype(np.float32) + contrast * noise + 6 * grain
+def colour_of(rng: np.random.Generator, shape: int) -> np.ndarray:
+    """A colour, (3,): each shape has a hue it is likely to have, a quarter of the circle from the next one's."""
+    hue = (shape / len(SHAPES) + rng.normal(scale=0.06)) % 1
+    return 255 * np.array(colorsys.hsv_to_rgb(hue, rng.uniform(0.4, 1), rng.uniform(0.45, 1)))[::-1]
+
+
+def texture(rng: np.random.Generator, size: int, colour: np.ndarray) -> np.ndarray:
+    """Patchy noise around a colour, (size, size, 3) float32: what a background is made of."""
+    cells = int(rng.integers(size // 10, size // 4))
+    coarse = rng.normal(size=(cells, cells, 3)).astype(np.float32)
+    noise = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
+    return colour.astype(np.float32) + 25 * noise
+
+
+def shade(rng: np.random.Generator, size: int, colour: np.ndarray) -> np.ndarray:
+    """A colour with a soft gradient of light and fine grain, (size, size, 3) float32: what a shape is filled with."""
+    y, x = np.mgrid[:size, :size] / size - 0.5
+    light = rng.uniform(-40, 40) * x + rng.uniform(-40, 40) * y
+    grain = 4 * rng.normal(size=(size, size, 1))
+    return (colour + light[..., None] + grain).astype(np.float32)
 
 
 def draw_picture(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """A picture (size, size, 3) uint8, the number of the shape seen at each pixel (0: none), and their classes."""
-    picture = texture(rng, size, contrast=25)
+    background = rng.uniform(40, 215, size=3)
+    picture = texture(rng, size, background)
     number_at = np.zeros((size, size), np.uint8)
     classes: list[int] = []
-    for _ in range(int(rng.integers(1, 7))):
+    for _ in range(int(rng.integers(1, 6))):
         shape = int(rng.integers(len(SHAPES)))
-        radius = size * np.exp(rng.uniform(np.log(0.07), np.log(0.25)))
+        radius = size * np.exp(rng.uniform(np.log(0.12), np.log(0.30)))
         centre = rng.uniform(0.5 * radius, size - 0.5 * radius, size=2)
-        corners = outline(SHAPES[shape], centre, radius, rng.uniform(0, 2 * np.pi))
+        corners = outline(SHAPES[shape], centre, radius, rng.uniform(-MAX_TILT, MAX_TILT))
         filled = np.zeros((size, size), np.uint8)
         cv2.fillPoly(filled, [np.round(corners * 16).astype(np.int32)], 1, shift=4)
-        fill = texture(rng, size, contrast=12)
+        colour = colour_of(rng, shape)
+        while np.abs(colour - background).max() < MIN_CONTRAST:
+            colour = colour_of(rng, shape)
+        fill = shade(rng, size, colour)
         after = np.where(filled > 0, len(classes) + 1, number_at)
         visible = np.bincount(after.ravel(), minlength=len(classes) + 2)[1:]
         if visible.min() < MIN_VISIBLE_PIXELS:
@@ -109,7 +129,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--train', type=int, default=400, metavar='N', help='training pictures (default: 400)')
     parser.add_argument('--val', type=int, default=80, metavar='M', help='held-out pictures (default: 80)')
     parser.add_argument('--seed', type=int, default=0, metavar='S', help='default: 0')
-    parser.add_argument('--size', type=int, default=192, help='height and width in pixels (default: 192)')
+    parser.add_argument('--size', type=int, default=128, help='height and width in pixels (default: 128)')
     args = parser.parse_args()
     if min(args.train, args.val) < 1 or args.size < 64 or args.seed < 0:
         parser.error('--train and --val take at least 1, --size at least 64, --seed at least 0')

@@ -76,6 +76,12 @@ def check_rate(name: str, value: float) -> float:
     return value
 
 
+def check_mlp_ratio(mlp_ratio: float) -> float:
+    if not mlp_ratio > 0:
+        raise ValueError(f'mlp_ratio must be more than 0, got {mlp_ratio!r}')
+    return mlp_ratio
+
+
 def check_frozen_stages(frozen_stages: int, num_stages: int) -> int:
     if not isinstance(frozen_stages, int) or not -1 <= frozen_stages <= num_stages:
         raise ValueError(

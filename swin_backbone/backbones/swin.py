@@ -143,7 +143,7 @@ class SwinBackbone(BaseModule):
                     num_heads=heads,
                     window_size=window_size,
                     shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
-                    feedforward_channels=int(mlp_ratio * width),
+                    feedforward_channels=int(arguments.check_mlp_ratio(mlp_ratio) * width),
                     qkv_bias=qkv_bias,
                     qk_scale=qk_scale,
                     drop_rate=drop_rate,

@@ -1,0 +1,58 @@
+# make install   set up .venv: torch, the OneDL stack (mmcv is built from source), this package
+# make test      set up if needed, run the tests
+# make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
+# make demo-seg  the same with UPerNet
+# make lint      ruff and pre-commit
+#
+# Variables, on the command line:
+#   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
+#   TORCH   what pip installs as torch, CUDA builds included    make install TORCH=torch==2.13.0
+#   VENV    where the environment goes
+PYTHON ?= $(or $(shell command -v python3),$(shell command -v python),python3)
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+STACK := onedl
+CONSTRAINTS := constraints/$(STACK).txt
+
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: install test test-openmmlab demo demo-seg lint clean
+
+install: $(STAMP)
+
+$(STAMP): setup.py $(CONSTRAINTS) tools/install.sh
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' bash tools/install.sh
+	@touch $@
+
+test: install
+	$(RUN) -m pytest
+
+# The same on OpenMMLab's own releases, in an environment of its own: both stacks install the module mmcv.
+test-openmmlab:
+	$(MAKE) test STACK=openmmlab VENV=.venv-openmmlab
+
+lint: install
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pre_commit run --all-files
+
+SHAPES := data/shapes
+$(SHAPES)/annotations/instances_val.json: tools/make_shapes_dataset.py | install
+	$(RUN) tools/make_shapes_dataset.py $(SHAPES)
+
+DEMO := configs/demo/mask-rcnn_swin-nano_fpn_shapes.py
+demo: install $(SHAPES)/annotations/instances_val.json
+	$(RUN) tools/train.py $(DEMO) --work-dir work_dirs/demo
+	$(RUN) tools/test.py $(DEMO) "$$(cat work_dirs/demo/last_checkpoint)" --work-dir work_dirs/demo \
+		--show-dir work_dirs/demo/pictures
+
+DEMO_SEG := configs/demo/swin-nano_upernet_shapes.py
+demo-seg: install $(SHAPES)/annotations/instances_val.json
+	$(RUN) tools/train.py $(DEMO_SEG) --work-dir work_dirs/demo-seg
+	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir work_dirs/demo-seg \
+		--show-dir work_dirs/demo-seg/pictures
+
+clean:
+	rm -rf build dist *.egg-info work_dirs .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,118 @@
+"""AMP, torch.compile, export and strips: counted, not timed."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swin_backbone import SwinBackbone
+
+WINDOW_AREA = 49
+
+
+class AttentionDtypes(TorchDispatchMode):
+    """The dtypes of all attention matrices (..., N, N) of many windows, and of what goes into fused attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = str(func)
+        if 'scaled_dot_product' in name:
+            self.dtypes.add(args[0].dtype)
+        for tensor in result if isinstance(result, tuple) else (result,):
+            many = isinstance(tensor, torch.Tensor) and tensor.ndim >= 3 and tensor.shape[-2:] == (WINDOW_AREA,) * 2
+            if many and tensor.is_floating_point() and tensor.numel() > 16 * WINDOW_AREA**2:
+                self.dtypes.add(tensor.dtype)
+        return result
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast_makes_no_float32_detour_in_attention(dtype, training):
+    backbone = SwinBackbone(arch='nano', out_indices=(0,), depths=(2,), num_heads=(2,)).train(training)
+    seen = AttentionDtypes()
+    with torch.autocast('cpu', dtype), torch.set_grad_enabled(training), seen:
+        (output,) = backbone(torch.randn(1, 3, 160, 160))
+        if training:
+            output.float().sum().backward()
+    assert seen.dtypes == {dtype}
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast_is_near_float32(dtype):
+    backbone = SwinBackbone(arch='nano').eval()
+    x = torch.randn(1, 3, 100, 130)
+    with torch.no_grad():
+        expected = backbone(x)
+        with torch.autocast('cpu', dtype):
+            outputs = backbone(x)
+    for output, reference in zip(outputs, expected):
+        assert (output - reference).abs().max() < 0.1
+
+
+def test_strips_are_taken_when_no_gradient_is_needed_and_only_then(monkeypatch):
+    from swin_backbone.ops import blocked, windows
+
+    cuts = []
+    original = windows.WindowGrid.strips
+    monkeypatch.setattr(windows.WindowGrid, 'strips', lambda grid, n: cuts.append(n) or original(grid, n))
+    monkeypatch.setattr(blocked, 'AUTO_STRIP_ELEMENTS', 49 * 4 * 32)
+    monkeypatch.setattr(blocked, 'AUTO_STRIP_MIN_TOKENS', 49)
+    x = torch.randn(1, 3, 120, 120)
+    backbone = SwinBackbone(arch='nano').eval()
+    whole = backbone(x)
+    assert not cuts
+    with torch.no_grad():
+        in_strips = backbone(x)
+    assert cuts
+    for a, b in zip(whole, in_strips):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    cuts.clear()
+    with torch.no_grad():
+        backbone.train()(x)
+        SwinBackbone(arch='nano', strip_tokens=None).eval()(x)
+    assert not cuts
+
+
+def test_frozen_stages_run_in_strips_while_the_rest_trains():
+    backbone = SwinBackbone(arch='nano', frozen_stages=2, strip_tokens=60).train()
+    outputs = backbone(torch.randn(1, 3, 90, 90))
+    assert [output.requires_grad for output in outputs] == [False, False, True, True]
+
+
+@pytest.mark.parametrize('grad', [False, True])
+def test_compiles_without_a_graph_break(grad):
+    backbone = SwinBackbone(arch='nano', drop_path_rate=0.0).eval()
+    compiled = torch.compile(backbone, fullgraph=True, backend='aot_eager')
+    x = torch.randn(2, 3, 60, 90)
+    with torch.set_grad_enabled(grad):
+        outputs, expected = compiled(x), backbone(x)
+    for output, reference in zip(outputs, expected):
+        torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
+    if grad:
+        parameters = list(backbone.parameters())
+        gradients = [
+            torch.autograd.grad(sum(o.square().mean() for o in maps), parameters) for maps in (outputs, expected)
+        ]
+        for gradient, reference in zip(*gradients):
+            torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-5)
+    torch._dynamo.reset()
+
+
+def test_exports():
+    backbone = SwinBackbone(arch='nano').eval()
+    x = torch.randn(1, 3, 60, 90)
+    exported = torch.export.export(backbone, (x,))
+    for output, reference in zip(exported.module()(x), backbone(x)):
+        torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_traces():
+    backbone = SwinBackbone(arch='nano').eval()
+    x = torch.randn(1, 3, 60, 90)
+    with torch.no_grad():
+        traced = torch.jit.trace(backbone, x)
+        for output, reference in zip(traced(x), backbone(x)):
+            torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,150 @@
+"""What tools/train.py and tools/test.py change in a config, and the configs themselves."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from swin_backbone.openmmlab import runtime
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
+MASK_RCNN = str(CONFIGS / 'mask_rcnn' / 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py')
+UPERNET = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')
+
+
+@pytest.mark.parametrize('name', ALL_CONFIGS)
+def test_every_config_builds_its_model(name):
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    from mmengine.registry import MODELS, DefaultScope, init_default_scope
+
+    cfg = Config.fromfile(CONFIGS / name)
+    assert not any(str(base).startswith(('mmdet::', 'mmseg::')) for base in cfg.get('_base_', []))
+    init_default_scope(cfg.default_scope)
+    try:
+        model = MODELS.build(cfg.model)
+    finally:
+        DefaultScope._instance_dict.clear()
+    assert type(model.backbone).__name__ == 'SwinBackbone'
+
+
+def test_mask_rcnn_is_the_published_recipe():
+    cfg = Config.fromfile(MASK_RCNN)
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 1e-4, 0.05)
+    assert set(cfg.optim_wrapper.paramwise_cfg.custom_keys) == {
+        'absolute_pos_embed', 'relative_position_bias_table', 'norm',
+    }  # fmt: skip
+    assert cfg.model.backbone.drop_path_rate == 0.2
+    assert cfg.param_scheduler[1].milestones == [8, 11]
+    longer = Config.fromfile(MASK_RCNN.replace('1x', 'ms-crop-3x'))
+    assert longer.param_scheduler[1].milestones == [27, 33]
+    assert longer.train_cfg.max_epochs == 36
+    assert longer.train_dataloader.dataset.pipeline[3].transforms[1][1].crop_size == (384, 600)
+
+
+def test_upernet_is_the_published_recipe():
+    cfg = Config.fromfile(UPERNET)
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 6e-5, 0.01)
+    assert cfg.model.backbone.drop_path_rate == 0.3
+    assert cfg.train_cfg.max_iters == 160000
+    assert cfg.param_scheduler[1].power == 1.0
+    assert (cfg.param_scheduler[0].start_factor, cfg.param_scheduler[0].end) == (1e-6, 1500)
+
+
+@pytest.mark.parametrize(
+    'name',
+    ['swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', 'swin/mask-rcnn_swin-t-p4-w7_fpn_ms-crop-3x_coco.py'],
+)
+def test_recipe_equals_mmdets_own(name):
+    mmdet = pytest.importorskip('mmdet', reason='mmdet is not installed')
+    theirs = Config.fromfile(Path(mmdet.__file__).parent / '.mim' / 'configs' / name)
+    ours = Config.fromfile(CONFIGS / 'mask_rcnn' / Path(name).name)
+    for key in ('param_scheduler', 'optim_wrapper', 'train_cfg', 'auto_scale_lr', 'val_evaluator'):
+        assert ours[key] == theirs[key], key
+    for key in ('neck', 'rpn_head', 'roi_head', 'train_cfg', 'test_cfg', 'data_preprocessor'):
+        assert ours.model[key] == theirs.model[key], key
+    for key in ('train_dataloader', 'test_dataloader'):
+        assert ours[key].dataset.pipeline == theirs[key].dataset.pipeline, key
+
+
+def test_recipe_equals_mmsegs_own():
+    mmseg = pytest.importorskip('mmseg', reason='mmseg is not installed')
+    theirs = Config.fromfile(Path(mmseg.__file__).parent / '.mim' / 'configs' / 'swin' / Path(UPERNET).name)
+    ours = Config.fromfile(UPERNET)
+    assert ours.param_scheduler == theirs.param_scheduler
+    assert ours.optim_wrapper == theirs.optim_wrapper
+    assert ours.model.decode_head == theirs.model.decode_head
+    assert ours.model.auxiliary_head == theirs.model.auxiliary_head
+    assert ours.train_dataloader.dataset.pipeline == theirs.train_dataloader.dataset.pipeline
+    assert ours.train_dataloader.batch_size == theirs.train_dataloader.batch_size
+
+
+def test_work_dir_is_the_command_lines_then_the_configs_then_named_after_it(tmp_path):
+    assert runtime.load_config(MASK_RCNN, 'x', {}, 'none').work_dir == 'x'
+    assert runtime.load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
+    default = runtime.load_config(MASK_RCNN, None, None, 'none').work_dir
+    assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
+
+
+def test_auto_scale_lr_needs_a_base(tmp_path):
+    cfg = Config.fromfile(MASK_RCNN)
+    runtime.enable_auto_scale_lr(cfg)
+    assert cfg.auto_scale_lr.enable
+    with pytest.raises(ValueError, match='base_batch_size'):
+        runtime.enable_auto_scale_lr(Config({}))
+
+
+def test_amp_says_what_it_needs():
+    cfg = Config.fromfile(MASK_RCNN)
+    if torch.cuda.is_available():
+        runtime.enable_amp(cfg)
+        assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ('AmpOptimWrapper', 'dynamic')
+    else:
+        with pytest.raises(ValueError, match='needs an accelerator'):
+            runtime.enable_amp(cfg)
+
+
+def test_resume_takes_auto_or_a_checkpoint(tmp_path):
+    checkpoint = tmp_path / 'epoch_1.pth'
+    checkpoint.touch()
+    for resume, expected in ((None, (False, None)), ('auto', (True, None)), (str(checkpoint), (True, str(checkpoint)))):
+        cfg = Config(dict(resume=False, load_from=None))
+        runtime.set_resume(cfg, resume)
+        assert (cfg.resume, cfg.load_from) == expected
+    with pytest.raises(ValueError, match=r'missing\.pth.*no file'):
+        runtime.set_resume(Config({}), str(tmp_path / 'missing.pth'))
+
+
+def test_drawing_and_predictions_of_both_toolboxes(tmp_path):
+    for path, scope in ((MASK_RCNN, 'mmdet'), (UPERNET, 'mmseg')):
+        cfg = Config.fromfile(path)
+        runtime.enable_drawing(cfg, False, 'pictures', 0)
+        assert cfg.default_hooks.visualization.draw
+        target = cfg.visualizer.save_dir if scope == 'mmseg' else cfg.default_hooks.visualization.test_out_dir
+        assert target == str(Path('pictures').absolute())
+    with pytest.raises(ValueError, match=r'\.pkl'):
+        runtime.write_predictions(Config.fromfile(MASK_RCNN), 'results.json')
+
+
+def test_a_detector_gets_flipping_as_its_test_time_augmentation():
+    cfg = Config.fromfile(MASK_RCNN)
+    runtime.enable_tta(cfg)
+    assert cfg.model.type == 'DetTTAModel'
+    assert cfg.model.module.backbone.type == 'SwinBackbone'
+    assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
+
+
+def test_checkpoints_of_mmengine_load_with_weights_only(tmp_path):
+    import numpy as np
+    from mmengine.logging import HistoryBuffer
+
+    runtime.allow_checkpoint_globals()
+    history = HistoryBuffer([1.0, 2.0], [1, 1])
+    torch.save({'message_hub': {'loss': history}, 'scalar': np.float64(3.0), 'array': np.arange(3)}, tmp_path / 'c.pth')
+    loaded = torch.load(tmp_path / 'c.pth', weights_only=True)
+    assert loaded['message_hub']['loss'].mean() == 1.5
+    assert loaded['scalar'] == 3.0

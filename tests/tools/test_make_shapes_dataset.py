@@ -1,0 +1,56 @@
+"""The shapes data set: the same seed gives the same bytes, and its two kinds of annotation agree."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+
+TOOL = Path(__file__).parents[2] / 'tools' / 'make_shapes_dataset.py'
+
+
+def make(out, *arguments):
+    subprocess.run([sys.executable, str(TOOL), str(out), *arguments], check=True, capture_output=True)
+    return {path.relative_to(out): path.read_bytes() for path in sorted(out.rglob('*')) if path.is_file()}
+
+
+def test_same_seed_same_bytes_and_a_larger_set_begins_with_a_smaller(tmp_path):
+    small = ('--train', '3', '--val', '2', '--seed', '5')
+    first, again = make(tmp_path / 'a', *small), make(tmp_path / 'b', *small)
+    assert first == again
+    other = make(tmp_path / 'c', '--train', '3', '--val', '2', '--seed', '6')
+    assert other.keys() == first.keys()
+    assert other != first
+    larger = make(tmp_path / 'd', '--train', '5', '--val', '2', '--seed', '5')
+    for path in first:
+        if path.suffix == '.png':
+            assert larger[path] == first[path]
+
+
+def test_instances_labels_and_pictures_agree(tmp_path):
+    make(tmp_path, '--train', '4', '--val', '4', '--size', '96')
+    data = json.loads((tmp_path / 'annotations' / 'instances_train.json').read_text())
+    assert len(data['images']) == 4
+    assert len(data['categories']) == 4
+    for image in data['images']:
+        assert cv2.imread(str(tmp_path / 'images' / 'train' / image['file_name'])).shape == (96, 96, 3)
+        labels = cv2.imread(str(tmp_path / 'labels' / 'train' / image['file_name']), cv2.IMREAD_GRAYSCALE)
+        painted = np.zeros_like(labels)
+        for annotation in data['annotations']:
+            if annotation['image_id'] == image['id']:
+                mask = coco_mask.decode(annotation['segmentation']).astype(bool)
+                assert mask.sum() == annotation['area'] >= 64
+                assert not painted[mask].any()  # instances hold what is visible: they do not overlap
+                painted[mask] = annotation['category_id']
+        assert (painted == labels).all()
+
+
+@pytest.mark.parametrize('arguments', [('--train', '0'), ('--size', '10'), ('--seed', '-1')])
+def test_bad_numbers_are_refused(tmp_path, arguments):
+    result = subprocess.run([sys.executable, str(TOOL), str(tmp_path), *arguments], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert '--train and --val take at least 1' in result.stderr

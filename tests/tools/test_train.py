@@ -1,0 +1,184 @@
+"""tools/train.py and tools/test.py on made pictures: to the end, after a kill, in two processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.train
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+ROOT = Path(__file__).parents[2]
+DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
+SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
+LIMIT_S = 240
+# One thread a process: two of several threads each on two cores spend their time waiting for each other.
+ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable}
+
+
+def run(*command):
+    result = subprocess.run(
+        [str(word) for word in command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout + result.stderr
+
+
+@pytest.fixture(scope='module')
+def shapes(tmp_path_factory):
+    out = tmp_path_factory.mktemp('shapes')
+    run(sys.executable, 'tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--size', 64)
+    return out
+
+
+def options(shapes, *more):
+    return [
+        '--cfg-options',
+        *(f'{loader}_dataloader.dataset.data_root={shapes}' for loader in ('train', 'val', 'test')),
+        *(f'{loader}_dataloader.{key}' for loader in ('train', 'val', 'test') for key in ('num_workers=0',)),
+        *(f'{loader}_dataloader.persistent_workers=False' for loader in ('train', 'val', 'test')),
+        'model.backbone.depths=[1,1,1,1]',
+        'default_hooks.logger.interval=1',
+        *more,
+    ]
+
+
+def detection_options(shapes, *more):
+    annotations = f'{shapes}/annotations/instances_val.json'
+    return options(
+        shapes,
+        f'val_evaluator.ann_file={annotations}',
+        f'test_evaluator.ann_file={annotations}',
+        'train_cfg.val_interval=100',
+        'default_hooks.checkpoint.interval=1',
+        *more,
+    )
+
+
+def load(path):
+    return torch.load(path, map_location='cpu', weights_only=False)
+
+
+def train_until_killed(work_dir, arguments):
+    """Start training, kill -9 it as soon as a checkpoint is there, and return that checkpoint."""
+    with open(work_dir.with_suffix('.log'), 'w') as log:
+        process = subprocess.Popen(
+            [sys.executable, 'tools/train.py', str(DETECTION), '--work-dir', str(work_dir), *arguments],
+            cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log,
+        )  # fmt: skip
+    marker = work_dir / 'last_checkpoint'
+    deadline = time.monotonic() + LIMIT_S
+    while not marker.exists() or not marker.read_text():
+        assert process.poll() is None, work_dir.with_suffix('.log').read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return Path(marker.read_text())
+
+
+def test_resume_goes_on_after_kill_minus_nine_and_test_draws(tmp_path, shapes):
+    work_dir = tmp_path / 'work'
+    arguments = detection_options(shapes, 'train_cfg.max_epochs=40')
+    before = load(train_until_killed(work_dir, arguments))
+    epochs = before['meta']['epoch'] + 1
+    arguments = detection_options(shapes, f'train_cfg.max_epochs={epochs}')
+    output = run(sys.executable, 'tools/train.py', DETECTION, '--work-dir', work_dir, '--resume', *arguments)
+    assert f'resumed epoch: {before["meta"]["epoch"]}, iter: {before["meta"]["iter"]}' in output
+    assert 'eta:' in output
+    after = load(work_dir / f'epoch_{epochs}.pth')
+    iterations = after['meta']['iter']
+    assert iterations == before['meta']['iter'] // before['meta']['epoch'] * epochs
+    assert {int(state['step']) for state in after['optimizer']['state'].values()} == {iterations}
+    assert after['param_schedulers'][0]['last_step'] == min(iterations, 50)
+
+    output = run(
+        sys.executable, 'tools/test.py', DETECTION, work_dir / f'epoch_{epochs}.pth', '--work-dir', work_dir,
+        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl', *arguments,
+    )  # fmt: skip
+    assert 'coco/bbox_mAP_50' in output
+    assert 'coco/segm_mAP_50' in output
+    assert (tmp_path / 'results.pkl').stat().st_size
+    pictures = sorted(path.name for path in (tmp_path / 'pictures').glob('*.png'))
+    assert pictures == ['000000.png', '000001.png']
+    assert all(name in output for name in pictures)
+
+
+def test_segmentation_trains_tests_and_draws(tmp_path, shapes):
+    arguments = options(shapes, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2')
+    output = run(sys.executable, 'tools/train.py', SEGMENTATION, '--work-dir', tmp_path / 'work', *arguments)
+    assert 'mIoU' in output
+    run(
+        sys.executable, 'tools/test.py', SEGMENTATION, tmp_path / 'work' / 'iter_2.pth', '--work-dir', tmp_path / 'work',
+        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments,
+    )  # fmt: skip
+    assert len(list((tmp_path / 'labels').glob('*.png'))) == 2
+    assert len(list((tmp_path / 'pictures').rglob('*.png'))) == 2
+
+
+def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, shapes):
+    check = tmp_path / 'check_ranks.py'
+    check.write_text(CHECK_RANKS)
+    arguments = detection_options(
+        shapes,
+        'train_cfg.max_epochs=1',
+        f'custom_imports.imports=[swin_backbone,{check.stem}]',
+        'custom_hooks=[{"type":"CheckRanks"}]',
+    )
+    environment = {**ENVIRONMENT, 'PYTHONPATH': str(tmp_path), 'PORT': str(20000 + os.getpid() % 20000)}
+    result = subprocess.run(
+        ['bash', 'tools/dist_train.sh', str(DETECTION), '2', '--work-dir', str(tmp_path / 'work'), *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    report = json.loads((tmp_path / 'work' / 'ranks.json').read_text())
+    assert report == {'world_size': 2, 'largest_difference': 0.0, 'without_gradient': [], 'wrapper': 'MMDistributedDataParallel'}
+
+
+CHECK_RANKS = '''
+import json
+from pathlib import Path
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+
+@HOOKS.register_module(name='CheckRanks')
+class CheckRanks(Hook):
+    def after_train(self, runner):
+        parameters = torch.cat([parameter.detach().flatten() for parameter in runner.model.parameters()])
+        gathered = [torch.empty_like(parameters) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(gathered, parameters)
+        if runner.rank == 0:
+            report = dict(
+                world_size=len(gathered),
+                largest_difference=float((gathered[0] - gathered[1]).abs().max()),
+                without_gradient=[name for name, p in runner.model.named_parameters() if p.grad is None],
+                wrapper=type(runner.model).__name__,
+            )
+            Path(runner.work_dir, 'ranks.json').write_text(json.dumps(report))
+'''
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['no_such_config.py'], 'no_such_config.py'),
+        ([str(DETECTION), '--resume', 'missing.pth'], "--resume takes a checkpoint, got 'missing.pth'"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(arguments, message):
+    result = subprocess.run(
+        [sys.executable, 'tools/train.py', *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert 'Traceback' not in result.stderr

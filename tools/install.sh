@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# What `make install` does. Each step is skipped, without asking the network, when its outcome is there already.
+set -euo pipefail
+
+stop() {
+    echo "install: $*" >&2
+    exit 1
+}
+
+python="$VENV/bin/python"
+pip=("$python" -m pip --disable-pip-version-check install --quiet --constraint "constraints/$STACK.txt")
+
+if [ ! -x "$python" ]; then
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null ||
+        stop "PYTHON=$PYTHON is no Python 3.9 or newer; name one with: make install PYTHON=..."
+    "$PYTHON" -m venv "$VENV" || stop "$PYTHON cannot make a virtual environment (on Debian: apt install python3-venv)"
+fi
+
+mmcv_is_built() { "$python" -c 'import torch, mmcv._ext' 2>/dev/null; }
+
+# mmcv has no wheel for this torch: its C++ operators are compiled here, before which all it needs is checked.
+if ! mmcv_is_built; then
+    command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
+        stop "mmcv is built from source and needs a C++ compiler, and there is none (on Debian: apt install g++)"
+    header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
+    [ -f "$header" ] || stop "mmcv is built from source and needs Python's headers, and there is no $header (on Debian: apt install python3-dev)"
+fi
+
+if ! "$python" -c 'import torch' 2>/dev/null; then
+    echo "install: $TORCH"
+    "$python" -m pip --disable-pip-version-check install --quiet "$TORCH"
+fi
+# Whatever torch that is, nothing below may exchange it for another.
+"$python" -c 'import torch; print("torch==" + torch.__version__)' >"$VENV/torch.txt"
+pip+=(--constraint "$VENV/torch.txt")
+
+"${pip[@]}" setuptools wheel ninja packaging psutil
+if ! mmcv_is_built; then
+    echo "install: building mmcv (about 10 minutes on 2 cores; pip caches the wheel)"
+    log="$VENV/mmcv-build.log"
+    MMCV_WITH_OPS=1 "${pip[@]}" --no-build-isolation "$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")" >"$log" 2>&1 ||
+        stop "mmcv did not build; the compiler's output is in $log"
+fi
+"${pip[@]}" --no-build-isolation --editable ".[$STACK,test,lint]"
+echo "install: $VENV is ready"
