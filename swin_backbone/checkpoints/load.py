@@ -1,5 +1,6 @@
 """Pre-trained weights into a backbone."""
 
+import logging
 import math
 import re
 
@@ -49,7 +50,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str) -> None:
     missing = backbone.load_state_dict(state_dict, strict=False).missing_keys
     print_log(f'Loaded {len(state_dict)} weights of {len(own)} from {checkpoint}', logger='current')
     if missing:
-        print_log(f'Left at their initialisation: {", ".join(missing)}', logger='current', level='WARNING')
+        print_log(f'Left at their initialisation: {", ".join(missing)}', logger='current', level=logging.WARNING)
 
 
 def _backbone_weights(loaded: dict) -> dict[str, Tensor]:

@@ -97,7 +97,7 @@ def _coco_classes(annotation_file: str) -> tuple[str, ...]:
     try:
         categories = json.loads(Path(annotation_file).read_text(encoding='utf-8'))['categories']
         return tuple(category['name'] for category in categories)
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{annotation_file} is not in COCO's format: {error!r}") from error
 
 

@@ -1,7 +1,8 @@
 """What tools/train.py and tools/test.py do around mmengine's Runner, for mmdet's configs and mmseg's alike."""
 
 from pathlib import Path
-from typing import Optional
+from pickle import UnpicklingError
+from typing import Callable, Optional
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from mmengine.device import is_cuda_available, is_musa_available, is_npu_availab
 from mmengine.logging import HistoryBuffer
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from mmengine.utils import digit_version
 
 from .own_data import fill_own_data
 
@@ -138,15 +140,24 @@ def write_predictions(cfg: Config, out: str) -> None:
 def allow_checkpoint_globals() -> None:
     """Let torch load mmengine's own checkpoints with weights_only=True, the default from torch 2.6 on.
 
-    Beside tensors they hold the log's HistoryBuffers and numpy's scalars. mmengine 0.10.7 does not say so, and
+    Beside tensors they hold numpy's scalars and the log's HistoryBuffers. mmengine 0.10.7 does not say so, and
     cannot resume from what it saved.
     """
-    if hasattr(torch.serialization, 'add_safe_globals'):
-        multiarray = np.core.multiarray if np.__version__ < '2' else np._core.multiarray
-        dtypes = [type(np.dtype(kind)) for kind in ('float64', 'float32', 'int64', 'int32', 'bool')]
-        torch.serialization.add_safe_globals(
-            [HistoryBuffer, np.dtype, np.ndarray, multiarray.scalar, multiarray._reconstruct, *dtypes]
-        )
+    if digit_version(torch.__version__) < digit_version('2.6'):
+        return
+    multiarray = np.core.multiarray if np.__version__ < '2' else np._core.multiarray
+    dtypes = [type(np.dtype(kind)) for kind in ('float64', 'float32', 'int64', 'int32', 'bool')]
+    torch.serialization.add_safe_globals(
+        [HistoryBuffer, np.dtype, np.ndarray, multiarray.scalar, multiarray._reconstruct, *dtypes]
+    )
+    torch.serialization.add_safe_globals([(_method_of_history_buffer, 'builtins.getattr')])
+
+
+def _method_of_history_buffer(owner: type, name: str) -> Callable:
+    """What a pickled HistoryBuffer needs of getattr, and no more than that."""
+    if owner is not HistoryBuffer or name.startswith('_'):
+        raise UnpicklingError(f'a checkpoint may not look up {name!r} of {owner!r}')
+    return getattr(owner, name)
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

@@ -30,7 +30,9 @@ def to_official(state_dict):
             order = torch.cat([numbers_CHW[:, dy, dx] for dy, dx in ((0, 0), (1, 0), (0, 1), (1, 1))])
             value = value[..., order]
         key = key.replace('stages.', 'layers.').replace('patch_embed.projection', 'patch_embed.proj')
-        key = key.replace('attn.w_msa.', 'attn.').replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
+        key = (
+            key.replace('attn.w_msa.', 'attn.').replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
+        )
         official[key] = value
     official['layers.0.blocks.1.attn_mask'] = torch.zeros(4, 49, 49)
     official['layers.0.blocks.0.attn.relative_position_index'] = torch.zeros(49, 49)
@@ -41,7 +43,10 @@ def wrap(kind, state_dict):
     if kind == 'official':
         return {'model': to_official(state_dict)}
     if kind == 'detector':
-        return {'state_dict': {f'backbone.{k}': v for k, v in state_dict.items()} | {'neck.w': torch.zeros(1)}, 'meta': {}}
+        return {
+            'state_dict': {f'backbone.{k}': v for k, v in state_dict.items()} | {'neck.w': torch.zeros(1)},
+            'meta': {},
+        }
     if kind == 'parallel':
         return {'state_dict': {f'module.backbone.{k}': v for k, v in state_dict.items()}}
     return state_dict
@@ -92,7 +97,7 @@ def test_a_checkpoint_with_nothing_in_it_for_us_is_an_error(tmp_path):
         nano(pretrained=str(tmp_path / 'weights.pth')).init_weights()
 
 
-def test_what_stays_random_is_named_in_the_log(tmp_path, caplog):
+def test_what_stays_random_is_named_in_the_log(tmp_path):
     state = randomised().state_dict()
     del state['norm2.bias']
     torch.save(state, tmp_path / 'weights.pth')

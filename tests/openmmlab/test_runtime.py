@@ -1,5 +1,6 @@
 """What tools/train.py and tools/test.py change in a config, and the configs themselves."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,14 @@ def test_checkpoints_of_mmengine_load_with_weights_only(tmp_path):
     loaded = torch.load(tmp_path / 'c.pth', weights_only=True)
     assert loaded['message_hub']['loss'].mean() == 1.5
     assert loaded['scalar'] == 3.0
+
+
+def test_a_checkpoint_may_look_up_nothing_else(tmp_path):
+    class Sneaky:
+        def __reduce__(self):
+            return getattr, (torch.nn.Linear, '__init__')
+
+    runtime.allow_checkpoint_globals()
+    torch.save({'state_dict': Sneaky()}, tmp_path / 'c.pth')
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / 'c.pth', weights_only=True)

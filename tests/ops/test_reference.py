@@ -95,7 +95,9 @@ def test_strips_equal_reference(dtype, **case):
 
 
 @settings(deadline=None, max_examples=60)
-@given(**{**cases, 'mask_padding': st.just(True), 'small_map': st.just('pad')}, strip_tokens=st.sampled_from([None, 50]))
+@given(
+    **{**cases, 'mask_padding': st.just(True), 'small_map': st.just('pad')}, strip_tokens=st.sampled_from([None, 50])
+)
 def test_masked_padding_reaches_no_output(dtype, **case):
     """A map placed in a larger window grid attends as if padding were not there: no bias of qkv gets in."""
     block, x_BHWC = make_case(dtype=dtype, **case)
@@ -111,9 +113,9 @@ def test_masked_padding_reaches_no_output(dtype, **case):
         normed = torch.nn.functional.layer_norm(padded, (C,), q_weights['norm1.weight'], q_weights['norm1.bias'])
         x_LNC = reference.window_partition(normed.roll((-shift[0], -shift[1]), (1, 2)), (Wh, Ww))
         regions_HW = reference._regions((H, W), tuple(padded.shape[1:3]), (Wh, Ww), shift, True)
-        regions_LN = reference.window_partition(
-            regions_HW[None, :, :, None].expand(len(x_BHWC), -1, -1, -1), (Wh, Ww)
-        )[..., 0]
+        regions_LN = reference.window_partition(regions_HW[None, :, :, None].expand(len(x_BHWC), -1, -1, -1), (Wh, Ww))[
+            ..., 0
+        ]
         L, N, _ = x_LNC.shape
         msa = block.attn.w_msa
         q, k, v = msa.qkv(x_LNC).view(L, N, 3, HEADS, -1).permute(2, 0, 3, 1, 4)

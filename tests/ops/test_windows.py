@@ -41,16 +41,16 @@ def test_windows_hold_what_pad_roll_and_partition_put_there(geometry):
 @given(geometries)
 def test_kinds_are_contiguous_and_their_masks_are_the_nine_regions(geometry):
     grid, shift = make_grid(geometry)
-    batch, height, width, window, _, mask_padding = geometry
+    _, height, width, window, _, mask_padding = geometry
     padded = (-(-height // window[0]) * window[0], -(-width // window[1]) * window[1])
     regions_HW = reference._regions((height, width), padded, window, shift, mask_padding)
     regions_LN = reference.window_partition(regions_HW[None, :, :, None], window)[..., 0]
     numbers_HW = torch.nn.functional.pad(
         torch.arange(height * width).view(height, width), (0, padded[1] - width, 0, padded[0] - height), value=-1
     )
-    numbers_LN = reference.window_partition(
-        numbers_HW.roll((-shift[0], -shift[1]), (0, 1))[None, :, :, None], window
-    )[..., 0]
+    numbers_LN = reference.window_partition(numbers_HW.roll((-shift[0], -shift[1]), (0, 1))[None, :, :, None], window)[
+        ..., 0
+    ]
     mask_of_tokens = {
         tuple(numbers): regions[:, None] == regions for numbers, regions in zip(numbers_LN.tolist(), regions_LN)
     }

@@ -112,37 +112,44 @@ def test_resume_goes_on_after_kill_minus_nine_and_test_draws(tmp_path, shapes):
 
 
 def test_segmentation_trains_tests_and_draws(tmp_path, shapes):
-    arguments = options(shapes, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2')
+    arguments = options(
+        shapes, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2'
+    )
     output = run(sys.executable, 'tools/train.py', SEGMENTATION, '--work-dir', tmp_path / 'work', *arguments)
     assert 'mIoU' in output
     run(
-        sys.executable, 'tools/test.py', SEGMENTATION, tmp_path / 'work' / 'iter_2.pth', '--work-dir', tmp_path / 'work',
-        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments,
+        sys.executable, 'tools/test.py', SEGMENTATION, tmp_path / 'work' / 'iter_2.pth',
+        '--work-dir', tmp_path / 'work', '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments,
     )  # fmt: skip
     assert len(list((tmp_path / 'labels').glob('*.png'))) == 2
     assert len(list((tmp_path / 'pictures').rglob('*.png'))) == 2
 
 
 def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, shapes):
-    check = tmp_path / 'check_ranks.py'
-    check.write_text(CHECK_RANKS)
-    arguments = detection_options(
-        shapes,
-        'train_cfg.max_epochs=1',
-        f'custom_imports.imports=[swin_backbone,{check.stem}]',
-        'custom_hooks=[{"type":"CheckRanks"}]',
+    (tmp_path / 'check_ranks.py').write_text(CHECK_RANKS)
+    config = tmp_path / 'config.py'
+    config.write_text(
+        f'_base_ = {str(DETECTION)!r}\n'
+        "custom_imports = dict(imports=['swin_backbone', 'check_ranks'])\n"
+        "custom_hooks = [dict(type='CheckRanks')]\n"
     )
+    arguments = detection_options(shapes, 'train_cfg.max_epochs=1')
     environment = {**ENVIRONMENT, 'PYTHONPATH': str(tmp_path), 'PORT': str(20000 + os.getpid() % 20000)}
     result = subprocess.run(
-        ['bash', 'tools/dist_train.sh', str(DETECTION), '2', '--work-dir', str(tmp_path / 'work'), *arguments],
+        ['bash', 'tools/dist_train.sh', str(config), '2', '--work-dir', str(tmp_path / 'work'), *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     report = json.loads((tmp_path / 'work' / 'ranks.json').read_text())
-    assert report == {'world_size': 2, 'largest_difference': 0.0, 'without_gradient': [], 'wrapper': 'MMDistributedDataParallel'}
+    assert report == {
+        'world_size': 2,
+        'largest_difference': 0.0,
+        'unused': [],
+        'wrapper': 'MMDistributedDataParallel',
+    }
 
 
-CHECK_RANKS = '''
+CHECK_RANKS = """
 import json
 from pathlib import Path
 
@@ -153,6 +160,11 @@ from mmengine.registry import HOOKS
 
 @HOOKS.register_module(name='CheckRanks')
 class CheckRanks(Hook):
+    def before_train(self, runner):
+        self.used = set()
+        for name, parameter in runner.model.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.used.add(name))
+
     def after_train(self, runner):
         parameters = torch.cat([parameter.detach().flatten() for parameter in runner.model.parameters()])
         gathered = [torch.empty_like(parameters) for _ in range(torch.distributed.get_world_size())]
@@ -161,11 +173,11 @@ class CheckRanks(Hook):
             report = dict(
                 world_size=len(gathered),
                 largest_difference=float((gathered[0] - gathered[1]).abs().max()),
-                without_gradient=[name for name, p in runner.model.named_parameters() if p.grad is None],
+                unused=[name for name, _ in runner.model.named_parameters() if name not in self.used],
                 wrapper=type(runner.model).__name__,
             )
             Path(runner.work_dir, 'ranks.json').write_text(json.dumps(report))
-'''
+"""
 
 
 @pytest.mark.parametrize(
