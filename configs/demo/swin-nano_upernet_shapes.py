@@ -37,7 +37,7 @@ test_pipeline = [
     dict(type='PackSegInputs')
 ]
 train_dataloader = dict(
-    batch_size=8,
+    batch_size=4,
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type='InfiniteSampler', shuffle=True),
@@ -66,7 +66,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
 test_evaluator = val_evaluator
 
-max_iters = 400
+max_iters = 700
 train_cfg = dict(
     type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters)
 val_cfg = dict(type='ValLoop')
@@ -90,7 +90,7 @@ optim_wrapper = dict(
             'norm': dict(decay_mult=0.)
         }),
     clip_grad=dict(max_norm=5.))
-auto_scale_lr = dict(enable=False, base_batch_size=8)
+auto_scale_lr = dict(enable=False, base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(interval=100, max_keep_ckpts=1))
