@@ -7,8 +7,8 @@
 # Variables, on the command line:
 #   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
 #   TORCH   what pip installs as torch, CUDA builds included    make install TORCH=torch==2.13.0
-#   VENV    where the environment goes
-PYTHON ?= $(or $(shell command -v python3),$(shell command -v python),python3)
+#   VENV    where the environment goes; one that is there already keeps its torch
+PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 STACK := onedl

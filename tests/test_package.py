@@ -1,0 +1,96 @@
+"""The package as a whole: what it needs, and which way its imports go."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / 'swin_backbone'
+
+
+@pytest.mark.parametrize('missing', ['mmengine', 'mmcv'])
+def test_without_mmengine_or_mmcv_one_error_says_what_to_install(missing):
+    code = f'import sys; sys.modules[{missing!r}] = None; import swin_backbone'
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode != 0
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith('ImportError: swin_backbone needs mmengine and mmcv')
+    assert missing in last
+    assert "pip install 'swin_backbone[onedl]'" in last
+
+
+def test_requires_neither_distribution_of_mmcv():
+    setup = (ROOT / 'setup.py').read_text()
+    install_requires = next(
+        ast.literal_eval(keyword.value)
+        for call in ast.walk(ast.parse(setup))
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg == 'install_requires'
+    )
+    assert not any('mm' in requirement for requirement in install_requires)
+
+
+def imported(path):
+    """Absolute names of the modules a file imports, relative imports resolved."""
+    here = path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = '.'.join(here[: len(here) - node.level + 1]) + '.' if node.level else ''
+            yield base + (node.module or '')
+
+
+ALLOWED = {
+    'ops': ('torch', 'swin_backbone.ops'),
+    'layers': ('torch', 'mmengine', 'mmcv', 'swin_backbone.ops', 'swin_backbone.layers'),
+    'checkpoints': ('torch', 'mmengine', 'swin_backbone.ops', 'swin_backbone.checkpoints'),
+    'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
+    'openmmlab': ('torch', 'numpy', 'mmengine', 'swin_backbone'),
+}
+
+
+@pytest.mark.parametrize('folder', ALLOWED)
+def test_imports_go_down_only(folder):
+    standard = sys.stdlib_module_names if hasattr(sys, 'stdlib_module_names') else ()
+    for path in sorted((PACKAGE / folder).glob('*.py')):
+        for name in imported(path):
+            top = name.split('.')[0]
+            allowed = top in standard or any(name == a or name.startswith(a + '.') for a in ALLOWED[folder])
+            assert allowed or not standard, f'{path.name} imports {name}'
+            if folder == 'backbones':
+                assert not name.startswith(('swin_backbone.openmmlab', 'mmdet', 'mmseg'))
+
+
+def test_no_file_is_long():
+    for path in PACKAGE.rglob('*.py'):
+        assert len(path.read_text().splitlines()) <= 300, path
+
+
+def test_install_without_a_compiler_stops_with_one_sentence(tmp_path):
+    python = tmp_path / 'venv' / 'bin' / 'python'
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nexit 1\n')  # an environment in which nothing is installed yet
+    python.chmod(0o755)
+    (tmp_path / 'bin').mkdir()
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != 'CXX'},
+        'PATH': str(tmp_path / 'bin'),
+        'VENV': str(tmp_path / 'venv'),
+        'PYTHON': sys.executable,
+        'TORCH': 'torch',
+        'STACK': 'onedl',
+    }
+    bash = '/bin/bash' if Path('/bin/bash').exists() else '/usr/bin/bash'
+    result = subprocess.run(
+        [bash, 'tools/install.sh'], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 1
+    assert result.stdout == ''
+    assert len(result.stderr.splitlines()) == 1
+    assert 'needs a C++ compiler, and there is none' in result.stderr
