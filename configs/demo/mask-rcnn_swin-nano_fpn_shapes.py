@@ -97,7 +97,7 @@ val_evaluator = dict(
     metric=['bbox', 'segm'])
 test_evaluator = val_evaluator
 
-max_epochs = 5
+max_epochs = 4
 train_cfg = dict(
     type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=max_epochs)
 val_cfg = dict(type='ValLoop')
