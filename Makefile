@@ -2,7 +2,7 @@
 # make test      set up if needed, run the tests
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
-# make lint      ruff and pre-commit
+# make lint      pre-commit, which runs ruff
 #
 # Variables, on the command line:
 #   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
@@ -34,9 +34,7 @@ test-openmmlab:
 	$(MAKE) test STACK=openmmlab VENV=.venv-openmmlab
 
 lint: install
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
-	$(RUN) -m pre_commit run --all-files
+	PATH="$(abspath $(VENV))/bin:$$PATH" pre-commit run --all-files
 
 SHAPES := data/shapes
 $(SHAPES)/annotations/instances_val.json: tools/make_shapes_dataset.py | install

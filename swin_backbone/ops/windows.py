@@ -128,8 +128,8 @@ window_grid = bounded_cache(WindowGrid)
 @bounded_cache
 def _whole(grid: WindowGrid) -> Strip:
     token_at_P = grid.token_at_LN.flatten()
-    # A stable sort brings the places of padding to the front and leaves tokens in their order: no size
-    # depends on the data, so this traces with symbolic sizes too.
+    # Sorted by token, the places of padding come first and the others in the map's order: no size depends on
+    # the data, so this traces with symbolic sizes too.
     place_by_token = token_at_P.argsort(stable=True)
     num_padding = token_at_P.shape[0] - grid.num_tokens
     padding_P, place_of_T = place_by_token[:num_padding], place_by_token[num_padding:]
