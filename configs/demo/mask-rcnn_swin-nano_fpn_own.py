@@ -1,14 +1,9 @@
 # The demo's small Mask R-CNN on your own pictures, annotated in COCO's format:
 # to see in minutes, on a CPU, that data and training work.
-_base_ = './mask-rcnn_swin-nano_fpn_shapes.py'
-
-own_data = dict(
-    root='data/own',
-    train=dict(
-        images='images/train',
-        annotations='annotations/instances_train.json'),
-    val=dict(
-        images='images/val', annotations='annotations/instances_val.json'))
+_base_ = [
+    './mask-rcnn_swin-nano_fpn_shapes.py',
+    '../_base_/datasets/own_coco_format.py'
+]
 
 model = dict(
     rpn_head=dict(anchor_generator=dict(ratios=[0.5, 1.0, 2.0])),

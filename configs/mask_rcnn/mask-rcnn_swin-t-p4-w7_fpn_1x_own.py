@@ -2,12 +2,7 @@
 #   python tools/train.py configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_own.py \
 #       --cfg-options own_data.root=/data/bolts
 # Classes are read from the annotation file.
-_base_ = './mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
-
-own_data = dict(
-    root='data/own',
-    train=dict(
-        images='images/train',
-        annotations='annotations/instances_train.json'),
-    val=dict(
-        images='images/val', annotations='annotations/instances_val.json'))
+_base_ = [
+    './mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
+    '../_base_/datasets/own_coco_format.py'
+]

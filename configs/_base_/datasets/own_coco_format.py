@@ -1,0 +1,9 @@
+# Where your own pictures and their annotations in COCO's format are; see
+# swin_backbone/openmmlab/own_data.py
+own_data = dict(
+    root='data/own',
+    train=dict(
+        images='images/train',
+        annotations='annotations/instances_train.json'),
+    val=dict(
+        images='images/val', annotations='annotations/instances_val.json'))
