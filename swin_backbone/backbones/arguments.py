@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..archs import ARCHS, Arch
-
-Size = tuple[int, int]
+from ..ops.windows import Size
 
 
 def resolve_arch(

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-Size = tuple[int, int]
+from .windows import Size
 
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:
