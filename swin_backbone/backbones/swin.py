@@ -14,7 +14,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from ..checkpoints import adapt_state_dict, load_pretrained
-from ..layers import PatchEmbed, PatchMerging, SwinBlock
+from ..layers import PatchEmbed, PatchMerging, SwinBlock, normalised_output
 from ..ops.blocked import StripTokens
 from ..ops.position import resize_absolute_position_embedding
 from . import arguments
@@ -159,7 +159,9 @@ class SwinBackbone(BaseModule):
                 for index in range(depth)
             ]
             is_last = stage == len(depths) - 1
-            downsample = None if is_last else PatchMerging(width, 2 * width, strides[stage + 1], patch_norm_cfg)
+            downsample = None
+            if not is_last:
+                downsample = PatchMerging(width, 2 * width, strides[stage + 1], patch_norm_cfg, strip_tokens)
             self.stages.append(SwinStage(blocks, downsample))
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm_layer(norm_cfg, self.num_features[stage])[1])
@@ -192,9 +194,7 @@ class SwinBackbone(BaseModule):
         for index, stage in enumerate(self.stages):
             x_BHWC = stage(x_BHWC)
             if index in self.out_indices:
-                norm = getattr(self, f'norm{index}')
-                # Not a channels_last view: mmcv's RoIAlign reads any memory as if it were (B, C, H, W).
-                outputs.append(norm(x_BHWC).permute(0, 3, 1, 2).contiguous())
+                outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC))
             if index == self.out_indices[-1]:
                 break  # nobody sees what comes after
             x_BHWC = stage.downsample(x_BHWC)

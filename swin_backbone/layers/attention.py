@@ -1,6 +1,6 @@
 """(Shifted-)window multi-head self-attention.
 
-Layout: L windows, N places of a window, C channels, T tokens, h heads, d channels of a head.
+Layout: B batch, H W height and width of a map, C channels, T tokens, N places of a window, h heads.
 """
 
 from typing import Optional
@@ -48,14 +48,22 @@ class WindowAttention(BaseModule):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def forward(self, x_LNC: Tensor, strip: Strip, window_size: Size) -> Tensor:
-        """Attend inside the windows of `strip`, which are of `window_size`, at most that of the bias table."""
-        L, N, _ = x_LNC.shape
-        q_LhNd, k_LhNd, v_LhNd = self.qkv(x_LNC).view(L, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        bias_hNN = relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
-        dropout = self.attn_drop_rate if self.training else 0.0
-        x_LNC = attend_in_windows(q_LhNd, k_LhNd, v_LhNd, bias_hNN, strip.runs, self.scale, dropout)
-        return self.proj_drop(self.proj(x_LNC))
+    @property
+    def dropout(self) -> float:
+        """The rate at which attention weights are dropped now."""
+        return self.attn_drop_rate if self.training else 0.0
+
+    def position_bias(self, window_size: Size) -> Tensor:
+        """The relative position bias (h, N, N) of windows of `window_size`, at most that of the table."""
+        return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
+
+    def forward(self, x_TC: Tensor, strip: Strip, window_size: Size) -> Tensor:
+        """Attend inside the windows of a strip: its tokens, normalised, to as many."""
+        qkv_T3C = self.qkv(strip.with_padding_token(x_TC))
+        bias_hNN = self.position_bias(window_size).to(qkv_T3C.dtype)
+        return self.proj_drop(
+            self.proj(attend_in_windows(qkv_T3C, strip, bias_hNN, self.num_heads, self.scale, self.dropout))
+        )
 
 
 class ShiftedWindowAttention(BaseModule):
@@ -82,7 +90,6 @@ class ShiftedWindowAttention(BaseModule):
         window_size, shift = fit_window(H, W, self.window_size, self.shift, self.small_map)
         return window_grid(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device), window_size
 
-    def forward(self, x: Tensor, strip: Strip, window_size: Size) -> Tensor:
-        """Tokens (..., C) of the windows of a strip, normalised, to as many."""
-        x_LNC = strip.to_windows(x.reshape(-1, x.shape[-1]))
-        return strip.to_tokens(self.w_msa(x_LNC, strip, window_size)).view_as(x)
+    def forward(self, x_TC: Tensor, strip: Strip, window_size: Size) -> Tensor:
+        """The normalised tokens of a strip to as many."""
+        return self.w_msa(x_TC, strip, window_size)

@@ -4,6 +4,7 @@ Layout: B batch, H W height and width of a map, C channels, T tokens.
 """
 
 from functools import partial
+from typing import Callable
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -13,9 +14,12 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..ops.blocked import StripTokens, choose_strip_tokens, over_windows
+from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block, swin_block_backward
+from ..ops.blocked import Computation, StripTokens, choose_strips, in_strips
+from ..ops.linear import cast_to_autocast
 from ..ops.windows import Size, Strip
-from .attention import ShiftedWindowAttention
+from .attention import ShiftedWindowAttention, WindowAttention
+from .published import is_as_published
 
 
 class SwinBlock(BaseModule):
@@ -60,19 +64,58 @@ class SwinBlock(BaseModule):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """A batch of maps to one of the same shape."""
-        needs_grad = torch.is_grad_enabled() and (
-            x_BHWC.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
-        )
-        if self.with_cp and needs_grad:
-            return checkpoint(self._forward, x_BHWC, needs_grad, use_reentrant=False)
-        return self._forward(x_BHWC, needs_grad)
-
-    def _forward(self, x_BHWC: Tensor, needs_grad: bool) -> Tensor:
         grid, window_size = self.attn.windows_of(x_BHWC)
-        # Dropout in a strip would be drawn anew, and drop path is drawn by sample: strips are for eval.
-        strip_tokens = choose_strip_tokens(self.strip_tokens, x_BHWC, grid, needs_grad or self.training)
-        return over_windows(partial(self._forward_tokens, window_size=window_size), x_BHWC, grid, strip_tokens)
+        x_TC = x_BHWC.flatten(0, 2)
+        activation = self.ffn.layers[0][1]
+        if not is_as_published(self, WindowAttention, ShiftedWindowAttention, called=(activation,)):
+            return self._whole(self._by_modules, x_TC, grid.whole(), window_size).view_as(x_BHWC)
+        settings, weights = self._settings(), self._weights(x_BHWC, window_size)
+        strips = choose_strips(self.strip_tokens, x_BHWC, grid, recompute=self.with_cp)
+        if strips is None:
+            return self._whole(swin_block, x_TC, grid.whole(), weights, settings).view_as(x_BHWC)
+        computation = Computation(
+            partial(swin_block, settings=settings), partial(swin_block_backward, settings=settings), settings.draws
+        )
+        return in_strips(computation, x_BHWC, weights, strips)
 
-    def _forward_tokens(self, x: Tensor, strip: Strip, window_size: Size) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), strip, window_size))
-        return x + self.drop_path(self.ffn(self.norm2(x)))
+    def _whole(self, compute: Callable[..., Tensor], *args) -> Tensor:
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(compute, *args, use_reentrant=False)
+        return compute(*args)
+
+    def _settings(self) -> BlockSettings:
+        attention, ((_, activation, hidden_drop), _, ffn_drop) = self.attn.w_msa, self.ffn.layers
+        return BlockSettings(
+            attention.num_heads,
+            attention.scale,
+            (self.norm1.eps, self.norm2.eps),
+            activation,
+            attention.dropout,
+            *(drop.p if drop.training else 0.0 for drop in (attention.proj_drop, hidden_drop, ffn_drop)),
+        )
+
+    def _weights(self, x_BHWC: Tensor, window_size: Size) -> BlockWeights:
+        """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""
+        attention, fc1, fc2, cast = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1], cast_to_autocast
+        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
+        return BlockWeights(
+            self.norm1.weight,
+            self.norm1.bias,
+            cast(attention.qkv.weight),
+            cast(attention.qkv.bias),
+            cast(attention.position_bias(window_size)),
+            cast(attention.proj.weight),
+            cast(attention.proj.bias),
+            self.norm2.weight,
+            self.norm2.bias,
+            cast(fc1.weight),
+            cast(fc1.bias),
+            cast(fc2.weight),
+            cast(fc2.bias),
+            draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
+        )
+
+    def _by_modules(self, x_TC: Tensor, strip: Strip, window_size: Size) -> Tensor:
+        batch = -1, strip.tokens_per_image, x_TC.shape[-1]  # drop path is drawn by sample
+        x_TC = x_TC + self.drop_path(self.attn(self.norm1(x_TC), strip, window_size).view(batch)).view_as(x_TC)
+        return x_TC + self.drop_path(self.ffn(self.norm2(x_TC)).view(batch)).view_as(x_TC)

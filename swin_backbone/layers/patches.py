@@ -3,6 +3,7 @@
 Layout: B batch, C channels, H W height and width.
 """
 
+from functools import partial
 from typing import Optional
 
 import torch
@@ -10,6 +11,11 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
+
+from ..ops.blocked import Computation, StripTokens, recomputed, saves_memory
+from ..ops.linear import cast_to_autocast
+from ..ops.merging import MergingWeights, merge_patches, merge_patches_backward, normalise_output
+from .published import is_as_published
 
 
 class PatchEmbed(BaseModule):
@@ -34,7 +40,8 @@ class PatchEmbed(BaseModule):
         """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
         H, W = image_BCHW.shape[-2:]
         image_BCHW = F.pad(image_BCHW, (0, -W % self.patch_size[1], 0, -H % self.patch_size[0]))
-        x_BHWC = self.projection(image_BCHW).permute(0, 2, 3, 1)
+        # In channels_last memory the convolution writes tokens as they are read, and nothing is transposed.
+        x_BHWC = self.projection(image_BCHW.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
         return self.norm(x_BHWC)
 
 
@@ -45,14 +52,32 @@ class PatchMerging(BaseModule):
     the stride does not divide is zero-padded at right and bottom.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int, norm_cfg: Optional[dict]):
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, norm_cfg: Optional[dict], strip_tokens: StripTokens
+    ):
         super().__init__()
         self.stride = stride
+        self.strip_tokens = strip_tokens
         self.norm = build_norm_layer(norm_cfg, 4 * in_channels)[1] if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
+        if self.stride != 2 or not is_as_published(self):
+            return self._by_modules(x_BHWC)
+        weights = MergingWeights(
+            getattr(self.norm, 'weight', None),
+            getattr(self.norm, 'bias', None),
+            cast_to_autocast(self.reduction.weight),
+        )
+        eps = getattr(self.norm, 'eps', None)
+        if not saves_memory(self.strip_tokens, x_BHWC):
+            return merge_patches(x_BHWC, None, weights, eps)
+        return recomputed(
+            Computation(partial(merge_patches, eps=eps), partial(merge_patches_backward, eps=eps)), x_BHWC, weights
+        )
+
+    def _by_modules(self, x_BHWC: Tensor) -> Tensor:
         stride, (H, W) = self.stride, x_BHWC.shape[1:3]
         out_height, out_width = -(-H // stride), -(-W // stride)
         reach_height, reach_width = (out_height - 1) * stride + 1, (out_width - 1) * stride + 1
@@ -61,3 +86,14 @@ class PatchMerging(BaseModule):
             x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)
         ]
         return self.reduction(self.norm(torch.stack(neighbours, dim=-1).flatten(3)))
+
+
+def normalised_output(norm: nn.Module, x_BHWC: Tensor) -> Tensor:
+    """The norm of a stage's output, as necks and heads read it: (B, C, H, W).
+
+    In contiguous memory, not as a channels_last view: mmcv's RoIAlign reads any memory as if it were (B, C, H, W).
+    """
+    plain = type(norm) is nn.LayerNorm and is_as_published(norm) and saves_memory('auto', x_BHWC)
+    if plain and not (torch.is_grad_enabled() and (x_BHWC.requires_grad or norm.weight.requires_grad)):
+        return normalise_output(x_BHWC, norm.weight, norm.bias, norm.eps)
+    return norm(x_BHWC).permute(0, 3, 1, 2).contiguous()

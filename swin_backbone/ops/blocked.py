@@ -1,13 +1,19 @@
 """Running a block over its windows: all at once, or strip by strip so that what lies between stays in cache.
 
+Windows are independent, so a strip of them is a block of its own. Forward keeps the block's input alone; backward
+recomputes each strip, takes its gradient while it is in cache, and sums the gradients of the weights over strips.
+
 Layout: B batch, H W height and width of a map, C channels, T tokens.
 """
 
-from typing import Callable, Optional, Union
+from contextlib import contextmanager, nullcontext
+from typing import Callable, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import get_device_states, set_device_states
 
+from .sums import GradientSums
 from .windows import Strip, WindowGrid
 
 # Tokens of a strip times channels of the map: a strip's widest tensor, the hidden map of the MLP, is 4 of these.
@@ -17,40 +23,122 @@ AUTO_STRIP_MIN_TOKENS = 512  # below, GEMMs are too small to run at full speed
 StripTokens = Union[int, str, None]
 
 
-def over_windows(
-    tokens_fn: Callable[[Tensor, Strip], Tensor], x_BHWC: Tensor, grid: WindowGrid, strip_tokens: Optional[int]
-) -> Tensor:
-    """Apply `tokens_fn(x, strip)`, which mixes tokens only inside windows, to a batch of maps.
+class Computation(NamedTuple):
+    """What is done to the tokens of a strip, and how its gradient is found.
+
+    forward(x, strip, weights) gives what becomes of a strip's tokens x. backward(grad, x, strip, weights, sums) gives
+    the gradient of x, and adds those of the weights to `sums`. `weights` is a NamedTuple of tensors.
+    """
+
+    forward: Callable[..., Tensor]
+    backward: Callable[..., Tensor]
+    draws: bool = False  # whether forward draws random numbers, which backward then draws again
+
+
+def in_strips(computation: Computation, x_BHWC: Tensor, weights: tuple, strips: list[Strip]) -> Tensor:
+    """Compute (T, C) tokens strip after strip, in which each token is once; keep `x_BHWC` alone for backward."""
+    x_TC = x_BHWC.flatten(0, 2)
+    return _Recomputed.apply(computation, strips, type(weights), x_TC, *weights).view_as(x_BHWC)
+
+
+def recomputed(computation: Computation, x: Tensor, weights: tuple) -> Tensor:
+    """Compute all at once, of any shape and without a strip; keep `x` alone for backward."""
+    return _Recomputed.apply(computation, [None], type(weights), x, *weights)
+
+
+def saves_memory(strip_tokens: StripTokens, x: Tensor) -> bool:
+    """Whether to recompute in backward rather than keep: where strips are run."""
+    one_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not one_graph and (isinstance(strip_tokens, int) or (strip_tokens == 'auto' and x.device.type == 'cpu'))
+
+
+def choose_strips(
+    strip_tokens: StripTokens, x_BHWC: Tensor, grid: WindowGrid, recompute: bool
+) -> Optional[list[Strip]]:
+    """The strips for a map of this size, on this device; None: the whole map at once, without recomputation.
+
+    torch.compile, export and tracing need one graph. On an accelerator one launch over all windows is best, and
+    memory is saved, by recomputing them as one strip, only if asked for.
 
     Args:
-        tokens_fn: gets tokens with the channels last, shaped (B, H*W, C) over the whole map and (T, C) in a
-            strip, and returns as many.
-        strip_tokens: places (tokens and padding) of one strip at the most, at least one window; None: the whole
-            map at once. Strips write into one output and keep no graph, so they are for forward alone.
+        strip_tokens: places (tokens and padding) of one strip at the most, at least one window. 'auto': so many
+            that a strip fits in a CPU's cache, and all on other devices. None: all.
+        recompute: whether to recompute in backward even where there is but one strip.
     """
-    B, H, W, C = x_BHWC.shape
-    if strip_tokens is None:
-        return tokens_fn(x_BHWC.reshape(B, H * W, C), grid.whole()).view(B, H, W, C)
-    x_TC = x_BHWC.reshape(B * H * W, C)
-    out_TC = None
-    for strip in grid.strips(max(1, strip_tokens // grid.window_area)):
-        y_TC = tokens_fn(x_TC.index_select(0, strip.tokens_T), strip)
-        if out_TC is None:  # only now is the dtype known: under autocast it need not be x's
-            out_TC = y_TC.new_empty(x_TC.shape)
-        out_TC.index_copy_(0, strip.tokens_T, y_TC)
-    return out_TC.view(B, H, W, C)
+    if saves_memory(strip_tokens, x_BHWC):
+        if strip_tokens == 'auto':
+            strip_tokens = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // x_BHWC.shape[-1])
+        return grid.strips(max(1, strip_tokens // grid.window_area))
+    one_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return [grid.whole()] if recompute and not one_graph else None
 
 
-def choose_strip_tokens(strip_tokens: StripTokens, x_BHWC: Tensor, grid: WindowGrid, needs_grad: bool) -> Optional[int]:
-    """How many tokens a strip gets: 'auto' decides by device and size; None means no strips.
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, computation, strips, weights_type, x_TC, *weights):
+        ctx.save_for_backward(x_TC, *weights)
+        ctx.computation, ctx.strips, ctx.weights_type = computation, strips, weights_type
+        ctx.same_mode = _remember_autocast(x_TC.device.type)
+        ctx.same_draws = _remember_draws(x_TC) if computation.draws else nullcontext
+        weights, out_TC = weights_type(*weights), None
+        for strip in strips:
+            y_TC = computation.forward(_rows(x_TC, strip), strip, weights)
+            if _is_all(strip):
+                return y_TC
+            if out_TC is None:  # only now is the dtype known: under autocast it need not be x's
+                out_TC = y_TC.new_empty(x_TC.shape)
+            out_TC.index_copy_(0, strip.tokens_T, y_TC)
+        return out_TC
 
-    On an accelerator one launch over all windows is best; torch.compile, export and tracing need one graph;
-    and a gradient needs the graph that strips do not keep.
-    """
-    if strip_tokens is None or needs_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return None
-    if strip_tokens == 'auto':
-        if x_BHWC.device.type != 'cpu':
-            return None
-        strip_tokens = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // x_BHWC.shape[-1])
-    return strip_tokens if strip_tokens < grid.num_windows * grid.window_area else None
+    @staticmethod
+    def backward(ctx, grad_TC):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                'a block that runs in strips has no second derivative: for create_graph=True build the backbone '
+                'with strip_tokens=None and with_cp=False'
+            )
+        x_TC, *weights = ctx.saved_tensors
+        grad_TC = grad_TC.contiguous()
+        names, needed = ctx.weights_type._fields, ctx.needs_input_grad[4:]
+        sums = GradientSums([name for name, wanted in zip(names, needed) if wanted])
+        weights, grad_x_TC = ctx.weights_type(*weights), None
+        with ctx.same_draws(), ctx.same_mode():
+            for strip in ctx.strips:
+                grad, x = _rows(grad_TC, strip), _rows(x_TC, strip)
+                grad_x = ctx.computation.backward(grad, x, strip, weights, sums)
+                if _is_all(strip):
+                    grad_x_TC = grad_x
+                    continue
+                if grad_x_TC is None:
+                    grad_x_TC = torch.empty_like(x_TC)
+                grad_x_TC.index_copy_(0, strip.tokens_T, grad_x)
+        return None, None, None, grad_x_TC, *(sums[name] for name in names)
+
+
+def _is_all(strip: Optional[Strip]) -> bool:
+    return strip is None or strip.tokens_T is None
+
+
+def _rows(x_TC: Tensor, strip: Optional[Strip]) -> Tensor:
+    return x_TC if _is_all(strip) else x_TC.index_select(0, strip.tokens_T)
+
+
+def _remember_autocast(device_type: str) -> Callable:
+    """The autocast mode of now, to enter again: what torch.amp.custom_fwd and custom_bwd do, for any device."""
+    mode = dict(enabled=torch.is_autocast_enabled(device_type), dtype=torch.get_autocast_dtype(device_type))
+    return lambda: torch.autocast(device_type, **mode)
+
+
+def _remember_draws(x: Tensor) -> Callable:
+    """The state of the random number generators of now, to enter again and leave as if nothing had been drawn."""
+    state, (devices, device_states) = torch.get_rng_state(), get_device_states(x)
+
+    @contextmanager
+    def same_draws():
+        kind = x.device.type
+        with torch.random.fork_rng(devices, device_type=kind if devices else 'cuda'):
+            torch.set_rng_state(state)
+            set_device_states(devices, device_states, device_type=kind if devices else None)
+            yield
+
+    return same_draws

@@ -15,10 +15,11 @@ N = Wh*Ww places of a window.
 """
 
 from functools import lru_cache, wraps
-from itertools import product
+from itertools import groupby, product
 from typing import Callable, NamedTuple, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Size = tuple[int, int]
@@ -35,25 +36,48 @@ class Run(NamedTuple):
 class Strip(NamedTuple):
     """Some consecutive windows of a grid, and the tokens in them."""
 
-    tokens_T: Optional[Tensor]  # the rows of x_TC in these windows; None: every row, in the map's order
-    token_at_P: Optional[Tensor]  # for each place of each window, its token; None: tokens stand in place already
-    padding_P: Optional[Tensor]  # the places that hold no token
-    place_of_T: Optional[Tensor]  # for each token, its place: the inverse of token_at_P
+    tokens_T: Optional[Tensor]  # the rows of the map in these windows; None: every row, in the map's order
+    token_at_P: Optional[Tensor]  # for each place of each window its token, T for padding; None: they stand in place
+    place_of_T: Optional[Tensor]  # for each token its place: the inverse of token_at_P
+    padding_P: Optional[Tensor]  # the places of padding, where a backward needs to know
+    padded: bool  # whether there may be padding
     window_area: int  # N
+    tokens_per_image: int
     runs: tuple[Run, ...]
 
+    def with_padding_token(self, x_TC: Tensor) -> Tensor:
+        """The tokens, and behind them the zero token that `to_windows` puts where a window reaches over the map."""
+        return F.pad(x_TC, (0, 0, 0, 1)) if self.padded else x_TC
+
     def to_windows(self, x_TC: Tensor) -> Tensor:
-        """Put tokens (T, C) in their places: (L, N, C), zeros where a window reaches over the map's edge."""
-        if self.token_at_P is not None:
-            x_TC = _rearrange(x_TC, self.token_at_P, self.padding_P, self.place_of_T, None)
-        return x_TC.view(-1, self.window_area, x_TC.shape[-1])
+        """Put tokens in their places: (L, N, C), from T tokens and, behind them if `padded`, what padding holds."""
+        if self.token_at_P is None:
+            return x_TC.view(-1, self.window_area, x_TC.shape[-1])
+        return (_ToWindows.apply if _by_hand(x_TC) else _to_windows)(x_TC, self)
 
     def to_tokens(self, x_LNC: Tensor) -> Tensor:
         """Take tokens out of their places: (T, C). What padding holds is dropped."""
-        x_PC = x_LNC.reshape(-1, x_LNC.shape[-1])
-        if self.token_at_P is not None:
-            x_PC = _rearrange(x_PC, self.place_of_T, None, self.token_at_P, self.padding_P)
-        return x_PC
+        if self.token_at_P is None:
+            return x_LNC.flatten(0, 1)
+        return (_ToTokens.apply if _by_hand(x_LNC) else _to_tokens)(x_LNC, self)
+
+    def to_windows_backward(self, grad_LNC: Tensor) -> Tensor:
+        """The gradient of `to_windows`' argument: of the T tokens and, if `padded`, of what padding holds."""
+        grad_TC = self.to_tokens(grad_LNC)
+        if self.padded:
+            of_padding_1C = grad_LNC.flatten(0, 1).index_select(0, self.padding_P).sum(0, keepdim=True)
+            grad_TC = torch.cat([grad_TC, of_padding_1C])
+        return grad_TC
+
+    def to_tokens_backward(self, grad_TC: Tensor) -> Tensor:
+        """The gradient of `to_tokens`' argument: zero where padding is."""
+        return self.to_windows(self.with_padding_token(grad_TC))
+
+    def per_token(self, values_B: Tensor) -> Tensor:
+        """One value an image, at each of its tokens: (T, 1)."""
+        if self.tokens_T is None:
+            return values_B.repeat_interleave(self.tokens_per_image)[:, None]
+        return values_B.index_select(0, self.tokens_T // self.tokens_per_image)[:, None]
 
 
 class WindowGrid:
@@ -79,18 +103,25 @@ class WindowGrid:
         device: torch.device,
     ):
         self.num_tokens = batch * height * width
+        self.tokens_per_image = height * width
         self.window_area = window_size[0] * window_size[1]
-        rows_of, row_kinds = _axis(height, window_size[0], shift[0], mask_padding, device)
-        columns_of, column_kinds = _axis(width, window_size[1], shift[1], mask_padding, device)
+        rows_of, row_pieces, same_row = _axis(height, window_size[0], shift[0], mask_padding, device)
+        columns_of, column_pieces, same_column = _axis(width, window_size[1], shift[1], mask_padding, device)
         images_B = torch.arange(batch, device=device) * (height * width)
-        token_at, runs = [], []
-        for (row_windows, same_row), (column_windows, same_column) in product(row_kinds, column_kinds):
-            y = rows_of[row_windows][:, None, None, :, None]  # row window, column window, image, Wh, Ww
-            x = columns_of[column_windows][None, :, None, None, :]
+        pieces = []
+        for (row_cut, rows_padded, rows), (column_cut, columns_padded, columns) in product(row_pieces, column_pieces):
+            y = rows_of[rows][:, None, None, :, None]  # row window, column window, image, Wh, Ww
+            x = columns_of[columns][None, :, None, None, :]
             token = torch.where((y < height) & (x < width), y * width + x + images_B[:, None, None], -1)
-            token_at.append(token.reshape(-1, self.window_area))
-            runs.append(Run(token_at[-1].shape[0], _pair_mask(same_row, same_column, window_size)))
-        self.token_at_LN = torch.cat(token_at)  # -1 for padding
+            pieces.append(((row_cut, column_cut), rows_padded or columns_padded, token.reshape(-1, self.window_area)))
+        # Windows of one kind together, those without a mask first, and of each kind those without padding first:
+        # most strips then have neither.
+        pieces.sort(key=lambda piece: piece[:2])
+        self.token_at_LN = torch.cat([token_LN for _, _, token_LN in pieces])  # -1 for padding
+        runs = []
+        for (row_cut, column_cut), of_kind in groupby(pieces, key=lambda piece: piece[0]):
+            mask_NN = _pair_mask(same_row[row_cut], same_column[column_cut], window_size)
+            runs.append(Run(sum(token_LN.shape[0] for _, _, token_LN in of_kind), mask_NN))
         self.runs = tuple(runs)
 
     @property
@@ -127,13 +158,15 @@ window_grid = bounded_cache(WindowGrid)
 
 @bounded_cache
 def _whole(grid: WindowGrid) -> Strip:
+    # Under torch.compile sizes are symbols: whether there is padding, and where, would be a guard on them.
+    compiling = torch.compiler.is_compiling()
+    padded = compiling or grid.token_at_LN.numel() > grid.num_tokens
     token_at_P = grid.token_at_LN.flatten()
-    # Sorted by token, the places of padding come first and the others in the map's order: no size depends on
-    # the data, so this traces with symbolic sizes too.
-    place_by_token = token_at_P.argsort(stable=True)
-    num_padding = token_at_P.shape[0] - grid.num_tokens
-    padding_P, place_of_T = place_by_token[:num_padding], place_by_token[num_padding:]
-    return Strip(None, token_at_P.clamp(min=0), padding_P, place_of_T, grid.window_area, grid.runs)
+    padding_P = (token_at_P < 0).nonzero()[:, 0] if padded and not compiling else None
+    token_at_P = torch.where(token_at_P < 0, grid.num_tokens, token_at_P)
+    places_P = torch.arange(token_at_P.shape[0], device=token_at_P.device)
+    place_of_T = places_P.new_empty(grid.num_tokens + 1).scatter(0, token_at_P, places_P)[:-1]
+    return Strip(None, token_at_P, place_of_T, padding_P, padded, grid.window_area, grid.tokens_per_image, grid.runs)
 
 
 @bounded_cache
@@ -146,14 +179,14 @@ def _strips(grid: WindowGrid, windows_per_strip: int) -> list[Strip]:
 def _cut(grid: WindowGrid, start: int, stop: int) -> Strip:
     """Windows start..stop of a grid, over just the tokens in them."""
     token_at_P = grid.token_at_LN[start:stop].flatten()
-    runs = _cut_runs(grid.runs, start, stop)
+    geometry = grid.window_area, grid.tokens_per_image, _cut_runs(grid.runs, start, stop)
     is_token_P = token_at_P >= 0
     tokens_T = token_at_P[is_token_P]
     if tokens_T.shape == token_at_P.shape:
-        return Strip(tokens_T, None, None, None, grid.window_area, runs)
-    local_at_P = (is_token_P.cumsum(0) - 1).clamp(min=0)
-    padding_P, place_of_T = (~is_token_P).nonzero()[:, 0], is_token_P.nonzero()[:, 0]
-    return Strip(tokens_T, local_at_P, padding_P, place_of_T, grid.window_area, runs)
+        return Strip(tokens_T, None, None, None, False, *geometry)
+    local_at_P = torch.where(is_token_P, is_token_P.cumsum(0) - 1, tokens_T.shape[0])
+    place_of_T, padding_P = is_token_P.nonzero()[:, 0], (~is_token_P).nonzero()[:, 0]
+    return Strip(tokens_T, local_at_P, place_of_T, padding_P, True, *geometry)
 
 
 def fit_window(height: int, width: int, window_size: Size, shift: Size, small_map: str) -> tuple[Size, Size]:
@@ -169,10 +202,11 @@ def fit_window(height: int, width: int, window_size: Size, shift: Size, small_ma
 
 
 def _axis(length: int, window: int, shift: int, mask_padding: bool, device: torch.device):
-    """Windows along one axis: coordinates (n, W), >= length for padding, and [(slice of windows, same_WW)].
+    """Windows along one axis: coordinates (n, W), >= length for padding; pieces; and the mask of each kind.
 
-    `same_WW` says which pairs of places are in one region; None where all are. Only the last window can be
-    cut by the roll; padding, when it is masked, can reach into the last but one of a shifted axis as well.
+    A piece is (kind, whether there is padding, slice of windows). Kind 0 has no mask. The others are single windows,
+    with a mask (W, W) that says which pairs of places are in one region: only the last window can be cut by the
+    roll; padding, when it is masked, can reach into the last but one of a shifted axis as well.
     """
     num_windows = (length + window - 1) // window
     padded = num_windows * window
@@ -185,10 +219,14 @@ def _axis(length: int, window: int, shift: int, mask_padding: bool, device: torc
         padding = padded - length
         num_cut = min(num_windows, 1 + (padding > window - shift)) if shift or padding else 0
     num_plain = num_windows - num_cut
-    kinds = [(slice(0, num_plain), None)] if num_plain else []
+    num_full = max(0, min(num_plain, (length - shift) // window))  # plain windows that no padding reaches into
+    pieces = [(0, False, slice(0, num_full)), (0, True, slice(num_full, num_plain))]
+    pieces = [piece for piece in pieces if piece[2].start < piece[2].stop]
+    masks = [None]
     for i in range(num_plain, num_windows):
-        kinds.append((slice(i, i + 1), region_nW[i][:, None] == region_nW[i]))
-    return coordinates_nW, kinds
+        pieces.append((len(masks), bool(padded > length), slice(i, i + 1)))
+        masks.append(region_nW[i][:, None] == region_nW[i])
+    return coordinates_nW, pieces, masks
 
 
 def _pair_mask(same_row: Optional[Tensor], same_column: Optional[Tensor], window_size: Size) -> Optional[Tensor]:
@@ -215,29 +253,39 @@ def _cut_runs(runs: tuple[Run, ...], start: int, stop: int) -> tuple[Run, ...]:
     return tuple(cut)
 
 
-def _rearrange(
-    x: Tensor, index: Tensor, zero_at: Optional[Tensor], back_index: Tensor, back_zero_at: Optional[Tensor]
-) -> Tensor:
-    """x[index] with zeros at `zero_at`, where `back_index` and `back_zero_at` describe the transposed map."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _Rearrange.apply(x, index, zero_at, back_index, back_zero_at)
-    return _select_rows(x, index, zero_at)
+def _by_hand(x: Tensor) -> bool:
+    """Whether to take the autograd functions below; torch.compile differentiates a gather as well by itself."""
+    return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
 
 
-def _select_rows(x: Tensor, index: Tensor, zero_at: Optional[Tensor]) -> Tensor:
-    out = x.index_select(0, index)
-    return out if zero_at is None else out.index_fill_(0, zero_at, 0)
+def _to_windows(x_TC: Tensor, strip: Strip) -> Tensor:
+    return x_TC.index_select(0, strip.token_at_P).view(-1, strip.window_area, x_TC.shape[-1])
 
 
-class _Rearrange(torch.autograd.Function):
-    """Gather and scatter are each other's transpose, so backward is a gather too, and never an atomic add."""
+def _to_tokens(x_LNC: Tensor, strip: Strip) -> Tensor:
+    return x_LNC.flatten(0, 1).index_select(0, strip.place_of_T)
+
+
+# Gather and scatter are each other's transpose, so backward is a gather too, and never an atomic add.
+
+
+class _ToWindows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_TC, strip):
+        ctx.strip = strip
+        return _to_windows(x_TC, strip)
 
     @staticmethod
-    def forward(ctx, x, index, zero_at, back_index, back_zero_at):
-        ctx.save_for_backward(index, zero_at, back_index, back_zero_at)
-        return _select_rows(x, index, zero_at)
+    def backward(ctx, grad_LNC):
+        return ctx.strip.to_windows_backward(grad_LNC), None
+
+
+class _ToTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_LNC, strip):
+        ctx.strip = strip
+        return _to_tokens(x_LNC, strip)
 
     @staticmethod
-    def backward(ctx, grad):
-        index, zero_at, back_index, back_zero_at = ctx.saved_tensors
-        return _rearrange(grad, back_index, back_zero_at, index, zero_at), None, None, None, None
+    def backward(ctx, grad_TC):
+        return ctx.strip.to_tokens_backward(grad_TC), None

@@ -1,10 +1,14 @@
 """AMP, torch.compile, export and strips: counted, not timed."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
+from swin_backbone.layers import SwinBlock
+from swin_backbone.ops import blocked, windows
 
 WINDOW_AREA = 49
 
@@ -52,28 +56,33 @@ def test_autocast_is_near_float32(dtype):
         assert (output - reference).abs().max() < 0.1
 
 
-def test_strips_are_taken_when_no_gradient_is_needed_and_only_then(monkeypatch):
-    from swin_backbone.ops import blocked, windows
-
+def count_strips(monkeypatch):
+    """The windows a strip of each grid that is cut from here on, in small strips."""
     cuts = []
     original = windows.WindowGrid.strips
     monkeypatch.setattr(windows.WindowGrid, 'strips', lambda grid, n: cuts.append(n) or original(grid, n))
     monkeypatch.setattr(blocked, 'AUTO_STRIP_ELEMENTS', 49 * 4 * 32)
     monkeypatch.setattr(blocked, 'AUTO_STRIP_MIN_TOKENS', 49)
+    return cuts
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_a_cpu_runs_in_strips_unless_told_not_to(monkeypatch, training):
+    cuts = count_strips(monkeypatch)
+    backbone = SwinBackbone(arch='nano', drop_path_rate=0.0).train(training)
+    whole = copy.deepcopy(backbone)
+    for block in whole.modules():
+        if isinstance(block, SwinBlock):
+            block.strip_tokens = None
     x = torch.randn(1, 3, 120, 120)
-    backbone = SwinBackbone(arch='nano').eval()
-    whole = backbone(x)
-    assert not cuts
-    with torch.no_grad():
-        in_strips = backbone(x)
-    assert cuts
-    for a, b in zip(whole, in_strips):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    cuts.clear()
-    with torch.no_grad():
-        backbone.train()(x)
-        SwinBackbone(arch='nano', strip_tokens=None).eval()(x)
-    assert not cuts
+    with torch.set_grad_enabled(training):
+        expected = whole(x)
+        assert not cuts
+        outputs = backbone(x)
+        assert len(cuts) == 8
+    for output, reference in zip(outputs, expected):
+        torch.testing.assert_close(output, reference, rtol=1e-5, atol=1e-5)
+        assert output.requires_grad == training
 
 
 def test_frozen_stages_run_in_strips_while_the_rest_trains():

@@ -75,7 +75,7 @@ def test_each_token_is_in_exactly_one_strip_and_comes_back(geometry, windows_per
     seen = []
     for strip in [grid.whole(), *grid.strips(windows_per_strip)]:
         part_TC = x_TC if strip.tokens_T is None else x_TC[strip.tokens_T]
-        windows_LNC = strip.to_windows(part_TC)
+        windows_LNC = strip.to_windows(strip.with_padding_token(part_TC))
         assert sum(run.count for run in strip.runs) == len(windows_LNC)
         assert torch.equal(strip.to_tokens(windows_LNC), part_TC)
         if strip.tokens_T is not None:
@@ -84,14 +84,16 @@ def test_each_token_is_in_exactly_one_strip_and_comes_back(geometry, windows_per
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(grid.num_tokens))
 
 
-def test_padding_places_are_zero_and_the_rearrangement_is_its_own_transpose():
-    grid = WindowGrid(2, 5, 9, (4, 3), (2, 1), False, CPU)
-    x_TC = torch.randn(grid.num_tokens, 3, dtype=torch.double, requires_grad=True)
-    windows_LNC = grid.whole().to_windows(x_TC)
-    assert (windows_LNC[grid.token_at_LN < 0] == 0).all()
-    torch.autograd.gradcheck(grid.whole().to_windows, x_TC)
-    torch.autograd.gradcheck(grid.whole().to_tokens, windows_LNC.detach().requires_grad_())
-    torch.autograd.gradgradcheck(lambda x: grid.whole().to_windows(x) ** 2, x_TC)
+def test_padding_places_hold_the_padding_token_and_the_rearrangement_is_its_own_transpose():
+    strip = make_grid((2, 5, 9, (4, 3), True, False))[0].whole()
+    x_TC = torch.randn(91, 3, dtype=torch.double, requires_grad=True)  # 90 tokens and what padding holds
+    windows_LNC = strip.to_windows(x_TC)
+    assert (windows_LNC.flatten(0, 1)[strip.padding_P] == x_TC[-1]).all()
+    assert len(strip.padding_P) == windows_LNC.shape[:2].numel() - 90
+    torch.autograd.gradcheck(strip.to_windows, x_TC)
+    torch.autograd.gradcheck(strip.to_tokens, windows_LNC.detach().requires_grad_())
+    torch.autograd.gradgradcheck(lambda x: strip.to_windows(x) ** 2, x_TC)
+    assert (strip.with_padding_token(x_TC)[-1] == 0).all()
 
 
 def test_a_size_seen_before_is_not_rebuilt_and_the_cache_is_bounded():
@@ -109,9 +111,11 @@ def test_a_size_seen_before_is_not_rebuilt_and_the_cache_is_bounded():
 def test_a_grid_first_built_in_inference_mode_serves_a_later_backward():
     window_grid.cache_clear()
     with torch.inference_mode():
-        assert not window_grid(1, 9, 9, (7, 7), (0, 0), False, CPU).whole().place_of_T.is_inference()
+        strip = window_grid(1, 9, 9, (7, 7), (0, 0), False, CPU).whole()
+    assert not strip.place_of_T.is_inference()
     x_TC = torch.randn(81, 2, requires_grad=True)
-    window_grid(1, 9, 9, (7, 7), (0, 0), False, CPU).whole().to_windows(x_TC).sum().backward()
+    assert window_grid(1, 9, 9, (7, 7), (0, 0), False, CPU).whole() is strip
+    strip.to_windows(strip.with_padding_token(x_TC)).sum().backward()
     assert torch.equal(x_TC.grad, torch.ones_like(x_TC))
 
 

@@ -1,0 +1,95 @@
+"""Patch merging and the output norm: what happens to a map between stages, as functions of the weights.
+
+Layout: B batch, H W height and width of a map, C channels, T merged tokens.
+"""
+
+from typing import NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .linear import linear, linear_backward
+from .norm import layer_norm_vjp
+from .sums import GradientSums
+
+OUTPUT_STRIP_TOKENS = 4096  # of an output map that are normalised and transposed while they are in cache
+
+
+class MergingWeights(NamedTuple):
+    """The tensors patch merging computes with, over channels in the order of `nn.Unfold`: (C, 2, 2)."""
+
+    norm_weight: Optional[Tensor]  # with norm_bias: None if there is no norm
+    norm_bias: Optional[Tensor]
+    reduction_weight: Tensor
+
+
+def merge_patches(x_BHWC: Tensor, _strip: None, w: MergingWeights, eps: Optional[float]) -> Tensor:
+    """Concatenate 2 x 2 neighbours, normalise, project: (B, ceil(H / 2), ceil(W / 2), C').
+
+    Neighbours are put one behind the other, which moves whole tokens, and the weights are reordered to match:
+    they are smaller than the map. `eps` is that of the norm; None: there is no norm.
+    """
+    B, H, W, C = x_BHWC.shape
+    w = MergingWeights(*(_neighbours_first(weight) for weight in w))
+    y_TC = _gather_neighbours(x_BHWC)
+    if eps is not None:
+        y_TC = F.layer_norm(y_TC, (4 * C,), w.norm_weight, w.norm_bias, eps)
+    return linear(y_TC, w.reduction_weight, None).view(B, -(-H // 2), -(-W // 2), -1)
+
+
+def merge_patches_backward(
+    grad_BHWC: Tensor, x_BHWC: Tensor, _strip: None, w: MergingWeights, sums: GradientSums, eps: Optional[float]
+) -> Tensor:
+    """The gradient of `merge_patches`' input, from that of its output, computing again what lies between."""
+    w = MergingWeights(*(_neighbours_first(weight) for weight in w))
+    reordered = GradientSums(sums.wanted)
+    y_TC, norm_vjp = _gather_neighbours(x_BHWC), None
+    if eps is not None:
+        y_TC, norm_vjp = layer_norm_vjp(y_TC, w.norm_weight, w.norm_bias, eps, reordered, 'norm')
+    grad_TC = linear_backward(grad_BHWC.flatten(0, 2), y_TC, w.reduction_weight, reordered, 'reduction')
+    if norm_vjp is not None:
+        grad_TC = norm_vjp(grad_TC)
+    for name in w._fields:
+        sums.add(name, _channels_first(reordered[name]))
+    return _scatter_neighbours(grad_TC, x_BHWC.shape)
+
+
+def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
+    """Layer norm, and the map that necks and heads read: (B, C, H, W), contiguous. Without a gradient."""
+    B, H, W, C = x_BHWC.shape
+    out_BCT = None
+    for image, x_TC in enumerate(x_BHWC.reshape(B, H * W, C)):
+        start = 0
+        for part_TC in x_TC.split(OUTPUT_STRIP_TOKENS):
+            y_TC = F.layer_norm(part_TC, (C,), weight, bias, eps)
+            if out_BCT is None:
+                out_BCT = y_TC.new_empty(B, C, H * W)
+            out_BCT[image, :, start : start + len(y_TC)] = y_TC.t()
+            start += len(y_TC)
+    return out_BCT.view(B, C, H, W)
+
+
+def _gather_neighbours(x_BHWC: Tensor) -> Tensor:
+    """(B, H, W, C) to (B * H/2 * W/2, 2 * 2 * C); an odd side is zero-padded."""
+    H, W, C = x_BHWC.shape[1:]
+    if H % 2 or W % 2:
+        x_BHWC = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2))
+    return x_BHWC.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).transpose(2, 3).reshape(-1, 4 * C)
+
+
+def _scatter_neighbours(x_TC: Tensor, shape: torch.Size) -> Tensor:
+    """The inverse of `_gather_neighbours`, to a map of `shape`."""
+    B, H, W, C = shape
+    x = x_TC.view(B, -(-H // 2), -(-W // 2), 2, 2, C).transpose(2, 3).reshape(B, H + H % 2, W + W % 2, C)
+    return x[:, :H, :W]
+
+
+def _neighbours_first(weight: Optional[Tensor]) -> Optional[Tensor]:
+    """Reorder the last dimension from (C, 2, 2) to (2, 2, C)."""
+    return None if weight is None else weight.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).flatten(-3)
+
+
+def _channels_first(weight: Optional[Tensor]) -> Optional[Tensor]:
+    """Reorder the last dimension from (2, 2, C) to (C, 2, 2)."""
+    return None if weight is None else weight.unflatten(-1, (2, 2, -1)).movedim(-1, -3).flatten(-3)
