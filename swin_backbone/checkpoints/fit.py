@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from .errors import CheckpointError
-from .recognise import SwinWeights, find_swin, tensors_of
+from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table
 
 # A name that every Swin backbone has; it tells where in a model the backbone is.
@@ -76,24 +76,32 @@ def fit(
     report = LoadReport(checkpoint)
     try:
         tensors = tensors_of(loaded)
-        taken: list[str] = []  # prefixes in the checkpoint
+        is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
+        found: dict[str, SwinWeights] = {}
         for own_prefix in backbones_of(own):
-            weights = find_swin(tensors, prefer=own_prefix, prefix=prefix)
+            found[own_prefix] = weights = find_swin(tensors, prefer=own_prefix, prefix=prefix, is_own=is_own)
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
             _check_arch(weights.backbone, own_backbone)
             for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():
                 fitted[own_prefix + key] = value
-            report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
-            report.ignored.update(weights.ignored)
-            taken.append(weights.prefix)
-            outer = weights.prefix.removesuffix(own_prefix)  # what is before the whole model's names
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {checkpoint!r}: {error}') from error.__cause__
-    _fit_elsewhere(tensors, taken, outer, own, fitted, report)
-    report.missing = [key for key in own if key not in fitted and key.startswith(tuple(backbones_of(own)))]
-    report.missing_elsewhere = [key for key in own if key not in fitted and key not in report.missing]
+    report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
+    # Outside the backbone names are the whole model's, behind whatever is before them, `model.` say.
+    outer = weights.prefix.removesuffix(own_prefix)
+    inside = tuple(weights.prefix for weights in found.values())
+    _fit_elsewhere({key: v for key, v in tensors.items() if not key.startswith(inside)}, outer, own, fitted, report)
+    for weights in found.values():
+        for reason, names in weights.ignored.items():
+            ignored = [key for key in names if key.removeprefix(outer) not in fitted]
+            if reason == OUTSIDE:
+                ignored = [key for key in ignored if not key.startswith(inside)]
+            if ignored:
+                report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
     report.loaded = list(fitted)
+    report.missing = [key for key in own if key not in fitted and key.startswith(tuple(found))]
+    report.missing_elsewhere = [key for key in own if key not in fitted and not key.startswith(tuple(found))]
     return fitted, report
 
 
@@ -163,31 +171,20 @@ def _in_order(by_stage: dict[int, int]) -> tuple[int, ...]:
 
 
 def _fit_elsewhere(
-    tensors: dict[str, Tensor],
-    taken: list[str],
-    outer: str,
-    own: dict[str, Tensor],
-    fitted: dict[str, Tensor],
-    report: LoadReport,
+    tensors: dict[str, Tensor], outer: str, own: dict[str, Tensor], fitted: dict[str, Tensor], report: LoadReport
 ) -> None:
     """The neck and the heads, which go by the names and shapes they have."""
-    elsewhere = report.ignored.pop('outside the backbone', [])
-    unused = []
-    for key in elsewhere:
-        if key.startswith(tuple(taken)):
-            continue
+    for key, value in tensors.items():
         here = key.removeprefix(outer)
-        if here in own and here not in fitted and tensors[key].shape == own[here].shape:
-            fitted[here] = tensors[key]
+        if here not in own or here in fitted:
             continue
-        unused.append(key)
-        if here in own and here not in fitted:
+        if value.shape == own[here].shape:
+            fitted[here] = value
+        else:
             report.warnings.append(
-                f'{key} has shape {tuple(tensors[key].shape)} in the checkpoint and {tuple(own[here].shape)} in the '
-                'model: it was not loaded'
+                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(own[here].shape)} in the model: '
+                'it was not loaded'
             )
-    if unused:
-        report.ignored['outside the backbone'] = unused
 
 
 def _some(names: list[str], number: int = 3) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .errors import CheckpointError
 from .merging import reorder_merging
 
 Rows = tuple[tuple[str, str], ...]
@@ -163,7 +164,7 @@ def _fuse_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             stem = owner.removesuffix('query')
             parts = [weights.get(f'{stem}{name}.{leaf}') for name in _QKV]
             if any(other is None for other in parts):
-                raise ValueError(f'{stem}query.{leaf} is there without its key or value')
+                raise CheckpointError(f'{stem}query.{leaf} is there without its key or value')
             fused[f'{stem}qkv.{leaf}'] = torch.cat(parts)
         elif part not in ('key', 'value'):
             fused[key] = value

@@ -17,6 +17,7 @@ from .resize import window_of_index
 CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
 # What some implementations save and this one computes.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
+OUTSIDE = 'outside the backbone'  # a reason to ignore
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
 
@@ -53,10 +54,15 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     return tensors
 
 
-def find_swin(tensors: dict[str, Tensor], prefer: str = 'backbone.', prefix: Optional[str] = None) -> SwinWeights:
+def find_swin(
+    tensors: dict[str, Tensor], prefer: str = 'backbone.', prefix: Optional[str] = None, is_own: bool = False
+) -> SwinWeights:
     """The Swin backbone among `tensors`, the one at `prefix` if that is given.
 
     Else of several the one at the prefix `prefer`, or an averaged one (EMA, teacher), or that of the shortest prefix.
+
+    Args:
+        is_own: the model they are for has all these names itself, so `norm3` is the norm of an output.
 
     Raises:
         CheckpointError: if there is none.
@@ -71,22 +77,23 @@ def find_swin(tensors: dict[str, Tensor], prefer: str = 'backbone.', prefix: Opt
     elif (prefix := f'{prefix.rstrip(".")}.'.lstrip('.')) not in found:
         raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(found)}')
     names = {key: key.removeprefix(prefix) for key in tensors}
-    format = _refine(found[prefix], {names[key] for key in tensors if key.startswith(prefix)}, set(names.values()))
+    inside = {name for key, name in names.items() if key.startswith(prefix)}
+    format = found[prefix] if is_own else _refine(found[prefix], inside, set(names.values()))
 
     backbone, classifier, ignored, windows = {}, {}, defaultdict(list), {}
     for key, value in tensors.items():
-        here, inside = name_here(names[key], format), key.startswith(prefix)
-        if inside and INDEX_TABLES.search(key):
+        here, is_inside = name_here(names[key], format), key.startswith(prefix)
+        if is_inside and INDEX_TABLES.search(key):
             ignored['index tables and masks'].append(key)
             if here and key.endswith('relative_position_index'):
                 windows[here.replace('_index', '_bias_table')] = window_of_index(value)
-        elif here and here.startswith(('head.', 'norm.')) and (inside or here.startswith('head.')):
+        elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
             classifier[here] = value
             ignored['classification head' if here.startswith('head.') else 'classification norm'].append(key)
-        elif here and inside:
+        elif here and is_inside:
             backbone[here] = value
         else:
-            ignored['no part of a Swin backbone' if inside else 'outside the backbone'].append(key)
+            ignored['no part of a Swin backbone' if is_inside else OUTSIDE].append(key)
     windows = {key: window for key, window in windows.items() if window}
     weights = SwinWeights(format, prefix, to_here(backbone, format), classifier, dict(ignored), windows)
     _flatten_position_map(weights)

@@ -76,8 +76,9 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, Tensor]:
 
 def _read_torch(path: Path, map_location: Any, unsafe_load: bool) -> Any:
     try:
-        with safe_globals():
-            return torch.load(path, map_location=map_location, weights_only=not unsafe_load)
+        # The open file, not its path: torch takes what is named .safetensors for that.
+        with path.open('rb') as file, safe_globals():
+            return torch.load(file, map_location=map_location, weights_only=not unsafe_load)
     except Exception as error:  # torch, zipfile and pickle raise any kind for a file that is not one of theirs
         message = str(error)
         wanted = re.findall(r'GLOBAL ([\w.]+)', message)
@@ -93,7 +94,7 @@ def _read_torch(path: Path, map_location: Any, unsafe_load: bool) -> Any:
 def _all_wanted(path: Path) -> list[str]:
     """Everything a checkpoint wants to call, where torch can tell; its own error names the first."""
     with contextlib.suppress(Exception), safe_globals():
-        return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
+        return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(str(path))))
     return []
 
 
