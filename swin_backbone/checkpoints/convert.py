@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops.attention import relative_position_index
 from .errors import CheckpointError
 from .formats import MMDET, OFFICIAL, TORCHVISION, WRITTEN, Format, from_here
-from .recognise import SwinWeights, find_swin, tensors_of
+from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
 from .safe import read_checkpoint
 
@@ -22,9 +22,9 @@ def convert_checkpoint(
 ) -> str:
     """Write a Swin checkpoint in another format; there and back gives the same bits.
 
-    The backbone goes over, and a classifier's last norm and head; a detector's neck and heads, which other formats
-    have no names for, do not. Index tables and masks are left out (but torchvision's index, which it cannot do
-    without). Output norms, `norm0` to `norm3`, have a place in mmdet, in the official detectors and in Hugging
+    The backbone goes over, and a classifier's last norm and head. A whole detector or segmentor stays whole in mmdet's
+    format; the others have no names for its neck and heads. Index tables and masks are left out (but torchvision's
+    index, which it cannot do without). Output norms, `norm0` to `norm3`, have a place in mmdet, in the official detectors and in Hugging
     Face's backbones; in timm's and torchvision's files they keep their names.
 
     Args:
@@ -43,26 +43,41 @@ def convert_checkpoint(
     if to not in WRITTEN:
         raise ValueError(f'to must be one of {", ".join(WRITTEN)}, got {to!r}')
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
+    format = WRITTEN[to]
     try:
-        weights = find_swin(tensors_of(loaded))
-        converted = convert(weights, WRITTEN[to])
+        tensors = tensors_of(loaded)
+        weights = find_swin(tensors)
+        converted = _convert(weights, format)
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
-    _write(converted, Path(target), WRITTEN[to])
-    dropped = {reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')}
-    return (
-        f'{source} ({weights.format.origin}) to {target} ({WRITTEN[to].origin}): {len(converted)} tensors; left out: '
-        + (', '.join(f'{number} {reason}' for reason, number in dropped.items()) or 'nothing')
+    rest = _rest_of_detector(weights, tensors) if format is MMDET else {}
+    if rest:
+        converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **rest}
+    _write(converted, Path(target), format)
+    left_out = {
+        reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
+    }
+    left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - len(rest)
+    return f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: ' + (
+        ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
     )
 
 
-def convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
+def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     """A Swin's weights as another origin names and orders them."""
     ours = {**weights.backbone, **weights.classifier}
     if format is TORCHVISION:
         ours.update(_index_tables(weights))
     # Copies: neither file format takes kindly to tensors that share memory.
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in from_here(ours, format).items()}
+
+
+def _rest_of_detector(weights: SwinWeights, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The neck and heads of the model whose `backbone.` this is."""
+    model, is_backbone, _ = weights.prefix.rpartition('backbone.')
+    if not is_backbone:
+        return {}
+    return {key.removeprefix(model): tensors[key] for key in weights.ignored.get(OUTSIDE, []) if key.startswith(model)}
 
 
 def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ def _read_safetensors(path: Path, map_location: Any) -> dict[str, Tensor]:
     try:
         tensors = safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f'the file is truncated or damaged (safetensors: {_first_line(error)})') from error
+        raise CheckpointError(f'the file is truncated or damaged ({_first_sentence(error)})') from error
     return {key: tensor.to(map_location or 'cpu') for key, tensor in tensors.items()}
 
 
@@ -88,7 +88,7 @@ def _read_torch(path: Path, map_location: Any, unsafe_load: bool) -> Any:
             raise CheckpointError(_refusal(path, 'it is a TorchScript program')) from error
         if 'Unsupported operand' in message:
             raise CheckpointError(_refusal(path, 'it is pickled as torch.save does not pickle')) from error
-        raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_first_line(error)})') from error
+        raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_first_sentence(error)})') from error
 
 
 def _all_wanted(path: Path) -> list[str]:
@@ -137,5 +137,6 @@ def _method_of_history_buffer(owner: type, name: str) -> Callable:
     return getattr(owner, name)
 
 
-def _first_line(error: Exception) -> str:
-    return ' '.join([type(error).__name__, *str(error).splitlines()[:1]])[:200]
+def _first_sentence(error: Exception) -> str:
+    sentence = re.split(r'\.\s|\n', str(error))[0]
+    return f'{type(error).__name__}: {sentence[:200]}' if sentence else type(error).__name__

@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS
+from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import CheckpointLoader
 
 from swin_backbone import SwinBackbone
@@ -31,6 +31,7 @@ class BackboneAndHead(BaseModel):
         return {'loss': self.head(self.backbone(x)[-1].mean((2, 3))).mean()}
 
 
+@DATASETS.register_module(force=True)
 class Images(torch.utils.data.Dataset):
     def __len__(self):
         return 2
@@ -63,7 +64,7 @@ def build_runner(work_dir, unsafe_load=False, iterations=1, hooks=(), **cfg):
             model=dict(type='BackboneAndHead', **backbone),
             work_dir=str(work_dir),
             train_dataloader=dict(
-                dataset=dict(type=Images), batch_size=1, num_workers=0, sampler=dict(type='DefaultSampler'),
+                dataset=dict(type='Images'), batch_size=1, num_workers=0, sampler=dict(type='DefaultSampler'),
                 collate_fn=dict(type='default_collate'),
             ),
             train_cfg=dict(by_epoch=False, max_iters=iterations),
