@@ -22,10 +22,10 @@ def convert_checkpoint(
 ) -> str:
     """Write a Swin checkpoint in another format; there and back gives the same bits.
 
-    The backbone goes over, and a classifier's last norm and head. A whole detector or segmentor stays whole in mmdet's
-    format; the others have no names for its neck and heads. Index tables and masks are left out (but torchvision's
-    index, which it cannot do without). Output norms, `norm0` to `norm3`, have a place in mmdet, in the official detectors and in Hugging
-    Face's backbones; in timm's and torchvision's files they keep their names.
+    The backbone goes over, and a classifier's last norm and head. A whole detector or segmentor stays whole in
+    mmdet's format; the others have no names for its neck and heads. Index tables and masks are left out (but
+    torchvision's index, which it cannot do without). Output norms, `norm0` to `norm3`, have a place in mmdet, in the
+    official detectors and in Hugging Face's backbones; in timm's and torchvision's files they keep their names.
 
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.
