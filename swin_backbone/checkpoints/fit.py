@@ -3,7 +3,6 @@
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -53,9 +52,11 @@ class LoadReport:
             print_log(warning, logger='current', level=logging.WARNING)
 
 
-def backbones_of(names: Iterable[str]) -> list[str]:
-    """The prefixes, among a model's names, of the Swin backbones in it."""
-    return [name.removesuffix(_ANCHOR) for name in names if name == _ANCHOR or name.endswith(f'.{_ANCHOR}')]
+def backbones_of(model: nn.Module) -> list[str]:
+    """The prefixes, among a model's names, of the `SwinBackbone`s in it; the toolboxes' own do not say their window."""
+    names = [name for name in model.state_dict() if name == _ANCHOR or name.endswith(f'.{_ANCHOR}')]
+    prefixes = [name.removesuffix(_ANCHOR) for name in names]
+    return [prefix for prefix in prefixes if hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size')]
 
 
 def fit(
@@ -78,7 +79,7 @@ def fit(
         tensors = tensors_of(loaded)
         is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
         found: dict[str, SwinWeights] = {}
-        for own_prefix in backbones_of(own):
+        for own_prefix in backbones_of(model):
             found[own_prefix] = weights = find_swin(tensors, prefer=own_prefix, prefix=prefix, is_own=is_own)
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}

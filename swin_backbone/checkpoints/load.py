@@ -38,7 +38,7 @@ def load_checkpoint(
             depth or width.
         ValueError: if the model has no `SwinBackbone`.
     """
-    if not backbones_of(model.state_dict()):
+    if not backbones_of(model):
         raise ValueError(f'model must be a SwinBackbone, or have one; got a {type(model).__name__} without')
     fitted, report = fit(model, read_checkpoint(checkpoint, unsafe_load=unsafe_load), str(checkpoint), prefix)
     model.load_state_dict(fitted, strict=False)

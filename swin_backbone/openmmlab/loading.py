@@ -52,7 +52,7 @@ class FitCheckpointHook(Hook):
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
-        if not backbones_of(model.state_dict()):
+        if not backbones_of(model):
             return
         fitted, report = fit(model, checkpoint, runner._load_from or f'of {runner.work_dir}')
         checkpoint['state_dict'] = fitted

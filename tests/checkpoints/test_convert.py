@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import randomised
 from origins import ORIGINS, official, official_backbone
+from small_models import randomised
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import FORMATS, CheckpointError, read_checkpoint

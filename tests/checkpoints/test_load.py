@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Detector, lines, randomised
 from origins import mmdet_backbone, official, official_backbone
+from small_models import Detector, lines, randomised
 
 import swin_backbone
 from swin_backbone import SwinBackbone, load_checkpoint

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import Detector, lines, randomised
 from origins import ORIGINS
+from small_models import Detector, lines, randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 
@@ -13,22 +13,30 @@ def images():
 
 
 @pytest.mark.parametrize('origin', ORIGINS)
-@pytest.mark.parametrize('door', ['load_checkpoint', 'init_cfg'])
 @torch.no_grad()
-def test_all_four_outputs_equal_those_of_a_model_loaded_directly(tmp_path, origin, door):
+def test_all_four_outputs_equal_those_of_a_model_loaded_directly(tmp_path, origin):
     save, title, has_output_norms = ORIGINS[origin]
     source = randomised(has_output_norms)
     torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
-    if door == 'init_cfg':
-        cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'weights.pth'))
-        backbone = SwinBackbone(arch='nano', init_cfg=cfg)
-        backbone.init_weights()
-    else:
-        backbone = SwinBackbone(arch='nano')
-        report = load_checkpoint(backbone, tmp_path / 'weights.pth')
-        assert report.origin == title
-        assert bool(report.missing) != has_output_norms
-        assert all(name.startswith('norm') for name in report.missing)
+    backbone = SwinBackbone(arch='nano')
+    report = load_checkpoint(backbone, tmp_path / 'weights.pth')
+    assert report.origin == title
+    assert bool(report.missing) != has_output_norms
+    assert all(name.startswith('norm') for name in report.missing)
+    x = images()
+    for output, expected in zip(backbone.eval()(x), source(x)):
+        assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize('origin', ['official', 'mmdet_detector', 'torchvision', 'hugging_face'])
+@torch.no_grad()
+def test_init_cfg_takes_them_too(tmp_path, origin):
+    save, _, has_output_norms = ORIGINS[origin]
+    source = randomised(has_output_norms)
+    torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
+    cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'weights.pth'))
+    backbone = SwinBackbone(arch='nano', init_cfg=cfg)
+    backbone.init_weights()
     x = images()
     for output, expected in zip(backbone.eval()(x), source(x)):
         assert torch.equal(output, expected)

@@ -141,6 +141,17 @@ def test_a_model_without_a_swin_is_left_to_the_runner(tmp_path, schemes):
     assert runner.model.weight.item() == 1
 
 
+def test_the_toolboxes_own_swin_is_left_to_the_runner(tmp_path, schemes):
+    swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed').SwinTransformer
+    model = torch.nn.ModuleDict({'backbone': swin(embed_dims=32, num_heads=(1, 2, 4, 8), depths=(1, 1, 1, 1))})
+    weights = {key: torch.ones_like(value) for key, value in model.state_dict().items()}
+    torch.save({'state_dict': weights}, tmp_path / 'weights.pth')
+    runner = build_runner(tmp_path)
+    runner.model = model
+    runner.load_checkpoint(str(tmp_path / 'weights.pth'))
+    assert model['backbone'].norm0.bias.all()
+
+
 def test_nothing_loaded_at_all_is_an_error(tmp_path, schemes):
     torch.save({'state_dict': {'conv1.weight': torch.ones(1)}}, tmp_path / 'weights.pth')
     with pytest.raises(CheckpointError, match=r'weights\.pth.*no weight of a Swin Transformer'):
