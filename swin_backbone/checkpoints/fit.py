@@ -100,6 +100,7 @@ def fit(
                 ignored = [key for key in ignored if not key.startswith(inside)]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
+    fitted._metadata = tensors._metadata
     report.loaded = list(fitted)
     report.missing = [key for key in own if key not in fitted and key.startswith(tuple(found))]
     report.missing_elsewhere = [key for key in own if key not in fitted and not key.startswith(tuple(found))]

@@ -1,7 +1,7 @@
 """Whose checkpoint this is, and which of its tensors are a Swin backbone's: by names and shapes alone."""
 
 import re
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -45,9 +45,12 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
         if inner is None:
             break
         loaded = inner
-    tensors = {}
+    tensors: dict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
-        tensors = {str(key).removeprefix('module.'): v.detach() for key, v in loaded.items() if isinstance(v, Tensor)}
+        tensors.update(
+            (str(key).removeprefix('module.'), v.detach()) for key, v in loaded.items() if isinstance(v, Tensor)
+        )
+        tensors._metadata = getattr(loaded, '_metadata', {})  # the versions of modules, by which some rename
     if not tensors:
         inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
         raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')

@@ -55,12 +55,12 @@ def _read(path: Path, map_location: Any, unsafe_load: bool) -> Any:
         start = file.read(512)
     if not start:
         raise CheckpointError('the file is empty')
+    if start[8:9] == b'{' and int.from_bytes(start[:8], 'little') < 1 << 32:  # the length of a header, and the header
+        return _read_safetensors(path, map_location)
     if start.lstrip().startswith(b'<'):
         raise CheckpointError('it is a web page (HTML) and no weights: the address may need a login, or be gone')
     if start.startswith(b'version https://git-lfs'):
         raise CheckpointError('it is a pointer of Git LFS and no weights: get the file itself with `git lfs pull`')
-    if start[8:9] == b'{':
-        return _read_safetensors(path, map_location)
     if not start.startswith((b'PK', b'\x80')):  # a zip archive, or a pickle, as torch.save wrote them until 1.6
         raise CheckpointError('it is no checkpoint: neither a file of torch.save nor of safetensors')
     return _read_torch(path, map_location, unsafe_load)
@@ -79,6 +79,8 @@ def _read_torch(path: Path, map_location: Any, unsafe_load: bool) -> Any:
         # The open file, not its path: torch takes what is named .safetensors for that.
         with path.open('rb') as file, safe_globals():
             return torch.load(file, map_location=map_location, weights_only=not unsafe_load)
+    except MemoryError:
+        raise
     except Exception as error:  # torch, zipfile and pickle raise any kind for a file that is not one of theirs
         message = str(error)
         wanted = re.findall(r'GLOBAL ([\w.]+)', message)
@@ -88,6 +90,8 @@ def _read_torch(path: Path, map_location: Any, unsafe_load: bool) -> Any:
             raise CheckpointError(_refusal(path, 'it is a TorchScript program')) from error
         if 'Unsupported operand' in message:
             raise CheckpointError(_refusal(path, 'it is pickled as torch.save does not pickle')) from error
+        if unsafe_load and isinstance(error, (ImportError, AttributeError)):
+            raise CheckpointError(f'it needs what is not installed here ({_first_sentence(error)})') from error
         raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_first_sentence(error)})') from error
 
 

@@ -181,6 +181,23 @@ def test_a_head_of_another_shape_is_left_alone_and_named(weights, log):
     )
 
 
+class Versioned(torch.nn.Linear):
+    _version = 3
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        self.version_in_file = local_metadata.get('version')
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_modules_get_the_version_they_were_saved_with(weights):
+    """By which some of mmdet's and mmcv's rename what older versions saved."""
+    detector = Detector(nano())
+    detector.neck.fpn = Versioned(2, 1)
+    torch.save({'state_dict': detector.state_dict()}, weights)
+    load_checkpoint(detector, weights)
+    assert detector.neck.fpn.version_in_file == 3
+
+
 def test_half_precision_weights_are_resized_in_full(weights):
     source = randomised()
     torch.save({key: value.half() for key, value in official(source.state_dict())['model'].items()}, weights)

@@ -184,6 +184,29 @@ def test_what_is_no_checkpoint_is_one_sentence_and_changes_nothing(tmp_path, kin
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
 
+@pytest.mark.parametrize('first', [b'<', b'P', b'\x80', b' '])
+def test_a_length_of_a_header_is_not_taken_for_text(tmp_path, first):
+    """safetensors begin with the length of their header, whose lowest byte may be anything."""
+    contents = safetensors.torch.save({'weight': torch.ones(1)})
+    length = int.from_bytes(contents[:8], 'little')
+    padding = (first[0] - length) % 256
+    header = contents[8 : 8 + length] + b' ' * padding
+    path = tmp_path / 'weights.safetensors'
+    path.write_bytes((length + padding).to_bytes(8, 'little') + header + contents[8 + length :])
+    assert path.read_bytes()[:1] == first
+    assert read_checkpoint(path) == {'weight': 1}
+
+
+def test_unsafe_load_says_what_is_not_installed(tmp_path):
+    (tmp_path / 'weights.pth').write_bytes(
+        file_of('zip').replace(b'collections\nOrderedDict', b'no_such_mod\nOrderedDict')
+    )
+    with pytest.raises(CheckpointError, match='refused'):
+        read_checkpoint(tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match=r"needs what is not installed here .*'no_such_mod'"):
+        read_checkpoint(tmp_path / 'weights.pth', unsafe_load=True)
+
+
 def test_what_kind_of_file_it_is_its_contents_say(tmp_path):
     (tmp_path / 'weights.pth').write_bytes(file_of('safetensors'))
     (tmp_path / 'weights.safetensors').write_bytes(file_of('zip'))
