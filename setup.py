@@ -15,7 +15,7 @@ setup(
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
-    install_requires=['torch>=2.1', 'numpy'],
+    install_requires=['torch>=2.1', 'numpy', 'safetensors', 'filelock', 'tqdm'],
     extras_require={
         'onedl': [
             'onedl-mmengine>=0.10.12',
@@ -25,6 +25,8 @@ setup(
         ],
         'openmmlab': ['mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2', 'ftfy', 'regex'],
         'test': ['pytest', 'hypothesis'],
+        # Other implementations, which the tests compare with where they are installed
+        'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
         'lint': ['ruff', 'pre-commit'],
     },
 )

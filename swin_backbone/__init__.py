@@ -13,6 +13,7 @@ except ImportError as error:
 
 from .archs import ARCHS
 from .backbones import SwinBackbone
+from .checkpoints import convert_checkpoint, load_checkpoint
 from .version import __version__
 
-__all__ = ['ARCHS', 'SwinBackbone', '__version__']
+__all__ = ['ARCHS', 'SwinBackbone', '__version__', 'convert_checkpoint', 'load_checkpoint']

@@ -49,7 +49,10 @@ def imported(path):
 ALLOWED = {
     'ops': ('torch', 'swin_backbone.ops'),
     'layers': ('torch', 'mmengine', 'mmcv', 'swin_backbone.ops', 'swin_backbone.layers'),
-    'checkpoints': ('torch', 'mmengine', 'swin_backbone.ops', 'swin_backbone.checkpoints'),
+    'checkpoints': (
+        *('torch', 'numpy', 'safetensors', 'filelock', 'tqdm', 'mmengine'),
+        *('swin_backbone.ops', 'swin_backbone.checkpoints'),
+    ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
     'openmmlab': ('torch', 'numpy', 'mmengine', 'swin_backbone'),
 }

@@ -1,4 +1,4 @@
-"""What train.py and test.py have in common."""
+"""What the tools have in common."""
 
 import argparse
 import os
@@ -21,16 +21,28 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='K=V',
         help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots',
     )
+    add_unsafe_load(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher')
     parser.add_argument('--local_rank', '--local-rank', type=_export_local_rank, help=argparse.SUPPRESS)
 
 
+def add_unsafe_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--unsafe-load',
+        action='store_true',
+        help='let checkpoints execute whatever they want when they are read: only for those whose maker you trust',
+    )
+
+
+USER_ERRORS = (ValueError, TypeError, FileNotFoundError)
+
+
 @contextmanager
-def stop_on_user_errors() -> Iterator[None]:
+def stop_on_user_errors(errors: tuple[type[Exception], ...] = USER_ERRORS) -> Iterator[None]:
     """One sentence instead of a traceback for what a user passed wrongly."""
     try:
         yield
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except errors as error:
         sys.exit(f'{sys.argv[0]}: {error}')
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from command_line import add_common_arguments, stop_on_user_errors
 
+from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
 
 
@@ -39,7 +40,8 @@ def main() -> None:
             runtime.enable_tta(cfg)
         if args.out:
             runtime.write_predictions(cfg, args.out)
-    metrics = runtime.build_runner(cfg).test()
+    with stop_on_user_errors((CheckpointError,)):
+        metrics = runtime.build_runner(cfg, args.unsafe_load).test()
     for name, value in metrics.items():
         print(f'{name}: {value}')
     if args.show_dir:

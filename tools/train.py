@@ -7,6 +7,7 @@ import argparse
 
 from command_line import add_common_arguments, stop_on_user_errors
 
+from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
 
 
@@ -39,7 +40,8 @@ def main() -> None:
         if args.auto_scale_lr:
             runtime.enable_auto_scale_lr(cfg)
         runtime.set_resume(cfg, args.resume)
-    runtime.build_runner(cfg).train()
+    with stop_on_user_errors((CheckpointError,)):
+        runtime.build_runner(cfg, args.unsafe_load).train()
 
 
 if __name__ == '__main__':

@@ -9,11 +9,11 @@ from typing import Optional, Union
 
 import torch
 from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule, ModuleList
+from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from ..checkpoints import adapt_state_dict, load_pretrained
+from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..layers import PatchEmbed, PatchMerging, SwinBlock, normalised_output
 from ..ops.blocked import StripTokens
 from ..ops.position import resize_absolute_position_embedding
@@ -207,8 +207,12 @@ class SwinBackbone(BaseModule):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        if isinstance(self.init_cfg, dict) and self.init_cfg['type'] == 'Pretrained':
-            load_pretrained(self, self.init_cfg['checkpoint'])
+        init_cfgs = self.init_cfg if isinstance(self.init_cfg, list) else [self.init_cfg or {}]
+        pretrained = [cfg for cfg in init_cfgs if cfg.get('type') in ('Pretrained', PretrainedInit)]
+        if pretrained:
+            initialize(self, [cfg for cfg in init_cfgs if cfg not in pretrained])
+            for cfg in pretrained:
+                load_checkpoint(self, cfg['checkpoint'], prefix=cfg.get('prefix'))
         elif self.init_cfg:
             super().init_weights()
         self._is_init = True

@@ -1,5 +1,25 @@
-"""Published weights in. Names and shapes only: nothing here knows the modules."""
+"""Published weights in, published formats out. Names and shapes only: nothing here knows the modules.
 
-from .load import adapt_state_dict, load_pretrained
+A checkpoint is read (safe.py, download.py), recognised (recognise.py, by the tables of formats.py), fitted to a model
+(fit.py, resize.py) and loaded (load.py), or written in another format (convert.py).
+"""
 
-__all__ = ['adapt_state_dict', 'load_pretrained']
+from .convert import convert_checkpoint
+from .errors import CheckpointError
+from .fit import LoadReport
+from .formats import WRITTEN
+from .load import adapt_state_dict, load_checkpoint
+from .safe import read_checkpoint, trust_checkpoints
+
+FORMATS = tuple(WRITTEN)  # what `convert_checkpoint` writes
+
+__all__ = [
+    'FORMATS',
+    'CheckpointError',
+    'LoadReport',
+    'adapt_state_dict',
+    'convert_checkpoint',
+    'load_checkpoint',
+    'read_checkpoint',
+    'trust_checkpoints',
+]

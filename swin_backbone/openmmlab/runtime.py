@@ -1,18 +1,15 @@
 """What tools/train.py and tools/test.py do around mmengine's Runner, for mmdet's configs and mmseg's alike."""
 
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Callable, Optional
+from typing import Optional
 
-import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
-from mmengine.logging import HistoryBuffer
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
-from mmengine.utils import digit_version
 
+from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
 
 
@@ -30,12 +27,18 @@ def load_config(path: str, work_dir: Optional[str], cfg_options: Optional[dict],
     return cfg
 
 
-def build_runner(cfg: Config) -> Runner:
-    """The runner a config asks for, ready for the machine it runs on."""
-    allow_checkpoint_globals()
+def build_runner(cfg: Config, unsafe_load: bool = False) -> Runner:
+    """The runner a config asks for, ready for the machine it runs on, and for checkpoints of any origin.
+
+    Args:
+        unsafe_load: let what is pickled in a checkpoint execute whatever it wants.
+    """
+    read_checkpoints_safely(unless=unsafe_load)
     if cfg.launcher == 'pytorch' and not _has_accelerator():
         _distribute_on_cpu(cfg)
-    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner.register_hook(FitCheckpointHook())
+    return runner
 
 
 def enable_amp(cfg: Config) -> None:
@@ -135,29 +138,6 @@ def write_predictions(cfg: Config, out: str) -> None:
         raise ValueError(f'--out takes a name that ends in .pkl or .pickle for a detector, got {out!r}')
     else:
         cfg.test_evaluator = [cfg.test_evaluator, dict(type='DumpDetResults', out_file_path=out)]
-
-
-def allow_checkpoint_globals() -> None:
-    """Let torch load mmengine's own checkpoints with weights_only=True, the default from torch 2.6 on.
-
-    Beside tensors they hold numpy's scalars and the log's HistoryBuffers. mmengine 0.10.7 does not say so, and
-    cannot resume from what it saved.
-    """
-    if digit_version(torch.__version__) < digit_version('2.6'):
-        return
-    multiarray = np.core.multiarray if np.__version__ < '2' else np._core.multiarray
-    dtypes = [type(np.dtype(kind)) for kind in ('float64', 'float32', 'int64', 'int32', 'bool')]
-    torch.serialization.add_safe_globals(
-        [HistoryBuffer, np.dtype, np.ndarray, multiarray.scalar, multiarray._reconstruct, *dtypes]
-    )
-    torch.serialization.add_safe_globals([(_method_of_history_buffer, 'builtins.getattr')])
-
-
-def _method_of_history_buffer(owner: type, name: str) -> Callable:
-    """What a pickled HistoryBuffer needs of getattr, and no more than that."""
-    if owner is not HistoryBuffer or name.startswith('_'):
-        raise UnpicklingError(f'a checkpoint may not look up {name!r} of {owner!r}')
-    return getattr(owner, name)
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

@@ -1,120 +1,224 @@
-"""Pre-trained weights: the official names and order, the toolboxes' wrappings, other windows."""
+"""Loading at other sizes, the errors, and what is reported."""
 
 import pytest
 import torch
+import torch.nn.functional as F
+from origins import mmdet_backbone, official, official_backbone
+from small_models import Detector, lines, randomised
 
-from swin_backbone import SwinBackbone
+import swin_backbone
+from swin_backbone import SwinBackbone, load_checkpoint
+from swin_backbone.checkpoints import CheckpointError
+
+TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
+
+
+@pytest.fixture
+def weights(tmp_path):
+    return tmp_path / 'weights.pth'
 
 
 def nano(**arguments):
     return SwinBackbone(arch='nano', **arguments)
 
 
-def randomised(**arguments):
-    backbone = nano(**arguments).eval()
-    for parameter in backbone.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    return backbone
+def test_it_is_a_public_name():
+    assert swin_backbone.load_checkpoint is load_checkpoint
 
 
-def to_official(state_dict):
-    """The names and order of microsoft/Swin-Transformer, built from the paper's code's way to merge patches."""
-    official = {'head.weight': torch.zeros(1000, 256), 'norm.weight': torch.ones(256), 'norm.bias': torch.zeros(256)}
-    for key, value in state_dict.items():
-        if key.startswith('norm'):
-            continue
-        if '.downsample.' in key:
-            channels = value.shape[-1] // 4
-            numbers_CHW = torch.arange(4 * channels).view(channels, 2, 2)  # where unfold puts neighbour (dy, dx)
-            # x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2], one after another
-            order = torch.cat([numbers_CHW[:, dy, dx] for dy, dx in ((0, 0), (1, 0), (0, 1), (1, 1))])
-            value = value[..., order]
-        key = key.replace('stages.', 'layers.').replace('patch_embed.projection', 'patch_embed.proj')
-        key = (
-            key.replace('attn.w_msa.', 'attn.').replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
-        )
-        official[key] = value
-    official['layers.0.blocks.1.attn_mask'] = torch.zeros(4, 49, 49)
-    official['layers.0.blocks.0.attn.relative_position_index'] = torch.zeros(49, 49)
-    return official
-
-
-def wrap(kind, state_dict):
-    if kind == 'official':
-        return {'model': to_official(state_dict)}
-    if kind == 'detector':
-        return {
-            'state_dict': {f'backbone.{k}': v for k, v in state_dict.items()} | {'neck.w': torch.zeros(1)},
-            'meta': {},
-        }
-    if kind == 'parallel':
-        return {'state_dict': {f'module.backbone.{k}': v for k, v in state_dict.items()}}
-    return state_dict
-
-
-@pytest.mark.parametrize('kind', ['official', 'detector', 'parallel', 'plain'])
-def test_pretrained_weights_give_the_same_outputs(tmp_path, kind):
+@pytest.mark.parametrize('window', [4, 8, 12, (7, 12), (12, 5)])
+def test_bias_tables_follow_the_official_rule_for_another_window(weights, window):
+    """The rule of microsoft/Swin-Transformer: the table as an image a head, F.interpolate, bicubic."""
     source = randomised()
-    for stage in range(4):  # not part of an official checkpoint
-        torch.nn.init.ones_(getattr(source, f'norm{stage}').weight)
-        torch.nn.init.zeros_(getattr(source, f'norm{stage}').bias)
-    torch.save(wrap(kind, source.state_dict()), tmp_path / 'weights.pth')
-    for arguments in (
-        dict(init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'weights.pth')), convert_weights=True),
-        dict(pretrained=str(tmp_path / 'weights.pth')),
-    ):
-        backbone = nano(**arguments).eval()
-        backbone.init_weights()
-        x = torch.randn(1, 3, 50, 61)
-        for output, expected in zip(backbone(x), source(x)):
-            assert torch.equal(output, expected)
+    torch.save(official(source.state_dict()), weights)
+    backbone = nano(window_size=window)
+    report = load_checkpoint(backbone, weights)
+    height, width = backbone.window_size
+    table_Rh = source.state_dict()[TABLE]
+    image_1hYX = table_Rh.permute(1, 0).view(1, 4, 13, 13)
+    resized = F.interpolate(image_1hYX, size=(2 * height - 1, 2 * width - 1), mode='bicubic')
+    assert torch.equal(backbone.state_dict()[TABLE], resized.view(4, -1).permute(1, 0))
+    assert len(report.resized) == 8
+    assert backbone.eval()(torch.randn(1, 3, 50, 61))[0].isfinite().all()
 
 
-def test_tables_are_resized_to_another_window_and_image(tmp_path):
+def test_a_resized_table_keeps_what_is_smooth(weights):
+    """A bias that falls with the distance does so at another window too, in the window's own measure."""
+    source = randomised()
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 13), torch.linspace(-1, 1, 13), indexing='ij')
+    for name, parameter in source.named_parameters():
+        if name.endswith('bias_table'):
+            parameter.data[:] = -(y.square() + x.square()).view(-1, 1)
+    torch.save(source.state_dict(), weights)
+    backbone = nano(window_size=(12, 7))
+    load_checkpoint(backbone, weights)
+    table_YX = backbone.state_dict()[TABLE].view(23, 13, 4)[..., 0]
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 23), torch.linspace(-1, 1, 13), indexing='ij')
+    assert (table_YX + y.square() + x.square()).abs().max() < 0.1
+
+
+def test_an_index_table_tells_a_rectangle_from_a_square(weights):
+    """A table of 225 rows is for 8 x 8 or 5 x 13."""
+    source = randomised(window_size=8)
+    state = source.state_dict()
+    torch.save(state, weights)
+    backbone = nano(window_size=(5, 13))
+    report = load_checkpoint(backbone, weights)
+    assert any('taken for window (5, 13)' in warning for warning in report.warnings)
+    assert torch.equal(backbone.state_dict()[TABLE], state[TABLE])
+    from origins import position_index
+
+    tables = {key: position_index(8) for key in state if key.endswith('bias_table')}
+    torch.save(state | {key.replace('bias_table', 'index'): index for key, index in tables.items()}, weights)
+    report = load_checkpoint(backbone, weights)
+    assert len(report.resized) == 8
+    assert not report.warnings
+
+
+def test_a_rectangle_that_does_not_say_so_is_an_error_at_another_window(weights):
+    source = randomised(window_size=(7, 12))
+    torch.save(source.state_dict(), weights)
+    same = nano(window_size=(7, 12))
+    load_checkpoint(same, weights)
+    assert torch.equal(same.state_dict()[TABLE], source.state_dict()[TABLE])
+    with pytest.raises(CheckpointError, match='299 rows is for no square window'):
+        load_checkpoint(nano(), weights)
+
+
+def test_another_image_size_resizes_the_position_embedding(weights):
     source = randomised(use_abs_pos_embed=True, pretrain_img_size=32)
-    torch.save(source.state_dict(), tmp_path / 'weights.pth')
-    backbone = nano(
-        window_size=(7, 12), use_abs_pos_embed=True, pretrain_img_size=64, pretrained=str(tmp_path / 'weights.pth')
-    )
-    backbone.init_weights()
-    name = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
-    small, large = (model.state_dict()[name] for model in (source, backbone))
-    expected = torch.nn.functional.interpolate(small.t().view(1, 4, 13, 13), size=(13, 23), mode='bicubic')
-    torch.testing.assert_close(large.t().view(4, 13, 23), expected[0])
-    assert backbone.absolute_pos_embed.shape == (1, 256, 32)
-    assert not torch.equal(backbone.absolute_pos_embed[0, :64], source.absolute_pos_embed[0])
+    torch.save(official(source.state_dict()), weights)
+    backbone = nano(use_abs_pos_embed=True, pretrain_img_size=(64, 48))
+    report = load_checkpoint(backbone, weights)
+    embedding_1CHW = source.absolute_pos_embed.reshape(1, 8, 8, 32).permute(0, 3, 1, 2)
+    resized = F.interpolate(embedding_1CHW, size=(16, 12), mode='bicubic')
+    assert torch.equal(backbone.absolute_pos_embed, resized.permute(0, 2, 3, 1).flatten(1, 2))
+    assert report.resized == {'absolute_pos_embed': 'position embedding from 8x8 to 16x12'}
 
 
-def test_another_width_is_an_error_that_names_both(tmp_path):
-    torch.save(randomised(embed_dims=64).state_dict(), tmp_path / 'weights.pth')
-    with pytest.raises(ValueError, match=r'patch_embed.projection.weight of shape \(64, 3, 4, 4\).*\(32, 3, 4, 4\)'):
-        nano(pretrained=str(tmp_path / 'weights.pth')).init_weights()
+@pytest.mark.parametrize('channels', [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize('old', [1, 3])
+@torch.no_grad()
+def test_other_input_channels_keep_the_response_to_a_grey_image(weights, old, channels):
+    source = randomised(in_channels=old)
+    torch.save(official(source.state_dict()), weights)
+    backbone = nano(in_channels=channels).eval()
+    report = load_checkpoint(backbone, weights)
+    assert ('patch_embed.projection.weight' in report.resized) == (channels != old)
+    grey = torch.randn(1, 1, 40, 44)
+    projected, expected = (m.patch_embed.projection(grey.expand(-1, m.in_channels, -1, -1)) for m in (backbone, source))
+    torch.testing.assert_close(projected, expected)
+    if channels > old:  # repeated in turn
+        weight, repeated = backbone.patch_embed.projection.weight, source.patch_embed.projection.weight
+        shares = torch.tensor([len(range(c % old, channels, old)) for c in range(channels)]).view(1, -1, 1, 1)
+        torch.testing.assert_close(weight * shares, repeated[:, [c % old for c in range(channels)]])
 
 
-def test_a_checkpoint_with_nothing_in_it_for_us_is_an_error(tmp_path):
-    torch.save({'state_dict': {'conv1.weight': torch.zeros(1)}}, tmp_path / 'weights.pth')
-    with pytest.raises(ValueError, match='no weight of this backbone'):
-        nano(pretrained=str(tmp_path / 'weights.pth')).init_weights()
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (dict(embed_dims=64), r'a Swin of width 64, .*; the backbone has width 32, '),
+        (dict(depths=(2, 2, 6, 2)), r'depths \(2, 2, 6, 2\).*; the backbone has width 32, depths \(2, 2, 2, 2\)'),
+        (dict(num_heads=(1, 2, 4, 8)), r'heads \(1, 2, 4, 8\); the backbone .* heads \(2, 4, 8, 16\)'),
+        (dict(mlp_ratio=2), r'ffn\.layers\.0\.0\.weight has shape \(64, 32\), the backbone takes \(128, 32\)'),
+    ],
+)
+def test_another_shape_is_an_error_that_names_both_and_changes_nothing(weights, arguments, message):
+    torch.save(official(randomised(**arguments).state_dict()), weights)
+    for model in (nano(), Detector(nano())):
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        with pytest.raises(CheckpointError, match=message) as error:
+            load_checkpoint(model, weights)
+        assert str(weights) in str(error.value)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_what_stays_random_is_named_in_the_log(tmp_path):
+@pytest.mark.parametrize(
+    ('state', 'message'),
+    [
+        ({'state_dict': {'conv1.weight': torch.zeros(1)}}, r"no weight of a Swin Transformer; .*\['conv1.weight'\]"),
+        ({'layers.0.blocks.0.attn.logit_scale': torch.zeros(1)}, 'Swin V2'),
+        ({'state_dict': {}, 'meta': {}}, 'no weights: a dict of tensors was expected, it is a dict'),
+        ([torch.zeros(1)], 'it is a list'),
+    ],
+)
+def test_nothing_to_load_is_an_error(weights, state, message):
+    torch.save(state, weights)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(nano(), weights)
+
+
+def test_a_model_without_a_swin_is_an_error(weights):
+    with pytest.raises(ValueError, match='got a Linear without'):
+        load_checkpoint(torch.nn.Linear(1, 1), weights)
+
+
+def test_what_stays_random_is_named_in_a_warning(weights, log):
     state = randomised().state_dict()
-    del state['norm2.bias']
-    torch.save(state, tmp_path / 'weights.pth')
-    backbone = nano(pretrained=str(tmp_path / 'weights.pth'))
-    from mmengine.logging import MMLogger
+    del state['norm2.bias'], state['stages.0.blocks.1.attn.w_msa.qkv.bias']
+    torch.save(state, weights)
+    nano(pretrained=str(weights)).init_weights()
+    (warning,) = lines(log, 'WARNING')
+    assert warning == 'Left at their initialisation: stages.0.blocks.1.attn.w_msa.qkv.bias, norm2.bias'
 
-    logger = MMLogger.get_instance('test_what_stays_random')
-    records = []
-    logger.addFilter(lambda record: records.append(record.getMessage()) or True)
-    backbone.init_weights()
-    assert any('Left at their initialisation: norm2.bias' in message for message in records)
+
+def test_what_the_backbone_has_no_place_for_is_a_warning(weights, log):
+    torch.save(official_backbone(randomised(use_abs_pos_embed=True).state_dict()), weights)
+    report = load_checkpoint(nano(out_indices=(1, 3)), weights)
+    assert report.ignored['norms of outputs that the backbone does not emit'][:2] == ['norm0.weight', 'norm0.bias']
+    assert report.ignored['the backbone has no such weight'] == ['absolute_pos_embed']
+    (warning,) = lines(log, 'WARNING')
+    assert warning.startswith('The checkpoint has absolute_pos_embed, the backbone has not')
+
+
+def test_a_head_of_another_shape_is_left_alone_and_named(weights, log):
+    detector = Detector(randomised())
+    torch.save({'state_dict': {**detector.state_dict(), 'neck.fpn.weight': torch.zeros(5)}}, weights)
+    report = load_checkpoint(Detector(nano()), weights)
+    assert not report.missing
+    assert lines(log, 'WARNING')[0] == (
+        'neck.fpn.weight has shape (5,) in the checkpoint and (2,) in the model: it was not loaded'
+    )
+
+
+class Versioned(torch.nn.Linear):
+    _version = 3
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        self.version_in_file = local_metadata.get('version')
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_modules_get_the_version_they_were_saved_with(weights):
+    """By which some of mmdet's and mmcv's rename what older versions saved."""
+    detector = Detector(nano())
+    detector.neck.fpn = Versioned(2, 1)
+    torch.save({'state_dict': detector.state_dict()}, weights)
+    load_checkpoint(detector, weights)
+    assert detector.neck.fpn.version_in_file == 3
+
+
+def test_half_precision_weights_are_resized_in_full(weights):
+    source = randomised()
+    torch.save({key: value.half() for key, value in official(source.state_dict())['model'].items()}, weights)
+    backbone = nano(window_size=12)
+    load_checkpoint(backbone, weights)
+    table = source.half().float().state_dict()[TABLE]
+    expected = F.interpolate(table.t().view(1, 4, 13, 13), size=(23, 23), mode='bicubic').half().float()
+    assert torch.equal(backbone.state_dict()[TABLE].t().view(4, 23, 23), expected[0])
+    assert backbone.norm0.weight.dtype == torch.float32
+
+
+def test_a_path_may_be_a_string_a_path_or_a_file_address(weights):
+    torch.save(randomised().state_dict(), weights)
+    for checkpoint in (str(weights), weights, weights.as_uri()):
+        assert not load_checkpoint(nano(), checkpoint).missing
 
 
 def test_index_tables_in_a_checkpoint_are_ignored_by_strict_loading():
     backbone = nano()
-    state = dict(backbone.state_dict())
-    state['stages.0.blocks.0.attn.w_msa.relative_position_index'] = torch.zeros(49, 49)
-    backbone.load_state_dict(state, strict=True)
-    wrapped = torch.nn.ModuleDict({'backbone': backbone})
-    wrapped.load_state_dict({f'backbone.{key}': value for key, value in state.items()}, strict=True)
+    state = mmdet_backbone(backbone.state_dict())
+    backbone.load_state_dict(dict(state), strict=True)
+    Detector(backbone).load_state_dict(
+        {'neck.fpn.weight': torch.zeros(2), **{f'backbone.{key}': value for key, value in state.items()}}, strict=True
+    )

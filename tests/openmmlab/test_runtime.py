@@ -1,6 +1,5 @@
 """What tools/train.py and tools/test.py change in a config, and the configs themselves."""
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -137,26 +136,3 @@ def test_a_detector_gets_flipping_as_its_test_time_augmentation():
     assert cfg.model.type == 'DetTTAModel'
     assert cfg.model.module.backbone.type == 'SwinBackbone'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
-
-
-def test_checkpoints_of_mmengine_load_with_weights_only(tmp_path):
-    import numpy as np
-    from mmengine.logging import HistoryBuffer
-
-    runtime.allow_checkpoint_globals()
-    history = HistoryBuffer([1.0, 2.0], [1, 1])
-    torch.save({'message_hub': {'loss': history}, 'scalar': np.float64(3.0), 'array': np.arange(3)}, tmp_path / 'c.pth')
-    loaded = torch.load(tmp_path / 'c.pth', weights_only=True)
-    assert loaded['message_hub']['loss'].mean() == 1.5
-    assert loaded['scalar'] == 3.0
-
-
-def test_a_checkpoint_may_look_up_nothing_else(tmp_path):
-    class Sneaky:
-        def __reduce__(self):
-            return getattr, (torch.nn.Linear, '__init__')
-
-    runtime.allow_checkpoint_globals()
-    torch.save({'state_dict': Sneaky()}, tmp_path / 'c.pth')
-    with pytest.raises(pickle.UnpicklingError):
-        torch.load(tmp_path / 'c.pth', weights_only=True)

@@ -194,3 +194,49 @@ def test_a_users_mistake_is_one_sentence(arguments, message):
     assert result.returncode == 1
     assert message in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+class MakesAFile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def in_official_names(key):
+    """The official detectors call a backbone so; their heads have mmdet's names."""
+    key = key.replace('backbone.stages.', 'backbone.layers.').replace('attn.w_msa.', 'attn.')
+    key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
+    return key.replace('patch_embed.projection', 'patch_embed.proj')
+
+
+def test_tests_a_detector_of_the_official_repository_at_another_window_and_executes_nothing(tmp_path, shapes):
+    from mmengine.config import Config
+    from mmengine.registry import MODELS, DefaultScope, init_default_scope
+
+    cfg = Config.fromfile(DETECTION)
+    cfg.model.backbone.depths = [1, 1, 1, 1]
+    init_default_scope('mmdet')
+    try:
+        weights = {in_official_names(k): v for k, v in MODELS.build(cfg.model).state_dict().items()}
+    finally:
+        DefaultScope._instance_dict.clear()
+    torch.save({'state_dict': weights, 'meta': {}}, tmp_path / 'official.pth')
+    arguments = detection_options(shapes, 'model.backbone.window_size=12')
+    output = run(
+        sys.executable, 'tools/test.py', DETECTION, tmp_path / 'official.pth', '--work-dir', tmp_path, *arguments
+    )
+    assert "official.pth (microsoft/Swin-Transformer, prefix 'backbone.'): " in output
+    assert '4 of them resized (bias tables from window 7x7 to 12x12), 0 ignored, 0 missing' in output
+    assert 'coco/bbox_mAP_50' in output
+
+    torch.save({'state_dict': weights, 'meta': MakesAFile(tmp_path / 'made')}, tmp_path / 'evil.pth')
+    command = [sys.executable, 'tools/test.py', DETECTION, tmp_path / 'evil.pth', '--work-dir', tmp_path, *arguments]
+    result = subprocess.run(
+        [str(word) for word in command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert result.returncode == 1
+    assert 'refused, because it is more than weights' in result.stderr
+    assert 'Traceback' not in result.stderr
+    assert not (tmp_path / 'made').exists()

@@ -1,0 +1,115 @@
+"""A checkpoint in another origin's format."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Optional, Union
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..ops.attention import relative_position_index
+from .errors import CheckpointError
+from .formats import MMDET, OFFICIAL, TORCHVISION, WRITTEN, Format, from_here
+from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
+from .resize import window_of_table
+from .safe import read_checkpoint
+
+
+def convert_checkpoint(
+    source: Union[str, Path], target: Union[str, Path], to: str, unsafe_load: Optional[bool] = None
+) -> str:
+    """Write a Swin checkpoint in another format; there and back gives the same bits.
+
+    The backbone goes over, and a classifier's last norm and head. A whole detector or segmentor stays whole in
+    mmdet's format; the others have no names for its neck and heads. Index tables and masks are left out (but
+    torchvision's index, which it cannot do without). Output norms, `norm0` to `norm3`, have a place in mmdet, in the
+    official detectors and in Hugging Face's backbones; in timm's and torchvision's files they keep their names.
+
+    Args:
+        source: a checkpoint of any origin, see `load_checkpoint`.
+        target: the file to write, of safetensors if that is what its name ends in, else of torch.save.
+        to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'.
+        unsafe_load: see `load_checkpoint`.
+
+    Returns:
+        What was done, in a sentence.
+
+    Raises:
+        ValueError: if there is no such format.
+        CheckpointError: if the source cannot be read, or holds no Swin.
+    """
+    if to not in WRITTEN:
+        raise ValueError(f'to must be one of {", ".join(WRITTEN)}, got {to!r}')
+    loaded = read_checkpoint(source, unsafe_load=unsafe_load)
+    format = WRITTEN[to]
+    try:
+        tensors = tensors_of(loaded)
+        weights = find_swin(tensors)
+        converted = _convert(weights, format)
+    except CheckpointError as error:
+        raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
+    rest = _rest_of_detector(weights, tensors) if format is MMDET else {}
+    if rest:
+        converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **rest}
+    _write(converted, Path(target), format)
+    left_out = {
+        reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
+    }
+    left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - len(rest)
+    return f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: ' + (
+        ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
+    )
+
+
+def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
+    """A Swin's weights as another origin names and orders them."""
+    ours = {**weights.backbone, **weights.classifier}
+    if format is TORCHVISION:
+        ours.update(_index_tables(weights))
+    # Copies: neither file format takes kindly to tensors that share memory.
+    return {key: v.clone(memory_format=torch.contiguous_format) for key, v in from_here(ours, format).items()}
+
+
+def _rest_of_detector(weights: SwinWeights, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The neck and heads of the model whose `backbone.` this is."""
+    model, is_backbone, _ = weights.prefix.rpartition('backbone.')
+    if not is_backbone:
+        return {}
+    return {key.removeprefix(model): tensors[key] for key in weights.ignored.get(OUTSIDE, []) if key.startswith(model)}
+
+
+def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
+    """What looks up the bias tables; torchvision loads no checkpoint without it."""
+    indices = {}
+    for key, table in weights.backbone.items():
+        if key.endswith('.relative_position_bias_table'):
+            window = weights.windows.get(key) or window_of_table(table)
+            if window is None:
+                raise CheckpointError(f'{key} is for no square window, and for which rectangle it does not say')
+            index = relative_position_index(window, window, torch.device('cpu'))
+            indices[key.replace('_bias_table', '_index')] = index.flatten()
+    return indices
+
+
+def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
+    """Write beside, then rename: nothing is ever half there."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f'.{target.name}.')
+    os.close(handle)
+    try:
+        if target.suffix == '.safetensors':
+            safetensors.torch.save_file(weights, name, metadata={'format': 'pt'})
+        else:
+            container = {OFFICIAL: 'model', MMDET: 'state_dict'}.get(format)
+            torch.save({container: weights} if container else weights, name)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

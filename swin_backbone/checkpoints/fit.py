@@ -1,0 +1,193 @@
+"""A checkpoint's weights under the names and in the shapes of a model."""
+
+import logging
+import re
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from mmengine.logging import print_log
+from torch import Tensor, nn
+
+from .errors import CheckpointError
+from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
+from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table
+
+# A name that every Swin backbone has; it tells where in a model the backbone is.
+_ANCHOR = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
+
+
+@dataclass
+class LoadReport:
+    """What came of a checkpoint."""
+
+    checkpoint: str
+    origin: str = ''  # whose format it is, and the prefix of the backbone's names in it
+    loaded: list[str] = field(default_factory=list)  # names in the model
+    resized: dict[str, str] = field(default_factory=dict)  # names in the backbone; from what to what
+    ignored: dict[str, list[str]] = field(default_factory=dict)  # the reason; names in the checkpoint
+    missing: list[str] = field(default_factory=list)  # names in the model, of its backbone
+    missing_elsewhere: list[str] = field(default_factory=list)  # names in the model, outside its backbone
+    warnings: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        resized = ', '.join(dict.fromkeys(self.resized.values()))
+        ignored = '; '.join(f'{reason}: {_some(names)}' for reason, names in self.ignored.items())
+        return (
+            f'Loaded {self.checkpoint} ({self.origin}): {len(self.loaded)} tensors, '
+            f'{len(self.resized)} of them resized{f" ({resized})" if resized else ""}, '
+            f'{sum(map(len, self.ignored.values()))} ignored{f" ({ignored})" if ignored else ""}, '
+            f'{len(self.missing)} missing'
+        )
+
+    def log(self) -> None:
+        """One line, and warnings for whatever a user should look at."""
+        print_log(str(self), logger='current')
+        warnings = [*self.warnings]
+        if self.missing:
+            warnings.append(f'Left at their initialisation: {", ".join(self.missing)}')
+        if self.missing_elsewhere:
+            warnings.append(f'Outside the backbone, not in the checkpoint: {_some(self.missing_elsewhere)}')
+        for warning in warnings:
+            print_log(warning, logger='current', level=logging.WARNING)
+
+
+def backbones_of(model: nn.Module) -> list[str]:
+    """The prefixes, among a model's names, of the `SwinBackbone`s in it; the toolboxes' own do not say their window."""
+    names = [name for name in model.state_dict() if name == _ANCHOR or name.endswith(f'.{_ANCHOR}')]
+    prefixes = [name.removesuffix(_ANCHOR) for name in names]
+    return [prefix for prefix in prefixes if hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size')]
+
+
+def fit(
+    model: nn.Module, loaded: Any, checkpoint: str, prefix: Optional[str] = None
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """What of a checkpoint goes into a model that has a Swin backbone. The model is not touched.
+
+    Args:
+        loaded: what the file held.
+        checkpoint: its name, for the report and for errors.
+        prefix: of the backbone's names in the checkpoint. Default: it is found.
+
+    Raises:
+        CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's.
+    """
+    own = model.state_dict()
+    fitted: dict[str, Tensor] = OrderedDict()
+    report = LoadReport(checkpoint)
+    try:
+        tensors = tensors_of(loaded)
+        is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
+        found: dict[str, SwinWeights] = {}
+        for own_prefix in backbones_of(model):
+            found[own_prefix] = weights = find_swin(tensors, prefer=own_prefix, prefix=prefix, is_own=is_own)
+            backbone = model.get_submodule(own_prefix.rstrip('.'))
+            own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
+            _check_arch(weights.backbone, own_backbone)
+            for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():
+                fitted[own_prefix + key] = value
+    except CheckpointError as error:
+        raise CheckpointError(f'checkpoint {checkpoint!r}: {error}') from error.__cause__
+    report.origin = weights.format.origin + (f', prefix {weights.prefix!r}' if weights.prefix else '')
+    # Outside the backbone names are the whole model's, behind whatever is before them, `model.` say.
+    outer = weights.prefix.removesuffix(own_prefix)
+    inside = tuple(weights.prefix for weights in found.values())
+    _fit_elsewhere({key: v for key, v in tensors.items() if not key.startswith(inside)}, outer, own, fitted, report)
+    for weights in found.values():
+        for reason, names in weights.ignored.items():
+            ignored = [key for key in names if key.removeprefix(outer) not in fitted]
+            if reason == OUTSIDE:
+                ignored = [key for key in ignored if not key.startswith(inside)]
+            if ignored:
+                report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
+    fitted._metadata = tensors._metadata
+    report.loaded = list(fitted)
+    report.missing = [key for key in own if key not in fitted and key.startswith(tuple(found))]
+    report.missing_elsewhere = [key for key in own if key not in fitted and not key.startswith(tuple(found))]
+    return fitted, report
+
+
+def _fit_backbone(
+    weights: SwinWeights, own: dict[str, Tensor], backbone: nn.Module, report: LoadReport
+) -> dict[str, Tensor]:
+    fitted = {}
+    for key, value in weights.backbone.items():
+        if key not in own:
+            _note_unused(key, report)
+            continue
+        fitted[key], change = _at_size_of(own[key], key, value, weights, backbone)
+        if change:
+            report.resized[key] = change
+        if fitted[key].shape != own[key].shape:
+            raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(own[key].shape)}')
+        if key == _ANCHOR and key not in weights.windows and is_ambiguous(value, backbone.window_size):
+            report.warnings.append(
+                f'{key} was taken for window {backbone.window_size}; a square window has as many rows'
+            )
+    return fitted
+
+
+def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: nn.Module) -> tuple[Tensor, str]:
+    """A weight at the backbone's sizes, and what was done to it, '' for nothing."""
+    if key.endswith('.relative_position_bias_table') and value.shape[1:] == own.shape[1:]:
+        return resize_table(value, weights.windows.get(key), backbone.window_size)
+    if key == 'absolute_pos_embed' and value.shape[2:] == own.shape[2:]:
+        return resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
+    if key == 'patch_embed.projection.weight' and value.dim() == own.dim():
+        return adapt_input_channels(value, own.shape[1])
+    return value, ''
+
+
+def _note_unused(key: str, report: LoadReport) -> None:
+    if re.match(r'norm\d+\.', key):
+        report.ignored.setdefault('norms of outputs that the backbone does not emit', []).append(key)
+    else:
+        report.ignored.setdefault('the backbone has no such weight', []).append(key)
+        report.warnings.append(f'The checkpoint has {key}, the backbone has not: its outputs will be others')
+
+
+def _check_arch(weights: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    theirs, ours = _arch(weights), _arch(own)
+    if theirs != ours:
+        raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
+
+
+def _arch(weights: dict[str, Tensor]) -> str:
+    depths: dict[int, int] = {}
+    heads: dict[int, int] = {}
+    width = 0
+    for key, value in weights.items():
+        match = re.match(r'stages\.(\d+)\.blocks\.(\d+)\.(.*)', key)
+        if match:
+            stage, block, leaf = int(match[1]), int(match[2]), match[3]
+            depths[stage] = max(depths.get(stage, 0), block + 1)
+            if leaf == 'attn.w_msa.relative_position_bias_table':
+                heads[stage] = value.shape[-1]
+            elif stage == 0 and leaf == 'norm1.weight':
+                width = value.shape[0]
+    return f'width {width}, depths {_in_order(depths)} and heads {_in_order(heads)}'
+
+
+def _in_order(by_stage: dict[int, int]) -> tuple[int, ...]:
+    return tuple(by_stage[stage] for stage in sorted(by_stage))
+
+
+def _fit_elsewhere(
+    tensors: dict[str, Tensor], outer: str, own: dict[str, Tensor], fitted: dict[str, Tensor], report: LoadReport
+) -> None:
+    """The neck and the heads, which go by the names and shapes they have."""
+    for key, value in tensors.items():
+        here = key.removeprefix(outer)
+        if here not in own or here in fitted:
+            continue
+        if value.shape == own[here].shape:
+            fitted[here] = value
+        else:
+            report.warnings.append(
+                f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(own[here].shape)} in the model: '
+                'it was not loaded'
+            )
+
+
+def _some(names: list[str], number: int = 3) -> str:
+    return ', '.join(names[:number]) + (f' and {len(names) - number} more' if len(names) > number else '')

@@ -1,0 +1,135 @@
+"""Whose checkpoint this is, and which of its tensors are a Swin backbone's: by names and shapes alone."""
+
+import re
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from torch import Tensor
+
+from ..ops.windows import Size
+from .errors import CheckpointError
+from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, Format, name_here, to_here
+from .resize import window_of_index
+
+# What may hold the weights in a training script's checkpoint, first the averaged ones (timm's, then DeiT's name). In
+# mmengine's `state_dict` are the averaged ones already, and `ema_state_dict` has the others.
+CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
+# What some implementations save and this one computes.
+INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
+OUTSIDE = 'outside the backbone'  # a reason to ignore
+_AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
+
+
+@dataclass
+class SwinWeights:
+    """The Swin backbone in a checkpoint, under its names here."""
+
+    format: Format
+    prefix: str  # of the backbone's names in the checkpoint: 'backbone.', 'module.encoder.', ...
+    backbone: dict[str, Tensor]
+    classifier: dict[str, Tensor]  # a classifier's `norm` and `head`
+    ignored: dict[str, list[str]] = field(default_factory=dict)  # names in the checkpoint, by the reason
+    windows: dict[str, Size] = field(default_factory=dict)  # of those bias tables whose index is in the checkpoint too
+    map_size: Optional[Size] = None  # of an absolute position embedding that is saved as a map
+
+
+def tensors_of(loaded: Any) -> dict[str, Tensor]:
+    """The named tensors in what a file held, without the `module.` that data-parallel wrappers put before them.
+
+    Raises:
+        CheckpointError: if there are none.
+    """
+    while isinstance(loaded, dict):
+        inner = next((loaded[name] for name in CONTAINERS if isinstance(loaded.get(name), dict)), None)
+        if inner is None:
+            break
+        loaded = inner
+    tensors: dict[str, Tensor] = OrderedDict()
+    if isinstance(loaded, dict):
+        tensors.update(
+            (str(key).removeprefix('module.'), v.detach()) for key, v in loaded.items() if isinstance(v, Tensor)
+        )
+        tensors._metadata = getattr(loaded, '_metadata', {})  # the versions of modules, by which some rename
+    if not tensors:
+        inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
+        raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')
+    return tensors
+
+
+def find_swin(
+    tensors: dict[str, Tensor], prefer: str = 'backbone.', prefix: Optional[str] = None, is_own: bool = False
+) -> SwinWeights:
+    """The Swin backbone among `tensors`, the one at `prefix` if that is given.
+
+    Else of several the one at the prefix `prefer`, or an averaged one (EMA, teacher), or that of the shortest prefix.
+
+    Args:
+        is_own: the model they are for has all these names itself, so `norm3` is the norm of an output.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    found = _prefixes(tensors)
+    if not found:
+        if any(key.endswith('.logit_scale') for key in tensors):
+            raise CheckpointError('it holds a Swin V2, whose weights fit no Swin V1')
+        raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(tensors)[:5]}')
+    if prefix is None:
+        prefix = min(found, key=lambda prefix: (prefix != prefer, not _AVERAGED.search(prefix), len(prefix)))
+    elif (prefix := f'{prefix.rstrip(".")}.'.lstrip('.')) not in found:
+        raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(found)}')
+    names = {key: key.removeprefix(prefix) for key in tensors}
+    inside = {name for key, name in names.items() if key.startswith(prefix)}
+    format = found[prefix] if is_own else _refine(found[prefix], inside, set(names.values()))
+
+    backbone, classifier, ignored, windows = {}, {}, defaultdict(list), {}
+    for key, value in tensors.items():
+        here, is_inside = name_here(names[key], format), key.startswith(prefix)
+        if is_inside and INDEX_TABLES.search(key):
+            ignored['index tables and masks'].append(key)
+            if here and key.endswith('relative_position_index'):
+                windows[here.replace('_index', '_bias_table')] = window_of_index(value)
+        elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
+            classifier[here] = value
+            ignored['classification head' if here.startswith('head.') else 'classification norm'].append(key)
+        elif here and is_inside:
+            backbone[here] = value
+        else:
+            ignored['no part of a Swin backbone' if is_inside else OUTSIDE].append(key)
+    windows = {key: window for key, window in windows.items() if window}
+    weights = SwinWeights(format, prefix, to_here(backbone, format), classifier, dict(ignored), windows)
+    _flatten_position_map(weights)
+    return weights
+
+
+def _prefixes(tensors: dict[str, Tensor]) -> dict[str, Format]:
+    anchors = {format.anchor: format for format in ALL[::-1]}  # of those that share an anchor, the first
+    found = {}
+    for key in tensors:
+        for anchor, format in anchors.items():
+            match = re.fullmatch(rf'((?:.+?\.)??)(?:{anchor})', key)
+            if match:
+                found[match[1]] = format
+    return found
+
+
+def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:
+    """Tell apart the origins that share their blocks' names."""
+    if format.anchor == OFFICIAL.anchor:
+        merges = [key for key in inside if '.downsample.' in key]
+        at_the_end = any(re.match(r'layers[._]0\.downsample\.', key) for key in merges)
+        is_timm = (merges and not at_the_end) or any(key.startswith('layers_') for key in inside)
+        return TIMM if is_timm else OFFICIAL
+    if format.anchor == MMDET.anchor:
+        is_mmpretrain = 'norm0.weight' not in inside and ('head.fc.weight' in everywhere or 'mask_token' in inside)
+        return MMPRETRAIN if is_mmpretrain else MMDET
+    return format
+
+
+def _flatten_position_map(weights: SwinWeights) -> None:
+    """The official detectors save the absolute position embedding as a map (1, C, H, W): make it (1, H * W, C)."""
+    embedding = weights.backbone.get('absolute_pos_embed')
+    if embedding is not None and embedding.dim() == 4:
+        weights.map_size = tuple(embedding.shape[2:])
+        weights.backbone['absolute_pos_embed'] = embedding.flatten(2).transpose(1, 2).contiguous()

@@ -1,0 +1,243 @@
+"""How each origin names and orders a Swin Transformer's weights, written by hand from its own code.
+
+Each function takes the state_dict of a `SwinBackbone` and gives what that origin's training script saves. None of it
+uses the package's tables: the tests compare the two.
+"""
+
+import torch
+
+WINDOW = 7
+
+
+def merged_by_columns(value):
+    """What sees merged channels, from `nn.Unfold`'s order to that of x[0::2, 0::2], x[1::2, 0::2], ..."""
+    channels = value.shape[-1] // 4
+    unfolded_CHW = torch.arange(4 * channels).view(channels, 2, 2)  # where unfold puts neighbour (dy, dx)
+    return value[..., torch.cat([unfolded_CHW[:, dy, dx] for dx in (0, 1) for dy in (0, 1)])]
+
+
+def position_index(window=WINDOW):
+    y, x = torch.meshgrid(torch.arange(window), torch.arange(window), indexing='ij')
+    y, x = y.flatten(), x.flatten()
+    return (y[:, None] - y + window - 1) * (2 * window - 1) + x[:, None] - x + window - 1
+
+
+def without_output_norms(state):
+    return {key: value for key, value in state.items() if not key.startswith('norm')}
+
+
+def official_backbone(state):
+    """Also what the repositories for detection and segmentation save, which have norm0 to norm3."""
+    official = {}
+    for key, value in state.items():
+        if '.downsample.' in key:
+            value = merged_by_columns(value)
+        key = key.replace('stages.', 'layers.').replace('patch_embed.projection', 'patch_embed.proj')
+        key = (
+            key.replace('attn.w_msa.', 'attn.').replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
+        )
+        official[key] = value
+        if key.endswith('relative_position_bias_table'):
+            official[key.replace('_bias_table', '_index')] = position_index()
+    official['layers.0.blocks.1.attn_mask'] = torch.zeros(4, 49, 49)
+    return official
+
+
+def classifier(width, classes=1000):
+    return {
+        'norm.weight': torch.rand(width), 'norm.bias': torch.rand(width),
+        'head.weight': torch.rand(classes, width), 'head.bias': torch.rand(classes),
+    }  # fmt: skip
+
+
+def last_width(state):
+    return state['stages.3.blocks.0.norm1.weight'].shape[0]
+
+
+def official(state, classes=1000):
+    return {'model': official_backbone(without_output_norms(state)) | classifier(last_width(state), classes)}
+
+
+def official_22k(state):
+    return official(state, classes=21841)
+
+
+def official_detector(state):
+    backbone = {f'backbone.{key}': value for key, value in official_backbone(state).items()}
+    return {'state_dict': {**backbone, 'neck.fpn.weight': torch.ones(2)}, 'meta': {'epoch': 12}, 'optimizer': {}}
+
+
+def simmim(state):
+    width = state['patch_embed.projection.weight'].shape[0]
+    encoder = official_backbone(without_output_norms(state)) | {'mask_token': torch.rand(1, 1, width)}
+    encoder |= {key: value for key, value in classifier(last_width(state)).items() if key.startswith('norm')}
+    decoder = {'decoder.0.weight': torch.rand(8, last_width(state), 1, 1), 'decoder.0.bias': torch.rand(8)}
+    return {'model': {**{f'encoder.{key}': value for key, value in encoder.items()}, **decoder}, 'epoch': 99}
+
+
+def mmdet_backbone(state):
+    tables = [key for key in state if key.endswith('relative_position_bias_table')]
+    return state | {key.replace('_bias_table', '_index'): position_index() for key in tables}
+
+
+def mmdet_detector(state):
+    backbone = {f'backbone.{key}': value for key, value in mmdet_backbone(state).items()}
+    return {'state_dict': {**backbone, 'neck.fpn.weight': torch.ones(2)}, 'meta': {'epoch': 12}}
+
+
+def data_parallel(state):
+    return {'state_dict': {f'module.{key}': value for key, value in mmdet_detector(state)['state_dict'].items()}}
+
+
+def averaged(state):
+    """mmengine's AveragedModel, saved by itself."""
+    return {**data_parallel(state)['state_dict'], 'steps': torch.tensor(100)}
+
+
+def teacher_and_student(state):
+    """A semi-supervised detector: the teacher is the student's moving average."""
+    detector = mmdet_detector(state)['state_dict']
+    student = {f'student.{key}': torch.zeros_like(value) for key, value in detector.items()}
+    return {'state_dict': {**student, **{f'teacher.{key}': value for key, value in detector.items()}}}
+
+
+def timm_ema(state):
+    """timm's training script keeps the moving average beside the model."""
+    return {'state_dict': {key: torch.zeros_like(v) for key, v in timm(state).items()}, 'state_dict_ema': timm(state)}
+
+
+def mmpretrain(state):
+    weights = {f'backbone.{key}': value for key, value in mmdet_backbone(without_output_norms(state)).items()}
+    renamed = {'norm': 'backbone.norm3', 'head': 'head.fc'}
+    for key, value in classifier(last_width(state)).items():
+        owner, leaf = key.split('.')
+        weights[f'{renamed[owner]}.{leaf}'] = value
+    return {'state_dict': weights, 'meta': {}}
+
+
+def timm(state):
+    """From 0.9 on: merging is the first thing in a stage."""
+    renamed = {}
+    for key, value in official(state)['model'].items():
+        if key.endswith(('_index', '_mask')):
+            continue  # not persistent
+        parts = key.split('.')
+        if parts[2:3] == ['downsample']:
+            parts[1] = str(int(parts[1]) + 1)
+        renamed['.'.join(parts).replace('head.', 'head.fc.')] = value
+    return renamed
+
+
+def timm_old(state):
+    """Before 0.9: the names of microsoft/Swin-Transformer."""
+    return official(state)['model']
+
+
+def timm_features(state):
+    return {
+        key.replace('layers.', 'layers_', 1): v
+        for key, v in timm(state).items()
+        if not key.startswith(('norm', 'head'))
+    }
+
+
+def torchvision(state):
+    """Sequential: patch embedding, blocks of stage 0, merging, blocks of stage 1, ..."""
+    renamed = {}
+    for key, value in official(state)['model'].items():
+        parts = key.split('.')
+        if key.endswith('attn_mask'):
+            continue
+        if parts[0] == 'layers':
+            stage = int(parts[1])
+            parts[:3] = (
+                ['features', str(2 * stage + 2)] if parts[2] == 'downsample' else ['features', str(2 * stage + 1)]
+            )
+        key = '.'.join(parts).replace('mlp.fc1', 'mlp.0').replace('mlp.fc2', 'mlp.3')
+        key = key.replace('patch_embed.proj', 'features.0.0').replace('patch_embed.norm', 'features.0.2')
+        renamed[key] = value.flatten() if key.endswith('_index') else value
+    return renamed
+
+
+def hugging_face(state):
+    """The files on the Hub, and those that transformers writes."""
+    renamed = {}
+    replacements = (
+        ('layers.', 'encoder.layers.'), ('patch_embed.proj', 'embeddings.patch_embeddings.projection'),
+        ('patch_embed.norm', 'embeddings.norm'), ('absolute_pos_embed', 'embeddings.position_embeddings'),
+        ('attn.proj.', 'attention.output.dense.'), ('attn.', 'attention.self.'),
+        ('.norm1', '.layernorm_before'), ('.norm2', '.layernorm_after'),
+        ('mlp.fc1', 'intermediate.dense'), ('mlp.fc2', 'output.dense'),
+    )  # fmt: skip
+    for key, value in official(state)['model'].items():
+        if key.endswith('attn_mask'):
+            continue
+        if key.startswith('head.'):
+            renamed[key.replace('head', 'classifier')] = value
+            continue
+        if key.startswith('norm.'):
+            renamed[key.replace('norm', 'swin.layernorm')] = value
+            continue
+        for old, new in replacements:
+            key = key.replace(old, new)
+        if '.qkv.' in key:
+            for name, part in zip(('query', 'key', 'value'), value.chunk(3)):
+                renamed['swin.' + key.replace('qkv', name)] = part
+        else:
+            renamed['swin.' + key] = value
+    return renamed
+
+
+def hugging_face_backbone(state):
+    """transformers' SwinBackbone before its release 5: no prefix, and norms of its outputs."""
+    weights = {
+        key.removeprefix('swin.'): value
+        for key, value in hugging_face(state).items()
+        if not key.startswith(('classifier', 'swin.layernorm'))
+    }
+    for stage in range(4):
+        for leaf in ('weight', 'bias'):
+            weights[f'hidden_states_norms.stage{stage + 1}.{leaf}'] = state[f'norm{stage}.{leaf}']
+    return weights
+
+
+def hugging_face_in_memory(state):
+    """What transformers 5 calls its parameters; its files keep the old names."""
+    renamed = {}
+    replacements = (
+        ('attention.self.query', 'attention.q_proj'), ('attention.self.key', 'attention.k_proj'),
+        ('attention.self.value', 'attention.v_proj'), ('attention.output.dense', 'attention.o_proj'),
+        ('attention.self.relative', 'attention.relative_position_bias.relative'),
+        ('intermediate.dense', 'mlp.fc1'), ('output.dense', 'mlp.fc2'),
+    )  # fmt: skip
+    for key, value in hugging_face(state).items():
+        if key.endswith('_index'):
+            continue
+        for old, new in replacements:
+            key = key.replace(old, new)
+        renamed[key] = value
+    return renamed
+
+
+# The function, the origin a report names, and whether it has the norms of a detector's outputs.
+ORIGINS = {
+    'plain': (dict, 'mmdet or mmseg', True),
+    'official': (official, 'microsoft/Swin-Transformer', False),
+    'official_22k': (official_22k, 'microsoft/Swin-Transformer', False),
+    'official_detector': (official_detector, "microsoft/Swin-Transformer, prefix 'backbone.'", True),
+    'simmim': (simmim, "microsoft/Swin-Transformer, prefix 'encoder.'", False),
+    'mmdet_backbone': (mmdet_backbone, 'mmdet or mmseg', True),
+    'mmdet_detector': (mmdet_detector, "mmdet or mmseg, prefix 'backbone.'", True),
+    'data_parallel': (data_parallel, "mmdet or mmseg, prefix 'backbone.'", True),
+    'averaged': (averaged, "mmdet or mmseg, prefix 'backbone.'", True),
+    'teacher_and_student': (teacher_and_student, "mmdet or mmseg, prefix 'teacher.backbone.'", True),
+    'timm_ema': (timm_ema, 'timm', False),
+    'mmpretrain': (mmpretrain, "mmpretrain, prefix 'backbone.'", False),
+    'timm': (timm, 'timm', False),
+    'timm_old': (timm_old, 'microsoft/Swin-Transformer', False),
+    'timm_features': (timm_features, 'timm', False),
+    'torchvision': (torchvision, 'torchvision', False),
+    'hugging_face': (hugging_face, 'Hugging Face', False),
+    'hugging_face_backbone': (hugging_face_backbone, 'Hugging Face', True),
+    'hugging_face_in_memory': (hugging_face_in_memory, 'Hugging Face', False),
+}

@@ -1,0 +1,121 @@
+"""Each origin's naming, with random weights, against the same weights loaded directly."""
+
+import pytest
+import torch
+from origins import ORIGINS
+from small_models import Detector, lines, randomised
+
+from swin_backbone import SwinBackbone, load_checkpoint
+
+
+def images():
+    return torch.randn(2, 3, 75, 106)  # maps of 19x27, 10x14, 5x7, 3x4: odd sides, and no multiples of the window
+
+
+@pytest.mark.parametrize('origin', ORIGINS)
+@torch.no_grad()
+def test_all_four_outputs_equal_those_of_a_model_loaded_directly(tmp_path, origin):
+    save, title, has_output_norms = ORIGINS[origin]
+    source = randomised(has_output_norms)
+    torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
+    backbone = SwinBackbone(arch='nano')
+    report = load_checkpoint(backbone, tmp_path / 'weights.pth')
+    assert report.origin == title
+    assert bool(report.missing) != has_output_norms
+    assert all(name.startswith('norm') for name in report.missing)
+    x = images()
+    for output, expected in zip(backbone.eval()(x), source(x)):
+        assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize('origin', ['official', 'mmdet_detector', 'torchvision', 'hugging_face'])
+@torch.no_grad()
+def test_init_cfg_takes_them_too(tmp_path, origin):
+    save, _, has_output_norms = ORIGINS[origin]
+    source = randomised(has_output_norms)
+    torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
+    cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'weights.pth'))
+    backbone = SwinBackbone(arch='nano', init_cfg=cfg)
+    backbone.init_weights()
+    x = images()
+    for output, expected in zip(backbone.eval()(x), source(x)):
+        assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize('origin', ['official', 'official_detector', 'mmdet_detector', 'timm', 'hugging_face'])
+@torch.no_grad()
+def test_a_whole_model_takes_them_all(tmp_path, origin):
+    save, _, has_output_norms = ORIGINS[origin]
+    source = randomised(has_output_norms)
+    torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
+    detector = Detector(SwinBackbone(arch='nano'))
+    report = load_checkpoint(detector, tmp_path / 'weights.pth')
+    x = images()
+    for output, expected in zip(detector.backbone.eval()(x), source(x)):
+        assert torch.equal(output, expected)
+    in_file = origin.endswith('detector')
+    assert detector.neck.fpn.weight.tolist() == [in_file, in_file]
+    assert report.missing_elsewhere == ([] if in_file else ['neck.fpn.weight'])
+
+
+def test_what_a_report_says(tmp_path, log):
+    source = randomised(False)
+    torch.save(ORIGINS['official'][0](source.state_dict()), tmp_path / 'weights.pth')
+    report = load_checkpoint(SwinBackbone(arch='nano', window_size=(7, 12)), tmp_path / 'weights.pth')
+    assert report.ignored['classification head'] == ['head.weight', 'head.bias']
+    assert report.ignored['classification norm'] == ['norm.weight', 'norm.bias']
+    assert len(report.ignored['index tables and masks']) == 8 + 1
+    (line,) = [line for line in lines(log) if line.startswith('Loaded')]
+    assert line == (
+        f'Loaded {tmp_path}/weights.pth (microsoft/Swin-Transformer): 117 tensors, 8 of them resized (bias tables from '
+        'window 7x7 to 7x12), 13 ignored (index tables and masks: layers.0.blocks.0.attn.relative_position_index, '
+        'layers.0.blocks.1.attn.relative_position_index, layers.1.blocks.0.attn.relative_position_index and 6 more; '
+        'classification norm: norm.weight, norm.bias; classification head: head.weight, head.bias), 8 missing'
+    )
+    (warning,) = lines(log, 'WARNING')
+    assert warning.startswith('Left at their initialisation: norm0.weight, norm0.bias, norm1.weight')
+
+
+def test_a_prefix_that_is_asked_for_is_taken(tmp_path):
+    source = randomised()
+    torch.save(ORIGINS['teacher_and_student'][0](source.state_dict()), tmp_path / 'weights.pth')
+    checkpoint = str(tmp_path / 'weights.pth')
+    for prefix, expected in (('student.backbone', 0), ('teacher.backbone.', source.norm0.weight[0])):
+        cfg = dict(type='Pretrained', checkpoint=checkpoint, prefix=prefix)
+        backbone = SwinBackbone(arch='nano', init_cfg=[cfg])
+        backbone.init_weights()
+        assert backbone.norm0.weight[0] == expected
+    with pytest.raises(
+        ValueError, match=r"at prefix 'neck\.', but at \['student\.backbone\.', 'teacher\.backbone\.'\]"
+    ):
+        load_checkpoint(backbone, checkpoint, prefix='neck')
+
+
+def test_a_semi_supervised_model_gets_each_of_its_own(tmp_path):
+    source = randomised()
+    torch.save(ORIGINS['teacher_and_student'][0](source.state_dict()), tmp_path / 'weights.pth')
+    model = torch.nn.ModuleDict({name: Detector(SwinBackbone(arch='nano')) for name in ('teacher', 'student')})
+    report = load_checkpoint(model, tmp_path / 'weights.pth')
+    assert torch.equal(model['teacher'].backbone.norm0.weight, source.norm0.weight)
+    assert not model['student'].backbone.norm0.weight.any()
+    assert model['teacher'].neck.fpn.weight.all()
+    assert not report.missing
+    assert not report.missing_elsewhere
+    assert set(report.ignored) == {'index tables and masks'}
+
+
+def test_the_official_detectors_position_map(tmp_path):
+    """They keep the absolute position embedding as (1, C, H, W), and their images need not be square."""
+    source = randomised(use_abs_pos_embed=True, pretrain_img_size=(32, 48))
+    state = ORIGINS['official_detector'][0](source.state_dict())
+    embedding = state['state_dict']['backbone.absolute_pos_embed']
+    state['state_dict']['backbone.absolute_pos_embed'] = embedding.transpose(1, 2).unflatten(2, (8, 12))
+    torch.save(state, tmp_path / 'weights.pth')
+    same, larger = (SwinBackbone(arch='nano', use_abs_pos_embed=True, pretrain_img_size=s) for s in ((32, 48), 64))
+    load_checkpoint(same, tmp_path / 'weights.pth')
+    assert torch.equal(same.absolute_pos_embed, source.absolute_pos_embed)
+    load_checkpoint(larger, tmp_path / 'weights.pth')
+    expected = torch.nn.functional.interpolate(
+        embedding.transpose(1, 2).unflatten(2, (8, 12)), (16, 16), mode='bicubic'
+    )
+    assert torch.equal(larger.absolute_pos_embed, expected.flatten(2).transpose(1, 2))

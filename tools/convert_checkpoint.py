@@ -1,0 +1,30 @@
+"""Write a Swin checkpoint of any origin in the format of another.
+
+python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|hf [--unsafe-load]
+"""
+
+import argparse
+
+from command_line import add_unsafe_load, stop_on_user_errors
+
+from swin_backbone import convert_checkpoint
+from swin_backbone.checkpoints import FORMATS
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('source', metavar='IN', help='path or URL of a checkpoint, whose format is recognised')
+    parser.add_argument('target', metavar='OUT', help='file to write; .safetensors writes safetensors')
+    parser.add_argument('--to', choices=FORMATS, required=True, help='format to write')
+    add_unsafe_load(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with stop_on_user_errors():
+        print(convert_checkpoint(args.source, args.target, args.to, args.unsafe_load))
+
+
+if __name__ == '__main__':
+    main()
