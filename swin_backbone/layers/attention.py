@@ -3,13 +3,14 @@
 Layout: B batch, H W height and width of a map, C channels, T tokens, N places of a window, h heads.
 """
 
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..ops.attention import attend_in_windows, relative_position_bias
+from ..ops.traced import TracedWindows
 from ..ops.windows import Size, Strip, WindowGrid, fit_window, window_grid
 
 
@@ -84,11 +85,12 @@ class ShiftedWindowAttention(BaseModule):
         self.mask_padding = mask_padding
         self.w_msa = WindowAttention(window_size=window_size, **attention)
 
-    def windows_of(self, x_BHWC: Tensor) -> tuple[WindowGrid, Size]:
+    def windows_of(self, x_BHWC: Tensor) -> tuple[Union[WindowGrid, TracedWindows], Size]:
         """How a batch of maps is cut into windows, and their size."""
         B, H, W, _ = x_BHWC.shape
         window_size, shift = fit_window(H, W, self.window_size, self.shift, self.small_map)
-        return window_grid(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device), window_size
+        arrange = TracedWindows if torch.compiler.is_compiling() else window_grid
+        return arrange(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device), window_size
 
     def forward(self, x_TC: Tensor, strip: Strip, window_size: Size) -> Tensor:
         """The normalised tokens of a strip to as many."""

@@ -65,23 +65,23 @@ class SwinBlock(BaseModule):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """A batch of maps to one of the same shape."""
         grid, window_size = self.attn.windows_of(x_BHWC)
-        x_TC = x_BHWC.flatten(0, 2)
         activation = self.ffn.layers[0][1]
         if not is_as_published(self, WindowAttention, ShiftedWindowAttention, called=(activation,)):
-            return self._whole(self._by_modules, x_TC, grid.whole(), window_size).view_as(x_BHWC)
+            return self._whole(partial(self._by_modules, window_size=window_size), x_BHWC, grid.whole())
         settings, weights = self._settings(), self._weights(x_BHWC, window_size)
         strips = choose_strips(self.strip_tokens, x_BHWC, grid, recompute=self.with_cp)
         if strips is None:
-            return self._whole(swin_block, x_TC, grid.whole(), weights, settings).view_as(x_BHWC)
+            return self._whole(swin_block, x_BHWC, grid.whole(), weights, settings)
         computation = Computation(
             partial(swin_block, settings=settings), partial(swin_block_backward, settings=settings), settings.draws
         )
         return in_strips(computation, x_BHWC, weights, strips)
 
-    def _whole(self, compute: Callable[..., Tensor], *args) -> Tensor:
+    def _whole(self, compute: Callable[..., Tensor], x_BHWC: Tensor, *args) -> Tensor:
+        tokens = x_BHWC if torch.compiler.is_compiling() else x_BHWC.flatten(0, 2)
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(compute, *args, use_reentrant=False)
-        return compute(*args)
+            return checkpoint(compute, tokens, *args, use_reentrant=False).view_as(x_BHWC)
+        return compute(tokens, *args).view_as(x_BHWC)
 
     def _settings(self) -> BlockSettings:
         attention, ((_, activation, hidden_drop), _, ffn_drop) = self.attn.w_msa, self.ffn.layers
@@ -116,6 +116,10 @@ class SwinBlock(BaseModule):
         )
 
     def _by_modules(self, x_TC: Tensor, strip: Strip, window_size: Size) -> Tensor:
-        batch = -1, strip.tokens_per_image, x_TC.shape[-1]  # drop path is drawn by sample
-        x_TC = x_TC + self.drop_path(self.attn(self.norm1(x_TC), strip, window_size).view(batch)).view_as(x_TC)
-        return x_TC + self.drop_path(self.ffn(self.norm2(x_TC)).view(batch)).view_as(x_TC)
+        y_TC = self.attn(self.norm1(x_TC), strip, window_size)
+        x_TC = x_TC + self._drop_path_by_module(y_TC, strip)
+        return x_TC + self._drop_path_by_module(self.ffn(self.norm2(x_TC)), strip)
+
+    def _drop_path_by_module(self, y_TC: Tensor, strip: Strip) -> Tensor:
+        """mmcv's module, which draws by the first dimension: images, not tokens."""
+        return self.drop_path(strip.per_image(y_TC)).reshape(y_TC.shape)

@@ -26,14 +26,15 @@ def attend_in_windows(
         dropout: probability with which an attention weight is dropped.
     """
     qkv_3LhNd = _split_heads(strip.to_windows(qkv_T3C), num_heads)
-    if qkv_T3C.device.type != 'cpu':
-        attend = F.scaled_dot_product_attention
-    elif torch.is_grad_enabled() and (qkv_T3C.requires_grad or bias_hNN.requires_grad):
+    if torch.compiler.is_compiling():
+        # One expression over all windows, which the compiler fuses with the mask's own.
+        return strip.to_tokens(_join_heads(_attend(*qkv_3LhNd, _bias_of(strip.runs[0], bias_hNN), dropout, scale)))
+    attend = F.scaled_dot_product_attention
+    if qkv_T3C.device.type == 'cpu':
+        if not (torch.is_grad_enabled() and (qkv_T3C.requires_grad or bias_hNN.requires_grad)):
+            x_LhNd, _, _ = _attend_in_place(qkv_3LhNd.contiguous(), strip, bias_hNN, scale, dropout)
+            return strip.to_tokens(_join_heads(x_LhNd))
         attend = _attend
-    else:
-        return strip.to_tokens(
-            _join_heads(_attend_in_place(qkv_3LhNd.contiguous(), strip, bias_hNN, scale, dropout)[0])
-        )
     counts = [run.count for run in strip.runs]
     parts = []
     for run, q, k, v in zip(strip.runs, *(x_LhNd.split(counts) for x_LhNd in qkv_3LhNd)):

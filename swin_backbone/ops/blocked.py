@@ -16,9 +16,11 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from .sums import GradientSums
 from .windows import Strip, WindowGrid
 
-# Tokens of a strip times channels of the map: a strip's widest tensor, the hidden map of the MLP, is 4 of these.
+# Found by tools/benchmark.py --strip-tokens, with 1 MiB of L2 cache a core. For each thread: the elements of a strip
+# of the map, of which four times as many are the widest tensor, the hidden map of the MLP; and the tokens below which
+# GEMMs, above all those whose sum runs over tokens, are too small to run at full speed.
 AUTO_STRIP_ELEMENTS = 2048 * 96
-AUTO_STRIP_MIN_TOKENS = 512  # below, GEMMs are too small to run at full speed
+AUTO_STRIP_MIN_TOKENS = 1024
 
 StripTokens = Union[int, str, None]
 
@@ -67,7 +69,8 @@ def choose_strips(
     """
     if saves_memory(strip_tokens, x_BHWC):
         if strip_tokens == 'auto':
-            strip_tokens = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // x_BHWC.shape[-1])
+            per_thread = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // x_BHWC.shape[-1])
+            strip_tokens = per_thread * torch.get_num_threads()
         return grid.strips(max(1, strip_tokens // grid.window_area))
     one_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return [grid.whole()] if recompute and not one_graph else None

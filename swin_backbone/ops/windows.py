@@ -39,7 +39,7 @@ class Strip(NamedTuple):
     tokens_T: Optional[Tensor]  # the rows of the map in these windows; None: every row, in the map's order
     token_at_P: Optional[Tensor]  # for each place of each window its token, T for padding; None: they stand in place
     place_of_T: Optional[Tensor]  # for each token its place: the inverse of token_at_P
-    padding_P: Optional[Tensor]  # the places of padding, where a backward needs to know
+    padding_P: Optional[Tensor]  # the places of padding
     padded: bool  # whether there may be padding
     window_area: int  # N
     tokens_per_image: int
@@ -72,6 +72,10 @@ class Strip(NamedTuple):
     def to_tokens_backward(self, grad_TC: Tensor) -> Tensor:
         """The gradient of `to_tokens`' argument: zero where padding is."""
         return self.to_windows(self.with_padding_token(grad_TC))
+
+    def per_image(self, x_TC: Tensor) -> Tensor:
+        """The tokens of each image by themselves, if these are all tokens: (B, H*W, C)."""
+        return x_TC.view(-1, self.tokens_per_image, x_TC.shape[-1])
 
     def per_token(self, values_B: Tensor) -> Tensor:
         """One value an image, at each of its tokens: (T, 1)."""
@@ -138,7 +142,7 @@ class WindowGrid:
 
 
 def bounded_cache(build: Callable) -> Callable:
-    """A bounded cache for index tables; it steps aside under torch.compile and export, where sizes are symbols."""
+    """A bounded cache for index tables; it steps aside under torch.compile and export, which trace what they do."""
 
     @lru_cache(maxsize=CACHED_GRIDS)
     def cached(*args):
@@ -158,11 +162,9 @@ window_grid = bounded_cache(WindowGrid)
 
 @bounded_cache
 def _whole(grid: WindowGrid) -> Strip:
-    # Under torch.compile sizes are symbols: whether there is padding, and where, would be a guard on them.
-    compiling = torch.compiler.is_compiling()
-    padded = compiling or grid.token_at_LN.numel() > grid.num_tokens
     token_at_P = grid.token_at_LN.flatten()
-    padding_P = (token_at_P < 0).nonzero()[:, 0] if padded and not compiling else None
+    padding_P = (token_at_P < 0).nonzero()[:, 0]
+    padded = token_at_P.shape[0] > grid.num_tokens
     token_at_P = torch.where(token_at_P < 0, grid.num_tokens, token_at_P)
     places_P = torch.arange(token_at_P.shape[0], device=token_at_P.device)
     place_of_T = places_P.new_empty(grid.num_tokens + 1).scatter(0, token_at_P, places_P)[:-1]
@@ -254,8 +256,8 @@ def _cut_runs(runs: tuple[Run, ...], start: int, stop: int) -> tuple[Run, ...]:
 
 
 def _by_hand(x: Tensor) -> bool:
-    """Whether to take the autograd functions below; torch.compile differentiates a gather as well by itself."""
-    return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
+    """Whether to take the autograd functions below."""
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 def _to_windows(x_TC: Tensor, strip: Strip) -> Tensor:

@@ -1,0 +1,86 @@
+"""Windows for one graph at any size: what torch.compile and export see instead of a `WindowGrid`.
+
+There sizes are symbols. Index tables would be built anew in every run of the graph, and which windows touch an edge
+would be a guard on the size, so here are the paper's own pad, roll and partition, which a compiler fuses into the
+operations around them; and the mask of every window is an expression that it computes where it is used.
+
+Layout: B batch, H W height and width of a map, C channels, T tokens, L windows, N places of a window.
+"""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .windows import Run, Size
+
+
+class TracedWindows:
+    """All windows of a batch of maps, row by row. It does what a `Strip` does, with maps (B, H, W, C) for (T, C).
+
+    Args: see `WindowGrid`.
+    """
+
+    padded = False  # `with_padding_token` gives whole windows, not one token more
+
+    def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
+        self.batch, self.size, self.window_size, self.shift = batch, (height, width), window_size, shift
+        # How many windows, and from that how much padding: symbols stay products, which are quick to reason about.
+        self.counts = tuple((length + window - 1) // window for length, window in zip(self.size, window_size))
+        self.runs = (Run(None, self._mask(mask_padding, device)),)
+
+    def whole(self) -> 'TracedWindows':
+        """All windows, as `WindowGrid` gives them."""
+        return self
+
+    def with_padding_token(self, x_BHWC: Tensor) -> Tensor:
+        """The maps padded with zeros to whole windows."""
+        bottom, right = (
+            n * window - length for n, window, length in zip(self.counts, self.window_size, x_BHWC.shape[1:3])
+        )
+        return F.pad(x_BHWC, (0, 0, 0, right, 0, bottom))
+
+    def to_windows(self, x_BHWC: Tensor) -> Tensor:
+        """Padded maps to (L, N, C)."""
+        if any(self.shift):
+            x_BHWC = x_BHWC.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
+        (rows, columns), (Wh, Ww), C = self.counts, self.window_size, x_BHWC.shape[-1]
+        x = x_BHWC.view(self.batch, rows, Wh, columns, Ww, C).transpose(2, 3)
+        return x.reshape(self.batch * rows * columns, Wh * Ww, C)
+
+    def to_tokens(self, x_LNC: Tensor) -> Tensor:
+        """(L, N, C) to maps (B, H, W, C)."""
+        (rows, columns), (Wh, Ww), C = self.counts, self.window_size, x_LNC.shape[-1]
+        x = x_LNC.reshape(self.batch, rows, columns, Wh, Ww, C).transpose(2, 3)
+        x_BHWC = x.reshape(self.batch, rows * Wh, columns * Ww, C)
+        if any(self.shift):
+            x_BHWC = x_BHWC.roll(self.shift, dims=(1, 2))
+        return x_BHWC[:, : self.size[0], : self.size[1]]
+
+    def per_image(self, x_BHWC: Tensor) -> Tensor:
+        """The tokens of each image by themselves: the maps as they are."""
+        return x_BHWC
+
+    def per_token(self, values_B: Tensor) -> Tensor:
+        """One value an image, for each of its tokens: (B, 1, 1, 1)."""
+        return values_B[:, None, None, None]
+
+    def _mask(self, mask_padding: bool, device: torch.device) -> Optional[Tensor]:
+        """Which pairs of places are in one region: (L, 1, N, N), None where all are."""
+        if not (any(self.shift) or mask_padding):
+            return None
+        rows_nW, columns_nW = (self._regions(axis, mask_padding, device) for axis in (0, 1))
+        (rows, columns), (Wh, Ww) = self.counts, self.window_size
+        region_LN = (rows_nW[:, None, :, None] * 3 + columns_nW[None, :, None, :]).view(rows * columns, Wh * Ww)
+        mask_LNN = region_LN[:, :, None] == region_LN[:, None]
+        return mask_LNN.repeat(self.batch, 1, 1)[:, None]
+
+    def _regions(self, axis: int, mask_padding: bool, device: torch.device) -> Tensor:
+        number, window, shift = self.counts[axis], self.window_size[axis], self.shift[axis]
+        padded = number * window
+        rolled = torch.arange(padded, device=device)
+        region = (rolled >= padded - shift).long()
+        if mask_padding:
+            region = torch.where((rolled + shift) % padded >= self.size[axis], 2, region)
+        return region.view(number, window)
