@@ -13,6 +13,10 @@ except ImportError as error:
 
 from .archs import ARCHS
 from .backbones import SwinBackbone
+from .openmmlab.config_files import register_prefixes
+from .openmmlab.swap import swap_backbone
 from .version import __version__
 
-__all__ = ['ARCHS', 'SwinBackbone', '__version__']
+register_prefixes()
+
+__all__ = ['ARCHS', 'SwinBackbone', '__version__', 'swap_backbone']

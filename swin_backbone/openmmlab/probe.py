@@ -1,0 +1,73 @@
+"""What a backbone or neck of a config emits, found by building it and running it once, without weights.
+
+On the meta device that takes neither memory nor arithmetic; operators that have no meta kernel run on a CPU.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from mmengine.registry import MODELS, DefaultScope
+from torch import Tensor
+
+SIDE = 256  # pixels of the square probe image
+
+
+class Level(NamedTuple):
+    """One feature map."""
+
+    channels: int
+    stride: float  # pixels of the image for each place of the map
+
+
+def backbone_levels(backbone: dict, scope: str) -> list[Level]:
+    """The maps that a backbone emits.
+
+    Raises:
+        ValueError: if it cannot be built, or emits anything but feature maps.
+    """
+    side = backbone.get('img_size', SIDE)  # some ViTs take no other
+    height, width = (side, side) if isinstance(side, int) else side
+    shape = (1, backbone.get('in_channels', 3), height, width)
+    outputs = _run(backbone, scope, 'backbone', lambda device: torch.zeros(shape, device=device))
+    return _levels(outputs, 'backbone', width)
+
+
+def neck_levels(neck: dict, inputs: Sequence[Level], scope: str) -> list[Level]:
+    """The maps that a neck makes of `inputs`; errors as `backbone_levels`."""
+
+    def maps(device: str) -> tuple[Tensor, ...]:
+        sides = [max(1, int(SIDE / level.stride)) for level in inputs]
+        return tuple(torch.zeros(1, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
+
+    return _levels(_run(neck, scope, 'neck', maps), 'neck', SIDE)
+
+
+def _run(cfg: dict, scope: str, key: str, make_input):
+    cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
+    for device in ('meta', 'cpu'):
+        try:
+            with DefaultScope.overwrite_default_scope(scope), torch.device(device), torch.no_grad():
+                module = MODELS.build(cfg)
+                module.eval()  # which returns None for some of them
+                return module(make_input(device))
+        except Exception as error:  # whatever a toolbox's module raises, its user gets the key and the reason
+            reason = error
+    first_line = str(reason).strip().split('\n')[0]
+    raise ValueError(
+        f'{key}: cannot find out what {_type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
+    ) from reason
+
+
+def _levels(outputs, key: str, side: int) -> list[Level]:
+    if isinstance(outputs, Tensor):
+        outputs = (outputs,)
+    if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() == 4 for x in outputs):
+        raise ValueError(f'{key}: it emits something other than feature maps of (B, C, H, W)')
+    return [Level(x.shape[1], side / x.shape[3]) for x in outputs]
+
+
+def _type_name(cfg: dict) -> str:
+    kind = cfg['type']
+    return kind if isinstance(kind, str) else kind.__name__
