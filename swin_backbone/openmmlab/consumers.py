@@ -12,6 +12,8 @@ from mmengine.config import ConfigDict
 from .probe import Level, neck_levels
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: they read every map, whatever in_index says
+# Necks that ask only for the maps from start_level on, wherever that is.
+READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')
 
 
 class Maps(NamedTuple):
@@ -52,7 +54,7 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
         raise ValueError(f'{key}.in_channels is {list(channels)}, and the maps of the backbone have {old}')
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
     used = list(range(start, len(old) if end < 0 else min(end + 1, len(old))))
-    if len(used) < len(old) and used[-1] == len(old) - 1:
+    if start and neck.type in READ_FROM_START and used[-1] == len(old) - 1:
         neck.start_level = 0
     else:
         used = list(range(len(old)))
@@ -70,6 +72,18 @@ def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: lis
     return Maps(
         neck_levels(old_neck, maps.old, scope), neck_levels(new_neck, [maps.new[place] for place in used], scope)
     )
+
+
+def leaves_maps_unread(model: ConfigDict) -> bool:
+    """Whether a neck or head asks for maps that it does not use, whose output norms get no gradient then."""
+    neck = model.get('neck') or []
+    for first in neck[:1] if isinstance(neck, (list, tuple)) else [neck]:
+        if not isinstance(first.in_channels, int) and (
+            first.get('start_level') or first.get('end_level', -1) not in (-1, len(first.in_channels) - 1)
+        ):
+            return True
+    head = model.get('decode_head')
+    return not neck and isinstance(head, dict) and head.type == 'EncHead' and not head.get('add_lateral')
 
 
 def rewire_detector(model: ConfigDict, maps: Maps, key: str) -> list[int]:
@@ -123,6 +137,9 @@ def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> li
     if not heads:
         raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
+    for i, (path, head, places) in enumerate(reads[1:]):
+        if head.type == 'OCRHead' and isinstance(places, int):
+            reads[i] = (*reads[i][:2], places)  # its regions are those that the head before it sees
     used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}
     if any(head.get('c1_in_channels') for _, head in heads):
         used.add(0)  # DeepLabV3+ reads the first map, beside in_index

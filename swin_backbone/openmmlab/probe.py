@@ -1,17 +1,19 @@
 """What a backbone or neck of a config emits, found by building it and running it once, without weights.
 
-On the meta device that takes neither memory nor arithmetic; operators that have no meta kernel run on a CPU.
+On the meta device that takes neither memory nor arithmetic. What does not run there (an operator without a meta
+kernel, `.item()`) runs on a CPU, on a small image if it can.
 """
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
 SIDE = 256  # pixels of the square probe image
+SMALL_SIDE = 64
 
 
 class Level(NamedTuple):
@@ -28,30 +30,34 @@ def backbone_levels(backbone: dict, scope: str) -> list[Level]:
         ValueError: if it cannot be built, or emits anything but feature maps.
     """
     side = backbone.get('img_size', SIDE)  # some ViTs take no other
-    height, width = (side, side) if isinstance(side, int) else side
-    shape = (1, backbone.get('in_channels', 3), height, width)
-    outputs = _run(backbone, scope, 'backbone', lambda device: torch.zeros(shape, device=device))
-    return _levels(outputs, 'backbone', width)
+    own_side = side if isinstance(side, int) else side[1]
+
+    def image(device: str, side: int) -> Tensor:
+        return torch.zeros(1, backbone.get('in_channels', 3), side, side, device=device)
+
+    ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
+    return _levels(*_run(backbone, scope, 'backbone', image, ways), 'backbone')
 
 
 def neck_levels(neck: dict, inputs: Sequence[Level], scope: str) -> list[Level]:
     """The maps that a neck makes of `inputs`; errors as `backbone_levels`."""
 
-    def maps(device: str) -> tuple[Tensor, ...]:
-        sides = [max(1, int(SIDE / level.stride)) for level in inputs]
+    def maps(device: str, side: int) -> tuple[Tensor, ...]:
+        sides = [max(1, int(side / level.stride)) for level in inputs]
         return tuple(torch.zeros(1, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
 
-    return _levels(_run(neck, scope, 'neck', maps), 'neck', SIDE)
+    return _levels(*_run(neck, scope, 'neck', maps, (('meta', SIDE), ('cpu', SMALL_SIDE))), 'neck')
 
 
-def _run(cfg: dict, scope: str, key: str, make_input):
+def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]]) -> tuple[Any, int]:
+    """What a module emits, and for an image of which side: the first of the ways (device, side) that works."""
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
-    for device in ('meta', 'cpu'):
+    for device, side in ways:
         try:
             with DefaultScope.overwrite_default_scope(scope), torch.device(device), torch.no_grad():
                 module = MODELS.build(cfg)
                 module.eval()  # which returns None for some of them
-                return module(make_input(device))
+                return module(make_input(device, side)), side
         except Exception as error:  # whatever a toolbox's module raises, its user gets the key and the reason
             reason = error
     first_line = str(reason).strip().split('\n')[0]
@@ -60,7 +66,7 @@ def _run(cfg: dict, scope: str, key: str, make_input):
     ) from reason
 
 
-def _levels(outputs, key: str, side: int) -> list[Level]:
+def _levels(outputs: Any, side: int, key: str) -> list[Level]:
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
     if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() == 4 for x in outputs):

@@ -8,7 +8,7 @@ from mmengine.logging import print_log
 
 from ..archs import ARCHS
 from .changes import summarize
-from .consumers import Maps, after_neck, rewire_detector, rewire_neck, rewire_segmentor
+from .consumers import Maps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .probe import Level, backbone_levels
 from .recipe import apply_recipe
 from .swins import SWINS, Swin
@@ -54,7 +54,8 @@ def swap_backbone(
         notes = _replace(after, key, model, swin, segmentation)
         model.backbone.update(backbone)
         if recipe == 'swin':
-            apply_recipe(after, f'{key}.backbone'.removeprefix('model.'), swin.depths, segmentation)
+            depths = model.backbone.get('depths', swin.depths)
+            apply_recipe(after, f'{key}.backbone'.removeprefix('model.'), depths, segmentation)
         elif 'constructor' in (after.get('optim_wrapper') or {}):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the backbone that goes; '
@@ -81,7 +82,7 @@ def _model_with_backbone(cfg: Config) -> tuple[str, ConfigDict]:
 
 def _with_backbone(key: str, node: Any):
     if isinstance(node, dict):
-        if isinstance(node.get('backbone'), dict):
+        if isinstance(node.get('backbone'), dict) and 'type' in node.backbone:
             yield key, node
         else:
             for name, child in node.items():
@@ -93,9 +94,14 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
     kind = old.type if isinstance(old.type, str) else f'{old.type.__module__.split(".")[0]}.{old.type.__name__}'
     if kind not in (swin.type, 'SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer'):
         return False
-    table = ARCHS[old.get('arch') or 'tiny']
-    size = tuple(old.get(name) or getattr(table, name) for name in table._fields)
-    return [size[0], *map(list, size[1:])] == [ARCHS[swin.arch][0], *map(list, ARCHS[swin.arch][1:])]
+    table, wanted = ARCHS[old.get('arch') or 'tiny'], ARCHS[swin.arch]
+    depths, heads = (list(old.get(name) or getattr(table, name)) for name in ('depths', 'num_heads'))
+    stages = len(wanted.depths)  # RTMDet P6 adds one to them
+    return (old.get('embed_dims') or table.embed_dims, depths[:stages], heads[:stages]) == (
+        wanted.embed_dims,
+        list(wanted.depths),
+        list(wanted.num_heads),
+    )
 
 
 def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation: bool) -> list[str]:
@@ -105,6 +111,9 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
     stages = _stages(levels, model.backbone, segmentation, f'{key}.backbone')
     maps = Maps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get('neck')
+    if segmentation and neck and neck.get('type') == 'Feature2Pyramid':
+        del model.neck  # it makes a pyramid of a ViT's maps, and Swin's are one
+        neck = None
     if neck:
         listed = isinstance(neck, (list, tuple))
         first = neck[0] if listed else neck
@@ -119,6 +128,8 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
         used = rewire_segmentor(model, maps, key, prune=True)
     else:
         used = rewire_detector(model, maps, key)
+    if leaves_maps_unread(model):
+        cfg.find_unused_parameters = True
 
     old = model.backbone
     new = swin.config(segmentation)
@@ -126,8 +137,12 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
         new['in_channels'] = old.in_channels
     if old.get('with_cp'):
         new['with_cp'] = True
-    if [stages[place] for place in used] != [0, 1, 2, 3]:
-        new['out_indices'] = tuple(stages[place] for place in used)
+    outputs = tuple(stages[place] for place in used)
+    if outputs != (0, 1, 2, 3):
+        new['out_indices'] = outputs
+    if outputs[-1] < 3:  # no stage that nobody sees: a parameter without a gradient stops distributed training
+        arch, depth = ARCHS[swin.arch], outputs[-1] + 1
+        new.update(depths=arch.depths[:depth], num_heads=arch.num_heads[:depth], strides=(4, 2, 2, 2)[:depth])
     model.backbone = ConfigDict(new)
     if 'pretrained' in model:
         model.pretrained = None
