@@ -14,9 +14,10 @@ except ImportError as error:
 from .archs import ARCHS
 from .backbones import SwinBackbone
 from .openmmlab.config_files import register_prefixes
+from .openmmlab.optim import SwinLayerDecayOptimizerConstructor
 from .openmmlab.swap import swap_backbone
 from .version import __version__
 
 register_prefixes()
 
-__all__ = ['ARCHS', 'SwinBackbone', '__version__', 'swap_backbone']
+__all__ = ['ARCHS', 'SwinBackbone', 'SwinLayerDecayOptimizerConstructor', '__version__', 'swap_backbone']

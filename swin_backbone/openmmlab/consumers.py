@@ -137,7 +137,7 @@ def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> li
     if not heads:
         raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
-    for i, (path, head, places) in enumerate(reads[1:]):
+    for i, (_, head, places) in enumerate(reads[1:]):
         if head.type == 'OCRHead' and isinstance(places, int):
             reads[i] = (*reads[i][:2], places)  # its regions are those that the head before it sees
     used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}

@@ -34,8 +34,9 @@ def test_only_the_type_changes(toolbox):
             cfg = read_config(path)
             expected = cfg.to_dict()
             expected['model']['backbone']['type'] = 'SwinBackbone'
-            expected.setdefault('custom_imports', dict(imports=[]))
-            expected['custom_imports']['imports'] = [*expected['custom_imports']['imports'], 'swin_backbone']
+            imports = expected.setdefault('custom_imports', dict(imports=[]))
+            names = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
+            imports['imports'] = [*names, 'swin_backbone']
             assert swap_backbone(cfg, own_name(cfg), verbose=False).to_dict() == expected, path
 
 
