@@ -15,7 +15,7 @@ setup(
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
-    install_requires=['torch>=2.1', 'numpy'],
+    install_requires=['torch>=2.1', 'numpy', 'rich'],
     extras_require={
         'onedl': [
             'onedl-mmengine>=0.10.12',

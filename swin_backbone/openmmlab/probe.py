@@ -12,6 +12,8 @@ import torch
 from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
+from ..analysis.meta import on_device
+
 SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
 
@@ -54,7 +56,7 @@ def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[t
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
     for device, side in ways:
         try:
-            with DefaultScope.overwrite_default_scope(scope), torch.device(device), torch.no_grad():
+            with DefaultScope.overwrite_default_scope(scope), on_device(device), torch.no_grad():
                 module = MODELS.build(cfg)
                 module.eval()  # which returns None for some of them
                 return module(make_input(device, side)), side

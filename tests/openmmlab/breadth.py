@@ -1,5 +1,6 @@
 """The configs that a Swin is swapped into, and what is done with each: built, trained for a step, asked to predict."""
 
+import copy
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,7 +145,7 @@ def build(cfg, initialise=True):
     if cfg.model.type == 'DINO':
         cfg.model.num_queries = 30  # of the tokens of the picture, which is small
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = revert_sync_batchnorm(MODELS.build(cfg.model))
+        model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg.model)))  # some write into it
         if initialise:
             model.init_weights()
     return model
@@ -200,9 +201,13 @@ def predict(cfg, model, data):
 
 def forward(cfg, model, data):
     """The tensors that a model's heads emit."""
-    model.eval()
+    model.double().eval()  # in float32 K-Net's masks tell apart what equals to the last digits
     with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.no_grad():
-        return list(_tensors(model(**model.data_preprocessor(data), mode='tensor')))
+        data = model.data_preprocessor(data)
+        data['inputs'] = data['inputs'].double()
+        if cfg.default_scope == 'mmseg':  # whose MaskFormers have no mode='tensor'
+            return [sample.seg_logits.data for sample in model(**data, mode='predict')]
+        return list(_tensors(model(**data, mode='tensor')))
 
 
 def _tensors(node):

@@ -87,15 +87,17 @@ def test_the_model_gives_the_same_outputs(path):
         pytest.skip('the same model as another config, or one that does not take single pictures')
     cfg.model.backbone.pop('init_cfg', None)
     cfg.model.pop('pretrained', None)
+    if 'force_grad_on_level' in cfg.model.get('neck', {}):
+        pytest.skip('its neck has an argument that no FPN of mmdet takes: it cannot be built as it is shipped')
     theirs = build(cfg)
     swapped = swap_backbone(cfg, own_name(cfg), verbose=False)
     ours = build(swapped, initialise=False)
     ours.load_state_dict(theirs.state_dict())
-    data = pictures_and_truth(cfg, batch=1, side=96)
+    data = pictures_and_truth(cfg, batch=1, side=128)
     outputs = [forward(cfg, model, data) for model in (ours, theirs)]
     assert len(outputs[0]) == len(outputs[1]) > 0
     for a, b in zip(*outputs):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 _SEEN = set()
