@@ -51,7 +51,7 @@ ALLOWED = {
     'layers': ('torch', 'mmengine', 'mmcv', 'swin_backbone.ops', 'swin_backbone.layers'),
     'checkpoints': ('torch', 'mmengine', 'swin_backbone.ops', 'swin_backbone.checkpoints'),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
-    'analysis': ('torch', 'mmengine', 'mmdet', 'rich', 'swin_backbone.analysis'),
+    'analysis': ('torch', 'mmengine', 'rich', 'swin_backbone.analysis'),
     'openmmlab': ('torch', 'numpy', 'mmengine', 'swin_backbone'),
 }
 

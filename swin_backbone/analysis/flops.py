@@ -14,11 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -92,9 +94,10 @@ def count(model: nn.Module, height: int, width: int, device: str = 'meta') -> Co
             model(image)
         elif hasattr(model, 'roi_head'):
             _two_stage(model, image)
+        elif type(getattr(model, 'decode_head', None)).__name__ in ('MaskFormerHead', 'Mask2FormerHead'):
+            model.decode_head(model.extract_feat(image), _samples(model, height, width))  # mode='tensor' fails
         else:
-            samples = _samples(height, width) if _is_detector(model) else None
-            model(image, samples, mode='tensor')
+            model(image, _samples(model, height, width), mode='tensor')
     return counts
 
 
@@ -135,15 +138,12 @@ def _as_list(module) -> list:
     return list(module) if isinstance(module, (nn.ModuleList, list)) else [module]
 
 
-def _is_detector(model: nn.Module) -> bool:
-    return type(model).__module__.startswith('mmdet.')
-
-
-def _samples(height: int, width: int) -> list:
-    from mmdet.structures import DetDataSample
-
+def _samples(model: nn.Module, height: int, width: int) -> list[BaseDataElement]:
+    """What a data set would say of the image: its shapes."""
+    toolbox = type(model).__module__.partition('.')[0]
+    sample = import_module(f'{toolbox}.structures').__dict__['DetDataSample' if toolbox == 'mmdet' else 'SegDataSample']
     shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width))
-    return [DetDataSample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
+    return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
 
 
 @contextmanager

