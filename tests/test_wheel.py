@@ -20,7 +20,8 @@ from mmengine.hub import get_config
 from swin_backbone.openmmlab.config_files import read_config
 
 assert Path({{target!r}}) in Path(swin_backbone.__file__).parents, swin_backbone.__file__
-for cfg in (get_config('swin_backbone::{CONFIG}'), read_config('swin_backbone::{CONFIG}'), Config.fromfile({{child!r}})):
+own = get_config('swin_backbone::{CONFIG}'), read_config('swin_backbone::{CONFIG}')
+for cfg in (*own, Config.fromfile({{child!r}})):
     assert cfg.model.backbone.type == 'SwinBackbone', cfg
 mim = Path(swin_backbone.__file__).parent / '.mim'
 assert (mim / 'tools' / 'train.py').is_file()

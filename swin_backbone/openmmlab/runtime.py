@@ -25,10 +25,12 @@ def load_config(
     launcher: str,
     backbone: Optional[str] = None,
     recipe: str = 'swin',
+    with_data: bool = True,
 ) -> Config:
     """Read a config, a path or `mmdet::...`, and apply what the command line says: the options to what was swapped.
 
     The working folder is the command line's, else the config's, else work_dirs/ and the config's name.
+    `with_data=False` leaves `own_data` alone: nothing is trained or tested, and the data need not be there.
     """
     cfg = read_config(path)
     name = Path(path.replace('::', '/')).stem
@@ -37,7 +39,8 @@ def load_config(
         name += f'_{backbone}'
     if cfg_options:
         cfg.merge_from_dict(cfg_options)
-    fill_own_data(cfg)
+    if with_data:
+        fill_own_data(cfg)
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     return cfg
