@@ -24,6 +24,7 @@ own = get_config('swin_backbone::{CONFIG}'), read_config('swin_backbone::{CONFIG
 for cfg in (*own, Config.fromfile({{child!r}})):
     assert cfg.model.backbone.type == 'SwinBackbone', cfg
 mim = Path(swin_backbone.__file__).parent / '.mim'
+assert '_scope_' not in cfg.model, 'what is inherited would be looked for in a scope of that name'
 assert (mim / 'tools' / 'train.py').is_file()
 assert (mim / 'tools' / 'dist_train.sh').is_file()
 """

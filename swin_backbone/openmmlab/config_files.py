@@ -1,7 +1,7 @@
 """Finding a config: a path, or `package::folder/name.py` of an installed toolbox or of this package."""
 
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
@@ -20,6 +20,14 @@ def register_prefixes() -> None:
     for module in ('mmdet', 'mmseg', 'mmpretrain'):
         if not is_installed(MODULE2PACKAGE[module]) and is_installed(module):
             MODULE2PACKAGE[module] = module
+    find = Config._get_cfg_path
+
+    def find_and_keep_scope(cfg_path: str, filename: str) -> tuple[str, Optional[str]]:
+        """A prefix is also the scope in which mmengine builds what it inherits; these configs are in a toolbox's."""
+        path, scope = find(cfg_path, filename)
+        return path, None if scope == OWN else scope
+
+    Config._get_cfg_path = staticmethod(find_and_keep_scope)
 
 
 def read_config(path: Union[str, Path]) -> Config:
