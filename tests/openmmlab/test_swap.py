@@ -143,7 +143,7 @@ def test_names_that_there_are_not(arguments, message):
 
 
 def test_a_config_without_a_model_is_refused():
-    with pytest.raises(ValueError, match='^model'):
+    with pytest.raises(ValueError, match=r'^model'):
         swap_backbone(Config({}), 'swin-t')
 
 
