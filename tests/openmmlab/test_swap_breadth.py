@@ -79,7 +79,9 @@ def test_at_least_forty_are_placed():
     assert len(PLACED) >= 40
 
 
-def test_the_documentation_lists_what_is_tested():
+def test_the_documentation_lists_what_is_tested(request):
+    if request.config.getoption('--write-swap-list'):
+        pytest.skip('the list is written after this')
     rows = re.findall(r'^\| (.+?) \| `(.+?)` \| (.+?) \|$', DOCS.read_text(), flags=re.M)
     listed = {family: (config, result.partition(':')[0]) for family, config, result in rows}
     expected = {family: (config, 'trains and predicts') for family, config in PLACED.items()}
