@@ -52,7 +52,7 @@ ALLOWED = {
     'checkpoints': ('torch', 'mmengine', 'swin_backbone.ops', 'swin_backbone.checkpoints'),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
     'analysis': ('torch', 'mmengine', 'rich', 'swin_backbone.analysis'),
-    'openmmlab': ('torch', 'numpy', 'mmengine', 'swin_backbone'),
+    'openmmlab': ('torch', 'numpy', 'cv2', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
 }
 
 

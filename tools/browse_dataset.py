@@ -35,7 +35,7 @@ def parse_args() -> argparse.Namespace:
 def picture_of(item: dict) -> np.ndarray:
     """The pixels of an item of a data set, (H, W, 3) RGB."""
     pixels = item['inputs'].permute(1, 2, 0).numpy()
-    return pixels[..., ::-1].clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
+    return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
 
 
 def main() -> None:

@@ -20,6 +20,9 @@ from .media import Frame, Medium, VideoWriter
 from .own_data import set_num_classes
 from .runtime import allow_checkpoint_globals
 
+# COCO's 80 classes have the ids 1 to 90 without these.
+COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+
 
 class Predictor:
     """A model of a config with a checkpoint's weights.
@@ -180,13 +183,11 @@ def _dataset_meta(loaded: dict, cfg: Config) -> dict:
 
 
 def _category_ids(classes: Sequence[str]) -> list[int]:
-    """COCO's own ids for COCO's classes, which leave out eleven numbers; from 1 for any others."""
+    """COCO's own ids for COCO's classes; from 1 for any others."""
     from mmdet.datasets import CocoDataset
-    from mmdet.evaluation.functional import coco_classes
 
-    gaps = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
-    if tuple(classes) == tuple(CocoDataset.METAINFO['classes']) == tuple(coco_classes()):
-        return [number for number in range(1, 91) if number not in gaps]
+    if tuple(classes) == tuple(CocoDataset.METAINFO['classes']):
+        return [number for number in range(1, 91) if number not in COCO_GAPS]
     return list(range(1, len(classes) + 1))
 
 

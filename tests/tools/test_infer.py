@@ -15,7 +15,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
-from swin_backbone.openmmlab import media
+from swin_backbone.openmmlab import inference, media
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -107,6 +107,18 @@ def test_detector_on_a_folder_with_a_video_and_a_file_that_is_none(tmp_path, che
     assert len(loaded.anns) == len(objects)
     first = objects[0]
     assert coco.imgs[first['image_id']]['height'] == first['segmentation']['size'][0]
+
+
+def test_cocos_classes_have_cocos_ids():
+    from mmdet.datasets import CocoDataset
+
+    classes = CocoDataset.METAINFO['classes']
+    ids = dict(zip(classes, inference._category_ids(classes)))
+    assert len(ids) == 80
+    assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
+        1, 13, 27, 51, 70, 90,
+    ]  # fmt: skip
+    assert inference._category_ids(['nut', 'bolt']) == [1, 2]
 
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
