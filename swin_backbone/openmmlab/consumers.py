@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mmengine.config import ConfigDict
 
-from .probe import Level, neck_levels
+from .probe import Level, neck_levels, type_name
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: they read every map, whatever in_index says
 # Necks that ask only for the maps from start_level on, wherever that is.
@@ -35,9 +35,11 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
     old, new = maps.widths()
     for name in ('rfp_backbone', 'embed_dim'):
         if name in neck:
-            raise ValueError(f'{key}.{name}: a {neck.type} is made for its own backbone, and cannot be given another')
+            raise ValueError(
+                f'{key}.{name}: a {type_name(neck)} is made for its own backbone, and cannot be given another'
+            )
     if 'in_channels' not in neck:
-        raise ValueError(f'{key}: a {neck.type} without in_channels, which say what it reads')
+        raise ValueError(f'{key}: a {type_name(neck)} without in_channels, which say what it reads')
     channels = neck.in_channels
     if isinstance(channels, int):
         if channels != old[-1]:
@@ -46,7 +48,7 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
         return [len(old) - 1]
     outputs = neck.get('out_channels')
     if not isinstance(outputs, (int, type(None))) and list(outputs[: len(channels)]) == list(channels):
-        raise ValueError(f'{key}.out_channels: a {neck.type} passes on the maps of the backbone it was made for')
+        raise ValueError(f'{key}.out_channels: a {type_name(neck)} passes on the maps of the backbone it was made for')
     if list(channels) == old[::-1] != old:  # YOLOv3's, from the deepest up
         neck.in_channels = type(channels)(new[::-1])
         return list(range(len(old)))
@@ -54,7 +56,7 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
         raise ValueError(f'{key}.in_channels is {list(channels)}, and the maps of the backbone have {old}')
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
     used = list(range(start, len(old) if end < 0 else min(end + 1, len(old))))
-    if start and neck.type in READ_FROM_START and used[-1] == len(old) - 1:
+    if start and type_name(neck) in READ_FROM_START and used[-1] == len(old) - 1:
         neck.start_level = 0
     else:
         used = list(range(len(old)))
@@ -83,7 +85,7 @@ def leaves_maps_unread(model: ConfigDict) -> bool:
         ):
             return True
     head = model.get('decode_head')
-    return not neck and isinstance(head, dict) and head.type == 'EncHead' and not head.get('add_lateral')
+    return not neck and isinstance(head, dict) and type_name(head) == 'EncHead' and not head.get('add_lateral')
 
 
 def rewire_detector(model: ConfigDict, maps: Maps, key: str) -> list[int]:
@@ -138,7 +140,7 @@ def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> li
         raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
     for i, (_, head, places) in enumerate(reads[1:]):
-        if head.type == 'OCRHead' and isinstance(places, int):
+        if type_name(head) == 'OCRHead' and isinstance(places, int):
             reads[i] = (*reads[i][:2], places)  # its regions are those that the head before it sees
     used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}
     if any(head.get('c1_in_channels') for _, head in heads):
@@ -181,7 +183,7 @@ def _places(path: str, head: ConfigDict, maps: Maps) -> Any:
         places: Any = index % len(old)
         expected: Any = old[places]
     else:
-        every = 'in_index' not in head or head.type in ALL_MAPS_HEADS
+        every = 'in_index' not in head or type_name(head) in ALL_MAPS_HEADS
         index = range(len(old)) if every else [index] if isinstance(index, int) else index
         if not all(-len(old) <= place < len(old) for place in index):
             raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')

@@ -25,8 +25,8 @@ class Level(NamedTuple):
     stride: float  # pixels of the image for each place of the map
 
 
-def backbone_levels(backbone: dict, scope: str) -> list[Level]:
-    """The maps that a backbone emits.
+def backbone_levels(backbone: dict, scope: str, key: str) -> list[Level]:
+    """The maps that the backbone at `key` of a config emits.
 
     Raises:
         ValueError: if it cannot be built, or emits anything but feature maps.
@@ -38,7 +38,7 @@ def backbone_levels(backbone: dict, scope: str) -> list[Level]:
         return torch.zeros(1, backbone.get('in_channels', 3), side, side, device=device)
 
     ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
-    return _levels(*_run(backbone, scope, 'backbone', image, ways), 'backbone')
+    return _levels(*_run(backbone, scope, key, image, ways), key)
 
 
 def neck_levels(neck: dict, inputs: Sequence[Level], scope: str) -> list[Level]:
@@ -64,7 +64,7 @@ def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[t
             reason = error
     first_line = str(reason).strip().split('\n')[0]
     raise ValueError(
-        f'{key}: cannot find out what {_type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
+        f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
     ) from reason
 
 
@@ -76,6 +76,7 @@ def _levels(outputs: Any, side: int, key: str) -> list[Level]:
     return [Level(x.shape[1], side / x.shape[3]) for x in outputs]
 
 
-def _type_name(cfg: dict) -> str:
+def type_name(cfg: dict) -> str:
+    """The name of a config's type, which in configs in pure Python is the class itself."""
     kind = cfg['type']
     return kind if isinstance(kind, str) else kind.__name__

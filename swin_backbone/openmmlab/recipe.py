@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from mmengine.config import Config
 
+from .probe import type_name
+
 # The rates are for 16 images a step.
 ADAMW = dict(
     detection=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
@@ -32,7 +34,7 @@ def apply_recipe(cfg: Config, backbone: str, depths: Sequence[int], segmentation
         raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep leaves it as it is')
     constructor = wrapper.pop('constructor', None)
     paramwise = wrapper.pop('paramwise_cfg', None) or {}
-    if wrapper.optimizer.type == 'AdamW' and constructor is None:
+    if type_name(wrapper.optimizer) == 'AdamW' and constructor is None:
         keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, depths, paramwise)}
         wrapper.paramwise_cfg = dict(paramwise, custom_keys=keys)
     else:

@@ -9,7 +9,7 @@ from mmengine.logging import print_log
 from ..archs import ARCHS
 from .changes import summarize
 from .consumers import Maps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
-from .probe import Level, backbone_levels
+from .probe import Level, backbone_levels, type_name
 from .recipe import apply_recipe
 from .swins import SWINS, Swin
 
@@ -91,8 +91,10 @@ def _with_backbone(key: str, node: Any):
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
     """Whether a backbone is a Swin of this size already, the toolbox's or ours."""
-    kind = old.type if isinstance(old.type, str) else f'{old.type.__module__.split(".")[0]}.{old.type.__name__}'
-    if kind not in (swin.type, 'SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer'):
+    kinds = [swin.type]
+    if swin.type == 'SwinBackbone':
+        kinds += ['SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer']
+    if type_name(old) not in kinds:
         return False
     table, wanted = ARCHS[old.get('arch') or 'tiny'], ARCHS[swin.arch]
     depths, heads = (list(old.get(name) or getattr(table, name)) for name in ('depths', 'num_heads'))
@@ -107,11 +109,11 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
 def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation: bool) -> list[str]:
     """Exchange the backbone and rewrite who reads it, in place; what a user should know beside that."""
     scope = cfg.get('default_scope') or ('mmseg' if segmentation else 'mmdet')
-    levels = backbone_levels(model.backbone, scope)
+    levels = backbone_levels(model.backbone, scope, f'{key}.backbone')
     stages = _stages(levels, model.backbone, segmentation, f'{key}.backbone')
     maps = Maps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get('neck')
-    if segmentation and neck and neck.get('type') == 'Feature2Pyramid':
+    if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
         del model.neck  # it makes a pyramid of a ViT's maps, and Swin's are one
         neck = None
     if neck:
@@ -122,7 +124,7 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
         behind = after_neck(old_first, first, maps, used, scope)
         if behind.widths()[0] != behind.widths()[1]:
             if not segmentation or listed:
-                raise ValueError(f'{key}.neck: a {first.type} emits as many channels as it reads')
+                raise ValueError(f'{key}.neck: a {type_name(first)} emits as many channels as it reads')
             rewire_segmentor(model, behind, key, prune=False)
     elif segmentation:
         used = rewire_segmentor(model, maps, key, prune=True)

@@ -108,7 +108,7 @@ REFUSED = {
     'ICNet': ('mmseg::icnet/icnet_r18-d8_4xb2-80k_cityscapes-832x832.py', 'model.backbone'),
     'Fast-SCNN': ('mmseg::fastscnn/fast_scnn_8xb4-160k_cityscapes-512x1024.py', 'model.backbone'),
     'LR-ASPP': ('mmseg::mobilenet_v3/mobilenet-v3-d8_lraspp_4xb4-320k_cityscapes-512x1024.py', 'model.backbone'),
-    'DPT': ('mmseg::dpt/dpt_vit-b16_8xb2-160k_ade20k-512x512.py', 'backbone'),
+    'DPT': ('mmseg::dpt/dpt_vit-b16_8xb2-160k_ade20k-512x512.py', 'model.backbone'),
     'SAN': ('mmseg::san/san-vit-b16_coco-stuff164k-640x640.py', 'model'),
 }
 

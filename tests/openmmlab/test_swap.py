@@ -154,3 +154,27 @@ def test_prefixes_resolve_in_base_too(tmp_path):
     with pytest.raises(ValueError, match="got 'nowhere'"):
         read_config('nowhere::x/y.py')
     assert read_config('swin_backbone::atss/atss_swin-t-p4-w7_fpn_ms-crop-3x_coco.py').model.type == 'ATSS'
+
+
+PURE_PYTHON = """
+from mmdet.models import FPN, ResNet, RetinaHead, RetinaNet
+from mmengine.config import read_base
+from mmengine.optim import OptimWrapper
+from torch.optim import SGD
+
+default_scope = 'mmdet'
+model = dict(
+    type=RetinaNet,
+    backbone=dict(type=ResNet, depth=50),
+    neck=dict(type=FPN, in_channels=[256, 512, 1024, 2048], out_channels=256, start_level=1, num_outs=5),
+    bbox_head=dict(type=RetinaHead, num_classes=3, in_channels=256))
+optim_wrapper = dict(type=OptimWrapper, optimizer=dict(type=SGD, lr=0.1))
+"""
+
+
+def test_a_config_in_pure_python(tmp_path):
+    (tmp_path / 'config.py').write_text(PURE_PYTHON)
+    after = swap(tmp_path / 'config.py')
+    assert after.model.backbone.out_indices == (1, 2, 3)
+    assert (after.model.neck.in_channels, after.model.neck.start_level) == ([192, 384, 768], 0)
+    assert after.optim_wrapper.optimizer.type == 'AdamW'
