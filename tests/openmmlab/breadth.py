@@ -86,6 +86,7 @@ PLACED = {
 
 # Run by `make test-slow` alone: what the others leave to be seen.
 SLOW = {
+    'HTC', 'Sparse R-CNN', 'SOLOv2', 'DINO', 'TOOD', 'GFL', 'Mask2Former, instances', 'K-Net', 'UPerNet',
     'Faster R-CNN on C5', 'SCNet', 'Panoptic FPN', 'Libra R-CNN', 'HRNet, HRFPN', 'NAS-FCOS', 'ATSS, DyHead',
     'FreeAnchor', 'VarifocalNet', 'AutoAssign', 'YOLOF', 'YOLOv3', 'YOLOX', 'RTMDet-Ins', 'CenterNet', 'SOLO', 'YOLACT',
     'Conditional DETR', 'DAB-DETR', 'Mask2Former, panoptic', 'FCN on HRNet', 'PSPNet on MobileNetV2', 'DeepLabV3',
