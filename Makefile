@@ -1,5 +1,6 @@
 # make install   set up .venv: torch, the OneDL stack (mmcv is built from source), this package
 # make test      set up if needed, run the tests
+# make test-slow the tests that take minutes
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make lint      pre-commit, which runs ruff
@@ -18,7 +19,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install test test-openmmlab demo demo-seg lint clean
+.PHONY: install test test-slow test-openmmlab demo demo-seg lint clean
 
 install: $(STAMP)
 
@@ -28,6 +29,9 @@ $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh
 
 test: install
 	$(RUN) -m pytest
+
+test-slow: install
+	$(RUN) -m pytest -m slow
 
 # The same on OpenMMLab's own releases, in an environment of its own: both stacks install the module mmcv.
 test-openmmlab:

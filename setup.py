@@ -1,9 +1,37 @@
+import shutil
 from pathlib import Path
 from runpy import run_path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+
+
+class BuildWithMim(build_py):
+    """Put configs, tools and the model index into the package's `.mim`, where mim and mmengine look for them.
+
+    In an editable installation they are links, so that `swin_backbone::...` is what stands in the checkout.
+    """
+
+    def run(self):
+        super().run()
+        editable = getattr(self, 'editable_mode', False)
+        mim = (HERE if editable else Path(self.build_lib)) / 'swin_backbone' / '.mim'
+        mim.mkdir(parents=True, exist_ok=True)
+        for name in ('configs', 'tools', 'model-index.yml'):
+            target = mim / name
+            if target.is_symlink() or target.is_file():
+                target.unlink()
+            elif target.is_dir():
+                shutil.rmtree(target)
+            if editable:
+                target.symlink_to(Path('..', '..', name))
+            elif (HERE / name).is_dir():
+                shutil.copytree(HERE / name, target, ignore=shutil.ignore_patterns('__pycache__'))
+            else:
+                shutil.copy2(HERE / name, target)
+
 
 setup(
     name='swin_backbone',
@@ -13,9 +41,10 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
+    cmdclass={'build_py': BuildWithMim},
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
-    install_requires=['torch>=2.1', 'numpy', 'safetensors', 'filelock', 'tqdm'],
+    install_requires=['torch>=2.1', 'numpy', 'safetensors', 'filelock', 'tqdm', 'rich'],
     extras_require={
         'onedl': [
             'onedl-mmengine>=0.10.12',

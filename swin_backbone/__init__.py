@@ -14,6 +14,19 @@ except ImportError as error:
 from .archs import ARCHS
 from .backbones import SwinBackbone
 from .checkpoints import convert_checkpoint, load_checkpoint
+from .openmmlab.config_files import register_prefixes
+from .openmmlab.optim import SwinLayerDecayOptimizerConstructor
+from .openmmlab.swap import swap_backbone
 from .version import __version__
 
-__all__ = ['ARCHS', 'SwinBackbone', '__version__', 'convert_checkpoint', 'load_checkpoint']
+register_prefixes()
+
+__all__ = [
+    'ARCHS',
+    'SwinBackbone',
+    'SwinLayerDecayOptimizerConstructor',
+    '__version__',
+    'convert_checkpoint',
+    'load_checkpoint',
+    'swap_backbone',
+]

@@ -11,3 +11,9 @@ os.environ.setdefault('OMP_NUM_THREADS', '2')
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        '--write-swap-list', action='store_true', help='write what tests/openmmlab/test_swap_breadth.py found to docs/'
+    )

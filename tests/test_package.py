@@ -54,7 +54,8 @@ ALLOWED = {
         *('swin_backbone.ops', 'swin_backbone.checkpoints'),
     ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
-    'openmmlab': ('torch', 'numpy', 'mmengine', 'swin_backbone'),
+    'analysis': ('torch', 'mmengine', 'rich', 'swin_backbone.analysis'),
+    'openmmlab': ('torch', 'numpy', 'cv2', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
 }
 
 

@@ -8,11 +8,29 @@ from contextlib import contextmanager
 
 from mmengine.config import DictAction
 
+from swin_backbone.openmmlab.swap import RECIPES
+from swin_backbone.openmmlab.swins import SWINS
+
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """The toolboxes' conventions; a launcher's own --local-rank is passed on to mmengine."""
     parser.add_argument(
         '--work-dir', metavar='D', help="folder for logs and checkpoints (default: work_dirs/ and the config's name)"
+    )
+    add_config_arguments(parser)
+    add_unsafe_load(parser)
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher')
+    parser.add_argument('--local_rank', '--local-rank', type=_export_local_rank, help=argparse.SUPPRESS)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every tool does to a config: swap its backbone, then override settings."""
+    parser.add_argument('--backbone', choices=list(SWINS), help="put this backbone in place of the config's own")
+    parser.add_argument(
+        '--recipe',
+        choices=RECIPES,
+        default='swin',
+        help="with --backbone: the Swin recipe's optimizer, or the config's own (default: swin)",
     )
     parser.add_argument(
         '--cfg-options',
@@ -21,9 +39,6 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='K=V',
         help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots',
     )
-    add_unsafe_load(parser)
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher')
-    parser.add_argument('--local_rank', '--local-rank', type=_export_local_rank, help=argparse.SUPPRESS)
 
 
 def add_unsafe_load(parser: argparse.ArgumentParser) -> None:

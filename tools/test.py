@@ -1,6 +1,7 @@
 """Test a detector or segmentor: the command line of mmdet's and mmseg's own tools/test.py.
 
-python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta] [--cfg-options K=V ...]
+python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
+    [--backbone swin-t] [--cfg-options K=V ...]
 """
 
 import argparse
@@ -14,7 +15,7 @@ from swin_backbone.openmmlab import runtime
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config')
+    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument('checkpoint', help='checkpoint of the whole model')
     parser.add_argument(
         '--out',
@@ -32,7 +33,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors():
-        cfg = runtime.load_config(args.config, args.work_dir, args.cfg_options, args.launcher)
+        cfg = runtime.load_config(
+            args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe
+        )
         runtime.set_checkpoint(cfg, args.checkpoint)
         if args.show or args.show_dir:
             runtime.enable_drawing(cfg, args.show, args.show_dir, args.wait_time)

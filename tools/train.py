@@ -1,6 +1,7 @@
 """Train a detector or segmentor: the command line of mmdet's and mmseg's own tools/train.py.
 
-python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr] [--cfg-options K=V ...]
+python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
+    [--backbone swin-t [--recipe keep]] [--cfg-options K=V ...]
 """
 
 import argparse
@@ -13,7 +14,7 @@ from swin_backbone.openmmlab import runtime
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config')
+    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument('--amp', action='store_true', help='train in mixed precision')
     parser.add_argument(
         '--auto-scale-lr',
@@ -34,7 +35,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors():
-        cfg = runtime.load_config(args.config, args.work_dir, args.cfg_options, args.launcher)
+        cfg = runtime.load_config(
+            args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe
+        )
         if args.amp:
             runtime.enable_amp(cfg)
         if args.auto_scale_lr:

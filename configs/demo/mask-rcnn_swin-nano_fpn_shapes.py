@@ -2,6 +2,7 @@
 # tools/make_shapes_dataset.py
 _base_ = [
     '../_base_/models/mask-rcnn_swin_fpn.py',
+    '../_base_/optimizers/adamw_swin.py',
     '../_base_/default_runtime_det.py'
 ]
 
@@ -113,15 +114,9 @@ param_scheduler = [
         convert_to_iter_based=True)
 ]
 optim_wrapper = dict(
-    type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=0.001, fused=True, weight_decay=0.05),
-    paramwise_cfg=dict(
-        custom_keys={
-            'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.)
-        }),
+    optimizer=dict(lr=0.001, fused=True, weight_decay=0.05),
     clip_grad=dict(max_norm=5.))
-auto_scale_lr = dict(enable=False, base_batch_size=4)
+auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(interval=4, max_keep_ckpts=1))

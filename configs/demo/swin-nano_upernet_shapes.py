@@ -1,7 +1,9 @@
 # UPerNet small enough to train in minutes on two CPU cores, on the data of
 # tools/make_shapes_dataset.py
 _base_ = [
-    '../_base_/models/upernet_swin.py', '../_base_/default_runtime_seg.py'
+    '../_base_/models/upernet_swin.py',
+    '../_base_/optimizers/adamw_swin.py',
+    '../_base_/default_runtime_seg.py'
 ]
 
 norm_cfg = dict(type='BN', requires_grad=True)
@@ -82,15 +84,9 @@ param_scheduler = [
         by_epoch=False)
 ]
 optim_wrapper = dict(
-    type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=0.001, fused=True, weight_decay=0.01),
-    paramwise_cfg=dict(
-        custom_keys={
-            'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.)
-        }),
+    optimizer=dict(lr=0.001, fused=True, weight_decay=0.01),
     clip_grad=dict(max_norm=5.))
-auto_scale_lr = dict(enable=False, base_batch_size=4)
+auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(interval=100, max_keep_ckpts=1))

@@ -1,47 +1,8 @@
-_base_ = './mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
-
-# Multi-scale training as in DETR and Sparse R-CNN: half of the images are
-# resized, half are resized, cropped and resized.
-scales = [(480, 1333), (512, 1333), (544, 1333), (576, 1333), (608, 1333),
-          (640, 1333), (672, 1333), (704, 1333), (736, 1333), (768, 1333),
-          (800, 1333)]
-train_pipeline = [
-    dict(type='LoadImageFromFile', backend_args={{_base_.backend_args}}),
-    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='RandomFlip', prob=0.5),
-    dict(
-        type='RandomChoice',
-        transforms=[
-            [dict(type='RandomChoiceResize', scales=scales, keep_ratio=True)],
-            [
-                dict(
-                    type='RandomChoiceResize',
-                    scales=[(400, 1333), (500, 1333), (600, 1333)],
-                    keep_ratio=True),
-                dict(
-                    type='RandomCrop',
-                    crop_type='absolute_range',
-                    crop_size=(384, 600),
-                    allow_negative_crop=True),
-                dict(
-                    type='RandomChoiceResize', scales=scales, keep_ratio=True)
-            ]
-        ]),
-    dict(type='PackDetInputs')
+_base_ = [
+    '../_base_/models/mask-rcnn_swin_fpn.py',
+    '../_base_/datasets/coco_instance_ms-crop.py', '../_base_/schedules/swin_3x.py',
+    '../_base_/default_runtime_det.py'
 ]
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
-
-max_epochs = 36
-train_cfg = dict(max_epochs=max_epochs)
-param_scheduler = [
-    dict(
-        type='LinearLR', start_factor=0.001, by_epoch=False, begin=0,
-        end=1000),
-    dict(
-        type='MultiStepLR',
-        begin=0,
-        end=max_epochs,
-        by_epoch=True,
-        milestones=[27, 33],
-        gamma=0.1)
-]
+pretrained = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'  # noqa: E501
+model = dict(
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=pretrained)))

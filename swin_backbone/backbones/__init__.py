@@ -1,5 +1,6 @@
 """What a config names."""
 
+from .global_attention import GlobalAttention
 from .swin import SwinBackbone
 
-__all__ = ['SwinBackbone']
+__all__ = ['GlobalAttention', 'SwinBackbone']

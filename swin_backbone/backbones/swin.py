@@ -133,7 +133,9 @@ class SwinBackbone(BaseModule):
         self.drop_after_pos = nn.Dropout(arguments.check_rate('drop_rate', drop_rate))
 
         drop_path_rates = iter(
-            torch.linspace(0, arguments.check_rate('drop_path_rate', drop_path_rate), sum(depths)).tolist()
+            torch.linspace(
+                0, arguments.check_rate('drop_path_rate', drop_path_rate), sum(depths), device='cpu'
+            ).tolist()
         )
         self.stages = ModuleList()
         for stage, (width, depth, heads) in enumerate(zip(self.num_features, depths, num_heads)):

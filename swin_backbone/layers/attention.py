@@ -89,7 +89,9 @@ class ShiftedWindowAttention(BaseModule):
         """How a batch of maps is cut into windows, and their size."""
         B, H, W, _ = x_BHWC.shape
         window_size, shift = fit_window(H, W, self.window_size, self.shift, self.small_map)
-        arrange = TracedWindows if torch.compiler.is_compiling() else window_grid
+        # Meta tensors have no values from which index tables could be made.
+        traced = torch.compiler.is_compiling() or x_BHWC.device.type == 'meta'
+        arrange = TracedWindows if traced else window_grid
         return arrange(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device), window_size
 
     def forward(self, x_TC: Tensor, strip: Strip, window_size: Size) -> Tensor:

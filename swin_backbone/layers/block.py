@@ -4,7 +4,7 @@ Layout: B batch, H W height and width of a map, C channels, T tokens.
 """
 
 from functools import partial
-from typing import Callable
+from typing import Callable, Union
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block, swin_block_backward
 from ..ops.blocked import Computation, StripTokens, choose_strips, in_strips
 from ..ops.linear import cast_to_autocast
+from ..ops.traced import TracedWindows
 from ..ops.windows import Size, Strip
 from .attention import ShiftedWindowAttention, WindowAttention
 from .published import is_as_published
@@ -77,11 +78,13 @@ class SwinBlock(BaseModule):
         )
         return in_strips(computation, x_BHWC, weights, strips)
 
-    def _whole(self, compute: Callable[..., Tensor], x_BHWC: Tensor, *args) -> Tensor:
-        tokens = x_BHWC if torch.compiler.is_compiling() else x_BHWC.flatten(0, 2)
+    def _whole(
+        self, compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Union[Strip, TracedWindows], *args
+    ) -> Tensor:
+        tokens = x_BHWC if isinstance(windows, TracedWindows) else x_BHWC.flatten(0, 2)
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(compute, tokens, *args, use_reentrant=False).view_as(x_BHWC)
-        return compute(tokens, *args).view_as(x_BHWC)
+            return checkpoint(compute, tokens, windows, *args, use_reentrant=False).view_as(x_BHWC)
+        return compute(tokens, windows, *args).view_as(x_BHWC)
 
     def _settings(self) -> BlockSettings:
         attention, ((_, activation, hidden_drop), _, ffn_drop) = self.attn.w_msa, self.ffn.layers

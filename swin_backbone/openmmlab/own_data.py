@@ -37,6 +37,11 @@ def fill_own_data(cfg: Config) -> None:
         _fill_image_label(cfg, own)
 
 
+def set_num_classes(cfg: Config, number: int) -> None:
+    """Write a number of classes wherever a model's config has one, in place."""
+    _set_everywhere(cfg.model, 'num_classes', number)
+
+
 def _fill_coco(cfg: Config, own: ConfigDict) -> None:
     classes = _coco_classes(_existing(own, 'train', 'annotations'))
     if _coco_classes(_existing(own, 'val', 'annotations')) != classes:
@@ -50,7 +55,7 @@ def _fill_coco(cfg: Config, own: ConfigDict) -> None:
         )
     for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
         evaluator.ann_file = str(Path(own.root) / own.val.annotations)
-    _set_everywhere(cfg.model, 'num_classes', len(classes))
+    set_num_classes(cfg, len(classes))
 
 
 def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
@@ -78,7 +83,7 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
             head.ignore_index = own.ignore_index
     for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
         evaluator.ignore_index = own.ignore_index
-    _set_everywhere(cfg.model, 'num_classes', len(classes))
+    set_num_classes(cfg, len(classes))
 
 
 def _loaders(cfg: Config) -> tuple:

@@ -9,21 +9,37 @@ from mmengine.device import is_cuda_available, is_musa_available, is_npu_availab
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from .config_files import read_config
 from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
+from .swap import swap_backbone
 
 
-def load_config(path: str, work_dir: Optional[str], cfg_options: Optional[dict], launcher: str) -> Config:
-    """Read a config and apply what the command line says.
+def load_config(
+    path: str,
+    work_dir: Optional[str],
+    cfg_options: Optional[dict],
+    launcher: str,
+    backbone: Optional[str] = None,
+    recipe: str = 'swin',
+    with_data: bool = True,
+) -> Config:
+    """Read a config, a path or `mmdet::...`, and apply what the command line says: the options to what was swapped.
 
     The working folder is the command line's, else the config's, else work_dirs/ and the config's name.
+    `with_data=False` leaves `own_data` alone: nothing is trained or tested, and the data need not be there.
     """
-    cfg = Config.fromfile(path)
+    cfg = read_config(path)
+    name = Path(path.replace('::', '/')).stem
+    if backbone:
+        cfg = swap_backbone(cfg, backbone, recipe=recipe)
+        name += f'_{backbone}'
     if cfg_options:
         cfg.merge_from_dict(cfg_options)
-    fill_own_data(cfg)
+    if with_data:
+        fill_own_data(cfg)
     cfg.launcher = launcher
-    cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / Path(path).stem)
+    cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     return cfg
 
 

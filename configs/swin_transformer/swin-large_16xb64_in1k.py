@@ -1,0 +1,5 @@
+_base_ = './swin-tiny_16xb64_in1k.py'
+
+model = dict(
+    backbone=dict(arch='large', drop_path_rate=0.5),
+    head=dict(in_channels=1536))

@@ -1,0 +1,1 @@
+"""What a backbone costs: parameters, multiply-adds."""

@@ -1,0 +1,212 @@
+"""Parameters and multiply-adds of a detector, segmentor or backbone, part by part.
+
+One multiply and one add count as one, as in the paper and in mmengine's `get_model_complexity_info`: matrix products
+and convolutions, and beside them norms and resizing at that function's rates. Nothing is computed: the forward runs
+on the meta device.
+
+A two-stage detector is counted at 1000 proposals for each box head and 100 for each mask head, whatever the weights
+would propose: the convention of mmdet 2's get_flops, with which the published tables were made. Pooling regions
+counts nothing, as everywhere.
+"""
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import NamedTuple
+
+import torch
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from .meta import on_device
+
+NUM_PROPOSALS = 1000
+NUM_MASKS = 100
+
+aten = torch.ops.aten
+# Multiply-adds of an element of the output, as mmengine counts them.
+PER_ELEMENT = {
+    aten.native_layer_norm: 5,
+    aten.native_group_norm: 5,
+    aten.native_batch_norm: 2,
+    aten._native_batch_norm_legit_no_training: 2,
+    aten.cudnn_batch_norm: 2,
+    aten.upsample_bilinear2d: 4,
+    aten.upsample_nearest2d: 1,
+    aten._adaptive_avg_pool2d: 1,
+}
+
+
+class Cost(NamedTuple):
+    """Of one part of a model: parameters, and multiply-adds of one image."""
+
+    params: int
+    flops: int
+
+
+class Attention(NamedTuple):
+    """Of the attention layers of one stage, in multiply-adds: equations 1 and 2 of the paper, times the layers."""
+
+    stage: int
+    height: int
+    width: int
+    layers: int
+    counted: int  # of qkv, attention and projection, padding of the map to whole windows included
+    windowed: int  # 4hwC^2 + 2M^2hwC
+    global_: int  # 4hwC^2 + 2(hw)^2C
+
+
+class Counts:
+    """Multiply-adds by the name of the innermost module that ran them."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.by_module: Counter[str] = Counter()
+
+    def cost(self, prefix: str = '') -> Cost:
+        """Of a module and all in it; '' for the model."""
+        flops = sum(n for name, n in self.by_module.items() if not prefix or (name + '.').startswith(prefix + '.'))
+        module = self.model.get_submodule(prefix)
+        return Cost(sum(parameter.numel() for parameter in module.parameters()), flops)
+
+
+def build(cfg: dict, scope: str, device: str = 'meta') -> nn.Module:
+    """A model of a config, in eval mode; on the meta device without memory for its weights."""
+    with DefaultScope.overwrite_default_scope(scope), on_device(device):
+        model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg)))
+    model.eval()
+    return model
+
+
+def count(model: nn.Module, height: int, width: int, device: str = 'meta') -> Counts:
+    """Count one forward of a detector, segmentor or backbone on an image of height x width pixels."""
+    counts = Counts(model)
+    image = torch.zeros(1, 3, height, width, device=device)
+    with torch.no_grad(), on_device(device), _counting(counts):
+        if not hasattr(model, 'extract_feat'):
+            model(image)
+        elif hasattr(model, 'roi_head'):
+            _two_stage(model, image)
+        elif type(getattr(model, 'decode_head', None)).__name__ in ('MaskFormerHead', 'Mask2FormerHead'):
+            model.decode_head(model.extract_feat(image), _samples(model, height, width))  # mode='tensor' fails
+        else:
+            model(image, _samples(model, height, width), mode='tensor')
+    return counts
+
+
+def _two_stage(model: nn.Module, image: Tensor) -> None:
+    """Run each head once on as many regions as the convention says: what they hold does not matter."""
+    x = model.extract_feat(image)
+    roi_head = model.roi_head
+    if hasattr(model.rpn_head, 'num_proposals'):  # Sparse R-CNN's proposals are parameters
+        regions = model.rpn_head.num_proposals
+    else:
+        regions = NUM_PROPOSALS
+        model.rpn_head(x)
+    semantic = roi_head.semantic_head(x)[1] if getattr(roi_head, 'with_semantic', False) else None
+    for head in _as_list(roi_head.bbox_head):
+        pooled = _pooled(roi_head.bbox_roi_extractor, regions, image.device)
+        if hasattr(head, 'instance_interactive_conv'):
+            head(pooled, image.new_zeros(1, regions, head.in_channels))
+        else:
+            head(pooled)
+    if not roi_head.with_mask:
+        return
+    previous = None
+    for head in _as_list(roi_head.mask_head):
+        pooled = _pooled(roi_head.mask_roi_extractor, NUM_MASKS, image.device)
+        if semantic is None and not hasattr(head, 'with_conv_res'):
+            head(pooled)
+        else:  # HTC's mask heads hand features on
+            previous = head(pooled, previous, return_logits=True, return_feat=True)[-1]
+
+
+def _pooled(extractor: nn.Module, regions: int, device: torch.device) -> Tensor:
+    extractor = _as_list(extractor)[0]
+    size = extractor.roi_layers[0].output_size
+    return torch.zeros(regions, extractor.out_channels, *size, device=device)
+
+
+def _as_list(module) -> list:
+    return list(module) if isinstance(module, (nn.ModuleList, list)) else [module]
+
+
+def _samples(model: nn.Module, height: int, width: int) -> list[BaseDataElement]:
+    """What a data set would say of the image: its shapes."""
+    toolbox = type(model).__module__.partition('.')[0]
+    sample = import_module(f'{toolbox}.structures').__dict__['DetDataSample' if toolbox == 'mmdet' else 'SegDataSample']
+    shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width))
+    return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
+
+
+@contextmanager
+def _counting(counts: Counts) -> Iterator[None]:
+    stack = ['']
+    hooks = []
+    for name, module in counts.model.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
+        hooks.append(module.register_forward_hook(lambda *_: stack.pop() and None, always_call=True))
+    try:
+        with _Counter(counts.by_module, stack):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, by_module: Counter, stack: list[str]):
+        super().__init__()
+        self.by_module = by_module
+        self.stack = stack
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        packet = func._overloadpacket
+        if packet not in flop_registry and packet not in PER_ELEMENT:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        out = func(*args, **kwargs)
+        if packet in flop_registry:
+            self.by_module[self.stack[-1]] += flop_registry[packet](*args, **kwargs, out_val=out) // 2
+        elif packet in PER_ELEMENT:
+            first = out[0] if isinstance(out, tuple) else out
+            self.by_module[self.stack[-1]] += PER_ELEMENT[packet] * first.numel()
+        return out
+
+
+def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> list[Attention]:
+    """What attention costs in each stage, counted, windowed and global.
+
+    Args:
+        backbone: the name of the SwinBackbone in the model; '' if it is the model.
+        height, width: of the image.
+    """
+    module = counts.model.get_submodule(backbone)
+    area = math.prod(module.window_size)
+    costs = []
+    stride = module.patch_embed.patch_size[0]
+    for index, stage in enumerate(module.stages):
+        name = f'{backbone}.stages.{index}' if backbone else f'stages.{index}'
+        h, w, C = -(-height // stride), -(-width // stride), module.num_features[index]
+        layers = len(stage.blocks)
+        counted = sum(counts.cost(f'{name}.blocks.{i}.attn').flops for i in range(layers))
+        if counted:
+            linear = 4 * h * w * C**2
+            costs.append(
+                Attention(
+                    index, h, w, layers, counted,
+                    layers * (linear + 2 * area * h * w * C), layers * (linear + 2 * (h * w) ** 2 * C),
+                )
+            )  # fmt: skip
+        stride *= 2 if stage.downsample is None else stage.downsample.stride
+    return costs

@@ -1,0 +1,92 @@
+"""What tools/flops.py says of a config: as data, and as tables."""
+
+from typing import Any, Optional
+
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
+from rich.console import Console
+from rich.table import Table
+
+from .flops import Counts, attention_costs, build, count
+
+DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count
+
+
+def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: bool = False) -> dict[str, Any]:
+    """Parameters and multiply-adds of a config's model, by part and by the stages of its backbone.
+
+    Args:
+        shape: height and width of the image; None: 800x1280 for a detector, 512x2048 for a segmentor.
+        backbone_only: leave out neck and heads.
+
+    Returns:
+        What json can hold: shape, total, parts and stages, each with params and flops; attention, for a
+        SwinBackbone, stage by stage, with what equations 1 and 2 of the paper give.
+
+    Raises:
+        ValueError: if the config has no model with a backbone.
+    """
+    scope = cfg.get('default_scope') or 'mmdet'
+    if 'backbone' not in (cfg.get('model') or {}):
+        raise ValueError('flops counts a model with a backbone, and the config has none')
+    shape = tuple(shape or (SEGMENTATION if scope == 'mmseg' else DETECTION))
+    counts = _count(cfg.model.backbone if backbone_only else cfg.model, scope, shape)
+    backbone = '' if backbone_only else 'backbone'
+    module = counts.model.get_submodule(backbone)
+    stages = {f'stages.{i}': f'{backbone}.stages.{i}'.lstrip('.') for i in range(len(getattr(module, 'stages', ())))}
+    is_swin = hasattr(module, 'patch_embed') and hasattr(module, 'num_features') and hasattr(module, 'window_size')
+    attention = attention_costs(counts, backbone, *shape) if is_swin else []
+    parts = [(name, counts.cost(name)) for name, _ in counts.model.named_children()]
+    return dict(
+        shape=list(shape),
+        total=counts.cost()._asdict(),
+        parts={name: cost._asdict() for name, cost in parts if any(cost)},
+        stages={name: counts.cost(path)._asdict() for name, path in stages.items()},
+        attention=[{key.rstrip('_'): value for key, value in row._asdict().items()} for row in attention],
+    )
+
+
+def _count(model: dict, scope: str, shape: tuple[int, int]) -> Counts:
+    """On the meta device, or if some module does not run there, with numbers on a CPU."""
+    with DefaultScope.overwrite_default_scope(scope):
+        try:
+            return count(build(model, scope, 'meta'), *shape, 'meta')
+        except (RuntimeError, NotImplementedError, TypeError):
+            return count(build(model, scope, 'cpu'), *shape, 'cpu')
+
+
+def print_report(data: dict[str, Any], console: Console) -> None:
+    """The tables of a report."""
+    height, width = data['shape']
+    table = Table(title=f'{height}x{width} pixels', title_justify='left')
+    for column, justify in (('part', 'left'), ('parameters', 'right'), ('multiply-adds', 'right')):
+        table.add_column(column, justify=justify)
+    for name, cost in data['parts'].items():
+        table.add_row(name, *_cost(cost))
+        if name == 'backbone':
+            for stage, inner in data['stages'].items():
+                table.add_row(f'  {stage}', *_cost(inner), style='dim')
+    table.add_section()
+    table.add_row('total', *_cost(data['total']), style='bold')
+    console.print(table)
+    if not data['attention']:
+        return
+    table = Table(title='attention, in multiply-adds', title_justify='left')
+    table.add_column('stage')
+    table.add_column('map')
+    for column in ('layers', 'counted', '4hwC²+2M²hwC', 'global: 4hwC²+2(hw)²C'):
+        table.add_column(column, justify='right')
+    for row in data['attention']:
+        table.add_row(
+            str(row['stage']), f'{row["height"]}x{row["width"]}', str(row['layers']),
+            *(_giga(row[key]) for key in ('counted', 'windowed', 'global')),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _cost(cost: dict[str, int]) -> tuple[str, str]:
+    return f'{cost["params"] / 1e6:.2f} M', _giga(cost['flops'])
+
+
+def _giga(flops: int) -> str:
+    return f'{flops / 1e9:.2f} G'

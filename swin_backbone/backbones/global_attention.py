@@ -1,0 +1,63 @@
+"""Attention over a whole map, behind the last stage of a backbone.
+
+Layout: B batch, C channels, H W height and width of a map, T = H*W tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Optional
+
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks.transformer import FFN
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from . import arguments
+
+
+@MODELS.register_module()
+class GlobalAttention(BaseModule):
+    """One transformer block over all tokens of the last map, as a neck before the neck.
+
+    The HTC++ runs of Liu et al. 2021 (section 4.2) have "an extra global self-attention layer appended at the output
+    of the last stage", of which no code was published; a block of 12 C^2 weights is what the printed parameters and
+    multiply-adds of both runs leave room for.
+
+    Args:
+        embed_dims: channels of the last map.
+        num_heads: attention heads; divide embed_dims.
+        mlp_ratio: hidden channels of the MLP, in embed_dims.
+        norm_cfg: norm before attention and before the MLP.
+        init_cfg: any initializer of mmengine.
+
+    Raises:
+        ValueError, TypeError: if a number is out of its range, or num_heads does not divide embed_dims.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        mlp_ratio: float = 4,
+        norm_cfg: dict = dict(type='LN'),  # noqa: B006 - the toolboxes' own way to write a config
+        init_cfg: Optional[dict] = None,
+    ):
+        super().__init__(init_cfg=init_cfg)
+        arguments.positive_int('embed_dims', embed_dims)
+        arguments.positive_int('num_heads', num_heads)
+        if embed_dims % num_heads:
+            raise ValueError(f'num_heads must divide embed_dims, got {embed_dims=} and {num_heads=}')
+        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.attn = nn.MultiheadAttention(embed_dims, num_heads, batch_first=True)
+        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
+        hidden = int(arguments.check_mlp_ratio(mlp_ratio) * embed_dims)
+        self.ffn = FFN(embed_dims, hidden, act_cfg=dict(type='GELU'), add_identity=False)
+
+    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Maps (B, C_i, H_i, W_i) to as many of the same shapes; only the last one changes."""
+        *others, last_BCHW = maps
+        x_BTC = last_BCHW.flatten(2).transpose(1, 2)
+        normed = self.norm1(x_BTC)
+        x_BTC = x_BTC + self.attn(normed, normed, normed, need_weights=False)[0]
+        x_BTC = x_BTC + self.ffn(self.norm2(x_BTC))
+        return (*others, x_BTC.transpose(1, 2).reshape(last_BCHW.shape))

@@ -1,0 +1,62 @@
+"""What changed between two configs, to be read by a person."""
+
+from typing import Any
+
+from mmengine.config import Config
+
+WIDTH = 100  # characters of a value in the summary
+
+
+def summarize(before: Config, after: Config) -> str:
+    """Each setting that differs: its key, what it was and what it is."""
+    lines = []
+    for key, old, new in _differences('', before.to_dict(), after.to_dict()):
+        lines += [key, f'  - {_shown(old)}', f'  + {_shown(new)}']
+    return '\n'.join(lines)
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return '(not set)'
+
+
+ABSENT = _Absent()
+
+
+def _differences(key: str, old: Any, new: Any):
+    if old is ABSENT or new is ABSENT or not (isinstance(old, dict) and isinstance(new, dict)):
+        if (
+            isinstance(old, list)
+            and isinstance(new, list)
+            and len(old) == len(new)
+            and old
+            and isinstance(new[0], dict)
+        ):
+            for index, pair in enumerate(zip(old, new)):
+                yield from _differences(f'{key}[{index}]', *pair)
+        elif old is ABSENT or new is ABSENT or old != new:
+            yield key, old, new
+    elif key.endswith('.custom_keys') and old != new:
+        yield key, old, new  # their names have dots
+    elif old.get('type') != new.get('type') and dict(old, type=None) != dict(new, type=None):
+        yield key, old, new  # another thing altogether, whose arguments do not compare
+    else:
+        for name in dict.fromkeys([*old, *new]):
+            inner = f'{key}.{name}' if key else str(name)
+            yield from _differences(inner, old.get(name, ABSENT), new.get(name, ABSENT))
+
+
+def _lists_of_dicts(old: Any, new: Any) -> bool:
+    both = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
+    return both and all(isinstance(value, dict) for value in old + new)
+
+
+def _shown(value: Any) -> str:
+    text = _call(value) if isinstance(value, dict) and 'type' in value else repr(value)
+    return text if len(text) <= WIDTH else text[: WIDTH - 3] + '...'
+
+
+def _call(cfg: dict) -> str:
+    kind = cfg['type'] if isinstance(cfg['type'], str) else cfg['type'].__name__
+    arguments = (f'{name}={_shown(value)}' for name, value in cfg.items() if name != 'type')
+    return f'{kind}({", ".join(arguments)})'

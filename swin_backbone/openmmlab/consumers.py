@@ -1,0 +1,204 @@
+"""Who reads a backbone's maps in a config, and what of it depends on their number and width.
+
+A backbone is replaced by one whose maps stand in the same places, so only channels change; and maps that nobody
+reads are left out, since a norm without a gradient stops distributed training. That moves indices.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from mmengine.config import ConfigDict
+
+from .probe import Level, neck_levels, type_name
+
+ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: they read every map, whatever in_index says
+# Necks that ask only for the maps from start_level on, wherever that is.
+READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')
+
+
+class Maps(NamedTuple):
+    """The maps to read before and after a swap, place by place; only places in `kept` will be emitted."""
+
+    old: Sequence[Level]
+    new: Sequence[Level]
+
+    def widths(self) -> tuple[list[int], list[int]]:
+        return [level.channels for level in self.old], [level.channels for level in self.new]
+
+
+def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
+    """Write the new channels into a neck; the places of the maps it reads, of which the rest can go.
+
+    Raises:
+        ValueError: naming what it cannot place.
+    """
+    old, new = maps.widths()
+    for name in ('rfp_backbone', 'embed_dim'):
+        if name in neck:
+            raise ValueError(
+                f'{key}.{name}: a {type_name(neck)} is made for its own backbone, and cannot be given another'
+            )
+    if 'in_channels' not in neck:
+        raise ValueError(f'{key}: a {type_name(neck)} without in_channels, which say what it reads')
+    channels = neck.in_channels
+    if isinstance(channels, int):
+        if channels != old[-1]:
+            raise ValueError(f'{key}.in_channels is {channels}, and the last map of the backbone has {old[-1]}')
+        neck.in_channels = new[-1]
+        return [len(old) - 1]
+    outputs = neck.get('out_channels')
+    if not isinstance(outputs, (int, type(None))) and list(outputs[: len(channels)]) == list(channels):
+        raise ValueError(f'{key}.out_channels: a {type_name(neck)} passes on the maps of the backbone it was made for')
+    if list(channels) == old[::-1] != old:  # YOLOv3's, from the deepest up
+        neck.in_channels = type(channels)(new[::-1])
+        return list(range(len(old)))
+    if list(channels) != old:
+        raise ValueError(f'{key}.in_channels is {list(channels)}, and the maps of the backbone have {old}')
+    start, end = neck.get('start_level', 0), neck.get('end_level', -1)
+    used = list(range(start, len(old) if end < 0 else min(end + 1, len(old))))
+    if start and type_name(neck) in READ_FROM_START and used[-1] == len(old) - 1:
+        neck.start_level = 0
+    else:
+        used = list(range(len(old)))
+    neck.in_channels = type(channels)(new[place] for place in used)
+    if 'scales' in neck and len({level.stride for level in maps.old}) == 1:
+        # MultiLevelNeck makes a pyramid of maps of one stride; these are one already.
+        neck.scales = [1.0 for _ in used]
+    return used
+
+
+def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: list[int], scope: str) -> Maps:
+    """The maps behind a neck, before and after; a neck of `out_channels` emits the same as before."""
+    if 'out_channels' in old_neck:
+        return Maps([], [])
+    return Maps(
+        neck_levels(old_neck, maps.old, scope), neck_levels(new_neck, [maps.new[place] for place in used], scope)
+    )
+
+
+def leaves_maps_unread(model: ConfigDict) -> bool:
+    """Whether a neck or head asks for maps that it does not use, whose output norms get no gradient then."""
+    neck = model.get('neck') or []
+    for first in neck[:1] if isinstance(neck, (list, tuple)) else [neck]:
+        if not isinstance(first.in_channels, int) and (
+            first.get('start_level') or first.get('end_level', -1) not in (-1, len(first.in_channels) - 1)
+        ):
+            return True
+    head = model.get('decode_head')
+    return not neck and isinstance(head, dict) and type_name(head) == 'EncHead' and not head.get('add_lateral')
+
+
+def rewire_detector(model: ConfigDict, maps: Maps, key: str) -> list[int]:
+    """Write the new channels into the heads of a detector that has no neck; the places of the maps they read.
+
+    Raises:
+        ValueError: naming what it cannot place.
+    """
+    if 'shared_head' in (model.get('roi_head') or {}):
+        raise ValueError(f'{key}.roi_head.shared_head: it is the last stage of the backbone that it was made for')
+    old, new = maps.widths()
+    used: set[int] = set()
+    for path, node, name in _detection_channels(model, key):
+        channels = node[name]
+        if isinstance(channels, int) and channels == old[-1]:
+            node[name] = new[-1]
+            used.add(len(old) - 1)
+        elif not isinstance(channels, int) and list(channels) == old:
+            node[name] = type(channels)(new)
+            used.update(range(len(old)))
+        else:
+            raise ValueError(f'{path}.{name} is {channels}, and the maps of the backbone have {old}')
+    if not used:
+        raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
+    return sorted(used)
+
+
+def _detection_channels(model: ConfigDict, key: str) -> Iterator[tuple[str, ConfigDict, str]]:
+    """What in a detector without a neck holds the backbone's channels: (path, dict, name)."""
+    for part, node in model.items():
+        if part.endswith('_head') and isinstance(node, dict):
+            if part == 'roi_head':
+                for inner, child in node.items():
+                    name = 'out_channels' if inner.endswith('roi_extractor') else 'in_channels'
+                    if isinstance(child, dict) and name in child:
+                        yield f'{key}.{part}.{inner}', child, name
+            elif 'in_channels' in node:
+                yield f'{key}.{part}', node, 'in_channels'
+
+
+def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> list[int]:
+    """Write the new channels and indices into the heads of a segmentor; the places of the maps they read.
+
+    Args:
+        prune: whether maps that nobody reads go.
+
+    Raises:
+        ValueError: naming what it cannot place.
+    """
+    heads = list(_segmentation_heads(model, key))
+    if not heads:
+        raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
+    reads = [(path, head, _places(path, head, maps)) for path, head in heads]
+    for i, (_, head, places) in enumerate(reads[1:]):
+        if type_name(head) == 'OCRHead' and isinstance(places, int):
+            reads[i] = (*reads[i][:2], places)  # its regions are those that the head before it sees
+    used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}
+    if any(head.get('c1_in_channels') for _, head in heads):
+        used.add(0)  # DeepLabV3+ reads the first map, beside in_index
+    kept = sorted(used) if prune else list(range(len(maps.new)))
+    old, new = maps.widths()
+    for path, head, places in reads:
+        if isinstance(places, list):
+            head.in_channels = type(head.in_channels)(new[place] for place in places)
+        else:
+            head.in_channels = new[places]
+        _set_index(head, places, kept, len(old))
+        if head.get('c1_in_channels'):
+            if head.c1_in_channels != old[0]:
+                raise ValueError(f'{path}.c1_in_channels is {head.c1_in_channels}, and the first map has {old[0]}')
+            head.c1_in_channels = new[0]
+    return kept
+
+
+def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
+    """The heads that read maps: of a cascade each, of K-Net the head that makes its kernels."""
+    for part in ('decode_head', 'auxiliary_head', 'kernel_generate_head'):
+        child = node.get(part)
+        children = child if isinstance(child, (list, tuple)) else [child]
+        for index, head in enumerate(children):
+            if isinstance(head, dict):
+                path = f'{key}.{part}' + (f'[{index}]' if children is child else '')
+                if 'in_channels' in head:
+                    yield path, head
+                yield from _segmentation_heads(head, path)
+
+
+def _places(path: str, head: ConfigDict, maps: Maps) -> Any:
+    """The place, or places, of the maps that a head reads."""
+    old = maps.widths()[0]
+    channels, index = head.in_channels, head.get('in_index', -1)
+    if isinstance(channels, int):
+        if not isinstance(index, int) or not -len(old) <= index < len(old):
+            raise ValueError(f'{path}.in_index is {index}, with in_channels {channels} and {len(old)} maps')
+        places: Any = index % len(old)
+        expected: Any = old[places]
+    else:
+        every = 'in_index' not in head or type_name(head) in ALL_MAPS_HEADS
+        index = range(len(old)) if every else [index] if isinstance(index, int) else index
+        if not all(-len(old) <= place < len(old) for place in index):
+            raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')
+        places = [place % len(old) for place in index]
+        channels, expected = list(channels), [old[place] for place in places]
+    if channels != expected:
+        raise ValueError(f'{path}.in_channels is {channels}, and the maps it reads have {expected}')
+    return places
+
+
+def _set_index(head: ConfigDict, places: Any, kept: list[int], count: int) -> None:
+    index = head.get('in_index')
+    if index is None or kept == list(range(count)):
+        return
+    if isinstance(index, int):
+        head.in_index = kept.index(places if isinstance(places, int) else places[0])
+    else:
+        head.in_index = type(index)(kept.index(place) for place in places)

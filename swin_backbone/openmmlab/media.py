@@ -1,0 +1,116 @@
+"""Pictures and videos: finding them, and reading them frame by frame."""
+
+from collections.abc import Iterator, Sequence
+from glob import glob, has_magic
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import cv2
+import numpy as np
+
+PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
+VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
+
+
+class Medium(NamedTuple):
+    """A picture or video, and what to call what is made of it."""
+
+    path: Path
+    name: str  # without suffix; unlike any other's
+    is_video: bool
+
+
+class Frame(NamedTuple):
+    """A picture, or a frame of a video, as BGR pixels (H, W, 3) uint8."""
+
+    medium: Medium
+    index: int  # in the video; 0 for a picture
+    pixels: np.ndarray
+
+    @property
+    def name(self) -> str:
+        return f'{self.medium.name}/{self.index:06d}' if self.medium.is_video else self.medium.name
+
+
+def find_media(inputs: Sequence[str]) -> list[Medium]:
+    """What the inputs stand for: a file each, everything below a folder, whatever a pattern matches; each once.
+
+    Raises:
+        ValueError: if an input is no file, folder or pattern that matches something.
+    """
+    found: dict[Path, str] = {}
+    for given in inputs:
+        path = Path(given)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in PICTURES + VIDEOS and p.is_file())
+            found.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in found)
+            if not inside:
+                raise ValueError(f'there is no picture and no video in {given!r}')
+        elif path.is_file():
+            found.setdefault(path, path.stem)
+        else:
+            matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
+            matched = [p for p in matched if p.is_file()]
+            if not matched:
+                raise ValueError(f'an input is a picture, video, folder or pattern; {given!r} is none, or matches none')
+            found.update((p, p.stem) for p in matched if p not in found)
+    media, taken = [], set()
+    for path, stem in found.items():
+        name, number = stem, 1
+        while name in taken:
+            name, number = f'{stem}_{number}', number + 1
+        taken.add(name)
+        media.append(Medium(path, name, path.suffix.lower() in VIDEOS))
+    return media
+
+
+def count_frames(medium: Medium) -> int:
+    """How many frames a video says that it has; 1 for a picture."""
+    if not medium.is_video:
+        return 1
+    video = cv2.VideoCapture(str(medium.path))
+    return max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
+
+
+def read_frames(medium: Medium) -> Iterator[Frame]:
+    """The frames of a video in order, or the picture.
+
+    Raises:
+        OSError: if there is none that can be read.
+    """
+    if medium.is_video:
+        video = cv2.VideoCapture(str(medium.path))
+        index = 0
+        while (read := video.read())[0]:
+            yield Frame(medium, index, read[1])
+            index += 1
+        if not index:
+            raise OSError(f'{medium.path}: no frame of it can be read as a video')
+        return
+    # Not cv2.imread, which cannot open every path and prints what goes wrong.
+    data = np.frombuffer(medium.path.read_bytes(), np.uint8)
+    pixels = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    if pixels is None:
+        raise OSError(f'{medium.path}: it cannot be read as a picture')
+    yield Frame(medium, 0, pixels)
+
+
+class VideoWriter:
+    """Writes frames (H, W, 3) BGR as an MP4, at the rate of the video that they are of."""
+
+    def __init__(self, path: Path, source: Medium):
+        self.path = path
+        self.rate = cv2.VideoCapture(str(source.path)).get(cv2.CAP_PROP_FPS) or 25.0
+        self.partial = path.with_name(f'.partial-{path.name}')
+        self.writer: Optional[cv2.VideoWriter] = None
+
+    def write(self, pixels: np.ndarray) -> None:
+        if self.writer is None:
+            size = (pixels.shape[1], pixels.shape[0])
+            self.writer = cv2.VideoWriter(str(self.partial), cv2.VideoWriter_fourcc(*'mp4v'), self.rate, size)
+        self.writer.write(pixels)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.release()
+            self.partial.replace(self.path)

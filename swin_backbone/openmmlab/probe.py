@@ -1,0 +1,82 @@
+"""What a backbone or neck of a config emits, found by building it and running it once, without weights.
+
+On the meta device that takes neither memory nor arithmetic. What does not run there (an operator without a meta
+kernel, `.item()`) runs on a CPU, on a small image if it can.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import torch
+from mmengine.registry import MODELS, DefaultScope
+from torch import Tensor
+
+from ..analysis.meta import on_device
+
+SIDE = 256  # pixels of the square probe image
+SMALL_SIDE = 64
+
+
+class Level(NamedTuple):
+    """One feature map."""
+
+    channels: int
+    stride: float  # pixels of the image for each place of the map
+
+
+def backbone_levels(backbone: dict, scope: str, key: str) -> list[Level]:
+    """The maps that the backbone at `key` of a config emits.
+
+    Raises:
+        ValueError: if it cannot be built, or emits anything but feature maps.
+    """
+    side = backbone.get('img_size', SIDE)  # some ViTs take no other
+    own_side = side if isinstance(side, int) else side[1]
+
+    def image(device: str, side: int) -> Tensor:
+        return torch.zeros(1, backbone.get('in_channels', 3), side, side, device=device)
+
+    ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
+    return _levels(*_run(backbone, scope, key, image, ways), key)
+
+
+def neck_levels(neck: dict, inputs: Sequence[Level], scope: str) -> list[Level]:
+    """The maps that a neck makes of `inputs`; errors as `backbone_levels`."""
+
+    def maps(device: str, side: int) -> tuple[Tensor, ...]:
+        sides = [max(1, int(side / level.stride)) for level in inputs]
+        return tuple(torch.zeros(1, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
+
+    return _levels(*_run(neck, scope, 'neck', maps, (('meta', SIDE), ('cpu', SMALL_SIDE))), 'neck')
+
+
+def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]]) -> tuple[Any, int]:
+    """What a module emits, and for an image of which side: the first of the ways (device, side) that works."""
+    cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
+    for device, side in ways:
+        try:
+            with DefaultScope.overwrite_default_scope(scope), on_device(device), torch.no_grad():
+                module = MODELS.build(cfg)
+                module.eval()  # which returns None for some of them
+                return module(make_input(device, side)), side
+        except Exception as error:  # whatever a toolbox's module raises, its user gets the key and the reason
+            reason = error
+    first_line = str(reason).strip().split('\n')[0]
+    raise ValueError(
+        f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
+    ) from reason
+
+
+def _levels(outputs: Any, side: int, key: str) -> list[Level]:
+    if isinstance(outputs, Tensor):
+        outputs = (outputs,)
+    if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() == 4 for x in outputs):
+        raise ValueError(f'{key}: it emits something other than feature maps of (B, C, H, W)')
+    return [Level(x.shape[1], side / x.shape[3]) for x in outputs]
+
+
+def type_name(cfg: dict) -> str:
+    """The name of a config's type, which in configs in pure Python is the class itself."""
+    kind = cfg['type']
+    return kind if isinstance(kind, str) else kind.__name__

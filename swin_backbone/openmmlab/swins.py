@@ -1,0 +1,50 @@
+"""The backbones that can be swapped in by name: what each is in a config.
+
+A further family is further rows.
+"""
+
+from typing import Any, NamedTuple, Optional
+
+from ..archs import ARCHS
+
+_RELEASES = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/'
+
+
+class Swin(NamedTuple):
+    """A row: the backbone's `type` and `arch`, and what the paper trained it with."""
+
+    arch: str
+    weights: Optional[str]  # ImageNet weights; None: there are none, and it starts from its initialisation
+    drop_path_rate: float  # in detection; the paper's segmentors all have 0.3
+    type: str = 'SwinBackbone'
+
+    @property
+    def widths(self) -> list[int]:
+        """Channels of each stage."""
+        arch = ARCHS[self.arch]
+        return [arch.embed_dims << stage for stage in range(len(arch.depths))]
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks of each stage."""
+        return ARCHS[self.arch].depths
+
+    def config(self, segmentation: bool) -> dict[str, Any]:
+        """The backbone of a config."""
+        cfg = dict(type=self.type, arch=self.arch, drop_path_rate=self.drop_path_rate)
+        if segmentation and self.drop_path_rate:
+            cfg['drop_path_rate'] = 0.3
+        if self.weights:
+            cfg['init_cfg'] = dict(type='Pretrained', checkpoint=self.weights)
+        else:  # the published std of 0.02 is for widths of 96 and more
+            cfg['init_cfg'] = dict(type='Xavier', layer='Linear', distribution='normal')
+        return cfg
+
+
+SWINS: dict[str, Swin] = {
+    'swin-nano': Swin('nano', None, 0.0),
+    'swin-t': Swin('tiny', _RELEASES + 'swin_tiny_patch4_window7_224.pth', 0.2),
+    'swin-s': Swin('small', _RELEASES + 'swin_small_patch4_window7_224.pth', 0.2),
+    'swin-b': Swin('base', _RELEASES + 'swin_base_patch4_window7_224.pth', 0.3),
+    'swin-l': Swin('large', _RELEASES + 'swin_large_patch4_window7_224_22k.pth', 0.3),
+}

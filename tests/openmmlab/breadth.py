@@ -1,0 +1,249 @@
+"""The configs that a Swin is swapped into, and what is done with each: built, trained for a step, asked to predict."""
+
+import copy
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.logging import MessageHub
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner
+from mmengine.structures import PixelData
+
+from swin_backbone import swap_backbone
+from swin_backbone.openmmlab.config_files import read_config
+
+# family: its config. What docs/swap.md lists is generated from this and from what came of it.
+PLACED = {
+    'Faster R-CNN': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
+    'Faster R-CNN on C5': 'mmdet::faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py',
+    'Mask R-CNN': 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py',
+    'Cascade Mask R-CNN': 'mmdet::cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco.py',
+    'HTC': 'mmdet::htc/htc_r50_fpn_1x_coco.py',
+    'SCNet': 'mmdet::scnet/scnet_r50_fpn_1x_coco.py',
+    'PointRend': 'mmdet::point_rend/point-rend_r50-caffe_fpn_ms-1x_coco.py',
+    'Panoptic FPN': 'mmdet::panoptic_fpn/panoptic-fpn_r50_fpn_1x_coco.py',
+    'Libra R-CNN': 'mmdet::libra_rcnn/libra-faster-rcnn_r50_fpn_1x_coco.py',
+    'HRNet, HRFPN': 'mmdet::hrnet/faster-rcnn_hrnetv2p-w18-1x_coco.py',
+    'Sparse R-CNN': 'mmdet::sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco.py',
+    'RetinaNet': 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py',
+    'FCOS': 'mmdet::fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py',
+    'NAS-FCOS': 'mmdet::nas_fcos/nas-fcos_r50-caffe_fpn_fcoshead-gn-head_4xb4-1x_coco.py',
+    'ATSS': 'mmdet::atss/atss_r50_fpn_1x_coco.py',
+    'ATSS, DyHead': 'mmdet::dyhead/atss_r50_fpn_dyhead_1x_coco.py',
+    'FreeAnchor': 'mmdet::free_anchor/freeanchor_r50_fpn_1x_coco.py',
+    'GFL': 'mmdet::gfl/gfl_r50_fpn_1x_coco.py',
+    'VarifocalNet': 'mmdet::vfnet/vfnet_r50_fpn_1x_coco.py',
+    'TOOD': 'mmdet::tood/tood_r50_fpn_1x_coco.py',
+    'AutoAssign': 'mmdet::autoassign/autoassign_r50-caffe_fpn_1x_coco.py',
+    'YOLOF': 'mmdet::yolof/yolof_r50-c5_8xb8-1x_coco.py',
+    'YOLOv3': 'mmdet::yolo/yolov3_d53_8xb8-320-273e_coco.py',
+    'YOLOX': 'mmdet::yolox/yolox_tiny_8xb8-300e_coco.py',
+    'RTMDet': 'mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py',
+    'RTMDet-Ins': 'mmdet::rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py',
+    'CenterNet': 'mmdet::centernet/centernet_r18_8xb16-crop512-140e_coco.py',
+    'CondInst': 'mmdet::condinst/condinst_r50_fpn_ms-poly-90k_coco_instance.py',
+    'SOLO': 'mmdet::solo/solo_r50_fpn_1x_coco.py',
+    'SOLOv2': 'mmdet::solov2/solov2_r50_fpn_1x_coco.py',
+    'YOLACT': 'mmdet::yolact/yolact_r50_1xb8-55e_coco.py',
+    'DETR': 'mmdet::detr/detr_r50_8xb2-150e_coco.py',
+    'Conditional DETR': 'mmdet::conditional_detr/conditional-detr_r50_8xb2-50e_coco.py',
+    'DAB-DETR': 'mmdet::dab_detr/dab-detr_r50_8xb2-50e_coco.py',
+    'Deformable DETR': 'mmdet::deformable_detr/deformable-detr_r50_16xb2-50e_coco.py',
+    'DINO': 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py',
+    'MaskFormer': 'mmdet::maskformer/maskformer_r50_ms-16xb1-75e_coco.py',
+    'Mask2Former, instances': 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py',
+    'Mask2Former, panoptic': 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py',
+    'FCN': 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'FCN on HRNet': 'mmseg::hrnet/fcn_hr18_4xb4-80k_ade20k-512x512.py',
+    'PSPNet': 'mmseg::pspnet/pspnet_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'PSPNet on MobileNetV2': 'mmseg::mobilenet_v2/mobilenet-v2-d8_pspnet_4xb4-160k_ade20k-512x512.py',
+    'DeepLabV3': 'mmseg::deeplabv3/deeplabv3_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'DeepLabV3+': 'mmseg::deeplabv3plus/deeplabv3plus_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'UPerNet': 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py',
+    'UPerNet on ViT': 'mmseg::vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512.py',
+    'UPerNet on MAE': 'mmseg::mae/mae-base_upernet_8xb2-amp-160k_ade20k-512x512.py',
+    'SegFormer': 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
+    'SegNeXt': 'mmseg::segnext/segnext_mscan-t_1xb16-adamw-160k_ade20k-512x512.py',
+    'OCRNet': 'mmseg::ocrnet/ocrnet_hr18_4xb4-80k_ade20k-512x512.py',
+    'OCRNet on ResNet': 'mmseg::ocrnet/ocrnet_r101-d8_8xb2-40k_cityscapes-512x1024.py',
+    'Semantic FPN': 'mmseg::sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py',
+    'Semantic FPN on Twins': 'mmseg::twins/twins_pcpvt-s_fpn_fpnhead_8xb4-80k_ade20k-512x512.py',
+    'FastFCN': 'mmseg::fastfcn/fastfcn_r50-d32_jpu_psp_4xb4-80k_ade20k-512x512.py',
+    'K-Net': 'mmseg::knet/knet-s3_r50-d8_upernet_8xb2-adamw-80k_ade20k-512x512.py',
+    'PointRend, semantic': 'mmseg::point_rend/pointrend_r50_4xb4-160k_ade20k-512x512.py',
+    'EncNet': 'mmseg::encnet/encnet_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'DANet': 'mmseg::danet/danet_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'GCNet': 'mmseg::gcnet/gcnet_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'ISANet': 'mmseg::isanet/isanet_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'SETR': 'mmseg::setr/setr_vit-l_pup_8xb2-160k_ade20k-512x512.py',
+    'MaskFormer, semantic': 'mmseg::maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512.py',
+    'Mask2Former, semantic': 'mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py',
+}
+
+# Run by `make test-slow` alone: what the others leave to be seen.
+SLOW = {
+    'HTC', 'Sparse R-CNN', 'SOLOv2', 'DINO', 'TOOD', 'GFL', 'Mask2Former, instances', 'K-Net', 'UPerNet',
+    'Faster R-CNN on C5', 'SCNet', 'Panoptic FPN', 'Libra R-CNN', 'HRNet, HRFPN', 'NAS-FCOS', 'ATSS, DyHead',
+    'FreeAnchor', 'VarifocalNet', 'AutoAssign', 'YOLOF', 'YOLOv3', 'YOLOX', 'RTMDet-Ins', 'CenterNet', 'SOLO', 'YOLACT',
+    'Conditional DETR', 'DAB-DETR', 'Mask2Former, panoptic', 'FCN on HRNet', 'PSPNet on MobileNetV2', 'DeepLabV3',
+    'UPerNet on ViT', 'UPerNet on MAE', 'SegNeXt', 'OCRNet on ResNet', 'Semantic FPN on Twins', 'FastFCN', 'EncNet',
+    'DANet', 'GCNet', 'ISANet', 'SETR', 'MaskFormer, semantic',
+}  # fmt: skip
+
+# family: its config, and the key that the refusal names.
+REFUSED = {
+    'SSD': ('mmdet::ssd/ssd300_coco.py', 'model.neck.out_channels'),
+    'CornerNet': ('mmdet::cornernet/cornernet_hourglass104_32xb3-210e-mstest_coco.py', 'model.backbone'),
+    'Faster R-CNN on C4': ('mmdet::faster_rcnn/faster-rcnn_r50-caffe_c4-1x_coco.py', 'model.roi_head.shared_head'),
+    'TridentNet': ('mmdet::tridentnet/tridentnet_r50-caffe_1x_coco.py', 'model.roi_head.shared_head'),
+    'DetectoRS': ('mmdet::detectors/cascade-rcnn_r50-rfp_1x_coco.py', 'model.backbone'),
+    'DeepSORT': ('mmdet::deepsort/deepsort_faster-rcnn_r50_fpn_8xb2-4e_mot17train_test-mot17test.py', 'model'),
+    'U-Net': ('mmseg::unet/unet-s5-d16_fcn_4xb4-40k_chase-db1-128x128.py', 'model.backbone'),
+    'BiSeNetV1': ('mmseg::bisenetv1/bisenetv1_r18-d32_4xb4-160k_cityscapes-1024x1024.py', 'model.backbone'),
+    'BiSeNetV2': ('mmseg::bisenetv2/bisenetv2_fcn_4xb4-160k_cityscapes-1024x1024.py', 'model.backbone'),
+    'STDC': ('mmseg::stdc/stdc1_4xb12-80k_cityscapes-512x1024.py', 'model.backbone'),
+    'ICNet': ('mmseg::icnet/icnet_r18-d8_4xb2-80k_cityscapes-832x832.py', 'model.backbone'),
+    'Fast-SCNN': ('mmseg::fastscnn/fast_scnn_8xb4-160k_cityscapes-512x1024.py', 'model.backbone'),
+    'LR-ASPP': ('mmseg::mobilenet_v3/mobilenet-v3-d8_lraspp_4xb4-320k_cityscapes-512x1024.py', 'model.backbone'),
+    'DPT': ('mmseg::dpt/dpt_vit-b16_8xb2-160k_ade20k-512x512.py', 'model.backbone'),
+    'SAN': ('mmseg::san/san-vit-b16_coco-stuff164k-640x640.py', 'model'),
+}
+
+
+def swapped(path, **backbone):
+    """A config with swin-nano in it, as it would train here: without downloads."""
+    return swap_backbone(read_config(path), 'swin-nano', verbose=False, init_cfg=None, **backbone)
+
+
+SIDE = 64  # pixels
+SMALL = dict(num=16, nms_pre=100, max_per_img=20, max_num=20, num_points=64)
+
+
+def shrink(node):
+    """Fewer proposals, samples and queries, in place: what takes time and does not depend on the backbone."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if isinstance(value, int) and value > SMALL.get(key, value):
+                node[key] = SMALL[key]
+            shrink(value)
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            shrink(value)
+
+
+def build(cfg, initialise=True):
+    """The model of a config, for small pictures."""
+    for part in ('train_cfg', 'test_cfg'):
+        shrink(cfg.model.get(part))
+    preprocessor = cfg.model.data_preprocessor
+    if 'size' in preprocessor:
+        preprocessor.size = (SIDE, SIDE)  # to which a segmentor pads what it trains on
+    preprocessor.pop('batch_augments', None)  # which pads to the size of a crop
+    if cfg.model.type == 'DINO':
+        cfg.model.num_queries = 30  # of the tokens of the picture, which is small
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg.model)))  # some write into it
+        if initialise:
+            model.init_weights()
+    return model
+
+
+def pictures_and_truth(cfg, batch=2, side=SIDE):
+    """Random pictures with what a data set would say of them."""
+    if cfg.default_scope == 'mmseg':
+        from mmseg.structures import SegDataSample
+
+        samples = []
+        for _ in range(batch):
+            sample = SegDataSample(
+                metainfo=dict(img_shape=(side, side), ori_shape=(side, side), pad_shape=(side, side))
+            )
+            sample.gt_sem_seg = PixelData(data=torch.randint(0, 8, (1, side, side)))
+            samples.append(sample)
+        pictures = [torch.randint(0, 256, (3, side, side), dtype=torch.uint8) for _ in range(batch)]
+        return dict(inputs=pictures, data_samples=samples)
+    from mmdet.testing import demo_mm_inputs
+
+    np.random.seed(0)
+    loaders = str(cfg.train_dataloader)
+    return demo_mm_inputs(
+        batch,
+        [[3, side, side]] * batch,
+        num_items=[3] * batch,
+        num_classes=8,
+        with_mask="'with_mask': True" in loaders or 'Panoptic' in loaders,
+        with_semantic="'with_seg': True" in loaders or 'Panoptic' in loaders,
+    )
+
+
+def train_one_step(cfg, model, data):
+    """Train for a step as the config says; the losses, and which of the backbone's parameters got no gradient."""
+    reached = set()
+    for name, parameter in model.backbone.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: reached.add(name))
+    for counter in ('iter', 'epoch'):  # some heads and assigners ask
+        MessageHub.get_current_instance().update_info(counter, 0)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        wrapper = Runner.build_optim_wrapper(_Owner(model), cfg.optim_wrapper)
+        model.train()
+        losses = model.train_step(data, wrapper)
+    return losses, [name for name, _ in model.backbone.named_parameters() if name not in reached]
+
+
+def predict(cfg, model, data):
+    model.eval()
+    with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.no_grad():
+        return model.test_step(data)
+
+
+def forward(cfg, model, data):
+    """The tensors that a model's heads emit."""
+    model.eval()
+    double = 'kernel_generate_head' in cfg.model.get('decode_head', {})
+    if double:  # K-Net's iterations grow what differs in the last digit of float32
+        model.double()
+    with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.no_grad():
+        data = model.data_preprocessor(data)
+        if double:
+            data['inputs'] = data['inputs'].double()
+        if cfg.default_scope == 'mmseg':  # whose MaskFormers have no mode='tensor'
+            return [sample.seg_logits.data for sample in model(**data, mode='predict')]
+        return list(_tensors(model(**data, mode='tensor')))
+
+
+def _tensors(node):
+    if isinstance(node, torch.Tensor):
+        yield node
+    elif isinstance(node, dict):
+        yield from _tensors(list(node.values()))
+    elif isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _tensors(value)
+
+
+class _Owner:
+    """What `Runner.build_optim_wrapper` needs of a runner."""
+
+    def __init__(self, model):
+        self.model = model
+
+
+def shipped_with_swin(package):
+    """The configs of an installed toolbox with `SwinTransformer` in them or in what they inherit, as package::path."""
+    root = Path(find_spec(package).origin).parent / '.mim' / 'configs'
+    texts = {path.resolve(): path.read_text() for path in root.rglob('*.py')}
+
+    def has_swin(path):
+        text = texts.get(path, '')
+        if "type='SwinTransformer'" in text:
+            return True
+        bases = re.search(r"^_base_ = (\[.*?\]|\(.*?\)|'.*?')", text, flags=re.M | re.S)
+        names = re.findall(r"'(.+?)'", bases[1]) if bases else []
+        return any(has_swin((path.parent / name).resolve()) for name in names if name.endswith('.py'))
+
+    found = sorted(path for path in texts if '_base_' not in path.parts and has_swin(path))
+    return [f'{package}::{path.relative_to(root.resolve())}' for path in found]

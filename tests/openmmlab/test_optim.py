@@ -1,0 +1,105 @@
+"""Layer-wise learning-rate decay: each parameter's rate and decay."""
+
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DefaultScope
+from torch import nn
+
+from swin_backbone import SwinBackbone
+
+LR, DECAY, RATE = 1e-4, 0.05, 0.9
+DEPTHS = (2, 2, 6, 2)
+
+
+class Detector(nn.Module):
+    def __init__(self, **backbone):
+        super().__init__()
+        self.backbone = SwinBackbone(arch='tiny', embed_dims=24, use_abs_pos_embed=True, **backbone)
+        self.head = nn.Sequential(nn.Conv2d(192, 8, 1), nn.BatchNorm2d(8))
+
+
+def expected():
+    """The layer and decay of each parameter of Swin-T, written out from the rule."""
+    backbone = {'absolute_pos_embed': (0, 0.0)}
+    for name in ('projection.weight', 'projection.bias', 'norm.weight', 'norm.bias'):
+        backbone[f'patch_embed.{name}'] = (0, DECAY if name == 'projection.weight' else 0.0)
+    layer = 0
+    for stage, depth in enumerate(DEPTHS):
+        for block in range(depth):
+            layer += 1
+            prefix = f'stages.{stage}.blocks.{block}.'
+            backbone[prefix + 'attn.w_msa.relative_position_bias_table'] = (layer, 0.0)
+            for linear in ('attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'):
+                backbone[f'{prefix}{linear}.weight'] = (layer, DECAY)
+                backbone[f'{prefix}{linear}.bias'] = (layer, 0.0)
+            for norm in ('norm1', 'norm2'):
+                backbone[f'{prefix}{norm}.weight'] = backbone[f'{prefix}{norm}.bias'] = (layer, 0.0)
+        if stage < 3:
+            backbone[f'stages.{stage}.downsample.reduction.weight'] = (layer, DECAY)
+            for part in ('weight', 'bias'):
+                backbone[f'stages.{stage}.downsample.norm.{part}'] = (layer, 0.0)
+        backbone[f'norm{stage}.weight'] = backbone[f'norm{stage}.bias'] = (layer, 0.0)
+    heads = {'head.0.weight': DECAY, 'head.0.bias': 0.0, 'head.1.weight': 0.0, 'head.1.bias': 0.0}
+    return {
+        **{f'backbone.{name}': (LR * RATE ** (13 - layer), decay) for name, (layer, decay) in backbone.items()},
+        **{name: (LR, decay) for name, decay in heads.items()},
+    }
+
+
+def build(model, paramwise=None, scope='mmengine'):
+    cfg = dict(
+        type='OptimWrapper',
+        constructor='SwinLayerDecayOptimizerConstructor',
+        optimizer=dict(type='AdamW', lr=LR, weight_decay=DECAY),
+        paramwise_cfg=dict(decay_rate=RATE) if paramwise is None else paramwise,
+    )
+    with DefaultScope.overwrite_default_scope(scope):
+        return build_optim_wrapper(model, cfg)
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+def test_each_parameter_of_swin_t(scope):
+    pytest.importorskip(scope, reason=f'{scope} is not installed')
+    model = Detector()
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    actual = {
+        name_of[id(parameter)]: (group['lr'], group['weight_decay'])
+        for group in build(model, scope=scope).optimizer.param_groups
+        for parameter in group['params']
+    }
+    wanted = expected()
+    assert set(actual) == set(wanted) == set(name_of.values())
+    for name, (lr, decay) in wanted.items():
+        assert actual[name] == (pytest.approx(lr), decay), name
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = Detector(frozen_stages=2)
+    optimized = {id(p) for group in build(model).optimizer.param_groups for p in group['params']}
+    assert optimized == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_a_step_moves_what_is_deep_in_the_backbone_less():
+    model = Detector()
+    optimizer = build(model, dict(decay_rate=0.5)).optimizer
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    moved = {n: (p - b).abs().max().item() for (n, p), b in zip(model.named_parameters(), before)}
+    names = ['patch_embed.norm.bias', *(f'stages.{s}.blocks.1.norm1.bias' for s in range(4))]
+    steps = [moved[f'backbone.{name}'] for name in names]
+    assert steps == sorted(steps)
+    assert steps[0] < 1e-3 * steps[-1]
+
+
+@pytest.mark.parametrize('paramwise', [{}, dict(decay_rate=0.0), dict(decay_rate=1.5), dict(decay_rate=0.9, lr_mult=2)])
+def test_what_it_takes_is_said(paramwise):
+    with pytest.raises(ValueError, match='decay_rate'):
+        build(Detector(), paramwise)
+
+
+def test_a_model_without_swin_is_refused():
+    with pytest.raises(ValueError, match='SwinBackbone'):
+        build(nn.Linear(2, 2))

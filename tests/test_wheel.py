@@ -1,0 +1,87 @@
+"""An installed wheel brings its configs and tools along, and mim's look-ups find them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+from mmengine.fileio import load
+
+ROOT = Path(__file__).parents[1]
+CONFIG = 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
+
+LOOK_UP = f"""
+import swin_backbone
+from pathlib import Path
+from mmengine.config import Config
+from mmengine.hub import get_config
+from swin_backbone.openmmlab.config_files import read_config
+
+assert Path({{target!r}}) in Path(swin_backbone.__file__).parents, swin_backbone.__file__
+own = get_config('swin_backbone::{CONFIG}'), read_config('swin_backbone::{CONFIG}')
+for cfg in (*own, Config.fromfile({{child!r}})):
+    assert cfg.model.backbone.type == 'SwinBackbone', cfg
+mim = Path(swin_backbone.__file__).parent / '.mim'
+assert '_scope_' not in cfg.model, 'what is inherited would be looked for in a scope of that name'
+assert (mim / 'tools' / 'train.py').is_file()
+assert (mim / 'tools' / 'dist_train.sh').is_file()
+"""
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    """A folder with the package as a wheel installs it."""
+    folder = tmp_path_factory.mktemp('wheel')
+    source = folder / 'source'
+    command = ['git', 'ls-files', '--cached', '--others', '--exclude-standard']
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip('what belongs to the package is not known: this is no git checkout')
+    for name in listed.stdout.splitlines():  # a copy, so that nothing is built in the checkout
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--no-index']
+    result = subprocess.run(
+        [*command, '--target', folder / 'site', source], capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr
+    return folder / 'site'
+
+
+def test_an_installed_wheel_finds_its_configs(installed, tmp_path):
+    child = tmp_path / 'child.py'
+    child.write_text(f"_base_ = 'swin_backbone::{CONFIG}'\n")
+    code = LOOK_UP.format(target=str(installed), child=str(child))
+    # Not the checkout: its folder must not be on the path.
+    result = subprocess.run(
+        [sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(installed)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_the_model_index_lists_every_config_once():
+    listed = []
+    for path in load(ROOT / 'model-index.yml')['Import']:
+        metafile = load(ROOT / path)
+        collections = {collection['Name'] for collection in metafile['Collections']}
+        for model in metafile['Models']:
+            assert model['In Collection'] in collections
+            assert model['Name'] == Path(model['Config']).stem
+            listed.append(model['Config'])
+    there = {str(path.relative_to(ROOT)) for path in ROOT.glob('configs/[!_]*/*.py')}
+    own_data = {name for name in there if 'own' in name or name.startswith('configs/demo/')}
+    assert sorted(listed) == sorted(there - own_data)
+
+
+def test_a_metafile_says_what_the_config_says():
+    for path in load(ROOT / 'model-index.yml')['Import']:
+        for model in load(ROOT / path)['Models']:
+            cfg = Config.fromfile(ROOT / model['Config'])
+            data = model['Metadata']
+            assert data['Architecture'][0] == 'Swin-' + cfg.model.backbone.arch[0].upper()
+            assert data.get('Epochs', cfg.get('max_epochs')) == cfg.get('max_epochs')
+            assert data.get('Iterations', cfg.train_cfg.get('max_iters')) == cfg.train_cfg.get('max_iters')

@@ -1,0 +1,183 @@
+"""tools/infer.py, browse_dataset.py and print_config.py, with a user's command lines."""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from swin_backbone.openmmlab import inference, media
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+ROOT = Path(__file__).parents[2]
+DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
+SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
+
+
+def run(tool, *arguments):
+    """A tool as `python TOOL ARGUMENTS` runs it, but in this process: to import the toolboxes takes seconds."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    before = sys.argv, sys.path[:]
+    sys.argv = [tool, *map(str, arguments)]
+    sys.path.insert(0, str(ROOT / 'tools'))
+    code = 0
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            runpy.run_path(str(ROOT / tool), run_name='__main__')
+    except SystemExit as stop:
+        code = stop.code or 0
+        if isinstance(code, str):
+            stderr.write(code)
+            code = 1
+    finally:
+        sys.argv, sys.path[:] = before
+        DefaultScope._instance_dict.clear()
+    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
+
+
+@pytest.fixture(scope='module')
+def checkpoints(tmp_path_factory):
+    """A random detector and segmentor, as training saves them."""
+    folder = tmp_path_factory.mktemp('checkpoints')
+    for path in (DETECTION, SEGMENTATION):
+        cfg = Config.fromfile(path)
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            model = MODELS.build(cfg.model)
+            model.init_weights()
+        meta = dict(dataset_meta=dict(cfg.train_dataloader.dataset.metainfo))
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{path.stem}.pth')
+    return folder
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    """Three pictures of two sizes in folders, a file that is none, and a video of five frames."""
+    folder = tmp_path_factory.mktemp('pictures')
+    rng = np.random.default_rng(0)
+    for name, size in (('a.png', (96, 128)), ('b.jpg', (96, 128)), ('inner/a.png', (80, 64))):
+        (folder / name).parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(folder / name), rng.integers(0, 256, (*size, 3), np.uint8))
+    (folder / 'broken.jpg').write_text('no picture')
+    video = cv2.VideoWriter(str(folder / 'clip.mp4'), cv2.VideoWriter_fourcc(*'mp4v'), 10, (128, 96))
+    for _ in range(5):
+        video.write(rng.integers(0, 256, (96, 128, 3), np.uint8))
+    video.release()
+    return folder
+
+
+def test_detector_on_a_folder_with_a_video_and_a_file_that_is_none(tmp_path, checkpoints, pictures):
+    checkpoint = checkpoints / f'{DETECTION.stem}.pth'
+    out = tmp_path / 'out'
+    result = run('tools/infer.py', pictures, DETECTION, checkpoint, '--out-dir', out, '--batch-size', 3,
+                 '--score-thr', 0.01)  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    assert f'skipped: {pictures / "broken.jpg"}' in result.stderr.replace('\n', '')
+    assert '8 pictures and frames of 4 files' in result.stdout
+    assert '1 files unreadable' in result.stdout
+
+    overlays = {str(path.relative_to(out / 'overlays')) for path in (out / 'overlays').rglob('*.*')}
+    assert overlays == {'a.jpg', 'b.jpg', 'inner/a.jpg', 'clip.mp4'}
+    assert media.count_frames(media.Medium(out / 'overlays' / 'clip.mp4', 'clip', True)) == 5
+    assert cv2.imread(str(out / 'overlays' / 'inner' / 'a.jpg')).shape == (80, 64, 3)
+
+    images = json.loads((out / 'images.json').read_text())
+    assert [category['name'] for category in images['categories']] == ['circle', 'square', 'triangle', 'star']
+    assert len(images['images']) == 8
+    objects = json.loads((out / 'results.json').read_text())
+    assert objects
+    assert all(found['score'] >= 0.01 for found in objects)
+
+    from pycocotools.coco import COCO
+
+    coco = COCO()
+    coco.dataset = dict(images, annotations=[])
+    coco.createIndex()
+    loaded = coco.loadRes(objects)  # as COCO results
+    assert len(loaded.anns) == len(objects)
+    first = objects[0]
+    assert coco.imgs[first['image_id']]['height'] == first['segmentation']['size'][0]
+
+
+def test_cocos_classes_have_cocos_ids():
+    from mmdet.datasets import CocoDataset
+
+    classes = CocoDataset.METAINFO['classes']
+    ids = dict(zip(classes, inference._category_ids(classes)))
+    assert len(ids) == 80
+    assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
+        1, 13, 27, 51, 70, 90,
+    ]  # fmt: skip
+    assert inference._category_ids(['nut', 'bolt']) == [1, 2]
+
+
+def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
+    for size in (1, 2):
+        arguments = (pictures / 'a.png', pictures / 'b.jpg', DETECTION, checkpoints / f'{DETECTION.stem}.pth')
+        result = run('tools/infer.py', *arguments, '--out-dir', tmp_path / str(size), '--batch-size', size,
+                     '--score-thr', 0.05)  # fmt: skip
+        assert result.returncode == 0, result.stderr
+    single, double = (json.loads((tmp_path / size / 'results.json').read_text()) for size in ('1', '2'))
+    assert len(single) == len(double)
+    for a, b in zip(single, double):
+        assert a['bbox'] == pytest.approx(b['bbox'], abs=0.01)
+
+
+def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
+    arguments = (f'{pictures}/**/*.png', SEGMENTATION, checkpoints / f'{SEGMENTATION.stem}.pth')
+    result = run('tools/infer.py', *arguments, '--out-dir', tmp_path)
+    assert result.returncode == 0, result.stderr
+    labels = sorted((tmp_path / 'labels').glob('*.png'))
+    assert [path.name for path in labels] == ['a.png', 'a_1.png']  # two pictures of one name
+    shapes = [cv2.imread(str(path), cv2.IMREAD_UNCHANGED).shape for path in labels]
+    assert shapes == [(96, 128), (80, 64)]
+    assert all(cv2.imread(str(path), cv2.IMREAD_UNCHANGED).max() < 5 for path in labels)
+    assert len(list((tmp_path / 'overlays').glob('*.jpg'))) == 2
+    assert not list(tmp_path.rglob('.partial-*'))
+
+
+@pytest.mark.parametrize(
+    ('inputs', 'config', 'message'),
+    [('nothing/*.jpg', DETECTION, "'nothing/*.jpg'"), ('{pictures}/a.png', SEGMENTATION, 'is not of this model')],
+)
+def test_a_users_mistake_is_one_sentence(checkpoints, pictures, inputs, config, message):
+    checkpoint = checkpoints / f'{DETECTION.stem}.pth'
+    result = run('tools/infer.py', inputs.format(pictures=pictures), config, checkpoint)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert 'Traceback' not in result.stderr
+
+
+def test_browse_dataset_draws_what_is_trained_on(tmp_path):
+    made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 3, '--val', 1, '--size', 64)
+    assert made.returncode == 0, made.stderr
+    for config in (DETECTION, SEGMENTATION):
+        out = tmp_path / config.stem
+        result = run(
+            'tools/browse_dataset.py', config, '--not-show', '--output-dir', out, '--show-number', 2,
+            '--cfg-options', f'train_dataloader.dataset.data_root={tmp_path}/shapes/',
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert '2 pictures in' in result.stdout
+        assert len(list(out.glob('*.jpg'))) == 2
+
+
+def test_print_config_prints_what_is_used(tmp_path):
+    saved = tmp_path / 'config.py'
+    result = run('tools/print_config.py', 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', '--backbone', 'swin-s',
+                 '--save-path', saved, '--cfg-options', 'model.backbone.drop_path_rate=0.4')  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "arch='small'" in result.stdout
+    cfg = Config.fromfile(saved)
+    assert (cfg.model.backbone.arch, cfg.model.backbone.drop_path_rate) == ('small', 0.4)
+    assert 'work_dir' not in cfg

@@ -1,0 +1,76 @@
+"""See what a training pipeline makes of a data set: pictures with their boxes, masks or labels, after augmentation.
+
+python tools/browse_dataset.py CONFIG [--output-dir D] [--not-show] [--show-interval S] [--phase train|val|test]
+    [--show-number N] [--cfg-options K=V ...]
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import mmcv
+import numpy as np
+from command_line import add_config_arguments, stop_on_user_errors
+from mmengine.registry import DATASETS, VISUALIZERS, init_default_scope
+from rich.progress import track
+
+from swin_backbone.openmmlab import runtime
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
+    parser.add_argument('--not-show', action='store_true', help='open no window')
+    parser.add_argument('--show-interval', type=float, default=2, metavar='S', help='seconds a picture stays')
+    parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
+    parser.add_argument('--show-number', type=int, metavar='N', help='stop after N pictures')
+    add_config_arguments(parser)
+    args = parser.parse_args()
+    if args.not_show and not args.output_dir:
+        parser.error('--not-show without --output-dir does nothing')
+    return args
+
+
+def picture_of(item: dict) -> np.ndarray:
+    """The pixels of an item of a data set, (H, W, 3) RGB."""
+    pixels = item['inputs'].permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
+
+
+def main() -> None:
+    args = parse_args()
+    with stop_on_user_errors():
+        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
+        init_default_scope(cfg.default_scope)
+        loader = cfg.get(f'{args.phase}_dataloader')
+        if loader is None:
+            raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
+        dataset = DATASETS.build(loader.dataset)
+    kind = 'DetLocalVisualizer' if cfg.default_scope == 'mmdet' else 'SegLocalVisualizer'
+    visualizer = VISUALIZERS.build(dict(type=kind, name='browse'))
+    visualizer.dataset_meta = dataset.metainfo
+    number = min(len(dataset), args.show_number or len(dataset))
+    for index in track(range(number), description=f'{args.phase} data'):
+        item = dataset[index]
+        if item is None:  # what a filter in the pipeline leaves out
+            continue
+        sample = item['data_samples']
+        instances = sample.get('gt_instances', {})
+        if hasattr(instances.get('bboxes'), 'tensor'):  # mmdet's box structure, which its visualizer does not take
+            instances.bboxes = instances.bboxes.tensor
+        source = Path(sample.get('img_path') or f'{index:06d}')
+        visualizer.add_datasample(
+            source.name, picture_of(item), sample, draw_gt=True, draw_pred=False,
+            show=not args.not_show, wait_time=args.show_interval,
+        )  # fmt: skip
+        if args.output_dir:
+            path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
+            if not mmcv.imwrite(visualizer.get_image()[..., ::-1], str(path)):
+                sys.exit(f'{path} could not be written')
+    if args.output_dir:
+        print(f'{number} pictures in {args.output_dir}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,49 @@
+"""Count parameters and multiply-adds, by part and by stage; no weights and no data are needed.
+
+python tools/flops.py CONFIG [--shape H W] [--backbone-only] [--json F] [--backbone swin-t] [--cfg-options K=V ...]
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from command_line import add_config_arguments, stop_on_user_errors
+from rich.console import Console
+
+from swin_backbone.analysis.report import print_report, report
+from swin_backbone.openmmlab import runtime
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser.add_argument(
+        '--shape',
+        type=int,
+        nargs='+',
+        metavar='PIXELS',
+        help='height and width, or one side for both (default: 800 1280 for a detector, 512 2048 for a segmentor)',
+    )
+    parser.add_argument('--backbone-only', action='store_true', help='leave out neck and heads')
+    parser.add_argument('--json', metavar='F', type=Path, help='write the numbers to F')
+    add_config_arguments(parser)
+    args = parser.parse_args()
+    if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
+        parser.error(f'--shape takes one or two positive sides, got {args.shape}')
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    with stop_on_user_errors():
+        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
+        data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only)
+    print_report(data, Console())
+    if args.json:
+        partial = args.json.with_name(args.json.name + '.partial')
+        partial.write_text(json.dumps(data, indent=2) + '\n')
+        partial.replace(args.json)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,43 @@
+"""Print a config as it is used: after inheritance, swap and overrides.
+
+python tools/print_config.py CONFIG [--save-path F] [--backbone swin-t [--recipe keep]] [--cfg-options K=V ...]
+"""
+
+import argparse
+from pathlib import Path
+
+from command_line import add_config_arguments, stop_on_user_errors
+
+from swin_backbone.openmmlab import runtime
+
+SUFFIXES = ('.py', '.json', '.yml', '.yaml')
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser.add_argument('--save-path', metavar='F', type=Path, help=f'write it to F too, one of {", ".join(SUFFIXES)}')
+    add_config_arguments(parser)
+    args = parser.parse_args()
+    if args.save_path and args.save_path.suffix not in SUFFIXES:
+        parser.error(f'--save-path takes a name that ends in {", ".join(SUFFIXES)}, got {args.save_path}')
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    with stop_on_user_errors():
+        cfg = runtime.load_config(
+            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
+        )
+    for key in ('launcher', 'work_dir'):  # of a run, not of the config
+        cfg.pop(key)
+    print(cfg.pretty_text)
+    if args.save_path:
+        partial = args.save_path.with_name(f'.partial-{args.save_path.name}')
+        cfg.dump(partial)
+        partial.replace(args.save_path)
+
+
+if __name__ == '__main__':
+    main()
