@@ -14,9 +14,9 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..ops.autocast import cast_to_autocast
 from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block, swin_block_backward
 from ..ops.blocked import Computation, StripTokens, choose_strips, in_strips
-from ..ops.linear import cast_to_autocast
 from ..ops.traced import TracedWindows
 from ..ops.windows import Size, Strip
 from .attention import ShiftedWindowAttention, WindowAttention

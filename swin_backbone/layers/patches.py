@@ -12,8 +12,8 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ..ops.autocast import cast_to_autocast
 from ..ops.blocked import Computation, StripTokens, recomputed, saves_memory
-from ..ops.linear import cast_to_autocast
 from ..ops.merging import MergingWeights, merge_patches, merge_patches_backward, normalise_output
 from .published import is_as_published
 

@@ -3,13 +3,13 @@
 Layout: T tokens, L windows, h heads, N places of a window, d channels of a head, C = h*d.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .autocast import without_autocast
 from .sums import GradientSums
 from .traced import TracedWindows
 from .windows import Run, Size, Strip, bounded_cache
@@ -92,7 +92,7 @@ def _attend_in_place(
     logits_LhNN = torch.bmm(q.mul_(scale), k.transpose(1, 2)).view(L, h, N, N)
     for run, part in zip(strip.runs, logits_LhNN.split([run.count for run in strip.runs])):
         part += _bias_of(run, bias_hNN)
-    with _without_autocast('cpu'):  # which would make half precision float32; the sum is float32 anyway
+    with without_autocast('cpu'):  # which would make half precision float32; the sum is float32 anyway
         weights_LhNN = torch.softmax(logits_LhNN, dim=-1)
     keep_LhNN = torch.empty_like(weights_LhNN).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None
     dropped = weights_LhNN if keep_LhNN is None else weights_LhNN * keep_LhNN
@@ -118,15 +118,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float
     On a CPU torch's fused kernel has no gradient for the mask: its fallback turns half precision into float32
     first. So would autocast at the softmax, which sums in float32 anyway.
     """
-    with _without_autocast(q.device.type):
+    with without_autocast(q.device.type):
         weights = torch.softmax((q * scale) @ k.transpose(-2, -1) + attn_mask, dim=-1)
         return F.dropout(weights, dropout_p) @ v
-
-
-def _without_autocast(device_type: str) -> AbstractContextManager:
-    if not torch.is_autocast_enabled(device_type):  # nor is it to be had on every kind of device
-        return nullcontext()
-    return torch.autocast(device_type, enabled=False)
 
 
 def _bias_of(run: Run, bias_hNN: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .autocast import is_autocast_on
 from .sums import GradientSums
 
 _onednn_linear = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
@@ -42,13 +43,6 @@ def linear_backward(grad_TD: Tensor, x_TC: Tensor, weight_DC: Tensor, sums: Grad
     return linear(grad_TD, weight_DC.t(), None)
 
 
-def cast_to_autocast(weight: Optional[Tensor]) -> Optional[Tensor]:
-    """A weight in the dtype autocast computes in, so that it is cast once and not for every strip."""
-    if weight is None or not torch.is_autocast_enabled(weight.device.type):
-        return weight
-    return weight.to(torch.get_autocast_dtype(weight.device.type))
-
-
 def _by_onednn(x_TC: Tensor, weight_DC: Tensor) -> bool:
     """oneDNN's function has no gradient of its own, and is not for graphs that leave this machine."""
     return (
@@ -59,5 +53,5 @@ def _by_onednn(x_TC: Tensor, weight_DC: Tensor) -> bool:
         and torch.backends.mkldnn.enabled
         and not torch.jit.is_tracing()
         and not (torch.is_grad_enabled() and (x_TC.requires_grad or weight_DC.requires_grad))
-        and not torch.is_autocast_enabled('cpu')
+        and not is_autocast_on('cpu')
     )
