@@ -1,0 +1,219 @@
+"""Measure SwinBackbone beside other implementations of Swin, with the same weights, in one alternating run.
+
+python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
+    [--peers mmdet,timm,transformers,torchvision] [--arch tiny] [--compile] [--ablate] [--memory] [--sizes-in-turn]
+    [--strip-tokens N ...] [--runs N] [--threads N] [--json F] [--plot F]
+
+The ratio is the time of the fastest peer, or the memory of the leanest, to that of each.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from command_line import stop_on_user_errors
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from swin_backbone import ARCHS, SwinBackbone
+from swin_backbone.analysis import timing
+from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
+
+OURS = 'swin_backbone'
+console = Console()
+
+
+def size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition('x')
+    return int(height), int(width or height)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--size', nargs='+', type=size, default=[(512, 512)], metavar='HxW', help='default: 512x512')
+    parser.add_argument('--batch', type=int, default=1, metavar='N', help='images (default: 1)')
+    parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
+    parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='by autocast')
+    parser.add_argument('--device', default='cpu', help='default: cpu')
+    parser.add_argument('--peers', default='mmdet', help='of mmdet,timm,transformers,torchvision (default: mmdet)')
+    parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
+    parser.add_argument('--compile', action='store_true', help='all of them through torch.compile as well')
+    parser.add_argument('--ablate', action='store_true', help='this backbone also with one idea off in turn')
+    parser.add_argument('--memory', action='store_true', help='bytes kept for backward, or growth of a process')
+    parser.add_argument('--sizes-in-turn', action='store_true', help='20 sizes against one size 20 times, by pixel')
+    parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also strips of N tokens')
+    parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
+    parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
+    parser.add_argument('--plot', type=Path, metavar='F', help='write a plot of time, or memory, against size')
+    args = parser.parse_args()
+    unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
+    if unknown:
+        parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
+    if args.memory and args.device != 'cpu' and not args.train:
+        parser.error('--memory without --train measures the growth of a process, on a CPU')
+    return args
+
+
+def build(name: str, arch: str, variant: dict) -> torch.nn.Module:
+    """One of the models, with the weights that all of them get."""
+    torch.manual_seed(0)
+    ours = SwinBackbone(arch=arch, drop_path_rate=0.0, **variant)
+    return build_peer(name, arch, ours) if name in PEERS else ours
+
+
+def build_all(args: argparse.Namespace) -> dict:
+    """What builds each model, by its name; a peer that is not installed is said and left out."""
+    builders = {}
+    for peer in filter(None, args.peers.split(',')):
+        try:
+            build(peer, args.arch, {})
+            builders[peer] = partial(build, peer, args.arch, {})
+        except (ImportError, RuntimeError) as error:
+            console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
+    variants = {OURS: {}, **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens}}
+    if args.ablate:
+        # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
+        variants['one strip'] = dict(strip_tokens=sys.maxsize)
+        variants['autograd, no strips'] = dict(strip_tokens=None)
+        variants['F.linear, no oneDNN'] = {}
+        variants['pad, roll, masks; no strips'] = dict(strip_tokens=None)
+    builders.update({name: partial(build, OURS, args.arch, variant) for name, variant in variants.items()})
+    return builders
+
+
+def ablated(name: str, run):
+    """`run` with what its name says off."""
+
+    def without_onednn() -> None:
+        with torch.backends.mkldnn.flags(enabled=False):
+            run()
+
+    def with_masks() -> None:
+        from swin_backbone.layers import attention
+        from swin_backbone.ops.traced import TracedWindows
+
+        original, attention.window_grid = attention.window_grid, TracedWindows
+        try:
+            run()
+        finally:
+            attention.window_grid = original
+
+    return {'F.linear, no oneDNN': without_onednn, 'pad, roll, masks; no strips': with_masks}.get(name, run)
+
+
+def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, timing.Spread]:
+    x_BCHW = torch.randn(args.batch, 3, *shape, device=args.device)
+    models = {name: make().to(args.device) for name, make in builders.items()}
+    for name, model in models.items():
+        if name in PEERS:
+            difference = largest_difference(models[OURS].eval(), model.eval(), x_BCHW)
+            console.print(f'{shape[0]}x{shape[1]}: largest difference of outputs to {name}: {difference:.1e}')
+    if args.compile:
+        models.update({f'{name}, compiled': torch.compile(model) for name, model in models.items()})
+    dtype = getattr(torch, args.dtype)
+    runs = {name: ablated(name, timing.make_run(m, x_BCHW, args.train, dtype)) for name, m in models.items()}
+    return timing.alternate(runs, args.runs)
+
+
+def measure_bytes(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, int]:
+    whole_shape = (args.batch, 3, *shape)
+    if not args.train:
+        return {name: timing.peak_rss_growth(make, whole_shape, args.threads) for name, make in builders.items()}
+    dtype, x_BCHW = getattr(torch, args.dtype), torch.randn(whole_shape, device=args.device)
+    return {name: timing.bytes_kept(make().to(args.device), x_BCHW, dtype) for name, make in builders.items()}
+
+
+def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, float]:
+    """Seconds a pixel at 20 sizes not seen before, to those at one size, alternating."""
+    sizes = [(shape[0] + 8 * i, shape[1] - 8 * i) for i in range(1, 21)]
+    ratios = {}
+    for name, make in builders.items():
+        model = make().to(args.device)
+        timing.alternate({name: timing.make_run(model, torch.randn(1, 3, *shape), False, torch.float32)}, 1)
+        new, same = [], []
+        for other in track(sizes, f'{name}: sizes in turn', console=console, transient=True):
+            for sample, seconds in ((shape, same), (other, new)):
+                x_BCHW = torch.randn(1, 3, *sample, device=args.device)
+                begin = time.perf_counter()
+                timing.make_run(model, x_BCHW, False, torch.float32)()
+                seconds.append((time.perf_counter() - begin) / (sample[0] * sample[1]))
+        ratios[name] = statistics.median(n / s for n, s in zip(new, same))
+    return ratios
+
+
+def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: float, best: float) -> None:
+    table = Table(title=title, title_justify='left')
+    for column in ('model', unit, 'spread', 'ratio'):
+        table.add_column(column, justify='left' if column == 'model' else 'right')
+    for name, value in values.items():
+        median = value.median if isinstance(value, timing.Spread) else value
+        spread = f'{value.fastest * scale:.0f}-{value.slowest * scale:.0f}' if isinstance(value, timing.Spread) else ''
+        table.add_row(
+            name, f'{median * scale:.1f}', spread, f'{best / median:.2f}' if unit == 'ms' else f'{median / best:.3f}'
+        )
+    console.print(table)
+
+
+def plot(path: Path, rows: list[dict], unit: str) -> None:
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for model in dict.fromkeys(row['model'] for row in rows):
+        own = sorted((row['height'] * row['width'], row['value']) for row in rows if row['model'] == model)
+        axes.loglog(*zip(*own), marker='o', label=model)
+    axes.set(xlabel='pixels', ylabel=unit)
+    axes.grid(True, which='both', alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120, bbox_inches='tight')
+
+
+def main() -> None:
+    args = parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    machine = f'{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}'
+    if args.device != 'cpu':
+        machine = f'{torch.cuda.get_device_name(args.device)}, torch {torch.__version__}'
+    what = 'training step' if args.train else 'forward'
+    rows = []
+    with stop_on_user_errors():
+        builders = build_all(args)
+        for shape in args.size:
+            title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {machine}'
+            if args.sizes_in_turn:
+                for name, ratio in measure_sizes_in_turn(args, builders, shape).items():
+                    console.print(f'{name}: {ratio:.3f} of the time a pixel at {shape[0]}x{shape[1]}')
+                    rows.append(dict(model=name, height=shape[0], width=shape[1], value=ratio))
+                continue
+            measure = measure_bytes if args.memory else measure_times
+            values = measure(args, builders, shape)
+            medians = {n: v.median if isinstance(v, timing.Spread) else v for n, v in values.items()}
+            best = min([m for name, m in medians.items() if name in PEERS] or [medians[OURS]])
+            unit, scale = ('MiB', 1 / 2**20) if args.memory else ('ms', 1e3)
+            show(args, title, values, unit, scale, best)
+            for name, value in values.items():
+                spread = value._asdict() if isinstance(value, timing.Spread) else {}
+                rows.append(
+                    dict(model=name, height=shape[0], width=shape[1], value=medians[name], ratio=best / medians[name])
+                    | spread
+                )
+    if args.json:
+        settings = {key: str(value) for key, value in vars(args).items()}
+        args.json.write_text(json.dumps(dict(machine=machine, settings=settings, rows=rows), indent=1))
+    if args.plot:
+        plot(args.plot, rows, 'bytes' if args.memory else 'seconds')
+
+
+if __name__ == '__main__':
+    main()
