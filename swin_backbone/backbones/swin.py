@@ -58,7 +58,7 @@ class SwinBackbone(BaseModule):
         use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
         act_cfg: activation of the MLPs.
         norm_cfg: norm of everything, applied over the last dimension.
-        with_cp: recompute each block in backward instead of keeping what is inside.
+        with_cp: recompute each block in backward instead of keeping what is inside; strips do so anyway.
         pretrained: deprecated in mmdet; the same as init_cfg=dict(type='Pretrained', checkpoint=pretrained).
         convert_weights: accepted and not needed: official weights are recognised by their names.
         frozen_stages: -1: none; 0: the patch embedding; n: that and the first n stages, with their output norms.
@@ -70,8 +70,10 @@ class SwinBackbone(BaseModule):
             microsoft/Swin-Transformer's classifiers do.
         mask_padding: keep tokens from attending to the zeros that pad a map to whole windows. False is how all
             published weights were trained.
-        strip_tokens: how many tokens are run through a block at a time when no gradient is needed. 'auto':
-            strips that fit in cache on a CPU, all at once elsewhere; None: all at once.
+        strip_tokens: how many tokens (of windows, padding included) are run through a block at a time. Strips keep
+            a block's input alone for backward and recompute the rest there, strip by strip; they have no second
+            derivative. 'auto': strips that fit in cache on a CPU, as None elsewhere; None: all at once, and what
+            autograd keeps, or with `with_cp` the input alone.
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..ops.autocast import cast_to_autocast
 from ..ops.blocked import Computation, StripTokens, recomputed, saves_memory
 from ..ops.merging import MergingWeights, merge_patches, merge_patches_backward, normalise_output
-from .published import is_as_published
+from .published import has_hooks, is_as_published
 
 
 class PatchEmbed(BaseModule):
@@ -93,7 +93,8 @@ def normalised_output(norm: nn.Module, x_BHWC: Tensor) -> Tensor:
 
     In contiguous memory, not as a channels_last view: mmcv's RoIAlign reads any memory as if it were (B, C, H, W).
     """
-    plain = type(norm) is nn.LayerNorm and is_as_published(norm) and saves_memory('auto', x_BHWC)
-    if plain and not (torch.is_grad_enabled() and (x_BHWC.requires_grad or norm.weight.requires_grad)):
+    plain = type(norm) is nn.LayerNorm and is_as_published(norm) and not has_hooks(norm)
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (x_BHWC, *norm.parameters()))
+    if plain and not needs_grad and saves_memory('auto', x_BHWC):
         return normalise_output(x_BHWC, norm.weight, norm.bias, norm.eps)
     return norm(x_BHWC).permute(0, 3, 1, 2).contiguous()

@@ -25,12 +25,13 @@ def is_as_published(module: nn.Module, *also: type, called: tuple[nn.Module, ...
         return False
     known = PUBLISHED_LAYERS.union(also)
     return all(
-        layer is module or layer in called or (type(layer) in known and not _has_hooks(layer))
+        layer is module or layer in called or (type(layer) in known and not has_hooks(layer))
         for layer in module.modules()
     )
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to see, or change, what goes through a module."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )

@@ -50,8 +50,9 @@ def recomputed(computation: Computation, x: Tensor, weights: tuple) -> Tensor:
 
 def saves_memory(strip_tokens: StripTokens, x: Tensor) -> bool:
     """Whether to recompute in backward rather than keep: where strips are run."""
-    one_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return not one_graph and (isinstance(strip_tokens, int) or (strip_tokens == 'auto' and x.device.type == 'cpu'))
+    return not _is_one_graph(x) and (
+        isinstance(strip_tokens, int) or (strip_tokens == 'auto' and x.device.type == 'cpu')
+    )
 
 
 def choose_strips(
@@ -72,8 +73,7 @@ def choose_strips(
             per_thread = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // x_BHWC.shape[-1])
             strip_tokens = per_thread * torch.get_num_threads()
         return grid.strips(max(1, strip_tokens // grid.window_area))
-    one_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return [grid.whole()] if recompute and not one_graph else None
+    return [grid.whole()] if recompute and not _is_one_graph(x_BHWC) else None
 
 
 class _Recomputed(torch.autograd.Function):
@@ -116,6 +116,11 @@ class _Recomputed(torch.autograd.Function):
                     grad_x_TC = torch.empty_like(x_TC)
                 grad_x_TC.index_copy_(0, strip.tokens_T, grad_x)
         return None, None, None, grad_x_TC, *(sums[name] for name in names)
+
+
+def _is_one_graph(x: Tensor) -> bool:
+    """Whether what is done to `x` is recorded and not computed, so that there is nothing to save."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type == 'meta'
 
 
 def _is_all(strip: Optional[Strip]) -> bool:
