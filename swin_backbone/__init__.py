@@ -11,9 +11,17 @@ except ImportError as error:
         'The README has the commands.'
     ) from error
 
-from .archs import ARCHS
-from .backbones import SwinBackbone
+from .archs import ARCHS, ARCHS_V2
+from .backbones import SwinBackbone, SwinV2Backbone
 from .checkpoints import convert_checkpoint, load_checkpoint
 from .version import __version__
 
-__all__ = ['ARCHS', 'SwinBackbone', '__version__', 'convert_checkpoint', 'load_checkpoint']
+__all__ = [
+    'ARCHS',
+    'ARCHS_V2',
+    'SwinBackbone',
+    'SwinV2Backbone',
+    '__version__',
+    'convert_checkpoint',
+    'load_checkpoint',
+]

@@ -1,5 +1,6 @@
 """What a config names."""
 
 from .swin import SwinBackbone
+from .swin_v2 import SwinV2Backbone
 
-__all__ = ['SwinBackbone']
+__all__ = ['SwinBackbone', 'SwinV2Backbone']

@@ -146,7 +146,7 @@ def test_qk_gradients_by_hand_equal_autograds_and_padding_has_none():
     torch.testing.assert_close(vjp(grad), expected[0])
     torch.testing.assert_close(sums['cosine_scale_h'], expected[1])
     assert (expected[0][-1, : 2 * CHANNELS] == 0).all()
-    q, k, v = y_T3C[:-1].unflatten(1, (3, 2, -1)).unbind(1)
+    q, k, _ = y_T3C[:-1].unflatten(1, (3, 2, -1)).unbind(1)
     literal_q, literal_k, _ = qkv_T3C[:-1].unflatten(1, (3, 2, -1)).unbind(1)
     torch.testing.assert_close(q, F.normalize(literal_q, dim=-1) * torch.tensor([[2.718281828459045], [100.0]]))
     torch.testing.assert_close(k, F.normalize(literal_k, dim=-1))
