@@ -100,9 +100,8 @@ class SwinPyramid(BaseModule):
             self.absolute_pos_embed = None
         self.drop_after_pos = nn.Dropout(arguments.check_rate('drop_rate', drop_rate))
 
-        drop_path_rates = iter(
-            torch.linspace(0, arguments.check_rate('drop_path_rate', drop_path_rate), sum(depths)).tolist()
-        )
+        last_rate = arguments.check_rate('drop_path_rate', drop_path_rate)
+        drop_path_rates = iter(torch.linspace(0, last_rate, sum(depths), device='cpu').tolist())
         self.stages = ModuleList()
         for stage, (width, depth, heads, window_size) in enumerate(
             zip(self.num_features, depths, num_heads, window_sizes)

@@ -4,6 +4,7 @@ Layout: C channels, T tokens, R offsets in a window, N places of a window, h hea
 """
 
 import math
+from contextlib import nullcontext
 from typing import Any, Optional
 
 import torch
@@ -125,16 +126,15 @@ class WindowAttentionV2(BaseModule):
 
     def _compute_bias(self, window_size: Size) -> Tensor:
         """In float32 at least, under autocast too: half precision would tell few offsets apart."""
-        dtype = self.cpb_mlp[0].weight.dtype
+        first, activation, last = self.cpb_mlp
+        device, dtype = first.weight.device, first.weight.dtype
         wide = torch.promote_types(dtype, torch.float32)
-        coordinates_R2 = log_spaced_coordinates(
-            window_size, self.pretrained_window or window_size, self.cpb_mlp[0].weight.device
-        )
-        with torch.autocast(coordinates_R2.device.type, enabled=False):
+        coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device).to(wide)
+        in_autocast = torch.is_autocast_enabled(device.type)
+        with torch.autocast(device.type, enabled=False) if in_autocast else nullcontext():
             if dtype == wide:
-                table_Rh = self.cpb_mlp(coordinates_R2.to(wide))
+                table_Rh = self.cpb_mlp(coordinates_R2)
             else:
-                first, last = self.cpb_mlp[0], self.cpb_mlp[2]
-                hidden = F.linear(coordinates_R2.to(wide), first.weight.to(wide), first.bias.to(wide)).relu()
+                hidden = activation(F.linear(coordinates_R2, first.weight.to(wide), first.bias.to(wide)))
                 table_Rh = F.linear(hidden, last.weight.to(wide))
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)

@@ -31,9 +31,7 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     return (qkv_T3hd * _factors(qkv_T3hd, scale_h)).to(qkv_T3C.dtype).flatten(1)
 
 
-def normalise_qk_vjp(
-    qkv_T3C: Tensor, scale_h: Tensor, sums: GradientSums
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def normalise_qk_vjp(qkv_T3C: Tensor, scale_h: Tensor, sums: GradientSums) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """`normalise_qk`, and its gradient; that of the scale is added to `sums` as 'cosine_scale_h'."""
     qkv_T3hd = qkv_T3C.unflatten(1, (3, len(scale_h), -1))
     factors_T3h1 = _factors(qkv_T3hd, scale_h)

@@ -1,0 +1,174 @@
+"""Swin V2 against the origins' own code, running: their checkpoints loaded here, and ours converted and loaded there.
+
+On inputs that divide evenly the outputs are equal; timm shifts before it pads, so on others its tokens of far edges
+meet, and the truth there is `ops.reference`.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from swin_backbone import SwinV2Backbone, convert_checkpoint, load_checkpoint
+from swin_backbone.checkpoints import CheckpointError, read_checkpoint
+
+pytestmark = pytest.mark.peer
+
+MISSING = "{} is not installed: pip install -e '.[peers]'"
+DEPTHS, HEADS, WIDTH = (2, 2, 2, 2), (2, 4, 8, 16), 32
+SIDE = 128  # maps of 32, 16, 8 and 4
+
+
+def with_random_weights(model):
+    for name, parameter in model.named_parameters():
+        if 'logit_scale' in name:
+            torch.nn.init.uniform_(parameter, 0, 6)  # on both sides of the clamp
+        else:
+            torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.1)
+    return model.double().eval()  # logits are up to 116: float32's rounding would be seen
+
+
+def nano(**arguments):
+    return SwinV2Backbone(**{'arch': 'nano', 'small_map': 'shrink', **arguments}).double().eval()
+
+
+def normalised(outputs):
+    """What an origin has before any output norm, under ours, which no checkpoint of it has: 1 and 0."""
+    return [F.layer_norm(x_BHWC, x_BHWC.shape[-1:]).permute(0, 3, 1, 2) for x_BHWC in outputs]
+
+
+def assert_equal(outputs, expected):
+    assert len(outputs) == len(expected) == 4
+    for output, other in zip(outputs, expected):
+        torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)
+
+
+def saved(model, path):
+    torch.save(model.state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope='module')
+def timm():
+    try:
+        return pytest.importorskip('timm', reason=MISSING.format('timm'))
+    except RuntimeError as error:  # torchvision, which timm imports, built for CUDA beside a CPU torch
+        pytest.skip(f'timm does not import: {error}')
+
+
+@pytest.fixture(scope='module')
+def transformers():
+    return pytest.importorskip('transformers', reason=MISSING.format('transformers'))
+
+
+def timm_model(timm, window=8, pretrained=(0, 0, 0, 0)):
+    return with_random_weights(
+        timm.models.swin_transformer_v2.SwinTransformerV2(
+            img_size=SIDE, embed_dim=WIDTH, depths=DEPTHS, num_heads=HEADS, window_size=window,
+            pretrained_window_sizes=pretrained,
+        )
+    )  # fmt: skip
+
+
+def timm_outputs(model, x):
+    outputs, y_BHWC = [], model.patch_embed(x)
+    for layer in model.layers:
+        y_BHWC = layer(y_BHWC)
+        outputs.append(y_BHWC)
+    return normalised(outputs)
+
+
+@pytest.mark.parametrize(('window', 'pretrained'), [(8, (0, 0, 0, 0)), (16, (12, 12, 12, 6))])
+@torch.no_grad()
+def test_timm(tmp_path, timm, window, pretrained):
+    """At window 16 with weights of window 12, the later stages' maps are smaller than the window, too."""
+    model = timm_model(timm, window, pretrained)
+    backbone = nano(window_size=window, pretrained_window_sizes=pretrained)
+    report = load_checkpoint(backbone, saved(model, tmp_path / 'timm.pth'))
+    assert report.origin == 'timm, Swin V2'
+    assert all(name.startswith('norm') for name in report.missing)
+    x = torch.randn(2, 3, SIDE, SIDE, dtype=torch.float64)
+    assert_equal(backbone(x), timm_outputs(model, x))
+
+
+@torch.no_grad()
+def test_timm_loads_what_is_written_for_it(tmp_path, timm):
+    model = timm_model(timm)
+    convert_checkpoint(saved(model, tmp_path / 'timm.pth'), tmp_path / 'official.pth', 'official')
+    convert_checkpoint(tmp_path / 'official.pth', tmp_path / 'back.pth', 'timm')
+    back = torch.load(tmp_path / 'back.pth', weights_only=True)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in back.items())
+    # Its own conversion of the official format is an opinion on the names, too.
+    filtered = timm.models.swin_transformer_v2.checkpoint_filter_fn(read_checkpoint(tmp_path / 'official.pth'), model)
+    assert filtered.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in filtered.items())
+
+
+def hugging_face_model(transformers, window=8, pretrained=(0, 0, 0, 0)):
+    stages = [f'stage{number}' for number in (1, 2, 3, 4)]
+    config = transformers.Swinv2Config(
+        image_size=SIDE, embed_dim=WIDTH, depths=DEPTHS, num_heads=HEADS, window_size=window, out_features=stages,
+        pretrained_window_sizes=pretrained,
+    )  # fmt: skip
+    return with_random_weights(transformers.Swinv2Backbone(config))
+
+
+@pytest.mark.parametrize(('window', 'pretrained'), [(8, (0, 0, 0, 0)), (16, (12, 12, 12, 6))])
+@torch.no_grad()
+def test_transformers(tmp_path, transformers, window, pretrained):
+    model = hugging_face_model(transformers, window, pretrained)
+    model.save_pretrained(tmp_path)
+    backbone = nano(window_size=window, pretrained_window_sizes=pretrained)
+    report = load_checkpoint(backbone, tmp_path / 'model.safetensors')
+    assert report.origin == 'Hugging Face, Swin V2'
+    x = torch.randn(2, 3, SIDE, SIDE, dtype=torch.float64)
+    assert_equal(backbone(x), normalised([x.permute(0, 2, 3, 1) for x in model(x).feature_maps]))
+
+
+@torch.no_grad()
+def test_transformers_loads_what_is_written_for_it(tmp_path, transformers):
+    model = hugging_face_model(transformers)
+    convert_checkpoint(saved(model, tmp_path / 'hf.pth'), tmp_path / 'ours.pth', 'mmdet')
+    model.config.save_pretrained(tmp_path / 'hf')
+    convert_checkpoint(tmp_path / 'ours.pth', tmp_path / 'hf' / 'model.safetensors', 'hf')
+    fresh = transformers.Swinv2Backbone.from_pretrained(tmp_path / 'hf')
+    state = model.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in fresh.state_dict().items())
+
+
+def test_each_version_takes_its_own_and_names_the_other(tmp_path):
+    from swin_backbone import SwinBackbone
+
+    v1, v2 = SwinBackbone(arch='nano'), nano()
+    with pytest.raises(CheckpointError, match='it holds a Swin V1, whose weights fit no Swin V2'):
+        load_checkpoint(v2, saved(v1, tmp_path / 'v1.pth'))
+    with pytest.raises(CheckpointError, match='it holds a Swin V2, whose weights fit no Swin V1'):
+        load_checkpoint(v1, saved(v2, tmp_path / 'v2.pth'))
+    with pytest.raises(CheckpointError, match='a Swin V2, which torchvision has not'):
+        convert_checkpoint(tmp_path / 'v2.pth', tmp_path / 'no.pth', 'torchvision')
+    assert not (tmp_path / 'no.pth').exists()
+    with pytest.raises(CheckpointError, match=r'width 32, .*; the backbone has width 96'):
+        load_checkpoint(SwinV2Backbone(arch='tiny'), tmp_path / 'v2.pth')
+
+
+def test_mmpretrains_classifier(tmp_path):
+    """Its names are ours; `norm3` is the classifier's norm."""
+    model = with_random_weights(nano(out_indices=(3,)))
+    state = {f'backbone.{key}': value for key, value in model.state_dict().items()}
+    state |= {'head.fc.weight': torch.rand(10, 256), 'head.fc.bias': torch.rand(10)}
+    state['backbone.stages.0.blocks.0.attn.w_msa.relative_coords_table'] = torch.rand(1, 15, 15, 2)
+    torch.save({'state_dict': state}, tmp_path / 'mmpretrain.pth')
+    backbone = nano()
+    report = load_checkpoint(backbone, tmp_path / 'mmpretrain.pth')
+    assert report.origin == "mmpretrain, Swin V2, prefix 'backbone.'"
+    assert (backbone.norm3.weight == 1).all()
+    assert all(torch.equal(v, backbone.state_dict()[k]) for k, v in model.state_dict().items() if k[:4] != 'norm')
+
+
+@pytest.mark.parametrize('to', ['official', 'timm', 'hf'])
+def test_there_and_back_gives_the_same_bits(tmp_path, to):
+    model = with_random_weights(nano(extra_norm_every_n_blocks=2))
+    convert_checkpoint(saved(model, tmp_path / 'ours.pth'), tmp_path / 'there.safetensors', to)
+    convert_checkpoint(tmp_path / 'there.safetensors', tmp_path / 'back.pth', 'mmdet')
+    back = torch.load(tmp_path / 'back.pth', weights_only=True)['state_dict']
+    assert back.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in back.items())
