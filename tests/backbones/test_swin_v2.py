@@ -1,6 +1,5 @@
 """SwinV2Backbone: what comes out, what goes in, and what it says to what it cannot take."""
 
-import copy
 import inspect
 
 import pytest

@@ -93,10 +93,12 @@ def test_half_and_back():
     msa = backbone.stages[0].blocks[0].attn.w_msa
     with torch.no_grad():
         full = msa.position_bias((8, 8))
-        half = backbone.half() and msa.position_bias((8, 8))
+        backbone.half()
+        half = msa.position_bias((8, 8))
         assert half.dtype == torch.float16
         torch.testing.assert_close(half.float(), full, rtol=2e-3, atol=2e-3)
-        assert backbone.float() and msa.position_bias((8, 8)).dtype == torch.float32
+        backbone.float()
+        assert msa.position_bias((8, 8)).dtype == torch.float32
 
 
 def test_what_inference_mode_has_cached_serves_a_later_backward():
