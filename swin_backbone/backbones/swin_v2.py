@@ -113,4 +113,6 @@ class SwinV2Backbone(SwinPyramid):
             mask_padding=mask_padding,
             strip_tokens=strip_tokens,
         )
-        self.window_size = window_sizes  # of each stage
+        # of each stage
+        self.window_size = window_sizes
+        self.pretrained_window_sizes = pretrained_windows

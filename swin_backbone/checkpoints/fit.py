@@ -137,7 +137,21 @@ def _fit_backbone(
             report.warnings.append(
                 f'{key} was taken for window {backbone.window_size}; a square window has as many rows'
             )
+    _compare_windows(weights, backbone, report)
     return fitted
+
+
+def _compare_windows(weights: SwinWeights, backbone: nn.Module, report: LoadReport) -> None:
+    """Swin V2's position bias needs no resizing, but it must be told by which window offsets are scaled."""
+    if weights.format.version == 1:
+        return
+    trained = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(backbone.stages))]
+    used = [own or window for own, window in zip(backbone.pretrained_window_sizes, backbone.window_size)]
+    if any(window not in (None, own) for window, own in zip(trained, used)):
+        report.warnings.append(
+            f'The position bias was trained with offsets scaled by windows {tuple(trained)}, the backbone scales '
+            f'them by {tuple(used)}: set pretrained_window_sizes'
+        )
 
 
 def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: nn.Module) -> tuple[Tensor, str]:

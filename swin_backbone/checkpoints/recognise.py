@@ -11,7 +11,7 @@ from ..ops.windows import Size
 from .errors import CheckpointError
 from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, Format, name_here, to_here
 from .formats_v2 import ALL_V2, MMPRETRAIN_V2, OFFICIAL_V2, OWN_V2, TIMM_V2
-from .resize import window_of_index
+from .resize import window_of_coordinates, window_of_index
 
 # What may hold the weights in a training script's checkpoint, first the averaged ones (timm's, then DeiT's name). In
 # mmengine's `state_dict` are the averaged ones already, and `ema_state_dict` has the others.
@@ -31,7 +31,9 @@ class SwinWeights:
     backbone: dict[str, Tensor]
     classifier: dict[str, Tensor]  # a classifier's `norm` and `head`
     ignored: dict[str, list[str]] = field(default_factory=dict)  # names in the checkpoint, by the reason
-    windows: dict[str, Size] = field(default_factory=dict)  # of those bias tables whose index is in the checkpoint too
+    # Of those bias tables whose index is in the checkpoint too; in Swin V2, of those logit scales whose table of
+    # coordinates is, the window by which these are scaled.
+    windows: dict[str, Size] = field(default_factory=dict)
     map_size: Optional[Size] = None  # of an absolute position embedding that is saved as a map
 
 
@@ -98,6 +100,8 @@ def find_swin(
             ignored['index tables and masks'].append(key)
             if here and key.endswith('relative_position_index'):
                 windows[here.replace('_index', '_bias_table')] = window_of_index(value)
+            elif here and key.endswith('relative_coords_table'):
+                windows[here.replace('relative_coords_table', 'logit_scale')] = window_of_coordinates(value)
         elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
             classifier[here] = value
             ignored['classification head' if here.startswith('head.') else 'classification norm'].append(key)

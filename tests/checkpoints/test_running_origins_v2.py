@@ -172,3 +172,32 @@ def test_there_and_back_gives_the_same_bits(tmp_path, to):
     back = torch.load(tmp_path / 'back.pth', weights_only=True)['state_dict']
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in back.items())
+
+
+def official_tables(window, pretrained):
+    """The `relative_coords_table` of a stage, as microsoft/Swin-Transformer saves it."""
+    offsets = torch.arange(1 - window, window, dtype=torch.float32) / (pretrained - 1) * 8
+    logs = torch.sign(offsets) * torch.log2(offsets.abs() + 1) / 3
+    return torch.stack(torch.meshgrid(logs, logs, indexing='ij'), dim=-1)[None]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'warns'),
+    [
+        (dict(window_size=(16, 16, 16, 8), pretrained_window_sizes=(12, 12, 12, 6)), False),
+        (dict(window_size=24, pretrained_window_sizes=(12, 12, 12, 6)), False),
+        (dict(window_size=(12, 12, 12, 6)), False),
+        (dict(window_size=(16, 16, 16, 8)), True),
+        (dict(window_size=24, pretrained_window_sizes=(12, 12, 12, 12)), True),
+    ],
+)
+def test_a_bias_at_another_scale_is_a_warning(tmp_path, arguments, warns):
+    """A file fine-tuned from window 12 at 16 says so in its tables of coordinates."""
+    state = nano().state_dict()
+    for stage, (window, pretrained) in enumerate(((16, 12), (16, 12), (16, 12), (8, 6))):
+        name = f'stages.{stage}.blocks.0.attn.w_msa.relative_coords_table'
+        state[name] = official_tables(window, pretrained)
+    torch.save(state, tmp_path / 'weights.pth')
+    report = load_checkpoint(nano(**arguments), tmp_path / 'weights.pth')
+    assert any('set pretrained_window_sizes' in warning for warning in report.warnings) == warns
+    assert not report.missing
