@@ -7,28 +7,16 @@ meet, and the truth there is `ops.reference`.
 import pytest
 import torch
 import torch.nn.functional as F
+from small_v2_models import nano, saved, with_random_weights
 
-from swin_backbone import SwinV2Backbone, convert_checkpoint, load_checkpoint
-from swin_backbone.checkpoints import CheckpointError, read_checkpoint
+from swin_backbone import convert_checkpoint, load_checkpoint
+from swin_backbone.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.peer
 
 MISSING = "{} is not installed: pip install -e '.[peers]'"
 DEPTHS, HEADS, WIDTH = (2, 2, 2, 2), (2, 4, 8, 16), 32
 SIDE = 128  # maps of 32, 16, 8 and 4
-
-
-def with_random_weights(model):
-    for name, parameter in model.named_parameters():
-        if 'logit_scale' in name:
-            torch.nn.init.uniform_(parameter, 0, 6)  # on both sides of the clamp
-        else:
-            torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.1)
-    return model.double().eval()  # logits are up to 116: float32's rounding would be seen
-
-
-def nano(**arguments):
-    return SwinV2Backbone(**{'arch': 'nano', 'small_map': 'shrink', **arguments}).double().eval()
 
 
 def normalised(outputs):
@@ -40,11 +28,6 @@ def assert_equal(outputs, expected):
     assert len(outputs) == len(expected) == 4
     for output, other in zip(outputs, expected):
         torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)
-
-
-def saved(model, path):
-    torch.save(model.state_dict(), path)
-    return path
 
 
 @pytest.fixture(scope='module')
@@ -133,71 +116,3 @@ def test_transformers_loads_what_is_written_for_it(tmp_path, transformers):
     fresh = transformers.Swinv2Backbone.from_pretrained(tmp_path / 'hf')
     state = model.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in fresh.state_dict().items())
-
-
-def test_each_version_takes_its_own_and_names_the_other(tmp_path):
-    from swin_backbone import SwinBackbone
-
-    v1, v2 = SwinBackbone(arch='nano'), nano()
-    with pytest.raises(CheckpointError, match='it holds a Swin V1, whose weights fit no Swin V2'):
-        load_checkpoint(v2, saved(v1, tmp_path / 'v1.pth'))
-    with pytest.raises(CheckpointError, match='it holds a Swin V2, whose weights fit no Swin V1'):
-        load_checkpoint(v1, saved(v2, tmp_path / 'v2.pth'))
-    with pytest.raises(CheckpointError, match='a Swin V2, which torchvision has not'):
-        convert_checkpoint(tmp_path / 'v2.pth', tmp_path / 'no.pth', 'torchvision')
-    assert not (tmp_path / 'no.pth').exists()
-    with pytest.raises(CheckpointError, match=r'width 32, .*; the backbone has width 96'):
-        load_checkpoint(SwinV2Backbone(arch='tiny'), tmp_path / 'v2.pth')
-
-
-def test_mmpretrains_classifier(tmp_path):
-    """Its names are ours; `norm3` is the classifier's norm."""
-    model = with_random_weights(nano(out_indices=(3,)))
-    state = {f'backbone.{key}': value for key, value in model.state_dict().items()}
-    state |= {'head.fc.weight': torch.rand(10, 256), 'head.fc.bias': torch.rand(10)}
-    state['backbone.stages.0.blocks.0.attn.w_msa.relative_coords_table'] = torch.rand(1, 15, 15, 2)
-    torch.save({'state_dict': state}, tmp_path / 'mmpretrain.pth')
-    backbone = nano()
-    report = load_checkpoint(backbone, tmp_path / 'mmpretrain.pth')
-    assert report.origin == "mmpretrain, Swin V2, prefix 'backbone.'"
-    assert (backbone.norm3.weight == 1).all()
-    assert all(torch.equal(v, backbone.state_dict()[k]) for k, v in model.state_dict().items() if k[:4] != 'norm')
-
-
-@pytest.mark.parametrize('to', ['official', 'timm', 'hf'])
-def test_there_and_back_gives_the_same_bits(tmp_path, to):
-    model = with_random_weights(nano(extra_norm_every_n_blocks=2))
-    convert_checkpoint(saved(model, tmp_path / 'ours.pth'), tmp_path / 'there.safetensors', to)
-    convert_checkpoint(tmp_path / 'there.safetensors', tmp_path / 'back.pth', 'mmdet')
-    back = torch.load(tmp_path / 'back.pth', weights_only=True)['state_dict']
-    assert back.keys() == model.state_dict().keys()
-    assert all(torch.equal(value, model.state_dict()[key]) for key, value in back.items())
-
-
-def official_tables(window, pretrained):
-    """The `relative_coords_table` of a stage, as microsoft/Swin-Transformer saves it."""
-    offsets = torch.arange(1 - window, window, dtype=torch.float32) / (pretrained - 1) * 8
-    logs = torch.sign(offsets) * torch.log2(offsets.abs() + 1) / 3
-    return torch.stack(torch.meshgrid(logs, logs, indexing='ij'), dim=-1)[None]
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'warns'),
-    [
-        (dict(window_size=(16, 16, 16, 8), pretrained_window_sizes=(12, 12, 12, 6)), False),
-        (dict(window_size=24, pretrained_window_sizes=(12, 12, 12, 6)), False),
-        (dict(window_size=(12, 12, 12, 6)), False),
-        (dict(window_size=(16, 16, 16, 8)), True),
-        (dict(window_size=24, pretrained_window_sizes=(12, 12, 12, 12)), True),
-    ],
-)
-def test_a_bias_at_another_scale_is_a_warning(tmp_path, arguments, warns):
-    """A file fine-tuned from window 12 at 16 says so in its tables of coordinates."""
-    state = nano().state_dict()
-    for stage, (window, pretrained) in enumerate(((16, 12), (16, 12), (16, 12), (8, 6))):
-        name = f'stages.{stage}.blocks.0.attn.w_msa.relative_coords_table'
-        state[name] = official_tables(window, pretrained)
-    torch.save(state, tmp_path / 'weights.pth')
-    report = load_checkpoint(nano(**arguments), tmp_path / 'weights.pth')
-    assert any('set pretrained_window_sizes' in warning for warning in report.warnings) == warns
-    assert not report.missing
