@@ -4,11 +4,13 @@ import inspect
 
 import pytest
 import torch
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
+from swin_backbone.ops import reference
 
 
 def nano(**arguments):
@@ -216,3 +218,36 @@ def test_nothing_wraps_around_on_a_size_that_does_not_divide():
         difference_HW = (backbone(changed)[0] - backbone(x)[0]).abs().sum(1)[0]
     assert difference_HW[-1, -1] > 0
     assert (difference_HW[:8, :8] == 0).all()
+
+
+def literally(backbone, image):
+    """The whole backbone from the literal block, nn.Unfold and LayerNorm."""
+    projection, outputs = backbone.patch_embed.projection, []
+    H, W = image.shape[2:]
+    x_BHWC = F.conv2d(F.pad(image, (0, -W % 4, 0, -H % 4)), projection.weight, projection.bias, stride=4)
+    x_BHWC = backbone.patch_embed.norm(x_BHWC.permute(0, 2, 3, 1))
+    for index, stage in enumerate(backbone.stages):
+        if index:
+            B, H, W, C = x_BHWC.shape
+            padded_BCHW = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2)).permute(0, 3, 1, 2)
+            merged = F.unfold(padded_BCHW, 2, stride=2).transpose(1, 2).reshape(B, -(-H // 2), -(-W // 2), 4 * C)
+            x_BHWC = stage.downsample.norm(stage.downsample.reduction(merged))
+        for number, block in enumerate(stage.blocks):
+            window = backbone.window_size[index]
+            shift = (window[0] // 2, window[1] // 2) if number % 2 else (0, 0)
+            heads, pretrained = block.attn.w_msa.num_heads, backbone.pretrained_window_sizes[index]
+            x_BHWC = reference.swin_v2_block(x_BHWC, block.state_dict(), heads, window, shift, pretrained)
+        outputs.append(getattr(backbone, f'norm{index}')(x_BHWC).permute(0, 3, 1, 2))
+    return outputs
+
+
+@pytest.mark.parametrize('strip_tokens', [None, 100])
+@torch.no_grad()
+def test_a_backbone_equals_the_literal_algorithm_on_sizes_that_do_not_divide(strip_tokens):
+    arguments = dict(window_size=(4, (3, 5), 4, 4), pretrained_window_sizes=(0, (6, 6), 3, 0), depths=(2, 2, 3, 2))
+    backbone = nano(strip_tokens=strip_tokens, extra_norm_every_n_blocks=2, **arguments).double().eval()
+    for name, parameter in backbone.named_parameters():
+        nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.1)
+    image = torch.randn(2, 3, 75, 106, dtype=torch.float64)
+    for output, expected in zip(backbone(image), literally(backbone, image)):
+        torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)

@@ -116,3 +116,18 @@ def test_transformers_loads_what_is_written_for_it(tmp_path, transformers):
     fresh = transformers.Swinv2Backbone.from_pretrained(tmp_path / 'hf')
     state = model.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in fresh.state_dict().items())
+
+
+@pytest.mark.parametrize('fault', [True, False])
+@torch.no_grad()
+def test_the_far_edge_reaches_the_near_one_in_timm_and_not_here(timm, fault):
+    """A shifted block on a 14x14 map with windows of 8: timm pads what it has rolled."""
+    block = (timm_model(timm).layers[0] if fault else nano().stages[0]).blocks[1]
+    with_random_weights(block)
+    x_BHWC = torch.randn(1, 14, 14, WIDTH, dtype=torch.float64)
+    changed = x_BHWC.clone()
+    changed[:, -1, -1] += 1.0
+    if fault:  # or its mask is that of the map it was built for
+        block.dynamic_mask = True
+    reached = (block(changed) - block(x_BHWC)).abs().sum(-1)[0, :4, :4].max()
+    assert (reached > 1e-6) == fault
