@@ -133,6 +133,15 @@ def test_autocast_is_near_float32(dtype):
         assert (output - reference).abs().mean() < (0.05 if dtype == torch.bfloat16 else 0.01)
 
 
+@torch.no_grad()
+def test_a_model_in_half_precision_is_near_float32():
+    backbone, x = away_from_zero(nano()).eval(), torch.randn(1, 3, 70, 90)
+    expected = backbone(x)
+    for output, reference in zip(backbone.half()(x.half()), expected):
+        assert output.dtype == torch.float16
+        assert (output - reference).abs().max() < 0.05
+
+
 @pytest.mark.parametrize('strip_tokens', [None, 'auto'])
 def test_nothing_overflows_in_float16(strip_tokens):
     """Queries and keys whose squares do, at the greatest scale, on maps with padding, forward and backward."""
