@@ -22,13 +22,13 @@ def cosine_scale(logit_scale_h11: Tensor) -> Tensor:
 
 
 def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
-    """Queries of length scale, keys of length 1 and values as they are: (T, 3C), in the dtype given.
+    """Queries of length scale, keys of length 1 and values as they are: (..., 3C), in the dtype given.
 
     Lengths are taken in float32 at least, in which no square overflows. A vector shorter than 1e-12, such as the
     key of padding, has no direction: it becomes 0, and has no gradient.
     """
-    qkv_T3hd = qkv_T3C.unflatten(1, (3, len(scale_h), -1))
-    return (qkv_T3hd * _factors(qkv_T3hd, scale_h)).to(qkv_T3C.dtype).flatten(1)
+    qkv_T3hd = qkv_T3C.unflatten(-1, (3, len(scale_h), -1))
+    return (qkv_T3hd * _factors(qkv_T3hd, scale_h)).to(qkv_T3C.dtype).flatten(-3)
 
 
 def normalise_qk_vjp(qkv_T3C: Tensor, scale_h: Tensor, sums: GradientSums) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -51,12 +51,12 @@ def normalise_qk_vjp(qkv_T3C: Tensor, scale_h: Tensor, sums: GradientSums) -> tu
 
 
 def _factors(qkv_T3hd: Tensor, scale_h: Tensor) -> Tensor:
-    """What each query, key and value is multiplied by: (T, 3, h, 1)."""
+    """What each query, key and value is multiplied by: (..., 3, h, 1)."""
     dtype = _wide(qkv_T3hd)
-    lengths_T2h = torch.linalg.vector_norm(qkv_T3hd[:, :2], dim=-1, dtype=dtype)
+    lengths_T2h = torch.linalg.vector_norm(qkv_T3hd[..., :2, :, :], dim=-1, dtype=dtype)
     targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
     factors_T2h = torch.where(lengths_T2h > EPS, targets_2h / lengths_T2h.clamp(min=EPS), 0.0)
-    return torch.cat([factors_T2h, torch.ones_like(factors_T2h[:, :1])], dim=1)[..., None]
+    return torch.cat([factors_T2h, torch.ones_like(factors_T2h[..., :1, :])], dim=-2)[..., None]
 
 
 def _wide(x: Tensor) -> torch.dtype:
