@@ -11,8 +11,8 @@ except ImportError as error:
         'The README has the commands.'
     ) from error
 
-from .archs import ARCHS
-from .backbones import SwinBackbone
+from .archs import ARCHS, ARCHS_V2
+from .backbones import SwinBackbone, SwinV2Backbone
 from .checkpoints import convert_checkpoint, load_checkpoint
 from .openmmlab.config_files import register_prefixes
 from .openmmlab.optim import SwinLayerDecayOptimizerConstructor
@@ -23,8 +23,10 @@ register_prefixes()
 
 __all__ = [
     'ARCHS',
+    'ARCHS_V2',
     'SwinBackbone',
     'SwinLayerDecayOptimizerConstructor',
+    'SwinV2Backbone',
     '__version__',
     'convert_checkpoint',
     'load_checkpoint',

@@ -1,4 +1,4 @@
-"""The published sizes (Liu et al. 2021, section 3.3), and `nano` for demos and tests."""
+"""The published sizes (Liu et al. 2021, section 3.3; 2022, section 3.5), and `nano` for demos and tests."""
 
 from typing import NamedTuple
 
@@ -16,3 +16,11 @@ ARCHS: dict[str, Arch] = {
     'base': Arch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
     'large': Arch(192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
+
+# Swin V2 has two more; the heads of Huge, which the paper does not say, are mmpretrain's.
+ARCHS_V2: dict[str, Arch] = {
+    **ARCHS,
+    'huge': Arch(352, (2, 2, 18, 2), (8, 16, 32, 64)),
+    'giant': Arch(512, (2, 2, 42, 4), (16, 32, 64, 128)),
+}
+EXTRA_NORM_EVERY_N_BLOCKS = {'huge': 6, 'giant': 6}  # a norm on the shortcut, which keeps such widths from growing

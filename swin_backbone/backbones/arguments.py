@@ -1,6 +1,6 @@
 """What a backbone's user may pass: each check names the argument, what it got and what it takes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -15,11 +15,12 @@ def resolve_arch(
     embed_dims: Optional[int],
     depths: Optional[Sequence[int]],
     num_heads: Optional[Sequence[int]],
+    archs: Mapping[str, Arch] = ARCHS,
 ) -> Arch:
     """Width, depths and heads: an explicit one, else the arch's, else Swin-T's."""
-    if arch is not None and arch not in ARCHS:
-        raise ValueError(f'arch must be one of {sorted(ARCHS)} or None, got {arch!r}')
-    table = ARCHS[arch or 'tiny']
+    if arch is not None and arch not in archs:
+        raise ValueError(f'arch must be one of {sorted(archs)} or None, got {arch!r}')
+    table = archs[arch or 'tiny']
     embed_dims = positive_int('embed_dims', table.embed_dims if embed_dims is None else embed_dims)
     depths = _positive_ints('depths', table.depths if depths is None else depths)
     num_heads = _positive_ints('num_heads', table.num_heads if num_heads is None else num_heads)
@@ -122,6 +123,41 @@ def pair(name: str, value: Union[int, Sequence[int]]) -> Size:
     return values[0], values[-1]
 
 
+def window_sizes(window_size: Union[int, Sequence], num_stages: int) -> tuple[Size, ...]:
+    """The (height, width) of each stage's windows: from one for all, or from one a stage, each an int or a pair."""
+    if isinstance(window_size, int) or _is_pair_of_ints(window_size):
+        return (pair('window_size', window_size),) * num_stages
+    if not isinstance(window_size, Sequence) or isinstance(window_size, str):
+        raise TypeError(
+            f'window_size must be an int, a pair (height, width), or one of these a stage, got {window_size!r}'
+        )
+    if len(window_size) != num_stages:
+        raise ValueError(
+            f'window_size must be an int, a pair (height, width), or one of these for each of the {num_stages} '
+            f'stages, got {window_size!r}'
+        )
+    return tuple(pair(f'window_size[{stage}]', size) for stage, size in enumerate(window_size))
+
+
+def pretrained_window_sizes(sizes: Sequence, num_stages: int) -> tuple[Optional[Size], ...]:
+    """The (height, width) of the windows each stage was trained with; None for 0, which says: those it has."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        raise TypeError(f'pretrained_window_sizes must be a sequence with an entry a stage, got {sizes!r}')
+    if len(sizes) != num_stages:
+        raise ValueError(f'pretrained_window_sizes must have an entry for each of {num_stages} stages, got {sizes!r}')
+    return tuple(
+        None if size == 0 else pair(f'pretrained_window_sizes[{stage}]', size) for stage, size in enumerate(sizes)
+    )
+
+
+def check_extra_norm(every_n_blocks: int) -> int:
+    if isinstance(every_n_blocks, bool) or not isinstance(every_n_blocks, int):
+        raise TypeError(f'extra_norm_every_n_blocks must be an int, got {every_n_blocks!r}')
+    if every_n_blocks < 0:
+        raise ValueError(f'extra_norm_every_n_blocks must be 0 (none) or more, got {every_n_blocks}')
+    return every_n_blocks
+
+
 def positive_int(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f'{name} must be an int, got {value!r}')
@@ -138,3 +174,7 @@ def _ints(name: str, values: Sequence[int]) -> tuple[int, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, int) for v in values):
         raise TypeError(f'{name} must be a sequence of ints, got {values!r}')
     return tuple(values)
+
+
+def _is_pair_of_ints(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) in (1, 2) and all(isinstance(entry, int) for entry in value)

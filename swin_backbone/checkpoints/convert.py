@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..ops.attention import relative_position_index
 from .errors import CheckpointError
-from .formats import MMDET, OFFICIAL, TORCHVISION, WRITTEN, Format, from_here
+from .formats import TORCHVISION, WRITTEN, Format, from_here
+from .formats_v2 import WRITTEN_V2
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
 from .safe import read_checkpoint
@@ -30,7 +31,8 @@ def convert_checkpoint(
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.
         target: the file to write, of safetensors if that is what its name ends in, else of torch.save.
-        to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'.
+        to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'; not 'torchvision' for Swin V2, which it has not, and
+            whose names in 'mmdet' are mmpretrain's, as here.
         unsafe_load: see `load_checkpoint`.
 
     Returns:
@@ -38,19 +40,19 @@ def convert_checkpoint(
 
     Raises:
         ValueError: if there is no such format.
-        CheckpointError: if the source cannot be read, or holds no Swin.
+        CheckpointError: if the source cannot be read, or holds no Swin, or one that the format has not.
     """
     if to not in WRITTEN:
         raise ValueError(f'to must be one of {", ".join(WRITTEN)}, got {to!r}')
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
-    format = WRITTEN[to]
     try:
         tensors = tensors_of(loaded)
         weights = find_swin(tensors)
+        format = _written(to, weights.format.version)
         converted = _convert(weights, format)
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
-    rest = _rest_of_detector(weights, tensors) if format is MMDET else {}
+    rest = _rest_of_detector(weights, tensors) if format.name == 'mmdet' else {}
     if rest:
         converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **rest}
     _write(converted, Path(target), format)
@@ -61,6 +63,15 @@ def convert_checkpoint(
     return f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: ' + (
         ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
     )
+
+
+def _written(to: str, version: int) -> Format:
+    formats = WRITTEN if version == 1 else WRITTEN_V2
+    if to not in formats:
+        raise CheckpointError(
+            f'it holds a Swin V{version}, which {to} has not: it can be written as {", ".join(formats)}'
+        )
+    return formats[to]
 
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
@@ -101,7 +112,7 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
         if target.suffix == '.safetensors':
             safetensors.torch.save_file(weights, name, metadata={'format': 'pt'})
         else:
-            container = {OFFICIAL: 'model', MMDET: 'state_dict'}.get(format)
+            container = {'official': 'model', 'mmdet': 'state_dict'}.get(format.name)
             torch.save({container: weights} if container else weights, name)
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, target)

@@ -13,8 +13,11 @@ from .errors import CheckpointError
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table
 
-# A name that every Swin backbone has; it tells where in a model the backbone is.
-_ANCHOR = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
+# A name that every Swin backbone has, by the version of Swin; it tells where in a model the backbone is.
+_ANCHORS = {
+    1: 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table',
+    2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
+}
 
 
 @dataclass
@@ -52,11 +55,19 @@ class LoadReport:
             print_log(warning, logger='current', level=logging.WARNING)
 
 
-def backbones_of(model: nn.Module) -> list[str]:
-    """The prefixes, among a model's names, of the `SwinBackbone`s in it; the toolboxes' own do not say their window."""
-    names = [name for name in model.state_dict() if name == _ANCHOR or name.endswith(f'.{_ANCHOR}')]
-    prefixes = [name.removesuffix(_ANCHOR) for name in names]
-    return [prefix for prefix in prefixes if hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size')]
+def backbones_of(model: nn.Module) -> dict[str, int]:
+    """The prefixes, among a model's names, of the backbones of this package in it, and which version of Swin each is.
+
+    The toolboxes' own do not say their window.
+    """
+    found = {}
+    for name in model.state_dict():
+        for version, anchor in _ANCHORS.items():
+            prefix = name.removesuffix(anchor)
+            is_anchor = prefix != name and (not prefix or prefix.endswith('.'))
+            if is_anchor and hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size'):
+                found[prefix] = version
+    return found
 
 
 def fit(
@@ -79,8 +90,10 @@ def fit(
         tensors = tensors_of(loaded)
         is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
         found: dict[str, SwinWeights] = {}
-        for own_prefix in backbones_of(model):
-            found[own_prefix] = weights = find_swin(tensors, prefer=own_prefix, prefix=prefix, is_own=is_own)
+        for own_prefix, version in backbones_of(model).items():
+            found[own_prefix] = weights = find_swin(
+                tensors, prefer=own_prefix, prefix=prefix, is_own=is_own, version=version
+            )
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
             _check_arch(weights.backbone, own_backbone)
@@ -120,11 +133,25 @@ def _fit_backbone(
             report.resized[key] = change
         if fitted[key].shape != own[key].shape:
             raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(own[key].shape)}')
-        if key == _ANCHOR and key not in weights.windows and is_ambiguous(value, backbone.window_size):
+        if key == _ANCHORS[1] and key not in weights.windows and is_ambiguous(value, backbone.window_size):
             report.warnings.append(
                 f'{key} was taken for window {backbone.window_size}; a square window has as many rows'
             )
+    _compare_windows(weights, backbone, report)
     return fitted
+
+
+def _compare_windows(weights: SwinWeights, backbone: nn.Module, report: LoadReport) -> None:
+    """Swin V2's position bias needs no resizing, but it must be told by which window offsets are scaled."""
+    if weights.format.version == 1:
+        return
+    trained = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(backbone.stages))]
+    used = [own or window for own, window in zip(backbone.pretrained_window_sizes, backbone.window_size)]
+    if any(window not in (None, own) for window, own in zip(trained, used)):
+        report.warnings.append(
+            f'The position bias was trained with offsets scaled by windows {tuple(trained)}, the backbone scales '
+            f'them by {tuple(used)}: set pretrained_window_sizes'
+        )
 
 
 def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: nn.Module) -> tuple[Tensor, str]:
@@ -163,6 +190,8 @@ def _arch(weights: dict[str, Tensor]) -> str:
             depths[stage] = max(depths.get(stage, 0), block + 1)
             if leaf == 'attn.w_msa.relative_position_bias_table':
                 heads[stage] = value.shape[-1]
+            elif leaf == 'attn.w_msa.logit_scale':
+                heads[stage] = value.shape[0]
             elif stage == 0 and leaf == 'norm1.weight':
                 width = value.shape[0]
     return f'width {width}, depths {_in_order(depths)} and heads {_in_order(heads)}'

@@ -1,5 +1,7 @@
 """The names that published Swin checkpoints give their weights: one table an origin, used in both directions.
 
+Those of Swin V2 are in formats_v2.py.
+
 A row is (name here, name there). Names here are mmdet's and mmseg's; `norm` and `head`, which no backbone has, stand
 for a classifier's last norm and its head. {s} is a stage and {b} a block; {s+1}, {2s+1}, {2s+2} are numbers that an
 origin counts otherwise. A name is renamed by the first row that it, or what it begins with, matches.
@@ -26,54 +28,55 @@ class Format(NamedTuple):
     merging: str = 'columns'  # the order of merged channels, see merging.py
     separate_qkv: bool = False  # query, key and value are three linear layers
     spellings: tuple[tuple[str, str], ...] = ()  # of other releases of the origin, to those of the rows
+    version: int = 1  # of Swin
 
 
-_BLOCK = 'stages.{s}.blocks.{b}'
-_LAYERS: Rows = (  # microsoft/Swin-Transformer, SimMIM, Swin-Transformer-{Object-Detection,Semantic-Segmentation}, timm
+BLOCK = 'stages.{s}.blocks.{b}'
+LAYERS: Rows = (  # microsoft/Swin-Transformer, SimMIM, Swin-Transformer-{Object-Detection,Semantic-Segmentation}, timm
     ('patch_embed.projection', 'patch_embed.proj'),
     ('patch_embed.norm', 'patch_embed.norm'),
     ('absolute_pos_embed', 'absolute_pos_embed'),
-    (f'{_BLOCK}.attn.w_msa', 'layers.{s}.blocks.{b}.attn'),
-    (f'{_BLOCK}.ffn.layers.0.0', 'layers.{s}.blocks.{b}.mlp.fc1'),
-    (f'{_BLOCK}.ffn.layers.1', 'layers.{s}.blocks.{b}.mlp.fc2'),
-    (_BLOCK, 'layers.{s}.blocks.{b}'),
+    (f'{BLOCK}.attn.w_msa', 'layers.{s}.blocks.{b}.attn'),
+    (f'{BLOCK}.ffn.layers.0.0', 'layers.{s}.blocks.{b}.mlp.fc1'),
+    (f'{BLOCK}.ffn.layers.1', 'layers.{s}.blocks.{b}.mlp.fc2'),
+    (BLOCK, 'layers.{s}.blocks.{b}'),
     ('norm{s}', 'norm{s}'),
     ('norm', 'norm'),
 )
 _LAYERS_ANCHOR = r'layers[._]0\.blocks\.0\.attn\.relative_position_bias_table'
-_STAGES: Rows = (
+STAGES: Rows = (
     ('patch_embed', 'patch_embed'),
     ('absolute_pos_embed', 'absolute_pos_embed'),
     ('stages', 'stages'),
 )
 _STAGES_ANCHOR = r'stages\.0\.blocks\.0\.attn\.w_msa\.relative_position_bias_table'
-_HF_BLOCK = 'swin.encoder.layers.{s}.blocks.{b}'
+HF_BLOCK = 'swin.encoder.layers.{s}.blocks.{b}'
 
 MMDET = Format(
     'mmdet',
     'mmdet or mmseg',
     _STAGES_ANCHOR,
-    (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
+    (*STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
     merging='channels',
 )
 MMPRETRAIN = Format(  # its classifiers call their last norm what a detector calls the last stage's output norm
     'mmpretrain',
     'mmpretrain',
     _STAGES_ANCHOR,
-    (*_STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
+    (*STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
     merging='channels',
 )
 OFFICIAL = Format(
     'official',
     'microsoft/Swin-Transformer',
     _LAYERS_ANCHOR,
-    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
+    (*LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
 )
 TIMM = Format(  # patches are merged before the blocks of a stage; before timm 0.9 they were merged after them
     'timm',
     'timm',
     _LAYERS_ANCHOR,
-    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s+1}.downsample'), ('head', 'head.fc')),
+    (*LAYERS, ('stages.{s}.downsample', 'layers.{s+1}.downsample'), ('head', 'head.fc')),
     spellings=((r'^layers_(?=\d)', 'layers.'),),  # features_only=True
 )
 TORCHVISION = Format(
@@ -84,10 +87,10 @@ TORCHVISION = Format(
         ('patch_embed.projection', 'features.0.0'),
         ('patch_embed.norm', 'features.0.2'),
         ('absolute_pos_embed', 'absolute_pos_embed'),  # torchvision's own models have none
-        (f'{_BLOCK}.attn.w_msa', 'features.{2s+1}.{b}.attn'),
-        (f'{_BLOCK}.ffn.layers.0.0', 'features.{2s+1}.{b}.mlp.0'),
-        (f'{_BLOCK}.ffn.layers.1', 'features.{2s+1}.{b}.mlp.3'),
-        (_BLOCK, 'features.{2s+1}.{b}'),
+        (f'{BLOCK}.attn.w_msa', 'features.{2s+1}.{b}.attn'),
+        (f'{BLOCK}.ffn.layers.0.0', 'features.{2s+1}.{b}.mlp.0'),
+        (f'{BLOCK}.ffn.layers.1', 'features.{2s+1}.{b}.mlp.3'),
+        (BLOCK, 'features.{2s+1}.{b}'),
         ('stages.{s}.downsample', 'features.{2s+2}'),
         ('norm{s}', 'norm{s}'),
         ('norm', 'norm'),
@@ -97,17 +100,17 @@ TORCHVISION = Format(
 HUGGING_FACE = Format(
     'hf',
     'Hugging Face',
-    r'(?:swin\.)?encoder\.layers\.0\.blocks\.0\.layernorm_before\.weight',
+    r'(?:swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.\w+\.relative_position_bias_table',
     (
         ('patch_embed.projection', 'swin.embeddings.patch_embeddings.projection'),
         ('patch_embed.norm', 'swin.embeddings.norm'),
         ('absolute_pos_embed', 'swin.embeddings.position_embeddings'),
-        (f'{_BLOCK}.norm1', f'{_HF_BLOCK}.layernorm_before'),
-        (f'{_BLOCK}.attn.w_msa.proj', f'{_HF_BLOCK}.attention.output.dense'),
-        (f'{_BLOCK}.attn.w_msa', f'{_HF_BLOCK}.attention.self'),
-        (f'{_BLOCK}.norm2', f'{_HF_BLOCK}.layernorm_after'),
-        (f'{_BLOCK}.ffn.layers.0.0', f'{_HF_BLOCK}.intermediate.dense'),
-        (f'{_BLOCK}.ffn.layers.1', f'{_HF_BLOCK}.output.dense'),
+        (f'{BLOCK}.norm1', f'{HF_BLOCK}.layernorm_before'),
+        (f'{BLOCK}.attn.w_msa.proj', f'{HF_BLOCK}.attention.output.dense'),
+        (f'{BLOCK}.attn.w_msa', f'{HF_BLOCK}.attention.self'),
+        (f'{BLOCK}.norm2', f'{HF_BLOCK}.layernorm_after'),
+        (f'{BLOCK}.ffn.layers.0.0', f'{HF_BLOCK}.intermediate.dense'),
+        (f'{BLOCK}.ffn.layers.1', f'{HF_BLOCK}.output.dense'),
         ('stages.{s}.downsample', 'swin.encoder.layers.{s}.downsample'),
         ('norm{s}', 'hidden_states_norms.stage{s+1}'),
         ('norm', 'swin.layernorm'),

@@ -10,7 +10,8 @@ from torch import Tensor
 from ..ops.windows import Size
 from .errors import CheckpointError
 from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, Format, name_here, to_here
-from .resize import window_of_index
+from .formats_v2 import ALL_V2, MMPRETRAIN_V2, OFFICIAL_V2, OWN_V2, TIMM_V2
+from .resize import window_of_coordinates, window_of_index
 
 # What may hold the weights in a training script's checkpoint, first the averaged ones (timm's, then DeiT's name). In
 # mmengine's `state_dict` are the averaged ones already, and `ema_state_dict` has the others.
@@ -30,7 +31,9 @@ class SwinWeights:
     backbone: dict[str, Tensor]
     classifier: dict[str, Tensor]  # a classifier's `norm` and `head`
     ignored: dict[str, list[str]] = field(default_factory=dict)  # names in the checkpoint, by the reason
-    windows: dict[str, Size] = field(default_factory=dict)  # of those bias tables whose index is in the checkpoint too
+    # Of those bias tables whose index is in the checkpoint too; in Swin V2, of those logit scales whose table of
+    # coordinates is, the window by which these are scaled.
+    windows: dict[str, Size] = field(default_factory=dict)
     map_size: Optional[Size] = None  # of an absolute position embedding that is saved as a map
 
 
@@ -58,7 +61,11 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
 
 
 def find_swin(
-    tensors: dict[str, Tensor], prefer: str = 'backbone.', prefix: Optional[str] = None, is_own: bool = False
+    tensors: dict[str, Tensor],
+    prefer: str = 'backbone.',
+    prefix: Optional[str] = None,
+    is_own: bool = False,
+    version: Optional[int] = None,
 ) -> SwinWeights:
     """The Swin backbone among `tensors`, the one at `prefix` if that is given.
 
@@ -66,14 +73,17 @@ def find_swin(
 
     Args:
         is_own: the model they are for has all these names itself, so `norm3` is the norm of an output.
+        version: of Swin, 1 or 2. Default: either.
 
     Raises:
         CheckpointError: if there is none.
     """
-    found = _prefixes(tensors)
+    either = _prefixes(tensors)
+    found = {prefix: format for prefix, format in either.items() if version in (None, format.version)}
     if not found:
-        if any(key.endswith('.logit_scale') for key in tensors):
-            raise CheckpointError('it holds a Swin V2, whose weights fit no Swin V1')
+        if either:
+            other = next(iter(either.values())).version
+            raise CheckpointError(f'it holds a Swin V{other}, whose weights fit no Swin V{version}')
         raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(tensors)[:5]}')
     if prefix is None:
         prefix = min(found, key=lambda prefix: (prefix != prefer, not _AVERAGED.search(prefix), len(prefix)))
@@ -90,6 +100,8 @@ def find_swin(
             ignored['index tables and masks'].append(key)
             if here and key.endswith('relative_position_index'):
                 windows[here.replace('_index', '_bias_table')] = window_of_index(value)
+            elif here and key.endswith('relative_coords_table'):
+                windows[here.replace('relative_coords_table', 'logit_scale')] = window_of_coordinates(value)
         elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
             classifier[here] = value
             ignored['classification head' if here.startswith('head.') else 'classification norm'].append(key)
@@ -104,7 +116,7 @@ def find_swin(
 
 
 def _prefixes(tensors: dict[str, Tensor]) -> dict[str, Format]:
-    anchors = {format.anchor: format for format in ALL[::-1]}  # of those that share an anchor, the first
+    anchors = {format.anchor: format for format in (*ALL, *ALL_V2)[::-1]}  # of those that share an anchor, the first
     found = {}
     for key in tensors:
         for anchor, format in anchors.items():
@@ -116,14 +128,17 @@ def _prefixes(tensors: dict[str, Tensor]) -> dict[str, Format]:
 
 def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:
     """Tell apart the origins that share their blocks' names."""
-    if format.anchor == OFFICIAL.anchor:
+    official, timm, own, mmpretrain = (OFFICIAL, TIMM, MMDET, MMPRETRAIN)
+    if format.version == 2:
+        official, timm, own, mmpretrain = (OFFICIAL_V2, TIMM_V2, OWN_V2, MMPRETRAIN_V2)
+    if format.anchor == official.anchor:
         merges = [key for key in inside if '.downsample.' in key]
         at_the_end = any(re.match(r'layers[._]0\.downsample\.', key) for key in merges)
         is_timm = (merges and not at_the_end) or any(key.startswith('layers_') for key in inside)
-        return TIMM if is_timm else OFFICIAL
-    if format.anchor == MMDET.anchor:
+        return timm if is_timm else official
+    if format.anchor == own.anchor:
         is_mmpretrain = 'norm0.weight' not in inside and ('head.fc.weight' in everywhere or 'mask_token' in inside)
-        return MMPRETRAIN if is_mmpretrain else MMDET
+        return mmpretrain if is_mmpretrain else own
     return format
 
 

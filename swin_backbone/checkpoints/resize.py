@@ -93,6 +93,17 @@ def window_of_index(index: Tensor) -> Optional[Size]:
     return None
 
 
+def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
+    """The window whose largest offset is 8 before the logarithm in a Swin V2's `relative_coords_table`."""
+    if table_1YX2.dim() != 4 or table_1YX2.shape[-1] != 2:
+        return None
+    window = []
+    for axis, largest in enumerate(table_1YX2[0, -1, -1].tolist()):  # log2(1 + 8 offset / (window - 1)) / 3
+        offset = table_1YX2.shape[1 + axis] // 2
+        window.append(1 + round(8 * offset / (8**largest - 1)) if offset and largest > 0 else 1)
+    return window[0], window[1]
+
+
 def is_ambiguous(table_Rh: Tensor, window_size: Size) -> bool:
     """Whether a table has as many rows for a rectangular window as for a square one, as 5 x 13 and 8 x 8 do."""
     square = window_of_table(table_Rh)

@@ -1,6 +1,7 @@
-"""The modules a backbone is built of. Parameters are named as mmdet's and mmseg's Swin names them."""
+"""The modules a backbone is built of. Parameters are named as mmdet's, mmseg's and mmpretrain's Swin names them."""
 
 from .block import SwinBlock
+from .block_v2 import SwinV2Block
 from .patches import PatchEmbed, PatchMerging, normalised_output
 
-__all__ = ['PatchEmbed', 'PatchMerging', 'SwinBlock', 'normalised_output']
+__all__ = ['PatchEmbed', 'PatchMerging', 'SwinBlock', 'SwinV2Block', 'normalised_output']

@@ -54,6 +54,11 @@ class WindowAttention(BaseModule):
         """The rate at which attention weights are dropped now."""
         return self.attn_drop_rate if self.training else 0.0
 
+    @property
+    def qkv_bias(self) -> Optional[Tensor]:
+        """The bias of query, key and value, one behind the other: (3C,)."""
+        return self.qkv.bias
+
     def position_bias(self, window_size: Size) -> Tensor:
         """The relative position bias (h, N, N) of windows of `window_size`, at most that of the table."""
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
@@ -74,16 +79,25 @@ class ShiftedWindowAttention(BaseModule):
         shift: (rows, columns) of the cyclic shift; (0, 0) for none.
         small_map: 'pad' or 'shrink', see `ops.windows.fit_window`.
         mask_padding: keep tokens from attending to padding.
-        attention: further arguments of `WindowAttention`.
+        window_msa: the attention inside windows: this class, or Swin V2's.
+        attention: further arguments of that.
     """
 
-    def __init__(self, window_size: Size, shift: Size, small_map: str, mask_padding: bool, **attention):
+    def __init__(
+        self,
+        window_size: Size,
+        shift: Size,
+        small_map: str,
+        mask_padding: bool,
+        window_msa: type[BaseModule] = WindowAttention,
+        **attention,
+    ):
         super().__init__()
         self.window_size = window_size
         self.shift = shift
         self.small_map = small_map
         self.mask_padding = mask_padding
-        self.w_msa = WindowAttention(window_size=window_size, **attention)
+        self.w_msa = window_msa(window_size=window_size, **attention)
 
     def windows_of(self, x_BHWC: Tensor) -> tuple[Union[WindowGrid, TracedWindows], Size]:
         """How a batch of maps is cut into windows, and their size."""

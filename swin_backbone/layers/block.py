@@ -36,6 +36,12 @@ class SwinBlock(BaseModule):
         attention: further arguments of `ShiftedWindowAttention`.
     """
 
+    # What Swin V2's block has others of.
+    window_msa = WindowAttention
+    known_layers = (WindowAttention, ShiftedWindowAttention)
+    compute = staticmethod(swin_block)
+    compute_backward = staticmethod(swin_block_backward)
+
     def __init__(
         self,
         embed_dims: int,
@@ -52,7 +58,9 @@ class SwinBlock(BaseModule):
         self.with_cp = with_cp
         self.strip_tokens = strip_tokens
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.attn = ShiftedWindowAttention(embed_dims=embed_dims, proj_drop_rate=drop_rate, **attention)
+        self.attn = ShiftedWindowAttention(
+            embed_dims=embed_dims, proj_drop_rate=drop_rate, window_msa=self.window_msa, **attention
+        )
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn = FFN(
             embed_dims=embed_dims,
@@ -67,14 +75,14 @@ class SwinBlock(BaseModule):
         """A batch of maps to one of the same shape."""
         grid, window_size = self.attn.windows_of(x_BHWC)
         activation = self.ffn.layers[0][1]
-        if not is_as_published(self, WindowAttention, ShiftedWindowAttention, called=(activation,)):
+        if not is_as_published(self, *self.known_layers, called=(activation,)):
             return self._whole(partial(self._by_modules, window_size=window_size), x_BHWC, grid.whole())
         settings, weights = self._settings(), self._weights(x_BHWC, window_size)
         strips = choose_strips(self.strip_tokens, x_BHWC, grid, recompute=self.with_cp)
         if strips is None:
-            return self._whole(swin_block, x_BHWC, grid.whole(), weights, settings)
+            return self._whole(self.compute, x_BHWC, grid.whole(), weights, settings)
         computation = Computation(
-            partial(swin_block, settings=settings), partial(swin_block_backward, settings=settings), settings.draws
+            partial(self.compute, settings=settings), partial(self.compute_backward, settings=settings), settings.draws
         )
         return in_strips(computation, x_BHWC, weights, strips)
 
@@ -105,7 +113,7 @@ class SwinBlock(BaseModule):
             self.norm1.weight,
             self.norm1.bias,
             cast(attention.qkv.weight),
-            cast(attention.qkv.bias),
+            cast(attention.qkv_bias),
             cast(attention.position_bias(window_size)),
             cast(attention.proj.weight),
             cast(attention.proj.bias),

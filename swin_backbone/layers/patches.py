@@ -50,15 +50,28 @@ class PatchMerging(BaseModule):
 
     The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg; a map that
     the stride does not divide is zero-padded at right and bottom.
+
+    Args:
+        stride: of the neighbourhoods, which stay 2 x 2.
+        norm_cfg: the norm of what is concatenated, or of what is projected; None for none.
+        post_norm: which of the two; Swin V2's is behind the projection.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, stride: int, norm_cfg: Optional[dict], strip_tokens: StripTokens
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int,
+        norm_cfg: Optional[dict],
+        strip_tokens: StripTokens,
+        post_norm: bool = False,
     ):
         super().__init__()
         self.stride = stride
         self.strip_tokens = strip_tokens
-        self.norm = build_norm_layer(norm_cfg, 4 * in_channels)[1] if norm_cfg else nn.Identity()
+        self.post_norm = post_norm
+        num_normed = out_channels if post_norm else 4 * in_channels
+        self.norm = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -70,11 +83,11 @@ class PatchMerging(BaseModule):
             getattr(self.norm, 'bias', None),
             cast_to_autocast(self.reduction.weight),
         )
-        eps = getattr(self.norm, 'eps', None)
+        norm = dict(eps=getattr(self.norm, 'eps', None), post_norm=self.post_norm)
         if not saves_memory(self.strip_tokens, x_BHWC):
-            return merge_patches(x_BHWC, None, weights, eps)
+            return merge_patches(x_BHWC, None, weights, **norm)
         return recomputed(
-            Computation(partial(merge_patches, eps=eps), partial(merge_patches_backward, eps=eps)), x_BHWC, weights
+            Computation(partial(merge_patches, **norm), partial(merge_patches_backward, **norm)), x_BHWC, weights
         )
 
     def _by_modules(self, x_BHWC: Tensor) -> Tensor:
@@ -85,7 +98,8 @@ class PatchMerging(BaseModule):
         neighbours = [
             x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)
         ]
-        return self.reduction(self.norm(torch.stack(neighbours, dim=-1).flatten(3)))
+        x_BHWC = torch.stack(neighbours, dim=-1).flatten(3)
+        return self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
 
 
 def normalised_output(norm: nn.Module, x_BHWC: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ ADAMW = dict(
     detection=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
     segmentation=dict(type='AdamW', lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
 )
-POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table')
+POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
 
 
 def apply_recipe(cfg: Config, backbone: str, depths: Sequence[int], segmentation: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional
 from ..archs import ARCHS
 
 _RELEASES = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/'
+_RELEASES_V2 = 'https://github.com/SwinTransformer/storage/releases/download/v2.0.0/'
 
 
 class Swin(NamedTuple):
@@ -17,6 +18,7 @@ class Swin(NamedTuple):
     weights: Optional[str]  # ImageNet weights; None: there are none, and it starts from its initialisation
     drop_path_rate: float  # in detection; the paper's segmentors all have 0.3
     type: str = 'SwinBackbone'
+    windows: tuple[tuple[str, Any], ...] = ()  # arguments of the backbone that the weights ask for
 
     @property
     def widths(self) -> list[int]:
@@ -31,7 +33,7 @@ class Swin(NamedTuple):
 
     def config(self, segmentation: bool) -> dict[str, Any]:
         """The backbone of a config."""
-        cfg = dict(type=self.type, arch=self.arch, drop_path_rate=self.drop_path_rate)
+        cfg = dict(type=self.type, arch=self.arch, drop_path_rate=self.drop_path_rate, **dict(self.windows))
         if segmentation and self.drop_path_rate:
             cfg['drop_path_rate'] = 0.3
         if self.weights:
@@ -47,4 +49,15 @@ SWINS: dict[str, Swin] = {
     'swin-s': Swin('small', _RELEASES + 'swin_small_patch4_window7_224.pth', 0.2),
     'swin-b': Swin('base', _RELEASES + 'swin_base_patch4_window7_224.pth', 0.3),
     'swin-l': Swin('large', _RELEASES + 'swin_large_patch4_window7_224_22k.pth', 0.3),
+    'swinv2-nano': Swin('nano', None, 0.0, 'SwinV2Backbone'),
+    'swinv2-t': Swin('tiny', _RELEASES_V2 + 'swinv2_tiny_patch4_window8_256.pth', 0.2, 'SwinV2Backbone'),
+    'swinv2-s': Swin('small', _RELEASES_V2 + 'swinv2_small_patch4_window8_256.pth', 0.2, 'SwinV2Backbone'),
+    'swinv2-b': Swin('base', _RELEASES_V2 + 'swinv2_base_patch4_window8_256.pth', 0.3, 'SwinV2Backbone'),
+    'swinv2-l': Swin(
+        'large',
+        _RELEASES_V2 + 'swinv2_large_patch4_window12to16_192to256_22kto1k_ft.pth',
+        0.3,
+        'SwinV2Backbone',
+        (('window_size', (16, 16, 16, 8)), ('pretrained_window_sizes', (12, 12, 12, 6))),
+    ),
 }

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import attend_in_windows, attend_in_windows_vjp
+from .cosine import normalise_qk, normalise_qk_vjp
 from .linear import linear, linear_backward
 from .norm import layer_norm_vjp
 from .sums import GradientSums
@@ -38,6 +39,10 @@ class BlockWeights(NamedTuple):
     fc2_weight: Tensor
     fc2_bias: Tensor
     drop_path_2B: Optional[Tensor]  # by what the two branches of each image are multiplied; None: by 1
+    # Of Swin V2 alone:
+    cosine_scale_h: Optional[Tensor] = None  # by what the cosine of query and key is multiplied; None: no cosine
+    norm3_weight: Optional[Tensor] = None
+    norm3_bias: Optional[Tensor] = None
 
 
 class BlockSettings(NamedTuple):
@@ -45,7 +50,7 @@ class BlockSettings(NamedTuple):
 
     num_heads: int
     scale: float  # of q k^T
-    eps: tuple[float, float]  # of the two norms
+    eps: tuple[float, ...]  # of the two norms; of three, where Swin V2 has one on the shortcut
     activation: Callable[[Tensor], Tensor]
     attn_drop: float  # of attention weights
     proj_drop: float  # behind the attention
@@ -62,9 +67,9 @@ def swin_block(x_TC: Tensor, strip: Strip, w: BlockWeights, settings: BlockSetti
     """One Swin block (Liu et al. 2021, equation 3) on the tokens of a strip: (T, C)."""
     C = x_TC.shape[-1:]
     y_TC = attention_branch(F.layer_norm(x_TC, C, w.norm1_weight, w.norm1_bias, settings.eps[0]), strip, w, settings)
-    x_TC = x_TC + _drop_path(y_TC, w, 0, strip)
+    x_TC = x_TC + drop_path(y_TC, w, 0, strip)
     y_TC = mlp_branch(F.layer_norm(x_TC, C, w.norm2_weight, w.norm2_bias, settings.eps[1]), w, settings)
-    return x_TC + _drop_path(y_TC, w, 1, strip)
+    return x_TC + drop_path(y_TC, w, 1, strip)
 
 
 def swin_block_backward(
@@ -73,18 +78,20 @@ def swin_block_backward(
     """The gradient of `swin_block`'s input, from that of its output, computing again what lies between."""
     normed_TC, norm1_vjp = layer_norm_vjp(x_TC, w.norm1_weight, w.norm1_bias, settings.eps[0], sums, 'norm1')
     y_TC, attention_vjp = attention_branch_vjp(normed_TC, strip, w, settings, sums)
-    x_TC = x_TC + _drop_path(y_TC, w, 0, strip)
+    x_TC = x_TC + drop_path(y_TC, w, 0, strip)
     normed_TC, norm2_vjp = layer_norm_vjp(x_TC, w.norm2_weight, w.norm2_bias, settings.eps[1], sums, 'norm2')
     _, mlp_vjp = mlp_branch_vjp(normed_TC, w, settings, sums, needs_value=False)
 
-    grad_TC = grad_TC + norm2_vjp(mlp_vjp(_drop_path(grad_TC, w, 1, strip)))
-    return grad_TC + norm1_vjp(attention_vjp(_drop_path(grad_TC, w, 0, strip)))
+    grad_TC = grad_TC + norm2_vjp(mlp_vjp(drop_path(grad_TC, w, 1, strip)))
+    return grad_TC + norm1_vjp(attention_vjp(drop_path(grad_TC, w, 0, strip)))
 
 
 def attention_branch(x_TC: Tensor, strip: Strip, w: BlockWeights, settings: BlockSettings) -> Tensor:
     """Window attention with its projections: (T, C)."""
     # Padding comes behind the norm and before qkv, so that a padded token carries the bias of qkv.
     qkv_T3C = linear(strip.with_padding_token(x_TC), w.qkv_weight, w.qkv_bias)
+    if w.cosine_scale_h is not None:
+        qkv_T3C = normalise_qk(qkv_T3C, w.cosine_scale_h)
     y_TC = attend_in_windows(
         qkv_T3C, strip, w.position_bias_hNN, settings.num_heads, settings.scale, settings.attn_drop
     )
@@ -95,7 +102,9 @@ def attention_branch_vjp(
     x_TC: Tensor, strip: Strip, w: BlockWeights, settings: BlockSettings, sums: GradientSums
 ) -> tuple[Tensor, Vjp]:
     x_TC = strip.with_padding_token(x_TC)
-    qkv_T3C = linear(x_TC, w.qkv_weight, w.qkv_bias)
+    qkv_T3C, cosine_vjp = linear(x_TC, w.qkv_weight, w.qkv_bias), None
+    if w.cosine_scale_h is not None:
+        qkv_T3C, cosine_vjp = normalise_qk_vjp(qkv_T3C, w.cosine_scale_h, sums)
     attended_TC, attend_vjp = attend_in_windows_vjp(
         qkv_T3C, strip, w.position_bias_hNN, settings.num_heads, settings.scale, settings.attn_drop, sums
     )
@@ -103,7 +112,10 @@ def attention_branch_vjp(
 
     def vjp(grad_TC: Tensor) -> Tensor:
         grad_TC = linear_backward(drop_vjp(grad_TC), attended_TC, w.proj_weight, sums, 'proj')
-        grad_TC = linear_backward(attend_vjp(grad_TC), x_TC, w.qkv_weight, sums, 'qkv')
+        grad_T3C = attend_vjp(grad_TC)
+        if cosine_vjp is not None:
+            grad_T3C = cosine_vjp(grad_T3C)
+        grad_TC = linear_backward(grad_T3C, x_TC, w.qkv_weight, sums, 'qkv')
         return grad_TC[:-1] if strip.padded else grad_TC
 
     return y_TC, vjp
@@ -148,7 +160,8 @@ def draw_drop_path(rate: float, batch: int, device: torch.device) -> Tensor:
     return torch.empty(2, batch, device=device).bernoulli_(1 - rate).div_(1 - rate)
 
 
-def _drop_path(branch_TC: Tensor, w: BlockWeights, branch: int, strip: Strip) -> Tensor:
+def drop_path(branch_TC: Tensor, w: BlockWeights, branch: int, strip: Strip) -> Tensor:
+    """A branch, 0 or 1, times what stochastic depth multiplies it by: (T, C)."""
     if w.drop_path_2B is None:
         return branch_TC
     return branch_TC * strip.per_token(w.drop_path_2B[branch]).to(branch_TC.dtype)

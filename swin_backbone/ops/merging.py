@@ -17,40 +17,62 @@ OUTPUT_STRIP_TOKENS = 4096  # of an output map that are normalised and transpose
 
 
 class MergingWeights(NamedTuple):
-    """The tensors patch merging computes with, over channels in the order of `nn.Unfold`: (C, 2, 2)."""
+    """The tensors patch merging computes with, over channels in the order of `nn.Unfold`: (C, 2, 2).
+
+    A norm behind the reduction, as Swin V2 has, is over channels in no such order.
+    """
 
     norm_weight: Optional[Tensor]  # with norm_bias: None if there is no norm
     norm_bias: Optional[Tensor]
     reduction_weight: Tensor
 
 
-def merge_patches(x_BHWC: Tensor, _strip: None, w: MergingWeights, eps: Optional[float]) -> Tensor:
+def merge_patches(
+    x_BHWC: Tensor, _strip: None, w: MergingWeights, eps: Optional[float], post_norm: bool = False
+) -> Tensor:
     """Concatenate 2 x 2 neighbours, normalise, project: (B, ceil(H / 2), ceil(W / 2), C').
 
     Neighbours are put one behind the other, which moves whole tokens, and the weights are reordered to match:
-    they are smaller than the map. `eps` is that of the norm; None: there is no norm.
+    they are smaller than the map.
+
+    Args:
+        eps: of the norm; None: there is no norm.
+        post_norm: project, then normalise (Swin V2).
     """
     B, H, W, C = x_BHWC.shape
-    w = MergingWeights(*(_neighbours_first(weight) for weight in w))
+    w = _in_our_order(w, post_norm)
     y_TC = _gather_neighbours(x_BHWC)
-    if eps is not None:
+    if eps is not None and not post_norm:
         y_TC = F.layer_norm(y_TC, (4 * C,), w.norm_weight, w.norm_bias, eps)
-    return linear(y_TC, w.reduction_weight, None).view(B, -(-H // 2), -(-W // 2), -1)
+    y_TC = linear(y_TC, w.reduction_weight, None)
+    if eps is not None and post_norm:
+        y_TC = F.layer_norm(y_TC, y_TC.shape[1:], w.norm_weight, w.norm_bias, eps)
+    return y_TC.view(B, -(-H // 2), -(-W // 2), -1)
 
 
 def merge_patches_backward(
-    grad_BHWC: Tensor, x_BHWC: Tensor, _strip: None, w: MergingWeights, sums: GradientSums, eps: Optional[float]
+    grad_BHWC: Tensor,
+    x_BHWC: Tensor,
+    _strip: None,
+    w: MergingWeights,
+    sums: GradientSums,
+    eps: Optional[float],
+    post_norm: bool = False,
 ) -> Tensor:
     """The gradient of `merge_patches`' input, from that of its output, computing again what lies between."""
-    w = MergingWeights(*(_neighbours_first(weight) for weight in w))
+    w = _in_our_order(w, post_norm)
     reordered = GradientSums(sums.wanted)
-    y_TC, norm_vjp = _gather_neighbours(x_BHWC), None
-    if eps is not None:
-        y_TC, norm_vjp = layer_norm_vjp(y_TC, w.norm_weight, w.norm_bias, eps, reordered, 'norm')
-    grad_TC = linear_backward(grad_BHWC.flatten(0, 2), y_TC, w.reduction_weight, reordered, 'reduction')
-    if norm_vjp is not None:
+    y_TC, grad_TC, norm_vjp = _gather_neighbours(x_BHWC), grad_BHWC.flatten(0, 2), None
+    if eps is not None and post_norm:
+        projected_TC = linear(y_TC, w.reduction_weight, None)
+        _, norm_vjp = layer_norm_vjp(projected_TC, w.norm_weight, w.norm_bias, eps, sums, 'norm')
         grad_TC = norm_vjp(grad_TC)
-    for name in w._fields:
+    elif eps is not None:
+        y_TC, norm_vjp = layer_norm_vjp(y_TC, w.norm_weight, w.norm_bias, eps, reordered, 'norm')
+    grad_TC = linear_backward(grad_TC, y_TC, w.reduction_weight, reordered, 'reduction')
+    if norm_vjp is not None and not post_norm:
+        grad_TC = norm_vjp(grad_TC)
+    for name in ('reduction_weight',) if post_norm else w._fields:
         sums.add(name, _channels_first(reordered[name]))
     return _scatter_neighbours(grad_TC, x_BHWC.shape)
 
@@ -84,6 +106,13 @@ def _scatter_neighbours(x_TC: Tensor, shape: torch.Size) -> Tensor:
     B, H, W, C = shape
     x = x_TC.view(B, -(-H // 2), -(-W // 2), 2, 2, C).transpose(2, 3).reshape(B, H + H % 2, W + W % 2, C)
     return x[:, :H, :W]
+
+
+def _in_our_order(w: MergingWeights, post_norm: bool) -> MergingWeights:
+    """The weights, those over merged channels reordered to match neighbours one behind the other."""
+    if post_norm:
+        return w._replace(reduction_weight=_neighbours_first(w.reduction_weight))
+    return MergingWeights(*(_neighbours_first(weight) for weight in w))
 
 
 def _neighbours_first(weight: Optional[Tensor]) -> Optional[Tensor]:

@@ -7,7 +7,8 @@ Layout: B batch, H W height and width of a map, C channels, L windows, N places 
 of a head.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 import torch
@@ -53,6 +54,54 @@ def swin_block(
     return x_BHWC + F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
 
 
+def swin_v2_block(
+    x_BHWC: Tensor,
+    weights: Mapping[str, Tensor],
+    num_heads: int,
+    window_size: Size,
+    shift: Size,
+    pretrained_window: Optional[Size] = None,
+    small_map: str = 'pad',
+    mask_padding: bool = False,
+) -> Tensor:
+    """One Swin V2 block (Liu et al. 2022, figure 1), with `norm3` on the shortcut if there are weights for it.
+
+    Args:
+        weights: the block's state dict, under mmpretrain's names.
+        pretrained_window: the window whose largest offset is 8 on the linear scale of coordinates; None: the window.
+    """
+    q_bias, v_bias = weights.get('attn.w_msa.q_bias'), weights.get('attn.w_msa.v_bias')
+    qkv_bias = None if q_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+    scale_h11 = weights['attn.w_msa.logit_scale'].clamp(max=math.log(100)).exp()
+
+    def cosines(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
+        """Equations 2 to 4."""
+        cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        return scale_h11 * cosines + _continuous_bias(weights, window_size, pretrained_window or window_size)
+
+    def post_norm(name: str, x_BHWC: Tensor) -> Tensor:
+        return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weights[f'{name}.weight'], weights[f'{name}.bias'])
+
+    attended = _in_shifted_windows(
+        x_BHWC,
+        weights['attn.w_msa.qkv.weight'],
+        qkv_bias,
+        weights['attn.w_msa.proj.weight'],
+        weights['attn.w_msa.proj.bias'],
+        cosines,
+        num_heads,
+        window_size,
+        shift,
+        small_map,
+        mask_padding,
+    )
+    x_BHWC = x_BHWC + post_norm('norm1', attended)
+    hidden = F.gelu(F.linear(x_BHWC, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
+    hidden = F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
+    x_BHWC = x_BHWC + post_norm('norm2', hidden)
+    return post_norm('norm3', x_BHWC) if 'norm3.weight' in weights else x_BHWC
+
+
 def shifted_window_attention(
     x_BHWC: Tensor,
     qkv_weight: Tensor,
@@ -67,9 +116,46 @@ def shifted_window_attention(
     small_map: str = 'pad',
     mask_padding: bool = False,
 ) -> Tensor:
-    """Pad, roll, partition, attend under the mask of regions, reverse, roll back, crop."""
-    B, H, W, C = x_BHWC.shape
+    """Swin V1's attention: scaled products, and a table of biases made for `window_size`."""
     table_window = window_size
+
+    def products(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
+        return scale * q @ k.transpose(-2, -1) + _bias_from_table(bias_table, window_size, table_window)
+
+    return _in_shifted_windows(
+        x_BHWC,
+        qkv_weight,
+        qkv_bias,
+        proj_weight,
+        proj_bias,
+        products,
+        num_heads,
+        window_size,
+        shift,
+        small_map,
+        mask_padding,
+    )
+
+
+def _in_shifted_windows(
+    x_BHWC: Tensor,
+    qkv_weight: Tensor,
+    qkv_bias: Optional[Tensor],
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    logits: Callable[[Tensor, Tensor, Size], Tensor],
+    num_heads: int,
+    window_size: Size,
+    shift: Size,
+    small_map: str,
+    mask_padding: bool,
+) -> Tensor:
+    """Pad, roll, partition, attend under the mask of regions, reverse, roll back, crop.
+
+    Args:
+        logits: of q and k (L, h, N, d), and the window they are of: (L, h, N, N).
+    """
+    B, H, W, C = x_BHWC.shape
     if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
         window_size = (min(H, W, window_size[0]), min(H, W, window_size[1]))
         shift = (0, 0)
@@ -81,11 +167,10 @@ def shifted_window_attention(
 
     L, N, _ = x_LNC.shape
     q, k, v = F.linear(x_LNC, qkv_weight, qkv_bias).view(L, N, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
-    logits_LhNN = scale * q @ k.transpose(-2, -1) + _bias_from_table(bias_table, window_size, table_window)
     regions_HW = _regions((H, W), (padded_height, padded_width), window_size, shift, mask_padding).to(x_BHWC.device)
     regions_LN = window_partition(regions_HW[None, :, :, None].expand(B, -1, -1, -1), window_size)[..., 0]
     apart_LNN = regions_LN[:, :, None] != regions_LN[:, None, :]
-    weights_LhNN = logits_LhNN.masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
+    weights_LhNN = logits(q, k, window_size).masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
     x_LNC = F.linear((weights_LhNN @ v).transpose(1, 2).reshape(L, N, C), proj_weight, proj_bias)
 
     x_BHWC = window_reverse(x_LNC, window_size, (padded_height, padded_width))
@@ -126,6 +211,20 @@ def _slices(length: int, window: int, shift: int) -> tuple[slice, ...]:
     if not shift:
         return (slice(None),)
     return slice(0, length - window), slice(length - window, length - shift), slice(length - shift, length)
+
+
+def _continuous_bias(weights: Mapping[str, Tensor], window_size: Size, pretrained_window: Size) -> Tensor:
+    """16 sigmoid(MLP(log-spaced offset)) of each pair of places, one pair at a time: (h, N, N)."""
+    places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
+    rows = [[_log_spaced(a - b, w) for a, b, w in zip(q, k, pretrained_window)] for q in places for k in places]
+    first, bias, last = (weights[f'attn.w_msa.cpb_mlp.{name}'] for name in ('0.weight', '0.bias', '2.weight'))
+    hidden = F.relu(F.linear(torch.tensor(rows, dtype=first.dtype, device=first.device), first, bias))
+    return 16 * F.linear(hidden, last).sigmoid().view(len(places), len(places), -1).permute(2, 0, 1)
+
+
+def _log_spaced(offset: int, window: int) -> float:
+    """The sign of an offset times log2(1 + |offset|) / 3, with the largest of the window at 8 (or, of 1, none)."""
+    return math.copysign(math.log2(1 + abs(8 * offset / max(1, window - 1))) / math.log2(8), offset)
 
 
 def _bias_from_table(table: Tensor, window_size: Size, table_window: Size) -> Tensor:

@@ -62,7 +62,7 @@ def test_recipe_swin_exchanges_sgd():
     after = swap(FASTER)
     assert after.optim_wrapper.optimizer == dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05)
     assert set(after.optim_wrapper.paramwise_cfg.custom_keys) == {
-        'absolute_pos_embed', 'relative_position_bias_table', 'norm',
+        'absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale', 'norm',
     }  # fmt: skip
     segmentation = swap(DEEPLAB)
     assert (segmentation.optim_wrapper.optimizer.lr, segmentation.optim_wrapper.optimizer.weight_decay) == (6e-5, 0.01)

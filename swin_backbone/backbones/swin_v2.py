@@ -1,0 +1,118 @@
+"""Swin Transformer V2 (Liu et al. 2022, arXiv 2111.09883) as a backbone."""
+
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+from mmengine.registry import MODELS
+
+from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
+from ..layers import SwinV2Block
+from ..ops.blocked import StripTokens
+from . import arguments
+from .pyramid import SwinPyramid
+
+
+@MODELS.register_module()
+class SwinV2Backbone(SwinPyramid):
+    """Swin Transformer V2 for detection and segmentation; parameters are named as in mmpretrain's `SwinTransformerV2`.
+
+    Residual post-norm, scaled cosine attention and a log-spaced continuous position bias. A map is padded to whole
+    windows before it is shifted, so tokens of far edges never meet. The arguments mean what they mean in
+    `SwinBackbone`, but for:
+
+    Args:
+        pretrain_img_size: see `SwinBackbone`.
+        window_size: side of a window in tokens, or (height, width); or one of these for each stage. Published weights
+            of window 16 at 256x256 have 8 in the last stage: (16, 16, 16, 8); those of window 24 at 384: 12.
+        qkv_bias: whether query and value have a bias; the key has none.
+        frozen_stages: see `SwinBackbone`. A stage's patch merging is the one that leads to it, as in mmpretrain.
+        arch: a published size, one of `swin_backbone.ARCHS_V2`; an explicit argument beats it.
+        pretrained_window_sizes: the windows that each stage of the checkpoint was trained with, if they were others:
+            an int, a pair, or 0 for those of `window_size`. Published weights fine-tuned from window 12, at 16 or 24,
+            need (12, 12, 12, 6). Nothing is resized: the bias is computed for the window at hand.
+        extra_norm_every_n_blocks: a norm on the shortcut behind every so many blocks of a stage; 0: none. Default: of
+            `arch`, 6 for 'huge' and 'giant'.
+        small_map: as in `SwinBackbone`; under 'shrink' the bias is that of the smaller window.
+
+    Raises:
+        ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
+    """
+
+    def __init__(
+        self,
+        *,
+        pretrain_img_size: Union[int, Sequence[int]] = 256,
+        in_channels: int = 3,
+        embed_dims: Optional[int] = None,
+        patch_size: Union[int, Sequence[int]] = 4,
+        window_size: Union[int, Sequence] = 8,
+        mlp_ratio: float = 4,
+        depths: Optional[Sequence[int]] = None,
+        num_heads: Optional[Sequence[int]] = None,
+        strides: Sequence[int] = (4, 2, 2, 2),
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        qkv_bias: bool = True,
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        act_cfg: dict = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: dict = dict(type='LN'),  # noqa: B006
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        init_cfg: Optional[dict] = None,
+        arch: Optional[str] = None,
+        pretrained_window_sizes: Optional[Sequence] = None,
+        extra_norm_every_n_blocks: Optional[int] = None,
+        small_map: str = 'pad',
+        mask_padding: bool = False,
+        strip_tokens: StripTokens = 'auto',
+    ):
+        sizes = arguments.resolve_arch(arch, embed_dims, depths, num_heads, ARCHS_V2)
+        num_stages = len(sizes.depths)
+        window_sizes = arguments.window_sizes(window_size, num_stages)
+        pretrained_windows = (None,) * num_stages
+        if pretrained_window_sizes is not None:
+            pretrained_windows = arguments.pretrained_window_sizes(pretrained_window_sizes, num_stages)
+        if extra_norm_every_n_blocks is None:
+            extra_norm_every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch, 0)
+        every_n_blocks = arguments.check_extra_norm(extra_norm_every_n_blocks)
+
+        def make_block(stage: int, index: int, **block: Any) -> SwinV2Block:
+            return SwinV2Block(
+                qkv_bias=qkv_bias,
+                pretrained_window=pretrained_windows[stage],
+                extra_norm=bool(every_n_blocks) and (index + 1) % every_n_blocks == 0,
+                **block,
+            )
+
+        super().__init__(
+            arch=sizes,
+            window_sizes=window_sizes,
+            make_block=make_block,
+            merging_first=True,
+            post_norm=True,
+            pretrain_img_size=pretrain_img_size,
+            in_channels=in_channels,
+            patch_size=patch_size,
+            mlp_ratio=mlp_ratio,
+            strides=strides,
+            out_indices=out_indices,
+            patch_norm=patch_norm,
+            drop_rate=drop_rate,
+            attn_drop_rate=attn_drop_rate,
+            drop_path_rate=drop_path_rate,
+            use_abs_pos_embed=use_abs_pos_embed,
+            act_cfg=act_cfg,
+            norm_cfg=norm_cfg,
+            with_cp=with_cp,
+            frozen_stages=frozen_stages,
+            init_cfg=init_cfg,
+            small_map=small_map,
+            mask_padding=mask_padding,
+            strip_tokens=strip_tokens,
+        )
+        # of each stage
+        self.window_size = window_sizes
+        self.pretrained_window_sizes = pretrained_windows

@@ -1,0 +1,74 @@
+"""Swin V2's names, there and back, and what is said about what does not fit."""
+
+import pytest
+import torch
+from small_v2_models import nano, saved, with_random_weights
+
+from swin_backbone import SwinBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
+from swin_backbone.checkpoints import CheckpointError
+
+
+def test_each_version_takes_its_own_and_names_the_other(tmp_path):
+    v1, v2 = SwinBackbone(arch='nano'), nano()
+    with pytest.raises(CheckpointError, match='it holds a Swin V1, whose weights fit no Swin V2'):
+        load_checkpoint(v2, saved(v1, tmp_path / 'v1.pth'))
+    with pytest.raises(CheckpointError, match='it holds a Swin V2, whose weights fit no Swin V1'):
+        load_checkpoint(v1, saved(v2, tmp_path / 'v2.pth'))
+    with pytest.raises(CheckpointError, match='a Swin V2, which torchvision has not'):
+        convert_checkpoint(tmp_path / 'v2.pth', tmp_path / 'no.pth', 'torchvision')
+    assert not (tmp_path / 'no.pth').exists()
+    with pytest.raises(CheckpointError, match=r'width 32, .*; the backbone has width 96'):
+        load_checkpoint(SwinV2Backbone(arch='tiny'), tmp_path / 'v2.pth')
+
+
+def test_mmpretrains_classifier(tmp_path):
+    """Its names are ours; `norm3` is the classifier's norm."""
+    model = with_random_weights(nano(out_indices=(3,)))
+    state = {f'backbone.{key}': value for key, value in model.state_dict().items()}
+    state |= {'head.fc.weight': torch.rand(10, 256), 'head.fc.bias': torch.rand(10)}
+    state['backbone.stages.0.blocks.0.attn.w_msa.relative_coords_table'] = torch.rand(1, 15, 15, 2)
+    torch.save({'state_dict': state}, tmp_path / 'mmpretrain.pth')
+    backbone = nano()
+    report = load_checkpoint(backbone, tmp_path / 'mmpretrain.pth')
+    assert report.origin == "mmpretrain, Swin V2, prefix 'backbone.'"
+    assert (backbone.norm3.weight == 1).all()
+    assert all(torch.equal(v, backbone.state_dict()[k]) for k, v in model.state_dict().items() if k[:4] != 'norm')
+
+
+@pytest.mark.parametrize('to', ['official', 'timm', 'hf'])
+def test_there_and_back_gives_the_same_bits(tmp_path, to):
+    model = with_random_weights(nano(extra_norm_every_n_blocks=2))
+    convert_checkpoint(saved(model, tmp_path / 'ours.pth'), tmp_path / 'there.safetensors', to)
+    convert_checkpoint(tmp_path / 'there.safetensors', tmp_path / 'back.pth', 'mmdet')
+    back = torch.load(tmp_path / 'back.pth', weights_only=True)['state_dict']
+    assert back.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in back.items())
+
+
+def official_tables(window, pretrained):
+    """The `relative_coords_table` of a stage, as microsoft/Swin-Transformer saves it."""
+    offsets = torch.arange(1 - window, window, dtype=torch.float32) / (pretrained - 1) * 8
+    logs = torch.sign(offsets) * torch.log2(offsets.abs() + 1) / 3
+    return torch.stack(torch.meshgrid(logs, logs, indexing='ij'), dim=-1)[None]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'warns'),
+    [
+        (dict(window_size=(16, 16, 16, 8), pretrained_window_sizes=(12, 12, 12, 6)), False),
+        (dict(window_size=24, pretrained_window_sizes=(12, 12, 12, 6)), False),
+        (dict(window_size=(12, 12, 12, 6)), False),
+        (dict(window_size=(16, 16, 16, 8)), True),
+        (dict(window_size=24, pretrained_window_sizes=(12, 12, 12, 12)), True),
+    ],
+)
+def test_a_bias_at_another_scale_is_a_warning(tmp_path, arguments, warns):
+    """A file fine-tuned from window 12 at 16 says so in its tables of coordinates."""
+    state = nano().state_dict()
+    for stage, (window, pretrained) in enumerate(((16, 12), (16, 12), (16, 12), (8, 6))):
+        name = f'stages.{stage}.blocks.0.attn.w_msa.relative_coords_table'
+        state[name] = official_tables(window, pretrained)
+    torch.save(state, tmp_path / 'weights.pth')
+    report = load_checkpoint(nano(**arguments), tmp_path / 'weights.pth')
+    assert any('set pretrained_window_sizes' in warning for warning in report.warnings) == warns
+    assert not report.missing
