@@ -54,7 +54,7 @@ ALLOWED = {
         *('swin_backbone.ops', 'swin_backbone.checkpoints'),
     ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
-    'analysis': ('torch', 'mmengine', 'rich', 'swin_backbone.analysis'),
+    'analysis': ('torch', 'mmengine', 'mmdet', 'timm', 'transformers', 'torchvision', 'rich', 'swin_backbone'),
     'openmmlab': ('torch', 'numpy', 'cv2', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
 }
 
