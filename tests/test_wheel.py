@@ -82,6 +82,7 @@ def test_a_metafile_says_what_the_config_says():
         for model in load(ROOT / path)['Models']:
             cfg = Config.fromfile(ROOT / model['Config'])
             data = model['Metadata']
-            assert data['Architecture'][0] == 'Swin-' + cfg.model.backbone.arch[0].upper()
+            swin = cfg.model.backbone.type.removesuffix('Backbone')
+            assert data['Architecture'][0] == f'{swin}-{cfg.model.backbone.arch[0].upper()}'
             assert data.get('Epochs', cfg.get('max_epochs')) == cfg.get('max_epochs')
             assert data.get('Iterations', cfg.train_cfg.get('max_iters')) == cfg.train_cfg.get('max_iters')

@@ -1,5 +1,6 @@
 """What tools/train.py and tools/test.py do around mmengine's Runner, for mmdet's configs and mmseg's alike."""
 
+import atexit
 from pathlib import Path
 from typing import Optional
 
@@ -160,6 +161,8 @@ def _distribute_on_cpu(cfg: Config) -> None:
     """Join the processes that torchrun started, over gloo; mmengine's own way wants a CUDA device for each."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group('gloo')
+        # A process that ends with gloo's threads running may be aborted, after all work is done.
+        atexit.register(torch.distributed.destroy_process_group)
     wrapper = cfg.get('model_wrapper_cfg') or dict(
         type='MMDistributedDataParallel',
         broadcast_buffers=False,
