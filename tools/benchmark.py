@@ -142,8 +142,9 @@ def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple
         for other in track(sizes, f'{name}: sizes in turn', console=console, transient=True):
             for sample, seconds in ((shape, same), (other, new)):
                 x_BCHW = torch.randn(1, 3, *sample, device=args.device)
+                run = timing.make_run(model, x_BCHW, False, torch.float32)
                 begin = time.perf_counter()
-                timing.make_run(model, x_BCHW, False, torch.float32)()
+                run()
                 seconds.append((time.perf_counter() - begin) / (sample[0] * sample[1]))
         ratios[name] = statistics.median(n / s for n, s in zip(new, same))
     return ratios

@@ -4,7 +4,6 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable
-from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -120,7 +119,7 @@ def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Load weights under a peer's names; it may lack places for output norms, and have buffers and heads besides."""
     missing = model.load_state_dict(weights, strict=False).missing_keys
     wanted = {name for name, _ in model.named_parameters()}
-    left: Optional[set[str]] = {name for name in missing if name in wanted and not name.startswith(('norm.', 'head.'))}
+    left = {name for name in missing if name in wanted and not name.startswith(('norm.', 'head.'))}
     if left:
         raise ValueError(f'{type(model).__name__} has parameters that our weights do not fill: {sorted(left)[:5]}')
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .autocast import without_autocast
+from .dropout import draw_keep
 from .sums import GradientSums
 from .traced import TracedWindows
 from .windows import Run, Size, Strip, bounded_cache
@@ -94,7 +95,7 @@ def _attend_in_place(
         part += _bias_of(run, bias_hNN)
     with without_autocast('cpu'):  # which would make half precision float32; the sum is float32 anyway
         weights_LhNN = torch.softmax(logits_LhNN, dim=-1)
-    keep_LhNN = torch.empty_like(weights_LhNN).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None
+    keep_LhNN = draw_keep(torch.empty_like(weights_LhNN), dropout) if dropout else None
     dropped = weights_LhNN if keep_LhNN is None else weights_LhNN * keep_LhNN
     return torch.bmm(dropped.flatten(0, 1), v).view(L, h, N, -1), weights_LhNN, keep_LhNN
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .attention import attend_in_windows, attend_in_windows_vjp
 from .cosine import normalise_qk, normalise_qk_vjp
+from .dropout import draw_keep
 from .linear import linear, linear_backward
 from .norm import layer_norm_vjp
 from .sums import GradientSums
@@ -151,13 +152,13 @@ def mlp_branch_vjp(
 def dropout_vjp(x: Tensor, rate: float) -> tuple[Tensor, Vjp]:
     if not rate:
         return x, lambda grad: grad
-    keep = torch.empty_like(x).bernoulli_(1 - rate).div_(1 - rate)
+    keep = draw_keep(torch.empty_like(x), rate)
     return x * keep, lambda grad: grad * keep
 
 
 def draw_drop_path(rate: float, batch: int, device: torch.device) -> Tensor:
     """What stochastic depth multiplies the two branches of each image by: 0, or 1 / (1 - rate). (2, B)"""
-    return torch.empty(2, batch, device=device).bernoulli_(1 - rate).div_(1 - rate)
+    return draw_keep(torch.empty(2, batch, device=device), rate)
 
 
 def drop_path(branch_TC: Tensor, w: BlockWeights, branch: int, strip: Strip) -> Tensor:
