@@ -68,8 +68,8 @@ def _timm(arch: str, weights: dict[str, Tensor]) -> Peer:
     _load(model, from_here(weights, TIMM))
 
     def run(model: nn.Module, x: Tensor) -> Maps:
-        if model.patch_embed.img_size != tuple(x.shape[-2:]):  # masks are made for one size
-            model.set_input_size(img_size=tuple(x.shape[-2:]))
+        if model.patch_embed.img_size != tuple(x.shape[-2:]):  # masks are made for one size; windows would grow with it
+            model.set_input_size(img_size=tuple(x.shape[-2:]), window_size=7, always_partition=True)
         x, maps = model.patch_embed(x), []
         for layer in model.layers:
             x = layer(x)

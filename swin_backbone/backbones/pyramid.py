@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..archs import Arch
 from ..checkpoints import adapt_state_dict, load_checkpoint
-from ..layers import PatchEmbed, PatchMerging, SwinBlock, normalised_output
-from ..ops.blocked import StripTokens
+from ..layers import PatchEmbed, PatchMerging, SwinBlock, is_watched, normalised_output
+from ..ops.blocked import StripTokens, saves_memory
 from ..ops.position import resize_absolute_position_embedding
 from ..ops.windows import Size
 from . import arguments
@@ -29,9 +29,10 @@ class SwinStage(BaseModule):
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
+    def forward(self, x_BHWC: Tensor, overwrite: bool = False) -> Tensor:
+        """A batch of maps to one of the same shape; `overwrite`: nobody needs the former any more."""
         for block in self.blocks:
-            x_BHWC = block(x_BHWC)
+            x_BHWC = block(x_BHWC, overwrite) if isinstance(block, SwinBlock) else block(x_BHWC)
         return x_BHWC
 
 
@@ -89,7 +90,7 @@ class SwinPyramid(BaseModule):
 
         patch_size = (strides[0], strides[0])
         patch_norm_cfg = norm_cfg if patch_norm else None
-        self.patch_embed = PatchEmbed(in_channels, embed_dims, patch_size, patch_norm_cfg)
+        self.patch_embed = PatchEmbed(in_channels, embed_dims, patch_size, patch_norm_cfg, strip_tokens)
         if use_abs_pos_embed:
             height, width = arguments.pair('pretrain_img_size', pretrain_img_size)
             self.pretrain_map_size = height // patch_size[0], width // patch_size[1]
@@ -160,15 +161,25 @@ class SwinPyramid(BaseModule):
             x_BHWC = x_BHWC + embedding.view(1, H, W, C)
         x_BHWC = self.drop_after_pos(x_BHWC)
 
+        own = self._owns(x_BHWC, x_BCHW)
         outputs = []
         for index, stage in enumerate(self.stages):
-            x_BHWC = stage(x_BHWC)
+            x_BHWC = stage(x_BHWC, overwrite=own)
             if index in self.out_indices:
                 outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC))
             if index == self.out_indices[-1]:
                 break  # nobody sees what comes after
             x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
         return tuple(outputs)
+
+    def _owns(self, x_BHWC: Tensor, images: Tensor) -> bool:
+        """Whether nobody but this forward needs what goes from layer to layer, so that it may be overwritten.
+
+        A gradient may, and a hook; and somebody's layer in another's place may hand on the images themselves.
+        """
+        if torch.is_grad_enabled() or not saves_memory('auto', x_BHWC) or is_watched(self):
+            return False
+        return x_BHWC.untyped_storage().data_ptr() != images.untyped_storage().data_ptr()
 
     def init_weights(self) -> None:
         """Initialise as the paper's code does, then load `init_cfg`'s checkpoint or apply its initializers."""

@@ -71,8 +71,8 @@ class SwinBlock(BaseModule):
         )
         self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """A batch of maps to one of the same shape."""
+    def forward(self, x_BHWC: Tensor, overwrite: bool = False) -> Tensor:
+        """A batch of maps to one of the same shape, which without gradients may `overwrite` it."""
         grid, window_size = self.attn.windows_of(x_BHWC)
         activation = self.ffn.layers[0][1]
         if not is_as_published(self, *self.known_layers, called=(activation,)):
@@ -84,7 +84,7 @@ class SwinBlock(BaseModule):
         computation = Computation(
             partial(self.compute, settings=settings), partial(self.compute_backward, settings=settings), settings.draws
         )
-        return in_strips(computation, x_BHWC, weights, strips)
+        return in_strips(computation, x_BHWC, weights, strips, overwrite)
 
     def _whole(
         self, compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Union[Strip, TracedWindows], *args

@@ -13,8 +13,10 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..ops.autocast import cast_to_autocast
-from ..ops.blocked import Computation, StripTokens, recomputed, saves_memory
+from ..ops.blocked import Computation, StripTokens, recomputed, saves_memory, tokens_per_strip
+from ..ops.embedding import EmbeddingWeights, embed_patches, embed_patches_backward
 from ..ops.merging import MergingWeights, merge_patches, merge_patches_backward, normalise_output
+from ..ops.rows import row_strips
 from .published import has_hooks, is_as_published
 
 
@@ -30,19 +32,52 @@ class PatchEmbed(BaseModule):
         norm_cfg: the norm of the tokens; None for none.
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, patch_size: tuple[int, int], norm_cfg: Optional[dict]):
+    def __init__(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        patch_size: tuple[int, int],
+        norm_cfg: Optional[dict],
+        strip_tokens: StripTokens,
+    ):
         super().__init__()
         self.patch_size = patch_size
+        self.strip_tokens = strip_tokens
         self.projection = nn.Conv2d(in_channels, embed_dims, kernel_size=patch_size, stride=patch_size)
         self.norm = build_norm_layer(norm_cfg, embed_dims)[1] if norm_cfg else nn.Identity()
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
+        if saves_memory(self.strip_tokens, image_BCHW) and self._is_as_published():
+            return self._in_strips(image_BCHW.permute(0, 2, 3, 1))
         H, W = image_BCHW.shape[-2:]
         image_BCHW = F.pad(image_BCHW, (0, -W % self.patch_size[1], 0, -H % self.patch_size[0]))
         # In channels_last memory the convolution writes tokens as they are read, and nothing is transposed.
         x_BHWC = self.projection(image_BCHW.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
         return self.norm(x_BHWC)
+
+    def _in_strips(self, image_BHWC: Tensor) -> Tensor:
+        weights = EmbeddingWeights(
+            cast_to_autocast(self.projection.weight),
+            cast_to_autocast(self.projection.bias),
+            getattr(self.norm, 'weight', None),
+            getattr(self.norm, 'bias', None),
+        )
+        tokens = tokens_per_strip(self.strip_tokens, self.projection.out_channels)
+        how = dict(rows=row_strips(*image_BHWC.shape[:3], self.patch_size, tokens), eps=getattr(self.norm, 'eps', None))
+        return recomputed(
+            Computation(partial(embed_patches, **how), partial(embed_patches_backward, **how)), image_BHWC, weights
+        )
+
+    def _is_as_published(self) -> bool:
+        """Whether the projection is still the convolution of disjoint patches that it was made as."""
+        conv = self.projection
+        return (
+            is_as_published(self, nn.Conv2d)
+            and isinstance(conv, nn.Conv2d)
+            and (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
+            == (self.patch_size, self.patch_size, (0, 0), (1, 1), 1)
+        )
 
 
 class PatchMerging(BaseModule):
@@ -85,10 +120,15 @@ class PatchMerging(BaseModule):
         )
         norm = dict(eps=getattr(self.norm, 'eps', None), post_norm=self.post_norm)
         if not saves_memory(self.strip_tokens, x_BHWC):
-            return merge_patches(x_BHWC, None, weights, **norm)
-        return recomputed(
-            Computation(partial(merge_patches, **norm), partial(merge_patches_backward, **norm)), x_BHWC, weights
+            return merge_patches(x_BHWC, None, weights, rows=None, **norm)
+        B, H, W, C = x_BHWC.shape
+        if H % 2 == 0:  # then images are rows of one
+            x_BHWC = x_BHWC.reshape(1, B * H, W, C)
+        how = dict(rows=row_strips(*x_BHWC.shape[:3], (2, 2), tokens_per_strip(self.strip_tokens, C)), **norm)
+        y_BHWC = recomputed(
+            Computation(partial(merge_patches, **how), partial(merge_patches_backward, **how)), x_BHWC, weights
         )
+        return y_BHWC.view(B, -(-H // 2), -(-W // 2), -1)
 
     def _by_modules(self, x_BHWC: Tensor) -> Tensor:
         stride, (H, W) = self.stride, x_BHWC.shape[1:3]

@@ -35,3 +35,8 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a hook sees, and may keep, what goes from layer to layer inside `module`."""
+    return _has_any_global_hook() or any(has_hooks(layer) for layer in module.modules())

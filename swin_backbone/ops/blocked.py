@@ -29,7 +29,8 @@ class Computation(NamedTuple):
     """What is done to the tokens of a strip, and how its gradient is found.
 
     forward(x, strip, weights) gives what becomes of a strip's tokens x. backward(grad, x, strip, weights, sums) gives
-    the gradient of x, and adds those of the weights to `sums`. `weights` is a NamedTuple of tensors.
+    the gradient of x, which may be None where `sums` does not want 'x', and adds those of the weights to `sums`.
+    `weights` is a NamedTuple of tensors.
     """
 
     forward: Callable[..., Tensor]
@@ -37,9 +38,18 @@ class Computation(NamedTuple):
     draws: bool = False  # whether forward draws random numbers, which backward then draws again
 
 
-def in_strips(computation: Computation, x_BHWC: Tensor, weights: tuple, strips: list[Strip]) -> Tensor:
-    """Compute (T, C) tokens strip after strip, in which each token is once; keep `x_BHWC` alone for backward."""
+def in_strips(
+    computation: Computation, x_BHWC: Tensor, weights: tuple, strips: list[Strip], overwrite: bool = False
+) -> Tensor:
+    """Compute (T, C) tokens strip after strip, in which each token is once; keep `x_BHWC` alone for backward.
+
+    Args:
+        overwrite: without gradients, put what becomes of a token in its own place, so that there is no second map:
+            fresh memory of that size costs more than it is to fill it.
+    """
     x_TC = x_BHWC.flatten(0, 2)
+    if overwrite and not torch.is_grad_enabled():
+        return _run(computation, strips, weights, x_TC, out_TC=x_TC).view_as(x_BHWC)
     return _Recomputed.apply(computation, strips, type(weights), x_TC, *weights).view_as(x_BHWC)
 
 
@@ -53,6 +63,13 @@ def saves_memory(strip_tokens: StripTokens, x: Tensor) -> bool:
     return not _is_one_graph(x) and (
         isinstance(strip_tokens, int) or (strip_tokens == 'auto' and x.device.type == 'cpu')
     )
+
+
+def tokens_per_strip(strip_tokens: Union[int, str], channels: int) -> int:
+    """How many tokens of so many channels make a strip."""
+    if strip_tokens == 'auto':
+        return max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // channels) * torch.get_num_threads()
+    return strip_tokens
 
 
 def choose_strips(
@@ -69,11 +86,25 @@ def choose_strips(
         recompute: whether to recompute in backward even where there is but one strip.
     """
     if saves_memory(strip_tokens, x_BHWC):
-        if strip_tokens == 'auto':
-            per_thread = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // x_BHWC.shape[-1])
-            strip_tokens = per_thread * torch.get_num_threads()
-        return grid.strips(max(1, strip_tokens // grid.window_area))
+        return grid.strips(max(1, tokens_per_strip(strip_tokens, x_BHWC.shape[-1]) // grid.window_area))
     return [grid.whole()] if recompute and not _is_one_graph(x_BHWC) else None
+
+
+def _run(
+    computation: Computation,
+    strips: list[Optional[Strip]],
+    weights: tuple,
+    x_TC: Tensor,
+    out_TC: Optional[Tensor] = None,
+) -> Tensor:
+    for strip in strips:
+        y_TC = computation.forward(_rows(x_TC, strip), strip, weights)
+        if _is_all(strip):
+            return y_TC
+        if out_TC is None or out_TC.dtype != y_TC.dtype:  # known only now: under autocast it need not be x's
+            out_TC = y_TC.new_empty(x_TC.shape)
+        out_TC.index_copy_(0, strip.tokens_T, y_TC)
+    return out_TC
 
 
 class _Recomputed(torch.autograd.Function):
@@ -83,15 +114,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.computation, ctx.strips, ctx.weights_type = computation, strips, weights_type
         ctx.same_mode = _remember_autocast(x_TC.device.type)
         ctx.same_draws = _remember_draws(x_TC) if computation.draws else nullcontext
-        weights, out_TC = weights_type(*weights), None
-        for strip in strips:
-            y_TC = computation.forward(_rows(x_TC, strip), strip, weights)
-            if _is_all(strip):
-                return y_TC
-            if out_TC is None:  # only now is the dtype known: under autocast it need not be x's
-                out_TC = y_TC.new_empty(x_TC.shape)
-            out_TC.index_copy_(0, strip.tokens_T, y_TC)
-        return out_TC
+        return _run(computation, strips, weights_type(*weights), x_TC)
 
     @staticmethod
     def backward(ctx, grad_TC):
@@ -102,8 +125,8 @@ class _Recomputed(torch.autograd.Function):
             )
         x_TC, *weights = ctx.saved_tensors
         grad_TC = grad_TC.contiguous()
-        names, needed = ctx.weights_type._fields, ctx.needs_input_grad[4:]
-        sums = GradientSums([name for name, wanted in zip(names, needed) if wanted])
+        names, needed = ctx.weights_type._fields, ctx.needs_input_grad[3:]
+        sums = GradientSums([name for name, wanted in zip(('x', *names), needed) if wanted])
         weights, grad_x_TC = ctx.weights_type(*weights), None
         with ctx.same_draws(), ctx.same_mode():
             for strip in ctx.strips:

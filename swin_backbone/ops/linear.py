@@ -37,10 +37,15 @@ def linear(
 
 def linear_backward(grad_TD: Tensor, x_TC: Tensor, weight_DC: Tensor, sums: GradientSums, name: str) -> Tensor:
     """The gradient of x in x W^T + b: (T, C); those of W and b are added to `sums` behind `name`."""
+    add_linear_gradients(grad_TD, x_TC, weight_DC, sums, name)
+    return linear(grad_TD, weight_DC.t(), None)
+
+
+def add_linear_gradients(grad_TD: Tensor, x_TC: Tensor, weight_DC: Tensor, sums: GradientSums, name: str) -> None:
+    """Add the gradients of W and b in x W^T + b to `sums` behind `name`."""
     grad_TD = grad_TD.to(weight_DC.dtype)
     sums.add_product(f'{name}_weight', grad_TD, x_TC)
     sums.add_rows(f'{name}_bias', grad_TD)
-    return linear(grad_TD, weight_DC.t(), None)
 
 
 def _by_onednn(x_TC: Tensor, weight_DC: Tensor) -> bool:

@@ -3,6 +3,7 @@
 Layout: B batch, H W height and width of a map, C channels, T merged tokens.
 """
 
+from functools import partial
 from typing import NamedTuple, Optional
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from .linear import linear, linear_backward
 from .norm import layer_norm_vjp
+from .rows import Rows, over_rows, over_rows_backward
 from .sums import GradientSums
 
 OUTPUT_STRIP_TOKENS = 4096  # of an output map that are normalised and transposed while they are in cache
@@ -28,7 +30,12 @@ class MergingWeights(NamedTuple):
 
 
 def merge_patches(
-    x_BHWC: Tensor, _strip: None, w: MergingWeights, eps: Optional[float], post_norm: bool = False
+    x_BHWC: Tensor,
+    _strip: None,
+    w: MergingWeights,
+    rows: Optional[list[Rows]],
+    eps: Optional[float],
+    post_norm: bool = False,
 ) -> Tensor:
     """Concatenate 2 x 2 neighbours, normalise, project: (B, ceil(H / 2), ceil(W / 2), C').
 
@@ -36,11 +43,38 @@ def merge_patches(
     they are smaller than the map.
 
     Args:
+        rows: strips of rows of the map, computed one after the other; None: the whole map.
         eps: of the norm; None: there is no norm.
         post_norm: project, then normalise (Swin V2).
     """
+    merge = partial(_merge, w=_in_our_order(w, post_norm), eps=eps, post_norm=post_norm)
+    return merge(x_BHWC) if rows is None else over_rows(merge, x_BHWC, rows)
+
+
+def merge_patches_backward(
+    grad_BHWC: Tensor,
+    x_BHWC: Tensor,
+    _strip: None,
+    w: MergingWeights,
+    sums: GradientSums,
+    rows: list[Rows],
+    eps: Optional[float],
+    post_norm: bool = False,
+) -> Tensor:
+    """The gradient of `merge_patches`' input, from that of its output, computing again what lies between."""
+    reordered = GradientSums(sums.wanted)
+    merge_backward = partial(
+        _merge_backward, w=_in_our_order(w, post_norm), sums=reordered, eps=eps, post_norm=post_norm
+    )
+    grad_x_BHWC = over_rows_backward(merge_backward, grad_BHWC, x_BHWC, rows)
+    for name in w._fields:
+        over_merged = name == 'reduction_weight' or not post_norm
+        sums.add(name, _channels_first(reordered[name]) if over_merged else reordered[name])
+    return grad_x_BHWC
+
+
+def _merge(x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool) -> Tensor:
     B, H, W, C = x_BHWC.shape
-    w = _in_our_order(w, post_norm)
     y_TC = _gather_neighbours(x_BHWC)
     if eps is not None and not post_norm:
         y_TC = F.layer_norm(y_TC, (4 * C,), w.norm_weight, w.norm_bias, eps)
@@ -50,30 +84,18 @@ def merge_patches(
     return y_TC.view(B, -(-H // 2), -(-W // 2), -1)
 
 
-def merge_patches_backward(
-    grad_BHWC: Tensor,
-    x_BHWC: Tensor,
-    _strip: None,
-    w: MergingWeights,
-    sums: GradientSums,
-    eps: Optional[float],
-    post_norm: bool = False,
+def _merge_backward(
+    grad_BHWC: Tensor, x_BHWC: Tensor, w: MergingWeights, sums: GradientSums, eps: Optional[float], post_norm: bool
 ) -> Tensor:
-    """The gradient of `merge_patches`' input, from that of its output, computing again what lies between."""
-    w = _in_our_order(w, post_norm)
-    reordered = GradientSums(sums.wanted)
     y_TC, grad_TC, norm_vjp = _gather_neighbours(x_BHWC), grad_BHWC.flatten(0, 2), None
     if eps is not None and post_norm:
         projected_TC = linear(y_TC, w.reduction_weight, None)
-        _, norm_vjp = layer_norm_vjp(projected_TC, w.norm_weight, w.norm_bias, eps, sums, 'norm')
-        grad_TC = norm_vjp(grad_TC)
+        grad_TC = layer_norm_vjp(projected_TC, w.norm_weight, w.norm_bias, eps, sums, 'norm')[1](grad_TC)
     elif eps is not None:
-        y_TC, norm_vjp = layer_norm_vjp(y_TC, w.norm_weight, w.norm_bias, eps, reordered, 'norm')
-    grad_TC = linear_backward(grad_TC, y_TC, w.reduction_weight, reordered, 'reduction')
-    if norm_vjp is not None and not post_norm:
+        y_TC, norm_vjp = layer_norm_vjp(y_TC, w.norm_weight, w.norm_bias, eps, sums, 'norm')
+    grad_TC = linear_backward(grad_TC, y_TC, w.reduction_weight, sums, 'reduction')
+    if norm_vjp is not None:
         grad_TC = norm_vjp(grad_TC)
-    for name in ('reduction_weight',) if post_norm else w._fields:
-        sums.add(name, _channels_first(reordered[name]))
     return _scatter_neighbours(grad_TC, x_BHWC.shape)
 
 

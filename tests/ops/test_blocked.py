@@ -8,7 +8,6 @@ from torch import nn
 
 from swin_backbone import SwinBackbone
 from swin_backbone.analysis.timing import bytes_kept
-from swin_backbone.layers import PatchMerging
 
 
 def make_backbone(strip_tokens, **arguments):
@@ -164,20 +163,41 @@ def test_hooks_and_exchanged_layers_are_called():
     assert len(seen) == 2
 
 
-def test_merging_equals_its_modules():
-    torch.manual_seed(0)
-    for norm_cfg in (dict(type='LN'), None):
-        merging = PatchMerging(8, 16, 2, norm_cfg, 'auto').double()
-        for parameter in merging.parameters():
-            nn.init.normal_(parameter)
-        for size in ((4, 6), (5, 7), (1, 1), (1, 4)):
-            x = torch.randn(2, *size, 8, dtype=torch.double, requires_grad=True)
-            inputs = [x, *merging.parameters()]
-            outputs = merging(x), merging._by_modules(x)
-            torch.testing.assert_close(*outputs)
-            weight = torch.randn_like(outputs[0])
-            for fast, literal in zip(*(torch.autograd.grad((o * weight).sum(), inputs) for o in outputs)):
-                torch.testing.assert_close(fast, literal)
+def test_without_gradients_a_map_is_overwritten_unless_somebody_watches():
+    x_BHWC = torch.randn(1, 40, 40, 32)
+    block = make_backbone(200).eval().stages[0].blocks[1]
+    expected = block(x_BHWC)
+    assert block(x_BHWC, overwrite=True).data_ptr() != x_BHWC.data_ptr()  # a gradient is wanted
+    with torch.no_grad():
+        output = block(x_BHWC, overwrite=True)
+    assert output.data_ptr() == x_BHWC.data_ptr()
+    torch.testing.assert_close(output, expected)
+
+    backbone, images = make_backbone(200).eval(), torch.randn(1, 3, 90, 70)
+    given_images, kept = images.clone(), []
+    with torch.no_grad():
+        expected = backbone(images)
+        backbone.stages[0].blocks[0].register_forward_hook(lambda module, args, y: kept.append((y, y.clone())))
+        watched = backbone(images)
+    assert torch.equal(*kept[0])
+    for one, other in zip(watched, expected):
+        torch.testing.assert_close(one, other)
+    assert torch.equal(images, given_images)
+
+
+class Permuted(nn.Module):
+    def forward(self, x_BCHW):
+        return x_BCHW.permute(0, 2, 3, 1)
+
+
+def test_images_that_are_tokens_already_are_not_overwritten():
+    backbone = make_backbone(200, in_channels=32).eval()
+    backbone.patch_embed = Permuted()
+    tokens = torch.randn(1, 32, 40, 40).contiguous(memory_format=torch.channels_last)
+    before = tokens.clone()
+    with torch.no_grad():
+        backbone(tokens)
+    assert torch.equal(tokens, before)
 
 
 @pytest.fixture

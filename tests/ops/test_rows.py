@@ -1,0 +1,93 @@
+"""Patch embedding and merging in strips of rows equal their modules at once, outputs and gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from swin_backbone.layers import PatchEmbed, PatchMerging
+from swin_backbone.ops.blocked import tokens_per_strip
+from swin_backbone.ops.rows import row_strips
+
+sizes = dict(batch=st.integers(1, 3), height=st.integers(1, 23), width=st.integers(1, 23))
+norms = st.sampled_from([None, dict(type='LN')])
+
+
+@given(**sizes, patch=st.tuples(st.integers(1, 5), st.integers(1, 5)), tokens=st.integers(1, 40))
+def test_each_row_is_read_and_written_once(batch, height, width, patch, tokens):
+    strips = row_strips(batch, height, width, patch, tokens)
+    out_height, out_width = -(-height // patch[0]), -(-width // patch[1])
+    read, written = torch.zeros(batch, height), torch.zeros(batch, out_height)
+    for rows in strips:
+        read[rows.image, rows.read] += 1
+        written[rows.image, rows.written] += 1
+        count = rows.written.stop - rows.written.start
+        assert count == 1 or count * out_width <= tokens
+    assert (read == 1).all()
+    assert (written == 1).all()
+
+
+def assert_equal_with_gradients(fast, literal, x):
+    x = x.double().requires_grad_()
+    results = []
+    for layer in (fast, literal):
+        y = layer(x)
+        slope = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+        gradients = torch.autograd.grad((y * slope).sum(), [x, *layer.parameters()])
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), y)
+        results.append([y, *gradients])
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def twins(make):
+    """A layer that runs in strips, and the same as a whole."""
+    torch.manual_seed(0)
+    literal, parameters = make(None).double(), {}
+    for name, parameter in literal.named_parameters():
+        nn.init.normal_(parameter)
+        parameters[name] = parameter.detach().clone()
+
+    def in_strips(strip_tokens):
+        fast = make(strip_tokens).double()
+        fast.load_state_dict(parameters)
+        return fast
+
+    return in_strips, literal
+
+
+@settings(deadline=None, max_examples=60)
+@given(**sizes, patch=st.tuples(st.integers(1, 5), st.integers(1, 5)), tokens=st.integers(1, 40), norm=norms)
+def test_embedding_equals_its_modules(batch, height, width, patch, tokens, norm):
+    in_strips, literal = twins(lambda strip_tokens: PatchEmbed(3, 8, patch, norm, strip_tokens))
+    assert_equal_with_gradients(in_strips(tokens), literal, torch.randn(batch, 3, height, width))
+
+
+@settings(deadline=None, max_examples=60)
+@given(**sizes, tokens=st.integers(1, 40), norm=norms, post_norm=st.booleans())
+def test_merging_equals_its_modules(batch, height, width, tokens, norm, post_norm):
+    in_strips, _ = twins(lambda strip_tokens: PatchMerging(8, 16, 2, norm, strip_tokens, post_norm))
+    literal = in_strips(None)
+    literal.forward = literal._by_modules
+    assert_equal_with_gradients(in_strips(tokens), literal, torch.randn(batch, height, width, 8))
+
+
+@pytest.mark.parametrize(
+    'exchange', [lambda conv: nn.Identity(), lambda conv: nn.Conv2d(3, 8, 4, 4, groups=1, padding=2)]
+)
+def test_another_projection_is_called(exchange):
+    embed = PatchEmbed(3, 8, (4, 4), None, 'auto')
+    embed.projection = exchange(embed.projection)
+    image = torch.randn(1, 3, 16, 16)
+    torch.testing.assert_close(embed(image), embed.projection(image).permute(0, 2, 3, 1))
+
+
+def test_an_image_that_wants_no_gradient_gets_none_computed():
+    embed, image = PatchEmbed(3, 8, (4, 4), dict(type='LN'), 5), torch.randn(1, 3, 40, 40)
+    with torch.autograd.profiler.profile() as profile:
+        embed(image).sum().backward()
+    backward = [event.name for event in profile.function_events if event.name == 'mkldnn::_linear_pointwise']
+    assert embed.projection.weight.grad is not None
+    assert len(backward) == 2 * len(row_strips(1, 40, 40, (4, 4), tokens_per_strip(5, 8)))  # forward, and again
