@@ -17,6 +17,7 @@ from ..ops.blocked import Computation, StripTokens, recomputed, saves_memory, to
 from ..ops.embedding import EmbeddingWeights, embed_patches, embed_patches_backward
 from ..ops.merging import MergingWeights, merge_patches, merge_patches_backward, normalise_output
 from ..ops.rows import row_strips
+from ..ops.traced import in_order
 from .published import has_hooks, is_as_published
 
 
@@ -48,23 +49,28 @@ class PatchEmbed(BaseModule):
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
-        if saves_memory(self.strip_tokens, image_BCHW) and self._is_as_published():
-            return self._in_strips(image_BCHW.permute(0, 2, 3, 1))
+        in_strips = saves_memory(self.strip_tokens, image_BCHW)
+        if (in_strips or torch.compiler.is_compiling()) and self._is_as_published():
+            return self._by_product(image_BCHW.permute(0, 2, 3, 1), in_strips)
         H, W = image_BCHW.shape[-2:]
         image_BCHW = F.pad(image_BCHW, (0, -W % self.patch_size[1], 0, -H % self.patch_size[0]))
         # In channels_last memory the convolution writes tokens as they are read, and nothing is transposed.
         x_BHWC = self.projection(image_BCHW.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1)
         return self.norm(x_BHWC)
 
-    def _in_strips(self, image_BHWC: Tensor) -> Tensor:
+    def _by_product(self, image_BHWC: Tensor, in_strips: bool) -> Tensor:
+        """By one matrix product: a convolution asks for memory formats, and for symbolic sizes that is a guard."""
         weights = EmbeddingWeights(
             cast_to_autocast(self.projection.weight),
             cast_to_autocast(self.projection.bias),
             getattr(self.norm, 'weight', None),
             getattr(self.norm, 'bias', None),
         )
+        eps = getattr(self.norm, 'eps', None)
+        if not in_strips:
+            return embed_patches(image_BHWC, None, weights, rows=None, eps=eps)
         tokens = tokens_per_strip(self.strip_tokens, self.projection.out_channels)
-        how = dict(rows=row_strips(*image_BHWC.shape[:3], self.patch_size, tokens), eps=getattr(self.norm, 'eps', None))
+        how = dict(rows=row_strips(*image_BHWC.shape[:3], self.patch_size, tokens), eps=eps)
         return recomputed(
             Computation(partial(embed_patches, **how), partial(embed_patches_backward, **how)), image_BHWC, weights
         )
@@ -151,4 +157,4 @@ def normalised_output(norm: nn.Module, x_BHWC: Tensor) -> Tensor:
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (x_BHWC, *norm.parameters()))
     if plain and not needs_grad and saves_memory('auto', x_BHWC):
         return normalise_output(x_BHWC, norm.weight, norm.bias, norm.eps)
-    return norm(x_BHWC).permute(0, 3, 1, 2).contiguous()
+    return in_order(norm(x_BHWC).permute(0, 3, 1, 2))

@@ -6,6 +6,7 @@ Layout: B batch, H W height and width, C channels, T tokens, P values of a patch
 from functools import partial
 from typing import NamedTuple, Optional
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from .linear import add_linear_gradients, linear, linear_backward
 from .norm import layer_norm_vjp
 from .rows import Rows, over_rows, over_rows_backward
 from .sums import GradientSums
+from .traced import in_order, pad_map
 
 
 class EmbeddingWeights(NamedTuple):
@@ -25,16 +27,17 @@ class EmbeddingWeights(NamedTuple):
 
 
 def embed_patches(
-    image_BHWC: Tensor, _strip: None, w: EmbeddingWeights, rows: list[Rows], eps: Optional[float]
+    image_BHWC: Tensor, _strip: None, w: EmbeddingWeights, rows: Optional[list[Rows]], eps: Optional[float]
 ) -> Tensor:
     """Project each patch to a token and normalise it: (B, ceil(H / patch), ceil(W / patch), C).
 
     Args:
         image_BHWC: any view of images; patches at the bottom and right edge are zero-padded.
-        rows: strips of rows of the image, computed one after the other.
+        rows: strips of rows of the image, computed one after the other; None: the whole image.
         eps: of the norm; None: there is no norm.
     """
-    return over_rows(partial(_embed, w=w, eps=eps), image_BHWC, rows)
+    embed = partial(_embed, w=w, eps=eps)
+    return embed(image_BHWC) if rows is None else over_rows(embed, image_BHWC, rows)
 
 
 def embed_patches_backward(
@@ -60,7 +63,7 @@ def _embed(image_BHWC: Tensor, w: EmbeddingWeights, eps: Optional[float]) -> Ten
     y_TC = linear(patches_BHWP.flatten(0, 2), w.projection_weight.flatten(1), w.projection_bias)
     if eps is not None:
         y_TC = F.layer_norm(y_TC, y_TC.shape[1:], w.norm_weight, w.norm_bias, eps)
-    return y_TC.view(*patches_BHWP.shape[:3], -1)
+    return y_TC.view(*patches_BHWP.shape[:3], len(w.projection_weight))
 
 
 def _embed_backward(
@@ -82,9 +85,10 @@ def _embed_backward(
 
 def _cut_patches(image_BHWC: Tensor, weight: Tensor) -> Tensor:
     """(B, H, W, channels) to (B, H / patch, W / patch, P)."""
-    H, W = image_BHWC.shape[1:3]
+    B, H, W, channels = image_BHWC.shape
     height, width = weight.shape[2:]
-    if H % height or W % width:
-        image_BHWC = F.pad(image_BHWC, (0, 0, 0, -W % width, 0, -H % height))
-    # row of patches, row in a patch, column of patches, column in a patch
-    return image_BHWC.unflatten(2, (-1, width)).unflatten(1, (-1, height)).permute(0, 1, 3, 5, 2, 4).flatten(3)
+    rows, columns = (H + height - 1) // height, (W + width - 1) // width
+    if torch.compiler.is_compiling() or H % height or W % width:  # as in patch merging
+        image_BHWC = pad_map(image_BHWC, rows * height, columns * width)
+    patches = image_BHWC.unflatten(2, (columns, width)).unflatten(1, (rows, height)).permute(0, 1, 3, 5, 2, 4)
+    return in_order(patches).view(B, rows, columns, channels * height * width)

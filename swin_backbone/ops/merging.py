@@ -14,6 +14,7 @@ from .linear import linear, linear_backward
 from .norm import layer_norm_vjp
 from .rows import Rows, over_rows, over_rows_backward
 from .sums import GradientSums
+from .traced import in_order, pad_map
 
 OUTPUT_STRIP_TOKENS = 4096  # of an output map that are normalised and transposed while they are in cache
 
@@ -81,7 +82,7 @@ def _merge(x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: b
     y_TC = linear(y_TC, w.reduction_weight, None)
     if eps is not None and post_norm:
         y_TC = F.layer_norm(y_TC, y_TC.shape[1:], w.norm_weight, w.norm_bias, eps)
-    return y_TC.view(B, -(-H // 2), -(-W // 2), -1)
+    return y_TC.view(B, (H + 1) // 2, (W + 1) // 2, y_TC.shape[-1])
 
 
 def _merge_backward(
@@ -116,11 +117,14 @@ def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Te
 
 def _gather_neighbours(x_BHWC: Tensor) -> Tensor:
     """(B, H, W, C) to (B * H/2 * W/2, 2 * 2 * C); an odd side is zero-padded."""
-    H, W, C = x_BHWC.shape[1:]
+    B, H, W, C = x_BHWC.shape
+    rows, columns = (H + 1) // 2, (W + 1) // 2
     # To a compiler, which sees symbols, asking would be a guard on the size; elsewhere padding by nothing is a copy.
+    # No size is left to be found (-1): for symbols that is a division, and takes minutes.
     if torch.compiler.is_compiling() or H % 2 or W % 2:
-        x_BHWC = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2))
-    return x_BHWC.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).transpose(2, 3).reshape(-1, 4 * C)
+        x_BHWC = pad_map(x_BHWC, 2 * rows, 2 * columns)
+    x = in_order(x_BHWC.view(B, rows, 2, columns, 2, C).transpose(2, 3))
+    return x.view(B * rows * columns, 4 * C)
 
 
 def _scatter_neighbours(x_TC: Tensor, shape: torch.Size) -> Tensor:

@@ -16,6 +16,22 @@ from torch import Tensor
 from .windows import Run, Size
 
 
+def in_order(x: Tensor) -> Tensor:
+    """`x` copied into memory in the order of its dimensions; `contiguous()` asks first, which is a guard on sizes."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def pad_map(x_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """A map padded with zeros at right and bottom to `height` x `width`."""
+    B, H, W, C = x_BHWC.shape
+    if not torch.compiler.is_compiling():
+        return F.pad(x_BHWC, (0, 0, 0, width - W, 0, height - H))
+    # One side after the other: what pads a tensor of four dimensions asks for its memory format, which is a guard.
+    x = F.pad(in_order(x_BHWC).view(B * H, W, C), (0, 0, 0, width - W))
+    x = F.pad(x.view(B, H, width * C), (0, 0, 0, height - H))
+    return x.view(B, height, width, C)
+
+
 class TracedWindows:
     """All windows of a batch of maps, row by row. It does what a `Strip` does, with maps (B, H, W, C) for (T, C).
 
@@ -28,6 +44,7 @@ class TracedWindows:
         self.batch, self.size, self.window_size, self.shift = batch, (height, width), window_size, shift
         # How many windows, and from that how much padding: symbols stay products, which are quick to reason about.
         self.counts = tuple((length + window - 1) // window for length, window in zip(self.size, window_size))
+        self.padded_size = tuple(n * window for n, window in zip(self.counts, window_size))
         self.runs = (Run(None, self._mask(mask_padding, device)),)
 
     def whole(self) -> 'TracedWindows':
@@ -36,27 +53,24 @@ class TracedWindows:
 
     def with_padding_token(self, x_BHWC: Tensor) -> Tensor:
         """The maps padded with zeros to whole windows."""
-        bottom, right = (
-            n * window - length for n, window, length in zip(self.counts, self.window_size, x_BHWC.shape[1:3])
-        )
-        return F.pad(x_BHWC, (0, 0, 0, right, 0, bottom))
+        return pad_map(x_BHWC, *self.padded_size)
 
     def to_windows(self, x_BHWC: Tensor) -> Tensor:
         """Padded maps to (L, N, C)."""
         if any(self.shift):
             x_BHWC = x_BHWC.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
         (rows, columns), (Wh, Ww), C = self.counts, self.window_size, x_BHWC.shape[-1]
-        x = x_BHWC.view(self.batch, rows, Wh, columns, Ww, C).transpose(2, 3)
-        return x.reshape(self.batch * rows * columns, Wh * Ww, C)
+        x = in_order(x_BHWC.view(self.batch, rows, Wh, columns, Ww, C).transpose(2, 3))
+        return x.view(self.batch * rows * columns, Wh * Ww, C)
 
     def to_tokens(self, x_LNC: Tensor) -> Tensor:
         """(L, N, C) to maps (B, H, W, C)."""
         (rows, columns), (Wh, Ww), C = self.counts, self.window_size, x_LNC.shape[-1]
-        x = x_LNC.reshape(self.batch, rows, columns, Wh, Ww, C).transpose(2, 3)
-        x_BHWC = x.reshape(self.batch, rows * Wh, columns * Ww, C)
+        x = in_order(x_LNC.view(self.batch, rows, columns, Wh, Ww, C).transpose(2, 3))
+        x_BHWC = x.view(self.batch, rows * Wh, columns * Ww, C)
         if any(self.shift):
             x_BHWC = x_BHWC.roll(self.shift, dims=(1, 2))
-        return x_BHWC[:, : self.size[0], : self.size[1]]
+        return in_order(x_BHWC[:, : self.size[0], : self.size[1]])
 
     def per_image(self, x_BHWC: Tensor) -> Tensor:
         """The tokens of each image by themselves: the maps as they are."""

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
@@ -107,6 +108,36 @@ def test_compiles_without_a_graph_break(grad):
         ]
         for gradient, reference in zip(*gradients):
             torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-5)
+    torch._dynamo.reset()
+
+
+TEN_SIZES = [
+    (256, 320),
+    (232, 600),
+    (301, 233),
+    (480, 480),
+    (255, 255),
+    (333, 500),
+    (320, 226),
+    (400, 700),
+    (296, 296),
+    (270, 300),
+]
+TWO_STAGES = dict(depths=(2, 2), num_heads=(1, 2), strides=(4, 2), out_indices=(0, 1))
+
+
+@pytest.mark.parametrize('arch', [TWO_STAGES, pytest.param({}, marks=pytest.mark.slow)])
+def test_ten_sizes_are_one_compilation(arch):
+    """At sizes of which the last stage has two windows and more a side; one window is another graph."""
+    backbone = SwinBackbone(arch='nano', **arch).eval()
+    counter = CompileCounter()
+    compiled = torch.compile(backbone, fullgraph=True, dynamic=True, backend=counter)
+    with torch.no_grad():
+        for size in TEN_SIZES:
+            x = torch.randn(1, 3, *size)
+            for output, reference in zip(compiled(x), backbone(x)):
+                torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == 1
     torch._dynamo.reset()
 
 
