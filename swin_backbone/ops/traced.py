@@ -26,6 +26,7 @@ class TracedWindows:
 
     def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
         self.batch, self.size, self.window_size, self.shift = batch, (height, width), window_size, shift
+        self.mask_padding = mask_padding
         # How many windows, and from that how much padding: symbols stay products, which are quick to reason about.
         self.counts = tuple((length + window - 1) // window for length, window in zip(self.size, window_size))
         self.runs = (Run(None, self._mask(mask_padding, device)),)
