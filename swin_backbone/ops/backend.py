@@ -53,9 +53,7 @@ def takes_kernel(
     return reason is None
 
 
-def _why_unfit(
-    dtype: torch.dtype, window_size: Size, head_dim: int, dropout: float, in_strips: bool
-) -> Optional[str]:
+def _why_unfit(dtype: torch.dtype, window_size: Size, head_dim: int, dropout: float, in_strips: bool) -> Optional[str]:
     """Why the kernel is not for attention of this shape; None: it is."""
     if in_strips:
         return 'it takes whole maps, and strip_tokens asks for strips'

@@ -66,8 +66,7 @@ class Tiles:
     def backward(self) -> Tiling:
         """Of keys and, in one tile, of queries too."""
         if self.places <= ONE_TILE:
-            # Warp groups of 4, which Hopper brought and the GeForce cards behind it do not have, share 64 queries; without
-            # them 8 warps would compute the same twice.
+            # Warp groups, which GeForce cards lack, share 64 queries; without them 8 warps compute everything twice.
             return self._one_tile(num_warps=8 if _device(self.device).major in (9, 10) else 4)
         stages = 2 if self.head_tile * self.dtype.itemsize <= STAGED_BYTES else 1
         return self._blocks(_tile(self.places), 32, num_warps=8, num_stages=stages)
