@@ -82,7 +82,7 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
         from .triton.attention import attend_in_windows, attend_in_windows_backward
         from .triton.tiles import is_interpreted
     except Exception as error:  # whatever a broken installation raises
-        return f'Triton is not there ({type(error).__name__}: {error})'
+        return f'it cannot be imported ({type(error).__name__}: {error})'
     if is_interpreted() and device.type != 'cpu':
         return 'TRITON_INTERPRET=1 runs it on a CPU alone'
     if not is_interpreted():

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .triton import attend_in_windows
 from .windows import Size
 
 
@@ -41,4 +40,6 @@ class FusedWindows:
 
     def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float) -> Tensor:
         """`attend_in_windows` of `ops.attention`: (T, C)."""
+        from .triton import attend_in_windows  # which torch before 2.4 cannot define
+
         return attend_in_windows(qkv_T3C, bias_hNN, *self.settings, scale)[0]
