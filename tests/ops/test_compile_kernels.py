@@ -13,6 +13,7 @@ triton = pytest.importorskip('triton', reason='triton is not installed')
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KIB_OF_SHARED_MEMORY = 99  # a program of any GPU since Ampere has so much, those of data centres more
+COUNTED_WITH = '3.7.1'  # another may take more registers
 CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
 
 
@@ -31,9 +32,10 @@ def test_swins_kernels_fit(tmp_path):
     assert [kernel['window'] for kernel in found] == 2 * [7, 7, 12, 12, 12]
     for kernel in found:
         assert kernel['shared'] <= KIB_OF_SHARED_MEMORY * 1024, kernel
-        if kernel['kernel'] != 'attend_backward':
+        if triton.__version__ == COUNTED_WITH and kernel['kernel'] != 'attend_backward':
             assert kernel['stack'] == 0, kernel
-        assert kernel['stack'] <= 200, kernel  # bytes a thread: some 50 registers
+        if triton.__version__ == COUNTED_WITH:
+            assert kernel['stack'] <= 200, kernel  # bytes a thread: some 50 registers
 
 
 @pytest.mark.slow
