@@ -101,6 +101,8 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
             attend_in_windows_backward(out_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, *settings, True)
             if device.type == 'cuda':
                 torch.cuda.synchronize(device)
+    except torch.cuda.OutOfMemoryError:  # which says nothing of the kernel
+        raise
     except Exception as error:  # a compiler's errors have no common type
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''
         return f'it does not run ({type(error).__name__}: {first_line})'

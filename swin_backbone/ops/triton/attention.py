@@ -3,6 +3,8 @@
 Layout: T tokens, C channels, L windows, h heads, N places of a window, P programs that share the windows.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -40,12 +42,13 @@ def attend_in_windows(
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
     tiling = tiles.forward()
-    attend[tiling.grid](
-        *(qkv_T3C, bias_hNN.contiguous(), out_TC, lse_LhN),
-        *(qkv_T3C.stride(0), *tiles.sizes, scale),
-        **tiles.constants(),
-        **tiling.options,
-    )
+    with _current(qkv_T3C.device):
+        attend[tiling.grid](
+            *(qkv_T3C, bias_hNN.contiguous(), out_TC, lse_LhN),
+            *(qkv_T3C.stride(0), *tiles.sizes, scale),
+            **tiles.constants(),
+            **tiling.options,
+        )
     return out_TC, lse_LhN
 
 
@@ -85,22 +88,19 @@ def attend_in_windows_backward(
     grad_bias_PhNN = lse_LhN.new_empty((programs, *bias_hNN.shape) if needs_bias else 0)
     grad_padding_P2C = lse_LhN.new_empty((programs * blocks, 2 * tiles.channels) if has_padding else 0)
     sizes = grad_TC.stride(0), qkv_T3C.stride(0), *tiles.sizes, scale
-    attend_backward[tiling.grid](
-        *(grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, grad_qkv_T3C, grad_bias_PhNN, grad_padding_P2C),
-        *sizes,
-        **tiles.constants(),
-        **tiling.options,
-        NEEDS_BIAS=needs_bias,
-        NEEDS_PADDING=has_padding,
-    )
-    if blocks > 1:
-        tiling = tiles.backward_queries()
-        attend_backward_queries[tiling.grid](
-            *(grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, grad_qkv_T3C),
+    tensors = grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, grad_qkv_T3C
+    with _current(qkv_T3C.device):
+        attend_backward[tiling.grid](
+            *(*tensors, grad_bias_PhNN, grad_padding_P2C),
             *sizes,
             **tiles.constants(),
             **tiling.options,
+            NEEDS_BIAS=needs_bias,
+            NEEDS_PADDING=has_padding,
         )
+        if blocks > 1:
+            tiling = tiles.backward_queries()
+            attend_backward_queries[tiling.grid](*tensors, *sizes, **tiles.constants(), **tiling.options)
     if has_padding:  # which is nobody's query
         grad_qkv_T3C[-1, : tiles.channels] = 0
         grad_qkv_T3C[-1, tiles.channels :] = grad_padding_P2C.sum(0)
@@ -126,6 +126,11 @@ def _backward(ctx, grad_TC, _grad_lse):
 
 
 attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def _current(device: torch.device) -> AbstractContextManager:
+    """Triton launches on the device that is current."""
+    return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:
