@@ -108,7 +108,7 @@ class ShiftedWindowAttention(BaseModule):
         self.w_msa = window_msa(window_size=window_size, **attention)
 
     def windows_of(
-        self, x_BHWC: Tensor, in_strips: bool
+        self, x_BHWC: Tensor, in_strips: bool = False
     ) -> tuple[Union[WindowGrid, FusedWindows, TracedWindows], Size]:
         """How a batch of maps is cut into windows, and their size.
 

@@ -27,9 +27,10 @@ def compile_for(tmp_path, *arguments):
 
 
 @pytest.mark.skipif(not CUOBJDUMP.is_file(), reason='this triton brings no cuobjdump')
-def test_swins_kernels_fit(tmp_path):
-    found = compile_for(tmp_path)
-    assert [kernel['window'] for kernel in found] == 2 * [7, 7, 12, 12, 12]
+@pytest.mark.parametrize('capability', [80, pytest.param(90, marks=pytest.mark.slow)])
+def test_swins_kernels_fit(tmp_path, capability):
+    found = compile_for(tmp_path, '--capability', str(capability))
+    assert [kernel['window'] for kernel in found] == [7, 7, 12, 12, 12]
     for kernel in found:
         assert kernel['shared'] <= KIB_OF_SHARED_MEMORY * 1024, kernel
         if triton.__version__ == COUNTED_WITH and kernel['kernel'] != 'attend_backward':

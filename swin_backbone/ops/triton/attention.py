@@ -80,14 +80,14 @@ def attend_in_windows_backward(
     from .backward import attend_backward, attend_backward_queries
 
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
-    grad_TC, qkv_T3C, bias_hNN = _with_dense_rows(grad_TC), _with_dense_rows(qkv_T3C), bias_hNN.contiguous()
+    grad_TC, qkv_T3C, bias_hNN = grad_TC.contiguous(), _with_dense_rows(qkv_T3C), bias_hNN.contiguous()
     has_padding = len(qkv_T3C) > tiles.num_tokens
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
     tiling = tiles.backward()
     (_, programs, blocks) = tiling.grid
     grad_bias_PhNN = lse_LhN.new_empty((programs, *bias_hNN.shape) if needs_bias else 0)
     grad_padding_P2C = lse_LhN.new_empty((programs * blocks, 2 * tiles.channels) if has_padding else 0)
-    sizes = grad_TC.stride(0), qkv_T3C.stride(0), *tiles.sizes, scale
+    sizes = qkv_T3C.stride(0), *tiles.sizes, scale
     tensors = grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, grad_qkv_T3C
     with _current(qkv_T3C.device):
         attend_backward[tiling.grid](

@@ -16,7 +16,7 @@ from .common import SIZES, dot, is_cut, load_bias, locate, logits_of
 @triton.jit(do_not_specialize=SIZES)
 def attend_backward(
     grad_ptr, qkv_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr, grad_bias_ptr, grad_padding_ptr,
-    grad_stride, qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
+    qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
@@ -57,7 +57,7 @@ def attend_backward(
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
         k = tl.load(at_k, mask=k_there, other=0.0)
         v = tl.load(at_k + channels, mask=k_there, other=0.0)
-        grad = tl.load(grad_ptr + token_q[:, None] * grad_stride + at_head, mask=token_there, other=0.0)
+        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=token_there, other=0.0)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
         logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
@@ -98,7 +98,7 @@ def attend_backward(
 @triton.jit(do_not_specialize=SIZES)
 def attend_backward_queries(
     grad_ptr, qkv_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr,
-    grad_stride, qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
+    qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
@@ -123,7 +123,7 @@ def attend_backward_queries(
         # Padding is nobody's query: its row gets the gradients of keys and values alone.
         there = (query < PLACES)[:, None] & of_head & (token_q < num_tokens)[:, None]
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
-        grad = tl.load(grad_ptr + token_q[:, None] * grad_stride + at_head, mask=there, other=0.0)
+        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
         out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
         along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query

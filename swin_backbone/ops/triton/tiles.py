@@ -50,11 +50,12 @@ class Tiles:
         self.heads, self.channels = bias_hNN.shape[0], qkv_T3C.shape[1] // 3
         self.head_tile = _tile(self.channels // self.heads)
         self.dtype, self.device = qkv_T3C.dtype, qkv_T3C.device
+        self.row_stride = max(3 * self.channels, qkv_T3C.stride(0))
 
     @property
     def is_wide(self) -> bool:
-        """Whether the elements of q, k and v are more than int32 counts."""
-        return (self.num_tokens + 1) * 3 * self.channels >= 2**31
+        """Whether the elements of q, k and v lie further apart than int32 counts."""
+        return (self.num_tokens + 1) * self.row_stride >= 2**31
 
     @property
     def sizes(self) -> tuple[int, ...]:
