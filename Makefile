@@ -4,6 +4,7 @@
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make lint      pre-commit, which runs ruff
+# make benchmark-gpu   all that docs/benchmarks.md wants to know of a GPU, on one: needs CUDA
 #
 # Variables, on the command line:
 #   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
@@ -19,7 +20,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install test test-slow test-openmmlab demo demo-seg lint clean
+.PHONY: install test test-slow test-openmmlab demo demo-seg benchmark-gpu lint clean
 
 install: $(STAMP)
 
@@ -55,6 +56,18 @@ demo-seg: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) tools/train.py $(DEMO_SEG) --work-dir work_dirs/demo-seg
 	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir work_dirs/demo-seg \
 		--show-dir work_dirs/demo-seg/pictures
+
+# Times beside mmdet's, compiled too; peak memory; operations of a forward and of a training step, against the floors.
+ON_GPU := tools/benchmark.py --device cuda --size 800x1344 --batch 2 --dtype bfloat16 --runs 20
+FIGURES := work_dirs/benchmark
+benchmark-gpu: install
+	mkdir -p $(FIGURES)
+	$(RUN) $(ON_GPU) --compile --attention-backend sdpa --json $(FIGURES)/forward.json
+	$(RUN) $(ON_GPU) --compile --attention-backend sdpa --train --with-cp --json $(FIGURES)/train.json
+	$(RUN) $(ON_GPU) --memory --json $(FIGURES)/memory-forward.json
+	$(RUN) $(ON_GPU) --memory --attention-backend sdpa --train --with-cp --json $(FIGURES)/memory-train.json
+	$(RUN) $(ON_GPU) --kernels --attention-backend sdpa --json $(FIGURES)/kernels-forward.json
+	$(RUN) $(ON_GPU) --kernels --train --json $(FIGURES)/kernels-train.json
 
 clean:
 	rm -rf build dist *.egg-info work_dirs .pytest_cache .ruff_cache .hypothesis

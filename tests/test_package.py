@@ -47,7 +47,7 @@ def imported(path):
 
 
 ALLOWED = {
-    'ops': ('torch', 'swin_backbone.ops'),
+    'ops': ('torch', 'triton', 'swin_backbone.ops'),
     'layers': ('torch', 'mmengine', 'mmcv', 'swin_backbone.ops', 'swin_backbone.layers'),
     'checkpoints': (
         *('torch', 'numpy', 'safetensors', 'filelock', 'tqdm', 'mmengine'),
@@ -62,7 +62,7 @@ ALLOWED = {
 @pytest.mark.parametrize('folder', ALLOWED)
 def test_imports_go_down_only(folder):
     standard = sys.stdlib_module_names if hasattr(sys, 'stdlib_module_names') else ()
-    for path in sorted((PACKAGE / folder).glob('*.py')):
+    for path in sorted((PACKAGE / folder).rglob('*.py')):
         for name in imported(path):
             top = name.split('.')[0]
             allowed = top in standard or any(name == a or name.startswith(a + '.') for a in ALLOWED[folder])

@@ -2,7 +2,8 @@
 
 python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
     [--peers mmdet,timm,transformers,torchvision] [--arch tiny] [--compile] [--ablate] [--memory] [--sizes-in-turn]
-    [--strip-tokens N ...] [--runs N] [--threads N] [--json F] [--plot F]
+    [--strip-tokens N ...] [--attention-backend NAME ...] [--with-cp] [--kernels] [--runs N] [--threads N]
+    [--json F] [--plot F]
 
 The ratio is the time of the fastest peer, or the memory of the leanest, to that of each.
 """
@@ -13,6 +14,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from rich.table import Table
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
+from swin_backbone.ops.backend import ATTENTION_BACKENDS
 
 OURS = 'swin_backbone'
 console = Console()
@@ -46,9 +49,20 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
     parser.add_argument('--compile', action='store_true', help='all of them through torch.compile as well')
     parser.add_argument('--ablate', action='store_true', help='this backbone also with one idea off in turn')
-    parser.add_argument('--memory', action='store_true', help='bytes kept for backward, or growth of a process')
+    parser.add_argument('--memory', action='store_true', help='on CUDA the peak; else bytes kept, or process growth')
+    parser.add_argument(
+        '--kernels', action='store_true', help='calls, bytes and time of each operation of this backbone'
+    )
+    parser.add_argument(
+        '--peak-tflops', type=float, default=790, metavar='X', help="the GPU's GEMMs (default: H200, bf16)"
+    )
+    parser.add_argument('--peak-gbs', type=float, default=4300, metavar='X', help="the GPU's memory (default: H200)")
     parser.add_argument('--sizes-in-turn', action='store_true', help='20 sizes against one size 20 times, by pixel')
     parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also strips of N tokens')
+    parser.add_argument(
+        '--attention-backend', nargs='+', choices=ATTENTION_BACKENDS, default=[], metavar='NAME', help='also with these'
+    )
+    parser.add_argument('--with-cp', action='store_true', help='also recomputing blocks in backward')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
@@ -57,8 +71,6 @@ def parse_args() -> argparse.Namespace:
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
     if unknown:
         parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
-    if args.memory and args.device != 'cpu' and not args.train:
-        parser.error('--memory without --train measures the growth of a process, on a CPU')
     return args
 
 
@@ -79,6 +91,9 @@ def build_all(args: argparse.Namespace) -> dict:
         except (ImportError, RuntimeError) as error:
             console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
     variants = {OURS: {}, **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens}}
+    variants.update({f'{OURS}, {name}': dict(attention_backend=name) for name in args.attention_backend})
+    if args.with_cp:
+        variants[f'{OURS}, with_cp'] = dict(with_cp=True)
     if args.ablate:
         # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
         variants['one strip'] = dict(strip_tokens=sys.maxsize)
@@ -125,10 +140,54 @@ def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, in
 
 def measure_bytes(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, int]:
     whole_shape = (args.batch, 3, *shape)
+    if args.device != 'cpu':
+        return {name: peak_bytes(args, make, whole_shape) for name, make in builders.items()}
     if not args.train:
         return {name: timing.peak_rss_growth(make, whole_shape, args.threads) for name, make in builders.items()}
     dtype, x_BCHW = getattr(torch, args.dtype), torch.randn(whole_shape, device=args.device)
     return {name: timing.bytes_kept(make().to(args.device), x_BCHW, dtype) for name, make in builders.items()}
+
+
+def peak_bytes(args: argparse.Namespace, make: Callable[[], torch.nn.Module], shape: tuple[int, ...]) -> int:
+    """Of one model, alone on the device."""
+    x_BCHW = torch.randn(shape, device=args.device)
+    run = timing.make_run(make().to(args.device), x_BCHW, args.train, getattr(torch, args.dtype))
+    return timing.peak_device_growth(run, x_BCHW.device)
+
+
+def show_kernels(args: argparse.Namespace, name: str, model: torch.nn.Module, shape: tuple[int, int]) -> list[dict]:
+    """A table of what a run of this backbone is made of, and what it would cost at the least."""
+    from swin_backbone.analysis.operations import count_flops, least_bytes, operations
+
+    x_BCHW, dtype = torch.randn(args.batch, 3, *shape, device=args.device), getattr(torch, args.dtype)
+    run = timing.make_run(model.to(args.device), x_BCHW, args.train, dtype)
+    found = operations(run, x_BCHW.device, args.runs)
+    seconds, moved = (sum(getattr(operation, field) for operation in found) for field in ('seconds', 'bytes'))
+    table = Table(title=f'{name}, {shape[0]}x{shape[1]}: {seconds * 1e3:.2f} ms', title_justify='left')
+    for column in ('operation', 'calls', 'ms', 'of the time', 'MB', 'GB/s', 'of its floor'):
+        table.add_column(column, justify='left' if column == 'operation' else 'right', overflow='fold')
+    for operation in found:
+        rate = operation.bytes / max(operation.seconds, 1e-9) / 1e9
+        table.add_row(
+            *(operation.name.removeprefix('aten::'), str(operation.calls), f'{operation.seconds * 1e3:.3f}'),
+            *(f'{operation.seconds / max(seconds, 1e-9):.1%}', f'{operation.bytes / 1e6:.1f}'),
+            *(f'{rate:.0f}', f'{rate / args.peak_gbs:.1%}'),
+        )
+    console.print(table)
+    flops = count_flops(run)
+    floors = {
+        f'{flops / 1e9:.0f} GFLOP at {args.peak_tflops:g} TFLOP/s': flops / args.peak_tflops / 1e12,
+        f'{moved / 1e9:.2f} GB, what its operations move, at {args.peak_gbs:g} GB/s': moved / args.peak_gbs / 1e9,
+    }
+    if not args.train:
+        with torch.no_grad():
+            least = least_bytes(model(x_BCHW), ARCHS[args.arch].depths, dtype.itemsize)
+        floors[f'{least / 1e9:.2f} GB, the least of a fused forward, at {args.peak_gbs:g} GB/s'] = (
+            least / args.peak_gbs / 1e9
+        )
+    for what, floor in floors.items():
+        console.print(f'{what}: {floor * 1e3:.3f} ms, {floor / max(seconds, 1e-9):.1%} of the time')
+    return [dict(model=name, height=shape[0], width=shape[1], **operation._asdict()) for operation in found]
 
 
 def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, float]:
@@ -196,6 +255,10 @@ def main() -> None:
                 for name, ratio in measure_sizes_in_turn(args, builders, shape).items():
                     console.print(f'{name}: {ratio:.3f} of the time a pixel at {shape[0]}x{shape[1]}')
                     rows.append(dict(model=name, height=shape[0], width=shape[1], value=ratio))
+                continue
+            if args.kernels:
+                for name in (name for name in builders if name not in PEERS):
+                    rows += show_kernels(args, name, builders[name](), shape)
                 continue
             measure = measure_bytes if args.memory else measure_times
             values = measure(args, builders, shape)

@@ -8,7 +8,7 @@ stop() {
 }
 
 python="$VENV/bin/python"
-pip=("$python" -m pip --disable-pip-version-check install --quiet --constraint "constraints/$STACK.txt")
+pip=("$python" -m pip --disable-pip-version-check install --quiet --constraint "$VENV/constraints.txt")
 
 if [ ! -x "$python" ]; then
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null ||
@@ -30,9 +30,13 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "install: $TORCH"
     "$python" -m pip --disable-pip-version-check install --quiet "$TORCH"
 fi
-# Whatever torch that is, nothing below may exchange it for another.
-"$python" -c 'import torch; print("torch==" + torch.__version__)' >"$VENV/torch.txt"
-pip+=(--constraint "$VENV/torch.txt")
+# Whatever torch that is, nothing below may exchange it for another, nor the triton that a CUDA build of it brought.
+pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2>/dev/null; }
+{
+    grep -v '^triton==' "constraints/$STACK.txt"
+    pin_what_is_there torch
+    pin_what_is_there triton || grep '^triton==' "constraints/$STACK.txt"
+} >"$VENV/constraints.txt"
 
 "${pip[@]}" setuptools wheel ninja packaging psutil
 if ! mmcv_is_built; then

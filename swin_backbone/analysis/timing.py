@@ -69,6 +69,17 @@ def bytes_kept(model: nn.Module, x_BCHW: Tensor, dtype: torch.dtype) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+def peak_device_growth(run: Callable[[], None], device: torch.device) -> int:
+    """Bytes that a run takes on a CUDA device at its peak, beyond what is there before and after it."""
+    run()  # what is allocated once, workspaces of libraries and tables of indices
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def peak_rss_growth(build: Callable[[], nn.Module], shape: tuple[int, ...], threads: Optional[int] = None) -> int:
     """Bytes by which a fresh process grows at its peak in one forward in eval mode.
 

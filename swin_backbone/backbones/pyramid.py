@@ -77,6 +77,7 @@ class SwinPyramid(BaseModule):
         small_map: str,
         mask_padding: bool,
         strip_tokens: StripTokens,
+        attention_backend: str,
     ):
         super().__init__(init_cfg=init_cfg)
         embed_dims, depths, num_heads = arch
@@ -125,6 +126,7 @@ class SwinPyramid(BaseModule):
                     small_map=arguments.check_choice('small_map', small_map, ('pad', 'shrink')),
                     mask_padding=mask_padding,
                     strip_tokens=arguments.check_strip_tokens(strip_tokens),
+                    attention_backend=arguments.check_attention_backend(attention_backend, attn_drop_rate),
                 )
                 for index in range(depth)
             ]

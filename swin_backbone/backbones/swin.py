@@ -51,6 +51,12 @@ class SwinBackbone(SwinPyramid):
             a block's input alone for backward and recompute the rest there, strip by strip; they have no second
             derivative. 'auto': strips that fit in cache on a CPU, as None elsewhere; None: all at once, and what
             autograd keeps, or with `with_cp` the input alone.
+        attention_backend: what computes attention inside windows. 'auto': on CUDA, in half precision or TF32, a Triton
+            kernel that keeps no attention weights for backward, if Triton is there, the window is at most 16x16, a
+            head has 16, 24, 32 or 64 channels, no weights are dropped and strip_tokens is no number; else, and on a
+            CPU, what is quickest of torch. 'triton': that kernel, in float32 too. 'sdpa': torch's
+            scaled_dot_product_attention. 'reference': the paper's algorithm as it is written, slow, for doubts. The
+            kernel has no second derivative.
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
@@ -87,6 +93,7 @@ class SwinBackbone(SwinPyramid):
         small_map: str = 'pad',
         mask_padding: bool = False,
         strip_tokens: StripTokens = 'auto',
+        attention_backend: str = 'auto',
     ):
         arch = arguments.resolve_arch(arch, embed_dims, depths, num_heads)
         window_size = arguments.pair('window_size', window_size)
@@ -119,5 +126,6 @@ class SwinBackbone(SwinPyramid):
             small_map=small_map,
             mask_padding=mask_padding,
             strip_tokens=strip_tokens,
+            attention_backend=attention_backend,
         )
         self.window_size = window_size

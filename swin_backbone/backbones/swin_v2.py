@@ -68,6 +68,7 @@ class SwinV2Backbone(SwinPyramid):
         small_map: str = 'pad',
         mask_padding: bool = False,
         strip_tokens: StripTokens = 'auto',
+        attention_backend: str = 'auto',
     ):
         sizes = arguments.resolve_arch(arch, embed_dims, depths, num_heads, ARCHS_V2)
         num_stages = len(sizes.depths)
@@ -112,6 +113,7 @@ class SwinV2Backbone(SwinPyramid):
             small_map=small_map,
             mask_padding=mask_padding,
             strip_tokens=strip_tokens,
+            attention_backend=attention_backend,
         )
         # of each stage
         self.window_size = window_sizes

@@ -10,6 +10,9 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..ops.attention import attend_in_windows, relative_position_bias
+from ..ops.autocast import autocast_dtype
+from ..ops.backend import takes_kernel
+from ..ops.fused import FusedWindows
 from ..ops.traced import TracedWindows
 from ..ops.windows import Size, Strip, WindowGrid, fit_window, window_grid
 
@@ -25,6 +28,7 @@ class WindowAttention(BaseModule):
         qk_scale: the factor on q k^T; None: d ** -0.5.
         attn_drop_rate: dropout of attention weights.
         proj_drop_rate: dropout after the output projection.
+        attention_backend: see `SwinBackbone`.
     """
 
     def __init__(
@@ -36,10 +40,13 @@ class WindowAttention(BaseModule):
         qk_scale: Optional[float],
         attn_drop_rate: float,
         proj_drop_rate: float,
+        attention_backend: str = 'auto',
     ):
         super().__init__()
         self.num_heads = num_heads
+        self.head_dim = embed_dims // num_heads
         self.window_size = window_size
+        self.attention_backend = attention_backend
         self.scale = qk_scale or (embed_dims // num_heads) ** -0.5
         num_offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
         self.relative_position_bias_table = nn.Parameter(torch.zeros(num_offsets, num_heads))
@@ -67,9 +74,10 @@ class WindowAttention(BaseModule):
         """Attend inside the windows of a strip: its tokens, normalised, to as many."""
         qkv_T3C = self.qkv(strip.with_padding_token(x_TC))
         bias_hNN = self.position_bias(window_size).to(qkv_T3C.dtype)
-        return self.proj_drop(
-            self.proj(attend_in_windows(qkv_T3C, strip, bias_hNN, self.num_heads, self.scale, self.dropout))
+        x_TC = attend_in_windows(
+            qkv_T3C, strip, bias_hNN, self.num_heads, self.scale, self.dropout, self.attention_backend
         )
+        return self.proj_drop(self.proj(x_TC))
 
 
 class ShiftedWindowAttention(BaseModule):
@@ -99,13 +107,24 @@ class ShiftedWindowAttention(BaseModule):
         self.mask_padding = mask_padding
         self.w_msa = window_msa(window_size=window_size, **attention)
 
-    def windows_of(self, x_BHWC: Tensor) -> tuple[Union[WindowGrid, TracedWindows], Size]:
-        """How a batch of maps is cut into windows, and their size."""
+    def windows_of(
+        self, x_BHWC: Tensor, in_strips: bool = False
+    ) -> tuple[Union[WindowGrid, FusedWindows, TracedWindows], Size]:
+        """How a batch of maps is cut into windows, and their size.
+
+        Args:
+            in_strips: whether strips are asked for, and so windows that can be cut into them.
+        """
         B, H, W, _ = x_BHWC.shape
         window_size, shift = fit_window(H, W, self.window_size, self.shift, self.small_map)
-        # Meta tensors have no values from which index tables could be made.
-        traced = torch.compiler.is_compiling() or x_BHWC.device.type == 'meta'
-        arrange = TracedWindows if traced else window_grid
+        msa, device = self.w_msa, x_BHWC.device
+        dtype = autocast_dtype(x_BHWC)
+        if takes_kernel(msa.attention_backend, device, dtype, window_size, msa.head_dim, msa.dropout, in_strips):
+            arrange = FusedWindows
+        elif msa.attention_backend == 'reference' or torch.compiler.is_compiling() or device.type == 'meta':
+            arrange = TracedWindows  # meta tensors have no values from which index tables could be made
+        else:
+            arrange = window_grid
         return arrange(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device), window_size
 
     def forward(self, x_TC: Tensor, strip: Strip, window_size: Size) -> Tensor:

@@ -35,6 +35,7 @@ class WindowAttentionV2(BaseModule):
         qkv_bias: whether query and value have a bias; the key has none.
         attn_drop_rate: dropout of attention weights.
         proj_drop_rate: dropout after the output projection.
+        attention_backend: see `SwinBackbone`.
     """
 
     scale = 1.0  # of q k^T, beyond `cosine_scale`, which is q's length
@@ -48,10 +49,13 @@ class WindowAttentionV2(BaseModule):
         qkv_bias: bool,
         attn_drop_rate: float,
         proj_drop_rate: float,
+        attention_backend: str = 'auto',
     ):
         super().__init__()
         self.num_heads = num_heads
+        self.head_dim = embed_dims // num_heads
         self.window_size = window_size
+        self.attention_backend = attention_backend
         self.pretrained_window = pretrained_window
         self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10)))
         self.cpb_mlp = nn.Sequential(
@@ -99,9 +103,10 @@ class WindowAttentionV2(BaseModule):
             qkv_T3C = qkv_T3C + self.qkv_bias.to(qkv_T3C.dtype)
         qkv_T3C = normalise_qk(qkv_T3C, self.cosine_scale())
         bias_hNN = self.position_bias(window_size).to(qkv_T3C.dtype)
-        return self.proj_drop(
-            self.proj(attend_in_windows(qkv_T3C, strip, bias_hNN, self.num_heads, self.scale, self.dropout))
+        x_TC = attend_in_windows(
+            qkv_T3C, strip, bias_hNN, self.num_heads, self.scale, self.dropout, self.attention_backend
         )
+        return self.proj_drop(self.proj(x_TC))
 
     def train(self, mode: bool = True) -> 'WindowAttentionV2':
         """Set training or eval mode. What was written through `.data`, as mmengine's EMAHook does, is seen then."""

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from ..ops.autocast import cast_to_autocast
 from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block, swin_block_backward
 from ..ops.blocked import Computation, StripTokens, choose_strips, in_strips
+from ..ops.fused import FusedWindows
 from ..ops.traced import TracedWindows
-from ..ops.windows import Size, Strip
+from ..ops.windows import Size, Strip, WindowGrid
 from .attention import ShiftedWindowAttention, WindowAttention
 from .published import is_as_published
 
@@ -73,12 +74,14 @@ class SwinBlock(BaseModule):
 
     def forward(self, x_BHWC: Tensor, overwrite: bool = False) -> Tensor:
         """A batch of maps to one of the same shape, which without gradients may `overwrite` it."""
-        grid, window_size = self.attn.windows_of(x_BHWC)
+        grid, window_size = self.attn.windows_of(x_BHWC, in_strips=isinstance(self.strip_tokens, int))
         activation = self.ffn.layers[0][1]
         if not is_as_published(self, *self.known_layers, called=(activation,)):
             return self._whole(partial(self._by_modules, window_size=window_size), x_BHWC, grid.whole())
         settings, weights = self._settings(), self._weights(x_BHWC, window_size)
-        strips = choose_strips(self.strip_tokens, x_BHWC, grid, recompute=self.with_cp)
+        strips = None
+        if isinstance(grid, WindowGrid):
+            strips = choose_strips(self.strip_tokens, x_BHWC, grid, recompute=self.with_cp)
         if strips is None:
             return self._whole(self.compute, x_BHWC, grid.whole(), weights, settings)
         computation = Computation(
@@ -87,7 +90,7 @@ class SwinBlock(BaseModule):
         return in_strips(computation, x_BHWC, weights, strips, overwrite)
 
     def _whole(
-        self, compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Union[Strip, TracedWindows], *args
+        self, compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Union[Strip, FusedWindows, TracedWindows], *args
     ) -> Tensor:
         tokens = x_BHWC if isinstance(windows, TracedWindows) else x_BHWC.flatten(0, 2)
         if self.with_cp and torch.is_grad_enabled():
@@ -103,6 +106,7 @@ class SwinBlock(BaseModule):
             activation,
             attention.dropout,
             *(drop.p if drop.training else 0.0 for drop in (attention.proj_drop, hidden_drop, ffn_drop)),
+            attention.attention_backend,
         )
 
     def _weights(self, x_BHWC: Tensor, window_size: Size) -> BlockWeights:

@@ -9,15 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import reference
 from .autocast import without_autocast
 from .dropout import draw_keep
+from .fused import FusedWindows
 from .sums import GradientSums
 from .traced import TracedWindows
 from .windows import Run, Size, Strip, bounded_cache
 
 
 def attend_in_windows(
-    qkv_T3C: Tensor, strip: Strip, bias_hNN: Tensor, num_heads: int, scale: float, dropout: float = 0.0
+    qkv_T3C: Tensor,
+    strip: Strip,
+    bias_hNN: Tensor,
+    num_heads: int,
+    scale: float,
+    dropout: float = 0.0,
+    backend: str = 'auto',
 ) -> Tensor:
     """Softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4): (T, C).
 
@@ -27,13 +35,21 @@ def attend_in_windows(
         strip: the windows, of which a masked pair gets no weight at all.
         bias_hNN: the relative position bias.
         dropout: probability with which an attention weight is dropped.
+        backend: one of `backend.ATTENTION_BACKENDS`. That of the Triton kernel is chosen with the windows: it goes by
+            `FusedWindows`; and the reference by maps, `TracedWindows`.
     """
+    if isinstance(strip, FusedWindows):
+        return strip.attend(qkv_T3C, bias_hNN, scale)
+    if backend == 'reference':
+        return reference.attend_in_shifted_windows(
+            qkv_T3C, bias_hNN, scale, strip.size, strip.window_size, strip.shift, strip.mask_padding
+        )
     qkv_3LhNd = _split_heads(strip.to_windows(qkv_T3C), num_heads)
     if isinstance(strip, TracedWindows):
         # One expression over all windows, which the compiler fuses with the mask's own.
         return strip.to_tokens(_join_heads(_attend(*qkv_3LhNd, _bias_of(strip.runs[0], bias_hNN), dropout, scale)))
     attend = F.scaled_dot_product_attention
-    if qkv_T3C.device.type == 'cpu':
+    if qkv_T3C.device.type == 'cpu' and backend != 'sdpa':
         if not (torch.is_grad_enabled() and (qkv_T3C.requires_grad or bias_hNN.requires_grad)):
             x_LhNd, _, _ = _attend_in_place(qkv_3LhNd.contiguous(), strip, bias_hNN, scale, dropout)
             return strip.to_tokens(_join_heads(x_LhNd))
@@ -54,10 +70,11 @@ def attend_in_windows_vjp(
     scale: float,
     dropout: float,
     sums: GradientSums,
+    backend: str = 'auto',
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """`attend_in_windows`, and its gradient; that of the bias is added to `sums` as 'position_bias_hNN'."""
-    if qkv_T3C.device.type != 'cpu':
-        return _attend_vjp_by_autograd(qkv_T3C, strip, bias_hNN, num_heads, scale, dropout, sums)
+    if qkv_T3C.device.type != 'cpu' or backend == 'sdpa':
+        return _attend_vjp_by_autograd(qkv_T3C, strip, bias_hNN, num_heads, scale, dropout, sums, backend)
     qkv_3LhNd = _split_heads(strip.to_windows(qkv_T3C), num_heads).contiguous()
     x_LhNd, weights_LhNN, keep_LhNN = _attend_in_place(qkv_3LhNd, strip, bias_hNN, scale, dropout)
 
@@ -100,10 +117,10 @@ def _attend_in_place(
     return torch.bmm(dropped.flatten(0, 1), v).view(L, h, N, -1), weights_LhNN, keep_LhNN
 
 
-def _attend_vjp_by_autograd(qkv_T3C, strip, bias_hNN, num_heads, scale, dropout, sums):
+def _attend_vjp_by_autograd(qkv_T3C, strip, bias_hNN, num_heads, scale, dropout, sums, backend):
     with torch.enable_grad():
         qkv_T3C, bias_hNN = qkv_T3C.detach().requires_grad_(), bias_hNN.detach().requires_grad_()
-        x_TC = attend_in_windows(qkv_T3C, strip, bias_hNN, num_heads, scale, dropout)
+        x_TC = attend_in_windows(qkv_T3C, strip, bias_hNN, num_heads, scale, dropout, backend)
 
     def vjp(grad_TC: Tensor) -> Tensor:
         grad_qkv, grad_bias = torch.autograd.grad(x_TC, (qkv_T3C, bias_hNN), grad_TC)

@@ -19,6 +19,11 @@ def cast_to_autocast(weight: Optional[Tensor]) -> Optional[Tensor]:
     return weight.to(torch.get_autocast_dtype(weight.device.type))
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that a linear layer gives for x."""
+    return torch.get_autocast_dtype(x.device.type) if is_autocast_on(x.device.type) else x.dtype
+
+
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Compute in the dtypes that are there."""
     return torch.autocast(device_type, enabled=False) if is_autocast_on(device_type) else nullcontext()

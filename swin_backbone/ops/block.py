@@ -57,6 +57,7 @@ class BlockSettings(NamedTuple):
     proj_drop: float  # behind the attention
     hidden_drop: float  # of the MLP's hidden tokens
     ffn_drop: float  # behind the MLP
+    attention_backend: str = 'auto'
 
     @property
     def draws(self) -> bool:
@@ -94,7 +95,13 @@ def attention_branch(x_TC: Tensor, strip: Strip, w: BlockWeights, settings: Bloc
     if w.cosine_scale_h is not None:
         qkv_T3C = normalise_qk(qkv_T3C, w.cosine_scale_h)
     y_TC = attend_in_windows(
-        qkv_T3C, strip, w.position_bias_hNN, settings.num_heads, settings.scale, settings.attn_drop
+        qkv_T3C,
+        strip,
+        w.position_bias_hNN,
+        settings.num_heads,
+        settings.scale,
+        settings.attn_drop,
+        settings.attention_backend,
     )
     return dropout_vjp(linear(y_TC, w.proj_weight, w.proj_bias), settings.proj_drop)[0]
 
@@ -107,7 +114,14 @@ def attention_branch_vjp(
     if w.cosine_scale_h is not None:
         qkv_T3C, cosine_vjp = normalise_qk_vjp(qkv_T3C, w.cosine_scale_h, sums)
     attended_TC, attend_vjp = attend_in_windows_vjp(
-        qkv_T3C, strip, w.position_bias_hNN, settings.num_heads, settings.scale, settings.attn_drop, sums
+        qkv_T3C,
+        strip,
+        w.position_bias_hNN,
+        settings.num_heads,
+        settings.scale,
+        settings.attn_drop,
+        sums,
+        settings.attention_backend,
     )
     y_TC, drop_vjp = dropout_vjp(linear(attended_TC, w.proj_weight, w.proj_bias), settings.proj_drop)
 

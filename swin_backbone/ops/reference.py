@@ -1,7 +1,7 @@
 """The paper's algorithm written literally, step by step: slow, plain, and the truth that fast paths are held to.
 
-No function here is used outside tests. Nothing is shared with the fast path: no index tables, no kinds of
-windows, no strips.
+No function here is used outside tests, but for attention_backend='reference'. Nothing is shared with the fast path: no
+index tables, no kinds of windows, no strips.
 
 Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels
 of a head.
@@ -9,6 +9,7 @@ of a head.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Optional
 
 import torch
@@ -150,31 +151,70 @@ def _in_shifted_windows(
     small_map: str,
     mask_padding: bool,
 ) -> Tensor:
-    """Pad, roll, partition, attend under the mask of regions, reverse, roll back, crop.
+    """Pad, project to q, k and v, attend inside shifted windows, project.
 
     Args:
-        logits: of q and k (L, h, N, d), and the window they are of: (L, h, N, N).
+        logits: of q and k (L, h, N, d), and `window_size`, that of the window they are of: (L, h, N, N).
     """
-    B, H, W, C = x_BHWC.shape
+    _B, H, W, _C = x_BHWC.shape
     if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
         window_size = (min(H, W, window_size[0]), min(H, W, window_size[1]))
         shift = (0, 0)
-    Wh, Ww = window_size
-    padded_height, padded_width = -(-H // Wh) * Wh, -(-W // Ww) * Ww
+    padded_height, padded_width = (-(-length // side) * side for length, side in zip((H, W), window_size))
     x_BHWC = F.pad(x_BHWC, (0, 0, 0, padded_width - W, 0, padded_height - H))
-    x_BHWC = x_BHWC.roll((-shift[0], -shift[1]), dims=(1, 2))
-    x_LNC = window_partition(x_BHWC, window_size)
+    qkv_BHW3C = F.linear(x_BHWC, qkv_weight, qkv_bias)
+    logits_of_window = partial(logits, window_size=window_size)
+    x_BHWC = _attend(qkv_BHW3C, num_heads, logits_of_window, (H, W), window_size, shift, mask_padding)
+    return F.linear(x_BHWC, proj_weight, proj_bias)
 
-    L, N, _ = x_LNC.shape
-    q, k, v = F.linear(x_LNC, qkv_weight, qkv_bias).view(L, N, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
-    regions_HW = _regions((H, W), (padded_height, padded_width), window_size, shift, mask_padding).to(x_BHWC.device)
+
+def attend_in_shifted_windows(
+    qkv_BHW3C: Tensor,
+    bias_hNN: Tensor,
+    scale: float,
+    size: Size,
+    window_size: Size,
+    shift: Size,
+    mask_padding: bool = False,
+) -> Tensor:
+    """Softmax(scale q k^T + bias) v in each window of maps that are padded to whole windows already: (B, H, W, C).
+
+    Args:
+        size: (H, W), without padding.
+    """
+    return _attend(
+        qkv_BHW3C,
+        len(bias_hNN),
+        lambda q, k: scale * q @ k.transpose(-2, -1) + bias_hNN,
+        size,
+        window_size,
+        shift,
+        mask_padding,
+    )
+
+
+def _attend(
+    qkv_BHW3C: Tensor,
+    num_heads: int,
+    logits: Callable[[Tensor, Tensor], Tensor],
+    size: Size,
+    window_size: Size,
+    shift: Size,
+    mask_padding: bool,
+) -> Tensor:
+    """Roll, partition, attend under the mask of regions, reverse, roll back, crop."""
+    B, padded_height, padded_width, _ = qkv_BHW3C.shape
+    qkv_LN3C = window_partition(qkv_BHW3C.roll((-shift[0], -shift[1]), dims=(1, 2)), window_size)
+    L, N, _ = qkv_LN3C.shape
+    q, k, v = qkv_LN3C.view(L, N, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
+    padded = padded_height, padded_width
+    regions_HW = _regions(size, padded, window_size, shift, mask_padding).to(qkv_BHW3C.device)
     regions_LN = window_partition(regions_HW[None, :, :, None].expand(B, -1, -1, -1), window_size)[..., 0]
     apart_LNN = regions_LN[:, :, None] != regions_LN[:, None, :]
-    weights_LhNN = logits(q, k, window_size).masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
-    x_LNC = F.linear((weights_LhNN @ v).transpose(1, 2).reshape(L, N, C), proj_weight, proj_bias)
-
-    x_BHWC = window_reverse(x_LNC, window_size, (padded_height, padded_width))
-    return x_BHWC.roll(shift, dims=(1, 2))[:, :H, :W]
+    weights_LhNN = logits(q, k).masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
+    x_LNC = (weights_LhNN.to(v.dtype) @ v).transpose(1, 2).reshape(L, N, -1)
+    x_BHWC = window_reverse(x_LNC, window_size, padded)
+    return x_BHWC.roll(shift, dims=(1, 2))[:, : size[0], : size[1]]
 
 
 def window_partition(x_BHWC: Tensor, window_size: Size) -> Tensor:

@@ -42,6 +42,7 @@ class TracedWindows:
 
     def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
         self.batch, self.size, self.window_size, self.shift = batch, (height, width), window_size, shift
+        self.mask_padding = mask_padding
         # How many windows, and from that how much padding: symbols stay products, which are quick to reason about.
         self.counts = tuple((length + window - 1) // window for length, window in zip(self.size, window_size))
         self.padded_size = tuple(n * window for n, window in zip(self.counts, window_size))

@@ -1,0 +1,113 @@
+"""What each kind of operation of a run costs: calls, bytes, time; and what the run costs at the least."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
+
+from ..ops import triton as _triton  # noqa: F401 - defines the operators
+
+# Of a block, each tensor of all tokens that goes through memory if everything between two GEMMs is fused, in widths of
+# the map: norm and qkv 1 + 3, attention 3 + 1, projection and sum 2 + 1, norm, fc1 and GELU 1 + 4, fc2 and sum 5 + 1.
+LEAST_WIDTHS = 22
+
+
+class Operation(NamedTuple):
+    """All calls of one operator of torch in one run."""
+
+    name: str
+    calls: int
+    bytes: int  # read and written, each argument and each result once a call
+    seconds: float  # on the device, without the operations it calls in turn
+
+
+def operations(run: Callable[[], Any], device: torch.device, runs: int = 5) -> list[Operation]:
+    """What a run is made of, the longest first.
+
+    Args:
+        run: is called two times more than `runs`.
+        device: where it computes.
+    """
+    run()  # compiles, and fills caches
+    with _Traffic() as traffic:
+        run()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == 'cuda' else [])]
+    with profile(activities=activities) as profiled:
+        for _ in range(runs):
+            run()
+    of_device = 'self_device_time_total' if device.type == 'cuda' else 'self_cpu_time_total'
+    # On a GPU kernels are events themselves, beside the operators that launched them.
+    events = [event for event in profiled.key_averages() if event.device_type == DeviceType.CPU]
+    microseconds = Counter({event.key: getattr(event, of_device) for event in events})
+    found = [
+        Operation(name, calls, traffic.bytes[name], microseconds.pop(name, 0) / runs / 1e6)
+        for name, calls in traffic.calls.items()
+    ]
+    # What operators call in turn, as the convolution of a library, and on a CPU what is around them.
+    found.append(Operation('inside others', 0, 0, sum(microseconds.values()) / runs / 1e6))
+    return sorted(found, key=lambda operation: -operation.seconds)
+
+
+def count_flops(run: Callable[[], Any]) -> int:
+    """Floating-point operations of a run, two a multiply-add: of GEMMs, convolutions and attention."""
+    # oneDNN's own linear layer, on a CPU, is not among what the mode knows.
+    with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
+        run()
+    return counter.get_total_flops()
+
+
+def least_bytes(maps: tuple[Tensor, ...], depths: tuple[int, ...], itemsize: int) -> int:
+    """What the blocks of a forward read and write at the least, if all but GEMMs and attention is fused into them.
+
+    Args:
+        maps: the output of each stage.
+        depths: blocks in each stage.
+        itemsize: bytes of a number.
+    """
+    return sum(LEAST_WIDTHS * depth * x.numel() * itemsize for x, depth in zip(maps, depths))
+
+
+class _Traffic(TorchDispatchMode):
+    """Calls and bytes of each operator that computes; views do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.bytes = Counter(), Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            name = func._schema.name
+            tensors = [*_tensors(args), *_tensors((kwargs or {}).values()), *_tensors([results])]
+            self.calls[name] += 1
+            self.bytes[name] += sum(x.numel() * x.itemsize for x in tensors)
+        return results
+
+
+def _tensors(values):
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+
+
+@register_flop_formula(torch.ops.swin_backbone.attend_in_windows)
+def _(qkv_shape, bias_shape, *_, out_shape, **__) -> int:
+    return _flops(qkv_shape, bias_shape, lse_shape=out_shape[1], products=2)
+
+
+@register_flop_formula(torch.ops.swin_backbone.attend_in_windows_backward)
+def _(grad_shape, qkv_shape, bias_shape, attended_shape, lse_shape, *_, **__) -> int:
+    return _flops(qkv_shape, bias_shape, lse_shape, products=5)
+
+
+def _flops(qkv_shape, bias_shape, lse_shape, products: int) -> int:
+    """Of `products` of a window's (N, N) and (N, C)."""
+    return 2 * products * lse_shape[0] * bias_shape[1] * bias_shape[2] * (qkv_shape[1] // 3)

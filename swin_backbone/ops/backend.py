@@ -1,0 +1,119 @@
+"""How attention inside windows is computed: the names a user may give, and when the Triton kernel takes it."""
+
+import warnings
+from functools import lru_cache
+from typing import Optional
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .windows import Size
+
+ATTENTION_BACKENDS = ('auto', 'sdpa', 'triton', 'reference')
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+HEAD_DIMS = (16, 24, 32, 64)
+LARGEST_WINDOW = 16
+SMALLEST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
+
+
+def takes_kernel(
+    backend: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    window_size: Size,
+    head_dim: int,
+    dropout: float,
+    in_strips: bool,
+) -> bool:
+    """Whether attention inside the windows of a whole map goes to the Triton kernel.
+
+    Args:
+        backend: 'triton' takes it wherever it can be taken, and 'auto' where it should be quicker: on CUDA, but not in
+            float32 without TF32, which has no tensor cores. Where it cannot, and was asked for or to be expected, one
+            warning says why.
+        in_strips: whether the map is to be run strip by strip.
+    """
+    if backend == 'sdpa' or backend == 'reference' or device.type == 'meta' or torch.jit.is_tracing():
+        return False
+    if backend == 'auto':
+        if device.type != 'cuda':
+            return False
+        if dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+            return False
+    unfit = _why_unfit(dtype, window_size, head_dim, dropout, in_strips)
+    if unfit is None:
+        reason = _why_not(device, dtype, window_size, head_dim)
+    elif backend == 'triton':
+        reason = unfit
+    else:
+        return False
+    if reason is not None:
+        _warn_once(f'attention_backend={backend!r} computes attention without the Triton kernel: {reason}')
+    return reason is None
+
+
+def _why_unfit(dtype: torch.dtype, window_size: Size, head_dim: int, dropout: float, in_strips: bool) -> Optional[str]:
+    """Why the kernel is not for attention of this shape; None: it is."""
+    if in_strips:
+        return 'it takes whole maps, and strip_tokens asks for strips'
+    if dropout:
+        return f'it drops no attention weights, and attn_drop_rate is {dropout}'
+    if dtype not in DTYPES:
+        return f'it takes half precision and float32, not {dtype}'
+    if head_dim not in HEAD_DIMS:
+        return f'it takes heads of {", ".join(map(str, HEAD_DIMS))} channels, not {head_dim}'
+    if max(window_size) > LARGEST_WINDOW:
+        return f'it takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {window_size[0]}x{window_size[1]}'
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _why_not(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
+    """Why the kernel does not run here, which is tried once; None: it does."""
+    return _try(device, dtype, tuple(window_size), head_dim)
+
+
+@lru_cache(maxsize=256)
+def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
+    try:
+        import triton  # noqa: F401
+
+        from .triton.attention import attend_in_windows, attend_in_windows_backward
+        from .triton.tiles import is_interpreted
+    except Exception as error:  # whatever a broken installation raises
+        return f'it cannot be imported ({type(error).__name__}: {error})'
+    if is_interpreted() and device.type != 'cpu':
+        return 'TRITON_INTERPRET=1 runs it on a CPU alone'
+    if not is_interpreted():
+        if device.type != 'cuda':
+            return f'it needs a CUDA device, not {device.type}, or TRITON_INTERPRET=1 to be interpreted'
+        capability = torch.cuda.get_device_capability(device)
+        if capability < SMALLEST_CAPABILITY:
+            return f'it needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}'
+    shift, N = [side // 2 for side in window_size], window_size[0] * window_size[1]
+    try:
+        with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+            qkv_T3C = torch.zeros(N, 3 * head_dim, dtype=dtype, device=device)
+            bias_hNN = torch.zeros(1, N, N, dtype=dtype, device=device)
+            settings = 1, *window_size, list(window_size), shift, False, 1.0
+            out_TC, lse_LhN = attend_in_windows(qkv_T3C, bias_hNN, *settings)
+            attend_in_windows_backward(out_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, *settings, True)
+            if device.type == 'cuda':
+                torch.cuda.synchronize(device)
+    except torch.cuda.OutOfMemoryError:  # which says nothing of the kernel
+        raise
+    except Exception as error:  # a compiler's errors have no common type
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''
+        return f'it does not run ({type(error).__name__}: {first_line})'
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _warn_once(message: str) -> None:
+    _warned(message)
+
+
+@lru_cache(maxsize=256)
+def _warned(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

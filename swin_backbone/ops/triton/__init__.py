@@ -1,0 +1,5 @@
+"""Attention inside windows as one kernel in Triton, forward and backward. Importing this imports no Triton."""
+
+from .attention import attend_in_windows
+
+__all__ = ['attend_in_windows']

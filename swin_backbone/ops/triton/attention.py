@@ -1,0 +1,137 @@
+"""The kernels as operators of torch, which torch.compile and export see whole.
+
+Layout: T tokens, C channels, L windows, h heads, N places of a window, P programs that share the windows.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from .tiles import Tiles
+
+
+@torch.library.custom_op('swin_backbone::attend_in_windows', mutates_args=())
+def attend_in_windows(
+    qkv_T3C: Tensor,
+    bias_hNN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: list[int],
+    shift: list[int],
+    mask_padding: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Softmax(scale q k^T + bias) v inside each window of a batch of maps.
+
+    Args:
+        qkv_T3C: query, key and value of each token of the maps, one behind the other, each with its heads one behind
+            the other; where the maps are no whole windows, behind the tokens a row of what padding holds.
+        bias_hNN: the relative position bias.
+        batch, height, width, window_size, shift, mask_padding: see `WindowGrid`.
+
+    Returns:
+        (T, C), without padding; and (L, h, N) float32, the log2 of the sum that the softmax divides by, with logits
+        times log2(e), and windows row by row.
+    """
+    from .forward import attend
+
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
+    qkv_T3C = _with_dense_rows(qkv_T3C)
+    out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
+    lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
+    tiling = tiles.forward()
+    with _current(qkv_T3C.device):
+        attend[tiling.grid](
+            *(qkv_T3C, bias_hNN.contiguous(), out_TC, lse_LhN),
+            *(qkv_T3C.stride(0), *tiles.sizes, scale),
+            **tiles.constants(),
+            **tiling.options,
+        )
+    return out_TC, lse_LhN
+
+
+@attend_in_windows.register_fake
+def _(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, scale):
+    rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
+    lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
+    out_TC = qkv_T3C.new_empty(batch * height * width, qkv_T3C.shape[1] // 3)
+    return out_TC, qkv_T3C.new_empty(lse_shape, dtype=torch.float32)
+
+
+@torch.library.custom_op('swin_backbone::attend_in_windows_backward', mutates_args=())
+def attend_in_windows_backward(
+    grad_TC: Tensor,
+    qkv_T3C: Tensor,
+    bias_hNN: Tensor,
+    out_TC: Tensor,
+    lse_LhN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: list[int],
+    shift: list[int],
+    mask_padding: bool,
+    scale: float,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `attend_in_windows`' qkv and bias; without `needs_bias` that of the bias is empty."""
+    from .backward import attend_backward, attend_backward_queries
+
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
+    grad_TC, qkv_T3C, bias_hNN = grad_TC.contiguous(), _with_dense_rows(qkv_T3C), bias_hNN.contiguous()
+    has_padding = len(qkv_T3C) > tiles.num_tokens
+    grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
+    tiling = tiles.backward()
+    (_, programs, blocks) = tiling.grid
+    grad_bias_PhNN = lse_LhN.new_empty((programs, *bias_hNN.shape) if needs_bias else 0)
+    grad_padding_P2C = lse_LhN.new_empty((programs * blocks, 2 * tiles.channels) if has_padding else 0)
+    sizes = qkv_T3C.stride(0), *tiles.sizes, scale
+    tensors = grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, grad_qkv_T3C
+    with _current(qkv_T3C.device):
+        attend_backward[tiling.grid](
+            *(*tensors, grad_bias_PhNN, grad_padding_P2C),
+            *sizes,
+            **tiles.constants(),
+            **tiling.options,
+            NEEDS_BIAS=needs_bias,
+            NEEDS_PADDING=has_padding,
+        )
+        if blocks > 1:
+            tiling = tiles.backward_queries()
+            attend_backward_queries[tiling.grid](*tensors, *sizes, **tiles.constants(), **tiling.options)
+    if has_padding:  # which is nobody's query
+        grad_qkv_T3C[-1, : tiles.channels] = 0
+        grad_qkv_T3C[-1, tiles.channels :] = grad_padding_P2C.sum(0)
+    grad_bias_hNN = grad_bias_PhNN.sum(0).to(bias_hNN.dtype) if needs_bias else bias_hNN.new_empty(0)
+    return grad_qkv_T3C, grad_bias_hNN
+
+
+@attend_in_windows_backward.register_fake
+def _(grad_TC, qkv_T3C, bias_hNN, *others):
+    needs_bias = others[-1]
+    return qkv_T3C.new_empty(qkv_T3C.shape), bias_hNN.new_empty(bias_hNN.shape if needs_bias else 0)
+
+
+def _keep_for_backward(ctx, inputs, output):
+    qkv_T3C, bias_hNN, *ctx.others = inputs
+    ctx.save_for_backward(qkv_T3C, bias_hNN, *output)
+
+
+def _backward(ctx, grad_TC, _grad_lse):
+    needs_bias = ctx.needs_input_grad[1]
+    grad_qkv, grad_bias = attend_in_windows_backward(grad_TC, *ctx.saved_tensors, *ctx.others, needs_bias)
+    return grad_qkv, grad_bias if needs_bias else None, *[None] * len(ctx.others)
+
+
+attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def _current(device: torch.device) -> AbstractContextManager:
+    """Triton launches on the device that is current."""
+    return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,148 @@
+"""The gradient of attention inside windows: one kernel where a window fits in a tile, two where it does not.
+
+Each gradient of a token is written once, and nothing is added atomically. Gradients of the bias and of what padding
+holds are summed in registers over the windows of a program, in float32; over programs, by the caller.
+
+Layout of a tile: Q query places, K key places, D channels of a head, each a power of two. P programs that share the
+windows, h heads, N places of a window, C channels.
+"""
+
+import triton
+import triton.language as tl
+
+from .common import SIZES, dot, is_cut, load_bias, locate, logits_of
+
+
+@triton.jit(do_not_specialize=SIZES)
+def attend_backward(
+    grad_ptr, qkv_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr, grad_bias_ptr, grad_padding_ptr,
+    qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
+    HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
+    SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
+    NEEDS_BIAS: tl.constexpr, NEEDS_PADDING: tl.constexpr,
+):  # fmt: skip
+    """The gradients of K keys and their values and biases, from all queries; where those are all keys, of queries too.
+
+    `grad_bias` is (P, h, N, N), `grad_padding` (P, blocks, 2C): key and value.
+
+    Grid: heads, programs that share the windows, blocks of K places.
+    """
+    PLACES: tl.constexpr = WINDOW_H * WINDOW_W
+    heads = tl.num_programs(0)
+    channels = heads * HEAD_DIM
+    head, program, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    query, key, dim = tl.arange(0, Q), block * K + tl.arange(0, K), tl.arange(0, D)
+    at_head = head * HEAD_DIM + dim[None, :]
+    of_head = (dim < HEAD_DIM)[None, :]
+    q_there, k_there = (query < PLACES)[:, None] & of_head, (key < PLACES)[:, None] & of_head
+    bias = load_bias(bias_ptr, head, query, key, PLACES, K)
+    if NEEDS_BIAS:
+        grad_bias = tl.zeros((Q, K), tl.float32)
+    if NEEDS_PADDING:
+        grad_padding_k, grad_padding_v = tl.zeros((D,), tl.float32), tl.zeros((D,), tl.float32)
+    for window in range(program, num_windows, tl.num_programs(1)):
+        token_q, region_q = locate(
+            window, query, num_tokens, height, width, rows, columns,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+        )  # fmt: skip
+        token_k, region_k = locate(
+            window, key, num_tokens, height, width, rows, columns,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+        )  # fmt: skip
+        cut = is_cut(window, rows, columns, MASK_PADDING)
+        token_there = q_there & (token_q < num_tokens)[:, None]
+        at_k = qkv_ptr + token_k[:, None] * qkv_stride + at_head + channels
+        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
+        k = tl.load(at_k, mask=k_there, other=0.0)
+        v = tl.load(at_k + channels, mask=k_there, other=0.0)
+        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=token_there, other=0.0)
+        at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
+        lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
+        logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
+        weights = tl.exp2(logits - lse[:, None])
+        grad_v = dot(tl.trans(weights.to(q.dtype)), grad, PRECISION, WIDEN)
+        grad_weights = dot(grad, tl.trans(v), PRECISION, WIDEN)
+        if PLACES <= K:
+            along = tl.sum(weights * grad_weights, 1)
+        else:  # the same sum, as only some of its terms are here
+            out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=token_there, other=0.0)
+            along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+        grad_logits = weights * (grad_weights - along[:, None])
+        if NEEDS_BIAS:
+            grad_bias += grad_logits
+        narrow = grad_logits.to(q.dtype)
+        grad_k = dot(tl.trans(narrow), q, PRECISION, WIDEN) * scale
+        at_grad_k = grad_qkv_ptr + token_k[:, None] * (3 * channels) + at_head + channels
+        there = k_there & (token_k < num_tokens)[:, None]
+        tl.store(at_grad_k, grad_k.to(q.dtype), mask=there)
+        tl.store(at_grad_k + channels, grad_v.to(q.dtype), mask=there)
+        if NEEDS_PADDING:
+            is_padding = ((key < PLACES) & (token_k == num_tokens))[:, None]
+            grad_padding_k += tl.sum(tl.where(is_padding, grad_k, 0.0), 0)
+            grad_padding_v += tl.sum(tl.where(is_padding, grad_v, 0.0), 0)
+        if PLACES <= K:
+            grad_q = dot(narrow, k, PRECISION, WIDEN) * scale
+            at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
+            tl.store(at_grad_q, grad_q.to(q.dtype), mask=token_there)
+    if NEEDS_BIAS:
+        at_bias = ((tl.cast(program, tl.int64) * heads + head) * PLACES + query[:, None]) * PLACES + key[None, :]
+        tl.store(grad_bias_ptr + at_bias, grad_bias, mask=(query < PLACES)[:, None] & (key < PLACES)[None, :])
+    if NEEDS_PADDING:
+        at_padding = (program * tl.num_programs(2) + block) * (2 * channels) + head * HEAD_DIM + dim
+        tl.store(grad_padding_ptr + at_padding, grad_padding_k, mask=dim < HEAD_DIM)
+        tl.store(grad_padding_ptr + at_padding + channels, grad_padding_v, mask=dim < HEAD_DIM)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def attend_backward_queries(
+    grad_ptr, qkv_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr,
+    qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
+    HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
+    SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """The gradients of Q queries, from all keys, K at a time.
+
+    Grid: heads, programs that share the windows, blocks of Q places.
+    """
+    PLACES: tl.constexpr = WINDOW_H * WINDOW_W
+    heads, head = tl.num_programs(0), tl.program_id(0)
+    channels = heads * HEAD_DIM
+    query, dim = tl.program_id(2) * Q + tl.arange(0, Q), tl.arange(0, D)
+    at_head = head * HEAD_DIM + dim[None, :]
+    of_head = (dim < HEAD_DIM)[None, :]
+    for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
+        token_q, region_q = locate(
+            window, query, num_tokens, height, width, rows, columns,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+        )  # fmt: skip
+        cut = is_cut(window, rows, columns, MASK_PADDING)
+        # Padding is nobody's query: its row gets the gradients of keys and values alone.
+        there = (query < PLACES)[:, None] & of_head & (token_q < num_tokens)[:, None]
+        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
+        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
+        out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
+        along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+        at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
+        lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
+        grad_q = tl.zeros((Q, D), tl.float32)
+        for start in range(0, PLACES, K):
+            key = start + tl.arange(0, K)
+            token_k, region_k = locate(
+                window, key, num_tokens, height, width, rows, columns,
+                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+            )  # fmt: skip
+            k_there = (key < PLACES)[:, None] & of_head
+            at_k = qkv_ptr + token_k[:, None] * qkv_stride + at_head + channels
+            k = tl.load(at_k, mask=k_there, other=0.0)
+            v = tl.load(at_k + channels, mask=k_there, other=0.0)
+            bias = load_bias(bias_ptr, head, query, key, PLACES, K)
+            logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
+            weights = tl.exp2(logits - lse[:, None])
+            grad_logits = weights * (dot(grad, tl.trans(v), PRECISION, WIDEN) - along[:, None])
+            grad_q += dot(grad_logits.to(q.dtype), k, PRECISION, WIDEN)
+        at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
+        tl.store(at_grad_q, (grad_q * scale).to(q.dtype), mask=there)

@@ -1,0 +1,83 @@
+"""What the kernels share: where the tokens of a window are, and the logits of a tile.
+
+Which token sits in which place of which window, and which places may attend to each other, is arithmetic on sizes (the
+paper's pad, roll and partition, and figure 4's regions): there is no table of indices and no mask.
+
+Layout of a tile: Q query places, K key places, D channels of a head, each a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+# For these arguments a kernel is not compiled anew when they become 1 or divisible by 16: pictures come in all sizes.
+SIZES = ['num_windows', 'num_tokens', 'height', 'width', 'rows', 'columns']
+LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2E), and exp2 is what the hardware has
+
+
+@triton.jit
+def locate(
+    window, place, num_tokens, height, width, rows, columns,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
+    MASK_PADDING: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """For places of a window: the token there, `num_tokens` for padding, and the region of the rolled map.
+
+    What is beyond the window's last place is put where the first is, so that it is in some region.
+    """
+    place = tl.where(place < WINDOW_H * WINDOW_W, place, 0)
+    column, row = window % columns, (window // columns) % rows
+    image = tl.cast(window // (rows * columns), INDEX)
+    rolled_y = row * WINDOW_H + place // WINDOW_W
+    rolled_x = column * WINDOW_W + place % WINDOW_W
+    y, x = rolled_y + SHIFT_H, rolled_x + SHIFT_W
+    y = tl.where(y >= rows * WINDOW_H, y - rows * WINDOW_H, y)
+    x = tl.where(x >= columns * WINDOW_W, x - columns * WINDOW_W, x)
+    token = tl.where((y < height) & (x < width), (image * height + y) * width + x, num_tokens)
+    region_y = (rolled_y >= rows * WINDOW_H - SHIFT_H).to(tl.int32)
+    region_x = (rolled_x >= columns * WINDOW_W - SHIFT_W).to(tl.int32)
+    if MASK_PADDING:
+        region_y = tl.where(y >= height, 2, region_y)
+        region_x = tl.where(x >= width, 2, region_x)
+    return token, region_y * 3 + region_x
+
+
+@triton.jit
+def is_cut(window, rows, columns, MASK_PADDING: tl.constexpr):
+    """Whether a window may hold several regions.
+
+    The roll cuts the last window of an axis alone; padding, if masked, can reach into the last but one.
+    """
+    edge = 1 + MASK_PADDING
+    return (window % columns >= columns - edge) | ((window // columns) % rows >= rows - edge)
+
+
+@triton.jit
+def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr):
+    """A tile of a head's bias times LOG2E, -inf for keys that are no place of a window."""
+    there = (query < PLACES)[:, None] & (key < PLACES)[None, :]
+    bias = tl.load(bias_ptr + (head * PLACES + query[:, None]) * PLACES + key[None, :], mask=there, other=0.0)
+    bias = bias.to(tl.float32) * LOG2E
+    if PLACES % K == 0:
+        return bias
+    return tl.where((key < PLACES)[None, :], bias, float('-inf'))
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
+    """a b, summed in float32. The interpreter's product of bfloat16 is wrong: there both are made float32 first."""
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def logits_of(
+    q, k, bias, scale, cut, region_q, region_k,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """LOG2E (scale q k^T) + bias, -inf between regions: (Q, K)."""
+    logits = dot(q, tl.trans(k), PRECISION, WIDEN) * (scale * LOG2E) + bias
+    if MASKED:  # noqa: SIM102 - the one is known when the kernel is compiled, the other window by window
+        if cut:
+            logits = tl.where(region_q[:, None] == region_k[None, :], logits, float('-inf'))
+    return logits

@@ -1,0 +1,71 @@
+"""Attention inside windows, as one kernel: q, k and v are read where the projection left them.
+
+Layout of a tile: Q query places, K key places, D channels of a head, each a power of two. L windows, h heads, N places
+of a window.
+"""
+
+import triton
+import triton.language as tl
+
+from .common import SIZES, dot, is_cut, load_bias, locate, logits_of
+
+
+@triton.jit(do_not_specialize=SIZES)
+def attend(
+    qkv_ptr, bias_ptr, out_ptr, lse_ptr,
+    qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
+    HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
+    SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
+    Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """softmax(scale q k^T + bias) v, and the log2 of the sum that the softmax divides by: (L, h, N).
+
+    A program serves Q queries of one head in several windows. Where they fit in a tile, all keys are taken at once, and
+    their bias is loaded once for all windows; else by K, with the softmax of what was seen so far.
+
+    Grid: heads, programs that share the windows, blocks of Q places. Row `num_tokens` of qkv is what padding holds.
+    """
+    PLACES: tl.constexpr = WINDOW_H * WINDOW_W
+    heads, head = tl.num_programs(0), tl.program_id(0)
+    channels = heads * HEAD_DIM
+    query, dim = tl.program_id(2) * Q + tl.arange(0, Q), tl.arange(0, D)
+    at_head = head * HEAD_DIM + dim[None, :]
+    of_head = (dim < HEAD_DIM)[None, :]
+    if PLACES <= K:
+        bias = load_bias(bias_ptr, head, query, tl.arange(0, K), PLACES, K)
+    for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
+        token_q, region_q = locate(
+            window, query, num_tokens, height, width, rows, columns,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+        )  # fmt: skip
+        cut = is_cut(window, rows, columns, MASK_PADDING)
+        q_there = (query < PLACES)[:, None] & of_head
+        q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
+        largest = tl.full((Q,), -1e30, tl.float32)  # finite, as all keys of a tile may be of other regions
+        total = tl.zeros((Q,), tl.float32)
+        out = tl.zeros((Q, D), tl.float32)
+        for start in range(0, PLACES, K):
+            key = start + tl.arange(0, K)
+            token_k, region_k = locate(
+                window, key, num_tokens, height, width, rows, columns,
+                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+            )  # fmt: skip
+            k_there = (key < PLACES)[:, None] & of_head
+            at_k = qkv_ptr + token_k[:, None] * qkv_stride + at_head + channels
+            k = tl.load(at_k, mask=k_there, other=0.0)
+            v = tl.load(at_k + channels, mask=k_there, other=0.0)
+            if PLACES > K:
+                bias = load_bias(bias_ptr, head, query, key, PLACES, K)
+            logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
+            now_largest = tl.maximum(largest, tl.max(logits, 1))
+            weights = tl.exp2(logits - now_largest[:, None])
+            shrink = tl.exp2(largest - now_largest)
+            total = total * shrink + tl.sum(weights, 1)
+            out = out * shrink[:, None] + dot(weights.to(v.dtype), v, PRECISION, WIDEN)
+            largest = now_largest
+        out_there = q_there & (token_q < num_tokens)[:, None]
+        out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + token_q[:, None] * channels + at_head, out, mask=out_there)
+        at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
+        tl.store(lse_ptr + at_lse, largest + tl.log2(total), mask=query < PLACES)

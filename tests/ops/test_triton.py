@@ -1,0 +1,195 @@
+"""The Triton kernels against the literal algorithm, by Triton's interpreter or, where there is one, on a GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from swin_backbone.analysis.timing import bytes_kept
+from swin_backbone.ops import reference
+from swin_backbone.ops.triton import attend_in_windows
+from swin_backbone.ops.triton.attention import attend_in_windows_backward
+from swin_backbone.ops.triton.tiles import PROGRAMS_PER_MULTIPROCESSOR, Tiles
+
+pytest.importorskip('triton', reason='triton is not installed')
+
+DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+# What is rounded on the way, to the largest value of the result.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+HALF = [torch.float16, torch.bfloat16]
+
+
+def make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim, dtype=torch.float32):
+    """q, k and v of all tokens and of padding; the bias; and the settings of the operator."""
+    T, N = batch * height * width, window_size[0] * window_size[1]
+    padded = height % window_size[0] > 0 or width % window_size[1] > 0
+    qkv_T3C = torch.randn(T + padded, 3 * heads * head_dim, device=DEVICE).to(dtype)
+    bias_hNN = torch.randn(heads, N, N, device=DEVICE).to(dtype)
+    shift = [window_size[0] // 2, window_size[1] // 2] if shifted else [0, 0]
+    return qkv_T3C, bias_hNN, (batch, height, width, list(window_size), shift, mask_padding, head_dim**-0.5)
+
+
+def run_reference(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, scale):
+    numbers_BHW = torch.arange(batch * height * width, device=DEVICE).view(batch, height, width)
+    padding = (0, -width % window_size[1], 0, -height % window_size[0])
+    padded_BHW = F.pad(numbers_BHW, padding, value=batch * height * width)
+    x_BHWC = reference.attend_in_shifted_windows(
+        qkv_T3C[padded_BHW], bias_hNN, scale, (height, width), tuple(window_size), tuple(shift), mask_padding
+    )
+    return x_BHWC.flatten(0, 2)
+
+
+def assert_equal_with_gradients(qkv_T3C, bias_hNN, settings, tolerance, message=''):
+    inputs = [qkv_T3C.requires_grad_(), bias_hNN.requires_grad_()]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    outputs = attend_in_windows(*inputs, *settings)[0], run_reference(*exact, *settings)
+    weight = torch.randn_like(outputs[0])
+    results = [[x, *torch.autograd.grad(x, i, weight.to(x.dtype))] for x, i in zip(outputs, (inputs, exact))]
+    for name, fast, literal in zip(('output', 'gradient of qkv', 'gradient of the bias'), *results):
+        assert fast.dtype == qkv_T3C.dtype
+        error = (fast.double() - literal).abs().max() / literal.abs().max()
+        assert error < tolerance, f'{name} is off by {error:.1e} {message}'
+
+
+@pytest.mark.parametrize('mask_padding', [False, True])
+@pytest.mark.parametrize('shifted', [False, True])
+@pytest.mark.parametrize(
+    ('batch', 'height', 'width', 'window_size', 'heads', 'head_dim'),
+    [
+        (1, 14, 7, (7, 7), 2, 32),  # whole windows
+        (2, 9, 9, (7, 7), 1, 16),  # padding beyond half a window: it reaches into the last but one
+        (1, 13, 14, (7, 7), 1, 24),  # padding of less
+        (2, 9, 5, (4, 6), 2, 24),  # rectangular
+        (1, 3, 2, (7, 7), 2, 16),  # a map smaller than its window
+        (1, 5, 4, (1, 3), 2, 16),  # hardly a window
+        (1, 13, 8, (8, 8), 1, 64),  # of a tile's size
+    ],
+)
+def test_outputs_and_gradients_equal_the_reference(
+    batch, height, width, window_size, heads, head_dim, shifted, mask_padding
+):
+    case = make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim)
+    assert_equal_with_gradients(*case, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize('mask_padding', [False, True])
+@pytest.mark.parametrize(
+    ('height', 'width', 'window_size', 'head_dim'),
+    [(20, 7, (12, 12), 32), (16, 17, (16, 16), 24), (9, 20, (6, 16), 16)],
+)
+def test_windows_of_several_tiles(height, width, window_size, head_dim, mask_padding):
+    case = make_case(1, height, width, window_size, True, mask_padding, 1, head_dim)
+    assert_equal_with_gradients(*case, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize('dtype', HALF)
+@pytest.mark.parametrize(('window_size', 'head_dim'), [((7, 7), 32), ((4, 6), 24), ((12, 12), 16)])
+def test_half_precision_sums_in_float32(window_size, head_dim, dtype):
+    case = make_case(1, 13, 14, window_size, True, False, 1, head_dim, dtype)
+    assert_equal_with_gradients(*case, TOLERANCE[dtype])
+
+
+def test_logits_beyond_half_precision_and_far_apart():
+    qkv_T3C, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.float16)
+    qkv_T3C[:, :64] *= 60  # q k^T reaches beyond 65504
+    out_TC, lse_LhN = attend_in_windows(qkv_T3C, bias_hNN, *settings)
+    literal = run_reference(qkv_T3C.double(), bias_hNN.double(), *settings)
+    assert lse_LhN.isfinite().all()
+    assert (out_TC.double() - literal).abs().max() < 2e-3 * literal.abs().max()
+
+
+def test_offsets_beyond_int32(monkeypatch):
+    monkeypatch.setattr(Tiles, 'is_wide', True)
+    assert_equal_with_gradients(*make_case(2, 9, 5, (4, 6), True, True, 2, 16), TOLERANCE[torch.float32])
+    assert_equal_with_gradients(*make_case(1, 9, 12, (9, 9), True, False, 1, 16), TOLERANCE[torch.float32])
+
+
+def test_rows_need_not_lie_one_behind_the_other():
+    qkv_T3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    wide = torch.cat([qkv_T3C, torch.full_like(qkv_T3C, 7.0)], dim=1)[:, : qkv_T3C.shape[1]].requires_grad_()
+    turned = qkv_T3C.t().contiguous().t().requires_grad_()
+    results = []
+    for qkv in (qkv_T3C.requires_grad_(), wide, turned):
+        out_TC, _ = attend_in_windows(qkv, bias_hNN.transpose(1, 2), *settings)
+        (grad,) = torch.autograd.grad(out_TC.sum(), qkv)  # the gradient of a sum is expanded
+        results.append((out_TC, grad))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=0)
+
+
+def test_sums_of_several_programs_are_deterministic():
+    case = make_case(2, 15, 16, (7, 7), True, False, 2, 16)
+    _, programs, _ = Tiles(*case[:2], *case[2][:-1]).backward().grid
+    if DEVICE.type == 'cpu':
+        assert 1 < programs < 2 * 3 * 3
+    inputs = [tensor.requires_grad_() for tensor in case[:2]]
+    gradients = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            out_TC, _ = attend_in_windows(*inputs, *case[2])
+            gradients.append(torch.autograd.grad(out_TC.square().sum(), inputs))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(*pair) for pair in zip(*gradients))
+
+
+@pytest.mark.parametrize('window_size', [(7, 7), (16, 16)])
+def test_what_the_bias_gradient_needs_does_not_grow_with_the_map(window_size):
+    """A sum for each program, and of these as many as keep the device busy: never one for each window."""
+    bias_hNN, qkv_13C = torch.empty(3, 1, 1, device='meta'), torch.empty(1, 3 * 96, device='meta')
+    for size in (200, 2000):
+        tiling = Tiles(qkv_13C, bias_hNN, 2, size, size, list(window_size), [0, 0], False).backward()
+        heads, programs, blocks = tiling.grid
+        assert programs == 1 or heads * programs * blocks <= PROGRAMS_PER_MULTIPROCESSOR
+
+
+def test_backward_keeps_the_inputs_the_output_and_the_log_sum_exp():
+    qkv_T3C, bias_hNN, settings = make_case(2, 15, 9, (7, 7), True, False, 2, 16)
+
+    class Attention(torch.nn.Module):
+        def forward(self, qkv_T3C):
+            return attend_in_windows(qkv_T3C.requires_grad_() + 0, bias_hNN, *settings)[0]
+
+    B, H, W = settings[:3]
+    num_windows, C = B * 3 * 2, 32
+    kept = bytes_kept(Attention(), qkv_T3C, torch.float32)
+    assert kept == 4 * ((B * H * W + 1) * 3 * C + bias_hNN.numel() + B * H * W * C + num_windows * 2 * 49)
+
+
+def test_what_wants_no_gradient_gets_none():
+    qkv_T3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    attend_in_windows(qkv_T3C.requires_grad_(), bias_hNN, *settings)[0].sum().backward()
+    assert bias_hNN.grad is None
+    qkv_grad, qkv_T3C = qkv_T3C.grad, qkv_T3C.detach()
+    attend_in_windows(qkv_T3C, bias_hNN.requires_grad_(), *settings)[0].sum().backward()
+    assert qkv_T3C.grad is None
+    assert bias_hNN.grad.shape == bias_hNN.shape
+    assert qkv_grad.shape == qkv_T3C.shape
+
+
+@pytest.mark.parametrize(('window_size', 'size'), [((3, 4), (7, 8)), ((9, 8), (9, 8))])
+def test_opcheck(window_size, size):
+    qkv_T3C, bias_hNN, settings = make_case(1, *size, window_size, True, True, 1, 16)
+    torch.library.opcheck(attend_in_windows, (qkv_T3C.requires_grad_(), bias_hNN.requires_grad_(), *settings))
+    qkv_T3C, bias_hNN = qkv_T3C.detach(), bias_hNN.detach()
+    out_TC, lse_LhN = attend_in_windows(qkv_T3C, bias_hNN, *settings)
+    for needs_bias in (True, False):
+        arguments = torch.ones_like(out_TC), qkv_T3C, bias_hNN, out_TC, lse_LhN, *settings, needs_bias
+        torch.library.opcheck(attend_in_windows_backward, arguments)
+
+
+def test_a_second_derivative_is_refused():
+    qkv_T3C, bias_hNN, settings = make_case(1, 4, 4, (4, 4), False, False, 1, 16)
+    out_TC, _ = attend_in_windows(qkv_T3C.requires_grad_(), bias_hNN, *settings)
+    (grad,) = torch.autograd.grad(out_TC.square().sum(), qkv_T3C, create_graph=True)
+    with pytest.raises(RuntimeError, match='attend_in_windows_backward'):
+        torch.autograd.grad(grad.sum(), qkv_T3C)
+
+
+def test_where_offsets_need_int64():
+    bias_hNN = torch.empty(3, 49, 49, device='meta')
+    for width, is_wide in ((7456500, False), (7456600, True)):  # times 288 is about 2^31
+        tiles = Tiles(torch.empty(1, 288, device='meta'), bias_hNN, 1, 1, width, [7, 7], [0, 0], False)
+        assert tiles.is_wide == is_wide
+    spread = torch.empty(1, 2**21, device='meta')[:, :288]
+    assert Tiles(spread, bias_hNN, 1, 32, 32, [7, 7], [0, 0], False).is_wide
