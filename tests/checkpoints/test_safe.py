@@ -83,7 +83,8 @@ def test_the_tool_makes_weights_of_it_when_told_to(tmp_path):
     path, out, made = tmp_path / 'weights.pth', tmp_path / 'out.pth', tmp_path / 'made'
     write(path, 'zip', MakesAFile(made))
     command = [sys.executable, 'tools/convert_checkpoint.py', str(path), str(out), '--to', 'mmdet']
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])}
+    python_path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+    environment = {**os.environ, 'PYTHONPATH': python_path, 'PYTHONWARNINGS': 'ignore'}
     results = [
         subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True)
         for more in ([], ['--unsafe-load'])
