@@ -84,7 +84,7 @@ param_scheduler = [
         by_epoch=False)
 ]
 optim_wrapper = dict(
-    optimizer=dict(lr=0.001, fused=True, weight_decay=0.01),
+    optimizer=dict(lr=0.002, fused=True, weight_decay=0.01),
     clip_grad=dict(max_norm=5.))
 auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
