@@ -3,6 +3,7 @@
 Layout: B batch, C channels, H W height and width.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Optional
 
@@ -18,6 +19,7 @@ from ..ops.embedding import EmbeddingWeights, embed_patches, embed_patches_backw
 from ..ops.merging import MergingWeights, merge_patches, merge_patches_backward, normalise_output
 from ..ops.rows import row_strips
 from ..ops.traced import in_order
+from ..ops.windows import Size
 from .published import has_hooks, is_as_published
 
 
@@ -66,14 +68,9 @@ class PatchEmbed(BaseModule):
             getattr(self.norm, 'weight', None),
             getattr(self.norm, 'bias', None),
         )
+        tokens = tokens_per_strip(self.strip_tokens, self.projection.out_channels) if in_strips else None
         eps = getattr(self.norm, 'eps', None)
-        if not in_strips:
-            return embed_patches(image_BHWC, None, weights, rows=None, eps=eps)
-        tokens = tokens_per_strip(self.strip_tokens, self.projection.out_channels)
-        how = dict(rows=row_strips(*image_BHWC.shape[:3], self.patch_size, tokens), eps=eps)
-        return recomputed(
-            Computation(partial(embed_patches, **how), partial(embed_patches_backward, **how)), image_BHWC, weights
-        )
+        return _by_rows(embed_patches, embed_patches_backward, image_BHWC, weights, self.patch_size, tokens, eps=eps)
 
     def _is_as_published(self) -> bool:
         """Whether the projection is still the convolution of disjoint patches that it was made as."""
@@ -125,15 +122,13 @@ class PatchMerging(BaseModule):
             cast_to_autocast(self.reduction.weight),
         )
         norm = dict(eps=getattr(self.norm, 'eps', None), post_norm=self.post_norm)
+        by_rows = partial(_by_rows, merge_patches, merge_patches_backward, weights=weights, patch=(2, 2), **norm)
         if not saves_memory(self.strip_tokens, x_BHWC):
-            return merge_patches(x_BHWC, None, weights, rows=None, **norm)
+            return by_rows(x_BHWC, tokens=None)
         B, H, W, C = x_BHWC.shape
         if H % 2 == 0:  # then images are rows of one
             x_BHWC = x_BHWC.reshape(1, B * H, W, C)
-        how = dict(rows=row_strips(*x_BHWC.shape[:3], (2, 2), tokens_per_strip(self.strip_tokens, C)), **norm)
-        y_BHWC = recomputed(
-            Computation(partial(merge_patches, **how), partial(merge_patches_backward, **how)), x_BHWC, weights
-        )
+        y_BHWC = by_rows(x_BHWC, tokens=tokens_per_strip(self.strip_tokens, C))
         return y_BHWC.view(B, -(-H // 2), -(-W // 2), -1)
 
     def _by_modules(self, x_BHWC: Tensor) -> Tensor:
@@ -146,6 +141,22 @@ class PatchMerging(BaseModule):
         ]
         x_BHWC = torch.stack(neighbours, dim=-1).flatten(3)
         return self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
+
+
+def _by_rows(
+    forward: Callable[..., Tensor],
+    backward: Callable[..., Optional[Tensor]],
+    x_BHWC: Tensor,
+    weights: tuple,
+    patch: Size,
+    tokens: Optional[int],
+    **norm,
+) -> Tensor:
+    """What patches become, in strips of so many tokens that keep `x_BHWC` alone for backward; None: as one graph."""
+    if tokens is None:
+        return forward(x_BHWC, None, weights, rows=None, **norm)
+    how = dict(rows=row_strips(*x_BHWC.shape[:3], patch, tokens), **norm)
+    return recomputed(Computation(partial(forward, **how), partial(backward, **how)), x_BHWC, weights)
 
 
 def normalised_output(norm: nn.Module, x_BHWC: Tensor) -> Tensor:

@@ -6,15 +6,14 @@ Layout: B batch, H W height and width, C channels, T tokens, P values of a patch
 from functools import partial
 from typing import NamedTuple, Optional
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .linear import add_linear_gradients, linear, linear_backward
 from .norm import layer_norm_vjp
-from .rows import Rows, over_rows, over_rows_backward
+from .rows import Rows, cut_patches, join_patches, over_rows, over_rows_backward
 from .sums import GradientSums
-from .traced import in_order, pad_map
+from .traced import in_order
 
 
 class EmbeddingWeights(NamedTuple):
@@ -77,18 +76,11 @@ def _embed_backward(
     if 'x' not in sums.wanted:
         return add_linear_gradients(grad_TC, patches_TP, weight_CP, sums, 'projection')
     grad_TP = linear_backward(grad_TC, patches_TP, weight_CP, sums, 'projection')
-    _C, channels, *patch = w.projection_weight.shape
-    grad = grad_TP.view(*patches_BHWP.shape[:3], channels, *patch).permute(0, 1, 4, 2, 5, 3)
-    _B, H, W, _channels = image_BHWC.shape
-    return grad.flatten(1, 2).flatten(2, 3)[:, :H, :W]
+    grad = grad_TP.view(*patches_BHWP.shape[:3], *w.projection_weight.shape[1:]).movedim(3, -1)
+    return join_patches(grad, *image_BHWC.shape[1:3])
 
 
 def _cut_patches(image_BHWC: Tensor, weight: Tensor) -> Tensor:
     """(B, H, W, channels) to (B, H / patch, W / patch, P)."""
-    B, H, W, channels = image_BHWC.shape
-    height, width = weight.shape[2:]
-    rows, columns = (H + height - 1) // height, (W + width - 1) // width
-    if torch.compiler.is_compiling() or H % height or W % width:  # as in patch merging
-        image_BHWC = pad_map(image_BHWC, rows * height, columns * width)
-    patches = image_BHWC.unflatten(2, (columns, width)).unflatten(1, (rows, height)).permute(0, 1, 3, 5, 2, 4)
-    return in_order(patches).view(B, rows, columns, channels * height * width)
+    patches = in_order(cut_patches(image_BHWC, weight.shape[2:]).movedim(-1, 3))
+    return patches.view(*patches.shape[:3], weight[0].numel())

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .linear import linear, linear_backward
 from .norm import layer_norm_vjp
-from .rows import Rows, over_rows, over_rows_backward
+from .rows import Rows, cut_patches, join_patches, over_rows, over_rows_backward
 from .sums import GradientSums
-from .traced import in_order, pad_map
+from .traced import in_order
 
 OUTPUT_STRIP_TOKENS = 4096  # of an output map that are normalised and transposed while they are in cache
 
@@ -117,21 +117,15 @@ def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Te
 
 def _gather_neighbours(x_BHWC: Tensor) -> Tensor:
     """(B, H, W, C) to (B * H/2 * W/2, 2 * 2 * C); an odd side is zero-padded."""
-    B, H, W, C = x_BHWC.shape
-    rows, columns = (H + 1) // 2, (W + 1) // 2
-    # To a compiler, which sees symbols, asking would be a guard on the size; elsewhere padding by nothing is a copy.
-    # No size is left to be found (-1): for symbols that is a division, and takes minutes.
-    if torch.compiler.is_compiling() or H % 2 or W % 2:
-        x_BHWC = pad_map(x_BHWC, 2 * rows, 2 * columns)
-    x = in_order(x_BHWC.view(B, rows, 2, columns, 2, C).transpose(2, 3))
+    x = in_order(cut_patches(x_BHWC, (2, 2)))
+    B, rows, columns, _, _, C = x.shape
     return x.view(B * rows * columns, 4 * C)
 
 
 def _scatter_neighbours(x_TC: Tensor, shape: torch.Size) -> Tensor:
     """The inverse of `_gather_neighbours`, to a map of `shape`."""
     B, H, W, C = shape
-    x = x_TC.view(B, -(-H // 2), -(-W // 2), 2, 2, C).transpose(2, 3).reshape(B, H + H % 2, W + W % 2, C)
-    return x[:, :H, :W]
+    return join_patches(x_TC.view(B, (H + 1) // 2, (W + 1) // 2, 2, 2, C), H, W)
 
 
 def _in_our_order(w: MergingWeights, post_norm: bool) -> MergingWeights:

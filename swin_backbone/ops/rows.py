@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .traced import in_order, pad_map
 from .windows import Size
 
 
@@ -65,3 +66,19 @@ def over_rows_backward(
             grad_x_BHWC = torch.empty_like(x_BHWC, dtype=grad_1HWC.dtype)
         grad_x_BHWC[rows.image, rows.read] = grad_1HWC
     return grad_x_BHWC
+
+
+def cut_patches(x_BHWC: Tensor, patch: Size) -> Tensor:
+    """A view of (B, H, W, C), padded with zeros to whole patches: (B, H / rows, W / columns, rows, columns, C)."""
+    H, W = x_BHWC.shape[1:3]
+    rows, columns = (H + patch[0] - 1) // patch[0], (W + patch[1] - 1) // patch[1]
+    # To a compiler, which sees symbols, asking would be a guard on the size; elsewhere padding by nothing is a copy.
+    # No size is left to be found (-1): for symbols that is a division, and takes minutes.
+    if torch.compiler.is_compiling() or H % patch[0] or W % patch[1]:
+        x_BHWC = pad_map(x_BHWC, rows * patch[0], columns * patch[1])
+    return x_BHWC.unflatten(2, (columns, patch[1])).unflatten(1, (rows, patch[0])).transpose(2, 3)
+
+
+def join_patches(patches: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of `cut_patches`, without what was padded: (B, H, W, C)."""
+    return in_order(patches.transpose(2, 3)).flatten(3, 4).flatten(1, 2)[:, :height, :width]
