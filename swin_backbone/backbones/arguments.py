@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..archs import ARCHS, Arch
-from ..ops.backend import ATTENTION_BACKENDS
-from ..ops.windows import Size
+from ..ops.grid import Size
 
 
 def resolve_arch(
@@ -95,12 +94,6 @@ def check_strip_tokens(strip_tokens: Union[int, str, None]) -> Union[int, str, N
     if strip_tokens is None or strip_tokens == 'auto':
         return strip_tokens
     return positive_int("strip_tokens, unless 'auto' or None,", strip_tokens)
-
-
-def check_attention_backend(backend: str, attn_drop_rate: float) -> str:
-    if check_choice('attention_backend', backend, ATTENTION_BACKENDS) == 'reference' and attn_drop_rate:
-        raise ValueError(f"attention_backend='reference' drops no attention weights, got {attn_drop_rate=}")
-    return backend
 
 
 def check_images(x_BCHW: Tensor, in_channels: int) -> None:

@@ -6,9 +6,9 @@ from typing import Any, Optional, Union
 from mmengine.registry import MODELS
 
 from ..layers import SwinBlock
-from ..ops.blocked import StripTokens
+from ..ops.plan import StripTokens
 from . import arguments
-from .pyramid import SwinPyramid
+from .pyramid import PyramidSettings, SwinPyramid
 
 
 @MODELS.register_module()
@@ -55,8 +55,7 @@ class SwinBackbone(SwinPyramid):
             kernel that keeps no attention weights for backward, if Triton is there, the window is at most 16x16, a
             head has 16, 24, 32 or 64 channels, no weights are dropped and strip_tokens is no number; else, and on a
             CPU, what is quickest of torch. 'triton': that kernel, in float32 too. 'sdpa': torch's
-            scaled_dot_product_attention. 'reference': the paper's algorithm as it is written, slow, for doubts. The
-            kernel has no second derivative.
+            scaled_dot_product_attention. The kernel has no second derivative.
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
@@ -95,37 +94,20 @@ class SwinBackbone(SwinPyramid):
         strip_tokens: StripTokens = 'auto',
         attention_backend: str = 'auto',
     ):
-        arch = arguments.resolve_arch(arch, embed_dims, depths, num_heads)
+        init_cfg = arguments.merge_pretrained(pretrained, init_cfg)
+        settings = PyramidSettings.of(locals())
+        sizes = arguments.resolve_arch(arch, embed_dims, depths, num_heads)
         window_size = arguments.pair('window_size', window_size)
 
         def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
             return SwinBlock(qkv_bias=qkv_bias, qk_scale=qk_scale, **block)
 
         super().__init__(
-            arch=arch,
-            window_sizes=[window_size] * len(arch.depths),
+            settings,
+            arch=sizes,
+            window_sizes=[window_size] * len(sizes.depths),
             make_block=make_block,
             merging_first=False,
             post_norm=False,
-            pretrain_img_size=pretrain_img_size,
-            in_channels=in_channels,
-            patch_size=patch_size,
-            mlp_ratio=mlp_ratio,
-            strides=strides,
-            out_indices=out_indices,
-            patch_norm=patch_norm,
-            drop_rate=drop_rate,
-            attn_drop_rate=attn_drop_rate,
-            drop_path_rate=drop_path_rate,
-            use_abs_pos_embed=use_abs_pos_embed,
-            act_cfg=act_cfg,
-            norm_cfg=norm_cfg,
-            with_cp=with_cp,
-            frozen_stages=frozen_stages,
-            init_cfg=arguments.merge_pretrained(pretrained, init_cfg),
-            small_map=small_map,
-            mask_padding=mask_padding,
-            strip_tokens=strip_tokens,
-            attention_backend=attention_backend,
         )
         self.window_size = window_size

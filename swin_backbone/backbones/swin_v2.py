@@ -7,9 +7,9 @@ from mmengine.registry import MODELS
 
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
 from ..layers import SwinV2Block
-from ..ops.blocked import StripTokens
+from ..ops.plan import StripTokens
 from . import arguments
-from .pyramid import SwinPyramid
+from .pyramid import PyramidSettings, SwinPyramid
 
 
 @MODELS.register_module()
@@ -70,6 +70,7 @@ class SwinV2Backbone(SwinPyramid):
         strip_tokens: StripTokens = 'auto',
         attention_backend: str = 'auto',
     ):
+        settings = PyramidSettings.of(locals())
         sizes = arguments.resolve_arch(arch, embed_dims, depths, num_heads, ARCHS_V2)
         num_stages = len(sizes.depths)
         window_sizes = arguments.window_sizes(window_size, num_stages)
@@ -89,31 +90,12 @@ class SwinV2Backbone(SwinPyramid):
             )
 
         super().__init__(
+            settings,
             arch=sizes,
             window_sizes=window_sizes,
             make_block=make_block,
             merging_first=True,
             post_norm=True,
-            pretrain_img_size=pretrain_img_size,
-            in_channels=in_channels,
-            patch_size=patch_size,
-            mlp_ratio=mlp_ratio,
-            strides=strides,
-            out_indices=out_indices,
-            patch_norm=patch_norm,
-            drop_rate=drop_rate,
-            attn_drop_rate=attn_drop_rate,
-            drop_path_rate=drop_path_rate,
-            use_abs_pos_embed=use_abs_pos_embed,
-            act_cfg=act_cfg,
-            norm_cfg=norm_cfg,
-            with_cp=with_cp,
-            frozen_stages=frozen_stages,
-            init_cfg=init_cfg,
-            small_map=small_map,
-            mask_padding=mask_padding,
-            strip_tokens=strip_tokens,
-            attention_backend=attention_backend,
         )
         # of each stage
         self.window_size = window_sizes
