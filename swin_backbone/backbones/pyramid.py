@@ -5,7 +5,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Optional, Union
+from typing import Optional
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -39,7 +39,7 @@ class SwinStage(BaseModule):
 class SwinPyramid(BaseModule):
     """Patch embedding, stages of blocks, patch merging between them, and normalised outputs.
 
-    The arguments are those of `SwinBackbone`, and:
+    The arguments are those of `SwinBackbone` as `arguments.check` gives them, and:
 
     Args:
         arch: width, depths and heads.
@@ -58,12 +58,12 @@ class SwinPyramid(BaseModule):
         make_block: Callable[..., SwinBlock],
         merging_first: bool,
         post_norm: bool,
-        pretrain_img_size: Union[int, Sequence[int]],
+        pretrain_img_size: Size,
         in_channels: int,
-        patch_size: Union[int, Sequence[int]],
+        patch_size: Size,
         mlp_ratio: float,
-        strides: Sequence[int],
-        out_indices: Sequence[int],
+        strides: tuple[int, ...],
+        out_indices: tuple[int, ...],
         patch_norm: bool,
         drop_rate: float,
         attn_drop_rate: float,
@@ -81,29 +81,26 @@ class SwinPyramid(BaseModule):
     ):
         super().__init__(init_cfg=init_cfg)
         embed_dims, depths, num_heads = arch
-        strides = arguments.check_strides(strides, patch_size, len(depths))
-        self.in_channels = arguments.positive_int('in_channels', in_channels)
-        self.out_indices = arguments.check_out_indices(out_indices, len(depths))
-        self.frozen_stages = arguments.check_frozen_stages(frozen_stages, len(depths))
+        self.in_channels = in_channels
+        self.out_indices = out_indices
+        self.frozen_stages = frozen_stages
         self.merging_first = merging_first
         self.num_features = [embed_dims << stage for stage in range(len(depths))]
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
 
-        patch_size = (strides[0], strides[0])
         patch_norm_cfg = norm_cfg if patch_norm else None
         self.patch_embed = PatchEmbed(in_channels, embed_dims, patch_size, patch_norm_cfg, strip_tokens)
         if use_abs_pos_embed:
-            height, width = arguments.pair('pretrain_img_size', pretrain_img_size)
+            height, width = pretrain_img_size
             self.pretrain_map_size = height // patch_size[0], width // patch_size[1]
             num_patches = self.pretrain_map_size[0] * self.pretrain_map_size[1]
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, embed_dims))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         else:
             self.absolute_pos_embed = None
-        self.drop_after_pos = nn.Dropout(arguments.check_rate('drop_rate', drop_rate))
+        self.drop_after_pos = nn.Dropout(drop_rate)
 
-        last_rate = arguments.check_rate('drop_path_rate', drop_path_rate)
-        drop_path_rates = iter(torch.linspace(0, last_rate, sum(depths), device='cpu').tolist())
+        drop_path_rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device='cpu').tolist())
         self.stages = ModuleList()
         for stage, (width, depth, heads, window_size) in enumerate(
             zip(self.num_features, depths, num_heads, window_sizes)
@@ -116,17 +113,17 @@ class SwinPyramid(BaseModule):
                     num_heads=heads,
                     window_size=window_size,
                     shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
-                    feedforward_channels=int(arguments.check_mlp_ratio(mlp_ratio) * width),
+                    feedforward_channels=int(mlp_ratio * width),
                     drop_rate=drop_rate,
-                    attn_drop_rate=arguments.check_rate('attn_drop_rate', attn_drop_rate),
+                    attn_drop_rate=attn_drop_rate,
                     drop_path_rate=next(drop_path_rates),
                     act_cfg=act_cfg,
                     norm_cfg=norm_cfg,
                     with_cp=with_cp,
-                    small_map=arguments.check_choice('small_map', small_map, ('pad', 'shrink')),
+                    small_map=small_map,
                     mask_padding=mask_padding,
-                    strip_tokens=arguments.check_strip_tokens(strip_tokens),
-                    attention_backend=arguments.check_attention_backend(attention_backend, attn_drop_rate),
+                    strip_tokens=strip_tokens,
+                    attention_backend=attention_backend,
                 )
                 for index in range(depth)
             ]
@@ -146,7 +143,7 @@ class SwinPyramid(BaseModule):
         """Images to feature maps.
 
         Args:
-            x_BCHW: (B, in_channels, H, W), of any size from 1x1 up.
+            x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights; under autocast in any.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
@@ -155,7 +152,7 @@ class SwinPyramid(BaseModule):
         Raises:
             TypeError, ValueError: if the input is not such a tensor, saying what it is.
         """
-        arguments.check_images(x_BCHW, self.in_channels)
+        arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
         x_BHWC = self.patch_embed(x_BCHW)
         if self.absolute_pos_embed is not None:
             _B, H, W, C = x_BHWC.shape

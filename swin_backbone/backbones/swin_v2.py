@@ -23,7 +23,8 @@ class SwinV2Backbone(SwinPyramid):
     Args:
         pretrain_img_size: see `SwinBackbone`.
         window_size: side of a window in tokens, or (height, width); or one of these for each stage. Published weights
-            of window 16 at 256x256 have 8 in the last stage: (16, 16, 16, 8); those of window 24 at 384: 12.
+            of window 16 at 256x256 have 8 in the last stage: (16, 16, 16, 8); those of window 24 at 384: 12. Two ints
+            are always (height, width), of all stages: a backbone of two takes ((3, 3), (13, 13)).
         qkv_bias: whether query and value have a bias; the key has none.
         frozen_stages: see `SwinBackbone`. A stage's patch merging is the one that leads to it, as in mmpretrain.
         arch: a published size, one of `swin_backbone.ARCHS_V2`; an explicit argument beats it.
@@ -70,15 +71,12 @@ class SwinV2Backbone(SwinPyramid):
         strip_tokens: StripTokens = 'auto',
         attention_backend: str = 'auto',
     ):
-        sizes = arguments.resolve_arch(arch, embed_dims, depths, num_heads, ARCHS_V2)
-        num_stages = len(sizes.depths)
-        window_sizes = arguments.window_sizes(window_size, num_stages)
-        pretrained_windows = (None,) * num_stages
-        if pretrained_window_sizes is not None:
-            pretrained_windows = arguments.pretrained_window_sizes(pretrained_window_sizes, num_stages)
-        if extra_norm_every_n_blocks is None:
-            extra_norm_every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch, 0)
-        every_n_blocks = arguments.check_extra_norm(extra_norm_every_n_blocks)
+        checked = arguments.check(locals(), ARCHS_V2)
+        window_sizes, pretrained_windows = checked.pop('window_size'), checked.pop('pretrained_window_sizes')
+        every_n_blocks = checked.pop('extra_norm_every_n_blocks')
+        if every_n_blocks is None:
+            every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
+        qkv_bias = checked.pop('qkv_bias')
 
         def make_block(stage: int, index: int, **block: Any) -> SwinV2Block:
             return SwinV2Block(
@@ -89,31 +87,11 @@ class SwinV2Backbone(SwinPyramid):
             )
 
         super().__init__(
-            arch=sizes,
             window_sizes=window_sizes,
             make_block=make_block,
             merging_first=True,
             post_norm=True,
-            pretrain_img_size=pretrain_img_size,
-            in_channels=in_channels,
-            patch_size=patch_size,
-            mlp_ratio=mlp_ratio,
-            strides=strides,
-            out_indices=out_indices,
-            patch_norm=patch_norm,
-            drop_rate=drop_rate,
-            attn_drop_rate=attn_drop_rate,
-            drop_path_rate=drop_path_rate,
-            use_abs_pos_embed=use_abs_pos_embed,
-            act_cfg=act_cfg,
-            norm_cfg=norm_cfg,
-            with_cp=with_cp,
-            frozen_stages=frozen_stages,
-            init_cfg=init_cfg,
-            small_map=small_map,
-            mask_padding=mask_padding,
-            strip_tokens=strip_tokens,
-            attention_backend=attention_backend,
+            **checked,
         )
         # of each stage
         self.window_size = window_sizes
