@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Callable, NamedTuple, NoReturn, Optional
 
-import numpy as np
 import torch
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import PretrainedInit
@@ -209,9 +208,9 @@ def _is_near(a: Tensor, b: Tensor) -> bool:
 
 
 def _flag(value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
+    if not isinstance(value, bool):
         raise TypeError
-    return bool(value)
+    return value
 
 
 def _text(value: Any) -> str:
