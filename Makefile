@@ -3,7 +3,7 @@
 # make test-slow the tests that take minutes
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
-# make lint      pre-commit, which runs ruff
+# make lint      pre-commit, which runs ruff, mypy and codespell
 # make benchmark-gpu   all that docs/benchmarks.md wants to know of a GPU, on one: needs CUDA
 #
 # Variables, on the command line:
@@ -70,4 +70,4 @@ benchmark-gpu: install
 	$(RUN) $(ON_GPU) --kernels --train --json $(FIGURES)/kernels-train.json
 
 clean:
-	rm -rf build dist *.egg-info work_dirs .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info work_dirs .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -57,6 +57,6 @@ setup(
         'test': ['pytest', 'hypothesis', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
         # Other implementations, which the tests compare with where they are installed
         'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
-        'lint': ['ruff', 'pre-commit'],
+        'lint': ['ruff', 'mypy', 'codespell[toml]', 'pre-commit'],
     },
 )

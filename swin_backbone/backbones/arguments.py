@@ -1,103 +1,131 @@
-"""What a backbone's user may pass: each check names the argument, what it got and what it takes."""
+"""What each argument of a backbone takes, in one table by which all are checked; and what its input may be."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Mapping
+from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..archs import ARCHS, Arch
-from ..ops.grid import Size
+from ..archs import Arch
+from ..ops.backend import ATTENTION_BACKENDS
+from ..ops.linear import autocast_dtype
+from . import ranges
+from .ranges import FLAG, INIT_CFG, PAIR, POSITIVE, POSITIVES, RATE, STRIP_TOKENS, TEXT, Range, choice, or_none, read
 
 
-def resolve_arch(
+def of_size(archs: Mapping[str, Arch]) -> dict[str, Range]:
+    """What the arguments take that give width, depths and heads."""
+    return dict(
+        arch=or_none(choice(*archs)),
+        embed_dims=or_none(POSITIVE),
+        depths=or_none(POSITIVES),
+        num_heads=or_none(POSITIVES),
+    )
+
+
+def of_backbone(size: Arch) -> dict[str, Range]:
+    """What all other arguments of `SwinBackbone` and `SwinV2Backbone` take, at a size."""
+    channels, num_stages = size.embed_dims, len(size.depths)
+    return dict(
+        pretrain_img_size=PAIR,
+        in_channels=POSITIVE,
+        patch_size=PAIR,
+        window_size=ranges.windows(num_stages),
+        mlp_ratio=ranges.mlp_ratio(channels),
+        strides=ranges.strides(num_stages),
+        out_indices=ranges.stages(num_stages),
+        qkv_bias=FLAG,
+        qk_scale=or_none(ranges.number('a finite number of more than 0', lambda scale: scale > 0)),
+        patch_norm=FLAG,
+        drop_rate=RATE,
+        attn_drop_rate=RATE,
+        drop_path_rate=RATE,
+        use_abs_pos_embed=FLAG,
+        act_cfg=ranges.activation(channels),
+        norm_cfg=ranges.norm(channels),
+        with_cp=FLAG,
+        pretrained=or_none(TEXT),
+        convert_weights=FLAG,
+        frozen_stages=ranges.integer(-1, num_stages),
+        init_cfg=or_none(INIT_CFG),
+        pretrained_window_sizes=ranges.pretrained_windows(num_stages),
+        extra_norm_every_n_blocks=or_none(ranges.integer(0)),
+        small_map=choice('pad', 'shrink'),
+        mask_padding=FLAG,
+        strip_tokens=or_none(STRIP_TOKENS),
+        attention_backend=choice(*ATTENTION_BACKENDS),
+    )
+
+
+def check(given: Mapping[str, Any], archs: Mapping[str, Arch], **others: Range) -> dict[str, Any]:
+    """The arguments of a backbone's constructor, each checked, as the pyramid and its blocks take them.
+
+    Args:
+        given: arguments by name, among other names: a constructor's `locals()`.
+        archs: the published sizes.
+        others: what an argument takes, by its name, if that is not what the table says.
+
+    Returns:
+        Values by name. `arch` is the `Arch` that it and embed_dims, depths and num_heads amount to; `init_cfg` the one
+        that it and `pretrained`, its deprecated spelling, do; convert_weights is gone, since it says nothing.
+
+    Raises:
+        TypeError, ValueError: for the first that is of another type or outside its range, naming it.
+    """
+    size = _size(archs, **{name: read(name, given[name], inside) for name, inside in of_size(archs).items()})
+    table = {**of_backbone(size), **others}
+    checked = {name: read(name, given[name], inside) for name, inside in table.items() if name in given}
+    patch = checked['strides'][0]
+    if checked['patch_size'] != (patch, patch):
+        raise ValueError(
+            f'patch_size must equal strides[0]={patch}, patches do not overlap; got {given["patch_size"]!r}'
+        )
+    if checked['use_abs_pos_embed'] and min(checked['pretrain_img_size']) < patch:
+        raise ValueError(
+            f'pretrain_img_size must be at least a patch of {patch}, if use_abs_pos_embed; '
+            f'got {given["pretrain_img_size"]!r}'
+        )
+    pretrained = checked.pop('pretrained', None)
+    if pretrained and checked['init_cfg']:
+        raise ValueError(
+            f'pretrained and init_cfg exclude each other; got {pretrained=} and init_cfg={given["init_cfg"]!r}'
+        )
+    if pretrained:
+        checked['init_cfg'] = dict(type='Pretrained', checkpoint=pretrained)
+    checked.pop('convert_weights', None)
+    return {**checked, 'arch': size}
+
+
+def _size(
+    archs: Mapping[str, Arch],
     arch: Optional[str],
     embed_dims: Optional[int],
-    depths: Optional[Sequence[int]],
-    num_heads: Optional[Sequence[int]],
-    archs: Mapping[str, Arch] = ARCHS,
+    depths: Optional[tuple[int, ...]],
+    num_heads: Optional[tuple[int, ...]],
 ) -> Arch:
     """Width, depths and heads: an explicit one, else the arch's, else Swin-T's."""
-    if arch is not None and arch not in archs:
-        raise ValueError(f'arch must be one of {sorted(archs)} or None, got {arch!r}')
-    table = archs[arch or 'tiny']
-    embed_dims = positive_int('embed_dims', table.embed_dims if embed_dims is None else embed_dims)
-    depths = _positive_ints('depths', table.depths if depths is None else depths)
-    num_heads = _positive_ints('num_heads', table.num_heads if num_heads is None else num_heads)
-    if len(depths) != len(num_heads):
-        raise ValueError(f'depths and num_heads must have one entry a stage each, got {depths=} and {num_heads=}')
-    for stage, heads in enumerate(num_heads):
-        if (embed_dims << stage) % heads:
-            raise ValueError(
-                f'num_heads[{stage}] must divide the width of stage {stage}, {embed_dims << stage}; got {heads}'
-            )
-    return Arch(embed_dims, depths, num_heads)
-
-
-def merge_pretrained(pretrained: Optional[str], init_cfg: Optional[dict]) -> Optional[dict]:
-    """The one init_cfg that `pretrained`, its deprecated spelling, and `init_cfg` amount to."""
-    if pretrained is None:
-        return init_cfg
-    if not isinstance(pretrained, str):
-        raise TypeError(f'pretrained must be a path or URL, or None, got {pretrained!r}')
-    if init_cfg:
-        raise ValueError(f'pretrained and init_cfg exclude each other, got {pretrained=} and {init_cfg=}')
-    return {'type': 'Pretrained', 'checkpoint': pretrained}
-
-
-def check_out_indices(out_indices: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """The stages to emit, in ascending order, as they come out."""
-    indices = _ints('out_indices', out_indices)
-    if not indices or len(set(indices)) < len(indices) or not set(indices) <= set(range(num_stages)):
-        raise ValueError(f'out_indices must be different stages among 0..{num_stages - 1}, got {out_indices}')
-    return tuple(sorted(indices))
-
-
-def check_strides(strides: Sequence[int], patch_size: Union[int, Sequence[int]], num_stages: int) -> tuple[int, ...]:
-    strides = _positive_ints('strides', strides)
-    if len(strides) < num_stages:
-        raise ValueError(f'strides must have an entry for each of the {num_stages} stages, got {strides}')
-    if pair('patch_size', patch_size) != (strides[0], strides[0]):
+    published = archs[arch or 'tiny']
+    size = Arch(embed_dims or published.embed_dims, depths or published.depths, num_heads or published.num_heads)
+    if len(size.depths) != len(size.num_heads):
         raise ValueError(
-            f'patch_size must equal strides[0], patches do not overlap; got {patch_size=} and strides[0]={strides[0]}'
+            'depths and num_heads must have one entry a stage each; '
+            f'got depths={size.depths} and num_heads={size.num_heads}'
         )
-    return strides
+    for stage, heads in enumerate(size.num_heads):
+        width = size.embed_dims << stage
+        if width % heads:
+            raise ValueError(f'num_heads[{stage}] must divide the width of stage {stage}, {width}; got {heads}')
+    return size
 
 
-def check_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
-    if value not in choices:
-        raise ValueError(f'{name} must be one of {list(choices)}, got {value!r}')
-    return value
+def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None:
+    """Refuse a batch of images that the patch embedding cannot take.
 
-
-def check_rate(name: str, value: float) -> float:
-    if not 0 <= value < 1:
-        raise ValueError(f'{name} must be a probability, at least 0 and less than 1, got {value!r}')
-    return value
-
-
-def check_mlp_ratio(mlp_ratio: float) -> float:
-    if not mlp_ratio > 0:
-        raise ValueError(f'mlp_ratio must be more than 0, got {mlp_ratio!r}')
-    return mlp_ratio
-
-
-def check_frozen_stages(frozen_stages: int, num_stages: int) -> int:
-    if not isinstance(frozen_stages, int) or not -1 <= frozen_stages <= num_stages:
-        raise ValueError(
-            f'frozen_stages must be -1 (none), 0 (patch embedding) or up to {num_stages} stages, got {frozen_stages!r}'
-        )
-    return frozen_stages
-
-
-def check_strip_tokens(strip_tokens: Union[int, str, None]) -> Union[int, str, None]:
-    if strip_tokens is None or strip_tokens == 'auto':
-        return strip_tokens
-    return positive_int("strip_tokens, unless 'auto' or None,", strip_tokens)
-
-
-def check_images(x_BCHW: Tensor, in_channels: int) -> None:
-    """Refuse a batch of images that the patch embedding cannot take."""
+    Raises:
+        TypeError: if it is no tensor of floating-point numbers, or outside autocast, if these have another dtype than
+            the weights.
+        ValueError: if its shape is not (B, in_channels, H, W), or holds nothing.
+    """
     if not isinstance(x_BCHW, Tensor):
         raise TypeError(f'the input must be a Tensor (B, {in_channels}, H, W), got {type(x_BCHW).__name__}')
     shape = tuple(x_BCHW.shape)
@@ -112,69 +140,16 @@ def check_images(x_BCHW: Tensor, in_channels: int) -> None:
             f'the input must be floating point, normalised images, got {x_BCHW.dtype}; '
             "a model's data_preprocessor converts and normalises"
         )
-
-
-def pair(name: str, value: Union[int, Sequence[int]]) -> Size:
-    """An int for both (height, width), or two ints; a tuple of one counts as an int."""
-    values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
-    if len(values) not in (1, 2) or isinstance(value, str):
-        raise TypeError(f'{name} must be an int or a pair (height, width), got {value!r}')
-    values = _positive_ints(name, values)
-    return values[0], values[-1]
-
-
-def window_sizes(window_size: Union[int, Sequence], num_stages: int) -> tuple[Size, ...]:
-    """The (height, width) of each stage's windows: from one for all, or from one a stage, each an int or a pair."""
-    if isinstance(window_size, int) or _is_pair_of_ints(window_size):
-        return (pair('window_size', window_size),) * num_stages
-    if not isinstance(window_size, Sequence) or isinstance(window_size, str):
+    dtype = _dtype_of_weights(embedding)
+    if dtype not in (None, x_BCHW.dtype) and autocast_dtype(x_BCHW.device.type) is None:
         raise TypeError(
-            f'window_size must be an int, a pair (height, width), or one of these a stage, got {window_size!r}'
+            f"the input must be {dtype}, as the model's weights, or torch.autocast be on; got {x_BCHW.dtype}"
         )
-    if len(window_size) != num_stages:
-        raise ValueError(
-            f'window_size must be an int, a pair (height, width), or one of these for each of the {num_stages} '
-            f'stages, got {window_size!r}'
-        )
-    return tuple(pair(f'window_size[{stage}]', size) for stage, size in enumerate(window_size))
 
 
-def pretrained_window_sizes(sizes: Sequence, num_stages: int) -> tuple[Optional[Size], ...]:
-    """The (height, width) of the windows each stage was trained with; None for 0, which says: those it has."""
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
-        raise TypeError(f'pretrained_window_sizes must be a sequence with an entry a stage, got {sizes!r}')
-    if len(sizes) != num_stages:
-        raise ValueError(f'pretrained_window_sizes must have an entry for each of {num_stages} stages, got {sizes!r}')
-    return tuple(
-        None if size == 0 else pair(f'pretrained_window_sizes[{stage}]', size) for stage, size in enumerate(sizes)
-    )
-
-
-def check_extra_norm(every_n_blocks: int) -> int:
-    if isinstance(every_n_blocks, bool) or not isinstance(every_n_blocks, int):
-        raise TypeError(f'extra_norm_every_n_blocks must be an int, got {every_n_blocks!r}')
-    if every_n_blocks < 0:
-        raise ValueError(f'extra_norm_every_n_blocks must be 0 (none) or more, got {every_n_blocks}')
-    return every_n_blocks
-
-
-def positive_int(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f'{name} must be an int, got {value!r}')
-    if value < 1:
-        raise ValueError(f'{name} must be at least 1, got {value}')
-    return value
-
-
-def _positive_ints(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(positive_int(f'each of {name}', value) for value in _ints(name, values))
-
-
-def _ints(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, int) for v in values):
-        raise TypeError(f'{name} must be a sequence of ints, got {values!r}')
-    return tuple(values)
-
-
-def _is_pair_of_ints(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) in (1, 2) and all(isinstance(entry, int) for entry in value)
+def _dtype_of_weights(embedding: nn.Module) -> Optional[torch.dtype]:
+    """What the images meet first; None where a hook or a wrapper, as FSDP's, may cast either before they meet."""
+    projection = getattr(embedding, 'projection', None)
+    if type(projection) is not nn.Conv2d or embedding._forward_pre_hooks or projection._forward_pre_hooks:
+        return None
+    return projection.weight.dtype

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..archs import Arch
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..layers import PatchEmbed, PatchMerging, SwinBlock, is_as_built, known_layer, normalised_output, remember_layers
-from ..ops.backend import ATTENTION_BACKENDS
 from ..ops.grid import Size
 from ..ops.plan import Plan, Planner, StripTokens
 from ..ops.position import resize_absolute_position_embedding
@@ -40,14 +39,14 @@ class SwinStage(BaseModule):
 
 
 class PyramidSettings(NamedTuple):
-    """The arguments that V1 and V2 share; see `SwinBackbone`."""
+    """The arguments that V1 and V2 share, as `arguments.check` gives them; see `SwinBackbone`."""
 
-    pretrain_img_size: Union[int, Sequence[int]]
+    pretrain_img_size: Size
     in_channels: int
-    patch_size: Union[int, Sequence[int]]
+    patch_size: Size
     mlp_ratio: float
-    strides: Sequence[int]
-    out_indices: Sequence[int]
+    strides: tuple[int, ...]
+    out_indices: tuple[int, ...]
     patch_norm: bool
     drop_rate: float
     attn_drop_rate: float
@@ -57,16 +56,16 @@ class PyramidSettings(NamedTuple):
     norm_cfg: dict
     with_cp: bool
     frozen_stages: int
-    init_cfg: Optional[dict]
+    init_cfg: Union[dict, list, None]
     small_map: str
     mask_padding: bool
     strip_tokens: StripTokens
     attention_backend: str
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> 'PyramidSettings':
+    def of(cls, checked: dict[str, Any]) -> 'PyramidSettings':
         """Those of a backbone's arguments, by name, that are shared."""
-        return cls(**{name: given[name] for name in cls._fields})
+        return cls(**{name: checked[name] for name in cls._fields})
 
 
 class SwinPyramid(BaseModule):
@@ -94,41 +93,40 @@ class SwinPyramid(BaseModule):
     ):
         super().__init__(init_cfg=settings.init_cfg)
         s, (embed_dims, depths, num_heads) = settings, arch
-        strides = arguments.check_strides(s.strides, s.patch_size, len(depths))
-        self.in_channels = arguments.positive_int('in_channels', s.in_channels)
-        self.out_indices = arguments.check_out_indices(s.out_indices, len(depths))
-        self.frozen_stages = arguments.check_frozen_stages(s.frozen_stages, len(depths))
+        self.in_channels = s.in_channels
+        self.out_indices = s.out_indices
+        self.frozen_stages = s.frozen_stages
         self.merging_first = merging_first
         self.num_features = [embed_dims << stage for stage in range(len(depths))]
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
 
-        patch_size = (strides[0], strides[0])
         patch_norm_cfg = s.norm_cfg if s.patch_norm else None
-        self.patch_embed = PatchEmbed(s.in_channels, embed_dims, patch_size, patch_norm_cfg)
+        self.patch_embed = PatchEmbed(s.in_channels, embed_dims, s.patch_size, patch_norm_cfg)
         if s.use_abs_pos_embed:
-            height, width = arguments.pair('pretrain_img_size', s.pretrain_img_size)
-            self.pretrain_map_size = height // patch_size[0], width // patch_size[1]
+            self.pretrain_map_size = (
+                s.pretrain_img_size[0] // s.patch_size[0],
+                s.pretrain_img_size[1] // s.patch_size[1],
+            )
             num_patches = self.pretrain_map_size[0] * self.pretrain_map_size[1]
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, embed_dims))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         else:
             self.absolute_pos_embed = None
-        self.drop_after_pos = nn.Dropout(arguments.check_rate('drop_rate', s.drop_rate))
+        self.drop_after_pos = nn.Dropout(s.drop_rate)
 
-        last_rate = arguments.check_rate('drop_path_rate', s.drop_path_rate)
-        drop_path_rates = iter(torch.linspace(0, last_rate, sum(depths), device='cpu').tolist())
+        drop_path_rates = iter(torch.linspace(0, s.drop_path_rate, sum(depths), device='cpu').tolist())
         self.stages = ModuleList()
         for stage, (width, depth, heads, window_size) in enumerate(
             zip(self.num_features, depths, num_heads, window_sizes)
         ):
             planner = Planner(
-                strip_tokens=arguments.check_strip_tokens(s.strip_tokens),
-                attention_backend=arguments.check_choice('attention_backend', s.attention_backend, ATTENTION_BACKENDS),
+                strip_tokens=s.strip_tokens,
+                attention_backend=s.attention_backend,
                 with_cp=s.with_cp,
                 channels=width,
                 head_dim=width // heads,
                 window_size=window_size,
-                attn_drop_rate=arguments.check_rate('attn_drop_rate', s.attn_drop_rate),
+                attn_drop_rate=s.attn_drop_rate,
             )
             blocks = [
                 make_block(
@@ -138,13 +136,13 @@ class SwinPyramid(BaseModule):
                     num_heads=heads,
                     window_size=window_size,
                     shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
-                    feedforward_channels=int(arguments.check_mlp_ratio(s.mlp_ratio) * width),
+                    feedforward_channels=int(s.mlp_ratio * width),
                     drop_rate=s.drop_rate,
                     attn_drop_rate=s.attn_drop_rate,
                     drop_path_rate=next(drop_path_rates),
                     act_cfg=s.act_cfg,
                     norm_cfg=s.norm_cfg,
-                    small_map=arguments.check_choice('small_map', s.small_map, ('pad', 'shrink')),
+                    small_map=s.small_map,
                     mask_padding=s.mask_padding,
                     planner=planner,
                 )
@@ -154,7 +152,7 @@ class SwinPyramid(BaseModule):
             downsample = None
             if 0 < coarser < len(depths):
                 to = self.num_features[coarser]
-                downsample = PatchMerging(to // 2, to, strides[coarser], patch_norm_cfg, post_norm)
+                downsample = PatchMerging(to // 2, to, s.strides[coarser], patch_norm_cfg, post_norm)
             self.stages.append(SwinStage(blocks, downsample, planner))
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm_layer(s.norm_cfg, self.num_features[stage])[1])
@@ -168,7 +166,7 @@ class SwinPyramid(BaseModule):
         """Images to feature maps.
 
         Args:
-            x_BCHW: (B, in_channels, H, W), of any size from 1x1 up.
+            x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights; under autocast in any.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
@@ -177,7 +175,7 @@ class SwinPyramid(BaseModule):
         Raises:
             TypeError, ValueError: if the input is not such a tensor, saying what it is.
         """
-        arguments.check_images(x_BCHW, self.in_channels)
+        arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
         plans = self._plans(x_BCHW)
         x_BHWC = (
             self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)

@@ -5,10 +5,12 @@ from typing import Any, Optional, Union
 
 from mmengine.registry import MODELS
 
+from ..archs import ARCHS
 from ..layers import SwinBlock
 from ..ops.plan import StripTokens
 from . import arguments
 from .pyramid import PyramidSettings, SwinPyramid
+from .ranges import PAIR
 
 
 @MODELS.register_module()
@@ -24,7 +26,7 @@ class SwinBackbone(SwinPyramid):
         mlp_ratio: hidden channels of an MLP, in channels of its stage.
         depths: blocks in each stage. Default: of `arch`, or (2, 2, 6, 2).
         num_heads: attention heads in each stage. Default: of `arch`, or (3, 6, 12, 24).
-        strides: of the patch embedding and of each patch merging.
+        strides: of the patch embedding and of each patch merging, one a stage.
         out_indices: the stages to emit.
         qkv_bias: whether query, key and value have a bias.
         qk_scale: the factor on q k^T. Default: head_dim ** -0.5.
@@ -34,7 +36,7 @@ class SwinBackbone(SwinPyramid):
         drop_path_rate: stochastic depth of the last block; it rises linearly from 0 over all blocks.
         use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
         act_cfg: activation of the MLPs.
-        norm_cfg: norm of everything, applied over the last dimension.
+        norm_cfg: norm of everything, over the last dimension: of each token by itself.
         with_cp: recompute each block in backward instead of keeping what is inside; strips do so anyway.
         pretrained: deprecated in mmdet; the same as init_cfg=dict(type='Pretrained', checkpoint=pretrained).
         convert_weights: accepted and not needed: official weights are recognised by their names.
@@ -94,20 +96,19 @@ class SwinBackbone(SwinPyramid):
         strip_tokens: StripTokens = 'auto',
         attention_backend: str = 'auto',
     ):
-        init_cfg = arguments.merge_pretrained(pretrained, init_cfg)
-        settings = PyramidSettings.of(locals())
-        sizes = arguments.resolve_arch(arch, embed_dims, depths, num_heads)
-        window_size = arguments.pair('window_size', window_size)
+        checked = arguments.check(locals(), ARCHS, window_size=PAIR)
+        windows = (checked['window_size'],) * len(checked['arch'].depths)
+        qkv_bias, qk_scale = checked['qkv_bias'], checked['qk_scale']
 
         def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
             return SwinBlock(qkv_bias=qkv_bias, qk_scale=qk_scale, **block)
 
         super().__init__(
-            settings,
-            arch=sizes,
-            window_sizes=[window_size] * len(sizes.depths),
+            PyramidSettings.of(checked),
+            arch=checked['arch'],
+            window_sizes=windows,
             make_block=make_block,
             merging_first=False,
             post_norm=False,
         )
-        self.window_size = window_size
+        self.window_size = windows[0]

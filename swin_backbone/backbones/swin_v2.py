@@ -23,7 +23,8 @@ class SwinV2Backbone(SwinPyramid):
     Args:
         pretrain_img_size: see `SwinBackbone`.
         window_size: side of a window in tokens, or (height, width); or one of these for each stage. Published weights
-            of window 16 at 256x256 have 8 in the last stage: (16, 16, 16, 8); those of window 24 at 384: 12.
+            of window 16 at 256x256 have 8 in the last stage: (16, 16, 16, 8); those of window 24 at 384: 12. Two ints
+            are always (height, width), of all stages: a backbone of two takes ((3, 3), (13, 13)).
         qkv_bias: whether query and value have a bias; the key has none.
         frozen_stages: see `SwinBackbone`. A stage's patch merging is the one that leads to it, as in mmpretrain.
         arch: a published size, one of `swin_backbone.ARCHS_V2`; an explicit argument beats it.
@@ -70,16 +71,12 @@ class SwinV2Backbone(SwinPyramid):
         strip_tokens: StripTokens = 'auto',
         attention_backend: str = 'auto',
     ):
-        settings = PyramidSettings.of(locals())
-        sizes = arguments.resolve_arch(arch, embed_dims, depths, num_heads, ARCHS_V2)
-        num_stages = len(sizes.depths)
-        window_sizes = arguments.window_sizes(window_size, num_stages)
-        pretrained_windows = (None,) * num_stages
-        if pretrained_window_sizes is not None:
-            pretrained_windows = arguments.pretrained_window_sizes(pretrained_window_sizes, num_stages)
-        if extra_norm_every_n_blocks is None:
-            extra_norm_every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch, 0)
-        every_n_blocks = arguments.check_extra_norm(extra_norm_every_n_blocks)
+        checked = arguments.check(locals(), ARCHS_V2)
+        window_sizes, pretrained_windows = checked['window_size'], checked['pretrained_window_sizes']
+        every_n_blocks = checked['extra_norm_every_n_blocks']
+        if every_n_blocks is None:
+            every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
+        qkv_bias = checked['qkv_bias']
 
         def make_block(stage: int, index: int, **block: Any) -> SwinV2Block:
             return SwinV2Block(
@@ -90,8 +87,8 @@ class SwinV2Backbone(SwinPyramid):
             )
 
         super().__init__(
-            settings,
-            arch=sizes,
+            PyramidSettings.of(checked),
+            arch=checked['arch'],
             window_sizes=window_sizes,
             make_block=make_block,
             merging_first=True,

@@ -1,0 +1,272 @@
+"""What an argument may be: kinds of values, each in words, for an error, and as a function.
+
+Layout: B batch, H W height and width, C channels, T tokens.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, Callable, NamedTuple, NoReturn, Optional
+
+import torch
+from mmcv.cnn import build_activation_layer, build_norm_layer
+from mmengine.model import PretrainedInit
+from torch import Tensor, nn
+
+from ..ops.grid import Size
+
+DEFAULT_STRIDES = (4, 2, 2, 2)
+
+
+class Range(NamedTuple):
+    """The values of one type, of which some may be left out."""
+
+    words: str
+    keep: Callable[[Any], Any]  # a value as it is kept; TypeError for another type, ValueError for one left out
+
+
+def read(name: str, value: Any, inside: Range) -> Any:
+    """An argument's value, as it is kept.
+
+    Raises:
+        TypeError: for a value of another type.
+        ValueError: for one outside the range. Both name the argument, what it takes and what it got.
+    """
+    try:
+        return inside.keep(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        reason = f': {error}' if str(error) else ''
+        raise kind(f'{name} must be {inside.words}; got {value!r}{reason}') from error.__cause__
+
+
+def integer(least: int, most: Optional[int] = None) -> Range:
+    def keep(value: Any) -> int:
+        if not _is_int(value):
+            raise TypeError
+        if value < least or (most is not None and value > most):
+            raise ValueError
+        return int(value)
+
+    return Range(f'an int of at least {least}' if most is None else f'an int in {least}..{most}', keep)
+
+
+def number(words: str, is_inside: Callable[[float], bool]) -> Range:
+    """The finite numbers that `is_inside` tells."""
+
+    def keep(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError
+        value = float(value)
+        if not math.isfinite(value) or not is_inside(value):
+            raise ValueError
+        return value
+
+    return Range(words, keep)
+
+
+def choice(*values: str) -> Range:
+    def keep(value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        if value not in values:
+            raise ValueError
+        return value
+
+    return Range(f'one of {list(values)}', keep)
+
+
+def or_none(inside: Range) -> Range:
+    return Range(f'{inside.words}, or None', lambda value: None if value is None else inside.keep(value))
+
+
+def one_a_stage(inside: Range, num_stages: int) -> Range:
+    def keep(value: Any) -> tuple:
+        values = _entries(value)
+        if len(values) != num_stages:
+            raise ValueError
+        return tuple(inside.keep(entry) for entry in values)
+
+    return Range(f'a sequence, for each of the {num_stages} stages {inside.words}', keep)
+
+
+def mlp_ratio(channels: int) -> Range:
+    """The finite numbers by which an MLP of so many channels gets a hidden channel at least."""
+    return number(f'a number of at least 1/{channels}', lambda ratio: 1 <= ratio * channels < math.inf)
+
+
+def windows(num_stages: int) -> Range:
+    """One for all stages, or one for each. Two ints are always (height, width), if there are two stages as well."""
+    each = one_a_stage(PAIR, num_stages)
+
+    def keep(value: Any) -> tuple[Size, ...]:
+        is_one = _is_int(value) or (len(_entries(value)) in (1, 2) and all(map(_is_int, value)))
+        return (PAIR.keep(value),) * num_stages if is_one else each.keep(value)
+
+    return Range(f'{PAIR.words}; or a sequence of such, one for each of the {num_stages} stages', keep)
+
+
+def pretrained_windows(num_stages: int) -> Range:
+    """The windows that each stage was trained with; None, said by 0: those it has."""
+
+    def keep_one(value: Any) -> Optional[Size]:
+        return None if _is_int(value) and value == 0 else PAIR.keep(value)
+
+    each = one_a_stage(Range(f'0, or {PAIR.words}', keep_one), num_stages)
+    return Range(f'{each.words}; or None', lambda value: (None,) * num_stages if value is None else each.keep(value))
+
+
+def strides(num_stages: int) -> Range:
+    """One a stage; of the default, fewer stages have the first ones."""
+    each = one_a_stage(POSITIVE, num_stages)
+
+    def keep(value: Any) -> tuple[int, ...]:
+        is_default = _entries(value) == DEFAULT_STRIDES
+        return each.keep(DEFAULT_STRIDES[:num_stages] if is_default else value)
+
+    return Range(f'{each.words}; {DEFAULT_STRIDES} serves fewer stages too', keep)
+
+
+def stages(num_stages: int) -> Range:
+    """Some of the stages, in ascending order, as they come out."""
+    one = integer(0, num_stages - 1)
+
+    def keep(value: Any) -> tuple[int, ...]:
+        values = tuple(one.keep(entry) for entry in _entries(value))
+        if not values or len(set(values)) < len(values):
+            raise ValueError
+        return tuple(sorted(values))
+
+    return Range(f'a sequence of different stages among 0..{num_stages - 1}', keep)
+
+
+def activation(channels: int) -> Range:
+    """A config of an activation, which is built and tried."""
+
+    def keep(cfg: Any) -> dict:
+        layer = _build(cfg, lambda: build_activation_layer(cfg))
+        x_TC = torch.zeros(2, channels, device=_device_of(layer))
+        if _run(layer, x_TC).shape != x_TC.shape:
+            raise ValueError('its output has another shape than its input')
+        return cfg
+
+    return Range('a dict(type=...) of an activation', keep)
+
+
+def norm(channels: int) -> Range:
+    """A config of a norm of each token by itself. Any but nn.LayerNorm is tried, where modules are made by default."""
+
+    def keep(cfg: Any) -> dict:
+        layer = _build(cfg, lambda: build_norm_layer(cfg, channels)[1])
+        if type(layer) is nn.LayerNorm:
+            return cfg
+        x_TC = torch.arange(12.0 * channels, device=_device_of(layer)).sin().view(12, channels)
+        x_BHWC = (x_TC * torch.arange(1.0, 13, device=x_TC.device)[:, None]).view(2, 2, 3, channels)  # no two alike
+        y_BHWC, y_TC, first_BHWC = (_run(layer, x) for x in (x_BHWC, x_BHWC.flatten(0, 2), x_BHWC[:1, :1, :1]))
+        if y_BHWC.shape != x_BHWC.shape:
+            raise ValueError('its output has another shape than its input')
+        has_numbers = type(y_BHWC) is Tensor and y_BHWC.device.type != 'meta'
+        if has_numbers and not (_is_near(y_BHWC.flatten(0, 2), y_TC) and _is_near(y_BHWC[:1, :1, :1], first_BHWC)):
+            raise ValueError('what it makes of a token depends on other tokens')
+        return cfg
+
+    return Range('a dict(type=...) of a norm over the last dimension', keep)
+
+
+def _build(cfg: Any, build: Callable[[], nn.Module]) -> nn.Module:
+    if not isinstance(cfg, dict):
+        raise TypeError
+    if 'type' not in cfg:
+        raise ValueError('there is no type')
+    device = torch.empty(0).device
+    try:
+        with torch.device('cpu' if device.type == 'meta' else device):  # so that it can be tried
+            return build()
+    except Exception as error:  # somebody's layer may raise anything
+        _refuse('it cannot be built', error)
+
+
+def _run(layer: nn.Module, x: Tensor) -> Tensor:
+    try:
+        with torch.no_grad():
+            return layer(x)
+    except Exception as error:  # somebody's layer may raise anything
+        _refuse(f'it does not take a tensor {tuple(x.shape)}', error)
+
+
+def _refuse(what: str, error: Exception) -> NoReturn:
+    raise ValueError(f'{what}, {type(error).__name__}: {error}') from error
+
+
+def _device_of(layer: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in layer.parameters()), torch.empty(0).device)
+
+
+def _is_near(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-2)  # the default dtype may be a half
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    if not value:
+        raise ValueError
+    return value
+
+
+def _pair(value: Any) -> Size:
+    values = (value,) if _is_int(value) else _entries(value)
+    if len(values) not in (1, 2):
+        raise ValueError
+    return POSITIVE.keep(values[0]), POSITIVE.keep(values[-1])
+
+
+def _positives(value: Any) -> tuple[int, ...]:
+    values = tuple(POSITIVE.keep(entry) for entry in _entries(value))
+    if not values:
+        raise ValueError
+    return values
+
+
+def _strip_tokens(value: Any) -> Any:
+    return value if isinstance(value, str) and value == 'auto' else POSITIVE.keep(value)
+
+
+def _init_cfg(value: Any) -> Any:
+    cfgs = [value] if isinstance(value, dict) else list(_entries(value))
+    for cfg in cfgs:
+        if not isinstance(cfg, dict):
+            raise TypeError
+        if cfg and 'type' not in cfg:  # an empty one initialises nothing, in mmengine too
+            raise ValueError('there is no type')
+        is_pretrained = bool(cfg) and cfg['type'] in ('Pretrained', PretrainedInit)
+        if is_pretrained and not isinstance(cfg.get('checkpoint'), (str, os.PathLike)):
+            raise ValueError('a Pretrained must have the path or URL of its checkpoint')
+    return value if isinstance(value, dict) else cfgs
+
+
+def _entries(value: Any) -> tuple:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise TypeError
+    return tuple(value)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+POSITIVE = integer(1)
+PAIR = Range('an int of at least 1 or a pair (height, width) of these', _pair)
+POSITIVES = Range('a sequence of ints of at least 1, one a stage', _positives)
+RATE = number('a probability, at least 0 and less than 1', lambda rate: 0 <= rate < 1)
+FLAG = Range('a bool', _flag)
+TEXT = Range('a path or URL', _text)
+STRIP_TOKENS = Range("'auto' or an int of at least 1", _strip_tokens)
+INIT_CFG = Range('a dict(type=...) or a list of these', _init_cfg)
