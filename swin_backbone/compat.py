@@ -17,6 +17,8 @@ def has_global_hooks() -> bool:
 
 def is_transformed() -> bool:
     """Whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work. Without torch's functions: no."""
+    if torch.compiler.is_compiling():  # which sees what a transform does, and not the transform
+        return False
     peek = getattr(getattr(torch._C, '_functorch', None), 'peek_interpreter_stack', None)
     level = getattr(torch.autograd.forward_ad, '_current_level', -1)
     return level >= 0 or (peek is not None and peek() is not None)

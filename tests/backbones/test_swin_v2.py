@@ -83,7 +83,7 @@ def test_params_and_flops_of_the_published_classifiers(arch, window, params, flo
     with FlopCounterMode(display=False) as counter:
         for stage, side in zip(backbone.stages, (64, 32, 16, 8)):
             for block in stage.blocks:
-                block.attn.w_msa._compute_bias((min(window, side),) * 2)
+                block.attn.w_msa.position_bias((min(window, side),) * 2)
     assert round(((before - counter.get_total_flops()) / 2 + head) / 1e9, 1) == flops
 
 
