@@ -1,12 +1,13 @@
 """What this package uses of torch and mmengine beyond their public interfaces, each with what happens without it."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
 
 # oneDNN's linear layer, which inductor calls: GELU is applied while a tile is in registers. Without it: `F.linear`.
-onednn_linear = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
+onednn_linear: Any = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
 
 
 def has_global_hooks() -> bool:

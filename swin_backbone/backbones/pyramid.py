@@ -111,7 +111,7 @@ class SwinPyramid(BaseModule):
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, embed_dims))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         else:
-            self.absolute_pos_embed = None
+            self.register_parameter('absolute_pos_embed', None)
         self.drop_after_pos = nn.Dropout(s.drop_rate)
 
         drop_path_rates = iter(torch.linspace(0, s.drop_path_rate, sum(depths), device='cpu').tolist())
@@ -231,7 +231,7 @@ class SwinPyramid(BaseModule):
     def _freeze(self) -> None:
         if self.frozen_stages < 0:
             return
-        frozen = [self.patch_embed, self.drop_after_pos]
+        frozen: list[nn.Module] = [self.patch_embed, self.drop_after_pos]
         for stage in range(self.frozen_stages):
             frozen.append(self.stages[stage])
             if stage in self.out_indices:

@@ -43,8 +43,8 @@ class PatchEmbed(BaseModule):
         On a CPU and for a compiler by one matrix product: a convolution asks for memory formats, and for symbolic
         sizes that is a guard.
         """
-        in_strips = plan.strip_tokens is not None
-        if not ((in_strips or torch.compiler.is_compiling()) and self._is_as_built()):
+        by_product = plan.strip_tokens is not None or torch.compiler.is_compiling()
+        if not (by_product and self._is_as_built()):
             return self._by_modules(image_BCHW)
         image_BHWC, eps = image_BCHW.permute(0, 2, 3, 1), getattr(self.norm, 'eps', None)
         weights = EmbeddingWeights(
@@ -53,9 +53,9 @@ class PatchEmbed(BaseModule):
             getattr(self.norm, 'weight', None),
             getattr(self.norm, 'bias', None),
         )
-        if not in_strips:
+        if plan.strip_tokens is None:
             return embed_patches(image_BHWC, weights, eps)
-        rows = row_strips(*image_BHWC.shape[:3], self.patch_size, plan.strip_tokens)
+        rows = row_strips(image_BHWC.shape, self.patch_size, plan.strip_tokens)
         return run(
             lambda image, _rows, w, **_: embed_patches(image, w, eps, eager_linear), image_BHWC, rows, weights, plan
         )

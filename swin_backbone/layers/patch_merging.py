@@ -3,7 +3,7 @@
 Layout: B batch, C channels, H W height and width.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ class PatchMerging(BaseModule):
         self.stride = stride
         self.post_norm = post_norm
         num_normed = out_channels if post_norm else 4 * in_channels
-        self.norm = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
+        self.norm: Any = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
         remember_layers(self)
 
@@ -58,7 +58,7 @@ class PatchMerging(BaseModule):
         B, H, W, C = x_BHWC.shape
         if H % 2 == 0:  # then images are rows of one
             x_BHWC = x_BHWC.reshape(1, B * H, W, C)
-        rows = row_strips(*x_BHWC.shape[:3], (2, 2), plan.strip_tokens)
+        rows = row_strips(x_BHWC.shape, (2, 2), plan.strip_tokens)
         y_BHWC = run(
             lambda x, _rows, w, **_: merge_patches(x, w, eps, post_norm, eager_linear), x_BHWC, rows, weights, plan
         )
@@ -76,7 +76,7 @@ class PatchMerging(BaseModule):
         return self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
 
 
-def normalised_output(norm: nn.Module, x_BHWC: Tensor, plan: Plan) -> Tensor:
+def normalised_output(norm: Any, x_BHWC: Tensor, plan: Plan) -> Tensor:
     """The norm of a stage's output, as necks and heads read it: (B, C, H, W).
 
     In contiguous memory, not as a channels_last view: mmcv's RoIAlign reads any memory as if it were (B, C, H, W).

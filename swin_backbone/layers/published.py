@@ -32,7 +32,7 @@ def remember_layers(module: nn.Module, activations: tuple[nn.Module, ...] = ()) 
     layers = list(module.modules())[1:]
     known = all(type(layer) in _known or layer in activations for layer in layers)
     known = known and not any(True for activation in activations for _ in activation.parameters())
-    module._built_of = _signatures(module) if known else None
+    module._built_of = _signatures(module) if known else None  # type: ignore[assignment]
 
 
 def is_as_built(module: nn.Module) -> bool:

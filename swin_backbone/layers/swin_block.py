@@ -8,7 +8,7 @@ Layout: B batch, H W height and width of a map, C channels, T tokens, N places o
 """
 
 from functools import partial
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -88,7 +88,7 @@ class ShiftedWindowAttention(BaseModule):
     def __init__(self, w_msa: nn.Module, cut: WindowCut):
         super().__init__()
         self.cut = cut
-        self.w_msa = w_msa
+        self.w_msa: Any = w_msa
 
     def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
         """The normalised tokens of some windows to as many."""
@@ -132,20 +132,20 @@ class SwinBlock(BaseModule):
     ):
         super().__init__()
         self.planner = planner
-        self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.norm1: Any = build_norm_layer(norm_cfg, embed_dims)[1]
         w_msa = self.attention_kind(
             embed_dims=embed_dims, num_heads=num_heads, window_size=window_size, proj_drop_rate=drop_rate, **attention
         )
         self.attn = ShiftedWindowAttention(w_msa, WindowCut(window_size, shift, small_map, mask_padding))
-        self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn = FFN(
+        self.norm2: Any = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.ffn: Any = FFN(
             embed_dims=embed_dims,
             feedforward_channels=feedforward_channels,
             ffn_drop=drop_rate,
             act_cfg=act_cfg,
             add_identity=False,
         )
-        self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
+        self.drop_path: Any = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
         remember_layers(self, self.activations)
 
     @property

@@ -5,7 +5,7 @@ Layout: B batch, H W height and width of a map, C channels, R offsets in a windo
 """
 
 import math
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +97,7 @@ class WindowAttentionV2(BaseModule):
             if dtype == wide:
                 table_Rh = self.cpb_mlp(coordinates_R2)
             else:
-                first, activation, last = self.cpb_mlp
+                first, activation, last = cast(Any, self.cpb_mlp)
                 hidden = activation(F.linear(coordinates_R2, first.weight.to(wide), first.bias.to(wide)))
                 table_Rh = F.linear(hidden, last.weight.to(wide))
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
@@ -129,7 +129,7 @@ class SwinV2Block(SwinBlock):
 
     def __init__(self, embed_dims: int, norm_cfg: dict, extra_norm: bool, **block: Any):
         super().__init__(embed_dims=embed_dims, norm_cfg=norm_cfg, **block)
-        self.norm3 = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
+        self.norm3: Any = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
         for norm in (self.norm1, self.norm2):
             for parameter in norm.parameters():
                 nn.init.zeros_(parameter)

@@ -21,9 +21,9 @@ Size = tuple[int, int]
 
 
 class Run(NamedTuple):
-    """`count` consecutive windows of one kind; `mask_NN` is True where a query (row) may attend to a key."""
+    """`length` consecutive windows of one kind; `mask_NN` is True where a query (row) may attend to a key."""
 
-    count: int
+    length: int
     mask_NN: Optional[Tensor]  # None: everywhere
 
 
@@ -79,8 +79,8 @@ class WindowGrid:
     def runs_between(self, start: int, stop: int) -> tuple[Run, ...]:
         """The runs that windows start..stop are made of."""
         cut, begin = [], 0
-        for count, mask_NN in self.runs:
-            end = begin + count
+        for length, mask_NN in self.runs:
+            end = begin + length
             overlap = min(end, stop) - max(begin, start)
             if overlap > 0:
                 cut.append(Run(overlap, mask_NN))

@@ -5,7 +5,7 @@ Layout: B batch, C channels, H W height and width of a map, T tokens, P values o
 columns).
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, TypeVar, Union
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor
 from .grid import Size
 from .linear import linear as plain_linear
 from .rolled import in_order, pad_map
+
+Weight = TypeVar('Weight', Tensor, Optional[Tensor])
 
 OUTPUT_STRIP_TOKENS = 4096  # of an output map that are normalised and transposed while they are in cache
 
@@ -73,17 +75,18 @@ class MergingWeights(NamedTuple):
     reduction_weight: Tensor
 
 
-def row_strips(batch: int, height: int, width: int, patch: Size, tokens: int) -> list[Rows]:
-    """All rows of B maps of H x W, in strips that become at most `tokens` tokens, of a row or more.
+def row_strips(shape: torch.Size, patch: Size, tokens: int) -> list[Rows]:
+    """All rows of maps (B, H, W, C), in strips that become at most `tokens` tokens, of a row or more.
 
     Args:
         patch: (rows, columns) of a map that become one token; those at the bottom and right edge may be cut.
     """
-    out_height, out_width = -(-height // patch[0]), -(-width // patch[1])
+    (batch, height, width), (patch_rows, patch_columns) = shape[:3], patch
+    out_height, out_width = -(-height // patch_rows), -(-width // patch_columns)
     strips = -(-out_height // max(1, tokens // out_width))
     cuts = [out_height * i // strips for i in range(strips + 1)]  # alike in size
     return [
-        Rows(slice(image, image + 1), slice(start * patch[0], stop * patch[0]), slice(start, stop), out_height)
+        Rows(slice(image, image + 1), slice(start * patch_rows, stop * patch_rows), slice(start, stop), out_height)
         for image in range(batch)
         for start, stop in zip(cuts, cuts[1:])
     ]
@@ -124,7 +127,7 @@ def merge_patches(
     return (_normalise(y_TC, w, eps) if post_norm else y_TC).view(B, rows, columns, y_TC.shape[-1])
 
 
-def neighbours_first(weight: Optional[Tensor]) -> Optional[Tensor]:
+def neighbours_first(weight: Weight) -> Weight:
     """Reorder the last dimension from (C, 2, 2), the order of `nn.Unfold`, to (2, 2, C), which moves whole tokens."""
     if weight is None:
         return None
@@ -135,7 +138,7 @@ def neighbours_first(weight: Optional[Tensor]) -> Optional[Tensor]:
 def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
     """Layer norm, and the map that necks and heads read: (B, C, H, W), contiguous. Without a gradient."""
     B, H, W, C = x_BHWC.shape
-    out_BCT = None
+    out_BCT: Optional[Tensor] = None
     for image, x_TC in enumerate(x_BHWC.reshape(B, H * W, C)):
         start = 0
         for part_TC in x_TC.split(OUTPUT_STRIP_TOKENS):
@@ -144,6 +147,7 @@ def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Te
                 out_BCT = y_TC.new_empty(B, C, H * W)
             out_BCT[image, :, start : start + len(y_TC)] = y_TC.t()
             start += len(y_TC)
+    assert out_BCT is not None  # a map has a token at least
     return out_BCT.view(B, C, H, W)
 
 
@@ -158,5 +162,7 @@ def cut_patches(x_BHWC: Tensor, patch: Size) -> Tensor:
     return x_BHWC.unflatten(2, (columns, patch[1])).unflatten(1, (rows, patch[0])).transpose(2, 3)
 
 
-def _normalise(y_TC: Tensor, w: NamedTuple, eps: Optional[float]) -> Tensor:
-    return y_TC if eps is None else F.layer_norm(y_TC, (int(y_TC.shape[-1]),), w.norm_weight, w.norm_bias, eps)
+def _normalise(y_TC: Tensor, w: Union[EmbeddingWeights, MergingWeights], eps: Optional[float]) -> Tensor:
+    if eps is None:
+        return y_TC
+    return F.layer_norm(y_TC, (int(y_TC.shape[-1]),), w.norm_weight, w.norm_bias, eps)

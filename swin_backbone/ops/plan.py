@@ -7,7 +7,7 @@ Layout: B batch, H W height and width of a map, C channels.
 """
 
 from contextlib import contextmanager, nullcontext
-from typing import Callable, NamedTuple, Optional, Protocol, Union
+from typing import Any, Callable, NamedTuple, Optional, Protocol, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ AUTO_STRIP_ELEMENTS = 2048 * 96
 AUTO_STRIP_MIN_TOKENS = 1024
 
 StripTokens = Union[int, str, None]
+Weight = TypeVar('Weight', Tensor, Optional[Tensor])
 
 
 class Piece(Protocol):
@@ -58,7 +59,7 @@ class WindowCut(NamedTuple):
 class Plan(NamedTuple):
     """How a stage is computed in one forward."""
 
-    windows_kind: type = TableWindows  # or RolledWindows or TritonWindows
+    windows_kind: Any = TableWindows  # or RolledWindows or TritonWindows
     strip_tokens: Optional[int] = None  # how many tokens are computed at a time; None: whole maps
     with_cp: bool = False  # recompute blocks in backward, where they are not run in strips, which always do
     overwrite: bool = False  # whether a block may put its output where its input is
@@ -74,7 +75,7 @@ class Plan(NamedTuple):
         geometry = B, H, W, window_size, shift, cut.mask_padding, x_BHWC.device
         return self.windows_kind.cut(self.strip_tokens, *geometry), window_size
 
-    def cast(self, weight: Optional[Tensor]) -> Optional[Tensor]:
+    def cast(self, weight: Weight) -> Weight:
         """A weight of a linear layer in the dtype it is used in, so that it is cast once and not for every strip."""
         return weight if weight is None or self.dtype is None else weight.to(self.dtype)
 
@@ -97,20 +98,20 @@ class Planner(NamedTuple):
         meta tensors, which have no values from which index tables could be made, want whole maps as one graph.
         """
         device, dtype = x.device, autocast_dtype(x.device.type)
-        asked_for_strips, dropout = isinstance(self.strip_tokens, int), self.attn_drop_rate if training else 0.0
+        dropout = self.attn_drop_rate if training else 0.0
         how = self.attention_backend, device, dtype or x.dtype, self.window_size, self.head_dim, dropout
-        strip_tokens = None
-        if takes_kernel(*how, in_strips=asked_for_strips):
-            kind = TritonWindows
+        strip_tokens: Optional[int] = None
+        if takes_kernel(*how, in_strips=isinstance(self.strip_tokens, int)):
+            kind: Any = TritonWindows
         elif is_one_graph(x):
             kind = RolledWindows
         else:
             kind = SdpaWindows if self.attention_backend == 'sdpa' or device.type != 'cpu' else TableWindows
-            if asked_for_strips:
+            if isinstance(self.strip_tokens, int):
                 strip_tokens = self.strip_tokens
             elif self.strip_tokens == 'auto' and device.type == 'cpu':
-                strip_tokens = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // self.channels)
-                strip_tokens *= torch.get_num_threads()
+                of_thread = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // self.channels)
+                strip_tokens = of_thread * torch.get_num_threads()
         return Plan(kind, strip_tokens, self.with_cp, dtype=dtype)
 
 
@@ -140,6 +141,7 @@ def run(
             return checkpoint(run, compute, x_BHWC, pieces, weights, plan, use_reentrant=False)
     for piece in pieces:
         out_BHWC = piece.write(compute(piece.read(x_BHWC), piece, weights), x_BHWC, out_BHWC)
+    assert out_BHWC is not None  # there is a piece at least
     return out_BHWC
 
 
@@ -169,7 +171,8 @@ class _Recomputed(torch.autograd.Function):
         x_needed, *weights_needed = ctx.needs_input_grad[5:]
         weights = [w if w is None else w.detach().requires_grad_(n) for w, n in zip(weights, weights_needed)]
         wanted = [w for w, needed in zip(weights, weights_needed) if needed]
-        grad_x_BHWC, sums = None, [None] * len(wanted)
+        grad_x_BHWC: Optional[Tensor] = None
+        sums: list[Optional[Tensor]] = [None] * len(wanted)
         with ctx.same_draws(), ctx.same_mode():
             for piece in ctx.pieces:
                 x = piece.read(x_BHWC).detach().requires_grad_(x_needed)
@@ -193,8 +196,8 @@ def _add(total: Optional[Tensor], gradient: Tensor) -> Tensor:
 
 def _remember_autocast(device_type: str) -> Callable:
     """The autocast mode of now, to enter again: what torch.amp.custom_fwd and custom_bwd do, for any device."""
-    mode = dict(enabled=torch.is_autocast_enabled(device_type), dtype=torch.get_autocast_dtype(device_type))
-    return lambda: torch.autocast(device_type, **mode)
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return lambda: torch.autocast(device_type, enabled=enabled, dtype=dtype)
 
 
 def _remember_draws(x: Tensor) -> Callable:

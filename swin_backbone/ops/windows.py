@@ -148,7 +148,7 @@ class TableWindows:
         qkv_LN3hd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1))
         q, k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in qkv_LN3hd.unbind(2))
         logits_LhNN, biases = q.mul_(scale) @ k.transpose(-2, -1), self._biases(bias_hNN)
-        parts = logits_LhNN.split([run.count for run in self.runs])
+        parts = logits_LhNN.split([run.length for run in self.runs])
         if len(parts) == 1:
             logits_LhNN += biases[0]
         elif logits_LhNN.requires_grad:  # no part of a tensor can be overwritten then
@@ -214,7 +214,7 @@ class SdpaWindows(TableWindows):
     def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
         """See `Windows`."""
         qkv_3LhNd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-        counts = [run.count for run in self.runs]
+        counts = [run.length for run in self.runs]
         parts = [
             F.scaled_dot_product_attention(q, k, v, bias_hNN[None], dropout, scale=scale)
             for bias_hNN, q, k, v in zip(self._biases(bias_hNN), *(x_LhNd.split(counts) for x_LhNd in qkv_3LhNd))

@@ -18,7 +18,7 @@ norms = st.sampled_from([None, dict(type='LN')])
 
 @given(**sizes, patch=st.tuples(st.integers(1, 5), st.integers(1, 5)), tokens=st.integers(1, 40))
 def test_each_row_is_read_and_written_once(batch, height, width, patch, tokens):
-    strips = row_strips(batch, height, width, patch, tokens)
+    strips = row_strips(torch.Size((batch, height, width, 3)), patch, tokens)
     out_height, out_width = -(-height // patch[0]), -(-width // patch[1])
     read, written = torch.zeros(batch, height), torch.zeros(batch, out_height)
     for rows in strips:
@@ -95,4 +95,4 @@ def test_an_image_that_wants_no_gradient_gets_none_computed():
         embed(image, Plan(strip_tokens=5)).sum().backward()
     backward = [event.name for event in profile.function_events if event.name == 'mkldnn::_linear_pointwise']
     assert embed.projection.weight.grad is not None
-    assert len(backward) == 2 * len(row_strips(1, 40, 40, (4, 4), 5))  # forward, and again
+    assert len(backward) == 2 * len(row_strips(torch.Size((1, 40, 40, 3)), (4, 4), 5))  # forward, and again

@@ -62,16 +62,16 @@ def test_kinds_are_contiguous_and_their_masks_are_the_nine_regions(geometry):
         tuple(numbers): regions[:, None] == regions for numbers, regions in zip(numbers_LN.tolist(), regions_LN)
     }
     assert len(grid.runs) <= 9 if mask_padding else len(grid.runs) <= 4
-    assert sum(run.count for run in grid.runs) == grid.num_windows
+    assert sum(run.length for run in grid.runs) == grid.num_windows
     begin = 0
     for run in grid.runs:
-        for window_tokens in grid.token_at_LN[begin : begin + run.count]:
+        for window_tokens in grid.token_at_LN[begin : begin + run.length]:
             tokens = torch.where(window_tokens < 0, -1, window_tokens % (height * width))
             expected_NN = mask_of_tokens[tuple(tokens.tolist())]
             mask_NN = torch.ones_like(expected_NN) if run.mask_NN is None else run.mask_NN
             holds_token = tokens >= 0  # what padding itself attends to reaches no output
             assert torch.equal(mask_NN[holds_token], expected_NN[holds_token])
-        begin += run.count
+        begin += run.length
 
 
 @settings(deadline=None, max_examples=100)
@@ -85,7 +85,7 @@ def test_each_token_is_in_exactly_one_piece_and_comes_back(geometry, windows_per
         for piece in cut(geometry, window_tokens):
             part_TC = piece.read(x_BHWC)
             windows_LNC = piece.to_windows(piece.pad(part_TC))
-            assert sum(run.count for run in piece.runs) == len(windows_LNC)
+            assert sum(run.length for run in piece.runs) == len(windows_LNC)
             assert torch.equal(piece.to_tokens(windows_LNC), part_TC)
             out_BHWC = piece.write(part_TC, x_BHWC, out_BHWC)
             if window_tokens:
