@@ -5,7 +5,9 @@ from typing import Any, Union
 
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
+from mmengine.registry import MODELS
 
+from ..analysis.meta import on_device
 from ..archs import ARCHS
 from .changes import summarize
 from .consumers import Maps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
@@ -54,8 +56,9 @@ def swap_backbone(
         notes = _replace(after, key, model, swin, segmentation)
         model.backbone.update(backbone)
         if recipe == 'swin':
-            depths = model.backbone.get('depths', swin.depths)
-            apply_recipe(after, f'{key}.backbone'.removeprefix('model.'), depths, segmentation)
+            with on_device('meta'):
+                layers = MODELS.build(dict(model.backbone, init_cfg=None)).layer_order()
+            apply_recipe(after, f'{key}.backbone'.removeprefix('model.'), layers, segmentation)
         elif 'constructor' in (after.get('optim_wrapper') or {}):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the backbone that goes; '

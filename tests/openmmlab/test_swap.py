@@ -2,6 +2,9 @@
 
 import pytest
 from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab import swap as swap_module
@@ -77,6 +80,23 @@ def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():
     assert keys['backbone'] == dict(lr_mult=0.1)
     assert keys['backbone.stages.2.blocks.5.norm'] == dict(lr_mult=0.1, decay_mult=0.0)
     assert 'backbone.stages.2.blocks.6.norm' not in keys
+
+
+@pytest.mark.parametrize('name', ['swin-nano', 'swinv2-nano'])
+def test_recipe_swin_leaves_no_decay_on_any_norm_or_table_of_the_backbone(name):
+    cfg = swap(DINO, name, init_cfg=None)
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+        optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    decays = {name_of[id(group['params'][0])]: group['weight_decay'] for group in optimizer.param_groups}
+    rates = {name_of[id(group['params'][0])]: group['lr'] for group in optimizer.param_groups}
+    backbone = [name for name in decays if name.startswith('backbone.')]
+    norms = {f'backbone.{name}' for name, module in model.backbone.named_modules() if isinstance(module, nn.LayerNorm)}
+    tables = ('relative_position_bias_table', 'logit_scale', 'cpb_mlp.0.weight', 'cpb_mlp.2.weight', 'cpb_mlp.0.bias')
+    without = {name for name in backbone if name.rpartition('.')[0] in norms or name.endswith(tables)}
+    assert {name for name in backbone if decays[name] == 0} == without
+    assert {rates[name] for name in backbone} == {cfg.optim_wrapper.optimizer.lr * 0.1}
 
 
 def test_recipe_keep_keeps():
