@@ -18,7 +18,8 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], se
     """Give a config the recipe's optimizer, in place. The schedule stays, but for a rate it may not end above.
 
     A config that has AdamW already (the DETR family, RTMDet, SegFormer) keeps its rate, its decay and its
-    multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables.
+    multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables. Any config
+    keeps `bypass_duplicate`, which says that its neck or heads share parameters.
 
     Args:
         backbone: what the backbone's parameters are called by, as 'backbone' or 'detector.backbone'.
@@ -42,6 +43,8 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], se
         wrapper.paramwise_cfg = dict(
             custom_keys={**{key: dict(decay_mult=0.0) for key in POSITION_KEYS}, 'norm': dict(decay_mult=0.0)}
         )
+        if 'bypass_duplicate' in paramwise:
+            wrapper.paramwise_cfg.bypass_duplicate = paramwise['bypass_duplicate']
     schedulers = cfg.get('param_scheduler') or []
     for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
         if scheduler.get('eta_min', 0) >= wrapper.optimizer.lr:

@@ -1,6 +1,7 @@
 """Put a Swin backbone into any config of mmdet or mmseg."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any, Union
 
 from mmengine.config import Config, ConfigDict
@@ -92,6 +93,14 @@ def _with_backbone(key: str, node: Any):
                 yield from _with_backbone(f'{key}.{name}', child)
 
 
+def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
+    """The dicts from the model to the one at `key`, as 'model.detector', which holds the backbone."""
+    yield model
+    for name in key.split('.')[1:]:
+        model = model[name]
+        yield model
+
+
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
     """Whether a backbone is a Swin of this size already, the toolbox's or ours."""
     kinds = [swin.type]
@@ -153,6 +162,9 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
         model.pretrained = None
     if cfg.get('load_from'):
         cfg.load_from = None
+    for holder in _path_to(cfg.model, key):  # a checkpoint of all of it has the old backbone in it
+        if 'Pretrained' in str(holder.get('init_cfg')):
+            del holder.init_cfg
     for node in (model.get('data_preprocessor'), cfg.model.get('data_preprocessor'), cfg.get('data_preprocessor')):
         _normalize_as_imagenet(node)
     return [
