@@ -62,7 +62,7 @@ ALLOWED = {
     ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
     'analysis': ('torch', 'mmengine', 'mmdet', 'timm', 'transformers', 'torchvision', 'rich', 'swin_backbone'),
-    'openmmlab': ('torch', 'numpy', 'cv2', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
+    'openmmlab': ('torch', 'torchvision', 'numpy', 'cv2', 'PIL', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
 }
 
 
