@@ -53,6 +53,8 @@ setup(
             'onedl-mmsegmentation>=1.4.2',
         ],
         'openmmlab': ['mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2', 'ftfy', 'regex'],
+        # Nothing to compile: for the backbones, checkpoints and export, without a detector or segmentor
+        'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': ['pytest', 'hypothesis', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
         # Other implementations, which the tests compare with where they are installed

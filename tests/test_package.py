@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,13 @@ def test_without_mmengine_or_mmcv_one_error_says_what_to_install(missing):
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith('ImportError: swin_backbone needs mmengine and mmcv')
     assert missing in last
-    assert "pip install 'swin_backbone[onedl]'" in last
+    readme = (ROOT / 'README.md').read_text()
+    commands = re.findall(r'`(pip install .+?)`', last)
+    assert len(commands) == 4
+    for command in commands:
+        assert command in readme
+        for extra in re.findall(r"'\.\[(\w+)\]'", command):
+            assert f"        '{extra}': [" in (ROOT / 'setup.py').read_text()
 
 
 def test_requires_neither_distribution_of_mmcv():
@@ -55,7 +62,7 @@ ALLOWED = {
     ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
     'analysis': ('torch', 'mmengine', 'mmdet', 'timm', 'transformers', 'torchvision', 'rich', 'swin_backbone'),
-    'openmmlab': ('torch', 'numpy', 'cv2', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
+    'openmmlab': ('torch', 'torchvision', 'numpy', 'cv2', 'PIL', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
 }
 
 
@@ -76,25 +83,63 @@ def test_no_file_is_long():
         assert len(path.read_text().splitlines()) <= 300, path
 
 
-def test_install_without_a_compiler_stops_with_one_sentence(tmp_path):
-    python = tmp_path / 'venv' / 'bin' / 'python'
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nexit 1\n')  # an environment in which nothing is installed yet
-    python.chmod(0o755)
-    (tmp_path / 'bin').mkdir()
+def install(folder, python, compiler):
+    """Run tools/install.sh with a `python` in the environment that is this script."""
+    path = folder / 'venv' / 'bin' / 'python'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(python)
+    path.chmod(0o755)
+    (folder / 'bin').mkdir()
     environment = {
         **{key: value for key, value in os.environ.items() if key != 'CXX'},
-        'PATH': str(tmp_path / 'bin'),
-        'VENV': str(tmp_path / 'venv'),
+        'PATH': str(folder / 'bin') + (os.pathsep + os.environ['PATH'] if compiler else ''),
+        'VENV': str(folder / 'venv'),
         'PYTHON': sys.executable,
         'TORCH': 'torch',
         'STACK': 'onedl',
     }
+    if compiler:
+        environment['CXX'] = 'true'
     bash = '/bin/bash' if Path('/bin/bash').exists() else '/usr/bin/bash'
-    result = subprocess.run(
+    return subprocess.run(
         [bash, 'tools/install.sh'], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
+
+
+def test_install_without_a_compiler_stops_with_one_sentence(tmp_path):
+    result = install(tmp_path, '#!/bin/sh\nexit 1\n', compiler=False)  # in which nothing is installed yet
     assert result.returncode == 1
     assert result.stdout == ''
     assert len(result.stderr.splitlines()) == 1
     assert 'needs a C++ compiler, and there is none' in result.stderr
+
+
+BUILDS = """#!/bin/sh
+case "$*" in
+*get_paths*) echo {headers} ;;
+*mmcv._ext*) exit 1 ;;
+*mmcv==*)
+    command -v ninja
+    for i in $(seq {done}); do echo "  [$i/25] c++ -c file$i.cpp -o file$i.o"; done
+    exit {status} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(('status', 'done'), [(0, 25), (1, 12)])
+def test_install_says_how_much_of_mmcv_is_compiled(tmp_path, status, done):
+    headers = tmp_path / 'include'
+    headers.mkdir()
+    (headers / 'Python.h').touch()
+    (tmp_path / 'venv' / 'bin').mkdir(parents=True)
+    ninja = tmp_path / 'venv' / 'bin' / 'ninja'
+    ninja.write_text('')
+    ninja.chmod(0o755)
+    result = install(tmp_path, BUILDS.format(headers=headers, done=done, status=status), compiler=True)
+    assert result.returncode == status
+    said = re.findall(r'install: mmcv: (\d+) of 25 files compiled', result.stdout)
+    assert said == ['3', '5', '8', '10', '13', '15', '18', '20', '23', '25'][: 10 if done == 25 else 4]
+    log = (tmp_path / 'venv' / 'mmcv-build.log').read_text()
+    assert str(ninja) in log  # with which torch compiles on all cores
+    assert f'file{done}.o' in log
+    assert ('mmcv did not build' in result.stderr) == (status == 1)

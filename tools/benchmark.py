@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from command_line import stop_on_user_errors
+from command_line import run, stop_on_user_errors
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -279,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

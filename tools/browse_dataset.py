@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mmcv
 import numpy as np
-from command_line import add_config_arguments, stop_on_user_errors
+from command_line import add_config_arguments, run, stop_on_user_errors
 from mmengine.registry import DATASETS, VISUALIZERS, init_default_scope
 from rich.progress import track
 
@@ -73,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

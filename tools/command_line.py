@@ -1,15 +1,44 @@
 """What the tools have in common."""
 
 import argparse
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn, Optional
 
-from mmengine.config import DictAction
 
-from swin_backbone.openmmlab.swap import RECIPES
-from swin_backbone.openmmlab.swins import SWINS
+BROKEN_PIPE = 128 + 13  # of SIGPIPE
+
+
+def run(main: Callable[[], Optional[int]]) -> NoReturn:
+    """Run a tool, and say nothing of it where the reader of what it prints has gone, as in `TOOL | head`.
+
+    It ends with the status that a shell gives to what such a pipe ends. What goes through a logger alone, as in
+    training, goes on: the log file is still there.
+    """
+    logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
+    status: Optional[int] = None
+    try:
+        try:
+            status = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_stdout_broken():  # but another pipe, as that of a worker
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        status = BROKEN_PIPE
+    sys.exit(status)
+
+
+def _is_stdout_broken() -> bool:
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +54,11 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """What every tool does to a config: swap its backbone, then override settings."""
+    from mmengine.config import DictAction  # here: not every tool has a config, and it takes seconds
+
+    from swin_backbone.openmmlab.swap import RECIPES
+    from swin_backbone.openmmlab.swins import SWINS
+
     parser.add_argument('--backbone', choices=list(SWINS), help="put this backbone in place of the config's own")
     parser.add_argument(
         '--recipe',

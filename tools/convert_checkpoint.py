@@ -5,7 +5,7 @@ python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|h
 
 import argparse
 
-from command_line import add_unsafe_load, stop_on_user_errors
+from command_line import add_unsafe_load, run, stop_on_user_errors
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import FORMATS
@@ -27,4 +27,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

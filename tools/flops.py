@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import add_config_arguments, stop_on_user_errors
+from command_line import add_config_arguments, run, stop_on_user_errors
 from rich.console import Console
 
 from swin_backbone.analysis.report import print_report, report
@@ -46,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

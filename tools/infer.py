@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from command_line import add_config_arguments, add_unsafe_load, stop_on_user_errors
+from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -92,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    run(main)

@@ -16,6 +16,23 @@ if [ ! -x "$python" ]; then
     "$PYTHON" -m venv "$VENV" || stop "$PYTHON cannot make a virtual environment (on Debian: apt install python3-venv)"
 fi
 
+# Reads what pip prints while ninja compiles, whose lines begin with [files done/files in all]; says how far it is, on a
+# terminal in one line that changes, elsewhere at each tenth.
+show_progress() {
+    local line said=0 tenth
+    while IFS= read -r line; do
+        [[ $line =~ ^[[:space:]]*\[([0-9]+)/([0-9]+)\] ]] || continue
+        tenth=$((10 * BASH_REMATCH[1] / BASH_REMATCH[2]))
+        if [ -t 1 ]; then
+            printf '\rinstall: mmcv: %s of %s files compiled' "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+        elif ((tenth > said)); then
+            echo "install: mmcv: ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} files compiled"
+        fi
+        said=$tenth
+    done
+    if [ -t 1 ]; then echo; fi
+}
+
 mmcv_is_built() { "$python" -c 'import torch, mmcv._ext' 2>/dev/null; }
 
 # mmcv has no wheel for this torch: its C++ operators are compiled here, before which all it needs is checked.
@@ -40,9 +57,12 @@ pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2
 
 "${pip[@]}" setuptools wheel ninja packaging psutil
 if ! mmcv_is_built; then
-    echo "install: building mmcv (about 10 minutes on 2 cores; pip caches the wheel)"
+    echo "install: building mmcv (10 to 20 minutes on 2 cores; pip keeps the wheel for the next time)"
     log="$VENV/mmcv-build.log"
-    MMCV_WITH_OPS=1 "${pip[@]}" --no-build-isolation "$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")" >"$log" 2>&1 ||
+    # With ninja on the PATH torch compiles with all cores. Twice verbose: once makes up for --quiet, and then pip
+    # passes on what ninja prints.
+    PATH="$(cd "$VENV" && pwd)/bin:$PATH" MMCV_WITH_OPS=1 "${pip[@]}" -vv --no-build-isolation "$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")" 2>&1 |
+        tee "$log" | show_progress ||
         stop "mmcv did not build; the compiler's output is in $log"
 fi
 "${pip[@]}" --no-build-isolation --editable ".[$STACK,test,lint]"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from command_line import run
 from pycocotools import mask as coco_mask
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
@@ -143,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

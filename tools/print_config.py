@@ -1,12 +1,14 @@
-"""Print a config as it is used: after inheritance, swap and overrides.
+"""Print a config as it is used: after inheritance, swap and overrides. What the swap changed goes to stderr.
 
 python tools/print_config.py CONFIG [--save-path F] [--backbone swin-t [--recipe keep]] [--cfg-options K=V ...]
 """
 
 import argparse
+import contextlib
+import sys
 from pathlib import Path
 
-from command_line import add_config_arguments, stop_on_user_errors
+from command_line import add_config_arguments, run, stop_on_user_errors
 
 from swin_backbone.openmmlab import runtime
 
@@ -26,7 +28,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    with stop_on_user_errors(), contextlib.redirect_stdout(sys.stderr):
         cfg = runtime.load_config(
             args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
         )
@@ -40,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

@@ -7,7 +7,7 @@ python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
 import argparse
 from pathlib import Path
 
-from command_line import add_common_arguments, stop_on_user_errors
+from command_line import add_common_arguments, run, stop_on_user_errors
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
@@ -53,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

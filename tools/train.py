@@ -6,7 +6,7 @@ python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-sc
 
 import argparse
 
-from command_line import add_common_arguments, stop_on_user_errors
+from command_line import add_common_arguments, run, stop_on_user_errors
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
@@ -48,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

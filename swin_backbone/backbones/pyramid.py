@@ -205,6 +205,21 @@ class SwinPyramid(BaseModule):
         plans = [stage.planner.plan(x_BCHW, self.training) for stage in self.stages]
         return [plan._replace(as_built=as_built, overwrite=own and plan.strip_tokens is not None) for plan in plans]
 
+    def layer_order(self) -> list[list[str]]:
+        """The layers from the images up, each as the prefixes of its parameters' names.
+
+        Layer 0 is the patch embedding with the position embedding, layer l the l-th block. A patch merging and an output
+        norm belong to the block before them, whatever stage's name they carry.
+        """
+        layers = [['patch_embed', 'absolute_pos_embed']]
+        for index, stage in enumerate(self.stages):
+            layers += [[f'stages.{index}.blocks.{block}'] for block in range(len(stage.blocks))]
+            if index in self.out_indices:
+                layers[-1].append(f'norm{index}')
+            if index + 1 < len(self.stages):
+                layers[-1].append(f'stages.{index + self.merging_first}.downsample')
+        return layers
+
     def init_weights(self) -> None:
         """Initialise as the paper's code does, then load `init_cfg`'s checkpoint or apply its initializers."""
         for module in self.modules():

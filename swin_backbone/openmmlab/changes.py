@@ -46,11 +46,6 @@ def _differences(key: str, old: Any, new: Any):
             yield from _differences(inner, old.get(name, ABSENT), new.get(name, ABSENT))
 
 
-def _lists_of_dicts(old: Any, new: Any) -> bool:
-    both = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
-    return both and all(isinstance(value, dict) for value in old + new)
-
-
 def _shown(value: Any) -> str:
     text = _call(value) if isinstance(value, dict) and 'type' in value else repr(value)
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + '...'

@@ -1,33 +1,31 @@
 """Finding a config: a path, or `package::folder/name.py` of an installed toolbox or of this package."""
 
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional, Union
 
 from mmengine.config import Config
-from mmengine.config.utils import MODULE2PACKAGE
-from mmengine.utils import is_installed
+
+from ..compat import distribution_names, find_base_configs_by
 
 OWN = 'swin_backbone'
+TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
 
 
 def register_prefixes() -> None:
     """Teach mmengine the prefixes that it cannot resolve by itself, in `_base_` as well as in `get_config`.
 
     It knows a package by the name of its distribution. Its table lacks this package, and has mmsegmentation for
-    mmseg, which the OneDL forks distribute under another name: there the module's own name does.
+    mmseg, which the OneDL forks distribute under another name: there the module's own name does. Nothing here asks
+    mmengine what is installed, since its 0.10.7 needs pkg_resources for that, which setuptools no longer has.
     """
-    MODULE2PACKAGE.setdefault(OWN, OWN)
-    for module in ('mmdet', 'mmseg', 'mmpretrain'):
-        if not is_installed(MODULE2PACKAGE[module]) and is_installed(module):
-            MODULE2PACKAGE[module] = module
-    find = Config._get_cfg_path
-
-    def find_and_keep_scope(cfg_path: str, filename: str) -> tuple[str, Optional[str]]:
-        """A prefix is also the scope in which mmengine builds what it inherits; these configs are in a toolbox's."""
-        path, scope = find(cfg_path, filename)
-        return path, None if scope == OWN else scope
-
-    Config._get_cfg_path = staticmethod(find_and_keep_scope)
+    names = distribution_names()
+    names.setdefault(OWN, OWN)
+    for module in TOOLBOXES:
+        if find_spec(module) is not None and not _is_distributed(names.get(module, module)):
+            names[module] = module
+    find_base_configs_by(_find_base)
 
 
 def read_config(path: Union[str, Path]) -> Config:
@@ -42,17 +40,40 @@ def read_config(path: Union[str, Path]) -> Config:
         FileNotFoundError: if there is no such file.
     """
     prefix, colons, name = str(path).partition('::')
-    return Config.fromfile(_configs_of(prefix) / name if colons else str(path))
+    if not colons:
+        return Config.fromfile(str(path))
+    configs = _configs_of(prefix)
+    if configs is None:
+        raise ValueError(f'a config is a path or package::path with an installed package, got {prefix!r}')
+    return Config.fromfile(configs / name)
 
 
-def _configs_of(package: str) -> Path:
-    """The folder of configs that an installed package brings along."""
-    from importlib.util import find_spec
+def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
+    """The path of a config that `_base_` names by a prefix, and the scope in which mmengine builds what it inherits.
 
-    spec = find_spec(package) if package in MODULE2PACKAGE else None
+    The prefix is the scope, but for this package's own, whose configs are in a toolbox's.
+    """
+    prefix, _colons, name = cfg_path.partition('::')
+    configs = _configs_of(prefix) if name else None
+    if configs is None or not (configs / name).is_file():
+        return None
+    return str(configs / name), None if prefix == OWN else prefix
+
+
+def _configs_of(package: str) -> Optional[Path]:
+    """The folder of configs that an installed package brings along; None if it is none of those, or not installed."""
+    spec = find_spec(package) if package in (OWN, *TOOLBOXES, *distribution_names()) else None
     if spec is None or spec.origin is None:
-        raise ValueError(f'a config is a path or package::path with an installed package, got {package!r}')
+        return None
     root = Path(spec.origin).parent
     if package == OWN and not (root / '.mim').exists():  # a checkout that was not installed
         return root.parent / 'configs'
     return root / '.mim' / 'configs'
+
+
+def _is_distributed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -52,8 +52,9 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
     if list(channels) == old[::-1] != old:  # YOLOv3's, from the deepest up
         neck.in_channels = type(channels)(new[::-1])
         return list(range(len(old)))
-    if list(channels) != old:
+    if not channels or list(channels) != old[: len(channels)]:  # some read the first maps, and let the others be
         raise ValueError(f'{key}.in_channels is {list(channels)}, and the maps of the backbone have {old}')
+    old = old[: len(channels)]
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
     used = list(range(start, len(old) if end < 0 else min(end + 1, len(old))))
     if start and type_name(neck) in READ_FROM_START and used[-1] == len(old) - 1:

@@ -1,5 +1,6 @@
 """A trained detector or segmentor on pictures and videos: predictions, drawn and as data."""
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
 from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
+from PIL import Image
 from torch import nn
 
 from ..checkpoints import read_checkpoint
@@ -94,7 +96,8 @@ class Results:
         overlays/NAME.jpg    each picture with its predictions drawn, NAME.mp4 for a video
         results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation)
         images.json          the images and categories that the ids in results.json stand for, in COCO's format
-        labels/NAME.png      of a segmentor, and of a panoptic head: the class of each pixel, numbered from 0
+        labels/NAME.png      of a segmentor, and of a panoptic head: the class of each pixel, numbered from 0, with the
+                             classes' colours as the palette
 
     Args:
         out_dir: made if it is not there; what is there under the same names is overwritten.
@@ -125,7 +128,7 @@ class Results:
                 labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
                 if name == 'pred_panoptic_seg':
                     labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
-                _write(self._path('labels', frame.name, '.png'), labels.astype(np.uint8))
+                _write_labels(self._path('labels', frame.name, '.png'), labels, self.predictor.meta['palette'])
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
@@ -185,6 +188,9 @@ def _dataset_meta(loaded: dict, cfg: Config) -> dict:
         meta = dict(DATASETS.get(dataset.type).METAINFO, **dataset.get('metainfo', {}))
     if 'classes' not in meta:
         raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo says what the classes are')
+    if not meta.get('palette'):  # the colours that the toolboxes take then
+        colours = np.random.RandomState(42).randint(0, 256, (len(meta['classes']), 3)).tolist()
+        meta['palette'] = [tuple(colour) for colour in colours]
     return meta
 
 
@@ -208,6 +214,15 @@ def _write(path: Path, pixels: np.ndarray) -> None:
     """Write a picture beside its place, then put it there."""
     encoded = cv2.imencode(path.suffix, pixels)[1]
     _replace(path, encoded.tobytes())
+
+
+def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> None:
+    """Write classes as a PNG with a palette of RGB colours: what shows them is coloured, what reads them gets numbers."""
+    image = Image.fromarray(labels.astype(np.uint8))
+    image.putpalette(np.asarray(palette[:256], np.uint8).tobytes())
+    encoded = io.BytesIO()
+    image.save(encoded, 'PNG')
+    _replace(path, encoded.getvalue())
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -13,6 +13,9 @@ from mmengine.runner import CheckpointLoader
 from ..checkpoints import read_checkpoint, trust_checkpoints
 from ..checkpoints.fit import backbones_of, fit
 from ..checkpoints.safe import are_checkpoints_trusted, safe_globals
+from ..compat import checkpoint_loaders
+
+WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # torch.load obeys it, whatever its arguments say
 
 
 def read_checkpoints_safely(unless: bool = False) -> None:
@@ -21,7 +24,7 @@ def read_checkpoints_safely(unless: bool = False) -> None:
     That is the Runner's `resume` and `load_from`, and `init_cfg=dict(type='Pretrained')` of any module. mmengine's own
     loaders of files and addresses are replaced, by its registry of them. The OneDL release of mmengine falls back to
     unsafe loading when safe loading fails; its loaders of other schemes ('open-mmlab://', 's3://', ...) stay, and for
-    as long as one runs torch is told to load nothing but weights.
+    as long as one runs torch is told to load nothing but weights; where they cannot be told apart, for good.
 
     Args:
         unless: load unsafely: the tools' --unsafe-load.
@@ -29,7 +32,10 @@ def read_checkpoints_safely(unless: bool = False) -> None:
     trust_checkpoints(unless)
     own = ('', 'file://', 'http://', 'https://')
     CheckpointLoader.register_scheme(own, load_from_file_or_address, force=True)
-    for prefix, loader in list(CheckpointLoader._schemes.items()):
+    loaders = checkpoint_loaders()
+    if loaders is None and not unless:
+        os.environ[WEIGHTS_ONLY] = '1'
+    for prefix, loader in (loaders or {}).items():
         if prefix not in own and not hasattr(loader, '__wrapped__'):
             CheckpointLoader.register_scheme(prefix, _weights_only(loader), force=True)
 
@@ -71,14 +77,13 @@ def _weights_only(loader: Callable) -> Callable:
 @contextmanager
 def _torch_loads_weights_only() -> Iterator[None]:
     """For as long as this lasts `torch.load` is safe, also where it is called with weights_only=False."""
-    name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
-    before = os.environ.get(name)
+    before = os.environ.get(WEIGHTS_ONLY)
     if not are_checkpoints_trusted():
-        os.environ[name] = '1'
+        os.environ[WEIGHTS_ONLY] = '1'
     try:
         with safe_globals():
             yield
     finally:
-        os.environ.pop(name, None)
+        os.environ.pop(WEIGHTS_ONLY, None)
         if before is not None:
-            os.environ[name] = before
+            os.environ[WEIGHTS_ONLY] = before

@@ -1,6 +1,6 @@
 """Layer-wise learning-rate decay for a Swin in a detector or segmentor."""
 
-import re
+from collections.abc import Iterable
 from typing import Optional
 
 from mmengine.logging import print_log
@@ -8,10 +8,8 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
-POSITION_TABLES = ('absolute_pos_embed', 'relative_position_bias_table')
-BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
-DOWNSAMPLE = re.compile(r'stages\.(\d+)\.downsample\.')
-OUTPUT_NORM = re.compile(r'norm(\d+)\.')
+from ..backbones.pyramid import SwinPyramid
+from .recipe import POSITION_KEYS
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -23,7 +21,7 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
     neck and heads lr itself. A patch merging belongs to the block before it, an output norm to the last block of its
     stage (Bao et al. 2021, appendix, "layer-wise decay", which Liu et al. 2022 fine-tune Swin V2 with).
 
-    Norms, biases and position tables get no weight decay, in the backbone and elsewhere
+    Norms, biases and position tables, and what V2 has in their place, get no weight decay, in the backbone and elsewhere
     (microsoft/Swin-Transformer's optimizer; the toolboxes' constructors for ConvNeXt and BEiT do the same).
 
         optim_wrapper = dict(
@@ -56,7 +54,7 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             if not parameter.requires_grad:
                 continue
             layer = layer_of.get(name, top)
-            no_decay = parameter.ndim <= 1 or name.endswith(POSITION_TABLES)
+            no_decay = parameter.ndim <= 1 or any(key in name for key in POSITION_KEYS)
             decay = 0.0 if no_decay else self.base_wd
             group = groups.setdefault(
                 (layer, decay),
@@ -71,30 +69,23 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             group['param_names'].append(name)
         params.extend(groups[key] for key in sorted(groups, key=lambda key: (key[0], key[1] or 0.0)))
         for group in params:
-            print_log(f'lr {group["lr"]:.3g}, decay {group["weight_decay"]}: {len(group["params"])} parameters')
+            print_log(f'lr {group["lr"]:.3g}, decay {group["weight_decay"]}: {len(group["params"])} parameters', 'current')
 
 
 def layers(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter of the backbone: 0 the patch embedding, l the l-th block.
+    """The layer of each parameter of the backbone, as `SwinPyramid.layer_order` numbers them.
 
     Raises:
         ValueError: if there is no such backbone.
     """
-    swins = ((name, m) for name, m in model.named_modules() if hasattr(m, 'stages') and hasattr(m, 'patch_embed'))
-    prefix, backbone = next(swins, (None, None))
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, SwinPyramid))
+    path, backbone = next(found, (None, None))
     if backbone is None:
         raise ValueError('SwinLayerDecayOptimizerConstructor is for a model with a SwinBackbone, and it has none')
-    depths = [len(stage.blocks) for stage in backbone.stages]
-    last_block = [sum(depths[: stage + 1]) for stage in range(len(depths))]
-    prefix = prefix + '.' if prefix else ''
-    return {prefix + name: _layer(name, depths, last_block) for name, _ in backbone.named_parameters()}
+    layer_of = {prefix: layer for layer, prefixes in enumerate(backbone.layer_order()) for prefix in prefixes}
+    path = path + '.' if path else ''
+    return {path + name: layer_of[_prefix(name, layer_of)] for name, _ in backbone.named_parameters()}
 
 
-def _layer(name: str, depths: list[int], last_block: list[int]) -> int:
-    """The layer of a parameter of the backbone, by its name there."""
-    if match := BLOCK.match(name):
-        stage, block = map(int, match.groups())
-        return last_block[stage] - depths[stage] + block + 1
-    if match := DOWNSAMPLE.match(name) or OUTPUT_NORM.match(name):
-        return last_block[int(match[1])]
-    return 0  # patch embedding, absolute position embedding
+def _prefix(name: str, prefixes: Iterable[str]) -> str:
+    return next(prefix for prefix in prefixes if name == prefix or name.startswith(prefix + '.'))

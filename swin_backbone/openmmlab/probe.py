@@ -1,4 +1,4 @@
-"""What a backbone or neck of a config emits, found by building it and running it once, without weights.
+"""What a backbone or neck of a config emits, found by building it and running it, without weights.
 
 On the meta device that takes neither memory nor arithmetic. What does not run there (an operator without a meta
 kernel, `.item()`) runs on a CPU, on a small image if it can.
@@ -16,6 +16,7 @@ from ..analysis.meta import on_device
 
 SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
+BATCH = 2  # of images: in training a batch norm of one place wants more than one
 
 
 class Level(NamedTuple):
@@ -29,16 +30,16 @@ def backbone_levels(backbone: dict, scope: str, key: str) -> list[Level]:
     """The maps that the backbone at `key` of a config emits.
 
     Raises:
-        ValueError: if it cannot be built, or emits anything but feature maps.
+        ValueError: if it cannot be built, or emits anything but feature maps, or others in training than else.
     """
     side = backbone.get('img_size', SIDE)  # some ViTs take no other
     own_side = side if isinstance(side, int) else side[1]
 
     def image(device: str, side: int) -> Tensor:
-        return torch.zeros(1, backbone.get('in_channels', 3), side, side, device=device)
+        return torch.zeros(BATCH, backbone.get('in_channels', 3), side, side, device=device)
 
     ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
-    return _levels(*_run(backbone, scope, key, image, ways), key)
+    return _run(backbone, scope, key, image, ways)
 
 
 def neck_levels(neck: dict, inputs: Sequence[Level], scope: str) -> list[Level]:
@@ -46,26 +47,37 @@ def neck_levels(neck: dict, inputs: Sequence[Level], scope: str) -> list[Level]:
 
     def maps(device: str, side: int) -> tuple[Tensor, ...]:
         sides = [max(1, int(side / level.stride)) for level in inputs]
-        return tuple(torch.zeros(1, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
+        return tuple(torch.zeros(BATCH, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
 
-    return _levels(*_run(neck, scope, 'neck', maps, (('meta', SIDE), ('cpu', SMALL_SIDE))), 'neck')
+    return _run(neck, scope, 'neck', maps, (('meta', SIDE), ('cpu', SMALL_SIDE)))
 
 
-def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]]) -> tuple[Any, int]:
-    """What a module emits, and for an image of which side: the first of the ways (device, side) that works."""
+def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]]) -> list[Level]:
+    """The maps that a module emits, by the first of the ways (device, side of the image) that works."""
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
     for device, side in ways:
         try:
             with DefaultScope.overwrite_default_scope(scope), on_device(device), torch.no_grad():
                 module = MODELS.build(cfg)
                 module.eval()  # which returns None for some of them
-                return module(make_input(device, side)), side
+                outputs = module(make_input(device, side))
+                module.train()
+                in_training = module(make_input(device, side))
+            break
         except Exception as error:  # whatever a toolbox's module raises, its user gets the key and the reason
             reason = error
-    first_line = str(reason).strip().split('\n')[0]
-    raise ValueError(
-        f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
-    ) from reason
+    else:
+        first_line = str(reason).strip().split('\n')[0]
+        raise ValueError(
+            f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
+        ) from reason
+    levels = _levels(outputs, side, key)
+    if levels != _levels(in_training, side, key):
+        raise ValueError(
+            f'{key}: it emits {_shown(_levels(in_training, side, key))} in training and {_shown(levels)} after it, and '
+            'Swin emits the same in both'
+        )
+    return levels
 
 
 def _levels(outputs: Any, side: int, key: str) -> list[Level]:
@@ -74,6 +86,10 @@ def _levels(outputs: Any, side: int, key: str) -> list[Level]:
     if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() == 4 for x in outputs):
         raise ValueError(f'{key}: it emits something other than feature maps of (B, C, H, W)')
     return [Level(x.shape[1], side / x.shape[3]) for x in outputs]
+
+
+def _shown(levels: Sequence[Level]) -> str:
+    return 'maps of stride ' + ', '.join(f'{level.stride:g}' for level in levels)
 
 
 def type_name(cfg: dict) -> str:

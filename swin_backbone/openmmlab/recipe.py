@@ -1,6 +1,6 @@
 """The optimizer of the Swin recipe (Liu et al. 2021, sections 4.2 and 4.3), put into a config."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from mmengine.config import Config
 
@@ -14,15 +14,16 @@ ADAMW = dict(
 POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
 
 
-def apply_recipe(cfg: Config, backbone: str, depths: Sequence[int], segmentation: bool) -> None:
+def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], segmentation: bool) -> None:
     """Give a config the recipe's optimizer, in place. The schedule stays, but for a rate it may not end above.
 
     A config that has AdamW already (the DETR family, RTMDet, SegFormer) keeps its rate, its decay and its
-    multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables.
+    multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables. Any config
+    keeps `bypass_duplicate`, which says that its neck or heads share parameters.
 
     Args:
         backbone: what the backbone's parameters are called by, as 'backbone' or 'detector.backbone'.
-        depths: blocks of each stage.
+        layers: its `SwinPyramid.layer_order`.
 
     Raises:
         ValueError: if the config has an optimizer that is not one `optimizer`.
@@ -35,28 +36,28 @@ def apply_recipe(cfg: Config, backbone: str, depths: Sequence[int], segmentation
     constructor = wrapper.pop('constructor', None)
     paramwise = wrapper.pop('paramwise_cfg', None) or {}
     if type_name(wrapper.optimizer) == 'AdamW' and constructor is None:
-        keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, depths, paramwise)}
+        keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, layers, paramwise)}
         wrapper.paramwise_cfg = dict(paramwise, custom_keys=keys)
     else:
         wrapper.optimizer = dict(ADAMW['segmentation' if segmentation else 'detection'])
         wrapper.paramwise_cfg = dict(
             custom_keys={**{key: dict(decay_mult=0.0) for key in POSITION_KEYS}, 'norm': dict(decay_mult=0.0)}
         )
+        if 'bypass_duplicate' in paramwise:
+            wrapper.paramwise_cfg.bypass_duplicate = paramwise['bypass_duplicate']
     schedulers = cfg.get('param_scheduler') or []
     for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
         if scheduler.get('eta_min', 0) >= wrapper.optimizer.lr:
             scheduler.eta_min = 0.0
 
 
-def _no_decay(backbone: str, depths: Sequence[int], paramwise: dict) -> dict[str, dict]:
+def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict) -> dict[str, dict]:
     """Custom keys for norms and position tables, at the rate the config gives the backbone.
 
     Of all keys that are part of a parameter's name mmengine takes the longest alone, so each key here repeats the
     multiplier of the backbone, and is longer than 'backbone'.
     """
     lr_mult = paramwise.get('custom_keys', {}).get('backbone', {}).get('lr_mult', 1.0)
-    names = [f'{backbone}.patch_embed.norm', f'{backbone}.norm', *POSITION_KEYS]
-    for stage, depth in enumerate(depths):
-        names += [f'{backbone}.stages.{stage}.blocks.{block}.norm' for block in range(depth)]
-    names += [f'{backbone}.stages.{stage}.downsample.norm' for stage in range(len(depths) - 1)]
-    return {name: dict(lr_mult=lr_mult, decay_mult=0.0) for name in names}
+    prefixes = [prefix for layer in layers for prefix in layer if prefix not in POSITION_KEYS]
+    norms = [f'{backbone}.{prefix}' + ('' if prefix.startswith('norm') else '.norm') for prefix in prefixes]
+    return {name: dict(lr_mult=lr_mult, decay_mult=0.0) for name in (*norms, *POSITION_KEYS)}

@@ -1,15 +1,19 @@
 """What tools/train.py and tools/test.py do around mmengine's Runner, for mmdet's configs and mmseg's alike."""
 
 import atexit
+import logging
+import sys
 from pathlib import Path
 from typing import Optional
 
 import torch
 from mmengine.config import Config
 from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
+from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from .console import BriefRunner
 from .config_files import read_config
 from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
@@ -51,9 +55,10 @@ def build_runner(cfg: Config, unsafe_load: bool = False) -> Runner:
         unsafe_load: let what is pickled in a checkpoint execute whatever it wants.
     """
     read_checkpoints_safely(unless=unsafe_load)
+    _do_without_a_broken_torchvision()
     if cfg.launcher == 'pytorch' and not _has_accelerator():
         _distribute_on_cpu(cfg)
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else BriefRunner.from_cfg(cfg)
     runner.register_hook(FitCheckpointHook())
     return runner
 
@@ -155,6 +160,26 @@ def write_predictions(cfg: Config, out: str) -> None:
         raise ValueError(f'--out takes a name that ends in .pkl or .pickle for a detector, got {out!r}')
     else:
         cfg.test_evaluator = [cfg.test_evaluator, dict(type='DumpDetResults', out_file_path=out)]
+
+
+def _do_without_a_broken_torchvision() -> None:
+    """Have a torchvision that cannot be imported count as one that is not installed, and say so.
+
+    Beside a torch that it was not built for it raises a RuntimeError, which mmengine, noting versions in the log, does
+    not expect.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except ModuleNotFoundError:
+        pass
+    except Exception as error:
+        sys.modules['torchvision'] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError now
+        print_log(
+            f'torchvision is left out: it cannot be imported ({error}), most likely since it was built for another torch than the '
+            f'one here, {torch.__version__}. Exchange it or uninstall it; nothing here needs it',
+            'current',
+            logging.WARNING,
+        )
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

@@ -1,11 +1,14 @@
 """Put a Swin backbone into any config of mmdet or mmseg."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any, Union
 
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
+from mmengine.registry import MODELS
 
+from ..analysis.meta import on_device
 from ..archs import ARCHS
 from .changes import summarize
 from .consumers import Maps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
@@ -54,8 +57,9 @@ def swap_backbone(
         notes = _replace(after, key, model, swin, segmentation)
         model.backbone.update(backbone)
         if recipe == 'swin':
-            depths = model.backbone.get('depths', swin.depths)
-            apply_recipe(after, f'{key}.backbone'.removeprefix('model.'), depths, segmentation)
+            with on_device('meta'):
+                layers = MODELS.build(dict(model.backbone, init_cfg=None)).layer_order()
+            apply_recipe(after, f'{key}.backbone'.removeprefix('model.'), layers, segmentation)
         elif 'constructor' in (after.get('optim_wrapper') or {}):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the backbone that goes; '
@@ -87,6 +91,14 @@ def _with_backbone(key: str, node: Any):
         else:
             for name, child in node.items():
                 yield from _with_backbone(f'{key}.{name}', child)
+
+
+def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
+    """The dicts from the model to the one at `key`, as 'model.detector', which holds the backbone."""
+    yield model
+    for name in key.split('.')[1:]:
+        model = model[name]
+        yield model
 
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
@@ -150,6 +162,9 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
         model.pretrained = None
     if cfg.get('load_from'):
         cfg.load_from = None
+    for holder in _path_to(cfg.model, key):  # a checkpoint of all of it has the old backbone in it
+        if 'Pretrained' in str(holder.get('init_cfg')):
+            del holder.init_cfg
     for node in (model.get('data_preprocessor'), cfg.model.get('data_preprocessor'), cfg.get('data_preprocessor')):
         _normalize_as_imagenet(node)
     return [

@@ -26,11 +26,6 @@ class Swin(NamedTuple):
         arch = ARCHS[self.arch]
         return [arch.embed_dims << stage for stage in range(len(arch.depths))]
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Blocks of each stage."""
-        return ARCHS[self.arch].depths
-
     def config(self, segmentation: bool) -> dict[str, Any]:
         """The backbone of a config."""
         cfg = dict(type=self.type, arch=self.arch, drop_path_rate=self.drop_path_rate, **dict(self.windows))

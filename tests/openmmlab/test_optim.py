@@ -6,21 +6,22 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from swin_backbone import SwinBackbone
+from swin_backbone import SwinBackbone, SwinV2Backbone
 
 LR, DECAY, RATE = 1e-4, 0.05, 0.9
 DEPTHS = (2, 2, 6, 2)
 
 
 class Detector(nn.Module):
-    def __init__(self, **backbone):
+    def __init__(self, kind=SwinBackbone, **backbone):
         super().__init__()
-        self.backbone = SwinBackbone(arch='tiny', embed_dims=24, use_abs_pos_embed=True, **backbone)
+        self.backbone = kind(arch='tiny', embed_dims=24, use_abs_pos_embed=True, **backbone)
         self.head = nn.Sequential(nn.Conv2d(192, 8, 1), nn.BatchNorm2d(8))
 
 
-def expected():
-    """The layer and decay of each parameter of Swin-T, written out from the rule."""
+def expected(kind):
+    """The layer and decay of each parameter of Swin-T, V1 or V2, written out from the rule."""
+    v2 = kind is SwinV2Backbone
     backbone = {'absolute_pos_embed': (0, 0.0)}
     for name in ('projection.weight', 'projection.bias', 'norm.weight', 'norm.bias'):
         backbone[f'patch_embed.{name}'] = (0, DECAY if name == 'projection.weight' else 0.0)
@@ -29,16 +30,22 @@ def expected():
         for block in range(depth):
             layer += 1
             prefix = f'stages.{stage}.blocks.{block}.'
-            backbone[prefix + 'attn.w_msa.relative_position_bias_table'] = (layer, 0.0)
+            tables = ['relative_position_bias_table']
+            if v2:
+                tables = ['logit_scale', 'cpb_mlp.0.weight', 'cpb_mlp.0.bias', 'cpb_mlp.2.weight', 'q_bias', 'v_bias']
+            for table in tables:
+                backbone[f'{prefix}attn.w_msa.{table}'] = (layer, 0.0)
             for linear in ('attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'):
                 backbone[f'{prefix}{linear}.weight'] = (layer, DECAY)
-                backbone[f'{prefix}{linear}.bias'] = (layer, 0.0)
+                if not (v2 and linear == 'attn.w_msa.qkv'):
+                    backbone[f'{prefix}{linear}.bias'] = (layer, 0.0)
             for norm in ('norm1', 'norm2'):
                 backbone[f'{prefix}{norm}.weight'] = backbone[f'{prefix}{norm}.bias'] = (layer, 0.0)
         if stage < 3:
-            backbone[f'stages.{stage}.downsample.reduction.weight'] = (layer, DECAY)
+            merging = f'stages.{stage + v2}.downsample'  # V2's is in the stage that it leads to
+            backbone[f'{merging}.reduction.weight'] = (layer, DECAY)
             for part in ('weight', 'bias'):
-                backbone[f'stages.{stage}.downsample.norm.{part}'] = (layer, 0.0)
+                backbone[f'{merging}.norm.{part}'] = (layer, 0.0)
         backbone[f'norm{stage}.weight'] = backbone[f'norm{stage}.bias'] = (layer, 0.0)
     heads = {'head.0.weight': DECAY, 'head.0.bias': 0.0, 'head.1.weight': 0.0, 'head.1.bias': 0.0}
     return {
@@ -58,20 +65,34 @@ def build(model, paramwise=None, scope='mmengine'):
         return build_optim_wrapper(model, cfg)
 
 
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
 @pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
-def test_each_parameter_of_swin_t(scope):
+def test_each_parameter_of_swin_t(scope, kind):
     pytest.importorskip(scope, reason=f'{scope} is not installed')
-    model = Detector()
+    model = Detector(kind)
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     actual = {
         name_of[id(parameter)]: (group['lr'], group['weight_decay'])
         for group in build(model, scope=scope).optimizer.param_groups
         for parameter in group['params']
     }
-    wanted = expected()
+    wanted = expected(kind)
     assert set(actual) == set(wanted) == set(name_of.values())
     for name, (lr, decay) in wanted.items():
         assert actual[name] == (pytest.approx(lr), decay), name
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+@pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (1,)])
+def test_the_layers_of_a_backbone_hold_each_parameter_once_and_nothing_else(kind, out_indices):
+    backbone = Detector(kind, out_indices=out_indices).backbone
+    layers = backbone.layer_order()
+    assert len(layers) == 1 + sum(DEPTHS)
+    prefixes = [prefix for layer in layers for prefix in layer]
+    for name, _ in backbone.named_parameters():
+        assert sum(name == prefix or name.startswith(prefix + '.') for prefix in prefixes) == 1, name
+    names = [name for name, _ in backbone.named_modules()] + ['absolute_pos_embed']
+    assert set(prefixes) <= set(names)
 
 
 def test_frozen_parameters_are_in_no_group():

@@ -2,6 +2,10 @@
 
 import pytest
 from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab import swap as swap_module
@@ -77,6 +81,65 @@ def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():
     assert keys['backbone'] == dict(lr_mult=0.1)
     assert keys['backbone.stages.2.blocks.5.norm'] == dict(lr_mult=0.1, decay_mult=0.0)
     assert 'backbone.stages.2.blocks.6.norm' not in keys
+
+
+@pytest.mark.parametrize('name', ['swin-nano', 'swinv2-nano'])
+def test_recipe_swin_leaves_no_decay_on_any_norm_or_table_of_the_backbone(name):
+    cfg = swap(DINO, name, init_cfg=None)
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+        optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    decays = {name_of[id(group['params'][0])]: group['weight_decay'] for group in optimizer.param_groups}
+    rates = {name_of[id(group['params'][0])]: group['lr'] for group in optimizer.param_groups}
+    backbone = [name for name in decays if name.startswith('backbone.')]
+    norms = {f'backbone.{name}' for name, module in model.backbone.named_modules() if isinstance(module, nn.LayerNorm)}
+    tables = ('relative_position_bias_table', 'logit_scale', 'cpb_mlp.0.weight', 'cpb_mlp.2.weight', 'cpb_mlp.0.bias')
+    without = {name for name in backbone if name.rpartition('.')[0] in norms or name.endswith(tables)}
+    assert {name for name in backbone if decays[name] == 0} == without
+    assert {rates[name] for name in backbone} == {cfg.optim_wrapper.optimizer.lr * 0.1}
+
+
+@pytest.mark.parametrize(
+    'path',
+    [
+        'mmdet::nas_fpn/retinanet_r50_nasfpn_crop640-50e_coco.py',
+        'mmdet::efficientnet/retinanet_effb3_fpn_8xb4-crop896-1x_coco.py',
+        'mmdet::fpg/retinanet_r50_fpg_crop640_50e_coco.py',
+    ],
+)
+def test_recipe_swin_keeps_what_says_that_parameters_are_shared(path):
+    cfg = swap(path, 'swin-nano', init_cfg=None)
+    assert cfg.optim_wrapper.paramwise_cfg.bypass_duplicate is True
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        build_optim_wrapper(revert_sync_batchnorm(MODELS.build(cfg.model)), cfg.optim_wrapper)
+
+
+@pytest.mark.parametrize(
+    'path',
+    [
+        'mmdet::mask2former_vis/mask2former_r50_8xb2-8e_youtubevis2021.py',
+        'mmdet::masktrack_rcnn/masktrack-rcnn_mask-rcnn_r50_fpn_8xb1-12e_youtubevis2019.py',
+        'mmdet::bytetrack/bytetrack_yolox_x_8xb4-amp-80e_crowdhuman-mot17halftrain_test-mot17halfval.py',
+    ],
+)
+def test_no_checkpoint_of_the_old_model_is_loaded(path):
+    assert 'Pretrained' in str(read_config(path).model)
+    text = str(swap(path, 'swin-nano').model)
+    assert 'Pretrained' not in text
+    assert 'http' not in text
+
+
+@pytest.mark.parametrize(
+    ('path', 'emits'),
+    [
+        ('mmseg::pidnet/pidnet-s_2xb6-120k_1024x1024-cityscapes.py', '8, 8, 8 in training and maps of stride 8'),
+        ('mmseg::ddrnet/ddrnet_23-slim_in1k-pre_2xb6-120k_cityscapes-1024x1024.py', '8, 8 in training'),
+    ],
+)
+def test_a_backbone_that_emits_more_in_training_is_refused(path, emits):
+    with pytest.raises(ValueError, match=rf'^model\.backbone: it emits maps of stride {emits}'):
+        swap(path)
 
 
 def test_recipe_keep_keeps():
@@ -159,6 +222,7 @@ def test_prefixes_resolve_in_base_too(tmp_path):
 PURE_PYTHON = """
 from mmdet.models import FPN, ResNet, RetinaHead, RetinaNet
 from mmengine.config import read_base
+from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import OptimWrapper
 from torch.optim import SGD
 

@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +16,11 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from PIL import Image
 
+from swin_backbone import swap_backbone
 from swin_backbone.openmmlab import inference, media
+from swin_backbone.openmmlab.config_files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -139,9 +144,14 @@ def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
     assert result.returncode == 0, result.stderr
     labels = sorted((tmp_path / 'labels').glob('*.png'))
     assert [path.name for path in labels] == ['a.png', 'a_1.png']  # two pictures of one name
-    shapes = [cv2.imread(str(path), cv2.IMREAD_UNCHANGED).shape for path in labels]
-    assert shapes == [(96, 128), (80, 64)]
-    assert all(cv2.imread(str(path), cv2.IMREAD_UNCHANGED).max() < 5 for path in labels)
+    palette = np.array(Config.fromfile(SEGMENTATION).train_dataloader.dataset.metainfo.palette)
+    for path, shape in zip(labels, [(96, 128), (80, 64)]):
+        image = Image.open(path)
+        assert image.mode == 'P'
+        values = np.asarray(image)  # the classes, as the toolboxes read them
+        assert values.shape == shape
+        assert values.max() < 5
+        assert (np.asarray(image.convert('RGB')) == palette[values]).all()
     assert len(list((tmp_path / 'overlays').glob('*.jpg'))) == 2
     assert not list(tmp_path.rglob('.partial-*'))
 
@@ -181,3 +191,14 @@ def test_print_config_prints_what_is_used(tmp_path):
     cfg = Config.fromfile(saved)
     assert (cfg.model.backbone.arch, cfg.model.backbone.drop_path_rate) == ('small', 0.4)
     assert 'work_dir' not in cfg
+
+
+def test_what_print_config_prints_is_the_config(tmp_path):
+    name = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
+    command = [sys.executable, ROOT / 'tools' / 'print_config.py', name, '--backbone', 'swin-t']
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert 'swin-t into this config:' in result.stderr
+    (tmp_path / 'config.py').write_text(result.stdout)
+    assert Config.fromfile(tmp_path / 'config.py').to_dict() == swap_backbone(read_config(name), 'swin-t').to_dict()

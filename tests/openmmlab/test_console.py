@@ -1,0 +1,84 @@
+"""What the tools print when they make a runner, and with what installed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.utils.dl_utils import collect_env
+from torch import nn
+
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.console import FOR_THE_FILE
+
+
+class _Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return self.layer(inputs)
+
+
+@pytest.fixture()
+def make_runner(tmp_path):
+    """Makes a runner, and hands over what it printed and what is in its log file."""
+    MODELS.register_module('ModelOfTheTest', module=_Model, force=True)
+
+    def make(capsys, **more):
+        cfg = Config(
+            dict(
+                default_scope='mmengine',
+                model=dict(type='ModelOfTheTest'),
+                work_dir=str(tmp_path),
+                launcher='none',
+                experiment_name=f'{tmp_path.name}{len(more)}',
+                **more,
+            )
+        )
+        runner = runtime.build_runner(cfg)
+        optimizer = dict(type='AdamW', lr=1e-3, weight_decay=0.1)
+        runner.build_optim_wrapper(dict(optimizer=optimizer, paramwise_cfg=dict(bias_decay_mult=0.0)))
+        return capsys.readouterr().out, Path(runner.logger.log_file).read_text()
+
+    yield make
+    MODELS.module_dict.pop('ModelOfTheTest')
+    DefaultScope._instance_dict.clear()
+    MMLogger._instance_dict.clear()
+
+
+def test_what_is_hundreds_of_lines_goes_to_the_file_alone(capsys, make_runner):
+    printed, log = make_runner(capsys)
+    for beginning in FOR_THE_FILE:
+        assert beginning in log  # so mmengine still begins them so
+        assert beginning not in printed
+    assert 'environment, config, hooks, the rate of each parameter: see ' in printed
+    assert len(printed.splitlines()) < 8
+
+
+def test_log_level_debug_prints_it_too(capsys, make_runner):
+    printed, _log = make_runner(capsys, log_level='DEBUG')
+    assert all(beginning in printed for beginning in FOR_THE_FILE)
+
+
+def test_a_torchvision_of_another_build_is_named_once_and_left_out(tmp_path, monkeypatch, capsys, make_runner):
+    (tmp_path / 'torchvision').mkdir()
+    (tmp_path / 'torchvision' / '__init__.py').write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'torchvision', None)  # to be put back after it
+    monkeypatch.delitem(sys.modules, 'torchvision')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match='nms'):
+        collect_env()
+
+    printed, _log = make_runner(capsys)
+    assert printed.count('torchvision is left out') == 1
+    assert 'operator torchvision::nms does not exist' in printed
+    assert 'TorchVision' not in collect_env()

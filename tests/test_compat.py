@@ -1,0 +1,99 @@
+"""What is private in mmengine: it is there in this release, and where it is not nothing else breaks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config, utils
+from mmengine.runner import CheckpointLoader
+
+from swin_backbone import compat
+from swin_backbone.openmmlab import loading
+from swin_backbone.openmmlab.config_files import read_config, register_prefixes
+
+ROOT = Path(__file__).parents[1]
+OWN_CONFIG = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
+
+
+def test_what_is_used_is_there():
+    assert hasattr(Config, compat.CONFIG_PATHS)
+    assert hasattr(utils, compat.DISTRIBUTIONS)
+    assert hasattr(CheckpointLoader, compat.SCHEMES)
+
+
+@pytest.fixture()
+def _config_paths():
+    before = Config.__dict__[compat.CONFIG_PATHS]
+    yield
+    setattr(Config, compat.CONFIG_PATHS, before)
+
+
+@pytest.mark.usefixtures('_config_paths')
+def test_a_prefix_in_base_is_found_before_mmengine_is_asked(tmp_path):
+    asked = []
+    own = getattr(Config, compat.CONFIG_PATHS)
+    setattr(Config, compat.CONFIG_PATHS, staticmethod(lambda *names: asked.append(names[0]) or own(*names)))
+    register_prefixes()
+    child = tmp_path / 'child.py'
+    child.write_text(f'_base_ = {OWN_CONFIG!r}\n')
+    assert Config.fromfile(child).model == read_config(OWN_CONFIG).model
+    assert asked  # of what is relative
+    assert not [path for path in asked if '::' in path]
+
+
+def test_without_the_method_that_finds_configs_read_config_reads_them(monkeypatch):
+    monkeypatch.setattr(compat, 'CONFIG_PATHS', '_renamed')
+    register_prefixes()
+    assert not hasattr(Config, '_renamed')
+    assert read_config(OWN_CONFIG).model.type == 'MaskRCNN'
+
+
+def test_without_the_table_of_distributions_read_config_reads_them(monkeypatch):
+    monkeypatch.setattr(compat, 'DISTRIBUTIONS', '_RENAMED')
+    assert compat.distribution_names() == {}
+    assert read_config(OWN_CONFIG).model.type == 'MaskRCNN'
+
+
+@pytest.fixture()
+def _loaders(monkeypatch):
+    """mmengine's loaders are put back, and the process's settings too."""
+    before = getattr(CheckpointLoader, compat.SCHEMES)
+    monkeypatch.setattr(CheckpointLoader, compat.SCHEMES, dict(before))
+    monkeypatch.setenv(loading.WEIGHTS_ONLY, '')
+    monkeypatch.delenv(loading.WEIGHTS_ONLY)
+    yield
+    loading.trust_checkpoints(False)
+
+
+@pytest.mark.usefixtures('_loaders')
+@pytest.mark.parametrize('trusted', [False, True])
+def test_without_the_table_of_loaders_the_process_loads_nothing_but_weights(monkeypatch, trusted):
+    monkeypatch.setattr(compat, 'SCHEMES', '_renamed')
+    loading.read_checkpoints_safely(unless=trusted)
+    assert os.environ.get(loading.WEIGHTS_ONLY) == (None if trusted else '1')
+
+
+WITHOUT_PKG_RESOURCES = """
+import mmengine.config.config, mmengine.utils.package_utils
+
+def needs_it(*_):
+    raise ModuleNotFoundError('pkg_resources')
+
+for module in (mmengine.utils, mmengine.utils.package_utils, mmengine.config.config):
+    module.is_installed = module.get_installed_path = needs_it
+import swin_backbone
+print(mmengine.Config.fromfile('child.py').model.type)
+"""
+
+
+def test_a_release_of_mmengine_that_needs_pkg_resources_need_not_have_it(tmp_path):
+    """setuptools 82 has none, and mmengine 0.10.7 asks it whether a package is installed."""
+    (tmp_path / 'child.py').write_text(f'_base_ = {OWN_CONFIG!r}\n')
+    result = subprocess.run(
+        [sys.executable, '-c', WITHOUT_PKG_RESOURCES],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(ROOT)}, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == 'MaskRCNN'

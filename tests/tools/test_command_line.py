@@ -1,0 +1,53 @@
+"""What the tools have in common: how they end."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / 'tools'
+PROGRAM = """
+import logging, os, sys
+sys.path.insert(0, {tools!r})
+from command_line import run
+logger = logging.getLogger()
+logger.addHandler(logging.StreamHandler(sys.stdout))
+def main():
+    {body}
+run(main)
+"""
+PRINTS = "print('line\\n' * 100_000)"
+LOGS = "[logger.warning('line' * 100) for _ in range(1000)]; open('end', 'w').close()"
+OTHER_PIPE = "r, w = os.pipe(); os.close(r); os.write(w, b'x')"
+
+
+@pytest.mark.parametrize('tool', [path for path in TOOLS.glob('*.py') if path.name != 'command_line.py'])
+def test_every_tool_runs_so(tool):
+    assert tool.read_text().endswith("if __name__ == '__main__':\n    run(main)\n")
+
+
+@pytest.mark.parametrize('buffered', [True, False])
+@pytest.mark.parametrize('body', [PRINTS, LOGS], ids=['prints', 'logs'])
+def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
+    environment = {**os.environ, 'PYTHONPATH': str(TOOLS.parent), 'PYTHONUNBUFFERED': '' if buffered else '1'}
+    program = subprocess.Popen(
+        [sys.executable, '-c', PROGRAM.format(tools=str(TOOLS), body=body)],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdout.readline().startswith('line')
+    program.stdout.close()
+    stderr = program.stderr.read()
+    assert program.wait(60) in ((141,) if body == PRINTS else (0, 141))  # 141: as what SIGPIPE ends
+    assert stderr == ''
+    assert (tmp_path / 'end').exists() == (body == LOGS)  # what logs goes on
+
+
+def test_another_broken_pipe_is_an_error():
+    result = subprocess.run(
+        [sys.executable, '-c', PROGRAM.format(tools=str(TOOLS), body=OTHER_PIPE)],
+        cwd=TOOLS.parent, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert 'BrokenPipeError' in result.stderr
