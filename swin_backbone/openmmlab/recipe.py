@@ -1,6 +1,7 @@
 """The optimizer of the Swin recipe (Liu et al. 2021, sections 4.2 and 4.3), put into a config."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from mmengine.config import Config
 
@@ -42,10 +43,10 @@ def apply_recipe(cfg: Config, backbone: str, depths: Sequence[int], segmentation
         wrapper.paramwise_cfg = dict(
             custom_keys={**{key: dict(decay_mult=0.0) for key in POSITION_KEYS}, 'norm': dict(decay_mult=0.0)}
         )
-    schedulers = cfg.get('param_scheduler') or []
+    schedulers: Any = cfg.get('param_scheduler') or []
     for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
         if scheduler.get('eta_min', 0) >= wrapper.optimizer.lr:
-            scheduler.eta_min = 0.0
+            scheduler['eta_min'] = 0.0
 
 
 def _no_decay(backbone: str, depths: Sequence[int], paramwise: dict) -> dict[str, dict]:
