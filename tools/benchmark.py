@@ -112,14 +112,13 @@ def ablated(name: str, run):
             run()
 
     def with_masks() -> None:
-        from swin_backbone.layers import attention
-        from swin_backbone.ops.traced import TracedWindows
+        from swin_backbone.ops import plan
 
-        original, attention.window_grid = attention.window_grid, TracedWindows
+        original, plan.TableWindows = plan.TableWindows, plan.RolledWindows
         try:
             run()
         finally:
-            attention.window_grid = original
+            plan.TableWindows = original
 
     return {'F.linear, no oneDNN': without_onednn, 'pad, roll, masks; no strips': with_masks}.get(name, run)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..archs import Arch
-from ..ops.autocast import is_autocast_on
 from ..ops.backend import ATTENTION_BACKENDS
+from ..ops.linear import autocast_dtype
 from . import ranges
 from .ranges import FLAG, INIT_CFG, PAIR, POSITIVE, POSITIVES, RATE, STRIP_TOKENS, TEXT, Range, choice, or_none, read
 
@@ -85,10 +85,6 @@ def check(given: Mapping[str, Any], archs: Mapping[str, Arch], **others: Range) 
             f'pretrain_img_size must be at least a patch of {patch}, if use_abs_pos_embed; '
             f'got {given["pretrain_img_size"]!r}'
         )
-    if checked['attention_backend'] == 'reference' and checked['attn_drop_rate']:
-        raise ValueError(
-            f"attention_backend='reference' drops no attention weights; got attn_drop_rate={given['attn_drop_rate']!r}"
-        )
     pretrained = checked.pop('pretrained', None)
     if pretrained and checked['init_cfg']:
         raise ValueError(
@@ -145,7 +141,7 @@ def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None
             "a model's data_preprocessor converts and normalises"
         )
     dtype = _dtype_of_weights(embedding)
-    if dtype not in (None, x_BCHW.dtype) and not is_autocast_on(x_BCHW.device.type):
+    if dtype not in (None, x_BCHW.dtype) and autocast_dtype(x_BCHW.device.type) is None:
         raise TypeError(
             f"the input must be {dtype}, as the model's weights, or torch.autocast be on; got {x_BCHW.dtype}"
         )

@@ -5,7 +5,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -14,34 +14,65 @@ from torch import Tensor, nn
 
 from ..archs import Arch
 from ..checkpoints import adapt_state_dict, load_checkpoint
-from ..layers import PatchEmbed, PatchMerging, SwinBlock, is_watched, normalised_output
-from ..ops.blocked import StripTokens, saves_memory
+from ..layers import PatchEmbed, PatchMerging, SwinBlock, is_as_built, known_layer, normalised_output, remember_layers
+from ..ops.grid import Size
+from ..ops.plan import Plan, Planner, StripTokens
 from ..ops.position import resize_absolute_position_embedding
-from ..ops.windows import Size
 from . import arguments
 
 
+@known_layer
 class SwinStage(BaseModule):
     """Blocks at one resolution, every other one with shifted windows, and a patch merging, behind or before them."""
 
-    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging]):
+    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging], planner: Planner):
         super().__init__()
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
+        self.planner = planner
 
-    def forward(self, x_BHWC: Tensor, overwrite: bool = False) -> Tensor:
-        """A batch of maps to one of the same shape; `overwrite`: nobody needs the former any more."""
+    def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
+        """A batch of maps to one of the same shape, computed as planned."""
         for block in self.blocks:
-            x_BHWC = block(x_BHWC, overwrite) if isinstance(block, SwinBlock) else block(x_BHWC)
+            x_BHWC = block(x_BHWC, plan) if isinstance(block, SwinBlock) else block(x_BHWC)
         return x_BHWC
+
+
+class PyramidSettings(NamedTuple):
+    """The arguments that V1 and V2 share, as `arguments.check` gives them; see `SwinBackbone`."""
+
+    pretrain_img_size: Size
+    in_channels: int
+    patch_size: Size
+    mlp_ratio: float
+    strides: tuple[int, ...]
+    out_indices: tuple[int, ...]
+    patch_norm: bool
+    drop_rate: float
+    attn_drop_rate: float
+    drop_path_rate: float
+    use_abs_pos_embed: bool
+    act_cfg: dict
+    norm_cfg: dict
+    with_cp: bool
+    frozen_stages: int
+    init_cfg: Union[dict, list, None]
+    small_map: str
+    mask_padding: bool
+    strip_tokens: StripTokens
+    attention_backend: str
+
+    @classmethod
+    def of(cls, checked: dict[str, Any]) -> 'PyramidSettings':
+        """Those of a backbone's arguments, by name, that are shared."""
+        return cls(**{name: checked[name] for name in cls._fields})
 
 
 class SwinPyramid(BaseModule):
     """Patch embedding, stages of blocks, patch merging between them, and normalised outputs.
 
-    The arguments are those of `SwinBackbone` as `arguments.check` gives them, and:
-
     Args:
+        settings: the arguments that V1 and V2 share.
         arch: width, depths and heads.
         window_sizes: (Wh, Ww) of each stage.
         make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that V1 and
@@ -53,58 +84,50 @@ class SwinPyramid(BaseModule):
 
     def __init__(
         self,
+        settings: PyramidSettings,
         arch: Arch,
         window_sizes: Sequence[Size],
         make_block: Callable[..., SwinBlock],
         merging_first: bool,
         post_norm: bool,
-        pretrain_img_size: Size,
-        in_channels: int,
-        patch_size: Size,
-        mlp_ratio: float,
-        strides: tuple[int, ...],
-        out_indices: tuple[int, ...],
-        patch_norm: bool,
-        drop_rate: float,
-        attn_drop_rate: float,
-        drop_path_rate: float,
-        use_abs_pos_embed: bool,
-        act_cfg: dict,
-        norm_cfg: dict,
-        with_cp: bool,
-        frozen_stages: int,
-        init_cfg: Optional[dict],
-        small_map: str,
-        mask_padding: bool,
-        strip_tokens: StripTokens,
-        attention_backend: str,
     ):
-        super().__init__(init_cfg=init_cfg)
-        embed_dims, depths, num_heads = arch
-        self.in_channels = in_channels
-        self.out_indices = out_indices
-        self.frozen_stages = frozen_stages
+        super().__init__(init_cfg=settings.init_cfg)
+        s, (embed_dims, depths, num_heads) = settings, arch
+        self.in_channels = s.in_channels
+        self.out_indices = s.out_indices
+        self.frozen_stages = s.frozen_stages
         self.merging_first = merging_first
         self.num_features = [embed_dims << stage for stage in range(len(depths))]
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
 
-        patch_norm_cfg = norm_cfg if patch_norm else None
-        self.patch_embed = PatchEmbed(in_channels, embed_dims, patch_size, patch_norm_cfg, strip_tokens)
-        if use_abs_pos_embed:
-            height, width = pretrain_img_size
-            self.pretrain_map_size = height // patch_size[0], width // patch_size[1]
+        patch_norm_cfg = s.norm_cfg if s.patch_norm else None
+        self.patch_embed = PatchEmbed(s.in_channels, embed_dims, s.patch_size, patch_norm_cfg)
+        if s.use_abs_pos_embed:
+            self.pretrain_map_size = (
+                s.pretrain_img_size[0] // s.patch_size[0],
+                s.pretrain_img_size[1] // s.patch_size[1],
+            )
             num_patches = self.pretrain_map_size[0] * self.pretrain_map_size[1]
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, embed_dims))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         else:
-            self.absolute_pos_embed = None
-        self.drop_after_pos = nn.Dropout(drop_rate)
+            self.register_parameter('absolute_pos_embed', None)
+        self.drop_after_pos = nn.Dropout(s.drop_rate)
 
-        drop_path_rates = iter(torch.linspace(0, drop_path_rate, sum(depths), device='cpu').tolist())
+        drop_path_rates = iter(torch.linspace(0, s.drop_path_rate, sum(depths), device='cpu').tolist())
         self.stages = ModuleList()
         for stage, (width, depth, heads, window_size) in enumerate(
             zip(self.num_features, depths, num_heads, window_sizes)
         ):
+            planner = Planner(
+                strip_tokens=s.strip_tokens,
+                attention_backend=s.attention_backend,
+                with_cp=s.with_cp,
+                channels=width,
+                head_dim=width // heads,
+                window_size=window_size,
+                attn_drop_rate=s.attn_drop_rate,
+            )
             blocks = [
                 make_block(
                     stage=stage,
@@ -113,17 +136,15 @@ class SwinPyramid(BaseModule):
                     num_heads=heads,
                     window_size=window_size,
                     shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
-                    feedforward_channels=int(mlp_ratio * width),
-                    drop_rate=drop_rate,
-                    attn_drop_rate=attn_drop_rate,
+                    feedforward_channels=int(s.mlp_ratio * width),
+                    drop_rate=s.drop_rate,
+                    attn_drop_rate=s.attn_drop_rate,
                     drop_path_rate=next(drop_path_rates),
-                    act_cfg=act_cfg,
-                    norm_cfg=norm_cfg,
-                    with_cp=with_cp,
-                    small_map=small_map,
-                    mask_padding=mask_padding,
-                    strip_tokens=strip_tokens,
-                    attention_backend=attention_backend,
+                    act_cfg=s.act_cfg,
+                    norm_cfg=s.norm_cfg,
+                    small_map=s.small_map,
+                    mask_padding=s.mask_padding,
+                    planner=planner,
                 )
                 for index in range(depth)
             ]
@@ -131,13 +152,15 @@ class SwinPyramid(BaseModule):
             downsample = None
             if 0 < coarser < len(depths):
                 to = self.num_features[coarser]
-                downsample = PatchMerging(to // 2, to, strides[coarser], patch_norm_cfg, strip_tokens, post_norm)
-            self.stages.append(SwinStage(blocks, downsample))
+                downsample = PatchMerging(to // 2, to, s.strides[coarser], patch_norm_cfg, post_norm)
+            self.stages.append(SwinStage(blocks, downsample, planner))
         for stage in self.out_indices:
-            self.add_module(f'norm{stage}', build_norm_layer(norm_cfg, self.num_features[stage])[1])
+            self.add_module(f'norm{stage}', build_norm_layer(s.norm_cfg, self.num_features[stage])[1])
 
         self._register_load_state_dict_pre_hook(adapt_state_dict)
         self._freeze()
+        blocks = [block for stage in self.stages for block in stage.blocks]
+        remember_layers(self, tuple(activation for block in blocks for activation in block.activations))
 
     def forward(self, x_BCHW: Tensor) -> tuple[Tensor, ...]:
         """Images to feature maps.
@@ -153,32 +176,34 @@ class SwinPyramid(BaseModule):
             TypeError, ValueError: if the input is not such a tensor, saying what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
-        x_BHWC = self.patch_embed(x_BCHW)
+        plans = self._plans(x_BCHW)
+        x_BHWC = (
+            self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
+        )
         if self.absolute_pos_embed is not None:
             _B, H, W, C = x_BHWC.shape
             embedding = resize_absolute_position_embedding(self.absolute_pos_embed, self.pretrain_map_size, (H, W))
             x_BHWC = x_BHWC + embedding.view(1, H, W, C)
         x_BHWC = self.drop_after_pos(x_BHWC)
 
-        own = self._owns(x_BHWC, x_BCHW)
         outputs = []
-        for index, stage in enumerate(self.stages):
-            x_BHWC = stage(x_BHWC, overwrite=own)
+        for index, (stage, plan) in enumerate(zip(self.stages, plans)):
+            x_BHWC = stage(x_BHWC, plan)
             if index in self.out_indices:
-                outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC))
+                outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
             if index == self.out_indices[-1]:
                 break  # nobody sees what comes after
-            x_BHWC = (self.stages[index + 1] if self.merging_first else stage).downsample(x_BHWC)
+            x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
         return tuple(outputs)
 
-    def _owns(self, x_BHWC: Tensor, images: Tensor) -> bool:
-        """Whether nobody but this forward needs what goes from layer to layer, so that it may be overwritten.
-
-        A gradient may, and a hook; and somebody's layer in another's place may hand on the images themselves.
-        """
-        if torch.is_grad_enabled() or not saves_memory('auto', x_BHWC) or is_watched(self):
-            return False
-        return x_BHWC.untyped_storage().data_ptr() != images.untyped_storage().data_ptr()
+    def _plans(self, x_BCHW: Tensor) -> list[Plan]:
+        """How each stage is computed in this forward, decided once."""
+        as_built = is_as_built(self)
+        # Nobody but this forward needs what goes from layer to layer, unless a gradient does, or a hook keeps it; and
+        # somebody's layer in another's place may hand on the images themselves.
+        own = as_built and not torch.is_grad_enabled()
+        plans = [stage.planner.plan(x_BCHW, self.training) for stage in self.stages]
+        return [plan._replace(as_built=as_built, overwrite=own and plan.strip_tokens is not None) for plan in plans]
 
     def init_weights(self) -> None:
         """Initialise as the paper's code does, then load `init_cfg`'s checkpoint or apply its initializers."""
@@ -206,7 +231,7 @@ class SwinPyramid(BaseModule):
     def _freeze(self) -> None:
         if self.frozen_stages < 0:
             return
-        frozen = [self.patch_embed, self.drop_after_pos]
+        frozen: list[nn.Module] = [self.patch_embed, self.drop_after_pos]
         for stage in range(self.frozen_stages):
             frozen.append(self.stages[stage])
             if stage in self.out_indices:
@@ -215,3 +240,8 @@ class SwinPyramid(BaseModule):
             module.eval().requires_grad_(False)
         if self.absolute_pos_embed is not None:
             self.absolute_pos_embed.requires_grad_(False)
+
+
+def _call(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
+    """A layer's output; somebody's layer in the place of one of ours knows no plan."""
+    return layer(x, plan) if isinstance(layer, (PatchEmbed, PatchMerging)) else layer(x)

@@ -14,7 +14,7 @@ from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import PretrainedInit
 from torch import Tensor, nn
 
-from ..ops.windows import Size
+from ..ops.grid import Size
 
 DEFAULT_STRIDES = (4, 2, 2, 2)
 

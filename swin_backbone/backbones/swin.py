@@ -7,9 +7,9 @@ from mmengine.registry import MODELS
 
 from ..archs import ARCHS
 from ..layers import SwinBlock
-from ..ops.blocked import StripTokens
+from ..ops.plan import StripTokens
 from . import arguments
-from .pyramid import SwinPyramid
+from .pyramid import PyramidSettings, SwinPyramid
 from .ranges import PAIR
 
 
@@ -57,8 +57,7 @@ class SwinBackbone(SwinPyramid):
             kernel that keeps no attention weights for backward, if Triton is there, the window is at most 16x16, a
             head has 16, 24, 32 or 64 channels, no weights are dropped and strip_tokens is no number; else, and on a
             CPU, what is quickest of torch. 'triton': that kernel, in float32 too. 'sdpa': torch's
-            scaled_dot_product_attention. 'reference': the paper's algorithm as it is written, slow, for doubts. The
-            kernel has no second derivative.
+            scaled_dot_product_attention. The kernel has no second derivative.
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
@@ -98,17 +97,18 @@ class SwinBackbone(SwinPyramid):
         attention_backend: str = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS, window_size=PAIR)
-        windows = (checked.pop('window_size'),) * len(checked['arch'].depths)
-        qkv_bias, qk_scale = checked.pop('qkv_bias'), checked.pop('qk_scale')
+        windows = (checked['window_size'],) * len(checked['arch'].depths)
+        qkv_bias, qk_scale = checked['qkv_bias'], checked['qk_scale']
 
         def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
             return SwinBlock(qkv_bias=qkv_bias, qk_scale=qk_scale, **block)
 
         super().__init__(
+            PyramidSettings.of(checked),
+            arch=checked['arch'],
             window_sizes=windows,
             make_block=make_block,
             merging_first=False,
             post_norm=False,
-            **checked,
         )
         self.window_size = windows[0]

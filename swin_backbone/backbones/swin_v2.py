@@ -7,9 +7,9 @@ from mmengine.registry import MODELS
 
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
 from ..layers import SwinV2Block
-from ..ops.blocked import StripTokens
+from ..ops.plan import StripTokens
 from . import arguments
-from .pyramid import SwinPyramid
+from .pyramid import PyramidSettings, SwinPyramid
 
 
 @MODELS.register_module()
@@ -72,11 +72,11 @@ class SwinV2Backbone(SwinPyramid):
         attention_backend: str = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS_V2)
-        window_sizes, pretrained_windows = checked.pop('window_size'), checked.pop('pretrained_window_sizes')
-        every_n_blocks = checked.pop('extra_norm_every_n_blocks')
+        window_sizes, pretrained_windows = checked['window_size'], checked['pretrained_window_sizes']
+        every_n_blocks = checked['extra_norm_every_n_blocks']
         if every_n_blocks is None:
             every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
-        qkv_bias = checked.pop('qkv_bias')
+        qkv_bias = checked['qkv_bias']
 
         def make_block(stage: int, index: int, **block: Any) -> SwinV2Block:
             return SwinV2Block(
@@ -87,11 +87,12 @@ class SwinV2Backbone(SwinPyramid):
             )
 
         super().__init__(
+            PyramidSettings.of(checked),
+            arch=checked['arch'],
             window_sizes=window_sizes,
             make_block=make_block,
             merging_first=True,
             post_norm=True,
-            **checked,
         )
         # of each stage
         self.window_size = window_sizes

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..ops.attention import relative_position_index
+from ..ops.windows import relative_position_index
 from .errors import CheckpointError
 from .formats import TORCHVISION, WRITTEN, Format, from_here
 from .formats_v2 import WRITTEN_V2

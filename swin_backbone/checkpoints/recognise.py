@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from torch import Tensor
 
-from ..ops.windows import Size
+from ..ops.grid import Size
 from .errors import CheckpointError
 from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, Format, name_here, to_here
 from .formats_v2 import ALL_V2, MMPRETRAIN_V2, OFFICIAL_V2, OWN_V2, TIMM_V2

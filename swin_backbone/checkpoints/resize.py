@@ -7,8 +7,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ..ops.grid import Size
 from ..ops.position import resize_absolute_position_embedding, resize_relative_position_bias_table
-from ..ops.windows import Size
 from .errors import CheckpointError
 
 

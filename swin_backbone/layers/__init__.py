@@ -1,8 +1,18 @@
 """The modules a backbone is built of. Parameters are named as mmdet's, mmseg's and mmpretrain's Swin names them."""
 
-from .block import SwinBlock
-from .block_v2 import SwinV2Block
-from .patches import PatchEmbed, PatchMerging, normalised_output
-from .published import is_watched
+from .patch_embed import PatchEmbed
+from .patch_merging import PatchMerging, normalised_output
+from .published import is_as_built, known_layer, remember_layers
+from .swin_block import SwinBlock
+from .swin_v2_block import SwinV2Block
 
-__all__ = ['PatchEmbed', 'PatchMerging', 'SwinBlock', 'SwinV2Block', 'is_watched', 'normalised_output']
+__all__ = [
+    'PatchEmbed',
+    'PatchMerging',
+    'SwinBlock',
+    'SwinV2Block',
+    'is_as_built',
+    'known_layer',
+    'normalised_output',
+    'remember_layers',
+]

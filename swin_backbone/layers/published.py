@@ -1,32 +1,51 @@
-"""Whether a module is made of the layers whose arithmetic `ops` writes out."""
+"""Whether the functions of `ops`, which see weights alone, compute what the modules of a layer would."""
+
+from typing import TypeVar
 
 from mmcv.cnn.bricks import Linear
 from mmcv.cnn.bricks.drop import DropPath
 from mmcv.cnn.bricks.transformer import FFN
-from mmengine.model import Sequential
+from mmengine.model import ModuleList, Sequential
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
 
-# To the exact type: a subclass may compute something else.
-PUBLISHED_LAYERS = {nn.LayerNorm, nn.Linear, Linear, nn.Dropout, nn.Identity, DropPath, Sequential, FFN}
+from ..compat import has_global_hooks
+
+# What the functions write out, to the exact type: a subclass may compute something else.
+_known = {nn.LayerNorm, nn.Linear, Linear, nn.Conv2d, nn.Dropout, nn.Identity, nn.ReLU, nn.Sequential}
+_known |= {DropPath, FFN, Sequential, ModuleList}
+
+Layer = TypeVar('Layer', bound=type[nn.Module])
 
 
-def is_as_published(module: nn.Module, *also: type, called: tuple[nn.Module, ...] = ()) -> bool:
-    """Whether the functions of `ops` compute what the modules inside `module` would.
+def known_layer(layer: Layer) -> Layer:
+    """Decorate a class of this package whose `forward` the functions write out."""
+    _known.add(layer)
+    return layer
 
-    They do not see a layer put in another's place (a norm of another kind, LoRA, quantization, a parametrization,
-    FSDP around a layer), nor hooks on one: then the modules themselves must be called.
+
+def remember_layers(module: nn.Module, activations: tuple[nn.Module, ...] = ()) -> None:
+    """Note of which layers a module is built, at the end of its `__init__`.
 
     Args:
-        also: types of this package that are known as well.
-        called: modules that the functions call, whatever they are, as long as they have no parameters.
+        activations: modules that the functions call, whatever they are, unless they have parameters.
     """
-    if _has_any_global_hook() or any(True for layer in called for _ in layer.parameters()):
-        return False
-    known = PUBLISHED_LAYERS.union(also)
-    return all(
-        layer is module or layer in called or (type(layer) in known and not has_hooks(layer))
-        for layer in module.modules()
+    layers = list(module.modules())[1:]
+    known = all(type(layer) in _known or layer in activations for layer in layers)
+    known = known and not any(True for activation in activations for _ in activation.parameters())
+    module._built_of = _signatures(module) if known else None  # type: ignore[assignment]
+
+
+def is_as_built(module: nn.Module) -> bool:
+    """Whether a module is made of the very layers it was built of, and nobody watches or replaces what they do.
+
+    Somebody may have put another layer in one's place (a norm of another kind, LoRA, quantization, a parametrization,
+    FSDP around a layer), given one a `forward` of its own (accelerate's offloading), or a hook. Then the modules
+    themselves must be called.
+    """
+    return (
+        module._built_of == _signatures(module)
+        and not has_global_hooks()
+        and not any(has_hooks(layer) or 'forward' in layer.__dict__ for layer in list(module.modules())[1:])
     )
 
 
@@ -37,6 +56,6 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether a hook sees, and may keep, what goes from layer to layer inside `module`."""
-    return _has_any_global_hook() or any(has_hooks(layer) for layer in module.modules())
+def _signatures(module: nn.Module) -> tuple:
+    """Of each layer inside, what must not change: its type, and whether it has a bias."""
+    return tuple((type(layer), getattr(layer, 'bias', None) is None) for layer in list(module.modules())[1:])

@@ -5,11 +5,11 @@ from functools import lru_cache
 from typing import Optional
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from .windows import Size
+from ..compat import is_transformed, without_dispatch_modes
+from .grid import Size
 
-ATTENTION_BACKENDS = ('auto', 'sdpa', 'triton', 'reference')
+ATTENTION_BACKENDS = ('auto', 'sdpa', 'triton')
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = (16, 24, 32, 64)
@@ -34,7 +34,7 @@ def takes_kernel(
             warning says why.
         in_strips: whether the map is to be run strip by strip.
     """
-    if backend == 'sdpa' or backend == 'reference' or device.type == 'meta' or torch.jit.is_tracing():
+    if backend == 'sdpa' or device.type == 'meta' or torch.jit.is_tracing() or is_transformed():
         return False
     if backend == 'auto':
         if device.type != 'cuda':
@@ -93,7 +93,7 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
             return f'it needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}'
     shift, N = [side // 2 for side in window_size], window_size[0] * window_size[1]
     try:
-        with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+        with torch.inference_mode(False), torch.no_grad(), without_dispatch_modes():
             qkv_T3C = torch.zeros(N, 3 * head_dim, dtype=dtype, device=device)
             bias_hNN = torch.zeros(1, N, N, dtype=dtype, device=device)
             settings = 1, *window_size, list(window_size), shift, False, 1.0

@@ -72,7 +72,7 @@ def swin_v2_block(
         pretrained_window: the window whose largest offset is 8 on the linear scale of coordinates; None: the window.
     """
     q_bias, v_bias = weights.get('attn.w_msa.q_bias'), weights.get('attn.w_msa.v_bias')
-    qkv_bias = None if q_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+    qkv_bias = None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
     scale_h11 = weights['attn.w_msa.logit_scale'].clamp(max=math.log(100)).exp()
 
     def cosines(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
@@ -144,7 +144,7 @@ def _in_shifted_windows(
     qkv_bias: Optional[Tensor],
     proj_weight: Tensor,
     proj_bias: Tensor,
-    logits: Callable[[Tensor, Tensor, Size], Tensor],
+    logits: Callable[..., Tensor],
     num_heads: int,
     window_size: Size,
     shift: Size,

@@ -148,7 +148,7 @@ KINDS = dict(
     small_map=(any_of('pad', 'shrink'), FLAGS[1] | st.booleans()),
     mask_padding=FLAGS,
     strip_tokens=(any_of(None, 'auto', 1, 50, np.int64(7)), integers(1)[1].filter(lambda value: value is not None)),
-    attention_backend=(any_of('auto', 'sdpa', 'reference'), FLAGS[1] | st.booleans()),
+    attention_backend=(any_of('auto', 'sdpa', 'triton'), FLAGS[1] | st.booleans()),
 )
 # Of Swin V2, where two ints are (height, width) also.
 WINDOWS = (
@@ -233,7 +233,6 @@ def test_what_is_inside_builds_and_runs(backbone, name):
         (dict(drop_path_rate=None), TypeError, 'drop_path_rate must be .*; got None'),
         (dict(arch=['tiny']), TypeError, r"arch must be one of .*; got \['tiny'\]"),
         (dict(act_cfg={}), ValueError, 'act_cfg must be .*; got {}: there is no type'),
-        (dict(attention_backend='reference', attn_drop_rate=0.1), ValueError, 'got attn_drop_rate=0.1'),
     ],
 )
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])

@@ -1,15 +1,13 @@
 """AMP, torch.compile, export and strips: counted, not timed."""
 
-import copy
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
-from swin_backbone.layers import SwinBlock
-from swin_backbone.ops import blocked, windows
+from swin_backbone.ops import plan
+from swin_backbone.ops.windows import TableWindows
 
 WINDOW_AREA = 49
 
@@ -58,12 +56,18 @@ def test_autocast_is_near_float32(dtype):
 
 
 def count_strips(monkeypatch):
-    """The windows a strip of each grid that is cut from here on, in small strips."""
+    """How many tokens are asked for in a strip of windows, each time one cuts windows, and how many strips come."""
     cuts = []
-    original = windows.WindowGrid.strips
-    monkeypatch.setattr(windows.WindowGrid, 'strips', lambda grid, n: cuts.append(n) or original(grid, n))
-    monkeypatch.setattr(blocked, 'AUTO_STRIP_ELEMENTS', 49 * 4 * 32)
-    monkeypatch.setattr(blocked, 'AUTO_STRIP_MIN_TOKENS', 49)
+    original = TableWindows.cut.__func__
+
+    def cut(cls, window_tokens, *geometry):
+        pieces = original(cls, window_tokens, *geometry)
+        cuts.append((window_tokens, len(pieces)))
+        return pieces
+
+    monkeypatch.setattr(TableWindows, 'cut', classmethod(cut))
+    monkeypatch.setattr(plan, 'AUTO_STRIP_ELEMENTS', 49 * 4 * 32)
+    monkeypatch.setattr(plan, 'AUTO_STRIP_MIN_TOKENS', 49)
     return cuts
 
 
@@ -71,16 +75,16 @@ def count_strips(monkeypatch):
 def test_a_cpu_runs_in_strips_unless_told_not_to(monkeypatch, training):
     cuts = count_strips(monkeypatch)
     backbone = SwinBackbone(arch='nano', drop_path_rate=0.0).train(training)
-    whole = copy.deepcopy(backbone)
-    for block in whole.modules():
-        if isinstance(block, SwinBlock):
-            block.strip_tokens = None
+    whole = SwinBackbone(arch='nano', drop_path_rate=0.0, strip_tokens=None).train(training)
+    whole.load_state_dict(backbone.state_dict())
     x = torch.randn(1, 3, 120, 120)
     with torch.set_grad_enabled(training):
         expected = whole(x)
-        assert not cuts
+        assert cuts == [(None, 1)] * 8
+        cuts.clear()
         outputs = backbone(x)
         assert len(cuts) == 8
+        assert cuts[0][1] > 1
     for output, reference in zip(outputs, expected):
         torch.testing.assert_close(output, reference, rtol=1e-5, atol=1e-5)
         assert output.requires_grad == training

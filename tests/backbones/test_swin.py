@@ -222,7 +222,7 @@ def test_mask_padding_makes_outputs_independent_of_padding():
             state[name] = table.view(13, 13, -1)[1:12, 1:12].reshape(121, -1)
     free.load_state_dict(state)
     for blocks in (backbone.stages[0].blocks, free.stages[0].blocks):
-        blocks[1].attn.shift = (0, 0)
+        blocks[1].attn.cut = blocks[1].attn.cut._replace(shift=(0, 0))
     torch.testing.assert_close(backbone(x)[0], free(x)[0])
 
 

@@ -5,16 +5,17 @@ import warnings
 
 import pytest
 import torch
+from reference_windows import attend_by_reference
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis.timing import bytes_kept
-from swin_backbone.layers import attention as attention_layer
 from swin_backbone.ops import backend
-from swin_backbone.ops.fused import FusedWindows
+from swin_backbone.ops.fused import TritonWindows
+from swin_backbone.ops.rolled import RolledWindows
 from swin_backbone.ops.triton import attention as operator
-from swin_backbone.ops.windows import WindowGrid
+from swin_backbone.ops.windows import SdpaWindows, TableWindows
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
@@ -46,7 +47,8 @@ def assert_near(results, expected, tolerance):
 @pytest.fixture
 def expect_kernel(monkeypatch):
     """Fail where something else than the kernel attends."""
-    monkeypatch.setattr(attention_layer, 'window_grid', None)
+    for kind in (TableWindows, SdpaWindows, RolledWindows):
+        monkeypatch.setattr(kind, 'attend', None)
 
 
 @needs_triton
@@ -55,7 +57,7 @@ def expect_kernel(monkeypatch):
 def test_all_backends_compute_the_same(backbone, arguments):
     x = torch.randn(2, 3, 30, 38, device=DEVICE)
     arguments = {'window_size': 7, **arguments}
-    expected = maps_and_gradients(make_backbone('reference', backbone, **arguments), x)
+    expected = maps_and_gradients(attend_by_reference(make_backbone('sdpa', backbone, **arguments)), x)
     for name in ('auto', 'sdpa', 'triton'):
         model = make_backbone(name, backbone, **arguments)
         assert_near(maps_and_gradients(model, x), expected, 1e-4)
@@ -73,7 +75,7 @@ def test_under_autocast(expect_kernel, dtype):
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.dtype == torch.float32
-    expected = maps_and_gradients(make_backbone('reference'), x)
+    expected = maps_and_gradients(attend_by_reference(make_backbone('sdpa')), x)
     assert_near(results, expected, 0.1)
 
 
@@ -231,10 +233,12 @@ def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch):
 
 
 def test_a_cpu_keeps_its_strips():
-    attention = make_backbone('auto').stages[0].blocks[0].attn.cpu()
+    planner = make_backbone('auto').stages[0].planner
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        assert isinstance(attention.windows_of(torch.randn(1, 9, 9, 32), in_strips=False)[0], WindowGrid)
+        plan = planner.plan(torch.randn(1, 3, 36, 36), training=False)
+    assert plan.windows_kind is TableWindows
+    assert plan.strip_tokens is not None
 
 
 def test_without_triton_one_warning_and_sdpa(monkeypatch, nothing_warned):
@@ -252,16 +256,14 @@ def test_where_it_does_not_compile_one_warning_and_sdpa(monkeypatch, nothing_war
         raise RuntimeError('ptxas says no\nand more')
 
     monkeypatch.setattr(operator, 'attend_in_windows_backward', fail)
-    attention = make_backbone('triton').stages[0].blocks[0].attn
+    planner = make_backbone('triton').stages[0].planner
     with pytest.warns(UserWarning, match=r'does not run \(RuntimeError: ptxas says no\)') as warned:
-        windows = [attention.windows_of(torch.randn(1, 9, 9, 32, device=DEVICE), False)[0] for _ in range(2)]
+        plans = [planner.plan(torch.randn(1, 3, 36, 36, device=DEVICE), training=False) for _ in range(2)]
     assert len(warned) == 1
-    assert not any(isinstance(grid, FusedWindows) for grid in windows)
+    assert not any(plan.windows_kind is TritonWindows for plan in plans)
 
 
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 def test_wrong_arguments_are_named(backbone):
     with pytest.raises(ValueError, match=r"attention_backend must be one of .*'triton'.* got 'flash'"):
         backbone(**TINY, attention_backend='flash')
-    with pytest.raises(ValueError, match=r'drops no attention weights, got attn_drop_rate=0\.1'):
-        backbone(**TINY, attention_backend='reference', attn_drop_rate=0.1)

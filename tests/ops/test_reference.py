@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from swin_backbone.layers import SwinBlock
 from swin_backbone.ops import reference
+from swin_backbone.ops.plan import Planner
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HEADS, CHANNELS = 2, 8
@@ -27,10 +28,17 @@ def make_block(window_size, shift, small_map='pad', mask_padding=False, strip_to
         drop_path_rate=0.0,
         act_cfg=dict(type='GELU'),
         norm_cfg=dict(type='LN'),
-        with_cp=False,
         small_map=small_map,
         mask_padding=mask_padding,
-        strip_tokens=strip_tokens,
+        planner=Planner(
+            strip_tokens=strip_tokens,
+            attention_backend='auto',
+            with_cp=False,
+            channels=CHANNELS,
+            head_dim=CHANNELS // HEADS,
+            window_size=window_size,
+            attn_drop_rate=0.0,
+        ),
     )
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -43,11 +51,11 @@ def run_reference(block, x_BHWC):
         x_BHWC,
         dict(block.named_parameters()),
         HEADS,
-        attention.window_size,
-        attention.shift,
+        attention.cut.window_size,
+        attention.cut.shift,
         attention.w_msa.scale,
-        attention.small_map,
-        attention.mask_padding,
+        attention.cut.small_map,
+        attention.cut.mask_padding,
     )
 
 
@@ -101,7 +109,7 @@ def test_strips_equal_reference(dtype, **case):
 def test_masked_padding_reaches_no_output(dtype, **case):
     """A map placed in a larger window grid attends as if padding were not there: no bias of qkv gets in."""
     block, x_BHWC = make_case(dtype=dtype, **case)
-    shift = block.attn.shift
+    shift = block.attn.cut.shift
     with torch.no_grad():
         before = block(x_BHWC)
         H, W = x_BHWC.shape[1:3]

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_backbone.ops import reference
-from swin_backbone.ops.windows import CACHED_GRIDS, WindowGrid, fit_window, window_grid
+from swin_backbone.ops.grid import WindowGrid
+from swin_backbone.ops.windows import CACHED_GRIDS, TableWindows, fit_window
 
 CPU = torch.device('cpu')
 geometries = st.tuples(
@@ -23,6 +24,12 @@ def make_grid(geometry):
     batch, height, width, window, shifted, mask_padding = geometry
     shift = (window[0] // 2, window[1] // 2) if shifted else (0, 0)
     return WindowGrid(batch, height, width, window, shift, mask_padding, CPU), shift
+
+
+def cut(geometry, window_tokens=None):
+    batch, height, width, window, shifted, mask_padding = geometry
+    shift = (window[0] // 2, window[1] // 2) if shifted else (0, 0)
+    return TableWindows.cut(window_tokens, batch, height, width, window, shift, mask_padding, CPU)
 
 
 @settings(deadline=None, max_examples=150)
@@ -55,67 +62,69 @@ def test_kinds_are_contiguous_and_their_masks_are_the_nine_regions(geometry):
         tuple(numbers): regions[:, None] == regions for numbers, regions in zip(numbers_LN.tolist(), regions_LN)
     }
     assert len(grid.runs) <= 9 if mask_padding else len(grid.runs) <= 4
-    assert sum(run.count for run in grid.runs) == grid.num_windows
+    assert sum(run.length for run in grid.runs) == grid.num_windows
     begin = 0
     for run in grid.runs:
-        for window_tokens in grid.token_at_LN[begin : begin + run.count]:
+        for window_tokens in grid.token_at_LN[begin : begin + run.length]:
             tokens = torch.where(window_tokens < 0, -1, window_tokens % (height * width))
             expected_NN = mask_of_tokens[tuple(tokens.tolist())]
             mask_NN = torch.ones_like(expected_NN) if run.mask_NN is None else run.mask_NN
             holds_token = tokens >= 0  # what padding itself attends to reaches no output
             assert torch.equal(mask_NN[holds_token], expected_NN[holds_token])
-        begin += run.count
+        begin += run.length
 
 
 @settings(deadline=None, max_examples=100)
 @given(geometries, st.integers(1, 9))
-def test_each_token_is_in_exactly_one_strip_and_comes_back(geometry, windows_per_strip):
-    grid, _ = make_grid(geometry)
-    x_TC = torch.randn(grid.num_tokens, 2)
-    seen = []
-    for strip in [grid.whole(), *grid.strips(windows_per_strip)]:
-        part_TC = x_TC if strip.tokens_T is None else x_TC[strip.tokens_T]
-        windows_LNC = strip.to_windows(strip.with_padding_token(part_TC))
-        assert sum(run.count for run in strip.runs) == len(windows_LNC)
-        assert torch.equal(strip.to_tokens(windows_LNC), part_TC)
-        if strip.tokens_T is not None:
-            assert len(windows_LNC) <= windows_per_strip
-            seen.append(strip.tokens_T)
-    assert torch.equal(torch.cat(seen).sort().values, torch.arange(grid.num_tokens))
+def test_each_token_is_in_exactly_one_piece_and_comes_back(geometry, windows_per_piece):
+    batch, height, width, window, _, _ = geometry
+    N = window[0] * window[1]
+    x_BHWC = torch.randn(batch, height, width, 2)
+    for window_tokens in (None, windows_per_piece * N):
+        out_BHWC, seen = None, []
+        for piece in cut(geometry, window_tokens):
+            part_TC = piece.read(x_BHWC)
+            windows_LNC = piece.to_windows(piece.pad(part_TC))
+            assert sum(run.length for run in piece.runs) == len(windows_LNC)
+            assert torch.equal(piece.to_tokens(windows_LNC), part_TC)
+            out_BHWC = piece.write(part_TC, x_BHWC, out_BHWC)
+            if window_tokens:
+                assert len(windows_LNC) <= windows_per_piece
+                seen.append(piece.tokens_T)
+        assert torch.equal(out_BHWC, x_BHWC)
+        if window_tokens:
+            assert torch.equal(torch.cat(seen).sort().values, torch.arange(batch * height * width))
 
 
 def test_padding_places_hold_the_padding_token_and_the_rearrangement_is_its_own_transpose():
-    strip = make_grid((2, 5, 9, (4, 3), True, False))[0].whole()
+    (piece,) = cut((2, 5, 9, (4, 3), True, False))
     x_TC = torch.randn(91, 3, dtype=torch.double, requires_grad=True)  # 90 tokens and what padding holds
-    windows_LNC = strip.to_windows(x_TC)
-    assert (windows_LNC.flatten(0, 1)[strip.padding_P] == x_TC[-1]).all()
-    assert len(strip.padding_P) == windows_LNC.shape[:2].numel() - 90
-    torch.autograd.gradcheck(strip.to_windows, x_TC)
-    torch.autograd.gradcheck(strip.to_tokens, windows_LNC.detach().requires_grad_())
-    torch.autograd.gradgradcheck(lambda x: strip.to_windows(x) ** 2, x_TC)
-    assert (strip.with_padding_token(x_TC)[-1] == 0).all()
+    windows_LNC = piece.to_windows(x_TC)
+    assert (windows_LNC.flatten(0, 1)[piece.padding_P] == x_TC[-1]).all()
+    assert len(piece.padding_P) == windows_LNC.shape[:2].numel() - 90
+    torch.autograd.gradcheck(piece.to_windows, x_TC)
+    torch.autograd.gradcheck(piece.to_tokens, windows_LNC.detach().requires_grad_())
+    torch.autograd.gradgradcheck(lambda x: piece.to_windows(x) ** 2, x_TC)
+    assert (piece.pad(x_TC)[-1] == 0).all()
 
 
 def test_a_size_seen_before_is_not_rebuilt_and_the_cache_is_bounded():
-    window_grid.cache_clear()
-    first = window_grid(1, 14, 14, (7, 7), (3, 3), False, CPU)
-    again = window_grid(1, 14, 14, (7, 7), (3, 3), False, CPU)
-    assert again is first
-    assert again.whole() is first.whole()
-    assert again.strips(2) is first.strips(2)
+    TableWindows.cut.cache_clear()
+    assert cut((1, 14, 14, (7, 7), True, False)) is cut((1, 14, 14, (7, 7), True, False))
+    assert cut((1, 14, 14, (7, 7), True, False), 98) is not cut((1, 14, 14, (7, 7), True, False))
     for height in range(1, CACHED_GRIDS + 10):
-        window_grid(1, height, 5, (7, 7), (3, 3), False, CPU)
-    assert window_grid.cache_info().currsize == CACHED_GRIDS
+        cut((1, height, 5, (7, 7), True, False))
+    assert TableWindows.cut.cache_info().currsize == CACHED_GRIDS
 
 
-def test_a_grid_first_built_in_inference_mode_serves_a_later_backward():
-    window_grid.cache_clear()
+def test_windows_first_built_in_inference_mode_serve_a_later_backward():
+    TableWindows.cut.cache_clear()
     with torch.inference_mode():
-        strip = window_grid(1, 9, 9, (7, 7), (0, 0), False, CPU).whole()
-    assert not strip.place_of_T.is_inference()
+        (piece,) = cut((1, 9, 9, (7, 7), False, False))
+    assert not piece.place_of_T.is_inference()
     x_TC = torch.randn(81, 2, requires_grad=True)
-    assert window_grid(1, 9, 9, (7, 7), (0, 0), False, CPU).whole() is strip
-    strip.to_windows(strip.with_padding_token(x_TC)).sum().backward()
+    assert cut((1, 9, 9, (7, 7), False, False))[0] is piece
+    piece.to_windows(piece.pad(x_TC)).sum().backward()
     assert torch.equal(x_TC.grad, torch.ones_like(x_TC))
 
 

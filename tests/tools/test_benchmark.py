@@ -22,7 +22,7 @@ def run(tmp_path, *arguments):
 
 
 def test_each_backend_and_with_cp_in_one_run(tmp_path):
-    _, rows = run(tmp_path, '--train', '--attention-backend', 'sdpa', 'reference', '--with-cp')
+    _, rows = run(tmp_path, '--train', '--attention-backend', 'sdpa', 'triton', '--with-cp')
     ours = 'swin_backbone'
     assert [row['model'] for row in rows] == [ours, f'{ours}, sdpa', f'{ours}, reference', f'{ours}, with_cp']
 

@@ -1,5 +1,7 @@
 """Patch embedding and merging in strips of rows equal their modules at once, outputs and gradients."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from swin_backbone.layers import PatchEmbed, PatchMerging
-from swin_backbone.ops.blocked import tokens_per_strip
-from swin_backbone.ops.rows import row_strips
+from swin_backbone.ops.patches import row_strips
+from swin_backbone.ops.plan import Plan
 
 sizes = dict(batch=st.integers(1, 3), height=st.integers(1, 23), width=st.integers(1, 23))
 norms = st.sampled_from([None, dict(type='LN')])
@@ -16,13 +18,13 @@ norms = st.sampled_from([None, dict(type='LN')])
 
 @given(**sizes, patch=st.tuples(st.integers(1, 5), st.integers(1, 5)), tokens=st.integers(1, 40))
 def test_each_row_is_read_and_written_once(batch, height, width, patch, tokens):
-    strips = row_strips(batch, height, width, patch, tokens)
+    strips = row_strips(torch.Size((batch, height, width, 3)), patch, tokens)
     out_height, out_width = -(-height // patch[0]), -(-width // patch[1])
     read, written = torch.zeros(batch, height), torch.zeros(batch, out_height)
     for rows in strips:
-        read[rows.image, rows.read] += 1
-        written[rows.image, rows.written] += 1
-        count = rows.written.stop - rows.written.start
+        read[rows.image, rows.rows] += 1
+        written[rows.image, rows.out_rows] += 1
+        count = rows.out_rows.stop - rows.out_rows.start
         assert count == 1 or count * out_width <= tokens
     assert (read == 1).all()
     assert (written == 1).all()
@@ -42,52 +44,55 @@ def assert_equal_with_gradients(fast, literal, x):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def twins(make):
-    """A layer that runs in strips, and the same as a whole."""
-    torch.manual_seed(0)
-    literal, parameters = make(None).double(), {}
-    for name, parameter in literal.named_parameters():
-        nn.init.normal_(parameter)
-        parameters[name] = parameter.detach().clone()
+class InStrips(nn.Module):
+    """A layer that runs in strips."""
 
-    def in_strips(strip_tokens):
-        fast = make(strip_tokens).double()
-        fast.load_state_dict(parameters)
-        return fast
+    def __init__(self, layer, strip_tokens):
+        super().__init__()
+        torch.manual_seed(0)
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter)
+        self.layer, self.plan = layer.double(), Plan(strip_tokens=strip_tokens)
 
-    return in_strips, literal
+    def forward(self, x):
+        return self.layer(x, self.plan)
+
+
+def by_modules(layer):
+    """The same layer, each module called."""
+    literal = copy.deepcopy(layer)
+    literal.forward = literal._by_modules
+    return literal
 
 
 @settings(deadline=None, max_examples=60)
 @given(**sizes, patch=st.tuples(st.integers(1, 5), st.integers(1, 5)), tokens=st.integers(1, 40), norm=norms)
 def test_embedding_equals_its_modules(batch, height, width, patch, tokens, norm):
-    in_strips, literal = twins(lambda strip_tokens: PatchEmbed(3, 8, patch, norm, strip_tokens))
-    assert_equal_with_gradients(in_strips(tokens), literal, torch.randn(batch, 3, height, width))
+    layer = InStrips(PatchEmbed(3, 8, patch, norm), tokens)
+    assert_equal_with_gradients(layer, by_modules(layer.layer), torch.randn(batch, 3, height, width))
 
 
 @settings(deadline=None, max_examples=60)
 @given(**sizes, tokens=st.integers(1, 40), norm=norms, post_norm=st.booleans())
 def test_merging_equals_its_modules(batch, height, width, tokens, norm, post_norm):
-    in_strips, _ = twins(lambda strip_tokens: PatchMerging(8, 16, 2, norm, strip_tokens, post_norm))
-    literal = in_strips(None)
-    literal.forward = literal._by_modules
-    assert_equal_with_gradients(in_strips(tokens), literal, torch.randn(batch, height, width, 8))
+    layer = InStrips(PatchMerging(8, 16, 2, norm, post_norm), tokens)
+    assert_equal_with_gradients(layer, by_modules(layer.layer), torch.randn(batch, height, width, 8))
 
 
 @pytest.mark.parametrize(
     'exchange', [lambda conv: nn.Identity(), lambda conv: nn.Conv2d(3, 8, 4, 4, groups=1, padding=2)]
 )
 def test_another_projection_is_called(exchange):
-    embed = PatchEmbed(3, 8, (4, 4), None, 'auto')
+    embed = PatchEmbed(3, 8, (4, 4), None)
     embed.projection = exchange(embed.projection)
     image = torch.randn(1, 3, 16, 16)
-    torch.testing.assert_close(embed(image), embed.projection(image).permute(0, 2, 3, 1))
+    torch.testing.assert_close(embed(image, Plan(strip_tokens=5)), embed.projection(image).permute(0, 2, 3, 1))
 
 
 def test_an_image_that_wants_no_gradient_gets_none_computed():
-    embed, image = PatchEmbed(3, 8, (4, 4), dict(type='LN'), 5), torch.randn(1, 3, 40, 40)
+    embed, image = PatchEmbed(3, 8, (4, 4), dict(type='LN')), torch.randn(1, 3, 40, 40)
     with torch.autograd.profiler.profile() as profile:
-        embed(image).sum().backward()
+        embed(image, Plan(strip_tokens=5)).sum().backward()
     backward = [event.name for event in profile.function_events if event.name == 'mkldnn::_linear_pointwise']
     assert embed.projection.weight.grad is not None
-    assert len(backward) == 2 * len(row_strips(1, 40, 40, (4, 4), tokens_per_strip(5, 8)))  # forward, and again
+    assert len(backward) == 2 * len(row_strips(torch.Size((1, 40, 40, 3)), (4, 4), 5))  # forward, and again

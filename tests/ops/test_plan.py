@@ -8,6 +8,7 @@ from torch import nn
 
 from swin_backbone import SwinBackbone
 from swin_backbone.analysis.timing import bytes_kept
+from swin_backbone.ops.plan import Plan
 
 
 def make_backbone(strip_tokens, **arguments):
@@ -167,9 +168,10 @@ def test_without_gradients_a_map_is_overwritten_unless_somebody_watches():
     x_BHWC = torch.randn(1, 40, 40, 32)
     block = make_backbone(200).eval().stages[0].blocks[1]
     expected = block(x_BHWC)
-    assert block(x_BHWC, overwrite=True).data_ptr() != x_BHWC.data_ptr()  # a gradient is wanted
+    plan = Plan(strip_tokens=200, overwrite=True)
+    assert block(x_BHWC, plan).data_ptr() != x_BHWC.data_ptr()  # a gradient is wanted
     with torch.no_grad():
-        output = block(x_BHWC, overwrite=True)
+        output = block(x_BHWC, plan)
     assert output.data_ptr() == x_BHWC.data_ptr()
     torch.testing.assert_close(output, expected)
 

@@ -1,0 +1,77 @@
+"""Patches in: an image becomes a map of tokens.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn import build_norm_layer
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from ..ops.linear import eager_linear
+from ..ops.patches import EmbeddingWeights, embed_patches, row_strips
+from ..ops.plan import Plan, is_one_graph, run
+from .published import is_as_built, known_layer, remember_layers
+
+
+@known_layer
+class PatchEmbed(BaseModule):
+    """Cut an image into patches and project each to a token.
+
+    The image is zero-padded at right and bottom to whole patches.
+
+    Args:
+        in_channels: channels of the image.
+        embed_dims: channels of a token.
+        patch_size: (height, width) of a patch in pixels, also the stride.
+        norm_cfg: the norm of the tokens; None for none.
+    """
+
+    def __init__(self, in_channels: int, embed_dims: int, patch_size: tuple[int, int], norm_cfg: Optional[dict]):
+        super().__init__()
+        self.patch_size = patch_size
+        self.projection = nn.Conv2d(in_channels, embed_dims, kernel_size=patch_size, stride=patch_size)
+        self.norm = build_norm_layer(norm_cfg, embed_dims)[1] if norm_cfg else nn.Identity()
+        remember_layers(self)
+
+    def forward(self, image_BCHW: Tensor, plan: Plan = Plan()) -> Tensor:  # noqa: B008 - it has constants alone
+        """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens.
+
+        On a CPU and for a compiler by one matrix product: a convolution asks for memory formats, and for symbolic
+        sizes that is a guard.
+        """
+        by_product = plan.strip_tokens is not None or torch.compiler.is_compiling()
+        if not (by_product and self._is_as_built()):
+            return self._by_modules(image_BCHW)
+        image_BHWC, eps = image_BCHW.permute(0, 2, 3, 1), getattr(self.norm, 'eps', None)
+        weights = EmbeddingWeights(
+            plan.cast(self.projection.weight),
+            plan.cast(self.projection.bias),
+            getattr(self.norm, 'weight', None),
+            getattr(self.norm, 'bias', None),
+        )
+        if plan.strip_tokens is None:
+            return embed_patches(image_BHWC, weights, eps)
+        rows = row_strips(image_BHWC.shape, self.patch_size, plan.strip_tokens)
+        return run(
+            lambda image, _rows, w, **_: embed_patches(image, w, eps, eager_linear), image_BHWC, rows, weights, plan
+        )
+
+    def _by_modules(self, image_BCHW: Tensor) -> Tensor:
+        H, W = image_BCHW.shape[-2:]
+        image_BCHW = F.pad(image_BCHW, (0, -W % self.patch_size[1], 0, -H % self.patch_size[0]))
+        if not is_one_graph(image_BCHW):
+            # In channels_last memory the convolution writes tokens as they are read, and nothing is transposed.
+            image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)
+        return self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
+
+    def _is_as_built(self) -> bool:
+        """Whether the projection is still the convolution of disjoint patches that it was made as."""
+        conv = self.projection
+        return is_as_built(self) and (
+            (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
+            == (self.patch_size, self.patch_size, (0, 0), (1, 1), 1)
+        )

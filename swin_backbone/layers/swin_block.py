@@ -1,0 +1,217 @@
+"""The Swin block of figure 3b of the paper (Liu et al. 2021, arXiv 2103.14030): W-MSA or SW-MSA, then an MLP, each
+behind a norm and beside a shortcut.
+
+A module here holds parameters, under mmdet's names, and what they are for; a block hands them to the function of
+`ops/block.py`, unless somebody has exchanged or watches a layer inside: then it calls its modules one by one.
+
+Layout: B batch, H W height and width of a map, C channels, T tokens, N places of a window, h heads.
+"""
+
+from functools import partial
+from typing import Any, Optional
+
+import torch
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks.drop import build_dropout
+from mmcv.cnn.bricks.transformer import FFN
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block
+from ..ops.grid import Size
+from ..ops.plan import Plan, Planner, WindowCut, run
+from ..ops.windows import Windows, relative_position_bias
+from .published import is_as_built, known_layer, remember_layers
+
+
+@known_layer
+class WindowAttention(BaseModule):
+    """Multi-head self-attention with a relative position bias, inside each of many windows (W-MSA).
+
+    Args:
+        embed_dims: C.
+        num_heads: h; divides C.
+        window_size: (Wh, Ww) the bias table is made for.
+        qkv_bias: whether query, key and value have a bias.
+        qk_scale: the factor on q k^T; None: head_dim ** -0.5.
+        attn_drop_rate: dropout of attention weights.
+        proj_drop_rate: dropout after the output projection.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window_size: Size,
+        qkv_bias: bool,
+        qk_scale: Optional[float],
+        attn_drop_rate: float,
+        proj_drop_rate: float,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.scale = qk_scale or (embed_dims // num_heads) ** -0.5
+        num_offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(num_offsets, num_heads))
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.qkv = nn.Linear(embed_dims, 3 * embed_dims, bias=qkv_bias)
+        self.attn_drop_rate = attn_drop_rate
+        self.proj = nn.Linear(embed_dims, embed_dims)
+        self.proj_drop = nn.Dropout(proj_drop_rate)
+
+    @property
+    def dropout(self) -> float:
+        """The rate at which attention weights are dropped now."""
+        return self.attn_drop_rate if self.training else 0.0
+
+    def position_bias(self, window_size: Size) -> Tensor:
+        """The relative position bias (h, N, N) of windows of `window_size`, at most that of the table."""
+        return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
+
+    def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
+        """Attend inside windows: their tokens, normalised, to as many."""
+        qkv = self.qkv(windows.pad(x))
+        bias_hNN = self.position_bias(window_size).to(qkv.dtype)
+        return self.proj_drop(self.proj(windows.attend(qkv, bias_hNN, self.scale, self.dropout)))
+
+
+@known_layer
+class ShiftedWindowAttention(BaseModule):
+    """Window attention on a map cut into windows that may be shifted (SW-MSA).
+
+    Args:
+        w_msa: the attention inside windows.
+        cut: window, shift, and what happens to small maps and padding.
+    """
+
+    def __init__(self, w_msa: nn.Module, cut: WindowCut):
+        super().__init__()
+        self.cut = cut
+        self.w_msa: Any = w_msa
+
+    def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
+        """The normalised tokens of some windows to as many."""
+        return self.w_msa(x, windows, window_size)
+
+
+@known_layer
+class SwinBlock(BaseModule):
+    """One block (equation 3).
+
+    Args:
+        embed_dims: C.
+        num_heads: h.
+        window_size: (Wh, Ww).
+        shift: see `ops.plan.WindowCut`, as small_map and mask_padding.
+        feedforward_channels: hidden channels of the MLP.
+        drop_rate: dropout after the attention's and the MLP's linear layers.
+        drop_path_rate: probability with which a branch is dropped, for each sample.
+        planner: what decides how the stage is computed.
+        attention: further arguments of `WindowAttention`.
+    """
+
+    attention_kind: type[BaseModule] = WindowAttention  # Swin V2's block has others
+    compute = staticmethod(swin_block)
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        window_size: Size,
+        shift: Size,
+        feedforward_channels: int,
+        drop_rate: float,
+        drop_path_rate: float,
+        act_cfg: dict,
+        norm_cfg: dict,
+        small_map: str,
+        mask_padding: bool,
+        planner: Planner,
+        **attention,
+    ):
+        super().__init__()
+        self.planner = planner
+        self.norm1: Any = build_norm_layer(norm_cfg, embed_dims)[1]
+        w_msa = self.attention_kind(
+            embed_dims=embed_dims, num_heads=num_heads, window_size=window_size, proj_drop_rate=drop_rate, **attention
+        )
+        self.attn = ShiftedWindowAttention(w_msa, WindowCut(window_size, shift, small_map, mask_padding))
+        self.norm2: Any = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.ffn: Any = FFN(
+            embed_dims=embed_dims,
+            feedforward_channels=feedforward_channels,
+            ffn_drop=drop_rate,
+            act_cfg=act_cfg,
+            add_identity=False,
+        )
+        self.drop_path: Any = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
+        remember_layers(self, self.activations)
+
+    @property
+    def activations(self) -> tuple[nn.Module, ...]:
+        """The modules that the block's function calls."""
+        return (self.ffn.layers[0][1],)
+
+    def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
+        """A batch of maps to one of the same shape.
+
+        Args:
+            plan: how the stage is computed in this forward; None: the block decides by itself.
+        """
+        plan = plan or self.planner.plan(x_BHWC, self.training)
+        if not (plan.as_built or is_as_built(self)):
+            return self._by_modules(x_BHWC, plan._replace(strip_tokens=None))
+        windows, window_size = plan.windows(x_BHWC, self.attn.cut)
+        weights, settings = self._weights(x_BHWC, window_size, plan), self._settings()
+        compute = partial(self.compute, settings=settings)
+        draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
+        return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
+
+    def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> BlockWeights:
+        """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""
+        attention, fc1, fc2, cast = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1], plan.cast
+        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
+        return BlockWeights(
+            norm1_weight=self.norm1.weight,
+            norm1_bias=self.norm1.bias,
+            qkv_weight=cast(attention.qkv.weight),
+            qkv_bias=cast(attention.qkv.bias),
+            position_bias_hNN=cast(attention.position_bias(window_size)),
+            proj_weight=cast(attention.proj.weight),
+            proj_bias=cast(attention.proj.bias),
+            norm2_weight=self.norm2.weight,
+            norm2_bias=self.norm2.bias,
+            fc1_weight=cast(fc1.weight),
+            fc1_bias=cast(fc1.bias),
+            fc2_weight=cast(fc2.weight),
+            fc2_bias=cast(fc2.bias),
+            drop_path_2B=draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
+        )
+
+    def _settings(self) -> BlockSettings:
+        attention, ((_, activation, hidden_drop), _, ffn_drop) = self.attn.w_msa, self.ffn.layers
+        rates = [drop.p if drop.training else 0.0 for drop in (attention.proj_drop, hidden_drop, ffn_drop)]
+        return BlockSettings(
+            scale=attention.scale,
+            eps=(self.norm1.eps, self.norm2.eps),
+            activation=activation,
+            attn_drop=attention.dropout,
+            proj_drop=rates[0],
+            hidden_drop=rates[1],
+            ffn_drop=rates[2],
+        )
+
+    def _by_modules(self, x_BHWC: Tensor, plan: Plan) -> Tensor:
+        """Whole maps, by calling each module inside, whatever it is."""
+        windows, window_size = plan.windows(x_BHWC, self.attn.cut)
+        compute = partial(self._compute_by_modules, window_size=window_size)
+        return run(compute, x_BHWC, windows, (), plan)
+
+    def _compute_by_modules(self, x: Tensor, windows: Windows, _weights: tuple, window_size: Size) -> Tensor:
+        x = x + self._drop_path_by_module(self.attn(self.norm1(x), windows, window_size), windows)
+        return x + self._drop_path_by_module(self.ffn(self.norm2(x)), windows)
+
+    def _drop_path_by_module(self, y: Tensor, windows: Windows) -> Tensor:
+        """mmcv's module, which draws by the first dimension: images, not tokens."""
+        return self.drop_path(windows.per_image(y)).reshape(y.shape)

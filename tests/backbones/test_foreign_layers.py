@@ -1,0 +1,220 @@
+"""Layers in another's place, hooks, and what torch does to modules: each must work, or be called as it is."""
+
+import copy
+
+import pytest
+import torch
+from mmcv.cnn.bricks.drop import DropPath
+from mmengine.analysis import get_model_complexity_info
+from torch import nn
+
+from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.archs import ARCHS
+
+BACKBONES = [SwinBackbone, SwinV2Backbone]
+
+
+def make(backbone, **arguments):
+    torch.manual_seed(0)
+    model = backbone(arch='nano', drop_path_rate=0.0, **arguments).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def assert_same(model, expected, x, tolerance=1e-4):
+    with torch.no_grad():
+        for output, other in zip(model(x), expected):
+            torch.testing.assert_close(output, other, rtol=tolerance, atol=tolerance)
+
+
+def maps(model, x):
+    with torch.no_grad():
+        return [output.clone() for output in model(x)]
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+@pytest.mark.parametrize('name', ['attn.w_msa.proj', 'ffn.layers.1', 'norm1', 'attn.w_msa.qkv'])
+def test_a_forward_of_its_own_is_called(backbone, name):
+    """As accelerate's offloading gives one to each layer."""
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    expected, layer = maps(model, x), model.stages[0].blocks[1].get_submodule(name)
+    original, calls = layer.forward, []
+    layer.forward = lambda x: calls.append(1) or original(x)
+    assert_same(model, expected, x)
+    assert calls
+    layer.forward = lambda x: original(x).flip(-1)
+    assert not torch.allclose(maps(model, x)[0], expected[0], atol=1e-4)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+@pytest.mark.parametrize('name', ['downsample.norm', 'downsample.reduction'])
+def test_a_forward_of_its_own_is_called_in_patch_merging(backbone, name):
+    model, x, calls = make(backbone), torch.randn(1, 3, 40, 50), []
+    stage = next(stage for stage in model.stages if stage.downsample is not None)
+    layer, expected = stage.get_submodule(name), maps(model, x)
+    original = layer.forward
+    layer.forward = lambda x: calls.append(1) or original(x)
+    assert_same(model, expected, x)
+    assert calls
+
+
+def replace_all(model, kinds, make_other):
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, kinds):
+                setattr(module, name, make_other())
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+@pytest.mark.parametrize('train', [False, True])
+def test_identities_for_dropout_and_drop_path(backbone, train):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    expected = maps(model, x)
+    replace_all(model, (nn.Dropout, DropPath), nn.Identity)
+    model.train(train)
+    assert_same(model, expected, x)
+    sum(output.sum() for output in model(x)).backward()
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_an_identity_for_a_norm(backbone):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    block = model.stages[0].blocks[0]
+    block.norm1 = nn.Identity()
+    before = maps(model, x)
+
+    class Same(nn.Module):
+        def forward(self, x):
+            return x
+
+    block.norm1 = Same()
+    assert_same(model, before, x)
+
+
+class Mlp(nn.Module):
+    """An MLP of another class, as timm's."""
+
+    def __init__(self, ffn):
+        super().__init__()
+        self.fc1, self.act, self.fc2 = ffn.layers[0][0], nn.GELU(), ffn.layers[1]
+
+    def forward(self, x):
+        return self.fc2(self.act(self.fc1(x)))
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_an_mlp_of_another_class(backbone):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    expected = maps(model, x)
+    for stage in model.stages:
+        for block in stage.blocks:
+            block.ffn = Mlp(block.ffn)
+    assert_same(model, expected, x)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_a_bias_where_there_was_none_is_not_forgotten(backbone):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    before = maps(model, x)
+    merging = next(stage for stage in model.stages if stage.downsample is not None).downsample
+    other = nn.Linear(merging.reduction.in_features, merging.reduction.out_features)
+    other.weight = merging.reduction.weight
+    nn.init.normal_(other.bias)
+    merging.reduction = other
+    assert not torch.allclose(maps(model, x)[1], before[1], atol=1e-3)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_full_backward_hooks_on_all_modules(backbone):
+    model, seen = make(backbone).train(), set()
+    for name, module in model.named_modules():
+        module.register_full_backward_hook(lambda module, grad_in, grad_out, name=name: seen.add(name))
+    sum(output.sum() for output in model(torch.randn(1, 3, 40, 50))).backward()
+    assert any(name.endswith('qkv') for name in seen)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_dynamic_quantization(backbone):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    expected = maps(model, x)
+    quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    for output, other in zip(maps(quantized, x), expected):
+        assert (output - other).abs().mean() < 0.1 * other.abs().mean() + 1e-2
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_what_is_written_through_data_is_seen(backbone):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    maps(model, x)
+    for parameter in model.parameters():
+        parameter.data.add_(0.5)
+    assert_same(model, maps(copy.deepcopy(model), x), x, 0)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+@pytest.mark.parametrize('strip_tokens', ['auto', None])
+def test_torch_func(backbone, strip_tokens):
+    sizes = dict(depths=(2,), num_heads=(2,), out_indices=(0,))
+    model, x = make(backbone, strip_tokens=strip_tokens, **sizes).double(), torch.randn(2, 3, 18, 22).double()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(weights, x):
+        return torch.func.functional_call(model, weights, (x,))[0].square().mean()
+
+    model.zero_grad()
+    loss(dict(model.named_parameters()), x).backward()
+    gradients = torch.func.grad(loss)(weights, x)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad)
+
+    of_each = torch.func.vmap(torch.func.grad(loss, argnums=1), in_dims=(None, 0))(weights, x[:, None])
+    for sample, gradient in zip(x, of_each):
+        sample = sample[None].clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(weights, sample), sample)
+        torch.testing.assert_close(gradient, expected)
+
+    def mean(x):
+        return model(x)[0].mean((0, 2, 3))
+
+    _, tangent = torch.func.jvp(mean, (x,), (torch.ones_like(x),))
+    jacobian = torch.func.jacrev(mean)(x)
+    torch.testing.assert_close(jacobian.sum((1, 2, 3, 4)), tangent)
+    with torch.autograd.forward_ad.dual_level():
+        dual = mean(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+@pytest.mark.parametrize('grad', [False, True])
+def test_traces_in_either_grad_mode(backbone, grad):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    expected = maps(model, x)
+    with torch.set_grad_enabled(grad):
+        assert_same(torch.jit.trace(model, x), expected, x)
+
+
+def test_complexity_is_counted_as_mmdets():
+    """Where no map is padded; where one is, ours projects fewer tokens."""
+    swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed')
+    arch = ARCHS['nano']
+
+    def count(model, size):
+        return get_model_complexity_info(model, input_shape=(3, size, size), show_table=False, show_arch=False)['flops']
+
+    peer, ours = swin.SwinTransformer(**arch._asdict()), SwinBackbone(arch='nano')
+    assert count(ours, 224) == count(peer, 224)
+    assert 0.85 * count(peer, 64) < count(ours, 64) < count(peer, 64)
+    assert count(SwinV2Backbone(arch='nano', window_size=7), 224) > count(ours, 224)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_the_tracing_onnx_exporter(backbone, tmp_path):
+    pytest.importorskip('onnx', reason='onnx is not installed')
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    torch.onnx.export(model, (x,), str(tmp_path / 'model.onnx'), dynamo=False)
+    runtime = pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
+    session = runtime.InferenceSession(str(tmp_path / 'model.onnx'))
+    outputs = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    for output, expected in zip(outputs, maps(model, x)):
+        torch.testing.assert_close(torch.from_numpy(output), expected, rtol=1e-4, atol=1e-4)
