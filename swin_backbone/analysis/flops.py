@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.model import revert_sync_batchnorm
@@ -58,7 +58,9 @@ class Attention(NamedTuple):
     height: int
     width: int
     layers: int
-    counted: int  # of qkv, attention and projection, padding of the map to whole windows included
+    counted: (
+        int  # of qkv, attention and projection, padding of the map to whole windows and V2's position bias included
+    )
     windowed: int  # 4hwC^2 + 2M^2hwC
     global_: int  # 4hwC^2 + 2(hw)^2C
 
@@ -85,7 +87,7 @@ def build(cfg: dict, scope: str, device: str = 'meta') -> nn.Module:
     return model
 
 
-def count(model: nn.Module, height: int, width: int, device: str = 'meta') -> Counts:
+def count(model: Any, height: int, width: int, device: str = 'meta') -> Counts:
     """Count one forward of a detector, segmentor or backbone on an image of height x width pixels."""
     counts = Counts(model)
     image = torch.zeros(1, 3, height, width, device=device)
@@ -101,7 +103,7 @@ def count(model: nn.Module, height: int, width: int, device: str = 'meta') -> Co
     return counts
 
 
-def _two_stage(model: nn.Module, image: Tensor) -> None:
+def _two_stage(model: Any, image: Tensor) -> None:
     """Run each head once on as many regions as the convention says: what they hold does not matter."""
     x = model.extract_feat(image)
     roi_head = model.roi_head
@@ -128,13 +130,13 @@ def _two_stage(model: nn.Module, image: Tensor) -> None:
             previous = head(pooled, previous, return_logits=True, return_feat=True)[-1]
 
 
-def _pooled(extractor: nn.Module, regions: int, device: torch.device) -> Tensor:
+def _pooled(extractor: Any, regions: int, device: torch.device) -> Tensor:
     extractor = _as_list(extractor)[0]
     size = extractor.roi_layers[0].output_size
     return torch.zeros(regions, extractor.out_channels, *size, device=device)
 
 
-def _as_list(module) -> list:
+def _as_list(module: Any) -> list:
     return list(module) if isinstance(module, (nn.ModuleList, list)) else [module]
 
 
@@ -188,14 +190,17 @@ def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> l
     """What attention costs in each stage, counted, windowed and global.
 
     Args:
-        backbone: the name of the SwinBackbone in the model; '' if it is the model.
+        backbone: the name of the SwinBackbone or SwinV2Backbone in the model; '' if it is the model.
         height, width: of the image.
     """
-    module = counts.model.get_submodule(backbone)
-    area = math.prod(module.window_size)
+    module: Any = counts.model.get_submodule(backbone)
+    stages, of_each_stage = module.stages, isinstance(module.window_size[0], tuple)
     costs = []
     stride = module.patch_embed.patch_size[0]
-    for index, stage in enumerate(module.stages):
+    for index, stage in enumerate(stages):
+        if index:  # patch merging is the first of a stage, or the last of the one before
+            stride *= (stage if module.merging_first else stages[index - 1]).downsample.stride
+        area = math.prod(module.window_size[index] if of_each_stage else module.window_size)
         name = f'{backbone}.stages.{index}' if backbone else f'stages.{index}'
         h, w, C = -(-height // stride), -(-width // stride), module.num_features[index]
         layers = len(stage.blocks)
@@ -208,5 +213,4 @@ def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> l
                     layers * (linear + 2 * area * h * w * C), layers * (linear + 2 * (h * w) ** 2 * C),
                 )
             )  # fmt: skip
-        stride *= 2 if stage.downsample is None else stage.downsample.stride
     return costs

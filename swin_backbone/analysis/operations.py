@@ -78,7 +78,8 @@ class _Traffic(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls, self.bytes = Counter(), Counter()
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))

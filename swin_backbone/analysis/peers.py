@@ -4,6 +4,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +68,7 @@ def _timm(arch: str, weights: dict[str, Tensor]) -> Peer:
     )
     _load(model, from_here(weights, TIMM))
 
-    def run(model: nn.Module, x: Tensor) -> Maps:
+    def run(model: Any, x: Tensor) -> Maps:
         if model.patch_embed.img_size != tuple(x.shape[-2:]):  # masks are made for one size; windows would grow with it
             model.set_input_size(img_size=tuple(x.shape[-2:]), window_size=7, always_partition=True)
         x, maps = model.patch_embed(x), []
@@ -101,7 +102,7 @@ def _torchvision(arch: str, weights: dict[str, Tensor]) -> Peer:
     model = SwinTransformer([4, 4], embed_dim, list(depths), list(num_heads), [7, 7], stochastic_depth_prob=0.0)
     _load(model, from_here(weights, TORCHVISION))
 
-    def run(model: nn.Module, x: Tensor) -> Maps:
+    def run(model: Any, x: Tensor) -> Maps:
         maps = []
         for index, layer in enumerate(model.features):
             x = layer(x)

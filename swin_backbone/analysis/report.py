@@ -7,6 +7,7 @@ from mmengine.registry import DefaultScope
 from rich.console import Console
 from rich.table import Table
 
+from ..backbones.pyramid import SwinPyramid
 from .flops import Counts, attention_costs, build, count
 
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count
@@ -21,7 +22,7 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
 
     Returns:
         What json can hold: shape, total, parts and stages, each with params and flops; attention, for a
-        SwinBackbone, stage by stage, with what equations 1 and 2 of the paper give.
+        SwinBackbone or SwinV2Backbone, stage by stage, with what equations 1 and 2 of the paper give.
 
     Raises:
         ValueError: if the config has no model with a backbone.
@@ -29,16 +30,16 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
     scope = cfg.get('default_scope') or 'mmdet'
     if 'backbone' not in (cfg.get('model') or {}):
         raise ValueError('flops counts a model with a backbone, and the config has none')
-    shape = tuple(shape or (SEGMENTATION if scope == 'mmseg' else DETECTION))
-    counts = _count(cfg.model.backbone if backbone_only else cfg.model, scope, shape)
+    height, width = shape or (SEGMENTATION if scope == 'mmseg' else DETECTION)
+    counts = _count(cfg.model.backbone if backbone_only else cfg.model, scope, (height, width))
     backbone = '' if backbone_only else 'backbone'
     module = counts.model.get_submodule(backbone)
-    stages = {f'stages.{i}': f'{backbone}.stages.{i}'.lstrip('.') for i in range(len(getattr(module, 'stages', ())))}
-    is_swin = hasattr(module, 'patch_embed') and hasattr(module, 'num_features') and hasattr(module, 'window_size')
-    attention = attention_costs(counts, backbone, *shape) if is_swin else []
+    num_stages = len(list(getattr(module, 'stages', ())))
+    stages = {f'stages.{i}': f'{backbone}.stages.{i}'.lstrip('.') for i in range(num_stages)}
+    attention = attention_costs(counts, backbone, height, width) if isinstance(module, SwinPyramid) else []
     parts = [(name, counts.cost(name)) for name, _ in counts.model.named_children()]
     return dict(
-        shape=list(shape),
+        shape=[height, width],
         total=counts.cost()._asdict(),
         parts={name: cost._asdict() for name, cost in parts if any(cost)},
         stages={name: counts.cost(path)._asdict() for name, path in stages.items()},
@@ -59,8 +60,9 @@ def print_report(data: dict[str, Any], console: Console) -> None:
     """The tables of a report."""
     height, width = data['shape']
     table = Table(title=f'{height}x{width} pixels', title_justify='left')
-    for column, justify in (('part', 'left'), ('parameters', 'right'), ('multiply-adds', 'right')):
-        table.add_column(column, justify=justify)
+    table.add_column('part')
+    for column in ('parameters', 'multiply-adds'):
+        table.add_column(column, justify='right')
     for name, cost in data['parts'].items():
         table.add_row(name, *_cost(cost))
         if name == 'backbone':

@@ -122,8 +122,8 @@ def strides(num_stages: int) -> Range:
     each = one_a_stage(POSITIVE, num_stages)
 
     def keep(value: Any) -> tuple[int, ...]:
-        is_default = _entries(value) == DEFAULT_STRIDES
-        return each.keep(DEFAULT_STRIDES[:num_stages] if is_default else value)
+        values = _positives(value)
+        return each.keep(values[:num_stages] if values == DEFAULT_STRIDES else values)
 
     return Range(f'{each.words}; {DEFAULT_STRIDES} serves fewer stages too', keep)
 

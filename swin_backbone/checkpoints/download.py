@@ -62,7 +62,7 @@ def _download(url: str) -> Path:
             if not _hash_is_right(part, target.name):
                 raise CheckpointError(
                     f'checkpoint {url!r}: the downloaded file does not have the SHA-256 its name says, '
-                    f'{_HASH.search(target.name)[1]}: it is damaged, or another file'
+                    f'{_HASH.findall(target.name)[0]}: it is damaged, or another file'
                 )
             os.replace(part, target)
         finally:
@@ -100,7 +100,7 @@ def _download_with_retries(url: str, part: Path) -> None:
         except HTTPError as error:
             if error.code < 500 and error.code != 429:
                 raise CheckpointError(f'checkpoint {url!r}: the server answers {error.code} {error.reason}') from error
-            reason = error
+            reason: Exception = error
         except _Cut as error:
             reason, validator = error, error.validator
         except (OSError, HTTPException) as error:
@@ -126,7 +126,7 @@ def _download_once(url: str, part: Path, validator: Optional[str]) -> None:
     """
     received = part.stat().st_size if validator and part.exists() else 0
     headers = {'User-Agent': 'swin_backbone'}
-    if received:
+    if received and validator:
         headers.update({'Range': f'bytes={received}-', 'If-Range': validator})
     with urlopen(Request(url, headers=headers), timeout=TIMEOUT_S) as response:
         if response.status != 206:

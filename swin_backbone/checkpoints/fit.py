@@ -84,7 +84,7 @@ def fit(
         CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's.
     """
     own = model.state_dict()
-    fitted: dict[str, Tensor] = OrderedDict()
+    fitted: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
     report = LoadReport(checkpoint)
     try:
         tensors = tensors_of(loaded)
@@ -113,16 +113,14 @@ def fit(
                 ignored = [key for key in ignored if not key.startswith(inside)]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
-    fitted._metadata = tensors._metadata
+    fitted._metadata = getattr(tensors, '_metadata', {})
     report.loaded = list(fitted)
     report.missing = [key for key in own if key not in fitted and key.startswith(tuple(found))]
     report.missing_elsewhere = [key for key in own if key not in fitted and not key.startswith(tuple(found))]
     return fitted, report
 
 
-def _fit_backbone(
-    weights: SwinWeights, own: dict[str, Tensor], backbone: nn.Module, report: LoadReport
-) -> dict[str, Tensor]:
+def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:
     fitted = {}
     for key, value in weights.backbone.items():
         if key not in own:
@@ -141,7 +139,7 @@ def _fit_backbone(
     return fitted
 
 
-def _compare_windows(weights: SwinWeights, backbone: nn.Module, report: LoadReport) -> None:
+def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
     """Swin V2's position bias needs no resizing, but it must be told by which window offsets are scaled."""
     if weights.format.version == 1:
         return
@@ -154,7 +152,7 @@ def _compare_windows(weights: SwinWeights, backbone: nn.Module, report: LoadRepo
         )
 
 
-def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: nn.Module) -> tuple[Tensor, str]:
+def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: Any) -> tuple[Tensor, str]:
     """A weight at the backbone's sizes, and what was done to it, '' for nothing."""
     if key.endswith('.relative_position_bias_table') and value.shape[1:] == own.shape[1:]:
         return resize_table(value, weights.windows.get(key), backbone.window_size)

@@ -155,7 +155,13 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
     weights = reorder_merging(weights, 'channels', format.merging)
     if format.separate_qkv:
         weights = _split_qkv(weights)
-    return {_rename(key, format.rows, source=0): value for key, value in weights.items()}
+    renamed = {}
+    for key, value in weights.items():
+        there = _rename(key, format.rows, source=0)
+        if there is None:
+            raise CheckpointError(f'{key} is no weight that {format.origin} has a name for')
+        renamed[there] = value
+    return renamed
 
 
 def _fuse_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -165,8 +171,8 @@ def _fuse_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         part = owner.rpartition('.')[2]
         if part == 'query':
             stem = owner.removesuffix('query')
-            parts = [weights.get(f'{stem}{name}.{leaf}') for name in _QKV]
-            if any(other is None for other in parts):
+            parts = [weights[name] for name in (f'{stem}{part}.{leaf}' for part in _QKV) if name in weights]
+            if len(parts) < len(_QKV):
                 raise CheckpointError(f'{stem}query.{leaf} is there without its key or value')
             fused[f'{stem}qkv.{leaf}'] = torch.cat(parts)
         elif part not in ('key', 'value'):
@@ -191,8 +197,8 @@ _NUMBER = re.compile(r'\{(\d*)([sb])(?:\+(\d+))?\}')
 def _rename(key: str, rows: Rows, source: int) -> Optional[str]:
     for row in rows:
         match = _pattern(row[source]).match(key)
-        numbers = match and _numbers(row[source], match)
-        if numbers is not None:
+        numbers = _numbers(row[source], match) if match else None
+        if match and numbers is not None:
             return _fill(row[1 - source], numbers) + key[match.end() :]
     return None
 

@@ -48,7 +48,7 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
         if inner is None:
             break
         loaded = inner
-    tensors: dict[str, Tensor] = OrderedDict()
+    tensors: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
     if isinstance(loaded, dict):
         tensors.update(
             (str(key).removeprefix('module.'), v.detach()) for key, v in loaded.items() if isinstance(v, Tensor)
@@ -109,8 +109,8 @@ def find_swin(
             backbone[here] = value
         else:
             ignored['no part of a Swin backbone' if is_inside else OUTSIDE].append(key)
-    windows = {key: window for key, window in windows.items() if window}
-    weights = SwinWeights(format, prefix, to_here(backbone, format), classifier, dict(ignored), windows)
+    known = {key: window for key, window in windows.items() if window}
+    weights = SwinWeights(format, prefix, to_here(backbone, format), classifier, dict(ignored), known)
     _flatten_position_map(weights)
     return weights
 
@@ -146,5 +146,5 @@ def _flatten_position_map(weights: SwinWeights) -> None:
     """The official detectors save the absolute position embedding as a map (1, C, H, W): make it (1, H * W, C)."""
     embedding = weights.backbone.get('absolute_pos_embed')
     if embedding is not None and embedding.dim() == 4:
-        weights.map_size = tuple(embedding.shape[2:])
+        weights.map_size = (embedding.shape[2], embedding.shape[3])
         weights.backbone['absolute_pos_embed'] = embedding.flatten(2).transpose(1, 2).contiguous()

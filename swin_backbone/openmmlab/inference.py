@@ -16,7 +16,6 @@ from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
 from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from PIL import Image
-from torch import nn
 
 from ..checkpoints import read_checkpoint
 from ..checkpoints.fit import backbones_of, fit
@@ -51,7 +50,7 @@ class Predictor:
             self.meta = _dataset_meta(loaded, cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg, len(self.meta['classes']))
-            self.model: nn.Module = revert_sync_batchnorm(MODELS.build(cfg.model))
+            self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
             self._load(loaded, checkpoint)
             self.model.to(device).eval()
             self.pipeline = Compose(_pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope))
@@ -118,7 +117,7 @@ class Results:
         """Write one frame's predictions."""
         height, width = frame.pixels.shape[:2]
         image_id = len(self.images) + 1
-        file_name = str(frame.medium.path) + (f'#{frame.index}' if frame.medium.is_video else '')
+        file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
         self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
         if 'pred_instances' in sample:
             self.objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id)
@@ -149,7 +148,7 @@ class Results:
 
     def _coco_objects(self, instances: Any, image_id: int) -> Iterator[dict]:
         for index in np.flatnonzero(instances.scores >= self.score_thr):
-            found = dict(
+            found: dict[str, Any] = dict(
                 image_id=image_id,
                 category_id=self.category_ids[int(instances.labels[index])],
                 score=float(instances.scores[index]),

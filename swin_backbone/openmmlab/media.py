@@ -24,12 +24,12 @@ class Frame(NamedTuple):
     """A picture, or a frame of a video, as BGR pixels (H, W, 3) uint8."""
 
     medium: Medium
-    index: int  # in the video; 0 for a picture
+    number: int  # in the video; 0 for a picture
     pixels: np.ndarray
 
     @property
     def name(self) -> str:
-        return f'{self.medium.name}/{self.index:06d}' if self.medium.is_video else self.medium.name
+        return f'{self.medium.name}/{self.number:06d}' if self.medium.is_video else self.medium.name
 
 
 def find_media(inputs: Sequence[str]) -> list[Medium]:
@@ -107,7 +107,7 @@ class VideoWriter:
     def write(self, pixels: np.ndarray) -> None:
         if self.writer is None:
             size = (pixels.shape[1], pixels.shape[0])
-            self.writer = cv2.VideoWriter(str(self.partial), cv2.VideoWriter_fourcc(*'mp4v'), self.rate, size)
+            self.writer = cv2.VideoWriter(str(self.partial), cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
         self.writer.write(pixels)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The optimizer of the Swin recipe (Liu et al. 2021, sections 4.2 and 4.3), put into a config."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from mmengine.config import Config
 
@@ -45,10 +46,10 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], se
         )
         if 'bypass_duplicate' in paramwise:
             wrapper.paramwise_cfg.bypass_duplicate = paramwise['bypass_duplicate']
-    schedulers = cfg.get('param_scheduler') or []
+    schedulers: Any = cfg.get('param_scheduler') or []
     for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
         if scheduler.get('eta_min', 0) >= wrapper.optimizer.lr:
-            scheduler.eta_min = 0.0
+            scheduler['eta_min'] = 0.0
 
 
 def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict) -> dict[str, dict]:

@@ -18,7 +18,7 @@ from .swins import SWINS, Swin
 
 RECIPES = ('swin', 'keep')
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True)
-STAGE_OF_STRIDE = {4: 0, 8: 1, 16: 2, 32: 3}
+STAGE_OF_STRIDE: dict[float, int] = {4: 0, 8: 1, 16: 2, 32: 3}
 
 
 def swap_backbone(
@@ -86,7 +86,7 @@ def _model_with_backbone(cfg: Config) -> tuple[str, ConfigDict]:
 
 def _with_backbone(key: str, node: Any):
     if isinstance(node, dict):
-        if isinstance(node.get('backbone'), dict) and 'type' in node.backbone:
+        if isinstance(node.get('backbone'), dict) and 'type' in node['backbone']:
             yield key, node
         else:
             for name, child in node.items():
@@ -187,8 +187,8 @@ def _stages(levels: list[Level], backbone: ConfigDict, segmentation: bool, key: 
             return [0, 1, 2, 3]
         if 'num_stages' in backbone or 'depth' in backbone:  # the ResNets: C2 is number 0
             return sorted(backbone.get('out_indices', range(4)))
-    stages = [STAGE_OF_STRIDE.get(stride) for stride in strides]
-    if None in stages or any(b <= a for a, b in zip(stages, stages[1:])):
+    stages = [STAGE_OF_STRIDE[stride] for stride in strides if stride in STAGE_OF_STRIDE]
+    if len(stages) < len(strides) or any(b <= a for a, b in zip(stages, stages[1:])):
         shown = ', '.join(f'{stride:g}' for stride in strides)
         raise ValueError(f'{key}: it emits maps of stride {shown}, and Swin emits 4, 8, 16, 32, each once, in order')
     return stages
@@ -199,7 +199,7 @@ def _normalize_as_imagenet(preprocessor: Any) -> None:
     if not isinstance(preprocessor, dict):
         return
     if isinstance(preprocessor.get('data_preprocessor'), dict):
-        _normalize_as_imagenet(preprocessor.data_preprocessor)
+        _normalize_as_imagenet(preprocessor['data_preprocessor'])
     else:
         preprocessor.pop('rgb_to_bgr', None)
         preprocessor.update(copy.deepcopy(IMAGENET))

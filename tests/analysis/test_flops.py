@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_backbone import SwinBackbone
+from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis.flops import attention_costs, build, count
 from swin_backbone.analysis.meta import on_device
 from swin_backbone.openmmlab.config_files import read_config
@@ -99,6 +99,60 @@ def test_attention_is_the_closed_form_where_windows_divide_the_map(window):
             assert row.counted == row.windowed
 
 
+def position_bias(window, heads):
+    """What Swin V2's MLP of 512 hidden channels takes for the bias of a window of this side."""
+    return (2 * window - 1) ** 2 * 512 * (2 + heads)
+
+
+@pytest.mark.parametrize('windows', [(8, 8, 8, 8), (16, 16, 16, 8), (8, (4, 16), 2, (1, 8))])
+def test_attention_of_v2_is_the_closed_form_and_its_position_bias(windows):
+    with on_device('meta'):
+        backbone = SwinV2Backbone(arch='nano', window_size=windows).eval()
+    rows = attention_costs(count(backbone, 256, 512), '', 256, 512)
+    assert [(row.height, row.width, row.layers) for row in rows] == [(64 >> i, 128 >> i, 2) for i in range(4)]
+    for i, row in enumerate(rows):
+        hw, C, heads, (wh, ww) = row.height * row.width, 32 << i, 2 << i, backbone.window_size[i]
+        assert row.windowed == 2 * (4 * hw * C**2 + 2 * wh * ww * hw * C)
+        assert row.global_ == 2 * (4 * hw * C**2 + 2 * hw**2 * C)
+        assert row.counted == row.windowed + 2 * (2 * wh - 1) * (2 * ww - 1) * 512 * (2 + heads)
+
+
+@pytest.mark.parametrize(
+    ('arch', 'window', 'params', 'flops'),
+    [
+        ('tiny', 8, 28, 5.9),
+        ('tiny', 16, 28, 6.6),
+        ('small', 8, 50, 11.5),
+        ('base', 8, 88, 20.3),
+        ('base', 16, 88, 21.8),
+    ],
+)
+def test_published_v2_classifiers(arch, window, params, flops):
+    """The table of microsoft/Swin-Transformer, for 256x256 pixels; it leaves out the position bias."""
+    with on_device('meta'):
+        backbone = SwinV2Backbone(arch=arch, window_size=window, small_map='shrink', out_indices=(3,)).eval()
+    cost = count(backbone, 256, 256).cost()
+    classifier = 1000 * backbone.num_features[-1]
+    sizes = zip(backbone.stages, (min(window, 64 >> stage) for stage in range(4)), ARCHS_V2[arch].num_heads)
+    biases = sum(len(stage.blocks) * position_bias(side, heads) for stage, side, heads in sizes)
+    assert round((cost.params + classifier + 1000) / 1e6) == params
+    assert (cost.flops + classifier - biases) / 1e9 == pytest.approx(flops, rel=0.012)
+
+
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+def test_a_backbone_takes_what_mmengine_counts(backbone):
+    """At a size that windows divide: padding counts where it runs, and on a CPU less of it does."""
+    from mmengine.analysis import get_model_complexity_info
+
+    arguments = dict(arch='nano', window_size=4, drop_path_rate=0.0)
+    with on_device('meta'):
+        ours = count(backbone(**arguments).eval(), 128, 256).cost()
+    model = backbone(**arguments).eval()
+    with torch.no_grad():
+        theirs = get_model_complexity_info(model, (3, 128, 256), show_table=False, show_arch=False)
+    assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
+
+
 def test_what_is_counted_is_what_mmengine_counts():
     from mmengine.analysis import get_model_complexity_info
     from torch import nn
@@ -110,15 +164,26 @@ def test_what_is_counted_is_what_mmengine_counts():
     assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
 
 
-def test_tool_writes_text_and_json(tmp_path):
-    config = 'configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
-    command = [sys.executable, 'tools/flops.py', config, '--shape', '800', '1280', '--json', tmp_path / 'flops.json']
+def run_tool(config, path):
+    command = [sys.executable, 'tools/flops.py', config, '--shape', '800', '1280', '--json', path]
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '120', 'PYTHONPATH': str(ROOT)}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert '47.79 M' in result.stdout
-    assert '266.09 G' in result.stdout
-    data = json.loads((tmp_path / 'flops.json').read_text())
+    return result.stdout, json.loads(path.read_text())
+
+
+def test_tool_counts_swin_v2(tmp_path):
+    text, data = run_tool('configs/mask_rcnn/mask-rcnn_swinv2-t-p4-w8_fpn_1x_coco.py', tmp_path / 'flops.json')
+    assert 'global' in text
+    assert [(row['height'], row['width']) for row in data['attention']] == [(200, 320), (100, 160), (50, 80), (25, 40)]
+    of_attention = sum(row['counted'] for row in data['attention'])
+    assert of_attention < data['parts']['backbone']['flops'] < data['total']['flops']
+
+
+def test_tool_writes_text_and_json(tmp_path):
+    text, data = run_tool('configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', tmp_path / 'flops.json')
+    assert '47.79 M' in text
+    assert '266.09 G' in text
     assert data['total'] == {'params': 47794602, 'flops': 266086365184}
     assert sum(part['flops'] for part in data['parts'].values()) == data['total']['flops']
     assert list(data['stages']) == [f'stages.{i}' for i in range(4)]

@@ -255,6 +255,8 @@ def test_fewer_stages_have_the_first_of_the_default_strides():
     for strides in ((4, 2, 2), (8, 2, 2, 2)):
         with pytest.raises(ValueError, match='strides must be'):
             build(strides=strides, patch_size=strides[0])
+    with pytest.raises(TypeError, match='strides must be'):
+        build(strides=(4, 2, 2, 2.0))
 
 
 def test_what_a_config_file_holds_is_taken():
