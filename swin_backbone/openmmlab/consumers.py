@@ -68,13 +68,27 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
     return used
 
 
-def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: list[int], scope: str) -> Maps:
-    """The maps behind a neck, before and after; a neck of `out_channels` emits the same as before."""
-    if 'out_channels' in old_neck:
-        return Maps([], [])
-    return Maps(
-        neck_levels(old_neck, maps.old, scope), neck_levels(new_neck, [maps.new[place] for place in used], scope)
-    )
+def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: list[int], scope: str, key: str) -> Maps:
+    """The maps behind a neck, before and after; a neck of `out_channels` emits as many channels as before.
+
+    Raises:
+        ValueError: if it ran on the maps before, and does not on those after: some add maps of one size up.
+    """
+    sized = 'out_channels' in old_neck
+    try:
+        before = neck_levels(old_neck, maps.old, scope, key)
+    except ValueError:
+        if sized:  # an operator that this machine lacks, most likely: nothing can be said
+            return Maps([], [])
+        raise
+    try:
+        after = neck_levels(new_neck, [maps.new[place] for place in used], scope, key)
+    except ValueError as error:
+        raise ValueError(
+            f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '
+            f"Swin's: {error.__cause__ or error}"
+        ) from error
+    return Maps([], []) if sized else Maps(before, after)
 
 
 def leaves_maps_unread(model: ConfigDict) -> bool:
@@ -153,6 +167,8 @@ def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> li
             head.in_channels = type(head.in_channels)(new[place] for place in places)
         else:
             head.in_channels = new[places]
+        if not head.get('num_convs', 1) and head.get('channels') == old[places]:
+            head.channels = new[places]  # without a convolution it classifies what it reads
         _set_index(head, places, kept, len(old))
         if head.get('c1_in_channels'):
             if head.c1_in_channels != old[0]:

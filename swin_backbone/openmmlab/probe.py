@@ -42,14 +42,14 @@ def backbone_levels(backbone: dict, scope: str, key: str) -> list[Level]:
     return _run(backbone, scope, key, image, ways)
 
 
-def neck_levels(neck: dict, inputs: Sequence[Level], scope: str) -> list[Level]:
-    """The maps that a neck makes of `inputs`; errors as `backbone_levels`."""
+def neck_levels(neck: dict, inputs: Sequence[Level], scope: str, key: str) -> list[Level]:
+    """The maps that the neck at `key` makes of `inputs`; errors as `backbone_levels`."""
 
     def maps(device: str, side: int) -> tuple[Tensor, ...]:
         sides = [max(1, int(side / level.stride)) for level in inputs]
         return tuple(torch.zeros(BATCH, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
 
-    return _run(neck, scope, 'neck', maps, (('meta', SIDE), ('cpu', SMALL_SIDE)))
+    return _run(neck, scope, key, maps, (('meta', SIDE), ('cpu', SMALL_SIDE)))
 
 
 def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]]) -> list[Level]:

@@ -132,8 +132,9 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
         listed = isinstance(neck, (list, tuple))
         first = neck[0] if listed else neck
         old_first = copy.deepcopy(first)
-        used = rewire_neck(first, maps, f'{key}.neck' + ('[0]' if listed else ''))
-        behind = after_neck(old_first, first, maps, used, scope)
+        neck_key = f'{key}.neck' + ('[0]' if listed else '')
+        used = rewire_neck(first, maps, neck_key)
+        behind = after_neck(old_first, first, maps, used, scope, neck_key)
         if behind.widths()[0] != behind.widths()[1]:
             if not segmentation or listed:
                 raise ValueError(f'{key}.neck: a {type_name(first)} emits as many channels as it reads')

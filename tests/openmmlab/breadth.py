@@ -135,13 +135,13 @@ def shrink(node):
             shrink(value)
 
 
-def build(cfg, initialise=True):
+def build(cfg, initialise=True, side=SIDE):
     """The model of a config, for small pictures."""
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
     preprocessor = cfg.model.data_preprocessor
     if 'size' in preprocessor:
-        preprocessor.size = (SIDE, SIDE)  # to which a segmentor pads what it trains on
+        preprocessor.size = (side, side)  # to which a segmentor pads what it trains on
     preprocessor.pop('batch_augments', None)  # which pads to the size of a crop
     if cfg.model.type == 'DINO':
         cfg.model.num_queries = 30  # of the tokens of the picture, which is small

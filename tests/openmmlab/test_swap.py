@@ -142,6 +142,18 @@ def test_a_backbone_that_emits_more_in_training_is_refused(path, emits):
         swap(path)
 
 
+def test_a_neck_that_adds_maps_of_one_size_is_refused():
+    with pytest.raises(ValueError, match=r"^model\.neck: a MLANeck takes .*not a Swin's: The size of tensor"):
+        swap('mmseg::setr/setr_vit-l-mla_8xb1-160k_ade20k-512x512.py')
+
+
+def test_a_head_without_a_convolution_gets_the_channels_that_it_reads():
+    cfg = swap('mmseg::segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512.py', 'swin-nano', init_cfg=None)
+    assert cfg.model.decode_head.channels == cfg.model.decode_head.in_channels == 128
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        MODELS.build(cfg.model)
+
+
 def test_recipe_keep_keeps():
     assert swap(FASTER, recipe='keep').optim_wrapper == read_config(FASTER).optim_wrapper
 
