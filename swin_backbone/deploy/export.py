@@ -21,7 +21,6 @@ from .graph import PARTS, ExportError, Graph, maps_graph
 from .runtime import MANIFEST, Model, Result
 
 MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
-EXAMPLE_SIZE = (101, 134)  # unlike each other and all else, so that no length is taken for another
 
 
 def export(
@@ -162,7 +161,7 @@ def open_maps(folder: Path, manifest: dict) -> verify.Run:
 
 def example_of(graph: Graph) -> tuple[Tensor, ...]:
     """Inputs to capture a graph with."""
-    lengths = dict(batch=2, height=EXAMPLE_SIZE[0], width=EXAMPLE_SIZE[1])
+    lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
     shapes = [[length if isinstance(length, int) else lengths[length] for length in port.shape] for port in graph.inputs]
     if graph.task == 'maps':
         return (torch.zeros(shapes[0]),)

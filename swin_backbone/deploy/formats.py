@@ -121,7 +121,12 @@ def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:
 
 
 def write_torch(program: ExportedProgram, path: Path) -> None:
-    """Write what `torch.export.load` reads."""
+    """Write what `torch.export.load` reads.
+
+    Without the guards of the capture, which are about the memory that maps lie in, and would refuse some sizes: the
+    operators are right for every size, or raise.
+    """
+    program._guards_code = []
     torch.export.save(program, str(path))
 
 

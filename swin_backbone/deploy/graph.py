@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..backbones.pyramid import SwinPyramid
+from ..layers.attention import ShiftedWindowAttention
 from ..ops.windows import Size
 
+LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
 
 
@@ -34,7 +36,8 @@ class Graph:
 
     Args:
         task: what comes out: 'maps', 'segmentation', 'boxes' or 'instances'.
-        free: whether batch, height and width are free; else they are those of the examples.
+        free: whether batch, height and width are free; else they are those of the inputs' shapes.
+        example_size: height and width to capture it with, where they are free.
         settings: what a runtime must know besides, for `deploy.json`.
     """
 
@@ -43,6 +46,7 @@ class Graph:
     inputs: list[Port]
     outputs: list[Port]
     free: bool
+    example_size: Size
     settings: dict = field(default_factory=dict)
 
     def dynamic_shapes(self) -> Optional[tuple]:
@@ -94,7 +98,17 @@ def maps_graph(model: nn.Module, part: str, shape: Optional[Size]) -> Graph:
         )
         for i, one in enumerate(maps)
     ]
-    return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None)
+    return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example_size(backbone))
+
+
+def example_size(backbone: nn.Module) -> Size:
+    """A size at which every map has several windows on each axis, and padding in the last.
+
+    What is captured holds for all sizes if nothing at this one is special: a length of 1 would be taken to broadcast.
+    """
+    windows = [max(layer.window_size) for layer in backbone.modules() if isinstance(layer, ShiftedWindowAttention)]
+    least = 2 * LARGEST_STRIDE * max(windows, default=8)
+    return least + 5, least + 2 * LARGEST_STRIDE + 14
 
 
 def check_shape(backbone: nn.Module, shape: Optional[Size]) -> None:

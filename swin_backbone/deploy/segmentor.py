@@ -12,7 +12,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ..ops.windows import Size
-from .graph import ExportError, Graph, Port, check_shape
+from .graph import ExportError, Graph, Port, check_shape, example_size
 from .picture import Normalise, preprocessing
 
 HEADS = ('UPerHead', 'FCNHead', 'PSPHead')  # that are exported and verified in the tests
@@ -115,5 +115,6 @@ def segmentor_graph(model: nn.Module, cfg: Config, shape: Optional[Size]) -> Gra
             Port('logits', 'float32', (batch, head.out_channels, 'own_height', 'own_width')),
         ],
         shape is None,
+        example_size(model.backbone),
         dict(preprocessing=preprocessing(cfg, module.normalise)),
     )
