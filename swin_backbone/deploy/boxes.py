@@ -99,19 +99,18 @@ class Regions(nn.Module):
         number = len(self.layers)
         side_R = ((box_R4[:, 2] - box_R4[:, 0]) * (box_R4[:, 3] - box_R4[:, 1])).sqrt()
         level_R = torch.floor(torch.log2(side_R / self.finest_scale + 1e-6)).clamp(0, number - 1).long()
-        parts, indices = [], []
+        parts = []
         for level, (map_BCHW, ((height, width), scale, samples)) in enumerate(zip(maps, self.layers)):
             index = (level_R == level).nonzero()[:, 0]
             parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], height, width, scale, samples, True))
-            indices.append(index)
-        # Where each region stands among the parts
-        place_R = torch.cat(indices).argsort()
-        return torch.cat(parts)[place_R]
+        # Where each region stands among the parts: behind those of lower levels, and those before it of its own
+        is_of_RL = (level_R[:, None] == torch.arange(number, device=level_R.device)).long()
+        count_L = is_of_RL.sum(0)
+        place_RL = is_of_RL.cumsum(0) - 1 + count_L.cumsum(0) - count_L
+        return torch.cat(parts)[place_RL.gather(1, level_R[:, None])[:, 0]]
 
 
-def objects(
-    scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Those objects that are there, of all images: image, boxes, scores, labels."""
     image_n, index_n = (scores_BN > NEVER).nonzero().unbind(1)
     N = scores_BN.shape[1]

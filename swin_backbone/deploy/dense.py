@@ -52,7 +52,9 @@ class DenseHead(nn.Module):
             clear = torch.where(scores_BMK > cfg.score_thr, scores_BMK, boxes.NEVER).reshape(B, M * K)
             scores_BN, index_BN = boxes.best(clear, cfg.get('nms_pre', 1000))
             anchor_BN, label_BN = index_BN // K, index_BN % K
-            found_BN4 = boxes.decode(head.bbox_coder, prior_M4[anchor_BN], boxes.take(deltas_BM4, anchor_BN), image_size)
+            found_BN4 = boxes.decode(
+                head.bbox_coder, prior_M4[anchor_BN], boxes.take(deltas_BM4, anchor_BN), image_size
+            )
             if centerness:
                 factor_BM1 = boxes.per_prior(centerness[0], 1).sigmoid()
                 weighed_BN = scores_BN * boxes.take(factor_BM1, anchor_BN)[..., 0]

@@ -18,6 +18,7 @@ from ..openmmlab.media import Frame, Medium
 from ..ops.windows import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
+from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result
 
 MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
@@ -60,9 +61,12 @@ def export(
     graph = graph_of(predictor.model, cfg, part, shape)
     if part == 'model' and format not in ('onnx', 'openvino'):
         raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
+    calibration = None
+    if precision == 'int8':
+        calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
     meta = dict(classes=list(predictor.meta['classes']), palette=_palette(predictor))
     wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
-    return write(graph, out, format, precision, meta, wanted, pictures)
+    return write(graph, out, format, precision, meta, wanted, pictures, calibration)
 
 
 def graph_of(model: nn.Module, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
@@ -90,11 +94,13 @@ def write(
     meta: Optional[dict] = None,
     wanted: Optional[Callable[[np.ndarray], Result]] = None,
     pictures: Sequence[np.ndarray] = (),
+    calibration: Optional[list[Feed]] = None,
 ) -> dict:
     """Capture a graph, write it and verify what was written: see `export`.
 
     Args:
         wanted: what PyTorch sees on a picture, for a whole model.
+        calibration: inputs, for int8.
     """
     with new_folder(out) as folder:
         manifest: dict[str, Any] = dict(
@@ -109,7 +115,7 @@ def write(
             **(meta or {}),
             versions=formats.versions(format),
         )
-        write_model(graph, folder, format, precision)
+        write_model(graph, folder, format, precision, calibration)
         _write_json(folder / MANIFEST, manifest)
         if wanted is None:
             figures = verify.verify_maps(open_maps(folder, manifest), graph, precision)
@@ -121,25 +127,32 @@ def write(
     return manifest
 
 
-def write_model(graph: Graph, folder: Path, format: str, precision: str) -> None:
+def write_model(
+    graph: Graph, folder: Path, format: str, precision: str, calibration: Optional[list[Feed]] = None
+) -> None:
     """Capture a graph, and write it as `formats.FORMATS` says."""
     path = folder / formats.FORMATS[format]
     if format in ('torch', 'aoti') and precision != 'fp32':
         graph = formats.narrowed(graph, precision)
     program = formats.capture(graph, example_of(graph))
     if format == 'torch':
-        formats.write_torch(program, path)
-    elif format == 'aoti':
-        formats.write_aoti(program, path)
-    elif format == 'onnx':
-        formats.write_onnx(program, graph, path)
-        if precision == 'fp16':
-            formats.halve_onnx(path)
-    else:
-        with tempfile.TemporaryDirectory() as beside:
-            onnx_model = Path(beside) / 'model.onnx'
-            formats.write_onnx(program, graph, onnx_model)
-            formats.write_openvino(onnx_model, path, half=precision in ('fp16', 'bf16'))
+        return formats.write_torch(program, path)
+    if format == 'aoti':
+        return formats.write_aoti(program, path)
+    with tempfile.TemporaryDirectory() as beside:
+        whole = Path(beside) / 'model.onnx'
+        formats.write_onnx(program, graph, whole)
+        if format == 'openvino':
+            wide = Path(beside) / 'model.xml' if precision == 'int8' else path
+            formats.write_openvino(whole, wide, half=precision in ('fp16', 'bf16'))
+            if precision == 'int8':
+                quantize_openvino(wide, path, calibration)
+        elif precision == 'int8':
+            quantize_onnx(whole, path, calibration, [port.name for port in graph.inputs])
+        elif precision == 'fp16':
+            formats.halve_onnx(whole, path)
+        else:
+            shutil.move(str(whole), str(path))
 
 
 def open_maps(folder: Path, manifest: dict) -> verify.Run:
@@ -162,7 +175,9 @@ def open_maps(folder: Path, manifest: dict) -> verify.Run:
 def example_of(graph: Graph) -> tuple[Tensor, ...]:
     """Inputs to capture a graph with."""
     lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
-    shapes = [[length if isinstance(length, int) else lengths[length] for length in port.shape] for port in graph.inputs]
+    shapes = [
+        [length if isinstance(length, int) else lengths[length] for length in port.shape] for port in graph.inputs
+    ]
     if graph.task == 'maps':
         return (torch.zeros(shapes[0]),)
     return torch.zeros(shapes[0], dtype=torch.uint8), torch.tensor([75, 118])
@@ -187,7 +202,8 @@ def made_pictures(graph: Graph) -> list[np.ndarray]:
     sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
     rng = np.random.default_rng(0)
     return [
-        cv2.resize(rng.integers(0, 256, (9, 12, 3), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC) for size in sizes
+        cv2.resize(rng.integers(0, 256, (9, 12, 3), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+        for size in sizes
     ]
 
 

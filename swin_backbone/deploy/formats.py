@@ -84,14 +84,14 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
     exported.save(str(path))
 
 
-def halve_onnx(path: Path) -> None:
-    """Turn an ONNX model to fp16 in place; its inputs and outputs stay as they are."""
+def halve_onnx(source: Path, target: Path) -> None:
+    """Turn an ONNX model to fp16; its inputs and outputs stay as they are."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     with quiet():
-        model = convert_float_to_float16(onnx.load(str(path)), keep_io_types=True)
-    onnx.save(model, str(path))
+        model = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
+    onnx.save(model, str(target))
 
 
 class _Narrow(nn.Module):

@@ -54,7 +54,9 @@ class Graph:
         if not self.free:
             return None
         named = torch.export.Dim.DYNAMIC
-        return tuple({i: named for i, length in enumerate(port.shape) if isinstance(length, str)} for port in self.inputs)
+        return tuple(
+            {i: named for i, length in enumerate(port.shape) if isinstance(length, str)} for port in self.inputs
+        )
 
 
 class Maps(nn.Module):
@@ -83,7 +85,9 @@ def maps_graph(model: nn.Module, part: str, shape: Optional[Size]) -> Graph:
     backbone = getattr(model, 'backbone', model)
     neck = getattr(model, 'neck', None) if part == 'neck' else None
     if part == 'neck' and neck is None:
-        raise ExportError(f'--part neck needs a model with a neck, and {type(model).__name__} has none: use --part backbone')
+        raise ExportError(
+            f'--part neck needs a model with a neck, and {type(model).__name__} has none: use --part backbone'
+        )
     check_shape(backbone, shape)
     channels = getattr(backbone, 'in_channels', 3)
     size = ('batch', channels, 'height', 'width') if shape is None else (1, channels, *shape)

@@ -39,7 +39,14 @@ def _(boxes_BM4, scores_BKM, iou_threshold, score_threshold):
 
 @torch.library.custom_op('swin_deploy::roi_align', mutates_args=())
 def roi_align(
-    map_BCHW: Tensor, box_R4: Tensor, image_R: Tensor, height: int, width: int, scale: float, samples: int, aligned: bool
+    map_BCHW: Tensor,
+    box_R4: Tensor,
+    image_R: Tensor,
+    height: int,
+    width: int,
+    scale: float,
+    samples: int,
+    aligned: bool,
 ) -> Tensor:
     """The map inside each box, sampled bilinearly: (R, C, height, width).
 

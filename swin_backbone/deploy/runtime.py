@@ -56,7 +56,7 @@ class Model:
             raise RuntimeProblem(f'threads takes a number from 1, got {threads}')
         runtimes = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in runtimes:
-            raise RuntimeProblem(f"{self.folder} holds format {self.info['format']!r}, which torch itself runs")
+            raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
         self.run: Callable[..., list[np.ndarray]] = runtimes[self.info['format']](path, self.info, device, threads)
         self.classes: list[str] = self.info.get('classes', [])
 
@@ -93,7 +93,12 @@ class Model:
         Raises:
             RuntimeProblem: if it is no picture, or of another size than a model of one size was exported for.
         """
-        if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        if (
+            not isinstance(picture, np.ndarray)
+            or picture.dtype != np.uint8
+            or picture.ndim != 3
+            or picture.shape[2] != 3
+        ):
             got = f'{picture.dtype} {picture.shape}' if isinstance(picture, np.ndarray) else type(picture).__name__
             raise RuntimeProblem(f'a picture is uint8 pixels (h, w, 3), got {got}')
         resized = resize(picture, self.info['preprocessing']['resize'])

@@ -95,7 +95,9 @@ def segmentor_graph(model: nn.Module, cfg: Config, shape: Optional[Size]) -> Gra
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model).__name__ != 'EncoderDecoder' or type(head).__name__ not in HEADS:
         names = f'{type(model).__name__} with {type(head).__name__}'
-        raise ExportError(f'{names} cannot be exported whole, only EncoderDecoder with {", ".join(HEADS)}: use --part neck or backbone')
+        raise ExportError(
+            f'{names} cannot be exported whole, only EncoderDecoder with {", ".join(HEADS)}: use --part neck or backbone'
+        )
     if test_cfg.get('mode', 'whole') != 'whole':
         raise ExportError("test_cfg.mode='slide' cannot be exported: give --cfg-options model.test_cfg.mode=whole")
     if head.align_corners or head.out_channels > 256 or (model.data_preprocessor.test_cfg or {}).get('size'):

@@ -41,7 +41,9 @@ class RegionHead(nn.Module):
                     f'{type(head).__name__} cannot be exported whole, only {", ".join(names)}: use --part neck or backbone'
                 )
         if getattr(roi, 'with_shared_head', False) or any(one.custom_activation for one in self.stages):
-            raise ExportError('a head shared by stages, or an activation of its own, cannot be exported: use --part neck')
+            raise ExportError(
+                'a head shared by stages, or an activation of its own, cannot be exported: use --part neck'
+            )
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
             boxes.check_nms(cfg)
         for one in (rpn, *self.stages):
@@ -116,9 +118,7 @@ class RegionHead(nn.Module):
             logits_RK, deltas = head(regions(maps, box_R4, image_R))
             sum_RK = sum_RK + logits_RK
             boxed = 1 if head.reg_class_agnostic else head.num_classes
-            found_RK4 = boxes.decode(
-                head.bbox_coder, box_R4[:, None], deltas.reshape(B * N, boxed, 4), image_size
-            )
+            found_RK4 = boxes.decode(head.bbox_coder, box_R4[:, None], deltas.reshape(B * N, boxed, 4), image_size)
             if stage < len(self.stages) - 1:
                 label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
                 box_R4 = boxes.take(found_RK4, label_R[:, None])[:, 0]

@@ -53,7 +53,9 @@ def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict]:
     return figures
 
 
-def verify_results(model: Model, wanted: Callable[[np.ndarray], Result], pictures: Sequence, precision: str) -> list[dict]:
+def verify_results(
+    model: Model, wanted: Callable[[np.ndarray], Result], pictures: Sequence, precision: str
+) -> list[dict]:
     """Pictures through a file and through PyTorch, one at a time and two, whose results must be alike.
 
     Args:
@@ -100,7 +102,9 @@ def _judge(figure: dict, precision: str) -> None:
     if precision == 'int8' or 'least_iou' not in figure:
         return
     if figure['least_iou'] < (MATCH_IOU if precision == 'fp32' else 0.9):
-        raise ExportError(f'verification failed: {where}an object of PyTorch is matched at IoU {figure["least_iou"]:.3f}')
+        raise ExportError(
+            f'verification failed: {where}an object of PyTorch is matched at IoU {figure["least_iou"]:.3f}'
+        )
     if figure['score_error'] > SCORE_TOLERANCE[precision]:
         raise ExportError(f'verification failed: {where}a score is {figure["score_error"]:.1e} off PyTorch')
 
