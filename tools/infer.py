@@ -5,7 +5,8 @@ python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
     [--batch-size N]
 
-DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in quotes. Written are
+DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
+quotes. Written are
 
     D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are

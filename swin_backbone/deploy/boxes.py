@@ -10,7 +10,7 @@ import torch
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
-from .graph import ExportError
+from .graph import refusal
 from .operators import nms, roi_align
 
 NEVER = -1.0  # the score of what is not there; all others are from 0 to 1
@@ -19,13 +19,13 @@ NEVER = -1.0  # the score of what is not there; all others are from 0 to 1
 def check_nms(cfg: ConfigDict) -> None:
     """Raises: ExportError, unless boxes are suppressed as ONNX does it."""
     if cfg.get('type', 'nms') != 'nms' or cfg.get('class_agnostic', False):
-        raise ExportError(f'nms of type {cfg.get("type")!r} cannot be exported whole: use --part neck')
+        raise refusal(f'nms of type {cfg.get("type")!r}, or for all classes together,')
 
 
 def check_coder(coder: object) -> None:
     """Raises: ExportError, unless boxes are coded as `decode` reads them."""
     if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp or not coder.clip_border:
-        raise ExportError(f'{type(coder).__name__}, or how it is set, cannot be exported whole: use --part neck')
+        raise refusal(f'{type(coder).__name__}, or how it is set,')
 
 
 def decode(coder: object, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
@@ -88,9 +88,9 @@ class Regions(nn.Module):
         super().__init__()
         layers = extractor.roi_layers
         if type(extractor).__name__ != 'SingleRoIExtractor' or any(type(one).__name__ != 'RoIAlign' for one in layers):
-            raise ExportError(f'{type(extractor).__name__} cannot be exported whole: use --part neck')
+            raise refusal(type(extractor).__name__)
         if any(one.pool_mode != 'avg' or not one.aligned for one in layers):
-            raise ExportError('RoIAlign with aligned=False or of mode max cannot be exported whole: use --part neck')
+            raise refusal('RoIAlign with aligned=False or of mode max')
         self.finest_scale = extractor.finest_scale
         self.layers = [(one.output_size, one.spatial_scale, one.sampling_ratio) for one in layers]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from . import boxes
-from .graph import ExportError
+from .graph import refusal
 
 HEADS = ('RetinaHead', 'ATSSHead')  # that are exported and verified in the tests
 
@@ -28,9 +28,7 @@ class DenseHead(nn.Module):
         super().__init__()
         head, cfg = model.bbox_head, model.bbox_head.test_cfg
         if type(head).__name__ not in HEADS or not head.use_sigmoid_cls:
-            raise ExportError(
-                f'{type(head).__name__} cannot be exported whole, only {", ".join(HEADS)}: use --part neck or backbone'
-            )
+            raise refusal(type(head).__name__, HEADS)
         boxes.check_nms(cfg.nms)
         boxes.check_coder(head.bbox_coder)
         self.head, self.cfg = head, cfg

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from ..ops.windows import Size
 from .boxes import size_tensor
 from .dense import DenseHead
-from .graph import ExportError, Graph, Port, check_shape, example_size
+from .graph import Graph, Port, check_shape, example_size, refusal
+from .mask2former import InstanceHead
 from .picture import Normalise, preprocessing
 from .two_stage import RegionHead
 
 DENSE = ('RetinaNet', 'ATSS')
+QUERIES = ('Mask2Former',)
 TWO_STAGE = ('FasterRCNN', 'MaskRCNN', 'CascadeRCNN')
 
 
@@ -42,6 +44,8 @@ class Detector(nn.Module):
         height, width = size.tolist()
         for side in (height, width):
             torch._check(side >= 1)
+        if isinstance(self.head, InstanceHead):
+            return self.head(maps, image.shape[-2:], picture.shape[1:3], (height, width))
         return self.head(maps, image_size, zoom_4, (height, width))
 
 
@@ -55,12 +59,11 @@ def detector_graph(model: nn.Module, cfg: Config, shape: Optional[Size]) -> Grap
         ExportError: for one that cannot be exported.
     """
     name = type(model).__name__
-    if name not in DENSE + TWO_STAGE:
-        raise ExportError(
-            f'{name} cannot be exported whole, only {", ".join(DENSE + TWO_STAGE)}: use --part neck or backbone'
-        )
+    if name not in DENSE + TWO_STAGE + QUERIES:
+        raise refusal(name, DENSE + TWO_STAGE + QUERIES)
     check_shape(model.backbone, shape)
-    head = DenseHead(model) if name in DENSE else RegionHead(model)
+    make_head = DenseHead if name in DENSE else RegionHead if name in TWO_STAGE else InstanceHead
+    head = make_head(model)
     module = Detector(model, head).eval()
     batch, height, width = ('batch', 'height', 'width') if shape is None else (1, *shape)
     outputs = [

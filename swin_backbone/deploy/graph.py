@@ -3,6 +3,7 @@
 Layout: B batch, C channels, H W height and width.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -19,6 +20,12 @@ PARTS = ('model', 'backbone', 'neck')
 
 class ExportError(ValueError):
     """What cannot be exported, or came out wrong, in one sentence."""
+
+
+def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
+    """What is said of a part of a model that cannot be exported."""
+    only = f', only {", ".join(known)}' if known else ''
+    return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
 
 
 @dataclass

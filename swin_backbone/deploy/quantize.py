@@ -59,7 +59,7 @@ def feeds(pictures: Sequence[np.ndarray], graph: Graph, cfg: Config, preprocesso
 
 
 def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Sequence[str]) -> None:
-    """Quantize an ONNX model: weights by channel, activations by their range, as QuantizeLinear and DequantizeLinear."""
+    """Quantize an ONNX model: weights by channel, activations by their range, in QDQ form."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):

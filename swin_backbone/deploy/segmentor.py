@@ -4,6 +4,7 @@ Layout: B batch, K classes, C channels, H W height and width, h w those of the p
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -12,10 +13,11 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ..ops.windows import Size
-from .graph import ExportError, Graph, Port, check_shape, example_size
+from .graph import ExportError, Graph, Port, check_shape, example_size, refusal
+from .mask2former import SemanticHead
 from .picture import Normalise, preprocessing
 
-HEADS = ('UPerHead', 'FCNHead', 'PSPHead')  # that are exported and verified in the tests
+HEADS = ('UPerHead', 'FCNHead', 'PSPHead', 'Mask2FormerHead')  # that are exported and verified in the tests
 
 
 class AdaptiveAvgPool(nn.Module):
@@ -44,11 +46,31 @@ def _bins(number: int, length: int, like: Tensor) -> Tensor:
     return weights_nL / weights_nL.sum(1, keepdim=True)
 
 
+class PixelHead(nn.Module):
+    """Maps to the logits of each class, at the size of the image, by a head of convolutions.
+
+    Args:
+        head: mmseg's; what is changed is a copy.
+    """
+
+    def __init__(self, head: nn.Module):
+        super().__init__()
+        self.head = copy.deepcopy(head)
+        for parent in list(self.head.modules()):
+            for name, layer in parent.named_children():
+                if isinstance(layer, nn.AdaptiveAvgPool2d):
+                    size = layer.output_size
+                    setattr(parent, name, AdaptiveAvgPool(size if isinstance(size, tuple) else (size, size)))
+
+    def forward(self, maps: Sequence[Tensor], image_size: Size) -> Tensor:
+        return F.interpolate(self.head(maps), size=image_size, mode='bilinear', align_corners=False)
+
+
 class Segmentor(nn.Module):
     """From pixels to logits and labels at the picture's own size.
 
     Args:
-        model: mmseg's; what is changed is a copy of its head.
+        model: mmseg's EncoderDecoder.
     """
 
     def __init__(self, model: nn.Module):
@@ -57,19 +79,15 @@ class Segmentor(nn.Module):
         self.normalise = Normalise(model.data_preprocessor, divisor)
         self.backbone = model.backbone
         self.neck = model.neck if model.with_neck else None
-        self.head = copy.deepcopy(model.decode_head)
-        for parent in list(self.head.modules()):
-            for name, layer in parent.named_children():
-                if isinstance(layer, nn.AdaptiveAvgPool2d):
-                    size = layer.output_size
-                    setattr(parent, name, AdaptiveAvgPool(size if isinstance(size, tuple) else (size, size)))
+        masks = type(model.decode_head).__name__ == 'Mask2FormerHead'
+        self.head = SemanticHead(model.decode_head) if masks else PixelHead(model.decode_head)
+        self.threshold = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         image = self.normalise(picture)
         maps = self.backbone(image)
-        logits = self.head(maps if self.neck is None else self.neck(maps))
         # As mmseg does: to the size of the image, off with its padding, then to that of the picture.
-        logits = F.interpolate(logits, size=image.shape[-2:], mode='bilinear', align_corners=False)
+        logits = self.head(maps if self.neck is None else self.neck(maps), image.shape[-2:])
         logits = logits[:, :, : picture.shape[1], : picture.shape[2]]
         height, width = size.tolist()
         for side in (height, width):
@@ -77,7 +95,7 @@ class Segmentor(nn.Module):
         logits = F.interpolate(logits, size=(height, width), mode='bilinear', align_corners=False)
         if logits.shape[1] == 1:
             logits = logits.sigmoid()
-            labels = (logits > self.head.threshold).squeeze(1)
+            labels = (logits > self.threshold).squeeze(1)
         else:
             labels = logits.argmax(1)
         return labels.to(torch.uint8), logits
@@ -94,9 +112,8 @@ def segmentor_graph(model: nn.Module, cfg: Config, shape: Optional[Size]) -> Gra
     """
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model).__name__ != 'EncoderDecoder' or type(head).__name__ not in HEADS:
-        names = f'{type(model).__name__} with {type(head).__name__}'
-        raise ExportError(
-            f'{names} cannot be exported whole, only EncoderDecoder with {", ".join(HEADS)}: use --part neck or backbone'
+        raise refusal(
+            f'{type(model).__name__} with {type(head).__name__}', (f'EncoderDecoder with {one}' for one in HEADS)
         )
     if test_cfg.get('mode', 'whole') != 'whole':
         raise ExportError("test_cfg.mode='slide' cannot be exported: give --cfg-options model.test_cfg.mode=whole")

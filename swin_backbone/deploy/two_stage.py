@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import boxes
-from .graph import ExportError
+from .graph import refusal
 
 ROI_HEADS = ('StandardRoIHead', 'CascadeRoIHead')  # that are exported and verified in the tests
 BOX_HEADS = ('Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead', 'ConvFCBBoxHead')
@@ -37,13 +37,9 @@ class RegionHead(nn.Module):
         known += [(one, BOX_HEADS) for one in self.stages] + [(one, MASK_HEADS) for one in self.mask_heads]
         for head, names in known:
             if type(head).__name__ not in names:
-                raise ExportError(
-                    f'{type(head).__name__} cannot be exported whole, only {", ".join(names)}: use --part neck or backbone'
-                )
+                raise refusal(type(head).__name__, names)
         if getattr(roi, 'with_shared_head', False) or any(one.custom_activation for one in self.stages):
-            raise ExportError(
-                'a head shared by stages, or an activation of its own, cannot be exported: use --part neck'
-            )
+            raise refusal('a head shared by stages, or with an activation of its own,')
         for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
             boxes.check_nms(cfg)
         for one in (rpn, *self.stages):
