@@ -31,7 +31,7 @@ class DenseHead(nn.Module):
             raise refusal(type(head).__name__, HEADS)
         boxes.check_nms(cfg.nms)
         boxes.check_coder(head.bbox_coder)
-        self.head, self.cfg = head, cfg
+        self.head, self.cfg, self.most = head, cfg, cfg.max_per_img
 
     def forward(self, maps: tuple[Tensor, ...], image_size: Tensor, zoom_4: Tensor) -> tuple[Tensor, ...]:
         """

@@ -81,5 +81,5 @@ def detector_graph(model: nn.Module, cfg: Config, shape: Optional[Size]) -> Grap
         outputs,
         shape is None,
         example_size(model.backbone),
-        dict(preprocessing=preprocessing(cfg, module.normalise)),
+        dict(preprocessing=preprocessing(cfg, module.normalise), limits=dict(objects=head.most)),
     )

@@ -110,8 +110,7 @@ def write(
             file=formats.FORMATS[format],
             inputs=[vars(port) for port in graph.inputs],
             outputs=[vars(port) for port in graph.outputs],
-            limits=dict(pixels=MOST_PIXELS),
-            **graph.settings,
+            **{**graph.settings, 'limits': dict(graph.settings.get('limits', {}), pixels=MOST_PIXELS)},
             **(meta or {}),
             versions=formats.versions(format),
         )

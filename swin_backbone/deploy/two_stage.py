@@ -44,7 +44,7 @@ class RegionHead(nn.Module):
             boxes.check_nms(cfg)
         for one in (rpn, *self.stages):
             boxes.check_coder(one.bbox_coder)
-        self.rpn, self.cfg = rpn, roi.test_cfg
+        self.rpn, self.cfg, self.most = rpn, roi.test_cfg, roi.test_cfg.max_per_img
         self.regions = nn.ModuleList(map(boxes.Regions, _listed(roi.bbox_roi_extractor)))
         if self.with_masks:
             shared = getattr(roi, 'share_roi_extractor', False)
