@@ -5,13 +5,15 @@
     for result in model.predict([cv2.imread('picture.jpg')]):
         ...
 
-Copied beside an exported folder, this file is all that is needed there.
+Copied beside an exported folder, this file is all that is needed there. `python runtime.py DIR PICTURE...` prints what
+is seen.
 
 Layout: B batch, H W height and width as the model sees a picture, h w the picture's own, n objects.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -60,7 +62,7 @@ class Model:
         self.run: Callable[..., list[np.ndarray]] = runtimes[self.info['format']](path, self.info, device, threads)
         self.classes: list[str] = self.info.get('classes', [])
 
-    def predict(self, pictures: Sequence[np.ndarray], batch: int = 1, logits: bool = False) -> Iterator[Result]:
+    def predict(self, pictures: Iterable[np.ndarray], batch: int = 1, logits: bool = False) -> Iterator[Result]:
         """What is seen on each picture, one after the other.
 
         Args:
@@ -116,7 +118,7 @@ class Model:
                 raise RuntimeProblem(f'this model takes pictures of {shape} pixels, and one became {height}x{width}')
         return resized
 
-    def _groups(self, pictures: Sequence[np.ndarray], batch: int) -> Iterator[list[np.ndarray]]:
+    def _groups(self, pictures: Iterable[np.ndarray], batch: int) -> Iterator[list[np.ndarray]]:
         """Pictures in a row that are of one size, as many as are run at a time."""
         fixed = self.info['inputs'][0]['shape'][0]
         most = fixed if isinstance(fixed, int) else batch
@@ -214,3 +216,25 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
         return [found[name] for name in (outputs or everything)]
 
     return run
+
+
+def main(folder: str, *paths: str) -> None:
+    """Print what is seen on pictures: of a detector the objects, of a segmentor the classes and their shares."""
+    model = load(folder)
+    for path, result in zip(paths, model.predict(map(cv2.imread, paths))):
+        if 'boxes' in result:
+            clear = [
+                (model.classes[i], float(score)) for i, score in zip(result['labels'], result['scores']) if score > 0.3
+            ]
+            print(path, ', '.join(f'{name} {score:.2f}' for name, score in clear) or 'nothing')
+        else:
+            shares = np.bincount(result['labels'].ravel(), minlength=len(model.classes)) / result['labels'].size
+            print(path, ', '.join(f'{name} {share:.0%}' for name, share in zip(model.classes, shares) if share >= 0.01))
+    print('torch was imported' if 'torch' in sys.modules else 'without torch')
+
+
+if __name__ == '__main__':
+    try:
+        main(*sys.argv[1:])
+    except RuntimeProblem as error:
+        sys.exit(f'{sys.argv[0]}: {error}')

@@ -41,7 +41,7 @@ def test_a_head_that_is_not_known_is_refused_by_name_and_its_parts_go(part, tmp_
     pytest.importorskip('onnxscript', reason='onnxscript is not installed')
     cfg = small_config('sparse_rcnn/sparse-rcnn_swin-t-p4-w7_fpn_300-proposals_ms-crop-3x_coco.py')
     checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
-    with pytest.raises(ExportError, match='SparseRCNN cannot be exported whole, only RetinaNet, .*: use --part neck'):
+    with pytest.raises(ExportError, match=r'SparseRCNN cannot be exported whole, only RetinaNet, .*: use --part neck'):
         export.export(cfg, str(checkpoint), tmp_path / 'out')
     manifest = export.export(cfg, str(checkpoint), tmp_path / 'out', part=part)
     assert len(manifest['outputs']) == len(manifest['inputs']) + 3
