@@ -56,6 +56,8 @@ def main() -> None:
         )
     for figures in manifest['verification']:
         print(json.dumps(figures))
+    for name, figures in manifest.get('quantization', {}).items():
+        print(f'{name}: {json.dumps(figures)}')
     print(f'{args.out}: {manifest["format"]}, {manifest["precision"]}, verified')
 
 

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +21,10 @@ from ..ops.windows import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
+from .predictor import evaluate
 from .runtime import MANIFEST, Model, Result
 
+WIDE = 'fp32'  # where, while an int8 model is made, that which it is made of is
 MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
 
 
@@ -66,7 +70,8 @@ def export(
         calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
     meta = dict(classes=list(predictor.meta['classes']), palette=_palette(predictor))
     wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
-    return write(graph, out, format, precision, meta, wanted, pictures, calibration)
+    metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
+    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric)
 
 
 def graph_of(model: nn.Module, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
@@ -95,12 +100,14 @@ def write(
     wanted: Optional[Callable[[np.ndarray], Result]] = None,
     pictures: Sequence[np.ndarray] = (),
     calibration: Optional[list[Feed]] = None,
+    metric: Callable[[Path], dict[str, float]] = lambda folder: {},
 ) -> dict:
     """Capture a graph, write it and verify what was written: see `export`.
 
     Args:
         wanted: what PyTorch sees on a picture, for a whole model.
         calibration: inputs, for int8.
+        metric: of a folder; of int8, what is written says it before and after.
     """
     with new_folder(out) as folder:
         manifest: dict[str, Any] = dict(
@@ -122,6 +129,15 @@ def write(
             model = Model(folder)
             figures = verify.verify_results(model, wanted, pictures or made_pictures(graph), precision)
         manifest['verification'] = figures
+        if precision == 'int8':
+            wide = folder / WIDE
+            _write_json(wide / MANIFEST, {**manifest, 'precision': 'fp32'})
+            manifest['quantization'] = dict(
+                pictures=len(calibration),
+                before={**measure(wide, calibration), **metric(wide)},
+                after={**measure(folder, calibration), **metric(folder)},
+            )
+            shutil.rmtree(wide)
         _write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -141,17 +157,32 @@ def write_model(
     with tempfile.TemporaryDirectory() as beside:
         whole = Path(beside) / 'model.onnx'
         formats.write_onnx(program, graph, whole)
-        if format == 'openvino':
-            wide = Path(beside) / 'model.xml' if precision == 'int8' else path
-            formats.write_openvino(whole, wide, half=precision in ('fp16', 'bf16'))
-            if precision == 'int8':
+        if precision == 'int8':
+            wide = folder / WIDE / path.name
+            wide.parent.mkdir()
+            if format == 'openvino':
+                formats.write_openvino(whole, wide, half=False)
                 quantize_openvino(wide, path, calibration)
-        elif precision == 'int8':
-            quantize_onnx(whole, path, calibration, [port.name for port in graph.inputs])
+            else:
+                shutil.move(str(whole), str(wide))
+                quantize_onnx(wide, path, calibration, [port.name for port in graph.inputs])
+        elif format == 'openvino':
+            formats.write_openvino(whole, path, half=precision in ('fp16', 'bf16'))
         elif precision == 'fp16':
             formats.halve_onnx(whole, path)
         else:
             shutil.move(str(whole), str(path))
+
+
+def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
+    """The size of a model, and the median time of up to five of the inputs."""
+    run, seconds = Model(folder).run, []
+    for feed in [inputs[0], *inputs[:5]]:  # the first makes ready
+        start = time.perf_counter()
+        run(feed)
+        seconds.append(time.perf_counter() - start)
+    size = sum(path.stat().st_size for path in folder.glob('model.*'))
+    return dict(bytes=size, seconds=statistics.median(seconds[1:]))
 
 
 def open_maps(folder: Path, manifest: dict) -> verify.Run:

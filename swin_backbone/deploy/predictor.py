@@ -1,5 +1,7 @@
 """An exported model where this package is: drawn and evaluated with the toolboxes, as a checkpoint is."""
 
+import copy
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -14,6 +16,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
 from ..openmmlab.inference import Predictor
 from ..openmmlab.media import Frame
+from ..openmmlab.runtime import build_runner
 from .runtime import MANIFEST, Model, Result, RuntimeProblem
 
 
@@ -79,6 +82,19 @@ def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optiona
     open_whole(folder, device, threads)  # what is wrong with it is said before the data are read
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
     cfg.load_from = None
+
+
+def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
+    """The metric of an exported model on a config's test set; empty if that is not there."""
+    cfg = copy.deepcopy(cfg)
+    set_exported(cfg, str(folder))
+    with tempfile.TemporaryDirectory() as work_dir:
+        cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
+        try:
+            runner = build_runner(cfg)
+        except FileNotFoundError:
+            return {}
+        return {name: float(value) for name, value in runner.test().items()}
 
 
 def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
