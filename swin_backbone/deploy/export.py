@@ -20,8 +20,8 @@ from ..openmmlab.media import Frame, Medium
 from ..ops.windows import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
-from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .predictor import evaluate
+from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result
 
 WIDE = 'fp32'  # where, while an int8 model is made, that which it is made of is

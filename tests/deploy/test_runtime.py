@@ -1,7 +1,9 @@
 """An exported segmentor, run without torch, drawn by tools/infer.py and evaluated by tools/test.py."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +181,44 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
     torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(1)}), tmp_path / 'x.pth')
     with pytest.raises(ValueError, match=r'is not of this model|does not fit|no Swin'):
         export.export(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
+
+
+def example(language):
+    """The example in a language, as it stands in docs/deploy.md."""
+    (found,) = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S)
+    return found
+
+
+def test_the_example_in_python_runs_as_it_stands(work, tmp_path):
+    shutil.copytree(work / 'out', tmp_path / 'DIR')
+    shutil.copy(ROOT / 'swin_backbone' / 'deploy' / 'runtime.py', tmp_path)
+    (tmp_path / 'example.py').write_text(example('python'))
+    printed = run('example.py', *sorted((work / 'pictures').glob('*.png')), cwd=tmp_path)
+    assert len(printed.splitlines()) == 3
+    assert "'class 0'" in printed or "'class 1'" in printed
+
+
+def headers():
+    """The folder of ONNX Runtime's C++ headers, if there is one."""
+    places = [os.environ.get('ONNXRUNTIME_INCLUDE', ''), '/usr/include/onnxruntime', '/usr/local/include/onnxruntime']
+    return next((place for place in places if place and (Path(place) / 'onnxruntime_cxx_api.h').is_file()), None)
+
+
+@pytest.mark.skipif(not headers(), reason="ONNX Runtime's C++ headers are not installed (ONNXRUNTIME_INCLUDE)")
+def test_the_example_in_cpp_runs_as_it_stands(work, tmp_path):
+    import onnxruntime
+
+    (library,) = (Path(onnxruntime.__file__).parent / 'capi').glob('libonnxruntime.so.*')
+    (tmp_path / 'example.cpp').write_text(example('cpp'))
+    subprocess.run(
+        ['c++', '-std=c++17', '-O1', f'-I{headers()}', 'example.cpp', str(library), f'-Wl,-rpath,{library.parent}']
+        + ['-o', 'example'],
+        cwd=tmp_path,
+        check=True,
+    )
+    model = runtime.load(work / 'out')
+    picture = model.prepare(pictures_of(work)[0])
+    command = [str(tmp_path / 'example'), str(work / 'out' / 'model.onnx'), *map(str, picture.shape[:2])]
+    done = subprocess.run(command, input=picture.tobytes(), capture_output=True, check=True)
+    wanted = model.run([picture[None], np.array(picture.shape[:2])], ['labels'])[0]
+    assert np.array_equal(np.frombuffer(done.stdout, np.uint8).reshape(picture.shape[:2]), wanted[0])
