@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..openmmlab.inference import Predictor
 from ..openmmlab.media import Frame, Medium
-from ..ops.windows import Size
+from ..ops.grid import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .predictor import evaluate

@@ -62,6 +62,9 @@ def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
 
 def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
     """Write an ONNX model of standard operators."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    from .fuse import simplify
     from .operators import onnx_translations
 
     with quiet():
@@ -73,6 +76,8 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
             verbose=False,
         )
     model = exported.model
+    simplify(model)
+    RemoveUnusedNodesPass()(model)
     for values, ports in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
         for value, port in zip(values, ports):
             value.name = port.name

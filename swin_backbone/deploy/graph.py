@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..backbones.pyramid import SwinPyramid
-from ..layers.attention import ShiftedWindowAttention
-from ..ops.windows import Size
+from ..layers.swin_block import ShiftedWindowAttention
+from ..ops.grid import Size
+from ..ops.plan import WindowCut
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
@@ -117,9 +118,14 @@ def example_size(backbone: nn.Module) -> Size:
 
     What is captured holds for all sizes if nothing at this one is special: a length of 1 would be taken to broadcast.
     """
-    windows = [max(layer.window_size) for layer in backbone.modules() if isinstance(layer, ShiftedWindowAttention)]
+    windows = [max(cut.window_size) for cut in _cuts(backbone)]
     least = 2 * LARGEST_STRIDE * max(windows, default=8)
     return least + 5, least + 2 * LARGEST_STRIDE + 14
+
+
+def _cuts(backbone: nn.Module) -> list[WindowCut]:
+    """How the blocks of a backbone cut maps into windows; empty, if it is none of this package."""
+    return [layer.cut for layer in backbone.modules() if isinstance(layer, ShiftedWindowAttention)]
 
 
 def check_shape(backbone: nn.Module, shape: Optional[Size]) -> None:
@@ -129,7 +135,7 @@ def check_shape(backbone: nn.Module, shape: Optional[Size]) -> None:
         ExportError: for a shape below one patch; for free sizes, if what is computed depends on them.
     """
     if shape is None:
-        if any(getattr(layer, 'small_map', None) == 'shrink' for layer in backbone.modules()):
+        if any(cut.small_map == 'shrink' for cut in _cuts(backbone)):
             raise ExportError(
                 "small_map='shrink' makes windows smaller on small maps, which one graph cannot do for every size: "
                 'give --shape H W'

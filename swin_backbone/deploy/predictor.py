@@ -41,9 +41,8 @@ class ExportedPredictor(Predictor):
         self.batch = batch
         segments = self.model.info['task'] == 'segmentation'
         self.scope = 'mmseg' if segments else 'mmdet'
-        self.meta = dict(classes=self.model.classes)
-        if self.model.info.get('palette'):
-            self.meta['palette'] = self.model.info['palette']
+        colours = np.random.default_rng(0).integers(0, 256, (len(self.model.classes), 3)).tolist()
+        self.meta = dict(classes=self.model.classes, palette=self.model.info.get('palette') or colours)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.visualizer = VISUALIZERS.build(
                 dict(type='SegLocalVisualizer' if segments else 'DetLocalVisualizer', name='infer')
@@ -90,6 +89,8 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
     set_exported(cfg, str(folder))
     with tempfile.TemporaryDirectory() as work_dir:
         cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
+        cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None)
+        cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
         try:
             runner = build_runner(cfg)
         except FileNotFoundError:

@@ -57,8 +57,8 @@ def test_regions_come_from_the_levels_that_mmdet_takes():
         roi_layer=dict(type='RoIAlign', output_size=7, sampling_ratio=0), out_channels=4, featmap_strides=[4, 8, 16, 32]
     )
     maps = [torch.randn(2, 4, 128 // step, 160 // step) for step in (1, 2, 4, 8)]
-    corners = torch.rand(40, 2) * 300
-    placed = torch.cat([corners, corners + torch.rand(40, 2) ** 3 * 600], 1)
+    corners = torch.rand(40, 2) * 100
+    placed = torch.cat([corners, corners + 2 ** torch.linspace(3, 9.5, 40)[:, None]], 1)
     image = torch.arange(40) % 2
     wanted = extractor(maps, torch.cat([image[:, None].float(), placed], 1))
     assert set(extractor.map_roi_levels(torch.cat([image[:, None], placed], 1), 4).tolist()) == {0, 1, 2, 3}
