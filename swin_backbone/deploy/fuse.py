@@ -23,7 +23,7 @@ def _split_projection(graph: ir.Graph, transpose: ir.Node) -> None:
     add = _producer(reshape, 0, 'Add')
     matmul = _producer(add, 0, 'MatMul')
     takes = [_slice_of(use.node) for use in transpose.outputs[0].uses()]
-    if matmul is None or sorted(index for index, _ in filter(None, takes)) != [0, 1, 2]:
+    if matmul is None or None in takes or sorted(index for index, _ in takes) != [0, 1, 2]:
         return
     weight, bias = (_constant(value) for value in (matmul.inputs[1], add.inputs[1]))
     if weight is None or bias is None or bias.ndim != 1 or len(matmul.outputs[0].shape) != 3:

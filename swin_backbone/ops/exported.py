@@ -1,7 +1,7 @@
 """Windows for a graph that is exported: one gather to windows and one back, as a `WindowGrid` has, at symbolic sizes.
 
-A runtime has no compiler that fuses pad, roll and partition: each is a copy of the map. Here indices are computed in the
-graph, from its sizes, and are alike in all blocks of a stage: once for shifted ones, once for the others.
+A runtime has no compiler that fuses pad, roll and partition: each is a copy of the map. Here indices are computed in
+the graph, from its sizes, and are alike in all blocks of a stage: once for shifted ones, once for the others.
 
 Layout: B batch, H W height and width of a map, C channels, T = H*W tokens of an image, L windows, N places of a window,
 P places of all windows of an image.
