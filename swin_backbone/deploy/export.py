@@ -22,7 +22,7 @@ from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
-from .runtime import MANIFEST, Model, Result
+from .runtime import MANIFEST, Model, Result, read_manifest
 
 WIDE = 'fp32'  # where, while an int8 model is made, that which it is made of is
 MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
@@ -139,7 +139,7 @@ def write(
             )
             shutil.rmtree(wide)
         _write_json(folder / MANIFEST, manifest)
-    return manifest
+    return read_manifest(out)
 
 
 def write_model(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from PIL import Image
 
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -145,7 +146,7 @@ def test_infer_draws_and_writes_as_for_a_checkpoint(work, tmp_path):
     run(ROOT / 'tools' / 'infer.py', work / 'pictures', work / 'out', '--out-dir', tmp_path / 'a', cwd=tmp_path)
     predictor = Predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
     for index, picture in enumerate(pictures_of(work)):
-        labels = cv2.imread(str(tmp_path / 'a' / 'labels' / f'{index}.png'), cv2.IMREAD_UNCHANGED)
+        labels = np.asarray(Image.open(tmp_path / 'a' / 'labels' / f'{index}.png'))  # cv2 would give its colours
         assert (labels == export.result_of(predictor, picture)['labels']).mean() > 0.999
         assert cv2.imread(str(tmp_path / 'a' / 'overlays' / f'{index}.jpg')).shape == picture.shape
 
@@ -186,7 +187,7 @@ def test_int8_of_the_training_set(work):
 def test_a_checkpoint_that_does_not_fit(work, tmp_path):
     meta = dict(dataset_meta=dict(classes=list('abcd')))
     torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(1)}, meta=meta), tmp_path / 'x.pth')
-    with pytest.raises(ValueError, match=r'is not of this model|does not fit|no Swin'):
+    with pytest.raises(ValueError, match=r'no weight of a Swin Transformer'):
         export.export(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
 
 
