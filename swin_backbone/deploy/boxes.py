@@ -4,7 +4,7 @@ Layout: B batch, M boxes, K classes, R regions, n objects, C channels, H W heigh
 """
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mmengine.config import ConfigDict
@@ -22,13 +22,13 @@ def check_nms(cfg: ConfigDict) -> None:
         raise refusal(f'nms of type {cfg.get("type")!r}, or for all classes together,')
 
 
-def check_coder(coder: object) -> None:
+def check_coder(coder: Any) -> None:
     """Raises: ExportError, unless boxes are coded as `decode` reads them."""
     if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp or not coder.clip_border:
         raise refusal(f'{type(coder).__name__}, or how it is set,')
 
 
-def decode(coder: object, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
+def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
     """Boxes (..., 4) moved by what a head predicts, clipped to the image (mmdet's DeltaXYWHBBoxCoder).
 
     Args:
@@ -84,15 +84,15 @@ class Regions(nn.Module):
         ExportError: for another extractor.
     """
 
-    def __init__(self, extractor: nn.Module):
+    def __init__(self, extractor: Any):
         super().__init__()
         layers = extractor.roi_layers
         if type(extractor).__name__ != 'SingleRoIExtractor' or any(type(one).__name__ != 'RoIAlign' for one in layers):
             raise refusal(type(extractor).__name__)
         if any(one.pool_mode != 'avg' or not one.aligned for one in layers):
             raise refusal('RoIAlign with aligned=False or of mode max')
-        self.finest_scale = extractor.finest_scale
-        self.layers = [(one.output_size, one.spatial_scale, one.sampling_ratio) for one in layers]
+        self.finest_scale: float = extractor.finest_scale
+        self.layers: Any = [(one.output_size, one.spatial_scale, one.sampling_ratio) for one in layers]
 
     def forward(self, maps: Sequence[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
         """(R, C, height, width)."""
@@ -143,7 +143,7 @@ def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
     return torch.where(torch.isfinite(inside_nL)[..., None], weight, 0)
 
 
-def priors(generator: nn.Module, maps: Sequence[Tensor]) -> list[Tensor]:
+def priors(generator: Any, maps: Sequence[Tensor]) -> list[Tensor]:
     """The anchors of each level: (M, 4), those of a place one behind the other."""
     levels = []
     for base_A4, (step_x, step_y), one in zip(generator.base_anchors, generator.strides, maps):

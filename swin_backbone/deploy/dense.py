@@ -3,6 +3,8 @@
 Layout: B batch, M anchors, K classes, N candidates.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +26,7 @@ class DenseHead(nn.Module):
 
     with_masks = False
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         super().__init__()
         head, cfg = model.bbox_head, model.bbox_head.test_cfg
         if type(head).__name__ not in HEADS or not head.use_sigmoid_cls:

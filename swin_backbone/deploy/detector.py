@@ -3,7 +3,7 @@
 Layout: B batch, H W height and width, n objects.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mmengine.config import Config
@@ -25,7 +25,7 @@ TWO_STAGE = ('FasterRCNN', 'MaskRCNN', 'CascadeRCNN')
 class Detector(nn.Module):
     """From pixels to the objects of all pictures of a batch, in pixels of the picture itself."""
 
-    def __init__(self, model: nn.Module, head: nn.Module):
+    def __init__(self, model: Any, head: Any):
         super().__init__()
         self.normalise = Normalise(model.data_preprocessor, model.data_preprocessor.pad_size_divisor)
         self.backbone = model.backbone
@@ -49,7 +49,7 @@ class Detector(nn.Module):
         return self.head(maps, image_size, zoom_4, (height, width))
 
 
-def detector_graph(model: nn.Module, cfg: Config, shape: Optional[Size]) -> Graph:
+def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     """A whole detector.
 
     Args:

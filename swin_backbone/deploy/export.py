@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 from mmengine.config import Config
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..openmmlab.inference import Predictor
 from ..openmmlab.media import Frame, Medium
@@ -65,16 +65,18 @@ def export(
     graph = graph_of(predictor.model, cfg, part, shape)
     if part == 'model' and format not in ('onnx', 'openvino'):
         raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
-    calibration = None
+    calibration: Sequence[Feed] = ()
     if precision == 'int8':
-        calibration = feeds(pictures or training_pictures(cfg), graph, cfg, predictor.model.data_preprocessor)
+        calibration = feeds(
+            pictures or training_pictures(cfg), graph, cfg, predictor.model.get_submodule('data_preprocessor')
+        )
     meta = dict(classes=list(predictor.meta['classes']), palette=_palette(predictor))
     wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
     metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
     return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric)
 
 
-def graph_of(model: nn.Module, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
+def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
     """What is to be exported of a model.
 
     Raises:
@@ -99,7 +101,7 @@ def write(
     meta: Optional[dict] = None,
     wanted: Optional[Callable[[np.ndarray], Result]] = None,
     pictures: Sequence[np.ndarray] = (),
-    calibration: Optional[list[Feed]] = None,
+    calibration: Sequence[Feed] = (),
     metric: Callable[[Path], dict[str, float]] = lambda folder: {},
 ) -> dict:
     """Capture a graph, write it and verify what was written: see `export`.
@@ -142,9 +144,7 @@ def write(
     return read_manifest(out)
 
 
-def write_model(
-    graph: Graph, folder: Path, format: str, precision: str, calibration: Optional[list[Feed]] = None
-) -> None:
+def write_model(graph: Graph, folder: Path, format: str, precision: str, calibration: Sequence[Feed] = ()) -> None:
     """Capture a graph, and write it as `formats.FORMATS` says."""
     path = folder / formats.FORMATS[format]
     if format in ('torch', 'aoti') and precision != 'fp32':
@@ -191,7 +191,7 @@ def open_maps(folder: Path, manifest: dict) -> verify.Run:
     if manifest['format'] in ('onnx', 'openvino'):
         return Model(folder).run
     if manifest['format'] == 'torch':
-        module = torch.export.load(str(path)).module()
+        module: Any = torch.export.load(str(path)).module()
     else:
         module = torch._inductor.aoti_load_package(str(path))
 

@@ -68,7 +68,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
     from .operators import onnx_translations
 
     with quiet():
-        exported = torch.onnx.export(
+        exported: Any = torch.onnx.export(
             program,
             dynamo=True,
             opset_version=OPSET,

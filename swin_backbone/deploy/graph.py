@@ -5,7 +5,7 @@ Layout: B batch, C channels, H W height and width.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class Graph:
 class Maps(nn.Module):
     """The feature maps of a backbone, or of the neck behind it, from a normalised image."""
 
-    def __init__(self, backbone: nn.Module, neck: Optional[nn.Module]):
+    def __init__(self, backbone: Any, neck: Any):
         super().__init__()
         self.backbone = backbone
         self.neck = neck
@@ -80,7 +80,7 @@ class Maps(nn.Module):
         return tuple(maps if self.neck is None else self.neck(maps))
 
 
-def maps_graph(model: nn.Module, part: str, shape: Optional[Size]) -> Graph:
+def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
     """The backbone of a detector or segmentor, or its backbone and neck, or a backbone by itself.
 
     Args:
@@ -113,7 +113,7 @@ def maps_graph(model: nn.Module, part: str, shape: Optional[Size]) -> Graph:
     return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example_size(backbone))
 
 
-def example_size(backbone: nn.Module) -> Size:
+def example_size(backbone: Any) -> Size:
     """A size at which every map has several windows on each axis, and padding in the last.
 
     What is captured holds for all sizes if nothing at this one is special: a length of 1 would be taken to broadcast.
@@ -123,12 +123,12 @@ def example_size(backbone: nn.Module) -> Size:
     return least + 5, least + 2 * LARGEST_STRIDE + 14
 
 
-def _cuts(backbone: nn.Module) -> list[WindowCut]:
+def _cuts(backbone: Any) -> list[WindowCut]:
     """How the blocks of a backbone cut maps into windows; empty, if it is none of this package."""
     return [layer.cut for layer in backbone.modules() if isinstance(layer, ShiftedWindowAttention)]
 
 
-def check_shape(backbone: nn.Module, shape: Optional[Size]) -> None:
+def check_shape(backbone: Any, shape: Optional[Size]) -> None:
     """Whether a backbone can be exported for pictures of `shape`, None being any.
 
     Raises:

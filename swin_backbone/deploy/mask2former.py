@@ -8,6 +8,7 @@ head and level, Q queries, K classes, N objects of an image.
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ class PixelDecoder(nn.Module):
         ExportError: for another decoder.
     """
 
-    def __init__(self, decoder: nn.Module):
+    def __init__(self, decoder: Any):
         super().__init__()
         if type(decoder).__name__ != 'MSDeformAttnPixelDecoder':
             raise refusal(type(decoder).__name__)
@@ -70,7 +71,7 @@ def _levels(x_BTC: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
 
 
 def _sample(
-    attention: nn.Module, x_BTC: Tensor, position_BTC: Tensor, place_T2: Tensor, sizes: Sequence[tuple[int, int]]
+    attention: Any, x_BTC: Tensor, position_BTC: Tensor, place_T2: Tensor, sizes: Sequence[tuple[int, int]]
 ) -> Tensor:
     """Multi-scale deformable attention of tokens to the maps that they are (mmcv's MultiScaleDeformableAttention)."""
     B, T, _ = x_BTC.shape
@@ -78,7 +79,7 @@ def _sample(
     query_BTC = x_BTC + position_BTC
     offsets = attention.sampling_offsets(query_BTC).view(B, T, h, levels, P, 2)
     weights = attention.attention_weights(query_BTC).view(B, T, h, levels * P).softmax(-1).view(B, T, h, levels, P)
-    total = None
+    total: Any = None
     for level, (value_BTC, (H, W)) in enumerate(zip(_levels(attention.value_proj(x_BTC), sizes), sizes)):
         d = value_BTC.shape[-1] // h
         value = value_BTC.view(B, H * W, h, d).permute(0, 2, 3, 1).reshape(B * h, d, H, W)
@@ -98,7 +99,7 @@ class QueryHead(nn.Module):
         head: Mask2FormerHead of mmdet or mmseg; what is changed is a copy.
     """
 
-    def __init__(self, head: nn.Module):
+    def __init__(self, head: Any):
         super().__init__()
         self.head = copy.deepcopy(head)
         self.head.pixel_decoder = PixelDecoder(self.head.pixel_decoder)
@@ -111,7 +112,7 @@ class QueryHead(nn.Module):
 class SemanticHead(nn.Module):
     """mmseg's: maps to the logits of each class, at the size of the image."""
 
-    def __init__(self, head: nn.Module):
+    def __init__(self, head: Any):
         super().__init__()
         self.queries = QueryHead(head)
 
@@ -130,7 +131,7 @@ class InstanceHead(nn.Module):
 
     with_masks = True
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         super().__init__()
         fusion = model.panoptic_fusion_head
         if type(model.panoptic_head).__name__ != 'Mask2FormerHead' or not fusion.test_cfg.get('instance_on', False):

@@ -73,8 +73,8 @@ def onnx_translations() -> dict[Callable, Any]:
 
     def nms_onnx(boxes: FLOAT, scores: FLOAT, iou_threshold: float, score_threshold: float) -> INT64:
         most = op.Squeeze(op.Shape(boxes, start=1, end=2))
-        iou, least = (op.Constant(value_float=value) for value in (iou_threshold, score_threshold))
-        return op.NonMaxSuppression(boxes, scores, most, iou, least)
+        thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, score_threshold)]
+        return op.NonMaxSuppression(boxes, scores, most, *thresholds)
 
     def roi_align_onnx(map, boxes, image, height: int, width: int, scale: float, samples: int, aligned: bool):
         return op.RoiAlign(

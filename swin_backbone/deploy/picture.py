@@ -4,12 +4,11 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
-from mmengine.model import ImgDataPreprocessor
 from torch import Tensor, nn
 
 from .graph import ExportError
@@ -23,7 +22,10 @@ class Normalise(nn.Module):
         divisor: height and width are padded at bottom and right to multiples of it.
     """
 
-    def __init__(self, preprocessor: ImgDataPreprocessor, divisor: int):
+    mean_C: Tensor
+    std_C: Tensor
+
+    def __init__(self, preprocessor: Any, divisor: int):
         super().__init__()
         self.flip_channels = bool(preprocessor._channel_conversion)
         mean, std = torch.zeros(3), torch.ones(3)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -15,7 +14,7 @@ from mmengine.registry import VISUALIZERS, DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
 from ..openmmlab.inference import Predictor
-from ..openmmlab.media import Frame
+from ..openmmlab.media import Frame, Medium, read_frames
 from ..openmmlab.runtime import build_runner
 from .runtime import MANIFEST, Model, Result, RuntimeProblem
 
@@ -37,7 +36,7 @@ class ExportedPredictor(Predictor):
     """
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
-        self.model = open_whole(folder, device, threads)
+        self.model: Any = open_whole(folder, device, threads)
         self.batch = batch
         segments = self.model.info['task'] == 'segmentation'
         self.scope = 'mmseg' if segments else 'mmdet'
@@ -69,11 +68,16 @@ class ExportedModel(BaseModel):
     def test_step(self, data: dict) -> list[BaseDataElement]:
         """What is seen on the pictures of a batch, in its samples."""
         samples = data['data_samples']
-        pictures = [cv2.imdecode(np.fromfile(one.img_path, np.uint8), cv2.IMREAD_COLOR) for one in samples]
+        pictures = [read_picture(one.img_path) for one in samples]
         return [fill(*pair) for pair in zip(samples, self.runtime.predict(pictures))]
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError('an exported model is tested, and not trained')
+
+
+def read_picture(path: str) -> np.ndarray:
+    """BGR pixels of a file."""
+    return next(read_frames(Medium(Path(path), '', False))).pixels
 
 
 def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:

@@ -3,6 +3,7 @@ softmax, attention's own products and the position bias stay in floating point."
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Optional
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from .formats import quiet
 from .graph import ExportError, Graph
 from .picture import Normalise, resize_rule
+from .predictor import read_picture
 from .runtime import resize
 
 CALIBRATION_PICTURES = 64
@@ -31,10 +33,10 @@ def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[np.
         settings = settings['dataset']
     try:
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            dataset = DATASETS.build(dict(settings, pipeline=[]))
+            dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
         chosen = np.unique(np.linspace(0, len(dataset) - 1, most).astype(int))
         paths = [dataset.get_data_info(int(index))['img_path'] for index in chosen]
-        pictures = [cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR) for path in paths]
+        pictures = [read_picture(path) for path in paths]
     except (TypeError, OSError, KeyError) as error:
         raise ExportError(
             f'--precision int8 needs pictures to calibrate on: give --pictures, or the training set of the config, '
@@ -66,7 +68,7 @@ def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Seq
         def __init__(self) -> None:
             self.left: Iterator[dict] = iter([dict(zip(names, feed)) for feed in inputs])
 
-        def get_next(self) -> dict:
+        def get_next(self) -> Optional[dict]:
             return next(self.left, None)
 
     with quiet():

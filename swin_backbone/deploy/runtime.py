@@ -221,7 +221,8 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
 def main(folder: str, *paths: str) -> None:
     """Print what is seen on pictures: of a detector the objects, of a segmentor the classes and their shares."""
     model = load(folder)
-    for path, result in zip(paths, model.predict(map(cv2.imread, paths))):
+    pictures: Iterable[Any] = (cv2.imread(path) for path in paths)
+    for path, result in zip(paths, model.predict(pictures)):
         if 'boxes' in result:
             clear = [
                 (model.classes[i], float(score)) for i, score in zip(result['labels'], result['scores']) if score > 0.3

@@ -5,7 +5,7 @@ Layout: B batch, K classes, C channels, H W height and width, h w those of the p
 
 import copy
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -53,13 +53,13 @@ class PixelHead(nn.Module):
         head: mmseg's; what is changed is a copy.
     """
 
-    def __init__(self, head: nn.Module):
+    def __init__(self, head: Any):
         super().__init__()
         self.head = copy.deepcopy(head)
         for parent in list(self.head.modules()):
             for name, layer in parent.named_children():
                 if isinstance(layer, nn.AdaptiveAvgPool2d):
-                    size = layer.output_size
+                    size: Any = layer.output_size
                     setattr(parent, name, AdaptiveAvgPool(size if isinstance(size, tuple) else (size, size)))
 
     def forward(self, maps: Sequence[Tensor], image_size: Size) -> Tensor:
@@ -73,7 +73,7 @@ class Segmentor(nn.Module):
         model: mmseg's EncoderDecoder.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         super().__init__()
         divisor = (model.data_preprocessor.test_cfg or {}).get('size_divisor', 1) or 1
         self.normalise = Normalise(model.data_preprocessor, divisor)
@@ -81,7 +81,7 @@ class Segmentor(nn.Module):
         self.neck = model.neck if model.with_neck else None
         masks = type(model.decode_head).__name__ == 'Mask2FormerHead'
         self.head = SemanticHead(model.decode_head) if masks else PixelHead(model.decode_head)
-        self.threshold = getattr(model.decode_head, 'threshold', None)  # of a single class
+        self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         image = self.normalise(picture)
@@ -101,7 +101,7 @@ class Segmentor(nn.Module):
         return labels.to(torch.uint8), logits
 
 
-def segmentor_graph(model: nn.Module, cfg: Config, shape: Optional[Size]) -> Graph:
+def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     """A whole segmentor.
 
     Args:

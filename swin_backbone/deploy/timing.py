@@ -35,7 +35,7 @@ def exported_runs(
     runs: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
         for sizes in ('fixed size', 'free sizes') if name in free else ('fixed size',):
-            graph = maps_graph(model, 'backbone', None if sizes == 'free sizes' else tuple(image.shape[2:]))
+            graph = maps_graph(model, 'backbone', None if sizes == 'free sizes' else (image.shape[2], image.shape[3]))
             folder = beside / f'{name}, {sizes}'
             folder.mkdir()
             write_model(graph, folder, 'onnx', 'fp32')

@@ -4,7 +4,7 @@ Layout: B batch, M anchors, N proposals of an image, R = B*N regions, K classes,
 """
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class RegionHead(nn.Module):
         ExportError: for a head that cannot be exported.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         super().__init__()
         rpn, roi = model.rpn_head, model.roi_head
         self.stages = _listed(roi.bbox_head)
@@ -109,11 +109,12 @@ class RegionHead(nn.Module):
         """Scores (B, N, K) of proposals, and their boxes (B, N, K or 1, 4), after all stages."""
         B, N, _ = found_BN4.shape
         image_R = torch.arange(B, device=found_BN4.device)[:, None].expand(B, N).reshape(B * N)
-        box_R4, sum_RK = found_BN4.reshape(B * N, 4), 0
+        box_R4 = found_BN4.reshape(B * N, 4)
+        sum_RK: Any = 0
         for stage, (head, regions) in enumerate(zip(self.stages, self.regions)):
             logits_RK, deltas = head(regions(maps, box_R4, image_R))
             sum_RK = sum_RK + logits_RK
-            boxed = 1 if head.reg_class_agnostic else head.num_classes
+            boxed: int = 1 if head.reg_class_agnostic else head.num_classes
             found_RK4 = boxes.decode(head.bbox_coder, box_R4[:, None], deltas.reshape(B * N, boxed, 4), image_size)
             if stage < len(self.stages) - 1:
                 label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
@@ -123,7 +124,8 @@ class RegionHead(nn.Module):
 
     def _masks(self, maps: Sequence[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor) -> Tensor:
         """Of each object its mask inside its box, from 0 to 1: (n, Y, X); of several heads the mean."""
-        total, features = 0, None
+        total: Any = 0
+        features: Any = None
         for index, head in enumerate(self.mask_heads):
             if features is None or len(self.mask_regions) > 1:
                 features = self.mask_regions[min(index, len(self.mask_regions) - 1)](maps, box_n4, image_n)
@@ -138,5 +140,5 @@ class RegionHead(nn.Module):
         return total / len(self.mask_heads)
 
 
-def _listed(modules: Optional[nn.Module]) -> nn.ModuleList:
+def _listed(modules: Any) -> nn.ModuleList:
     return modules if isinstance(modules, nn.ModuleList) else nn.ModuleList([modules])

@@ -142,6 +142,7 @@ def run(*arguments, cwd):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_infer_draws_and_writes_as_for_a_checkpoint(work, tmp_path):
     run(ROOT / 'tools' / 'infer.py', work / 'pictures', work / 'out', '--out-dir', tmp_path / 'a', cwd=tmp_path)
     predictor = Predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
