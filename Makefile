@@ -3,6 +3,7 @@
 # make test-slow the tests that take minutes
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
+# make demo-deploy  what the two demos trained, exported with free sizes and run without torch
 # make lint      pre-commit, which runs ruff, mypy and codespell
 # make benchmark-gpu   all that docs/benchmarks.md wants to know of a GPU, on one: needs CUDA
 #
@@ -20,12 +21,20 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install test test-slow test-openmmlab demo demo-seg benchmark-gpu lint clean
+.PHONY: install install-deploy test test-slow test-openmmlab demo demo-seg demo-deploy benchmark-gpu lint clean
 
 install: $(STAMP)
 
 $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' bash tools/install.sh
+	@touch $@
+
+# What tools/export.py needs; no part of `make install`, which it would make larger by 400 MB.
+DEPLOY_STAMP := $(VENV)/.installed-deploy
+install-deploy: $(DEPLOY_STAMP)
+
+$(DEPLOY_STAMP): setup.py $(CONSTRAINTS) | install
+	@$(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[deploy]'
 	@touch $@
 
 test: install
@@ -56,6 +65,21 @@ demo-seg: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) tools/train.py $(DEMO_SEG) --work-dir work_dirs/demo-seg
 	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir work_dirs/demo-seg \
 		--show-dir work_dirs/demo-seg/pictures
+
+# DIR of each: the metric of the checkpoint in PyTorch, then of the exported folder in its own runtime.
+DEPLOYED := work_dirs/demo-deploy
+demo-deploy: install-deploy
+	@for demo in demo demo-seg; do [ -f work_dirs/$$demo/last_checkpoint ] || $(MAKE) $$demo || exit 1; done
+	$(RUN) tools/export.py $(DEMO) "$$(cat work_dirs/demo/last_checkpoint)" --out $(DEPLOYED)/mask-rcnn \
+		--pictures '$(SHAPES)/images/val/*0.png'
+	$(RUN) tools/export.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --out $(DEPLOYED)/upernet \
+		--pictures '$(SHAPES)/images/val/*0.png'
+	$(RUN) -I swin_backbone/deploy/runtime.py $(DEPLOYED)/mask-rcnn $(SHAPES)/images/val/*0.png
+	$(RUN) -I swin_backbone/deploy/runtime.py $(DEPLOYED)/upernet $(SHAPES)/images/val/*0.png
+	$(RUN) tools/test.py $(DEMO) "$$(cat work_dirs/demo/last_checkpoint)" --work-dir $(DEPLOYED) | grep mAP:
+	$(RUN) tools/test.py $(DEMO) $(DEPLOYED)/mask-rcnn --work-dir $(DEPLOYED) | grep mAP:
+	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir $(DEPLOYED) | grep mIoU:
+	$(RUN) tools/test.py $(DEMO_SEG) $(DEPLOYED)/upernet --work-dir $(DEPLOYED) | grep mIoU:
 
 # Times beside mmdet's, compiled too; peak memory; operations of a forward and of a training step, against the floors.
 ON_GPU := tools/benchmark.py --device cuda --size 800x1344 --batch 2 --dtype bfloat16 --runs 20

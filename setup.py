@@ -57,6 +57,8 @@ setup(
         'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': ['pytest', 'hypothesis', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
+        # What tools/export.py writes with, and the runtimes of what it writes
+        'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
         # Other implementations, which the tests compare with where they are installed
         'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
         'lint': ['ruff', 'mypy', 'codespell[toml]', 'pre-commit'],

@@ -31,6 +31,12 @@ def is_transformed() -> bool:
     return level >= 0 or (peek is not None and peek() is not None)
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` is at work. Without torch's function: as if it were torch.compile."""
+    ask = getattr(torch.compiler, 'is_exporting', None)
+    return bool(ask and ask())
+
+
 def without_dispatch_modes() -> AbstractContextManager:
     """Leave the modes (of fake tensors, counters) that are active now. Without torch's function: stay in them."""
     from torch.utils import _python_dispatch

@@ -2,8 +2,8 @@
 
 python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
     [--peers mmdet,timm,transformers,torchvision] [--arch tiny] [--compile] [--ablate] [--memory] [--sizes-in-turn]
-    [--strip-tokens N ...] [--attention-backend NAME ...] [--with-cp] [--kernels] [--runs N] [--threads N]
-    [--json F] [--plot F]
+    [--strip-tokens N ...] [--attention-backend NAME ...] [--with-cp] [--kernels] [--runtime onnxruntime,openvino]
+    [--runs N] [--threads N] [--json F] [--plot F]
 
 The ratio is the time of the fastest peer, or the memory of the leanest, to that of each.
 """
@@ -13,6 +13,7 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ from rich.table import Table
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
+from swin_backbone.deploy.timing import RUNTIMES, exported_runs
 from swin_backbone.ops.backend import ATTENTION_BACKENDS
 
 OURS = 'swin_backbone'
@@ -63,6 +65,7 @@ def parse_args() -> argparse.Namespace:
         '--attention-backend', nargs='+', choices=ATTENTION_BACKENDS, default=[], metavar='NAME', help='also with these'
     )
     parser.add_argument('--with-cp', action='store_true', help='also recomputing blocks in backward')
+    parser.add_argument('--runtime', default='', help='exported, in these of onnxruntime,openvino, instead of in torch')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
@@ -71,6 +74,8 @@ def parse_args() -> argparse.Namespace:
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
     if unknown:
         parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
+    if set(filter(None, args.runtime.split(','))) - RUNTIMES.keys():
+        parser.error(f'--runtime takes {",".join(RUNTIMES)}, got {args.runtime}')
     return args
 
 
@@ -130,6 +135,11 @@ def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, in
         if name in PEERS:
             difference = largest_difference(models[OURS].eval(), model.eval(), x_BCHW)
             console.print(f'{shape[0]}x{shape[1]}: largest difference of outputs to {name}: {difference:.1e}')
+    if args.runtime:
+        with tempfile.TemporaryDirectory() as beside:
+            models = {name: model.eval() for name, model in models.items()}
+            exported = exported_runs(models, [OURS], args.runtime.split(','), x_BCHW, args.threads, Path(beside))
+            return timing.alternate(exported, args.runs)
     if args.compile:
         models.update({f'{name}, compiled': torch.compile(model) for name, model in models.items()})
     dtype = getattr(torch, args.dtype)
@@ -262,7 +272,10 @@ def main() -> None:
             measure = measure_bytes if args.memory else measure_times
             values = measure(args, builders, shape)
             medians = {n: v.median if isinstance(v, timing.Spread) else v for n, v in values.items()}
-            best = min([m for name, m in medians.items() if name in PEERS] or [medians[OURS]])
+            best = min(
+                [m for name, m in medians.items() if name.split(',')[0] in PEERS]
+                or [medians.get(OURS, min(medians.values()))]
+            )
             unit, scale = ('MiB', 1 / 2**20) if args.memory else ('ms', 1e3)
             show(args, title, values, unit, scale, best)
             for name, value in values.items():

@@ -2,8 +2,11 @@
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
     [--batch-size N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
+python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
+    [--batch-size N]
 
-An input is a picture, a video, a folder or a pattern in quotes. Written are
+DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
+quotes. Written are
 
     D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
@@ -23,19 +26,23 @@ from command_line import add_config_arguments, add_unsafe_load, run, stop_on_use
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from swin_backbone.deploy.predictor import ExportedPredictor, is_exported
 from swin_backbone.openmmlab import media, runtime
 from swin_backbone.openmmlab.inference import Predictor, Results
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder, or pattern in quotes')
-    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
-    parser.add_argument('checkpoint', help='checkpoint of the whole model')
-    parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
     parser.add_argument(
-        '--device', default='cuda:0' if torch.cuda.is_available() else 'cpu', help='default: CUDA if there is one'
+        'inputs',
+        nargs='+',
+        metavar='INPUT',
+        help='picture, video, folder, or pattern in quotes; behind all of them '
+        'the config (a path, or mmdet::..., mmseg::..., swin_backbone::...) and the checkpoint, or an exported folder',
     )
+    parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
+    parser.add_argument('--device', help='default: CUDA if there is one; of an exported folder the CPU')
+    parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument('--score-thr', type=float, default=0.3, metavar='S', help='least score (default: 0.3)')
     parser.add_argument('--batch-size', type=int, default=1, metavar='N', help='pictures at a time (default: 1)')
     add_config_arguments(parser)
@@ -43,7 +50,21 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.batch_size < 1 or not 0 <= args.score_thr <= 1:
         parser.error('--batch-size takes at least 1, --score-thr a number from 0 to 1')
+    behind = 1 if is_exported(args.inputs[-1]) else 2
+    if len(args.inputs) <= behind:
+        parser.error('it takes INPUT CONFIG CKPT, or INPUT DIR with a folder that tools/export.py made')
+    args.inputs, args.model = args.inputs[:-behind], args.inputs[-behind:]
     return args
+
+
+def open_predictor(args: argparse.Namespace) -> Predictor:
+    """Of a config and a checkpoint, or of an exported folder."""
+    if len(args.model) == 1:
+        return ExportedPredictor(args.model[0], args.device or 'cpu', args.threads, args.batch_size)
+    config, checkpoint = args.model
+    cfg = runtime.load_config(config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False)
+    device = args.device or ('cuda:0' if torch.cuda.is_available() else 'cpu')
+    return Predictor(cfg, checkpoint, device, args.unsafe_load)
 
 
 def main() -> int:
@@ -51,10 +72,7 @@ def main() -> int:
     console = Console(stderr=True)
     with stop_on_user_errors():
         found = media.find_media(args.inputs)
-        cfg = runtime.load_config(
-            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
-        )
-        predictor = Predictor(cfg, args.checkpoint, args.device, args.unsafe_load)
+        predictor = open_predictor(args)
     results = Results(args.out_dir, predictor, args.score_thr)
     unreadable = []
     batch: list[media.Frame] = []

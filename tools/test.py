@@ -2,6 +2,9 @@
 
 python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
     [--backbone swin-t] [--cfg-options K=V ...]
+python tools/test.py CONFIG DIR [--device cpu] [--threads N] ...
+
+DIR is what tools/export.py made: it is tested in its own runtime, on the data and by the metric of the config.
 """
 
 import argparse
@@ -10,13 +13,16 @@ from pathlib import Path
 from command_line import add_common_arguments, run, stop_on_user_errors
 
 from swin_backbone.checkpoints import CheckpointError
+from swin_backbone.deploy.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
-    parser.add_argument('checkpoint', help='checkpoint of the whole model')
+    parser.add_argument('checkpoint', help='checkpoint of the whole model, or a folder that tools/export.py made')
+    parser.add_argument('--device', default='cpu', help='of an exported folder (default: cpu)')
+    parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument(
         '--out',
         metavar='F',
@@ -36,10 +42,15 @@ def main() -> None:
         cfg = runtime.load_config(
             args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe
         )
-        runtime.set_checkpoint(cfg, args.checkpoint)
+        if is_exported(args.checkpoint):
+            set_exported(cfg, args.checkpoint, args.device, args.threads)
+        else:
+            runtime.set_checkpoint(cfg, args.checkpoint)
         if args.show or args.show_dir:
             runtime.enable_drawing(cfg, args.show, args.show_dir, args.wait_time)
         if args.tta:
+            if is_exported(args.checkpoint):
+                raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
             runtime.enable_tta(cfg)
         if args.out:
             runtime.write_predictions(cfg, args.out)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
-from ..compat import is_transformed
+from ..compat import is_exporting, is_transformed
 from .backend import takes_kernel
+from .exported import ExportedWindows
 from .fused import TritonWindows
 from .grid import Size
 from .linear import autocast_dtype
@@ -59,7 +60,7 @@ class WindowCut(NamedTuple):
 class Plan(NamedTuple):
     """How a stage is computed in one forward."""
 
-    windows_kind: Any = TableWindows  # or RolledWindows or TritonWindows
+    windows_kind: Any = TableWindows  # or RolledWindows, ExportedWindows or TritonWindows
     strip_tokens: Optional[int] = None  # how many tokens are computed at a time; None: whole maps
     with_cp: bool = False  # recompute blocks in backward, where they are not run in strips, which always do
     overwrite: bool = False  # whether a block may put its output where its input is
@@ -103,6 +104,8 @@ class Planner(NamedTuple):
         strip_tokens: Optional[int] = None
         if takes_kernel(*how, in_strips=isinstance(self.strip_tokens, int)):
             kind: Any = TritonWindows
+        elif is_exporting():
+            kind = ExportedWindows
         elif is_one_graph(x):
             kind = RolledWindows
         else:

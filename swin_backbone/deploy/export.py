@@ -1,0 +1,271 @@
+"""From a config and a checkpoint to a folder that is run without this package: captured, written, verified, renamed."""
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from torch import Tensor
+
+from ..openmmlab.inference import Predictor
+from ..openmmlab.media import Frame, Medium
+from ..ops.grid import Size
+from . import formats, verify
+from .graph import PARTS, ExportError, Graph, maps_graph
+from .predictor import evaluate
+from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
+from .runtime import MANIFEST, Model, Result, read_manifest
+
+WIDE = 'fp32'  # where, while an int8 model is made, that which it is made of is
+MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
+
+
+def export(
+    cfg: Config,
+    checkpoint: str,
+    out: Path,
+    format: str = 'onnx',
+    part: str = 'model',
+    shape: Optional[Size] = None,
+    precision: Optional[str] = None,
+    pictures: Sequence[np.ndarray] = (),
+    unsafe_load: bool = False,
+) -> dict:
+    """Write the folder `out`: the model and `deploy.json`, verified; what was there before is replaced.
+
+    Args:
+        cfg: of mmdet or mmseg.
+        checkpoint: path or URL, of the whole model.
+        format: one of `formats.FORMATS`.
+        part: 'model', from pixels to result, or what comes before its head: 'backbone', 'neck'.
+        shape: height and width of what the model sees, one at a time; None: batch, height and width stay free.
+        precision: one of `formats.PRECISIONS` of the format; None: the first of them.
+        pictures: BGR pixels, to verify a whole model on; none: made ones.
+
+    Returns:
+        What deploy.json says.
+
+    Raises:
+        ExportError: for what cannot be exported, or does not compute what PyTorch does.
+        ValueError: if the config is of another toolbox, or the checkpoint does not fit.
+    """
+    precision = precision or formats.PRECISIONS.get(format, ('',))[0]
+    formats.check_format(format, precision)
+    if part not in PARTS:
+        raise ExportError(f'--part takes one of {", ".join(PARTS)}, got {part!r}')
+    predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
+    graph = graph_of(predictor.model, cfg, part, shape)
+    if part == 'model' and format not in ('onnx', 'openvino'):
+        raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
+    calibration: Sequence[Feed] = ()
+    if precision == 'int8':
+        calibration = feeds(
+            pictures or training_pictures(cfg), graph, cfg, predictor.model.get_submodule('data_preprocessor')
+        )
+    meta = dict(classes=list(predictor.meta['classes']), palette=_palette(predictor))
+    wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
+    metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
+    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric)
+
+
+def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
+    """What is to be exported of a model.
+
+    Raises:
+        ExportError: if it cannot be.
+    """
+    if part != 'model':
+        return maps_graph(model, part, shape)
+    if cfg.default_scope == 'mmseg':
+        from .segmentor import segmentor_graph
+
+        return segmentor_graph(model, cfg, shape)
+    from .detector import detector_graph
+
+    return detector_graph(model, cfg, shape)
+
+
+def write(
+    graph: Graph,
+    out: Path,
+    format: str,
+    precision: str,
+    meta: Optional[dict] = None,
+    wanted: Optional[Callable[[np.ndarray], Result]] = None,
+    pictures: Sequence[np.ndarray] = (),
+    calibration: Sequence[Feed] = (),
+    metric: Callable[[Path], dict[str, float]] = lambda folder: {},
+) -> dict:
+    """Capture a graph, write it and verify what was written: see `export`.
+
+    Args:
+        wanted: what PyTorch sees on a picture, for a whole model.
+        calibration: inputs, for int8.
+        metric: of a folder; of int8, what is written says it before and after.
+    """
+    with new_folder(out) as folder:
+        manifest: dict[str, Any] = dict(
+            format=format,
+            precision=precision,
+            task=graph.task,
+            file=formats.FORMATS[format],
+            inputs=[vars(port) for port in graph.inputs],
+            outputs=[vars(port) for port in graph.outputs],
+            **{**graph.settings, 'limits': dict(graph.settings.get('limits', {}), pixels=MOST_PIXELS)},
+            **(meta or {}),
+            versions=formats.versions(format),
+        )
+        write_model(graph, folder, format, precision, calibration)
+        _write_json(folder / MANIFEST, manifest)
+        if wanted is None:
+            figures = verify.verify_maps(open_maps(folder, manifest), graph, precision)
+        else:
+            model = Model(folder)
+            figures = verify.verify_results(model, wanted, pictures or made_pictures(graph), precision)
+        manifest['verification'] = figures
+        if precision == 'int8':
+            wide = folder / WIDE
+            _write_json(wide / MANIFEST, {**manifest, 'precision': 'fp32'})
+            manifest['quantization'] = dict(
+                pictures=len(calibration),
+                before={**measure(wide, calibration), **metric(wide)},
+                after={**measure(folder, calibration), **metric(folder)},
+            )
+            shutil.rmtree(wide)
+        _write_json(folder / MANIFEST, manifest)
+    return read_manifest(out)
+
+
+def write_model(graph: Graph, folder: Path, format: str, precision: str, calibration: Sequence[Feed] = ()) -> None:
+    """Capture a graph, and write it as `formats.FORMATS` says."""
+    path = folder / formats.FORMATS[format]
+    if format in ('torch', 'aoti') and precision != 'fp32':
+        graph = formats.narrowed(graph, precision)
+    program = formats.capture(graph, example_of(graph))
+    if format == 'torch':
+        return formats.write_torch(program, path)
+    if format == 'aoti':
+        return formats.write_aoti(program, path)
+    with tempfile.TemporaryDirectory() as beside:
+        whole = Path(beside) / 'model.onnx'
+        formats.write_onnx(program, graph, whole)
+        if precision == 'int8':
+            wide = folder / WIDE / path.name
+            wide.parent.mkdir()
+            if format == 'openvino':
+                formats.write_openvino(whole, wide, half=False)
+                quantize_openvino(wide, path, calibration)
+            else:
+                shutil.move(str(whole), str(wide))
+                quantize_onnx(wide, path, calibration, [port.name for port in graph.inputs])
+        elif format == 'openvino':
+            formats.write_openvino(whole, path, half=precision in ('fp16', 'bf16'))
+        elif precision == 'fp16':
+            formats.halve_onnx(whole, path)
+        else:
+            shutil.move(str(whole), str(path))
+
+
+def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
+    """The size of a model, and the median time of up to five of the inputs."""
+    run, seconds = Model(folder).run, []
+    for feed in [inputs[0], *inputs[:5]]:  # the first makes ready
+        start = time.perf_counter()
+        run(feed)
+        seconds.append(time.perf_counter() - start)
+    size = sum(path.stat().st_size for path in folder.glob('model.*'))
+    return dict(bytes=size, seconds=statistics.median(seconds[1:]))
+
+
+def open_maps(folder: Path, manifest: dict) -> verify.Run:
+    """What runs the maps in a folder."""
+    path = folder / manifest['file']
+    if manifest['format'] in ('onnx', 'openvino'):
+        return Model(folder).run
+    if manifest['format'] == 'torch':
+        module: Any = torch.export.load(str(path)).module()
+    else:
+        module = torch._inductor.aoti_load_package(str(path))
+
+    def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        with torch.no_grad():
+            return [one.numpy() for one in module(*map(torch.from_numpy, inputs))]
+
+    return run
+
+
+def example_of(graph: Graph) -> tuple[Tensor, ...]:
+    """Inputs to capture a graph with."""
+    lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
+    shapes = [
+        [length if isinstance(length, int) else lengths[length] for length in port.shape] for port in graph.inputs
+    ]
+    if graph.task == 'maps':
+        return (torch.zeros(shapes[0]),)
+    return torch.zeros(shapes[0], dtype=torch.uint8), torch.tensor([75, 118])
+
+
+def result_of(predictor: Predictor, picture: np.ndarray) -> Result:
+    """What the model itself sees on a picture, as `runtime.Model.predict` says it."""
+    (sample,) = predictor.predict([Frame(Medium(Path('picture'), 'picture', False), 0, picture)])
+    if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
+        return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
+    instances = sample.pred_instances.numpy()
+    result = dict(boxes=instances.bboxes, scores=instances.scores, labels=instances.labels)
+    if 'masks' in instances:
+        result['masks'] = instances.masks.astype(bool)
+    return result
+
+
+def made_pictures(graph: Graph) -> list[np.ndarray]:
+    """Smooth pictures of three sizes, or of that which the graph takes."""
+    import cv2
+
+    sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
+    rng = np.random.default_rng(0)
+    return [
+        cv2.resize(rng.integers(0, 256, (9, 12, 3), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+        for size in sizes
+    ]
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder beside `out`, which takes its place when all is well, and is gone when it is not.
+
+    Raises:
+        ExportError: if `out` is a file, or a folder that no export made.
+    """
+    if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise ExportError(f'--out takes a new folder, or one of an earlier export, got {str(out)!r}')
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f'.partial-{out.name}-', dir=out.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        if out.exists():
+            former = Path(tempfile.mkdtemp(prefix=f'.former-{out.name}-', dir=out.parent))
+            out.replace(former / 'was')
+            partial.replace(out)
+            shutil.rmtree(former)
+        else:
+            partial.replace(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _palette(predictor: Predictor) -> list[list[int]]:
+    colours = predictor.meta.get('palette') or ()
+    return [list(map(int, colour)) for colour in colours] if not isinstance(colours, str) else []
+
+
+def _write_json(path: Path, data: dict) -> None:
+    path.write_text(json.dumps(data, indent=2) + '\n', encoding='utf-8')

@@ -1,0 +1,86 @@
+"""What a runtime would copy and need not: patterns of an ONNX graph, put simpler. Nothing of what is computed changes.
+
+Layout: L windows, h heads, N places of a window, d channels of a head, C = h*d.
+"""
+
+from typing import Any, Optional
+
+import numpy as np
+import onnx_ir as ir
+
+HEADS_FIRST = [2, 0, 3, 1, 4]  # (L, N, 3, h, d) to (3, L, h, N, d)
+
+
+def simplify(model: ir.Model) -> None:
+    """Project query, key and value each by itself: they need not be taken apart, and weights take up the scale."""
+    node: Any
+    for node in list(model.graph):
+        if node.op_type == 'Transpose' and list(node.attributes['perm'].value) == HEADS_FIRST:
+            _split_projection(model.graph, node)
+
+
+def _split_projection(graph: ir.Graph, transpose: Any) -> None:
+    reshape = transpose.inputs[0].producer()
+    add = _producer(reshape, 0, 'Add')
+    matmul = _producer(add, 0, 'MatMul')
+    takes: list = [_slice_of(use.node) for use in transpose.outputs[0].uses()]
+    if matmul is None or None in takes or sorted(index for index, _ in takes) != [0, 1, 2]:
+        return
+    weight, bias = (_constant(value) for value in (matmul.inputs[1], add.inputs[1]))
+    if weight is None or bias is None or bias.ndim != 1 or len(matmul.outputs[0].shape) != 3:
+        return
+    heads, width = (int(transpose.outputs[0].shape[axis]) for axis in (2, 4))
+    channels = heads * width
+    for index, squeezed in takes:
+        part = slice(index * channels, (index + 1) * channels)
+        factor, result = 1.0, squeezed
+        uses = squeezed.uses()
+        if index == 0 and len(uses) == 1 and uses[0].node.op_type == 'Mul':
+            scale = _constant(uses[0].node.inputs[1])
+            if scale is not None and scale.size == 1:
+                factor, result = scale.item(), uses[0].node.outputs[0]
+        name = f'{matmul.outputs[0].name}_{"qkv"[index]}'
+        tensors: Any = [
+            ir.tensor(np.ascontiguousarray(weight[:, part] * np.float32(factor)), name=f'{name}_weight'),
+            ir.tensor(np.ascontiguousarray(bias[part] * np.float32(factor)), name=f'{name}_bias'),
+            ir.tensor(np.array([0, 0, heads, width]), name=f'{name}_shape'),
+        ]
+        values: Any = [
+            ir.Value(name=one.name, type=ir.TensorType(one.dtype), shape=ir.Shape(one.shape), const_value=one)
+            for one in tensors
+        ]
+        for value in values:
+            graph.register_initializer(value)
+        product = ir.node('MatMul', [matmul.inputs[0], values[0]])
+        summed = ir.node('Add', [product.outputs[0], values[1]])
+        shaped = ir.node('Reshape', [summed.outputs[0], values[2]])
+        turned = ir.node('Transpose', [shaped.outputs[0]], attributes=dict(perm=[0, 2, 1, 3]))
+        nodes = [product, summed, shaped, turned]
+        for node, ending in zip(nodes, ('product', 'sum', 'heads', '')):
+            node.outputs[0].name = f'{name}_{ending}' if ending else name
+            node.outputs[0].dtype = ir.DataType.FLOAT
+        turned.outputs[0].shape = result.shape
+        graph.insert_after(transpose, nodes)
+        result.replace_all_uses_with(turned.outputs[0])
+
+
+def _producer(node: Any, index: int, kind: str) -> Any:
+    """What gives an input of a node, if it is of a kind and gives it to nobody else."""
+    value: Any = node.inputs[index] if node is not None else None
+    found = value.producer() if value is not None else None
+    return found if found is not None and found.op_type == kind and len(value.uses()) == 1 else None
+
+
+def _slice_of(node: Any) -> Optional[tuple[int, Any]]:
+    """Which of the three a Slice and the Squeeze behind it take, and the value; None: it is something else."""
+    if node.op_type != 'Slice' or len(node.outputs[0].uses()) != 1:
+        return None
+    (use,) = node.outputs[0].uses()
+    start = _constant(node.inputs[1])
+    if use.node.op_type != 'Squeeze' or start is None or start.size != 1:
+        return None
+    return int(start.item()), use.node.outputs[0]
+
+
+def _constant(value: Any) -> Optional[np.ndarray]:
+    return value.const_value.numpy() if value is not None and value.const_value is not None else None

@@ -1,0 +1,146 @@
+"""What is exported: a module of tensors, and what its inputs and outputs are called.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..backbones.pyramid import SwinPyramid
+from ..layers.swin_block import ShiftedWindowAttention
+from ..ops.grid import Size
+from ..ops.plan import WindowCut
+
+LARGEST_STRIDE = 32  # of a backbone's maps
+PARTS = ('model', 'backbone', 'neck')
+
+
+class ExportError(ValueError):
+    """What cannot be exported, or came out wrong, in one sentence."""
+
+
+def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
+    """What is said of a part of a model that cannot be exported."""
+    only = f', only {", ".join(known)}' if known else ''
+    return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
+
+
+@dataclass
+class Port:
+    """An input or output: its type, and a number or name for the length of each dimension."""
+
+    name: str
+    dtype: str  # as numpy calls it
+    shape: tuple  # of int and str
+
+
+@dataclass
+class Graph:
+    """A module whose forward takes and gives tensors alone.
+
+    Args:
+        task: what comes out: 'maps', 'segmentation', 'boxes' or 'instances'.
+        free: whether batch, height and width are free; else they are those of the inputs' shapes.
+        example_size: height and width to capture it with, where they are free.
+        settings: what a runtime must know besides, for `deploy.json`.
+    """
+
+    module: nn.Module
+    task: str
+    inputs: list[Port]
+    outputs: list[Port]
+    free: bool
+    example_size: Size
+    settings: dict = field(default_factory=dict)
+
+    def dynamic_shapes(self) -> Optional[tuple]:
+        """Which dimensions of the inputs are free, as `torch.export` takes it."""
+        if not self.free:
+            return None
+        named = torch.export.Dim.DYNAMIC
+        return tuple(
+            {i: named for i, length in enumerate(port.shape) if isinstance(length, str)} for port in self.inputs
+        )
+
+
+class Maps(nn.Module):
+    """The feature maps of a backbone, or of the neck behind it, from a normalised image."""
+
+    def __init__(self, backbone: Any, neck: Any):
+        super().__init__()
+        self.backbone = backbone
+        self.neck = neck
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        maps = self.backbone(image)
+        return tuple(maps if self.neck is None else self.neck(maps))
+
+
+def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
+    """The backbone of a detector or segmentor, or its backbone and neck, or a backbone by itself.
+
+    Args:
+        part: 'backbone' or 'neck'.
+        shape: height and width, for one image at a time; None: free batch, height and width.
+
+    Raises:
+        ExportError: for a model without such a part.
+    """
+    backbone = getattr(model, 'backbone', model)
+    neck = getattr(model, 'neck', None) if part == 'neck' else None
+    if part == 'neck' and neck is None:
+        raise ExportError(
+            f'--part neck needs a model with a neck, and {type(model).__name__} has none: use --part backbone'
+        )
+    check_shape(backbone, shape)
+    channels = getattr(backbone, 'in_channels', 3)
+    size = ('batch', channels, 'height', 'width') if shape is None else (1, channels, *shape)
+    module = Maps(backbone, neck).eval()
+    with torch.no_grad():
+        maps = module(torch.zeros(1, channels, *(shape or (64, 64))))
+    outputs = [
+        Port(
+            f'map{i}',
+            'float32',
+            ('batch', one.shape[1], f'height{i}', f'width{i}') if shape is None else tuple(one.shape),
+        )
+        for i, one in enumerate(maps)
+    ]
+    return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example_size(backbone))
+
+
+def example_size(backbone: Any) -> Size:
+    """A size at which every map has several windows on each axis, and padding in the last.
+
+    What is captured holds for all sizes if nothing at this one is special: a length of 1 would be taken to broadcast.
+    """
+    windows = [max(cut.window_size) for cut in _cuts(backbone)]
+    least = 2 * LARGEST_STRIDE * max(windows, default=8)
+    return least + 5, least + 2 * LARGEST_STRIDE + 14
+
+
+def _cuts(backbone: Any) -> list[WindowCut]:
+    """How the blocks of a backbone cut maps into windows; empty, if it is none of this package."""
+    return [layer.cut for layer in backbone.modules() if isinstance(layer, ShiftedWindowAttention)]
+
+
+def check_shape(backbone: Any, shape: Optional[Size]) -> None:
+    """Whether a backbone can be exported for pictures of `shape`, None being any.
+
+    Raises:
+        ExportError: for a shape below one patch; for free sizes, if what is computed depends on them.
+    """
+    if shape is None:
+        if any(cut.small_map == 'shrink' for cut in _cuts(backbone)):
+            raise ExportError(
+                "small_map='shrink' makes windows smaller on small maps, which one graph cannot do for every size: "
+                'give --shape H W'
+            )
+        return
+    patch = backbone.patch_embed.patch_size if isinstance(backbone, SwinPyramid) else (1, 1)
+    if shape[0] < patch[0] or shape[1] < patch[1]:
+        raise ExportError(f'--shape takes at least one patch, {patch[0]} {patch[1]}, got {shape[0]} {shape[1]}')

@@ -1,0 +1,95 @@
+"""The two operators of detectors that torch has not and ONNX has: non-maximum suppression, and RoIAlign.
+
+In PyTorch they are computed by mmcv's; in an ONNX model they are the standard's own.
+
+Layout: B batch, K classes, M boxes, R regions, n kept.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op('swin_deploy::nms', mutates_args=())
+def nms(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
+    """Of boxes of one class that overlap by more than `iou_threshold` the best: (n, 3), image, class and box.
+
+    Only boxes with a score above `score_threshold` take part. Those kept of one image and class are best first.
+    """
+    from mmcv.ops import nms as of_one
+
+    kept = []
+    for image, of_classes in enumerate(scores_BKM):
+        for label, scores_M in enumerate(of_classes):
+            among = (scores_M > score_threshold).nonzero()[:, 0]
+            if not len(among):
+                continue
+            _, best = of_one(boxes_BM4[image, among].contiguous(), scores_M[among].contiguous(), iou_threshold)
+            box = among[best]
+            kept.append(torch.stack([torch.full_like(box, image), torch.full_like(box, label), box], 1))
+    return torch.cat(kept) if kept else boxes_BM4.new_empty(0, 3, dtype=torch.int64)
+
+
+@nms.register_fake
+def _(boxes_BM4, scores_BKM, iou_threshold, score_threshold):
+    return boxes_BM4.new_empty(torch.library.get_ctx().new_dynamic_size(), 3, dtype=torch.int64)
+
+
+@torch.library.custom_op('swin_deploy::roi_align', mutates_args=())
+def roi_align(
+    map_BCHW: Tensor,
+    box_R4: Tensor,
+    image_R: Tensor,
+    height: int,
+    width: int,
+    scale: float,
+    samples: int,
+    aligned: bool,
+) -> Tensor:
+    """The map inside each box, sampled bilinearly: (R, C, height, width).
+
+    Args:
+        image_R: the image of the batch that each box is in.
+        scale: of the map in units of the boxes'.
+        samples: in a bin along each axis; 0: as many as the bin has cells.
+    """
+    from mmcv.ops import roi_align as of_all
+
+    regions_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
+    return of_all(map_BCHW.contiguous(), regions_R5, (height, width), scale, samples, 'avg', aligned)
+
+
+@roi_align.register_fake
+def _(map_BCHW, box_R4, image_R, height, width, scale, samples, aligned):
+    return map_BCHW.new_empty(box_R4.shape[0], map_BCHW.shape[1], height, width)
+
+
+def onnx_translations() -> dict[Callable, Any]:
+    """What these operators are in ONNX, for `torch.onnx.export`."""
+    from onnxscript import FLOAT, INT64
+    from onnxscript import opset20 as op
+
+    def nms_onnx(boxes: FLOAT, scores: FLOAT, iou_threshold: float, score_threshold: float) -> INT64:
+        most = op.Squeeze(op.Shape(boxes, start=1, end=2))
+        thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, score_threshold)]
+        return op.NonMaxSuppression(boxes, scores, most, *thresholds)
+
+    def roi_align_onnx(map, boxes, image, height: int, width: int, scale: float, samples: int, aligned: bool):
+        return op.RoiAlign(
+            map,
+            boxes,
+            image,
+            coordinate_transformation_mode='half_pixel' if aligned else 'output_half_pixel',
+            mode='avg',
+            output_height=height,
+            output_width=width,
+            sampling_ratio=samples,
+            spatial_scale=scale,
+        )
+
+    return {
+        torch.ops.swin_deploy.nms.default: nms_onnx,
+        torch.ops.swin_deploy.roi_align.default: roi_align_onnx,
+    }

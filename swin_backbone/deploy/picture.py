@@ -1,0 +1,86 @@
+"""From pixels to what a model's backbone takes, inside the graph.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from .graph import ExportError
+
+
+class Normalise(nn.Module):
+    """What mmdet's and mmseg's data preprocessors do in a test: channel order, mean, std, padding to whole divisors.
+
+    Args:
+        preprocessor: of the model.
+        divisor: height and width are padded at bottom and right to multiples of it.
+    """
+
+    mean_C: Tensor
+    std_C: Tensor
+
+    def __init__(self, preprocessor: Any, divisor: int):
+        super().__init__()
+        self.flip_channels = bool(preprocessor._channel_conversion)
+        mean, std = torch.zeros(3), torch.ones(3)
+        if preprocessor._enable_normalize:
+            mean, std = preprocessor.mean.flatten().float(), preprocessor.std.flatten().float()
+        self.register_buffer('mean_C', mean.clone().cpu())
+        self.register_buffer('std_C', std.clone().cpu())
+        self.divisor = divisor
+        self.pad_value = float(preprocessor.pad_value)
+
+    def forward(self, picture_BHWC: Tensor) -> Tensor:
+        """BGR pixels (B, H, W, 3) uint8 to a normalised image (B, 3, H', W')."""
+        x_BHWC = picture_BHWC.flip(-1) if self.flip_channels else picture_BHWC
+        x_BCHW = ((x_BHWC.float() - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
+        if self.divisor > 1:
+            H, W = x_BCHW.shape[-2:]
+            rows, columns = ((side + self.divisor - 1) // self.divisor * self.divisor for side in (H, W))
+            x_BCHW = F.pad(x_BCHW, (0, columns - W, 0, rows - H), value=self.pad_value)
+        return x_BCHW
+
+    def settings(self) -> dict:
+        """For `deploy.json`."""
+        return dict(
+            mean=self.mean_C.tolist(),
+            std=self.std_C.tolist(),
+            channels='RGB' if self.flip_channels else 'BGR',
+            pad_divisor=self.divisor,
+            pad_value=self.pad_value,
+        )
+
+
+def resize_rule(pipeline: Sequence[dict]) -> Optional[dict]:
+    """How a test pipeline resizes a picture, as `runtime.resize` takes it; None: not at all.
+
+    Raises:
+        ExportError: for a pipeline that does something else to the pixels.
+    """
+    rule = None
+    for step in pipeline:
+        kind = step['type'].split('.')[-1]
+        if kind.startswith(('Load', 'Pack')):
+            continue
+        if kind != 'Resize' or 'scale' not in step or rule is not None:
+            raise ExportError(
+                f'the test pipeline has {kind!r}, which an exported model does not do: load, resize once to a scale, '
+                'and pack is what can be exported'
+            )
+        if step.get('backend', 'cv2') != 'cv2' or step.get('interpolation', 'bilinear') != 'bilinear':
+            raise ExportError('the test pipeline resizes by other means than bilinear interpolation by OpenCV')
+        scale = step['scale']
+        scale = [scale, scale] if isinstance(scale, int) else [int(side) for side in scale]
+        rule = dict(scale=scale, keep_ratio=bool(step.get('keep_ratio', False)))
+    return rule
+
+
+def preprocessing(cfg: Config, normalise: Normalise) -> dict:
+    """All that happens to a picture before the backbone; what is behind `resize` is in the graph of a whole model."""
+    return dict(resize=resize_rule(cfg.test_dataloader.dataset.pipeline), **normalise.settings())

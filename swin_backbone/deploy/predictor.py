@@ -1,0 +1,136 @@
+"""An exported model where this package is: drawn and evaluated with the toolboxes, as a checkpoint is."""
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import VISUALIZERS, DefaultScope
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+from ..openmmlab.inference import Predictor
+from ..openmmlab.media import Frame, Medium, read_frames
+from ..openmmlab.runtime import build_runner
+from .runtime import MANIFEST, Model, Result, RuntimeProblem
+
+
+def is_exported(path: str) -> bool:
+    """Whether `path` is a folder that tools/export.py made."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+class ExportedPredictor(Predictor):
+    """What `Predictor` is for a checkpoint.
+
+    Args:
+        folder: of an exported whole model.
+        device, threads, batch: see `runtime.Model`.
+
+    Raises:
+        RuntimeProblem: see `runtime.Model`; and for a part of a model.
+    """
+
+    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
+        self.model: Any = open_whole(folder, device, threads)
+        self.batch = batch
+        segments = self.model.info['task'] == 'segmentation'
+        self.scope = 'mmseg' if segments else 'mmdet'
+        colours = np.random.default_rng(0).integers(0, 256, (len(self.model.classes), 3)).tolist()
+        self.meta = dict(classes=self.model.classes, palette=self.model.info.get('palette') or colours)
+        with DefaultScope.overwrite_default_scope(self.scope):
+            self.visualizer = VISUALIZERS.build(
+                dict(type='SegLocalVisualizer' if segments else 'DetLocalVisualizer', name='infer')
+            )
+        self.visualizer.dataset_meta = self.meta
+
+    def predict(self, frames: Sequence[Frame]) -> list[BaseDataElement]:
+        """What the model sees on each of a batch of frames."""
+        results = self.model.predict([frame.pixels for frame in frames], self.batch)
+        return [fill(_sample(self.scope), result) for result in results]
+
+
+class ExportedModel(BaseModel):
+    """An exported model as mmengine's test loop takes it: pictures are read anew, and nothing of the batch is used.
+
+    Args:
+        folder, device, threads: see `runtime.Model`.
+    """
+
+    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
+        super().__init__()
+        self.runtime = open_whole(folder, device, threads)
+
+    def test_step(self, data: dict) -> list[BaseDataElement]:
+        """What is seen on the pictures of a batch, in its samples."""
+        samples = data['data_samples']
+        pictures = [read_picture(one.img_path) for one in samples]
+        return [fill(*pair) for pair in zip(samples, self.runtime.predict(pictures))]
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError('an exported model is tested, and not trained')
+
+
+def read_picture(path: str) -> np.ndarray:
+    """BGR pixels of a file."""
+    return next(read_frames(Medium(Path(path), '', False))).pixels
+
+
+def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
+    """Test an exported model with a config's data and metric."""
+    open_whole(folder, device, threads)  # what is wrong with it is said before the data are read
+    cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
+    cfg.load_from = None
+
+
+def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
+    """The metric of an exported model on a config's test set; empty if that is not there."""
+    cfg = copy.deepcopy(cfg)
+    set_exported(cfg, str(folder))
+    with tempfile.TemporaryDirectory() as work_dir:
+        cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
+        cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None)
+        cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
+        try:
+            runner = build_runner(cfg)
+        except FileNotFoundError:
+            return {}
+        return {name: float(value) for name, value in runner.test().items()}
+
+
+def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
+    """Raises: RuntimeProblem, if there is none, or it is a part of a model."""
+    model = Model(folder, device, threads)
+    if model.info['task'] == 'maps':
+        raise RuntimeProblem(f'{folder} holds a part of a model, which gives maps: export it with --part model')
+    return model
+
+
+def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:
+    """Put what was seen into a sample, as the toolboxes' models do."""
+    if 'boxes' not in result:
+        sample.set_data(dict(pred_sem_seg=PixelData(data=torch.from_numpy(result['labels'].astype(np.int64))[None])))
+        return sample
+    instances = InstanceData(
+        bboxes=torch.from_numpy(result['boxes']),
+        scores=torch.from_numpy(result['scores']),
+        labels=torch.from_numpy(result['labels']),
+    )
+    if 'masks' in result:
+        instances.masks = torch.from_numpy(result['masks'])
+    sample.pred_instances = instances
+    return sample
+
+
+def _sample(scope: str) -> BaseDataElement:
+    if scope == 'mmseg':
+        from mmseg.structures import SegDataSample
+
+        return SegDataSample()
+    from mmdet.structures import DetDataSample
+
+    return DetDataSample()

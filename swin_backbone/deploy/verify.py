@@ -1,0 +1,150 @@
+"""Whether what was exported computes what PyTorch does: the file in its own runtime, against the model it is of."""
+
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+import numpy as np
+import torch
+
+from .graph import ExportError, Graph
+from .runtime import Model, Result
+
+SIZES = ((224, 224), (97, 130), (250, 333))
+BATCHES = (1, 2)
+# How far maps may be off, in units of the largest value, or of 1 if that is less.
+MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': float('inf')}
+# The share of pixels whose label must be equal, and of objects that must be matched; int8 is judged by its metric.
+LEAST = {
+    'equal_labels': {'fp32': 0.999, 'fp16': 0.99, 'bf16': 0.95, 'int8': 0.0},
+    'matched': {'fp32': 1.0, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.0},
+}
+MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
+SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.5}
+CLEAR_SCORE = 0.05  # an object below may come or go with the last digit
+
+Run = Callable[..., Sequence[np.ndarray]]
+
+
+def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict]:
+    """Made images through a file and through PyTorch.
+
+    Returns:
+        For each size and batch how far the maps are off.
+
+    Raises:
+        ExportError: if one is further off than its precision allows.
+    """
+    channels = graph.inputs[0].shape[1]
+    if graph.free:
+        shapes = [(batch, channels, *size) for size in SIZES for batch in BATCHES]
+    else:
+        shapes = [graph.inputs[0].shape]
+    figures = []
+    generator = torch.Generator().manual_seed(0)
+    for shape in shapes:
+        image = torch.randn(shape, generator=generator)
+        with torch.no_grad():
+            wanted = [one.numpy() for one in graph.module(image)]
+        got = run([image.numpy()])
+        errors = [map_error(*pair) for pair in zip(got, wanted)]
+        figures.append(dict(shape=list(shape), error=max(errors)))
+        worst = int(np.argmax(errors))
+        if not errors[worst] <= MAP_TOLERANCE[precision]:
+            raise ExportError(
+                f'verification failed: for an input of {"x".join(map(str, shape))} the output '
+                f'{graph.outputs[worst].name} is {errors[worst]:.1e} off PyTorch, and {precision} allows '
+                f'{MAP_TOLERANCE[precision]:.0e}'
+            )
+    return figures
+
+
+def verify_results(
+    model: Model, wanted: Callable[[np.ndarray], Result], pictures: Sequence, precision: str
+) -> list[dict]:
+    """Pictures through a file and through PyTorch, one at a time and two, whose results must be alike.
+
+    Args:
+        wanted: what PyTorch sees on a picture.
+
+    Raises:
+        ExportError: if a result is further off than its precision allows.
+    """
+    figures = []
+    for picture in pictures:
+        truth = wanted(picture)
+        most = model.info['limits'].get('objects')
+        free = isinstance(model.info['inputs'][0]['shape'][0], str)
+        for batch in BATCHES if free else (1,):
+            for got in model.predict([picture] * batch, batch):
+                figure = dict(picture=list(picture.shape[:2]), batch=batch, **compare(got, truth, precision, most))
+                figures.append(figure)
+                _judge(figure, precision)
+    return figures
+
+
+def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict:
+    """How alike two results are.
+
+    Args:
+        most: how many objects a model gives; where there are as many, the last may be others.
+
+    Returns:
+        Of labels the share that is equal. Of objects how many PyTorch has and the file, the share of PyTorch's that
+        is `matched`, at the IoU and with the score that a precision asks for, and the worst of each figure.
+    """
+    if 'boxes' not in wanted:
+        return dict(equal_labels=float((got['labels'] == wanted['labels']).mean()))
+    scores = wanted['scores']
+    least = CLEAR_SCORE if len(scores) != most else max(CLEAR_SCORE, scores.min() + SCORE_TOLERANCE[precision])
+    clear = np.flatnonzero(scores >= least)
+    found = np.array([_best_match(got, wanted, index) for index in clear]).reshape(-1, 3)
+    figure: dict = dict(objects=len(scores), found=len(got['scores']))
+    if len(found):
+        ious, errors, mask_ious = found.T
+        matched = (ious >= MATCH_IOU[precision]) & (errors <= SCORE_TOLERANCE[precision])
+        figure.update(matched=float(matched.mean()), least_iou=float(ious.min()), score_error=float(errors.max()))
+        if 'masks' in wanted:
+            figure.update(least_mask_iou=float(mask_ious.min()))
+    return figure
+
+
+def _judge(figure: dict, precision: str) -> None:
+    where = f'on a picture of {"x".join(map(str, figure["picture"]))}, batch {figure["batch"]},'
+    for name, what in (('equal_labels', 'of the labels are'), ('matched', 'of the objects are')):
+        if figure.get(name, 1.0) < LEAST[name][precision]:
+            raise ExportError(
+                f'verification failed: {where} {figure[name]:.2%} {what} those of PyTorch, and {precision} asks for '
+                f'{LEAST[name][precision]:.1%} (IoU {figure.get("least_iou", 1):.3f}, scores '
+                f'{figure.get("score_error", 0):.1e} off at the worst)'
+            )
+
+
+def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, float]:
+    """Of the object in `got` most like one of `wanted`, of its class: box IoU, how far the score is off, mask IoU."""
+    same = np.flatnonzero(got['labels'] == wanted['labels'][index])
+    if not len(same):
+        return 0.0, float('inf'), 0.0
+    ious = box_iou(wanted['boxes'][index], got['boxes'][same])
+    errors = np.abs(got['scores'][same] - wanted['scores'][index])
+    best = same[np.lexsort((errors, -np.round(ious, 3)))[0]]
+    mask_iou = 1.0
+    if 'masks' in wanted:
+        one, other = wanted['masks'][index], got['masks'][best]
+        union = (one | other).sum()
+        mask_iou = float((one & other).sum() / union) if union else 1.0
+    return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou
+
+
+def box_iou(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Intersection over union of one box (4,) with each of others (n, 4)."""
+    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
+    intersection = np.clip(sides, 0, None).prod(1)
+    area = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(1) - intersection
+    return intersection / np.maximum(area, 1e-9)
+
+
+def map_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference, in units of the largest value, or of 1 if that is less; infinite for another shape."""
+    if got.shape != wanted.shape:
+        return float('inf')
+    return float(np.abs(got.astype(np.float32) - wanted).max() / max(1.0, np.abs(wanted).max()))

@@ -1,0 +1,128 @@
+"""Models small enough to export in seconds, and how they are looked at."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from swin_backbone.deploy import export, verify
+from swin_backbone.deploy.runtime import resize
+from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.inference import Predictor
+
+SWIN = dict(embed_dims=32, depths=(1, 2, 1, 1), num_heads=(2, 4, 8, 16), arch=None, init_cfg=None)
+WIDTHS = [32, 64, 128, 256]
+
+
+def small_swin(cls, **arguments):
+    """A backbone of one stage, of which the second block is shifted, with weights far from their start."""
+    settings = dict(embed_dims=32, depths=(2,), num_heads=(2,), strides=(4,), out_indices=(0,))
+    return randomise(cls(**dict(settings, **arguments))).eval()
+
+
+def randomise(model):
+    """Weights with which all parts of a model have a say."""
+    for name, parameter in model.named_parameters():
+        if 'norm' in name or 'bn' in name:
+            torch.nn.init.normal_(parameter, 1.0 if name.endswith('weight') else 0.0, 0.2)
+        elif parameter.ndim > 1:
+            torch.nn.init.xavier_normal_(parameter, 0.8 if parameter.ndim == 2 else 1.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith('running_var'):
+            buffer.uniform_(0.5, 2)
+    return model
+
+
+def small_config(name, pipeline=True):
+    """A published config with a narrow, shallow Swin and few queries, that sees pictures at 320x256 at most."""
+    cfg = read_config(f'swin_backbone::{name}')
+    cfg.model.backbone.update(SWIN)
+    if 'neck' in cfg.model:
+        cfg.model.neck.in_channels = WIDTHS[-len(cfg.model.neck.in_channels) :]
+    if 'auxiliary_head' in cfg.model:
+        cfg.model.auxiliary_head.in_channels = WIDTHS[2]
+    for head in (cfg.model.get('decode_head'), cfg.model.get('panoptic_head')):
+        if head is not None and 'pixel_decoder' in head:
+            head.update(in_channels=WIDTHS, num_queries=20)
+            head.pixel_decoder.encoder.num_layers = 1
+            head.transformer_decoder.num_layers = 2
+            cfg.model.test_cfg.max_per_image = 50
+        else:
+            _narrow(head)
+    for part in ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
+        _narrow(cfg.model.get(part))
+    if 'rpn' in cfg.model.get('test_cfg', {}):
+        cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=100)
+        cfg.model.test_cfg.rcnn.update(max_per_img=30)
+    kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
+    keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
+    if pipeline:
+        cfg.test_dataloader.dataset.pipeline = [
+            dict(type='LoadImageFromFile'),
+            dict(type='Resize', scale=(320, 256), keep_ratio=True),
+            dict(type=kind, meta_keys=keys),
+        ]
+    return cfg
+
+
+def _narrow(settings):
+    """The heads of published configs have 256 channels, which is slow; UPerNet's inputs are its backbone's."""
+    if isinstance(settings, list):
+        for one in settings:
+            _narrow(one)
+    elif isinstance(settings, dict):
+        for name, value in settings.items():
+            if name in ('in_channels', 'out_channels', 'feat_channels', 'conv_out_channels') and value == 256:
+                settings[name] = 32
+            elif name == 'fc_out_channels':
+                settings[name] = 64
+            elif name == 'in_channels' and value == [96, 192, 384, 768]:
+                settings.update(in_channels=WIDTHS, channels=32)
+            else:
+                _narrow(value)
+
+
+def save_checkpoint(cfg: Config, path: Path) -> Path:
+    """A checkpoint of the config's model, with random weights that find objects."""
+    logging.disable(logging.INFO)
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = randomise(MODELS.build(cfg.model))
+    for name, parameter in model.named_parameters():
+        if name.endswith(('retina_cls.bias', 'atss_cls.bias')):
+            torch.nn.init.constant_(parameter, -2)
+        if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
+            parameter.data *= 6  # so that classes differ from place to place
+        if '.mask_embed.' in name and parameter.ndim > 1:
+            parameter.data *= 3
+    head = next(h for h in ('decode_head', 'roi_head', 'bbox_head', 'panoptic_head') if h in cfg.model)
+    number = getattr(model, head).num_classes if head != 'roi_head' else 80
+    meta = dict(dataset_meta=dict(classes=[f'class {i}' for i in range(number)]))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
+    logging.disable(logging.NOTSET)
+    return path
+
+
+def compare_eager(cfg: Config, checkpoint: Path):
+    """How alike what the graph's module computes, on a batch of two, and what the toolbox's model does."""
+    predictor = Predictor(cfg, str(checkpoint), 'cpu')
+    graph = export.graph_of(predictor.model, cfg, 'model', None)
+    names = [port.name for port in graph.outputs]
+    for picture in export.made_pictures(graph)[1:]:
+        wanted = export.result_of(predictor, picture)
+        resized = resize(picture, graph.settings['preprocessing']['resize'])
+        with torch.no_grad():
+            outputs = graph.module(torch.from_numpy(np.stack([resized] * 2)), torch.tensor(picture.shape[:2]))
+        outputs = dict(zip(names, (one.numpy() for one in outputs)))
+        for index in range(2):
+            of_one = (
+                {name: value[index] for name, value in outputs.items()}
+                if 'image' not in outputs
+                else {name: value[outputs['image'] == index] for name, value in outputs.items()}
+            )
+            if 'masks' in of_one:
+                of_one['masks'] = of_one['masks'].astype(bool)
+            yield verify.compare(of_one, wanted), wanted

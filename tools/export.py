@@ -1,0 +1,65 @@
+"""Export a trained model, or its backbone, to a folder that is run without this package.
+
+python tools/export.py CONFIG CKPT --out DIR [--format onnx|openvino|torch|aoti] [--part model|backbone|neck]
+    [--shape H W] [--precision fp32|fp16|bf16|int8] [--pictures P ...] [--backbone swin-t] [--cfg-options K=V ...]
+
+DIR holds the model and deploy.json, which says how pictures are prepared, what goes in and comes out, and what the
+verification found: the file is run by its own runtime and compared with PyTorch before DIR is there. An int8 model is
+calibrated on --pictures, else on the pictures of the config's training set.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from command_line import add_config_arguments, add_unsafe_load, stop_on_user_errors
+
+from swin_backbone.deploy.export import export
+from swin_backbone.openmmlab import media, runtime
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser.add_argument('checkpoint', help='checkpoint of the whole model')
+    parser.add_argument('--out', type=Path, required=True, metavar='DIR', help='folder to make')
+    parser.add_argument('--format', default='onnx', help='onnx (default), openvino, torch or aoti')
+    parser.add_argument('--part', default='model', help='model (default), backbone or neck')
+    parser.add_argument(
+        '--shape', nargs=2, type=int, metavar=('H', 'W'), help='one size (default: free batch, height and width)'
+    )
+    parser.add_argument('--precision', help='fp32, fp16, bf16 or int8 (default: fp32; of openvino fp16 weights)')
+    parser.add_argument('--pictures', nargs='+', default=[], metavar='P', help='to verify on, and calibrate int8 on')
+    add_config_arguments(parser)
+    add_unsafe_load(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    with stop_on_user_errors():
+        found = [one for one in media.find_media(args.pictures) if not one.is_video] if args.pictures else []
+        pictures = [frame.pixels for one in found for frame in media.read_frames(one)]
+        cfg = runtime.load_config(
+            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
+        )
+        manifest = export(
+            cfg,
+            args.checkpoint,
+            args.out,
+            args.format,
+            args.part,
+            tuple(args.shape) if args.shape else None,
+            args.precision,
+            pictures,
+            args.unsafe_load,
+        )
+    for figures in manifest['verification']:
+        print(json.dumps(figures))
+    for name, figures in manifest.get('quantization', {}).items():
+        print(f'{name}: {json.dumps(figures)}')
+    print(f'{args.out}: {manifest["format"]}, {manifest["precision"]}, verified')
+
+
+if __name__ == '__main__':
+    main()
