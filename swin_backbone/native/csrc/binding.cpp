@@ -13,6 +13,16 @@ namespace {
 using at::Tensor;
 using OptionalTensors = c10::List<std::optional<Tensor>>;
 
+// f of a zero of the dtype that is computed in.
+template <class F>
+auto dispatch(at::ScalarType dtype, const F& f) {
+#ifdef __AVX512BF16__
+  if (dtype == at::kBFloat16) return f(bf16());
+#endif
+  TORCH_CHECK_VALUE(dtype == at::kFloat, "this processor's compiled operators do not compute in ", dtype);
+  return f(float());
+}
+
 void check_map(const Tensor& x, const char* name) {
   TORCH_CHECK_VALUE(x.dim() == 4 && x.scalar_type() == at::kFloat && x.is_contiguous(), name,
                     " must be a contiguous float32 map (B, H, W, C), got ", x.scalar_type(), " of ", x.sizes());
@@ -45,15 +55,12 @@ Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit) {
   TORCH_CHECK_VALUE(weight.dim() >= 2, "a weight (out, in...) was expected, got ", weight.sizes());
   const Tensor wide = weight.to(at::kFloat).flatten(1).contiguous();
   const int64_t N = wide.size(0), K = wide.size(1);
-  const auto make = [&](auto type) {
+  return dispatch(dtype, [&](auto type) {
     using T = decltype(type);
     Tensor panels = at::empty({packed_size<T>(N, K)}, wide.options().dtype(dtype));
     pack(wide.data_ptr<float>(), N, K, unit, panels.data_ptr<T>());
     return panels;
-  };
-  if (dtype == at::kBFloat16) return make(bf16());
-  TORCH_CHECK_VALUE(dtype == at::kFloat, "weights are packed in float32 or bfloat16, not ", dtype);
-  return make(float());
+  });
 }
 
 void run(const Tensor& x, const Tensor& out, at::TensorList packed, const OptionalTensors& vectors,
@@ -80,7 +87,7 @@ void run(const Tensor& x, const Tensor& out, at::TensorList packed, const Option
   const Windows windows{x.size(0), Axis(x.size(1), window[0], shift[0], mask_padding),
                         Axis(x.size(2), window[1], shift[1], mask_padding)};
   Vectors kept;
-  const auto go = [&](auto type) {
+  dispatch(packed[0].scalar_type(), [&](auto type) {
     using T = decltype(type);
     const int64_t D = packed[2].numel() / C;
     const auto vector = [&](int64_t i, int64_t size, float otherwise) { return kept.get(vectors.get(i), size, otherwise); };
@@ -103,8 +110,7 @@ void run(const Tensor& x, const Tensor& out, at::TensorList packed, const Option
                       heads,
                       (float)scale};
     run_block(w, windows, x.data_ptr<float>(), out.data_ptr<float>());
-  };
-  packed[0].scalar_type() == at::kBFloat16 ? go(bf16()) : go(float());
+  });
 }
 
 Tensor block(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors, const Tensor& position_bias,
@@ -146,7 +152,7 @@ Tensor embed(const Tensor& image, const Tensor& packed, const std::optional<Tens
   const Image from{image.data_ptr<float>(), image.size(0), image.size(1), image.size(2), image.size(3),
                    {image.stride(0), image.stride(1), image.stride(2), image.stride(3)}};
   Vectors kept;
-  const auto go = [&](auto type) {
+  return dispatch(packed.scalar_type(), [&](auto type) {
     const auto w = linear_of_rows<decltype(type)>(packed, bias, K, kept);
     Tensor out = at::empty({from.batch, (from.height + patch[0] - 1) / patch[0], (from.width + patch[1] - 1) / patch[1],
                             w.N},
@@ -154,23 +160,21 @@ Tensor embed(const Tensor& image, const Tensor& packed, const std::optional<Tens
     embed_patches(from, patch[0], patch[1], w, affine_of(norm_weight, norm_bias, eps, w.N, kept),
                   out.data_ptr<float>());
     return out;
-  };
-  return packed.scalar_type() == at::kBFloat16 ? go(bf16()) : go(float());
+  });
 }
 
 Tensor merge(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& norm_weight,
              const std::optional<Tensor>& norm_bias, std::optional<double> eps, bool post_norm) {
   check_map(x, "x");
   Vectors kept;
-  const auto go = [&](auto type) {
+  return dispatch(packed.scalar_type(), [&](auto type) {
     const auto w = linear_of_rows<decltype(type)>(packed, std::nullopt, 4 * x.size(3), kept);
     Tensor out = at::empty({x.size(0), (x.size(1) + 1) / 2, (x.size(2) + 1) / 2, w.N}, x.options());
     merge_patches(x.data_ptr<float>(), x.size(0), x.size(1), x.size(2), x.size(3), w,
                   affine_of(norm_weight, norm_bias, eps, post_norm ? w.N : w.K, kept), post_norm,
                   out.data_ptr<float>());
     return out;
-  };
-  return packed.scalar_type() == at::kBFloat16 ? go(bf16()) : go(float());
+  });
 }
 
 Tensor output_norm(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps) {

@@ -226,7 +226,7 @@ void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x,
     release_brgemm<T>();
   });
 }
-template void run_block<float>(const BlockWeights<float>&, const Windows&, const float*, float*);
-template void run_block<bf16>(const BlockWeights<bf16>&, const Windows&, const float*, float*);
+#define INSTANTIATE(T) template void run_block<T>(const BlockWeights<T>&, const Windows&, const float*, float*);
+SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

@@ -49,7 +49,7 @@ void pack(const float* weight, int64_t N, int64_t K, int64_t unit, T* panels) {
     }
   });
 }
-template void pack<float>(const float*, int64_t, int64_t, int64_t, float*);
-template void pack<bf16>(const float*, int64_t, int64_t, int64_t, bf16*);
+#define INSTANTIATE(T) template void pack<T>(const float*, int64_t, int64_t, int64_t, T*);
+SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

@@ -95,13 +95,11 @@ void normalise_output(const float* x, int64_t batch, int64_t area, int64_t chann
   });
 }
 
-template void embed_patches<float>(const Image&, int64_t, int64_t, const Linear<float>&, const std::optional<Affine>&,
-                                   float*);
-template void embed_patches<bf16>(const Image&, int64_t, int64_t, const Linear<bf16>&, const std::optional<Affine>&,
-                                  float*);
-template void merge_patches<float>(const float*, int64_t, int64_t, int64_t, int64_t, const Linear<float>&,
-                                   const std::optional<Affine>&, bool, float*);
-template void merge_patches<bf16>(const float*, int64_t, int64_t, int64_t, int64_t, const Linear<bf16>&,
-                                  const std::optional<Affine>&, bool, float*);
+#define INSTANTIATE(T)                                                                                          \
+  template void embed_patches<T>(const Image&, int64_t, int64_t, const Linear<T>&, const std::optional<Affine>&, \
+                                 float*);                                                                       \
+  template void merge_patches<T>(const float*, int64_t, int64_t, int64_t, int64_t, const Linear<T>&,            \
+                                 const std::optional<Affine>&, bool, float*);
+SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

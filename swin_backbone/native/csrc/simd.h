@@ -1,6 +1,7 @@
 // Rows of numbers, a vector at a time: at::vec, and what it lacks.
 //
-// The file that includes this is compiled once for each instruction set, with CPU_CAPABILITY set as at::vec wants it.
+// All files are compiled once for each instruction set, with CPU_CAPABILITY set as at::vec wants it, to libraries of
+// their own (../build.py). bf16 is there where the processor rounds to it itself: elsewhere brgemm has no kernel for it.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -17,24 +18,24 @@ using Vec = at::vec::Vectorized<float>;
 using bf16 = c10::BFloat16;
 constexpr int64_t LANES = Vec::size();
 
+#ifdef __AVX512BF16__
+#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float) instantiate(bf16)
+#else
+#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float)
+#endif
+
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // `count` is LANES but at the end of a row; given as a constant, no mask is left of it.
 inline Vec load(const float* from, int64_t count = LANES) { return Vec::loadu(from, count); }
 inline void store(float* to, Vec v, int64_t count = LANES) { v.store(to, count); }
 
+#ifdef __AVX512BF16__
 inline void store(bf16* to, Vec v, int64_t count = LANES) {
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
-  // at::vec rounds in ten instructions where processors that multiply bf16 have one.
-  const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(v);
-  if (count == LANES)
-    _mm256_storeu_si256((__m256i*)to, rounded);
-  else
-    _mm256_mask_storeu_epi16(to, (__mmask16)((1u << count) - 1), rounded);
-#else
-  at::vec::convert_from_float<bf16>(v, v).store(to, count);
-#endif
+  const __m256bh rounded = _mm512_cvtneps_pbh(v);  // at::vec rounds in ten instructions
+  std::memcpy((void*)to, &rounded, count * sizeof(bf16));
 }
+#endif
 
 // f(column, count) over a row of n columns.
 template <class F>
