@@ -5,7 +5,7 @@ processor that it is meant for: bfloat16 by AVX-512 without AMX.
 """
 
 from .library import is_available, why_not
-from .operators import block, block_fits, embed, merge, output_norm
+from .operators import block, embed, merge, output_norm, takes_block, takes_stage
 from .packing import Packed
 
-__all__ = ['Packed', 'block', 'block_fits', 'embed', 'is_available', 'merge', 'output_norm', 'why_not']
+__all__ = ['Packed', 'block', 'embed', 'is_available', 'merge', 'output_norm', 'takes_block', 'takes_stage', 'why_not']

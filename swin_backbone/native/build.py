@@ -16,14 +16,32 @@ from setuptools.command.build_ext import build_ext
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 SOURCES = sorted(Path(__file__).parent.joinpath('csrc').glob('*.cpp'))
-AVX512 = ['-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq', '-mfma', '-mf16c', *('-DCPU_CAPABILITY' + end for end in ('=AVX512', '_AVX512'))]
+AVX512 = [
+    '-mavx512f',
+    '-mavx512bw',
+    '-mavx512vl',
+    '-mavx512dq',
+    '-mfma',
+    '-mf16c',
+    *('-DCPU_CAPABILITY' + end for end in ('=AVX512', '_AVX512')),
+]
 INSTRUCTION_SETS = {
     'avx2': ['-mavx2', '-mfma', '-mf16c', '-DCPU_CAPABILITY=AVX2', '-DCPU_CAPABILITY_AVX2'],
     'avx512': AVX512,
     'avx512_bf16': [*AVX512, '-mavx512bf16'],
 }
 # GCC warns of its own header of intrinsics, where a value is meant to be undefined.
-FLAGS = ['-std=c++17', '-O3', '-fopenmp', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden', '-Wno-maybe-uninitialized', '-Wno-uninitialized', '-Wno-unknown-pragmas']
+FLAGS = [
+    '-std=c++17',
+    '-O3',
+    '-fopenmp',
+    '-fno-math-errno',
+    '-fno-trapping-math',
+    '-fvisibility=hidden',
+    '-Wno-maybe-uninitialized',
+    '-Wno-uninitialized',
+    '-Wno-unknown-pragmas',
+]
 
 # Of the environment that is installed into: a build that pip isolates does not see it, and may not import it.
 ASK_TORCH = """
@@ -56,7 +74,12 @@ def extensions() -> list[Extension]:
             [os.path.relpath(source) for source in SOURCES],
             depends=[str(header) for header in SOURCES[0].parent.glob('*.h')],
             language='c++',
-            extra_compile_args=[*FLAGS, *flags, f'-D_GLIBCXX_USE_CXX11_ABI={abi}', *(f'-isystem{path}' for path in include)],
+            extra_compile_args=[
+                *FLAGS,
+                *flags,
+                f'-D_GLIBCXX_USE_CXX11_ABI={abi}',
+                *(f'-isystem{path}' for path in include),
+            ],
             extra_link_args=['-fopenmp'],
             library_dirs=libraries,
             libraries=['torch_cpu', 'c10'],

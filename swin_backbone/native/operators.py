@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.block import BlockSettings, BlockWeights
-from ..ops.merging import neighbours_first
-from ..ops.windows import Size
+from ..ops.grid import Size
+from ..ops.patches import neighbours_first
 from .library import is_available
 from .packing import Packed
 
@@ -18,27 +18,19 @@ LARGEST_WINDOW = 16
 HEAD_DIMS = range(8, 65, 8)
 
 
-def block_fits(x_BHWC: Tensor, dtype: torch.dtype, w: BlockWeights, settings: BlockSettings, window_size: Size) -> bool:
-    """Whether the operator computes this block, in `dtype`, as the functions of `ops` would: without a gradient."""
+def takes_stage(dtype: torch.dtype, window_size: Size, head_dim: int) -> bool:
+    """Whether the operators compute blocks of such windows and heads in `dtype`, here and now, without gradients."""
+    return max(window_size) <= LARGEST_WINDOW and head_dim in HEAD_DIMS and is_available(dtype)
+
+
+def takes_block(x_BHWC: Tensor, w: BlockWeights, settings: BlockSettings) -> bool:
+    """Whether the operator computes what the functions of `ops` would, of a stage that it takes."""
     return (
-        _fits(x_BHWC, dtype, (x_BHWC, *w))
-        and x_BHWC.shape[-1] // settings.num_heads in HEAD_DIMS
+        x_BHWC.dtype == w.qkv_weight.dtype == torch.float32
         and w.fc1_weight.shape[0] % 8 == 0
-        and max(window_size) <= LARGEST_WINDOW
         and type(settings.activation) is nn.GELU
         and settings.activation.approximate == 'none'
-        and not settings.draws
-    )
-
-
-def _fits(x: Tensor, dtype: torch.dtype, used: tuple[Optional[Tensor], ...]) -> bool:
-    return (
-        x.device.type == 'cpu'
-        and x.dtype == torch.float32
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
-        and not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in used))
-        and is_available(dtype)
+        and not any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
     )
 
 
@@ -61,13 +53,14 @@ def block(
         overwrite: put the result in the place of `x_BHWC`.
     """
     weights = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
-    panels = packed.get(weights, dtype, (x_BHWC.shape[-1] // settings.num_heads, 1, 1, 1))
+    heads = len(w.position_bias_hNN)
+    panels = packed.get(weights, dtype, (x_BHWC.shape[-1] // heads, 1, 1, 1))
     vectors = [
         *(w.norm1_weight, w.norm1_bias, w.qkv_bias, w.proj_bias, w.norm2_weight, w.norm2_bias),
         *(w.fc1_bias, w.fc2_bias, w.norm3_weight, w.norm3_bias),
     ]
     args = (
-        *(panels, vectors, w.position_bias_hNN, w.cosine_scale_h, w.drop_path_2B, settings.num_heads),
+        *(panels, vectors, w.position_bias_hNN, w.cosine_scale_h, w.drop_path_2B, heads),
         *(list(window_size), list(shift), mask_padding, settings.scale, list(settings.eps)),
     )
     x_BHWC = x_BHWC.contiguous()
@@ -86,16 +79,13 @@ def embed(
     norm_bias: Optional[Tensor],
     eps: Optional[float],
     packed: Packed,
-) -> Optional[Tensor]:
-    """Patches to tokens (B, H', W', C), by the weight (C, channels, rows, columns) of a convolution of disjoint patches.
-
-    None: the operator does not do it.
+) -> Tensor:
+    """Patches to tokens (B, H', W', C), by the weight of a convolution (C, channels, rows, columns).
 
     Args:
+        image_BCHW: float32, in any memory.
         eps: of the norm behind; None: there is none.
     """
-    if not _fits(image_BCHW, dtype, (image_BCHW, weight, bias, norm_weight, norm_bias)):
-        return None
     (panels,) = packed.get((weight,), dtype, (1,))
     return torch.ops.swin_backbone.embed(image_BCHW, panels, bias, norm_weight, norm_bias, eps, list(weight.shape[2:]))
 
@@ -109,24 +99,18 @@ def merge(
     eps: Optional[float],
     post_norm: bool,
     packed: Packed,
-) -> Optional[Tensor]:
+) -> Tensor:
     """2 x 2 neighbours to tokens (B, H/2, W/2, C'), by weights over channels in the order of `nn.Unfold`: (C, 2, 2).
-
-    None: the operator does not do it.
 
     Args:
         eps: of the norm, over what is concatenated or, with `post_norm`, projected; None: there is none.
     """
-    if not _fits(x_BHWC, dtype, (x_BHWC, weight, norm_weight, norm_bias)):
-        return None
     (panels,) = packed.get((weight,), dtype, (1,), neighbours_first)
     if not post_norm:
         norm_weight, norm_bias = (None if w is None else neighbours_first(w) for w in (norm_weight, norm_bias))
     return torch.ops.swin_backbone.merge(x_BHWC.contiguous(), panels, norm_weight, norm_bias, eps, post_norm)
 
 
-def output_norm(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Optional[Tensor]:
-    """Layer norm, transposed to (B, C, H, W); None: the operator does not do it."""
-    if not _fits(x_BHWC, torch.float32, (x_BHWC, weight, bias)):
-        return None
+def output_norm(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
+    """Layer norm of a float32 map, transposed: (B, C, H, W)."""
     return torch.ops.swin_backbone.output_norm(x_BHWC.contiguous(), weight, bias, eps)

@@ -13,8 +13,8 @@ Units = Sequence[int]
 class Packed:
     """The packed weights of one module, in one dtype at a time.
 
-    They are made again when a weight is another tensor, in other memory, of another dtype, or was changed in place. What
-    is written through `.data`, as mmengine's EMAHook does, no counter tells: a module calls `clear` in `train` and
+    They are made again when a weight is another tensor, in other memory, of another dtype, or changed in place. What is
+    written through `.data`, as mmengine's EMAHook does, no counter tells: a module calls `clear` in `train` and
     `_apply`. Copies and pickles of a module leave them out.
     """
 

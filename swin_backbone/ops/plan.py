@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from ..compat import is_transformed
+from ..native.operators import takes_stage
 from .backend import takes_kernel
 from .fused import TritonWindows
 from .grid import Size
@@ -63,6 +64,7 @@ class Plan(NamedTuple):
     with_cp: bool = False  # recompute blocks in backward, where they are not run in strips, which always do
     overwrite: bool = False  # whether a block may put its output where its input is
     dtype: Optional[torch.dtype] = None  # of linear layers, under automatic mixed precision
+    compiled: Optional[torch.dtype] = None  # that compiled operators compute in; None: they do not compute this stage
     as_built: bool = False  # whether each layer of the backbone is known to be the one it was built with
 
     def windows(self, x_BHWC: Tensor, cut: WindowCut) -> tuple[list[Windows], Size]:
@@ -99,7 +101,7 @@ class Planner(NamedTuple):
         device, dtype = x.device, autocast_dtype(x.device.type)
         asked_for_strips, dropout = isinstance(self.strip_tokens, int), self.attn_drop_rate if training else 0.0
         how = self.attention_backend, device, dtype or x.dtype, self.window_size, self.head_dim, dropout
-        strip_tokens = None
+        strip_tokens = compiled = None
         if takes_kernel(*how, in_strips=asked_for_strips):
             kind = TritonWindows
         elif is_one_graph(x):
@@ -111,7 +113,12 @@ class Planner(NamedTuple):
             elif self.strip_tokens == 'auto' and device.type == 'cpu':
                 strip_tokens = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // self.channels)
                 strip_tokens *= torch.get_num_threads()
-        return Plan(kind, strip_tokens, self.with_cp, dtype=dtype)
+                if self.attention_backend == 'auto' and not torch.is_grad_enabled():
+                    compiled = self._compiled_dtype(dtype or x.dtype)
+        return Plan(kind, strip_tokens, self.with_cp, dtype=dtype, compiled=compiled)
+
+    def _compiled_dtype(self, dtype: torch.dtype) -> Optional[torch.dtype]:
+        return dtype if takes_stage(dtype, self.window_size, self.head_dim) else None
 
 
 def run(

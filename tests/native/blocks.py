@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from swin_backbone import native
 from swin_backbone.ops import reference
-from swin_backbone.ops.attention import relative_position_bias
 from swin_backbone.ops.block import BlockSettings, BlockWeights
 from swin_backbone.ops.cosine import cosine_scale
+from swin_backbone.ops.windows import relative_position_bias
 
 
 def random_weights(channels: int, heads: int, window: tuple[int, int], v2: bool, norm3: bool = False) -> dict:
@@ -60,14 +60,23 @@ def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple
         *(drop_path_2B, cosine_scale_h, weights.get('norm3.weight'), weights.get('norm3.bias')),
     )
     eps = (1e-5,) * (3 if 'norm3.weight' in weights else 2)
-    return w, BlockSettings(heads, scale, eps, nn.GELU(), 0.0, 0.0, 0.0, 0.0)
+    return w, BlockSettings(scale, eps, nn.GELU(), 0.0, 0.0, 0.0, 0.0)
 
 
 def by_operator(
-    x_BHWC: Tensor, weights: dict, heads: int, window, shift, mask_padding, dtype=torch.float32, drop_path_2B=None, **how
+    x_BHWC: Tensor,
+    weights: dict,
+    heads: int,
+    window,
+    shift,
+    mask_padding,
+    dtype=torch.float32,
+    drop_path_2B=None,
+    **how,
 ) -> Tensor:
     w, settings = block_weights(weights, heads, window, drop_path_2B)
-    assert native.block_fits(x_BHWC, dtype, w, settings, window)
+    assert native.takes_stage(dtype, window, x_BHWC.shape[-1] // heads)
+    assert native.takes_block(x_BHWC, w, settings)
     return native.block(x_BHWC, dtype, w, settings, native.Packed(), window, shift, mask_padding, **how)
 
 

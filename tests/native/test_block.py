@@ -99,7 +99,9 @@ def test_same_bits_whatever_the_number_of_threads_and_from_several_python_thread
 def test_operators_have_a_fake_for_compile_and_export():
     weights = random_weights(32, 2, (4, 4), v2=False)
     w, settings = block_weights(weights, 2, (4, 4))
-    packed = native.Packed().get((w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1))
+    packed = native.Packed().get(
+        (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
+    )
     vectors = [w.norm1_weight, None, w.qkv_bias, w.proj_bias, None, w.norm2_bias, w.fc1_bias, w.fc2_bias, None, None]
     args = packed, vectors, w.position_bias_hNN, None, None, 2, [4, 4], [2, 2], False, settings.scale, [1e-5, 1e-5]
     x, ops, which = torch.randn(1, 9, 10, 32), torch.ops.swin_backbone, ('test_schema', 'test_faketensor')
@@ -127,8 +129,10 @@ def test_operators_have_a_fake_for_compile_and_export():
     ],
 )
 def test_what_does_not_fit_is_said(changed, said):
-    w, settings = block_weights(random_weights(32, 2, (4, 4), v2=False), 2, (4, 4))
-    packed = native.Packed().get((w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1))
+    w, _ = block_weights(random_weights(32, 2, (4, 4), v2=False), 2, (4, 4))
+    packed = native.Packed().get(
+        (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
+    )
     args = dict(x=torch.randn(1, 8, 8, 32), packed=packed, vectors=[None] * 10, position_bias=w.position_bias_hNN)
     args.update(cosine_scale=None, drop_path=None, heads=2, window=[4, 4], shift=[0, 0], mask_padding=False)
     with pytest.raises(ValueError, match=said):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def run(tmp_path, *arguments):
     command = [sys.executable, ROOT / 'tools' / 'benchmark.py', '--arch', 'nano', '--size', '32x32', '--runs', '1']
     result = subprocess.run(
-        [*command, '--peers', '', '--json', tmp_path / 'figures.json', *arguments],
+        [*command, '--busy-machine', '--peers', '', '--json', tmp_path / 'figures.json', *arguments],
         env={**os.environ, 'PYTHONPATH': str(ROOT), 'COLUMNS': '120'}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
