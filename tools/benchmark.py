@@ -98,6 +98,7 @@ def build_all(args: argparse.Namespace) -> dict:
         # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
         variants['one strip'] = dict(strip_tokens=sys.maxsize)
         variants['autograd, no strips'] = dict(strip_tokens=None)
+        variants['no compiled operators'] = {}  # nor are there any below
         variants['F.linear, no oneDNN'] = {}
         variants['pad, roll, masks; no strips'] = dict(strip_tokens=None)
     builders.update({name: partial(build, OURS, args.arch, variant) for name, variant in variants.items()})
@@ -120,7 +121,17 @@ def ablated(name: str, run):
         finally:
             plan.TableWindows = original
 
-    return {'F.linear, no oneDNN': without_onednn, 'pad, roll, masks; no strips': with_masks}.get(name, run)
+    def without_operators() -> None:
+        from swin_backbone.ops import plan
+
+        original, plan.takes_stage = plan.takes_stage, lambda *_: False
+        try:
+            run()
+        finally:
+            plan.takes_stage = original
+
+    off = {'F.linear, no oneDNN': without_onednn, 'pad, roll, masks; no strips': with_masks}
+    return {**off, 'no compiled operators': without_operators}.get(name, run)
 
 
 def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, timing.Spread]:
