@@ -14,8 +14,8 @@ class Packed:
     """The packed weights of one module, in one dtype at a time.
 
     They are made again when a weight is another tensor, in other memory, of another dtype, or changed in place. What is
-    written through `.data`, as mmengine's EMAHook does, no counter tells: a module calls `clear` in `train` and
-    `_apply`. Copies and pickles of a module leave them out.
+    written through `.data`, as mmengine's EMAHook does, no version counts: samples of the weights tell, one in 61 numbers,
+    and `train` and `_apply` of a module `clear` them anyway. Copies and pickles of a module leave them out.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,8 @@ class Packed:
         """The weights (out, in...) packed in `dtype`, after `arrange` has put their inputs in order."""
         if any(weight.is_inference() for weight in weights):  # which count no changes
             return _pack(weights, dtype, units, arrange)
-        key = dtype, *((id(w), w.data_ptr(), w._version, w.dtype, w.shape) for w in weights)
+        samples = torch.ops.swin_backbone.fingerprint(weights)
+        key = dtype, samples, *((id(w), w.data_ptr(), w._version, w.dtype, w.shape) for w in weights)
         made = self._made  # once: another thread may exchange it
         if made is None or made[0] != key:
             self._made = None  # first, so that there are never two

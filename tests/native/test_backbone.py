@@ -90,11 +90,18 @@ def changed_by_swapping(model):
     model.train().eval()
 
 
+def changed_through_data(model):
+    for weight in model.parameters():
+        weight.data.mul_(1.1)
+
+
 def changed_by_rounding(model):
     model.bfloat16().float()
 
 
-@pytest.mark.parametrize('change', [changed_by_a_step, changed_by_loading, changed_by_swapping, changed_by_rounding])
+@pytest.mark.parametrize(
+    'change', [changed_by_a_step, changed_through_data, changed_by_loading, changed_by_swapping, changed_by_rounding]
+)
 @torch.no_grad()
 def test_changed_weights_are_seen(change, without):
     model, x = backbones()[0], torch.randn(1, 3, 64, 64)

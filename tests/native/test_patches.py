@@ -1,6 +1,5 @@
 """Patch embedding, patch merging and output norms by the compiled operators are torch's."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from blocks import rms
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from swin_backbone import native
 
-dtypes = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.usefixtures('_bf16'))]
 sides = st.integers(1, 40)
 maps = st.tuples(st.integers(1, 2), sides, sides, st.sampled_from([8, 24, 96]))
 
@@ -21,7 +19,6 @@ def close(ours, truth, dtype):
         assert rms(ours - truth) < 6e-3 * max(1, rms(truth))
 
 
-@pytest.mark.parametrize('dtype', dtypes)
 @settings(max_examples=30, deadline=None)
 @given(st.tuples(st.integers(1, 2), sides, sides), st.tuples(st.integers(1, 5), st.integers(1, 5)), st.data())
 def test_embedding_is_the_convolution_and_its_norm(dtype, size, patch, data):
@@ -38,7 +35,6 @@ def test_embedding_is_the_convolution_and_its_norm(dtype, size, patch, data):
     close(ours, truth, dtype)
 
 
-@pytest.mark.parametrize('dtype', dtypes)
 @settings(max_examples=30, deadline=None)
 @given(maps, st.booleans(), st.booleans())
 def test_merging_is_unfold_norm_and_projection(dtype, size, norm, post_norm):
