@@ -14,8 +14,8 @@ class Packed:
     """The packed weights of one module, in one dtype at a time.
 
     They are made again when a weight is another tensor, in other memory, of another dtype, or changed in place. What is
-    written through `.data`, as mmengine's EMAHook does, no version counts: samples of the weights tell, one in 61 numbers,
-    and `train` and `_apply` of a module `clear` them anyway. Copies and pickles of a module leave them out.
+    written through `.data`, as mmengine's EMAHook does, no version counts: samples of the weights tell, one in 61
+    numbers, and `train` and `_apply` of a module `clear` them anyway. Copies and pickles of a module leave them out.
     """
 
     def __init__(self) -> None:
