@@ -7,7 +7,8 @@ cd "$(dirname "$0")/../.."
 python=${1:-python}
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-git ls-files --cached --others --exclude-standard swin_backbone tests setup.py README.md pyproject.toml | cpio -pdm --quiet "$copy"
+files=(swin_backbone tests setup.py README.md pyproject.toml)
+git ls-files -z --cached --others --exclude-standard "${files[@]}" | tar --null -T - -cf - | tar -xf - -C "$copy"
 cd "$copy"
 flags='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined'
 CFLAGS=$flags LDFLAGS='-fsanitize=address,undefined' "$python" setup.py --quiet build_ext --inplace

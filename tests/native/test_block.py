@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from blocks import block_weights, by_operator, by_reference, random_weights, rms
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swin_backbone import native
@@ -36,6 +36,7 @@ def test_float32_is_the_reference(case):
 @settings(max_examples=40, deadline=None)
 @given(cases())
 def test_bfloat16_is_nearer_to_float32_than_autocast(case):
+    assume(case[0].numel() > 4096)  # of a few numbers chance decides
     truth = by_reference(*case)
     with torch.autocast('cpu', torch.bfloat16):
         autocast = by_reference(*case)
