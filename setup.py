@@ -6,6 +6,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+native = run_path(str(HERE / 'swin_backbone' / 'native' / 'build.py'))
 
 
 class BuildWithMim(build_py):
@@ -41,7 +42,9 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
-    cmdclass={'build_py': BuildWithMim},
+    # C++ and headers are for building; a wheel brings what they became.
+    ext_modules=native['extensions'](),
+    cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative']},
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
     install_requires=['torch>=2.1', 'numpy', 'safetensors', 'filelock', 'tqdm', 'rich'],

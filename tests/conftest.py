@@ -15,6 +15,14 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def by_torch(monkeypatch):
+    """Blocks are computed by torch, not by compiled operators."""
+    from swin_backbone.ops import plan
+
+    monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         '--write-swap-list', action='store_true', help='write what tests/openmmlab/test_swap_breadth.py found to docs/'

@@ -54,8 +54,12 @@ def imported(path):
 
 
 ALLOWED = {
-    'ops': ('torch', 'triton', 'swin_backbone.compat', 'swin_backbone.ops'),
-    'layers': ('torch', 'mmengine', 'mmcv', 'swin_backbone.compat', 'swin_backbone.ops', 'swin_backbone.layers'),
+    'ops': ('torch', 'triton', 'swin_backbone.compat', 'swin_backbone.ops', 'swin_backbone.native'),
+    'native': ('torch', 'setuptools', 'swin_backbone.ops', 'swin_backbone.native'),
+    'layers': (
+        *('torch', 'mmengine', 'mmcv', 'swin_backbone.compat', 'swin_backbone.ops', 'swin_backbone.native'),
+        'swin_backbone.layers',
+    ),
     'checkpoints': (
         *('torch', 'numpy', 'safetensors', 'filelock', 'tqdm', 'mmengine'),
         *('swin_backbone.ops', 'swin_backbone.checkpoints'),

@@ -1,8 +1,11 @@
 """An installed wheel brings its configs and tools along, and mim's look-ups find them."""
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -44,11 +47,34 @@ def installed(tmp_path_factory):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--no-index']
+    environment = {**os.environ, 'SWIN_BACKBONE_NATIVE': '0'}  # compiling is test_a_wheel_brings_the_operators' matter
     result = subprocess.run(
-        [*command, '--target', folder / 'site', source], capture_output=True, text=True, timeout=240
+        [*command, '--target', folder / 'site', source], env=environment, capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stderr
     return folder / 'site'
+
+
+def test_without_a_working_compiler_the_package_is_built_and_one_sentence_says_so(tmp_path):
+    command = [sys.executable, 'setup.py', '--quiet', 'build_ext', '--build-lib', tmp_path, '--build-temp', tmp_path]
+    environment = {**os.environ, 'CC': 'false', 'CXX': 'false'}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count('the compiled CPU operators are not built, and not needed: ') == 1
+    assert not list(tmp_path.rglob('*.so'))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux' or platform.machine() != 'x86_64', reason='they are for Linux on x86-64')
+@pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
+def test_a_wheel_brings_the_operators(tmp_path):
+    command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '--no-index', '.']
+    result = subprocess.run([*command, '-w', tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    (wheel,) = tmp_path.glob('*.whl')
+    libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith('.so')]
+    assert len(libraries) == 3
+    assert all(name.startswith('swin_backbone/native/_avx') for name in libraries)
 
 
 def test_an_installed_wheel_finds_its_configs(installed, tmp_path):

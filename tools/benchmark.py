@@ -3,14 +3,13 @@
 python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
     [--peers mmdet,timm,transformers,torchvision] [--arch tiny] [--compile] [--ablate] [--memory] [--sizes-in-turn]
     [--strip-tokens N ...] [--attention-backend NAME ...] [--with-cp] [--kernels] [--runtime onnxruntime,openvino]
-    [--runs N] [--threads N] [--json F] [--plot F]
+    [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
 
 The ratio is the time of the fastest peer, or the memory of the leanest, to that of each.
 """
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from swin_backbone import ARCHS, SwinBackbone
-from swin_backbone.analysis import timing
+from swin_backbone.analysis import machine, timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
 from swin_backbone.deploy.timing import RUNTIMES, exported_runs
 from swin_backbone.ops.backend import ATTENTION_BACKENDS
@@ -68,6 +67,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--runtime', default='', help='exported, in these of onnxruntime,openvino, instead of in torch')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
     parser.add_argument('--plot', type=Path, metavar='F', help='write a plot of time, or memory, against size')
     args = parser.parse_args()
@@ -103,6 +103,7 @@ def build_all(args: argparse.Namespace) -> dict:
         # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
         variants['one strip'] = dict(strip_tokens=sys.maxsize)
         variants['autograd, no strips'] = dict(strip_tokens=None)
+        variants['no compiled operators'] = {}  # nor are there any below
         variants['F.linear, no oneDNN'] = {}
         variants['pad, roll, masks; no strips'] = dict(strip_tokens=None)
     builders.update({name: partial(build, OURS, args.arch, variant) for name, variant in variants.items()})
@@ -125,7 +126,17 @@ def ablated(name: str, run):
         finally:
             plan.TableWindows = original
 
-    return {'F.linear, no oneDNN': without_onednn, 'pad, roll, masks; no strips': with_masks}.get(name, run)
+    def without_operators() -> None:
+        from swin_backbone.ops import plan
+
+        original, plan.takes_stage = plan.takes_stage, lambda *_: False
+        try:
+            run()
+        finally:
+            plan.takes_stage = original
+
+    off = {'F.linear, no oneDNN': without_onednn, 'pad, roll, masks; no strips': with_masks}
+    return {**off, 'no compiled operators': without_operators}.get(name, run)
 
 
 def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, timing.Spread]:
@@ -247,19 +258,29 @@ def plot(path: Path, rows: list[dict], unit: str) -> None:
     figure.savefig(path, dpi=120, bbox_inches='tight')
 
 
+def check_quiet(args: argparse.Namespace) -> None:
+    """Refuse to take times on a CPU that others use."""
+    if args.device != 'cpu' or args.memory or args.busy_machine:
+        return
+    reason = machine.why_not_quiet()
+    if reason is not None:
+        raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
+
+
 def main() -> None:
     args = parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    machine = f'{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}'
+    if args.device == 'cpu':
+        machine.pin_threads(args.threads)
+    where = machine.processor()
     if args.device != 'cpu':
-        machine = f'{torch.cuda.get_device_name(args.device)}, torch {torch.__version__}'
+        where = f'{torch.cuda.get_device_name(args.device)}, torch {torch.__version__}'
     what = 'training step' if args.train else 'forward'
     rows = []
     with stop_on_user_errors():
+        check_quiet(args)
         builders = build_all(args)
         for shape in args.size:
-            title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {machine}'
+            title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {where}'
             if args.sizes_in_turn:
                 for name, ratio in measure_sizes_in_turn(args, builders, shape).items():
                     console.print(f'{name}: {ratio:.3f} of the time a pixel at {shape[0]}x{shape[1]}')
@@ -286,7 +307,7 @@ def main() -> None:
                 )
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
-        args.json.write_text(json.dumps(dict(machine=machine, settings=settings, rows=rows), indent=1))
+        args.json.write_text(json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1))
     if args.plot:
         plot(args.plot, rows, 'bytes' if args.memory else 'seconds')
 

@@ -8,17 +8,18 @@ from typing import Optional
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ..native import operators
 from ..ops.linear import eager_linear
 from ..ops.patches import EmbeddingWeights, embed_patches, row_strips
 from ..ops.plan import Plan, is_one_graph, run
+from .compiled import CompiledLayer
 from .published import is_as_built, known_layer, remember_layers
 
 
 @known_layer
-class PatchEmbed(BaseModule):
+class PatchEmbed(CompiledLayer):
     """Cut an image into patches and project each to a token.
 
     The image is zero-padded at right and bottom to whole patches.
@@ -46,6 +47,12 @@ class PatchEmbed(BaseModule):
         by_product = plan.strip_tokens is not None or torch.compiler.is_compiling()
         if not (by_product and self._is_as_built()):
             return self._by_modules(image_BCHW)
+        projection, norm = self.projection, self.norm
+        if plan.compiled is not None and image_BCHW.dtype == projection.weight.dtype == torch.float32:
+            norm_weights = (getattr(norm, name, None) for name in ('weight', 'bias', 'eps'))
+            return operators.embed(
+                image_BCHW, plan.compiled, projection.weight, projection.bias, *norm_weights, self.packed
+            )
         image_BHWC, eps = image_BCHW.permute(0, 2, 3, 1), getattr(self.norm, 'eps', None)
         weights = EmbeddingWeights(
             plan.cast(self.projection.weight),

@@ -8,18 +8,19 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ..native import operators
 from ..ops.linear import eager_linear
 from ..ops.patches import MergingWeights, merge_patches, neighbours_first, normalise_output, row_strips
 from ..ops.plan import Plan, run
 from ..ops.rolled import in_order
+from .compiled import CompiledLayer
 from .published import has_hooks, is_as_built, known_layer, remember_layers
 
 
 @known_layer
-class PatchMerging(BaseModule):
+class PatchMerging(CompiledLayer):
     """Concatenate 2 x 2 neighbours and project: half the resolution, `out_channels` wide.
 
     The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg; a map that
@@ -46,6 +47,9 @@ class PatchMerging(BaseModule):
         """(B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
         if self.stride != 2 or not (plan.as_built or is_as_built(self)):
             return self._by_modules(x_BHWC)
+        if plan.compiled is not None and x_BHWC.dtype == self.reduction.weight.dtype == torch.float32:
+            norm = (getattr(self.norm, name, None) for name in ('weight', 'bias', 'eps'))
+            return operators.merge(x_BHWC, plan.compiled, self.reduction.weight, *norm, self.post_norm, self.packed)
         reorder = (lambda weight: weight) if self.post_norm else neighbours_first
         weights = MergingWeights(
             reorder(getattr(self.norm, 'weight', None)),
@@ -83,6 +87,8 @@ def normalised_output(norm: Any, x_BHWC: Tensor, plan: Plan) -> Tensor:
     """
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (x_BHWC, *norm.parameters()))
     plain = type(norm) is nn.LayerNorm and not has_hooks(norm) and 'forward' not in norm.__dict__
+    if plain and not needs_grad and plan.compiled is not None and x_BHWC.dtype == torch.float32:
+        return operators.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
     if plain and not needs_grad and plan.strip_tokens is not None:
         return normalise_output(x_BHWC, norm.weight, norm.bias, norm.eps)
     return in_order(norm(x_BHWC).permute(0, 3, 1, 2))

@@ -17,10 +17,12 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from ..native import operators
 from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block
 from ..ops.grid import Size
 from ..ops.plan import Plan, Planner, WindowCut, run
-from ..ops.windows import Windows, relative_position_bias
+from ..ops.windows import Windows, fit_window, relative_position_bias
+from .compiled import CompiledLayer
 from .published import is_as_built, known_layer, remember_layers
 
 
@@ -96,7 +98,7 @@ class ShiftedWindowAttention(BaseModule):
 
 
 @known_layer
-class SwinBlock(BaseModule):
+class SwinBlock(CompiledLayer):
     """One block (equation 3).
 
     Args:
@@ -162,11 +164,25 @@ class SwinBlock(BaseModule):
         plan = plan or self.planner.plan(x_BHWC, self.training)
         if not (plan.as_built or is_as_built(self)):
             return self._by_modules(x_BHWC, plan._replace(strip_tokens=None))
+        if plan.compiled is not None:
+            y_BHWC = self._by_operator(x_BHWC, plan)
+            if y_BHWC is not None:
+                return y_BHWC
         windows, window_size = plan.windows(x_BHWC, self.attn.cut)
         weights, settings = self._weights(x_BHWC, window_size, plan), self._settings()
         compute = partial(self.compute, settings=settings)
         draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
         return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
+
+    def _by_operator(self, x_BHWC: Tensor, plan: Plan) -> Optional[Tensor]:
+        """By the compiled operator; None if it does not compute such a block."""
+        cut, settings = self.attn.cut, self._settings()
+        window_size, shift = fit_window(*x_BHWC.shape[1:3], cut.window_size, cut.shift, cut.small_map)
+        weights = self._weights(x_BHWC, window_size, plan._replace(dtype=None))
+        if not operators.takes_block(x_BHWC, weights, settings):
+            return None
+        how = window_size, shift, cut.mask_padding, plan.overwrite
+        return operators.block(x_BHWC, plan.compiled, weights, settings, self.packed, *how)
 
     def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> BlockWeights:
         """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from ..compat import is_exporting, is_transformed
+from ..native.operators import takes_stage
 from .backend import takes_kernel
 from .exported import ExportedWindows
 from .fused import TritonWindows
@@ -65,6 +66,7 @@ class Plan(NamedTuple):
     with_cp: bool = False  # recompute blocks in backward, where they are not run in strips, which always do
     overwrite: bool = False  # whether a block may put its output where its input is
     dtype: Optional[torch.dtype] = None  # of linear layers, under automatic mixed precision
+    compiled: Optional[torch.dtype] = None  # that compiled operators compute in; None: they do not compute this stage
     as_built: bool = False  # whether each layer of the backbone is known to be the one it was built with
 
     def windows(self, x_BHWC: Tensor, cut: WindowCut) -> tuple[list[Windows], Size]:
@@ -102,6 +104,7 @@ class Planner(NamedTuple):
         dropout = self.attn_drop_rate if training else 0.0
         how = self.attention_backend, device, dtype or x.dtype, self.window_size, self.head_dim, dropout
         strip_tokens: Optional[int] = None
+        compiled: Optional[torch.dtype] = None
         if takes_kernel(*how, in_strips=isinstance(self.strip_tokens, int)):
             kind: Any = TritonWindows
         elif is_exporting():
@@ -115,7 +118,10 @@ class Planner(NamedTuple):
             elif self.strip_tokens == 'auto' and device.type == 'cpu':
                 of_thread = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // self.channels)
                 strip_tokens = of_thread * torch.get_num_threads()
-        return Plan(kind, strip_tokens, self.with_cp, dtype=dtype)
+                takes_all = self.attention_backend == 'auto' and not torch.is_grad_enabled()
+                if takes_all and takes_stage(dtype or x.dtype, self.window_size, self.head_dim):
+                    compiled = dtype or x.dtype
+        return Plan(kind, strip_tokens, self.with_cp, dtype=dtype, compiled=compiled)
 
 
 def run(

@@ -33,6 +33,7 @@ class AttentionDtypes(TorchDispatchMode):
 
 @pytest.mark.parametrize('training', [False, True])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.usefixtures('by_torch')
 def test_autocast_makes_no_float32_detour_in_attention(dtype, training):
     backbone = SwinBackbone(arch='nano', out_indices=(0,), depths=(2,), num_heads=(2,)).train(training)
     seen = AttentionDtypes()
@@ -72,6 +73,7 @@ def count_strips(monkeypatch):
 
 
 @pytest.mark.parametrize('training', [False, True])
+@pytest.mark.usefixtures('by_torch')
 def test_a_cpu_runs_in_strips_unless_told_not_to(monkeypatch, training):
     cuts = count_strips(monkeypatch)
     backbone = SwinBackbone(arch='nano', drop_path_rate=0.0).train(training)

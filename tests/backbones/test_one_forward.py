@@ -51,6 +51,7 @@ def trace(run):
 
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 @pytest.mark.parametrize('strip_tokens', ['auto', None])
+@pytest.mark.usefixtures('by_torch')
 @torch.no_grad()
 def test_seven_frames_to_softmax_and_a_block_in_24_functions_of_5_files(backbone, strip_tokens):
     model = backbone(arch='nano', drop_path_rate=0.0, strip_tokens=strip_tokens).eval()
@@ -67,6 +68,7 @@ def test_seven_frames_to_softmax_and_a_block_in_24_functions_of_5_files(backbone
         assert len(files) <= 5, files
 
 
+@pytest.mark.usefixtures('by_torch')
 def test_contributing_names_the_files_an_image_meets():
     text = CONTRIBUTING.read_text(encoding='utf-8')
     way = text[text.index('As one image travels') :].split('\n\n')[0]

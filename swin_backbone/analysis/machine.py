@@ -1,0 +1,64 @@
+"""What a time was measured on, and whether the machine was quiet enough for it to mean something."""
+
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+# Of a loop that does the same each time: the range of the middle half of its times, by their median.
+WIDEST_SPREAD = 0.05
+LOOPS = 40
+
+
+def processor() -> str:
+    """The processor's name, its instruction sets as torch uses them, and the threads that torch takes."""
+    lines = Path('/proc/cpuinfo').read_text().splitlines() if Path('/proc/cpuinfo').is_file() else []
+    facts = dict(line.split(':', 1) for line in reversed(lines) if ':' in line)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    extra = [flag for flag in ('avx512_bf16', 'amx_bf16') if flag in facts.get('flags', '').split()]
+    name = facts.get('model name') or platform.processor() or platform.machine()
+    family = f' family {facts["cpu family"]} model {facts["model"]}' if {'cpu family', 'model'} <= facts.keys() else ''
+    features = ', '.join([torch.backends.cpu.get_cpu_capability(), *extra])
+    run_by = f'{os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}'
+    return f'{name}{family} ({features}), {run_by}'
+
+
+def pin_threads(threads: Optional[int]) -> None:
+    """Let torch use so many threads, by default as many as it would, and keep the process on as many CPUs."""
+    torch.set_num_threads(threads or torch.get_num_threads())
+    if hasattr(os, 'sched_setaffinity'):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: torch.get_num_threads()])
+
+
+def why_not_quiet() -> Optional[str]:
+    """Why times measured now would mean little; None: the machine is quiet. It takes a second or two."""
+    others = _running_beside_this()
+    if others >= 1:
+        return f'{others:.0f} other threads are running'
+    x, seconds = torch.randn(256, 256), []
+    for _ in range(LOOPS):
+        begin = time.perf_counter()
+        for _ in range(20):
+            x @ x
+        seconds.append(time.perf_counter() - begin)
+    low, middle, high = statistics.quantiles(seconds[LOOPS // 4 :], n=4)  # the first ones wake the processor up
+    spread = (high - low) / middle
+    if spread > WIDEST_SPREAD:
+        return f'the same loop takes times that differ by {spread:.0%} (at most {WIDEST_SPREAD:.0%} is quiet)'
+    return None
+
+
+def _running_beside_this() -> float:
+    """How many threads want a processor while this one sleeps, in the median of a second; 0 where that is not known."""
+    counts = []
+    for _ in range(50):
+        time.sleep(0.02)
+        try:
+            counts.append(int(Path('/proc/loadavg').read_text().split()[3].split('/')[0]) - 1)  # this one, reading
+        except OSError:
+            return 0.0
+    return statistics.median(counts)

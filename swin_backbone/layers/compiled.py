@@ -1,0 +1,22 @@
+"""What layers that compiled operators can compute have in common."""
+
+from mmengine.model import BaseModule
+
+from ..native import Packed
+
+
+class CompiledLayer(BaseModule):
+    """A layer that keeps its weights packed for the compiled operators; see `native.Packed`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = Packed()
+
+    def train(self, mode: bool = True) -> 'CompiledLayer':
+        """Set training or eval mode. What was written through `.data`, as mmengine's EMAHook does, is seen then."""
+        self.packed.clear()
+        return super().train(mode)
+
+    def _apply(self, *args, **kwargs) -> 'CompiledLayer':
+        self.packed.clear()
+        return super()._apply(*args, **kwargs)

@@ -1,0 +1,231 @@
+// The operators torch sees, in the namespace `swin_backbone`. Their fake twins are in ../operators.py.
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "attention.h"
+#include "block.h"
+#include "patches.h"
+
+namespace swin {
+namespace {
+
+using at::Tensor;
+using OptionalTensors = c10::List<std::optional<Tensor>>;
+
+// f of a zero of the dtype that is computed in.
+template <class F>
+auto dispatch(at::ScalarType dtype, const F& f) {
+#ifdef __AVX512BF16__
+  if (dtype == at::kBFloat16) return f(bf16());
+#endif
+  TORCH_CHECK_VALUE(dtype == at::kFloat, "this processor's compiled operators do not compute in ", dtype);
+  return f(float());
+}
+
+void check_map(const Tensor& x, const char* name) {
+  TORCH_CHECK_VALUE(x.dim() == 4 && x.scalar_type() == at::kFloat && x.is_contiguous(), name,
+                    " must be a contiguous float32 map (B, H, W, C), got ", x.scalar_type(), " of ", x.sizes());
+}
+
+// float32 vectors, kept alive as long as what points into them.
+class Vectors {
+ public:
+  const float* get(const std::optional<Tensor>& vector, int64_t size, float otherwise) {
+    kept.push_back(vector ? vector->to(at::kFloat).contiguous() : at::full({size}, otherwise, at::kFloat));
+    TORCH_CHECK_VALUE(kept.back().numel() == size, "a vector of ", size, " numbers was expected, got ",
+                      kept.back().sizes());
+    return kept.back().data_ptr<float>();
+  }
+
+ private:
+  std::vector<Tensor> kept;
+};
+
+template <class T>
+Linear<T> linear(const Tensor& panels, const float* bias, int64_t N, int64_t K, int64_t unit) {
+  TORCH_CHECK_VALUE(panels.scalar_type() == c10::CppTypeToScalarType<T>::value && panels.is_contiguous() &&
+                        panels.numel() == packed_size<T>(N, K),
+                    "a packed weight of (", N, ", ", K, ") was expected, got ", panels.scalar_type(), " of ",
+                    panels.sizes());
+  return {panels.data_ptr<T>(), bias, N, K, panel_width(N, unit)};
+}
+
+Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit) {
+  TORCH_CHECK_VALUE(weight.dim() >= 2, "a weight (out, in...) was expected, got ", weight.sizes());
+  const Tensor wide = weight.to(at::kFloat).flatten(1).contiguous();
+  const int64_t N = wide.size(0), K = wide.size(1);
+  return dispatch(dtype, [&](auto type) {
+    using T = decltype(type);
+    Tensor panels = at::empty({packed_size<T>(N, K)}, wide.options().dtype(dtype));
+    pack(wide.data_ptr<float>(), N, K, unit, panels.data_ptr<T>());
+    return panels;
+  });
+}
+
+// Another number whenever a run of SAMPLED numbers or more has changed: of every so many the bits, mixed. No version of
+// a tensor counts what is written through `.data`.
+constexpr int64_t SAMPLED = 61;
+
+int64_t fingerprint(at::TensorList weights) {
+  uint64_t mixed = 0;
+  for (const Tensor& weight : weights) {
+    const Tensor wide = weight.to(at::kFloat).contiguous();
+    const auto* bits = (const uint32_t*)wide.data_ptr<float>();
+    for (int64_t i = 0; i < wide.numel(); i += SAMPLED) mixed = mixed * 0x9E3779B97F4A7C15u + bits[i] + 1;
+  }
+  return (int64_t)mixed;
+}
+
+void run(const Tensor& x, const Tensor& out, at::TensorList packed, const OptionalTensors& vectors,
+         const Tensor& position_bias, const std::optional<Tensor>& cosine_scale,
+         const std::optional<Tensor>& drop_path, int64_t heads, at::IntArrayRef window, at::IntArrayRef shift,
+         bool mask_padding, double scale, at::ArrayRef<double> eps) {
+  check_map(x, "x");
+  TORCH_CHECK_VALUE(packed.size() == 4 && vectors.size() == 10 && window.size() == 2 && shift.size() == 2 &&
+                        (eps.size() == 2 || eps.size() == 3),
+                    "4 packed weights, 10 vectors, 2 sides of a window and of a shift, and 2 or 3 eps were expected");
+  const int64_t C = x.size(3), N = window[0] * window[1];
+  TORCH_CHECK_VALUE(heads > 0 && C % heads == 0 && C / heads % 8 == 0 && C / heads <= 64,
+                    "heads must have 8, 16, ... 64 channels, got ", heads, " of ", C, " in all");
+  TORCH_CHECK_VALUE(window[0] > 0 && window[1] > 0 && shift[0] >= 0 && shift[1] >= 0 && shift[0] < window[0] &&
+                        shift[1] < window[1],
+                    "a window and a shift within it were expected, got ", window, " and ", shift);
+  TORCH_CHECK_VALUE(position_bias.sizes() == at::IntArrayRef({heads, N, N}), "position_bias must be (", heads, ", ", N,
+                    ", ", N, "), got ", position_bias.sizes());
+  TORCH_CHECK_VALUE(!drop_path || drop_path->numel() == 2 * x.size(0), "drop_path must be (2, B)");
+  if (!x.numel()) return;
+  const Tensor bias = position_bias.to(at::kFloat).contiguous();
+  const Tensor padded = at::empty({heads, N, bias_stride(N)}, bias.options());
+  pad_bias(bias.data_ptr<float>(), heads * N, N, padded.data_ptr<float>());
+  const Windows windows{x.size(0), Axis(x.size(1), window[0], shift[0], mask_padding),
+                        Axis(x.size(2), window[1], shift[1], mask_padding)};
+  Vectors kept;
+  dispatch(packed[0].scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const int64_t D = packed[2].numel() / C;
+    const auto vector = [&](int64_t i, int64_t size, float otherwise) { return kept.get(vectors.get(i), size, otherwise); };
+    const auto affine = [&](int64_t i, int64_t which) {
+      return Affine{vector(i, C, 1.f), vector(i + 1, C, 0.f), which < (int64_t)eps.size() ? (float)eps[which] : 0.f};
+    };
+    BlockWeights<T> w{linear<T>(packed[0], vector(2, 3 * C, 0.f), 3 * C, C, C / heads),
+                      linear<T>(packed[1], vector(3, C, 0.f), C, C, 1),
+                      linear<T>(packed[2], vector(6, D, 0.f), D, C, 1),
+                      linear<T>(packed[3], vector(7, C, 0.f), C, D, 1),
+                      affine(0, 0),
+                      affine(4, 1),
+                      affine(8, 2),
+                      padded.data_ptr<float>(),
+                      cosine_scale ? kept.get(cosine_scale, heads, 1.f) : nullptr,
+                      drop_path ? kept.get(drop_path, 2 * x.size(0), 1.f) : nullptr,
+                      eps.size() == 3,
+                      C,
+                      D,
+                      heads,
+                      (float)scale};
+    run_block(w, windows, x.data_ptr<float>(), out.data_ptr<float>());
+  });
+}
+
+Tensor block(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors, const Tensor& position_bias,
+             const std::optional<Tensor>& cosine_scale, const std::optional<Tensor>& drop_path, int64_t heads,
+             at::IntArrayRef window, at::IntArrayRef shift, bool mask_padding, double scale,
+             at::ArrayRef<double> eps) {
+  const Tensor out = at::empty_like(x);
+  run(x, out, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps);
+  return out;
+}
+
+void block_(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors, const Tensor& position_bias,
+            const std::optional<Tensor>& cosine_scale, const std::optional<Tensor>& drop_path, int64_t heads,
+            at::IntArrayRef window, at::IntArrayRef shift, bool mask_padding, double scale, at::ArrayRef<double> eps) {
+  run(x, x, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps);
+}
+
+// (out, in) of a packed weight of rows of K numbers.
+template <class T>
+Linear<T> linear_of_rows(const Tensor& panels, const std::optional<Tensor>& bias, int64_t K, Vectors& kept) {
+  const int64_t N = panels.numel() / packed_size<T>(1, K);
+  return linear<T>(panels, kept.get(bias, N, 0.f), N, K, 1);
+}
+
+std::optional<Affine> affine_of(const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                                std::optional<double> eps, int64_t size, Vectors& kept) {
+  if (!eps) return std::nullopt;
+  return Affine{kept.get(weight, size, 1.f), kept.get(bias, size, 0.f), (float)*eps};
+}
+
+Tensor embed(const Tensor& image, const Tensor& packed, const std::optional<Tensor>& bias,
+             const std::optional<Tensor>& norm_weight, const std::optional<Tensor>& norm_bias,
+             std::optional<double> eps, at::IntArrayRef patch) {
+  TORCH_CHECK_VALUE(image.dim() == 4 && image.scalar_type() == at::kFloat && patch.size() == 2 && patch[0] > 0 &&
+                        patch[1] > 0,
+                    "float32 images (B, C, H, W) and the sides of a patch were expected, got ", image.scalar_type(),
+                    " of ", image.sizes(), " and ", patch);
+  const int64_t K = image.size(1) * patch[0] * patch[1];
+  const Image from{image.data_ptr<float>(), image.size(0), image.size(1), image.size(2), image.size(3),
+                   {image.stride(0), image.stride(1), image.stride(2), image.stride(3)}};
+  Vectors kept;
+  return dispatch(packed.scalar_type(), [&](auto type) {
+    const auto w = linear_of_rows<decltype(type)>(packed, bias, K, kept);
+    Tensor out = at::empty({from.batch, (from.height + patch[0] - 1) / patch[0], (from.width + patch[1] - 1) / patch[1],
+                            w.N},
+                           image.options().memory_format(at::MemoryFormat::Contiguous));
+    embed_patches(from, patch[0], patch[1], w, affine_of(norm_weight, norm_bias, eps, w.N, kept),
+                  out.data_ptr<float>());
+    return out;
+  });
+}
+
+Tensor merge(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& norm_weight,
+             const std::optional<Tensor>& norm_bias, std::optional<double> eps, bool post_norm) {
+  check_map(x, "x");
+  Vectors kept;
+  return dispatch(packed.scalar_type(), [&](auto type) {
+    const auto w = linear_of_rows<decltype(type)>(packed, std::nullopt, 4 * x.size(3), kept);
+    Tensor out = at::empty({x.size(0), (x.size(1) + 1) / 2, (x.size(2) + 1) / 2, w.N}, x.options());
+    merge_patches(x.data_ptr<float>(), x.size(0), x.size(1), x.size(2), x.size(3), w,
+                  affine_of(norm_weight, norm_bias, eps, post_norm ? w.N : w.K, kept), post_norm,
+                  out.data_ptr<float>());
+    return out;
+  });
+}
+
+Tensor output_norm(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps) {
+  check_map(x, "x");
+  Tensor out = at::empty({x.size(0), x.size(3), x.size(1), x.size(2)}, x.options());
+  Vectors kept;
+  normalise_output(x.data_ptr<float>(), x.size(0), x.size(1) * x.size(2), x.size(3),
+                   *affine_of(weight, bias, eps, x.size(3), kept), out.data_ptr<float>());
+  return out;
+}
+
+}  // namespace
+}  // namespace swin
+
+TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
+  m.def("fingerprint(Tensor[] weights) -> int");
+  m.def("pack_linear(Tensor weight, ScalarType dtype, int unit) -> Tensor");
+  m.def(
+      "block(Tensor x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
+      "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) -> Tensor");
+  m.def(
+      "block_(Tensor(a!) x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
+      "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) -> ()");
+  m.def(
+      "embed(Tensor image, Tensor packed, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, float? eps, "
+      "int[] patch) -> Tensor");
+  m.def(
+      "merge(Tensor x, Tensor packed, Tensor? norm_weight, Tensor? norm_bias, float? eps, bool post_norm) -> Tensor");
+  m.def("output_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
+  m.impl("fingerprint", swin::fingerprint);
+  m.impl("pack_linear", swin::pack_linear);
+  m.impl("block", swin::block);
+  m.impl("block_", swin::block_);
+  m.impl("embed", swin::embed);
+  m.impl("merge", swin::merge);
+  m.impl("output_norm", swin::output_norm);
+}

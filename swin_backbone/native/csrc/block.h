@@ -1,0 +1,28 @@
+// One Swin block, V1 or V2, over a batch of maps.
+//
+// Layout: B batch, H W height and width of a map, C channels, D hidden channels of the MLP, h heads, N places of a
+// window, S = N rounded up to whole vectors.
+#pragma once
+
+#include "gemm.h"
+#include "windows.h"
+
+namespace swin {
+
+template <class T>
+struct BlockWeights {
+  Linear<T> qkv, proj, fc1, fc2;
+  Affine norm1, norm2, norm3;
+  const float* bias_hNS;      // the position bias, see `pad_bias`
+  const float* cosine_scale;  // of each head, which makes it a block of Swin V2; null for V1
+  const float* drop_path_2B;  // by what the two branches of each image are multiplied; null: by 1
+  bool has_norm3;
+  int64_t C, D, heads;
+  float scale;
+};
+
+// `out` may be `x`: (B, H, W, C).
+template <class T>
+void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out);
+
+}  // namespace swin

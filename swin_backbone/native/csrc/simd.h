@@ -1,0 +1,147 @@
+// Rows of numbers, a vector at a time: at::vec, and what it lacks.
+//
+// All files are compiled once for each instruction set, with CPU_CAPABILITY set as at::vec wants it, to libraries of
+// their own (../build.py). bf16 is there where the processor rounds to it itself: elsewhere brgemm has no kernel for it.
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+#include <c10/util/BFloat16.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace swin {
+
+using Vec = at::vec::Vectorized<float>;
+using bf16 = c10::BFloat16;
+constexpr int64_t LANES = Vec::size();
+
+#ifdef __AVX512BF16__
+#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float) instantiate(bf16)
+#else
+#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float)
+#endif
+
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// `count` is LANES but at the end of a row; given as a constant, no mask is left of it.
+inline Vec load(const float* from, int64_t count = LANES) { return Vec::loadu(from, count); }
+inline void store(float* to, Vec v, int64_t count = LANES) { v.store(to, count); }
+
+#ifdef __AVX512BF16__
+inline void store(bf16* to, Vec v, int64_t count = LANES) {
+  const __m256bh rounded = _mm512_cvtneps_pbh(v);  // at::vec rounds in ten instructions
+  std::memcpy((void*)to, &rounded, count * sizeof(bf16));
+}
+#endif
+
+// f(column, count) over a row of n columns.
+template <class F>
+inline void over_columns(int64_t n, const F& f) {
+  int64_t c = 0;
+  for (; c + LANES <= n; c += LANES) f(c, LANES);
+  if (c < n) f(c, n - c);
+}
+
+// 2^y for y <= 0, and 2^-60 below that: beside 1 nothing, and no denormal numbers, which are slow. The fraction's
+// polynomial is within 8e-8 of 2^r, relatively, or 8e-5 where bf16 is asked for.
+template <class T>
+inline Vec exp2(Vec y) {
+  y = at::vec::clamp_min(y, Vec(-60.f));
+  const Vec magic(12582912.f);  // 1.5 * 2^23: what is added to it is rounded, and stands in the last bits
+  const Vec n = y + magic, r = y - (n - magic);
+  Vec p(0.00132764718f);
+  if constexpr (std::is_same_v<T, float>) {
+    p = at::vec::fmadd(p, r, Vec(0.00967554133f));
+    p = at::vec::fmadd(p, r, Vec(0.0555071327f));
+    p = at::vec::fmadd(p, r, Vec(0.240221197f));
+    p = at::vec::fmadd(p, r, Vec(0.693146967f));
+    p = at::vec::fmadd(p, r, Vec(1.00000007f));
+  } else {
+    p = at::vec::fmadd(r, Vec(0.0551716672f), Vec(0.242611122f));
+    p = at::vec::fmadd(p, r, Vec(0.693260986f));
+    p = at::vec::fmadd(p, r, Vec(0.999928074f));
+  }
+  at::vec::Vectorized<int32_t> exponent, bits;
+  std::memcpy((void*)&exponent, &n, sizeof n);
+  std::memcpy((void*)&bits, &p, sizeof p);
+  bits = bits + (exponent << at::vec::Vectorized<int32_t>(23));
+  std::memcpy((void*)&p, &bits, sizeof p);
+  return p;
+}
+
+inline float sum_of(Vec v) { return v.reduce_add(); }
+inline float max_of(Vec v) { return v.reduce_max(); }
+
+// x Phi(x), exact GELU. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials as fitted on
+// |x| <= 5.4, beyond which float32's Phi is 0 or 1: within 1e-6.
+inline Vec gelu(Vec x, float) {
+  const Vec c = at::vec::clamp(x, Vec(-5.4f), Vec(5.4f)), u = c * c;
+  Vec p(2.27765523e-08f), q(1.20864537e-06f);
+  p = at::vec::fmadd(p, u, Vec(6.49031328e-06f));
+  q = at::vec::fmadd(q, u, Vec(7.65094578e-05f));
+  p = at::vec::fmadd(p, u, Vec(0.000176264778f));
+  q = at::vec::fmadd(q, u, Vec(0.00192548408f));
+  p = at::vec::fmadd(p, u, Vec(0.00472239094f));
+  q = at::vec::fmadd(q, u, Vec(0.029027849f));
+  p = at::vec::fmadd(p, u, Vec(0.0344920106f));
+  q = at::vec::fmadd(q, u, Vec(0.253122933f));
+  p = at::vec::fmadd(p, u, Vec(0.398942055f));
+  q = at::vec::fmadd(q, u, Vec(1.f));
+  return x * at::vec::fmadd(c, p / q, Vec(0.5f));
+}
+
+// The same for a result in bf16, by one polynomial on |x| <= 4.5: within 7e-5.
+inline Vec gelu(Vec x, bf16) {
+  const Vec c = at::vec::clamp(x, Vec(-4.5f), Vec(4.5f)), u = c * c;
+  Vec p(3.0000117e-11f);
+  p = at::vec::fmadd(p, u, Vec(-3.2839166e-09f));
+  p = at::vec::fmadd(p, u, Vec(1.5802588e-07f));
+  p = at::vec::fmadd(p, u, Vec(-4.431688e-06f));
+  p = at::vec::fmadd(p, u, Vec(8.1209753e-05f));
+  p = at::vec::fmadd(p, u, Vec(-0.0010362536f));
+  p = at::vec::fmadd(p, u, Vec(0.0095806547f));
+  p = at::vec::fmadd(p, u, Vec(-0.065977272f));
+  p = at::vec::fmadd(p, u, Vec(0.39870858f));
+  return x * at::vec::fmadd(c, p, Vec(0.5f));
+}
+
+// The mean of a row, and 1 / sqrt(its variance + eps).
+struct Moments {
+  float mean, rstd;
+};
+inline Moments moments(const float* x, int64_t n, float eps) {
+  Vec sum(0.f), squares(0.f);
+  over_columns(n, [&](int64_t c, int64_t count) { sum = sum + load(x + c, count); });
+  const float mean = sum_of(sum) / n;
+  const Vec minus(-mean);
+  int64_t c = 0;
+  for (; c + LANES <= n; c += LANES) {
+    const Vec d = load(x + c) + minus;
+    squares = at::vec::fmadd(d, d, squares);
+  }
+  float rest = 0.f;
+  for (; c < n; c++) rest += (x[c] - mean) * (x[c] - mean);
+  return {mean, 1.f / std::sqrt((sum_of(squares) + rest) / n + eps)};
+}
+
+// LayerNorm's weight and bias.
+struct Affine {
+  const float *weight, *bias;
+  float eps;
+};
+
+// LayerNorm of a row of n numbers, which may be put in its own place.
+template <class T>
+inline void layer_norm(const float* x, int64_t n, const Affine& norm, T* y) {
+  const Moments m = moments(x, n, norm.eps);
+  const Vec scale(m.rstd), shift(-m.mean * m.rstd);
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec v = at::vec::fmadd(load(x + c, count), scale, shift);
+    store(y + c, at::vec::fmadd(v, load(norm.weight + c, count), load(norm.bias + c, count)), count);
+  });
+}
+
+}  // namespace swin

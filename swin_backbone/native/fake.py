@@ -1,0 +1,48 @@
+"""What torch.compile and export see of the operators: shapes and dtypes. Imported when the operators are loaded.
+
+Layout: B batch, H W height and width, C channels.
+"""
+
+import torch
+from torch import Tensor
+
+register = torch.library.register_fake
+
+
+@register('swin_backbone::pack_linear')
+def _pack_linear(weight: Tensor, dtype: torch.dtype, unit: int) -> Tensor:
+    inputs = weight[0].numel()
+    if dtype == torch.bfloat16:
+        inputs += inputs % 2  # which are multiplied in pairs
+    return weight.new_empty(len(weight) * inputs, dtype=dtype)
+
+
+@register('swin_backbone::block')
+def _block(x_BHWC: Tensor, *args) -> Tensor:
+    return torch.empty_like(x_BHWC)
+
+
+@register('swin_backbone::block_')
+def _block_in_place(x_BHWC: Tensor, *args) -> None:
+    return None
+
+
+@register('swin_backbone::embed')
+def _embed(image_BCHW: Tensor, packed: Tensor, bias, norm_weight, norm_bias, eps, patch: list[int]) -> Tensor:
+    B, channels, H, W = image_BCHW.shape
+    inputs = channels * patch[0] * patch[1]
+    if packed.dtype == torch.bfloat16:
+        inputs += inputs % 2
+    return image_BCHW.new_empty(B, -(-H // patch[0]), -(-W // patch[1]), packed.numel() // inputs)
+
+
+@register('swin_backbone::merge')
+def _merge(x_BHWC: Tensor, packed: Tensor, *norm) -> Tensor:
+    B, H, W, C = x_BHWC.shape
+    return x_BHWC.new_empty(B, -(-H // 2), -(-W // 2), packed.numel() // (4 * C))
+
+
+@register('swin_backbone::output_norm')
+def _output_norm(x_BHWC: Tensor, *norm) -> Tensor:
+    B, H, W, C = x_BHWC.shape
+    return x_BHWC.new_empty(B, C, H, W)

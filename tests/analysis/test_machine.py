@@ -1,0 +1,39 @@
+"""A machine is quiet only if nothing else runs and the same work takes the same time."""
+
+import itertools
+
+import pytest
+
+from swin_backbone.analysis import machine
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let each loop of the calibration take what is given, and nothing else run."""
+
+    def tell(seconds):
+        times = itertools.chain.from_iterable((0.0, s) for s in itertools.cycle(seconds))
+        monkeypatch.setattr(machine.time, 'perf_counter', lambda: next(times))
+        monkeypatch.setattr(machine, '_running_beside_this', lambda: 0.0)
+
+    return tell
+
+
+def test_even_times_are_quiet(clock):
+    clock([1.0, 1.01])
+    assert machine.why_not_quiet() is None
+
+
+def test_uneven_times_are_not(clock):
+    clock([1.0, 1.3])
+    assert 'times that differ by' in machine.why_not_quiet()
+
+
+def test_other_threads_are_said(clock, monkeypatch):
+    clock([1.0])
+    monkeypatch.setattr(machine, '_running_beside_this', lambda: 2.0)
+    assert machine.why_not_quiet() == '2 other threads are running'
+
+
+def test_what_it_ran_on_names_threads_and_torch():
+    assert 'threads, torch ' in machine.processor()

@@ -1,0 +1,49 @@
+"""Which library is taken, and what is said where none is."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import torch
+from swin_backbone import native
+from swin_backbone.native.library import _load
+print(_load()[0], '|', native.why_not(torch.float32), '|', native.why_not(torch.bfloat16))
+"""
+BLOCK = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+from blocks import by_operator, by_reference, random_weights
+for v2 in (False, True):
+    case = torch.randn(1, 17, 20, 96), random_weights(96, 3, (7, 7), v2), 3, (7, 7), (3, 3), False
+    assert (by_operator(*case) - by_reference(*case)).abs().max() < 1e-5
+"""
+
+
+def answer(code: str = CODE, **environment: str) -> str:
+    command = [sys.executable, '-c', code]
+    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ('environment', 'taken', 'said'),
+    [
+        (dict(SWIN_BACKBONE_NATIVE='0'), 'None', 'SWIN_BACKBONE_NATIVE=0 is set'),
+        (dict(ATEN_CPU_CAPABILITY='default'), 'None', 'need AVX2'),
+        (dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2'), 'avx2', 'need AVX-512 with bf16'),
+    ],
+)
+def test_environment_decides(environment, taken, said):
+    found = answer(**environment)
+    assert found.startswith(taken)
+    assert said in found
+
+
+def test_avx2_computes_what_the_reference_computes():
+    tests = os.path.dirname(__file__)
+    answer(BLOCK.format(tests=tests), ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2')
