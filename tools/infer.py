@@ -17,7 +17,6 @@ is wrong.
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 

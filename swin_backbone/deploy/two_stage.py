@@ -114,7 +114,7 @@ class RegionHead(nn.Module):
         for stage, (head, regions) in enumerate(zip(self.stages, self.regions)):
             logits_RK, deltas = head(regions(maps, box_R4, image_R))
             sum_RK = sum_RK + logits_RK
-            boxed: int = 1 if head.reg_class_agnostic else head.num_classes
+            boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
             found_RK4 = boxes.decode(head.bbox_coder, box_R4[:, None], deltas.reshape(B * N, boxed, 4), image_size)
             if stage < len(self.stages) - 1:
                 label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)

@@ -49,9 +49,15 @@ class PatchEmbed(CompiledLayer):
             return self._by_modules(image_BCHW)
         projection, norm = self.projection, self.norm
         if plan.compiled is not None and image_BCHW.dtype == projection.weight.dtype == torch.float32:
-            norm_weights = (getattr(norm, name, None) for name in ('weight', 'bias', 'eps'))
             return operators.embed(
-                image_BCHW, plan.compiled, projection.weight, projection.bias, *norm_weights, self.packed
+                image_BCHW,
+                plan.compiled,
+                projection.weight,
+                projection.bias,
+                norm_weight=getattr(norm, 'weight', None),
+                norm_bias=getattr(norm, 'bias', None),
+                eps=getattr(norm, 'eps', None),
+                packed=self.packed,
             )
         image_BHWC, eps = image_BCHW.permute(0, 2, 3, 1), getattr(self.norm, 'eps', None)
         weights = EmbeddingWeights(

@@ -48,8 +48,16 @@ class PatchMerging(CompiledLayer):
         if self.stride != 2 or not (plan.as_built or is_as_built(self)):
             return self._by_modules(x_BHWC)
         if plan.compiled is not None and x_BHWC.dtype == self.reduction.weight.dtype == torch.float32:
-            norm = (getattr(self.norm, name, None) for name in ('weight', 'bias', 'eps'))
-            return operators.merge(x_BHWC, plan.compiled, self.reduction.weight, *norm, self.post_norm, self.packed)
+            return operators.merge(
+                x_BHWC,
+                plan.compiled,
+                self.reduction.weight,
+                norm_weight=getattr(self.norm, 'weight', None),
+                norm_bias=getattr(self.norm, 'bias', None),
+                eps=getattr(self.norm, 'eps', None),
+                post_norm=self.post_norm,
+                packed=self.packed,
+            )
         reorder = (lambda weight: weight) if self.post_norm else neighbours_first
         weights = MergingWeights(
             reorder(getattr(self.norm, 'weight', None)),

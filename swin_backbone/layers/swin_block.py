@@ -165,7 +165,7 @@ class SwinBlock(CompiledLayer):
         if not (plan.as_built or is_as_built(self)):
             return self._by_modules(x_BHWC, plan._replace(strip_tokens=None))
         if plan.compiled is not None:
-            y_BHWC = self._by_operator(x_BHWC, plan)
+            y_BHWC = self._by_operator(x_BHWC, plan, plan.compiled)
             if y_BHWC is not None:
                 return y_BHWC
         windows, window_size = plan.windows(x_BHWC, self.attn.cut)
@@ -174,15 +174,16 @@ class SwinBlock(CompiledLayer):
         draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
         return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
 
-    def _by_operator(self, x_BHWC: Tensor, plan: Plan) -> Optional[Tensor]:
+    def _by_operator(self, x_BHWC: Tensor, plan: Plan, dtype: torch.dtype) -> Optional[Tensor]:
         """By the compiled operator; None if it does not compute such a block."""
         cut, settings = self.attn.cut, self._settings()
-        window_size, shift = fit_window(*x_BHWC.shape[1:3], cut.window_size, cut.shift, cut.small_map)
+        H, W = x_BHWC.shape[1:3]
+        window_size, shift = fit_window(H, W, cut.window_size, cut.shift, cut.small_map)
         weights = self._weights(x_BHWC, window_size, plan._replace(dtype=None))
         if not operators.takes_block(x_BHWC, weights, settings):
             return None
         how = window_size, shift, cut.mask_padding, plan.overwrite
-        return operators.block(x_BHWC, plan.compiled, weights, settings, self.packed, *how)
+        return operators.block(x_BHWC, dtype, weights, settings, self.packed, *how)
 
     def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> BlockWeights:
         """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""

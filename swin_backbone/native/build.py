@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Optional
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
@@ -94,7 +95,8 @@ class BuildNative(build_ext):
 
     def finalize_options(self):
         super().finalize_options()
-        self.parallel = self.parallel or min(len(INSTRUCTION_SETS), os.cpu_count() or 1)
+        given: Optional[int] = getattr(self, 'parallel', None)
+        self.parallel = given or min(len(INSTRUCTION_SETS), os.cpu_count() or 1)
 
     def run(self):
         super().run()

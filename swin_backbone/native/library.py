@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def is_available(dtype: torch.dtype) -> bool:
     """Whether the operators compute in `dtype` here, now."""
-    return torch.backends.mkldnn.enabled and why_not(dtype) is None
+    return bool(torch.backends.mkldnn.enabled) and why_not(dtype) is None
 
 
 @lru_cache(maxsize=len(DTYPES) + 1)

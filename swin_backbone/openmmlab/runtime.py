@@ -13,8 +13,8 @@ from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from .console import BriefRunner
 from .config_files import read_config
+from .console import BriefRunner
 from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
 from .swap import swap_backbone

@@ -1,7 +1,6 @@
 """Every config that mmdet and mmseg ship: what comes of it with a Swin in the place of its backbone."""
 
 import gc
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
