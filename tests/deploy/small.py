@@ -54,7 +54,7 @@ def small_config(name, pipeline=True):
             _narrow(head)
     for part in ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
         _narrow(cfg.model.get(part))
-    if 'rpn' in cfg.model.get('test_cfg', {}):
+    if cfg.model.get('test_cfg', {}).get('rpn'):
         cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=100)
         cfg.model.test_cfg.rcnn.update(max_per_img=30)
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
