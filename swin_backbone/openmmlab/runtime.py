@@ -13,6 +13,7 @@ from mmengine.runner import Runner
 from .config_files import read_config
 from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
+from .runner import SafeRunner
 from .swap import swap_backbone
 
 
@@ -53,7 +54,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False) -> Runner:
     read_checkpoints_safely(unless=unsafe_load)
     if cfg.launcher == 'pytorch' and not _has_accelerator():
         _distribute_on_cpu(cfg)
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
     runner.register_hook(FitCheckpointHook())
     return runner
 
