@@ -147,11 +147,7 @@ def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
 def _describe(problem: str, seen: list[tuple[dict[str, float], list[str]]]) -> str:
     """What is not finite, and of which images on which rank."""
     terms = [
-        [
-            f'{name} {float(value)}'
-            for name, value in outputs.items()
-            if not torch.isfinite(torch.as_tensor(value)).all()
-        ]
+        [f'{name} {value:g}' for name, value in outputs.items() if name != 'loss' and not math.isfinite(value)]
         for outputs, _ in seen
     ]
     images = [name for (_, names), found in zip(seen, terms) if found or problem != 'loss' for name in names]

@@ -1,6 +1,5 @@
 """The Runner of tools/train.py and tools/test.py: mmengine's, that loses nothing and resumes exactly."""
 
-import errno
 import logging
 from typing import Any, NoReturn, Optional, Union
 
@@ -16,8 +15,9 @@ from .exact_resume import restore
 from .latest_checkpoint import newest_whole_checkpoint
 from .loops import placed
 from .signals import SignalHook, WorkerInit
+from .whole_files import CANNOT_WRITE
 
-CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
 
 
 class SafeRunner(Runner):
@@ -28,7 +28,9 @@ class SafeRunner(Runner):
     """
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict]]] = None) -> None:
-        hooks = dict(hooks or {}, signals=SignalHook())
+        # mmengine takes None for those of its own
+        hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
+        hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
         if isinstance(checkpoint, dict) and checkpoint['type'] in ('CheckpointHook', CheckpointHook):
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)

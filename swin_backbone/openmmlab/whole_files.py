@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whatever happens while they are written."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Union
@@ -7,6 +8,8 @@ from typing import Union
 from mmengine.fileio import LocalBackend, register_backend
 
 PARTIAL = '.partial-'
+# What an OSError says of a disk or folder that takes no more
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def write_whole(path: Union[str, Path], data: bytes) -> None:

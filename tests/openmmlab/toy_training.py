@@ -5,24 +5,30 @@ A forked process has all modules: it starts at once, and its loggers and message
 
 import os
 import random
-import signal
+import resource
 import socket
+import subprocess
 import sys
+import time
 import traceback
 
+import matplotlib.backends.backend_agg
+import matplotlib.figure  # noqa: F401  mmengine's visualizer imports it: here once for all processes
 import numpy as np
 import torch
 from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, HOOKS, MODELS
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, OPTIM_WRAPPERS
 from mmengine.structures import BaseDataElement
 from torch import nn
 
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab import runtime
 
-IMAGES = 14
+IMAGES = 16
 
 
 @DATASETS.register_module(force=True)
@@ -54,7 +60,7 @@ class Toy(BaseModel):
     def __init__(self, spoil=None, rank_to_spoil=0):
         super().__init__()
         arch = dict(embed_dims=8, depths=(1, 1, 2, 1), num_heads=(1, 1, 1, 1))
-        self.backbone = SwinBackbone(**arch, drop_path_rate=0.5, window_size=4)
+        self.backbone = SwinBackbone(**arch, drop_path_rate=0.5, window_size=4, out_indices=(3,))
         self.norm = nn.BatchNorm2d(64)
         self.head = nn.Linear(64, 1)
         self.spoil = {int(key): value for key, value in (spoil or {}).items()}
@@ -77,24 +83,94 @@ class Toy(BaseModel):
         return losses
 
 
+@OPTIM_WRAPPERS.register_module(force=True)
+class CpuAmp(AmpOptimWrapper):
+    """mmengine's AmpOptimWrapper, which wants an accelerator, with a CPU's scaler."""
+
+    def __init__(self, init_scale=1024.0, **kwargs):
+        OptimWrapper.__init__(self, **kwargs)
+        self._scale_update_param = None
+        self.loss_scaler = torch.amp.GradScaler('cpu', init_scale=init_scale, growth_interval=3)
+        self.cast_dtype = torch.bfloat16
+
+
 @HOOKS.register_module(force=True)
 class SendSignal(Hook):
-    """Sends this process signals, each after its iterations, counted from 1; before or after what saves."""
+    """Sends this process, of all ranks or one, or its whole group, a signal after iterations, counted from 1."""
 
-    def __init__(self, number, after, stage='after_train_iter', priority='HIGHEST'):
-        self.number, self.after, self.stage, self.priority = number, after, stage, priority
+    def __init__(self, number, after, stage='after_train_iter', rank=None, group=False):
+        self.number, self.after, self.stage, self.rank, self.group = number, after, stage, rank, group
+
+    def send(self, runner):
+        if self.rank in (None, runner.rank):
+            (os.killpg if self.group else os.kill)(os.getpid(), self.number)
 
     def after_train_iter(self, runner, *args, **kwargs):
         if self.stage == 'after_train_iter' and runner.iter + 1 in self.after:
-            os.kill(os.getpid(), self.number)
+            self.send(runner)
 
     def after_val_iter(self, runner, *args, **kwargs):
         if self.stage == 'after_val_iter' and runner.iter in self.after:
-            os.kill(os.getpid(), self.number)
+            self.send(runner)
 
 
-def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), interval=1, val=False, **more):
-    """A training by `epochs` of 7 steps, or by `iterations`. Dots in keys are written as double underscores."""
+@HOOKS.register_module(force=True)
+class SleepAfter(Hook):
+    """A step that takes long."""
+
+    def __init__(self, after, seconds):
+        self.after, self.seconds = after, seconds
+
+    def after_train_iter(self, runner, *args, **kwargs):
+        if runner.iter + 1 == self.after:
+            time.sleep(self.seconds)
+
+
+@HOOKS.register_module(force=True)
+class RunAfter(Hook):
+    """Runs a command of the shell after an epoch."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, after, command):
+        self.after, self.command = after, command
+
+    def after_train_epoch(self, runner):
+        if runner.epoch + 1 == self.after:
+            subprocess.run(self.command, shell=True, check=True, stderr=subprocess.DEVNULL)
+
+
+@HOOKS.register_module(force=True)
+class LimitFiles(Hook):
+    """After an epoch no file of this process grows beyond the size of a log: its checkpoints do not fit."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, after):
+        self.after = after
+
+    def after_train_epoch(self, runner):
+        if runner.epoch + 1 == self.after:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+
+@METRICS.register_module(force=True)
+class Scores(BaseMetric):
+    """Given scores, one for each validation."""
+
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = list(scores)
+
+    def process(self, data_batch, data_samples):
+        self.results.append(0)
+
+    def compute_metrics(self, results):
+        return dict(score=self.scores.pop(0))
+
+
+def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), interval=1, val=None, **more):
+    """A training by `epochs` of 8 steps, or by `iterations`. Dots in keys are written as double underscores."""
     loader = dict(
         batch_size=2, num_workers=workers, persistent_workers=workers > 0, dataset=dict(type='NoisyImages'),
         sampler=dict(type='DefaultSampler' if epochs else 'InfiniteSampler', shuffle=True),
@@ -114,15 +190,16 @@ def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), inter
                 logger=dict(type='LoggerHook', interval=1),
             ),
             custom_hooks=list(hooks),
-            randomness=dict(seed=5),
+            randomness=more.pop('randomness', dict(seed=5)),
             launcher='none',
             experiment_name='toy',
+            **{key: more.pop(key) for key in list(more) if key in ('resume', 'load_from')},
         )
     )  # fmt: skip
     if val:
         cfg.val_dataloader = dict(loader, sampler=dict(type='DefaultSampler', shuffle=False))
         cfg.val_cfg = dict(type='ValLoop')
-        cfg.val_evaluator = []
+        cfg.val_evaluator = more.pop('val_evaluator', [])
         cfg.train_cfg.val_interval = val
     cfg.merge_from_dict({key.replace('__', '.'): value for key, value in more.items()})
     return cfg
@@ -141,6 +218,7 @@ def start(function, *args, log=os.devnull, **environment):
         return process
     code = 1
     try:
+        os.setpgid(0, 0)
         with open(log, 'a', buffering=1) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -151,7 +229,7 @@ def start(function, *args, log=os.devnull, **environment):
                 function(*args)
                 code = 0
             except SystemExit as stop:
-                code = stop.code
+                code = stop.code if isinstance(stop.code, int) else print(stop.code) or 1
             except BaseException:
                 traceback.print_exc()
     finally:
@@ -178,7 +256,9 @@ def run_ranks(cfg, ranks=2, log=None):
     logs = [f'{log}{rank}' if log else os.devnull for rank in range(ranks)]
     return [
         wait(process)
-        for process in [start(train, cfg, log=logs[rank], RANK=rank, LOCAL_RANK=rank, **common) for rank in range(ranks)]
+        for process in [
+            start(train, cfg, log=logs[rank], RANK=rank, LOCAL_RANK=rank, **common) for rank in range(ranks)
+        ]
     ]
 
 
@@ -206,6 +286,3 @@ def differing(first, second):
     assert first.keys() == second.keys()
     assert len(first) > 100
     return [path for path, value in first.items() if not torch.equal(value, second[path])]
-
-
-KILL = signal.SIGKILL
