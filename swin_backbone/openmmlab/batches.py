@@ -75,6 +75,8 @@ class PlacedBatchSampler(Sampler):
         number = self.number - self.gone
         passes = 0
         while True:
+            if self.endless and hasattr(self.sampler, 'set_epoch'):
+                self.sampler.set_epoch(passes)
             first = number
             seed_generators(self.seed, ORDER, number)
             for indices in self.batches:
@@ -84,8 +86,6 @@ class PlacedBatchSampler(Sampler):
             if not self.endless or number == first:
                 return
             passes += 1
-            if hasattr(self.sampler, 'set_epoch'):
-                self.sampler.set_epoch(passes)
 
 
 class SeededItems:

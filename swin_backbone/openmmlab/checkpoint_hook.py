@@ -23,7 +23,9 @@ class WholeCheckpointHook(CheckpointHook):
         those of mmengine's.
     """
 
-    saved_iter = -1  # of the newest checkpoint that this process has written
+    # Of the newest checkpoint that is whole; mmengine's `last_ckpt` is set before it is written
+    saved_iter = -1
+    saved_path: Optional[str] = None
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class WholeCheckpointHook(CheckpointHook):
             backend_args=self.backend_args,
             **self.args,
         )
-        self.saved_iter = meta['iter']
+        self.saved_iter, self.saved_path = meta['iter'], self.last_ckpt
         if is_main_process():
             write_whole(Path(runner.work_dir) / 'last_checkpoint', str(self.last_ckpt).encode())
             self._remove(outdated)
@@ -125,9 +127,9 @@ def find_checkpoint_hook(runner) -> Optional[WholeCheckpointHook]:
 
 def name_of_last(hook: Optional[WholeCheckpointHook]) -> str:
     """A sentence that says where a training that stops can go on."""
-    if hook is None or hook.last_ckpt is None:
+    if hook is None or hook.saved_path is None:
         return 'No checkpoint has been written.'
-    return f'The last whole checkpoint is {hook.last_ckpt}; --resume goes on from there.'
+    return f'The last whole checkpoint is {hook.saved_path}; --resume goes on from there.'
 
 
 class _RemovesLater:

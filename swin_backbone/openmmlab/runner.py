@@ -75,7 +75,7 @@ class SafeRunner(Runner):
         super().resume(filename, *args, **kwargs)
         hook = find_checkpoint_hook(self)
         if hook is not None:
-            hook.last_ckpt, hook.saved_iter = filename, self.iter
+            hook.saved_iter, hook.saved_path = self.iter, filename
         restore(self, self._meta)
 
     def train(self) -> nn.Module:

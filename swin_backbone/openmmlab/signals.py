@@ -40,7 +40,7 @@ class SignalHook(Hook):
     priority = 'LOWEST'
 
     def __init__(self) -> None:
-        self.wanted = NOTHING
+        self.save = self.stop = False
         self.received = 'A signal to another rank'
         self.received_at = 0.0
         self.process = 0
@@ -65,7 +65,7 @@ class SignalHook(Hook):
         self._act(runner, runner.iter + 1)
 
     def after_val_iter(self, runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        if self.wanted != STOP:
+        if not self.stop:
             return
         hook = find_checkpoint_hook(runner)
         if hook is not None and hook.saved_iter == runner.iter:
@@ -84,16 +84,17 @@ class SignalHook(Hook):
             return
         now = time.monotonic()
         if WANTED[number] == SAVE:
-            self.wanted = max(self.wanted, SAVE)
-        elif self.wanted < STOP:
-            self.wanted, self.received, self.received_at = STOP, signal.Signals(number).name, now
+            self.save = True
+        elif not self.stop:
+            self.stop, self.received, self.received_at = True, signal.Signals(number).name, now
         elif now - self.received_at > SAME_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(self.process, number)
 
     def _act(self, runner, iteration: int) -> None:
         """What any rank was asked for, after `iteration` iterations."""
-        agreed = torch.tensor(self.wanted)
+        agreed = torch.tensor(STOP if self.stop else SAVE if self.save else NOTHING)
+        self.save = False  # one that comes from here on asks for another
         all_reduce(agreed, op='max')
         if agreed == NOTHING:
             return
@@ -103,8 +104,7 @@ class SignalHook(Hook):
             barrier()  # a launcher ends the other ranks when one exits: not before the first has saved
         if agreed == STOP:
             self._exit(runner, hook, iteration)
-        self.wanted = NOTHING
-        runner.logger.info(f'SIGUSR1: saved {os.path.basename(hook.last_ckpt) if hook else "nothing, without a hook"}.')
+        runner.logger.info(f'SIGUSR1: {name_of_last(hook)}')
 
     def _exit(self, runner, hook: Optional[WholeCheckpointHook], iteration: int) -> None:
         if hook is None:
