@@ -1,11 +1,13 @@
 """Which checkpoint `--resume` takes, when what it should take is not there or not whole."""
 
+import logging
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from mmengine.logging import MMLogger
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toy_training import config, run
@@ -21,6 +23,22 @@ def save(folder, *names, last=None):
         torch.save(dict(meta=dict(epoch=1, iter=8), state_dict={}, message_hub={}, optimizer={}), folder / name)
     if last is not None:
         (folder / 'last_checkpoint').write_text(str(folder / last))
+
+
+@pytest.fixture
+def said():
+    """What is logged, whatever the logger writes to by now."""
+    messages = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            messages.append(f'{record.levelname}: {record.getMessage()}')
+
+    handler = Keep()
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
 
 
 def newest(folder):
@@ -42,14 +60,15 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
-def test_the_newest_whole_one(tmp_path, capsys, record_fault, damage):
+def test_the_newest_whole_one(tmp_path, said, record_fault, damage):
     save(tmp_path, 'epoch_1.pth', 'epoch_2.pth', 'epoch_10.pth', 'best_epoch_10.pth', last='epoch_10.pth')
     assert newest(tmp_path) == 'epoch_10.pth'
     DAMAGES[damage](tmp_path / 'epoch_10.pth')
     assert newest(tmp_path) == 'epoch_2.pth'
-    said = capsys.readouterr().out
-    assert 'epoch_10.pth' in said.partition('WARNING')[2]
-    assert f'Resuming {tmp_path}/epoch_2.pth' in said
+    *_, warning, last = said
+    assert warning.startswith('WARNING: ')
+    assert 'epoch_10.pth' in warning
+    assert last == f'INFO: Resuming {tmp_path}/epoch_2.pth.'
     record_fault('damages')
 
 
@@ -65,12 +84,12 @@ def test_iterations(tmp_path):
 
 
 @pytest.mark.parametrize('text', [None, '', '\n', 'no path\0'])
-def test_without_a_name_in_last_checkpoint_what_is_there_is_taken(tmp_path, capsys, text, record_fault):
+def test_without_a_name_in_last_checkpoint_what_is_there_is_taken(tmp_path, said, text, record_fault):
     save(tmp_path, 'epoch_1.pth', 'epoch_3.pth')
     if text is not None:
         (tmp_path / 'last_checkpoint').write_text(text)
     assert newest(tmp_path) == 'epoch_3.pth'
-    assert 'last_checkpoint' in capsys.readouterr().out
+    assert said[0].startswith(f'WARNING: {tmp_path}/last_checkpoint ')
     record_fault('damages')
 
 
