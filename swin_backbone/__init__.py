@@ -22,6 +22,7 @@ from .archs import ARCHS, ARCHS_V2
 from .backbones import SwinBackbone, SwinV2Backbone
 from .checkpoints import convert_checkpoint, load_checkpoint
 from .openmmlab.config_files import register_prefixes
+from .openmmlab.nan_guard import NonFiniteGuardHook
 from .openmmlab.optim import SwinLayerDecayOptimizerConstructor
 from .openmmlab.swap import swap_backbone
 from .version import __version__
@@ -31,6 +32,7 @@ register_prefixes()
 __all__ = [
     'ARCHS',
     'ARCHS_V2',
+    'NonFiniteGuardHook',
     'SwinBackbone',
     'SwinLayerDecayOptimizerConstructor',
     'SwinV2Backbone',

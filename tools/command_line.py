@@ -94,6 +94,24 @@ def stop_on_user_errors(errors: tuple[type[Exception], ...] = USER_ERRORS) -> It
         sys.exit(f'{sys.argv[0]}: {error}')
 
 
+@contextmanager
+def stop_on_full_disk() -> Iterator[None]:
+    """One sentence where what is written or printed cannot be.
+
+    Python prints when it ends what it has kept until then, and a full disk is no error to it any more.
+    """
+    from swin_backbone.openmmlab.whole_files import CANNOT_WRITE
+
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where Python flushes once more
+        sys.exit(f'{sys.argv[0]}: {error.filename or "the output"} cannot be written ({error.strerror})')
+
+
 def _export_local_rank(rank: str) -> int:
     os.environ.setdefault('LOCAL_RANK', rank)
     return int(rank)

@@ -10,6 +10,7 @@ from command_line import add_common_arguments, run, stop_on_user_errors
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.errors import TrainingStopped
 
 
 def parse_args() -> argparse.Namespace:
@@ -43,7 +44,7 @@ def main() -> None:
         if args.auto_scale_lr:
             runtime.enable_auto_scale_lr(cfg)
         runtime.set_resume(cfg, args.resume)
-    with stop_on_user_errors((CheckpointError,)):
+    with stop_on_user_errors((CheckpointError, TrainingStopped)):
         runtime.build_runner(cfg, args.unsafe_load).train()
 
 

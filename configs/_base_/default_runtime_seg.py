@@ -7,6 +7,8 @@ default_hooks = dict(
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=16000),
     sampler_seed=dict(type='DistSamplerSeedHook'),
+    # skips steps that are not finite, and stops after so many in a row
+    finite=dict(type='NonFiniteGuardHook', max_in_a_row=10),
     visualization=dict(type='SegVisualizationHook'))
 env_cfg = dict(
     cudnn_benchmark=True,

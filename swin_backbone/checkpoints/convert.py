@@ -1,6 +1,7 @@
 """A checkpoint in another origin's format."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Optional, Union
@@ -105,7 +106,11 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
-    """Write beside, then rename: nothing is ever half there."""
+    """Write beside, then rename: nothing is ever half there.
+
+    Raises:
+        CheckpointError: if it cannot be written, as on a full disk.
+    """
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f'.{target.name}.')
     os.close(handle)
     try:
@@ -116,6 +121,10 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
             torch.save({container: weights} if container else weights, name)
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, target)
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch and safetensors have their own kinds
+        free = f'{shutil.disk_usage(target.parent).free:,} bytes are free'  # torch only says that it could not
+        why = error.strerror if isinstance(error, OSError) and error.strerror else free
+        raise CheckpointError(f'{target} cannot be written ({why})') from error
     finally:
         Path(name).unlink(missing_ok=True)
 

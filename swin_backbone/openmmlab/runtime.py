@@ -14,9 +14,9 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from .config_files import read_config
-from .console import BriefRunner
 from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
+from .runner import SafeRunner
 from .swap import swap_backbone
 
 
@@ -58,7 +58,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False) -> Runner:
     _do_without_a_broken_torchvision()
     if cfg.launcher == 'pytorch' and not _has_accelerator():
         _distribute_on_cpu(cfg)
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else BriefRunner.from_cfg(cfg)
+    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
     runner.register_hook(FitCheckpointHook())
     return runner
 

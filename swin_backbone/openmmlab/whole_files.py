@@ -1,0 +1,54 @@
+"""Files that are there whole or not at all, whatever happens while they are written."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Union
+
+from mmengine.fileio import LocalBackend, register_backend
+
+PARTIAL = '.partial-'
+# What an OSError says of a disk or folder that takes no more
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+def write_whole(path: Union[str, Path], data: bytes) -> None:
+    """Write beside `path`, wait until the disk has it, then put it in the place of what was there.
+
+    Raises:
+        OSError: if it cannot be written, as on a full disk. What was there stays, and nothing is left beside it.
+    """
+    path = Path(path)
+    partial = path.with_name(PARTIAL + path.name)
+    try:
+        with partial.open('wb') as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write does not say of what
+        raise
+    _flush_names(path.parent)
+
+
+def _flush_names(folder: Path) -> None:
+    """Wait until the disk has the folder's list of names too, without which a power cut undoes a renaming."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class WholeFileBackend(LocalBackend):
+    """mmengine's access to local files, whose `put` leaves no half-written file."""
+
+    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
+        Path(filepath).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(filepath, obj)
+
+
+register_backend('whole', WholeFileBackend, force=True)

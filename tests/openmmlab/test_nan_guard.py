@@ -1,0 +1,129 @@
+"""A loss or gradient that is not finite costs its step, and nothing else."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_whole_checkpoints import train_and_say
+from toy_training import config, differing, run, run_ranks, start, tensors_of, wait
+
+from swin_backbone import NonFiniteGuardHook
+
+KEEP_ALL = dict(default_hooks__checkpoint__max_keep_ckpts=-1)
+
+
+def spoilt(folder, spoil, *, iterations=6, ranks=1, say=False, **settings):
+    """Train with what `spoil` makes infinite or NaN, by iteration; the exit codes, and what was said."""
+    cfg = config(
+        folder, iterations=iterations, model__spoil={str(k): v for k, v in spoil.items()}, **KEEP_ALL, **settings
+    )
+    log = folder.with_name(f'log_{folder.name}')
+    if ranks > 1:
+        return set(run_ranks(cfg, ranks, log)), Path(f'{log}0').read_text()
+    codes = {wait(start(train_and_say, cfg, log=log))}
+    return codes, log.read_text()
+
+
+def is_finite(checkpoint):
+    return all(torch.isfinite(value).all() for value in tensors_of(checkpoint).values() if value.is_floating_point())
+
+
+def check_skipped(folder, first, last):
+    """Between two checkpoints no weight, no state of the optimizer and no statistic has moved."""
+    changed = differing(folder / f'iter_{first}.pth', folder / f'iter_{last}.pth')
+    assert changed == []
+    assert is_finite(folder / f'iter_{last}.pth')
+
+
+@pytest.mark.parametrize('what', ['loss_a', 'gradient'])
+def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, what):
+    codes, said = spoilt(tmp_path / 'work', {2: what})
+    assert codes == {0}, said[-3000:]
+    check_skipped(tmp_path / 'work', 2, 3)
+    assert differing(tmp_path / 'work' / 'iter_3.pth', tmp_path / 'work' / 'iter_4.pth') != []
+    warning = next(
+        line for line in said.splitlines() if 'WARNING - Iteration 3: step skipped, number 1 in a row' in line
+    )
+    reason = 'loss_a nan' if what == 'loss_a' else 'gradient norm'
+    assert f'Not finite: {reason}; images: picture_' in warning
+    assert warning.count('.png') == 2
+    assert 'loss_b' not in warning
+    record_fault('non_finite')
+
+
+def test_a_picture_that_is_not_finite_leaves_no_trace_in_batch_norms_statistics(tmp_path, record_fault):
+    codes, said = spoilt(tmp_path / 'work', {}, iterations=8, train_dataloader__dataset__bad=[3])
+    assert codes == {0}, said[-3000:]
+    assert is_finite(tmp_path / 'work' / 'iter_8.pth')
+    warnings = [line for line in said.splitlines() if 'step skipped' in line]
+    assert len(warnings) == 1
+    assert 'picture_3.png' in warnings[0]
+    record_fault('non_finite')
+
+
+def test_too_many_in_a_row_stop_training_and_the_last_good_checkpoint_stays(tmp_path, record_fault):
+    spoil = dict.fromkeys((1, 2, 4, 5, 6), 'loss_b')  # 2 in a row, then 3
+    codes, said = spoilt(tmp_path / 'work', spoil, iterations=9)
+    assert codes == {1}
+    assert 'training stops at iteration 7, after 3 skipped steps in a row. Not finite: loss_b nan' in said
+    assert f'The last whole checkpoint is {tmp_path}/work/iter_6.pth; --resume goes on from there.' in said
+    assert 'Traceback' not in said
+    assert is_finite(tmp_path / 'work' / 'iter_6.pth')
+    record_fault('non_finite', 5)
+
+
+def test_an_accumulation_is_one_step(tmp_path, record_fault):
+    codes, said = spoilt(tmp_path / 'work', {3: 'loss_a'}, iterations=9, optim_wrapper__accumulative_counts=3)
+    assert codes == {0}, said[-3000:]
+    check_skipped(tmp_path / 'work', 3, 6)
+    assert differing(tmp_path / 'work' / 'iter_6.pth', tmp_path / 'work' / 'iter_9.pth') != []
+    warning = next(line for line in said.splitlines() if 'Iteration 6: step skipped' in line)
+    assert warning.count('.png') == 2  # of the batch that it was, not of all three
+    record_fault('non_finite')
+
+
+@pytest.mark.parametrize('what', ['loss_a', 'gradient'])
+def test_ranks_skip_together(tmp_path, record_fault, what):
+    codes, said = spoilt(tmp_path / 'work', {2: what}, ranks=2, model__rank_to_spoil=1)
+    assert codes == {0}, said[-3000:]
+    check_skipped(tmp_path / 'work', 2, 3)
+    assert 'Not finite on rank 1: ' in said
+    assert differing(tmp_path / 'work' / 'iter_3.pth', tmp_path / 'work' / 'iter_6.pth') != []
+    record_fault('non_finite')
+
+
+def test_with_mixed_precision_a_loss_is_skipped_and_leaves_the_scale(tmp_path, record_fault):
+    codes, said = spoilt(tmp_path / 'work', {2: 'loss_a'}, optim_wrapper__type='CpuAmp')
+    assert codes == {0}, said[-3000:]
+    check_skipped(tmp_path / 'work', 2, 3)
+    scales = [
+        torch.load(tmp_path / 'work' / f'iter_{n}.pth', weights_only=False)['optimizer']['loss_scaler']['scale']
+        for n in (2, 3)
+    ]
+    assert scales == [1024, 1024]
+    record_fault('non_finite')
+
+
+def test_with_mixed_precision_an_overflow_counts_once_the_scale_is_down(tmp_path, record_fault):
+    settings = dict(optim_wrapper__type='CpuAmp', optim_wrapper__init_scale=4.0)
+    codes, said = spoilt(tmp_path / 'work', dict.fromkeys(range(9), 'gradient'), iterations=9, **settings)
+    assert codes == {1}
+    first = next(line for line in said.splitlines() if 'step skipped' in line)
+    assert 'Iteration 3: step skipped, number 1 in a row' in first  # at 4 and 2 the scaler halves its scale
+    assert 'training stops at iteration 5' in said
+    record_fault('non_finite', 5)
+
+
+def test_a_run_that_is_finite_has_the_bits_of_one_that_is_not_watched(tmp_path):
+    assert run(config(tmp_path / 'watched', iterations=5)) == 0
+    assert run(config(tmp_path / 'alone', iterations=5, default_hooks__finite=None)) == 0
+    assert differing(tmp_path / 'watched' / 'iter_5.pth', tmp_path / 'alone' / 'iter_5.pth') == []
+
+
+@pytest.mark.parametrize('number', [0, -1])
+def test_says_what_it_takes(number):
+    with pytest.raises(ValueError, match=f'max_in_a_row must be 1 or more, got {number}'):
+        NonFiniteGuardHook(max_in_a_row=number)

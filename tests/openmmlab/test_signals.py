@@ -1,0 +1,108 @@
+"""What a training does when it is told to stop, or to save."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy_training import config, differing, run, run_ranks, start, train, wait
+
+from swin_backbone.openmmlab.signals import RESUMABLE
+
+EMA = dict(type='EMAHook', momentum=0.1)
+
+
+def send(number, *after, **where):
+    return dict(type='SendSignal', number=int(number), after=after, **where)
+
+
+def last(folder):
+    path = Path((folder / 'last_checkpoint').read_text())
+    return path.name, torch.load(path, weights_only=False)['meta']['iter']
+
+
+def test_the_exit_code_is_the_one_of_a_temporary_failure():
+    assert RESUMABLE == 75
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, record_fault, number):
+    log = tmp_path / 'log'
+    assert run(config(tmp_path, epochs=2, hooks=[send(number, 5)]), log=log) == RESUMABLE
+    assert last(tmp_path) == ('epoch_0_iter_5.pth', 5)
+    assert f'{number.name}: training stops after iteration 5 (exit code 75).' in log.read_text()
+    assert f'checkpoint is {tmp_path}/epoch_0_iter_5.pth; --resume goes on from there' in log.read_text()
+    assert run(config(tmp_path, epochs=1, resume=True)) == 0
+    assert sorted(path.name for path in tmp_path.glob('*.pth')) == ['epoch_1.pth']  # of max_keep_ckpts=1
+    record_fault('signals')
+
+
+def test_it_saves_once_where_the_interval_saves_too(tmp_path, record_fault):
+    log = tmp_path / 'log'
+    assert run(config(tmp_path, iterations=9, hooks=[send(signal.SIGTERM, 3)]), log=log) == RESUMABLE
+    assert last(tmp_path) == ('iter_3.pth', 3)
+    assert log.read_text().count('Saving checkpoint') == 3
+    record_fault('signals')
+
+
+def test_sigusr1_saves_and_goes_on(tmp_path, record_fault):
+    settings = dict(epochs=2, default_hooks__checkpoint__max_keep_ckpts=-1)
+    assert run(config(tmp_path / 'signalled', hooks=[send(signal.SIGUSR1, 5, 12)], **settings)) == 0
+    names = {path.name for path in (tmp_path / 'signalled').glob('*.pth')}
+    assert names == {'epoch_0_iter_5.pth', 'epoch_1.pth', 'epoch_1_iter_12.pth', 'epoch_2.pth'}
+    assert run(config(tmp_path / 'alone', **settings)) == 0
+    assert differing(tmp_path / 'signalled' / 'epoch_2.pth', tmp_path / 'alone' / 'epoch_2.pth') == []
+    record_fault('signals', 2)
+
+
+def test_a_second_signal_stops_at_once(tmp_path, record_fault):
+    """After a second; sooner it is the same once more, as Ctrl-C under torchrun is."""
+    # both within the step: the second would wait for its end if it did not stop at once
+    twice = [send(signal.SIGTERM, 5), dict(type='SleepAfter', after=5, seconds=1.1), send(signal.SIGTERM, 5)]
+    assert run(config(tmp_path / 'later', epochs=2, hooks=twice)) == -signal.SIGTERM
+    assert not (tmp_path / 'later' / 'last_checkpoint').exists()
+    twice = [send(signal.SIGINT, 5), send(signal.SIGTERM, 5)]
+    assert run(config(tmp_path / 'sooner', epochs=2, hooks=twice)) == RESUMABLE
+    record_fault('signals', 2)
+
+
+def test_workers_outlive_a_signal_to_all_processes(tmp_path, record_fault):
+    """As a terminal and a cluster send it."""
+    log = tmp_path / 'log'
+    to_all = dict(type='SendSignal', number=int(signal.SIGTERM), after=[5], group=True)
+    assert run(config(tmp_path, epochs=2, workers=2, hooks=[to_all]), log=log) == RESUMABLE, log.read_text()[-3000:]
+    assert last(tmp_path) == ('epoch_0_iter_5.pth', 5)
+    record_fault('signals')
+
+
+def test_ranks_stop_after_the_same_step(tmp_path, record_fault):
+    cfg = config(tmp_path, epochs=3, hooks=[send(signal.SIGTERM, 6, rank=1)])
+    assert run_ranks(cfg, log=tmp_path / 'log') == [RESUMABLE, RESUMABLE]
+    assert last(tmp_path) == ('epoch_1_iter_6.pth', 6)
+    assert 'A signal to another rank: training stops after iteration 6' in (tmp_path / 'log0').read_text()
+    record_fault('signals')
+
+
+@pytest.mark.parametrize('interval', [1, 9])
+def test_a_signal_in_validation_stops_it_without_mixing_up_the_average(tmp_path, record_fault, interval):
+    """mmengine validates on the averaged weights, in the place of those that are trained."""
+    settings = dict(epochs=2, val=1, interval=interval)
+    during = send(signal.SIGTERM, 8, stage='after_val_iter')
+    assert run(config(tmp_path / 'stopped', hooks=[EMA, during], **settings)) == RESUMABLE
+    assert last(tmp_path / 'stopped') == ('epoch_1.pth', 8)
+    assert run(config(tmp_path / 'stopped', hooks=[EMA], resume=True, **settings)) == 0
+    assert run(config(tmp_path / 'alone', hooks=[EMA], **settings)) == 0
+    assert differing(tmp_path / 'stopped' / 'epoch_2.pth', tmp_path / 'alone' / 'epoch_2.pth') == []
+    record_fault('signals')
+
+
+def test_signals_are_handed_back_after_training(tmp_path):
+    def check():
+        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        train(config(tmp_path, epochs=1))
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+    assert wait(start(check)) == 0

@@ -1,0 +1,148 @@
+"""The tools, when a disk is full or a training is stopped: what they say, and their exit codes."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / 'openmmlab'))
+from toy_training import differing
+
+from swin_backbone import SwinBackbone, convert_checkpoint
+from swin_backbone.checkpoints import CheckpointError
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)}
+LIMIT_S = 300
+
+
+def run(*command, **options):
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, env=ENVIRONMENT, text=True, timeout=LIMIT_S,
+        **{'capture_output': True, **options},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('buffered', [True, False])
+def test_print_config_does_not_hide_a_full_disk(tmp_path, record_fault, buffered):
+    (tmp_path / 'config.py').write_text('model = dict(type="A")\n' * (1 if buffered else 2000))
+    with open('/dev/full', 'w') as full:
+        result = run(
+            'tools/print_config.py', tmp_path / 'config.py', capture_output=False, stdout=full, stderr=subprocess.PIPE
+        )
+    assert result.returncode == 1
+    assert result.stderr == 'tools/print_config.py: the output cannot be written (No space left on device)\n'
+    record_fault('full_disks')
+
+
+@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
+def test_converting_to_a_full_disk_is_a_sentence(tmp_path, record_fault, suffix):
+    disk = tmp_path / 'disk'
+    disk.mkdir()
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=100k', 'tmpfs', disk], capture_output=True).returncode:
+        pytest.skip('this user cannot mount a small disk')
+    try:
+        torch.save(SwinBackbone(arch='nano').state_dict(), tmp_path / 'in.pth')
+        with pytest.raises(CheckpointError, match=rf'out\.{suffix} cannot be written \('):
+            convert_checkpoint(tmp_path / 'in.pth', disk / f'out.{suffix}', 'official')
+        assert os.listdir(disk) == []
+    finally:
+        subprocess.run(['umount', '-l', disk], check=True)
+    record_fault('full_disks')
+
+
+RANK = """
+import signal, sys, time
+if sys.argv[1] == 'wait':
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    open(sys.argv[2], 'w').close()
+    time.sleep(60)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('ends', 'code'), [('75', 75), ('0', 0), ('3', 1)])
+def test_launched_processes_end_as_one(tmp_path, ends, code):
+    (tmp_path / 'rank.py').write_text(RANK)
+    assert run('tools/launch.py', '--standalone', '--nproc_per_node=2', tmp_path / 'rank.py', ends).returncode == code
+
+
+@pytest.mark.slow
+def test_a_launcher_passes_a_signal_on(tmp_path, record_fault):
+    (tmp_path / 'rank.py').write_text(RANK)
+    command = ['tools/launch.py', '--standalone', '--nproc_per_node=2', tmp_path / 'rank.py', 'wait', tmp_path / 'up']
+    process = subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=ENVIRONMENT)
+    wait_for(lambda: (tmp_path / 'up').exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 75
+    record_fault('signals')
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope='module')
+def shapes(tmp_path_factory):
+    out = tmp_path_factory.mktemp('shapes')
+    result = run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--size', 64)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.train
+@pytest.mark.parametrize('config', ['mask-rcnn_swin-nano_fpn_shapes.py', 'swin-nano_upernet_shapes.py'])
+def test_train_py_gives_the_same_bits_after_a_kill_a_signal_and_without(tmp_path, shapes, record_fault, config):
+    """With a detector by epochs and a segmentor by iterations, two workers, random flips and drop path."""
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    by_epoch = config.startswith('mask')
+    annotations = f'{shapes}/annotations/instances_val.json'
+    options = [
+        '--cfg-options',
+        *(f'{loader}_dataloader.dataset.data_root={shapes}' for loader in ('train', 'val', 'test')),
+        'train_dataloader.num_workers=2',
+        'train_dataloader.batch_size=2',
+        'model.backbone.depths=[1,1,1,1]',
+        'model.backbone.drop_path_rate=0.3',
+        'default_hooks.checkpoint.interval=1',
+        *((f'{part}_evaluator.ann_file={annotations}' for part in ('val', 'test')) if by_epoch else ()),
+        *(('train_cfg.max_epochs=5',) if by_epoch else ('train_cfg.max_iters=20',)),
+        'train_cfg.val_interval=100',
+    ]
+
+    def train(folder, *more):
+        command = ['tools/train.py', f'configs/demo/{config}', '--work-dir', str(tmp_path / folder), *more, *options]
+        with open(tmp_path / f'{folder}.log', 'a') as log:
+            return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+
+    def stop(process, folder, number):
+        marker = tmp_path / folder / 'last_checkpoint'
+        before = marker.read_text() if marker.exists() else ''
+        wait_for(lambda: process.poll() is not None or (marker.exists() and marker.read_text() != before))
+        time.sleep(random.Random(config).uniform(0, 0.5))
+        process.send_signal(number)
+        return process.wait(LIMIT_S)
+
+    def said(folder):
+        return (tmp_path / f'{folder}.log').read_text()[-3000:]
+
+    assert train('whole').wait(LIMIT_S) == 0, said('whole')
+    assert stop(train('killed'), 'killed', signal.SIGKILL) == -signal.SIGKILL, said('killed')
+    assert stop(train('killed', '--resume'), 'killed', signal.SIGTERM) == 75, said('killed')
+    assert train('killed', '--resume').wait(LIMIT_S) == 0, said('killed')
+    final = Path((tmp_path / 'whole' / 'last_checkpoint').read_text()).name
+    assert differing(tmp_path / 'whole' / final, tmp_path / 'killed' / final) == []
+    record_fault('resumes')
