@@ -55,6 +55,7 @@ setup(
         'openmmlab': ['mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2', 'ftfy', 'regex'],
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': ['pytest', 'hypothesis', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
+        'fuzz': ['atheris'],  # finds the ways into tests/checkpoints/fuzz.py; wheels are for Linux
         # Other implementations, which the tests compare with where they are installed
         'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
         'lint': ['ruff', 'pre-commit'],

@@ -2,6 +2,7 @@
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
     [--batch-size N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
+    [--allow-missing]
 
 An input is a picture, a video, a folder or a pattern in quotes. Written are
 
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 
 import torch
-from command_line import add_config_arguments, add_unsafe_load, stop_on_user_errors
+from command_line import add_allow_missing, add_config_arguments, add_unsafe_load, stop_on_user_errors
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -40,6 +41,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--batch-size', type=int, default=1, metavar='N', help='pictures at a time (default: 1)')
     add_config_arguments(parser)
     add_unsafe_load(parser)
+    add_allow_missing(parser)
     args = parser.parse_args()
     if args.batch_size < 1 or not 0 <= args.score_thr <= 1:
         parser.error('--batch-size takes at least 1, --score-thr a number from 0 to 1')
@@ -54,7 +56,7 @@ def main() -> int:
         cfg = runtime.load_config(
             args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
         )
-        predictor = Predictor(cfg, args.checkpoint, args.device, args.unsafe_load)
+        predictor = Predictor(cfg, args.checkpoint, args.device, args.unsafe_load, args.allow_missing)
     results = Results(args.out_dir, predictor, args.score_thr)
     unreadable = []
     batch: list[media.Frame] = []

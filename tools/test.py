@@ -1,13 +1,13 @@
 """Test a detector or segmentor: the command line of mmdet's and mmseg's own tools/test.py.
 
 python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
-    [--backbone swin-t] [--cfg-options K=V ...]
+    [--backbone swin-t] [--cfg-options K=V ...] [--allow-missing]
 """
 
 import argparse
 from pathlib import Path
 
-from command_line import add_common_arguments, stop_on_user_errors
+from command_line import add_allow_missing, add_common_arguments, stop_on_user_errors
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
@@ -27,6 +27,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--wait-time', type=float, default=2, metavar='S', help='seconds a shown picture stays')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
     add_common_arguments(parser)
+    add_allow_missing(parser)
     return parser.parse_args()
 
 
@@ -44,7 +45,7 @@ def main() -> None:
         if args.out:
             runtime.write_predictions(cfg, args.out)
     with stop_on_user_errors((CheckpointError,)):
-        metrics = runtime.build_runner(cfg, args.unsafe_load).test()
+        metrics = runtime.build_runner(cfg, args.unsafe_load, whole=not args.allow_missing).test()
     for name, value in metrics.items():
         print(f'{name}: {value}')
     if args.show_dir:
