@@ -62,6 +62,7 @@ setup(
         'test': ['pytest', 'hypothesis', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
         # What tools/export.py writes with, and the runtimes of what it writes
         'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
+        'fuzz': ['atheris'],  # finds the ways into tests/checkpoints/fuzz.py; wheels are for Linux
         # Other implementations, which the tests compare with where they are installed
         'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
         'lint': ['ruff', 'mypy', 'codespell[toml]', 'pre-commit'],

@@ -82,6 +82,14 @@ def add_unsafe_load(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_missing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--allow-missing',
+        action='store_true',
+        help='go on although the checkpoint leaves weights of the model random',
+    )
+
+
 USER_ERRORS = (ValueError, TypeError, FileNotFoundError)
 
 

@@ -2,6 +2,7 @@
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
     [--batch-size N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
+    [--allow-missing] [--allow-missing]
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
     [--batch-size N]
 
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 
 import torch
-from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
+from command_line import add_allow_missing, add_config_arguments, add_unsafe_load, run, stop_on_user_errors
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -46,6 +47,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--batch-size', type=int, default=1, metavar='N', help='pictures at a time (default: 1)')
     add_config_arguments(parser)
     add_unsafe_load(parser)
+    add_allow_missing(parser)
     args = parser.parse_args()
     if args.batch_size < 1 or not 0 <= args.score_thr <= 1:
         parser.error('--batch-size takes at least 1, --score-thr a number from 0 to 1')
@@ -63,7 +65,7 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     config, checkpoint = args.model
     cfg = runtime.load_config(config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False)
     device = args.device or ('cuda:0' if torch.cuda.is_available() else 'cpu')
-    return Predictor(cfg, checkpoint, device, args.unsafe_load)
+    return Predictor(cfg, checkpoint, device, args.unsafe_load, args.allow_missing)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Test a detector or segmentor: the command line of mmdet's and mmseg's own tools/test.py.
 
 python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
-    [--backbone swin-t] [--cfg-options K=V ...]
+    [--backbone swin-t] [--cfg-options K=V ...] [--allow-missing]
 python tools/test.py CONFIG DIR [--device cpu] [--threads N] ...
 
 DIR is what tools/export.py made: it is tested in its own runtime, on the data and by the metric of the config.
@@ -10,7 +10,7 @@ DIR is what tools/export.py made: it is tested in its own runtime, on the data a
 import argparse
 from pathlib import Path
 
-from command_line import add_common_arguments, run, stop_on_user_errors
+from command_line import add_allow_missing, add_common_arguments, run, stop_on_user_errors
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.deploy.predictor import is_exported, set_exported
@@ -33,6 +33,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--wait-time', type=float, default=2, metavar='S', help='seconds a shown picture stays')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
     add_common_arguments(parser)
+    add_allow_missing(parser)
     return parser.parse_args()
 
 
@@ -55,7 +56,7 @@ def main() -> None:
         if args.out:
             runtime.write_predictions(cfg, args.out)
     with stop_on_user_errors((CheckpointError,)):
-        metrics = runtime.build_runner(cfg, args.unsafe_load).test()
+        metrics = runtime.build_runner(cfg, args.unsafe_load, whole=not args.allow_missing).test()
     for name, value in metrics.items():
         print(f'{name}: {value}')
     if args.show_dir:

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -31,6 +32,7 @@ class LoadReport:
     ignored: dict[str, list[str]] = field(default_factory=dict)  # the reason; names in the checkpoint
     missing: list[str] = field(default_factory=list)  # names in the model, of its backbone
     missing_elsewhere: list[str] = field(default_factory=list)  # names in the model, outside its backbone
+    other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not loaded: names in the model
     warnings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -81,7 +83,8 @@ def fit(
         prefix: of the backbone's names in the checkpoint. Default: it is found.
 
     Raises:
-        CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's.
+        CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's, or
+            weights are not finite.
     """
     own = model.state_dict()
     fitted: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
@@ -114,10 +117,33 @@ def fit(
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
     fitted._metadata = getattr(tensors, '_metadata', {})
+    check_finite(model, fitted, checkpoint)
     report.loaded = list(fitted)
     report.missing = [key for key in own if key not in fitted and key.startswith(tuple(found))]
     report.missing_elsewhere = [key for key in own if key not in fitted and not key.startswith(tuple(found))]
     return fitted, report
+
+
+def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
+    """A model with such weights computes nothing, and a metric leaves out what is no number.
+
+    Buffers may be infinite, as some masks are.
+
+    Raises:
+        CheckpointError: if there are NaN or infinite numbers in weights of the model, NaN in its buffers.
+    """
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    broken = [
+        key
+        for key, value in weights.items()
+        if value.is_floating_point()
+        and ((key in parameters and not value.isfinite().all()) or (key in buffers and value.isnan().any()))
+    ]
+    if broken:
+        raise CheckpointError(
+            f'checkpoint {checkpoint!r}: {len(broken)} of its {len(weights)} weights are not finite (NaN or infinite): '
+            f'{_some(broken)}; its training has diverged, or the file is damaged'
+        )
 
 
 def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:
@@ -210,6 +236,7 @@ def _fit_elsewhere(
         if value.shape == own[here].shape:
             fitted[here] = value
         else:
+            report.other_shapes[here] = tuple(value.shape)
             report.warnings.append(
                 f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(own[here].shape)} in the model: '
                 'it was not loaded'

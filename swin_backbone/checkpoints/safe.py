@@ -1,22 +1,25 @@
 """Reading a checkpoint file without executing anything that is in it."""
 
-import contextlib
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, Optional, Union
+from typing import Any, BinaryIO, Optional, Union
 
-import numpy as np
 import safetensors.torch
 import torch
-from mmengine.logging import HistoryBuffer
-from mmengine.utils import digit_version
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
+from .budget import Budget
+from .containers import read_legacy, read_zip
 from .download import fetch
 from .errors import CheckpointError
+from .plain import Forbidden
+from .rebuild import check_tensor
+from .unpickle import BoundedFile
 
+ENTRY_BYTES = 2048  # what a tensor takes beside its numbers once it is read; each has a `{` in a header of safetensors
+_original_load = torch.load  # openmmlab/loading.py may put another in its place
 _trusted = False
 
 
@@ -33,112 +36,102 @@ def are_checkpoints_trusted() -> bool:
 def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
     """What a checkpoint file holds: a dict, if it is one of this field.
 
+    In it are tensors, arrays of numbers, numbers, strings, and lists, tuples, sets and dicts of these, and mmengine's
+    HistoryBuffer; nothing else gets in. A zip archive's checksums are checked. Reading takes 64 MiB and 8 times the
+    file's size at most; the environment variable SWIN_BACKBONE_LOAD_MIB says another limit.
+
     Args:
         checkpoint: path, file://, http:// or https:// address; a file of `torch.save` or of safetensors, which its
             contents tell. What is downloaded is kept in the cache folder of torch.hub.
-        map_location: see `torch.load`.
-        unsafe_load: let what is pickled in the file run whatever it wants. Default: what the process was told, False.
+        map_location: the device that tensors go to, as torch names it. Anything else `torch.load` takes is the CPU.
+        unsafe_load: let what is pickled in the file run whatever it wants, and take what memory it wants. Default:
+            what the process was told, False.
 
     Raises:
-        CheckpointError: if there is no such file, it is none or not whole, or it wants to execute something.
+        CheckpointError: if there is no such file, it is none or not whole, it takes too much memory, or it wants to
+            execute something.
     """
-    unsafe_load = _trusted if unsafe_load is None else unsafe_load
     path = fetch(str(checkpoint))
     try:
-        return _read(path, map_location, unsafe_load)
+        with path.open('rb') as file:
+            start = file.read(9)
+            # safetensors begin with the length of a header, and the header
+            if start[8:] == b'{' and int.from_bytes(start[:8], 'little') < 1 << 32:
+                return _read_safetensors(path, _placer(map_location))
+            return read_file(file, str(path), map_location, unsafe_load)
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
 
 
-def _read(path: Path, map_location: Any, unsafe_load: bool) -> Any:
-    with path.open('rb') as file:
-        start = file.read(512)
+def read_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
+    """What an open file of torch.save holds: see `read_checkpoint`. `path` is what a refusal calls it."""
+    budget = Budget(file.seek(0, os.SEEK_END))
+    file.seek(0)
+    start = file.read(512)
+    file.seek(0)
     if not start:
         raise CheckpointError('the file is empty')
-    if start[8:9] == b'{' and int.from_bytes(start[:8], 'little') < 1 << 32:  # the length of a header, and the header
-        return _read_safetensors(path, map_location)
     if start.lstrip().startswith(b'<'):
         raise CheckpointError('it is a web page (HTML) and no weights: the address may need a login, or be gone')
     if start.startswith(b'version https://git-lfs'):
         raise CheckpointError('it is a pointer of Git LFS and no weights: get the file itself with `git lfs pull`')
     if not start.startswith((b'PK', b'\x80')):  # a zip archive, or a pickle, as torch.save wrote them until 1.6
         raise CheckpointError('it is no checkpoint: neither a file of torch.save nor of safetensors')
-    return _read_torch(path, map_location, unsafe_load)
-
-
-def _read_safetensors(path: Path, map_location: Any) -> dict[str, Tensor]:
+    unsafe_load = _trusted if unsafe_load is None else unsafe_load
+    read = read_zip if start.startswith(b'PK') else read_legacy
     try:
-        tensors = safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f'the file is truncated or damaged ({_first_sentence(error)})') from error
-    return {key: tensor.to(map_location or 'cpu') for key, tensor in tensors.items()}
-
-
-def _read_torch(path: Path, map_location: Any, unsafe_load: bool) -> Any:
-    try:
-        # The open file, not its path: torch takes what is named .safetensors for that.
-        with path.open('rb') as file, safe_globals():
-            return torch.load(file, map_location=map_location, weights_only=not unsafe_load)
-    except MemoryError:
+        if unsafe_load:
+            return _original_load(file, map_location=map_location, weights_only=False)
+        return read(file, budget, _placer(map_location))
+    except (CheckpointError, MemoryError) as error:
+        if isinstance(error, Forbidden):
+            raise CheckpointError(_refusal(path, str(error))) from error
         raise
     except Exception as error:  # torch, zipfile and pickle raise any kind for a file that is not one of theirs
-        message = str(error)
-        wanted = re.findall(r'GLOBAL ([\w.]+)', message)
-        if wanted:
-            raise CheckpointError(_refusal(path, f'it wants {", ".join(_all_wanted(path) or wanted)}')) from error
-        if 'TorchScript' in message:
-            raise CheckpointError(_refusal(path, 'it is a TorchScript program')) from error
-        if 'Unsupported operand' in message:
-            raise CheckpointError(_refusal(path, 'it is pickled as torch.save does not pickle')) from error
         if unsafe_load and isinstance(error, (ImportError, AttributeError)):
             raise CheckpointError(f'it needs what is not installed here ({_first_sentence(error)})') from error
         raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_first_sentence(error)})') from error
 
 
-def _all_wanted(path: Path) -> list[str]:
-    """Everything a checkpoint wants to call, where torch can tell; its own error names the first."""
-    with contextlib.suppress(Exception), safe_globals():
-        return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(str(path))))
-    return []
+def _read_safetensors(path: Path, place: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    budget = Budget(path.stat().st_size)
+    try:
+        with path.open('rb') as file:
+            header = BoundedFile(file, budget).read(int.from_bytes(file.read(8), 'little'))
+        budget.charge(header.count(b'{') * ENTRY_BYTES)
+        tensors = safetensors.torch.load_file(path)
+        for tensor in tensors.values():
+            check_tensor(tensor, budget)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f'the file is truncated or damaged ({_first_sentence(error)})') from error
+    return {key: place(tensor) for key, tensor in tensors.items()}
 
 
-def _refusal(path: Path, why: str) -> str:
+def _placer(map_location: Any) -> Callable[[Tensor], Tensor]:
+    """Puts tensors where `map_location` says; those that share their memory still do."""
+    if map_location is None or not isinstance(map_location, (str, torch.device)) or str(map_location) == 'cpu':
+        return lambda tensor: tensor
+    moved: dict[int, UntypedStorage] = {}
+
+    def place(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in moved:
+            data = torch.empty(0, dtype=torch.uint8).set_(storage)
+            moved[storage.data_ptr()] = data.to(map_location).untyped_storage()
+        there = torch.empty(0, dtype=tensor.dtype, device=map_location)
+        return there.set_(moved[storage.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return place
+
+
+def _refusal(path: str, why: str) -> str:
     return (
         f'refused, because it is more than weights ({why}) and could execute anything; if you trust whoever made it, '
         f'make weights of it with `python tools/convert_checkpoint.py {path} OUT --to mmdet --unsafe-load` and use '
         'OUT, or pass --unsafe-load (in Python unsafe_load=True)'
     )
-
-
-@contextlib.contextmanager
-def safe_globals() -> Iterator[None]:
-    """Let torch load mmengine's own checkpoints with weights_only=True, inside this context.
-
-    Beside tensors they hold numpy's scalars and arrays and the log's HistoryBuffers, and nothing else is let in.
-    Before torch 2.6 there is no such list, and checkpoints that need it are refused.
-    """
-    if digit_version(torch.__version__) < digit_version('2.6'):
-        yield
-        return
-    multiarray = np.core.multiarray if np.__version__ < '2' else np._core.multiarray
-    dtypes = {type(np.dtype(kind)) for kind in np.typecodes['All'] if kind not in 'OV'}
-    # numpy 2 moved these; a file names them as the numpy did that wrote it
-    functions = [
-        (function, f'numpy.{core}.multiarray.{function.__name__}')
-        for core in ('core', '_core')
-        for function in (multiarray.scalar, multiarray._reconstruct)
-    ]
-    getattr_only = (_method_of_history_buffer, 'builtins.getattr')
-    allowed = [HistoryBuffer, np.dtype, np.ndarray, *dtypes, *functions, getattr_only]
-    with torch.serialization.safe_globals(allowed):
-        yield
-
-
-def _method_of_history_buffer(owner: type, name: str) -> Callable:
-    """What a pickled HistoryBuffer needs of getattr, and no more than that."""
-    if owner is not HistoryBuffer or name.startswith('_'):
-        raise UnpicklingError(f'GLOBAL builtins.getattr of {owner!r} and {name!r}')
-    return getattr(owner, name)
 
 
 def _first_sentence(error: Exception) -> str:

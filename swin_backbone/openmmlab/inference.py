@@ -17,11 +17,10 @@ from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from PIL import Image
 
-from ..checkpoints import read_checkpoint
-from ..checkpoints.fit import backbones_of, fit
-from .loading import read_checkpoints_safely
+from .loading import load_from_file_or_address, read_checkpoints_safely
 from .media import Frame, Medium, VideoWriter
 from .own_data import set_num_classes
+from .whole import dataset_meta_of, fit_to_model
 
 # COCO's 80 classes have the ids 1 to 90 without these.
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
@@ -35,23 +34,26 @@ class Predictor:
         checkpoint: path or URL, of the whole model.
         device: as torch names it.
         unsafe_load: see `load_checkpoint`.
+        allow_missing: go on where the checkpoint leaves weights of the model random.
 
     Raises:
         ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
     """
 
-    def __init__(self, cfg: Config, checkpoint: str, device: str, unsafe_load: bool = False):
+    def __init__(
+        self, cfg: Config, checkpoint: str, device: str, unsafe_load: bool = False, allow_missing: bool = False
+    ):
         self.scope = cfg.get('default_scope')
         if self.scope not in ('mmdet', 'mmseg'):
             raise ValueError(f'the config must be one of mmdet or mmseg, got default_scope={self.scope!r}')
         read_checkpoints_safely(unsafe_load)
-        loaded = read_checkpoint(checkpoint)
+        loaded = load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg, len(self.meta['classes']))
             self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
-            self._load(loaded, checkpoint)
+            self._load(loaded, checkpoint, allow_missing)
             self.model.to(device).eval()
             self.pipeline = Compose(_pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope))
             self.visualizer = VISUALIZERS.build(
@@ -59,20 +61,9 @@ class Predictor:
             )
         self.visualizer.dataset_meta = self.meta
 
-    def _load(self, loaded: dict, checkpoint: str) -> None:
-        state_dict = loaded.get('state_dict', loaded)
-        if backbones_of(self.model):
-            state_dict, report = fit(self.model, loaded, checkpoint)
-            report.log()
-        own = self.model.state_dict()
-        wrong = [name for name, value in state_dict.items() if name in own and own[name].shape != value.shape]
-        missing = [name for name in own if name not in state_dict and not name.startswith('data_preprocessor.')]
-        if wrong or missing:
-            raise ValueError(
-                f'the checkpoint {checkpoint!r} is not of this model: {len(missing)} of {len(own)} weights are missing '
-                f'and {len(wrong)} have another shape, as {(missing + wrong)[0]!r}'
-            )
-        load_state_dict(self.model, state_dict, strict=False)
+    def _load(self, loaded: dict, checkpoint: str, allow_missing: bool) -> None:
+        weights = fit_to_model(self.model, loaded, checkpoint, not allow_missing, {})
+        load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
     @torch.no_grad()
     def predict(self, frames: Sequence[Frame]) -> list[BaseDataElement]:
@@ -180,8 +171,7 @@ def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:
 
 def _dataset_meta(loaded: dict, cfg: Config) -> dict:
     """Classes and colours: of the checkpoint, else of the config's data set."""
-    meta = dict(loaded.get('meta', {}).get('dataset_meta') or {})
-    meta = {name.lower(): value for name, value in meta.items()}
+    meta = dataset_meta_of(loaded)
     if 'classes' not in meta:
         dataset = cfg.test_dataloader.dataset
         meta = dict(DATASETS.get(dataset.type).METAINFO, **dataset.get('metainfo', {}))

@@ -48,18 +48,19 @@ def load_config(
     return cfg
 
 
-def build_runner(cfg: Config, unsafe_load: bool = False) -> Runner:
+def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False) -> Runner:
     """The runner a config asks for, ready for the machine it runs on, and for checkpoints of any origin.
 
     Args:
         unsafe_load: let what is pickled in a checkpoint execute whatever it wants.
+        whole: refuse a checkpoint that leaves weights of the model random; for tests.
     """
     read_checkpoints_safely(unless=unsafe_load)
     _do_without_a_broken_torchvision()
     if cfg.launcher == 'pytorch' and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
-    runner.register_hook(FitCheckpointHook())
+    runner.register_hook(FitCheckpointHook(whole))
     return runner
 
 

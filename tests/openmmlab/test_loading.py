@@ -162,7 +162,11 @@ def test_nothing_loaded_at_all_is_an_error(tmp_path, schemes):
 @pytest.mark.parametrize('door', ['load_from', 'resume', 'auto', 'init_cfg', 'model_init_cfg'])
 def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(tmp_path, schemes, door, unsafe_load):
     made, checkpoint = tmp_path / 'made', tmp_path / 'iter_1.pth'
-    contents = {'state_dict': randomised().state_dict(), 'meta': {'iter': 1, 'epoch': 0, 'evil': MakesAFile(made)}}
+    contents = {
+        'state_dict': randomised().state_dict(),
+        'meta': {'iter': 1, 'epoch': 0, 'evil': MakesAFile(made)},
+        'message_hub': dict(log_scalars={}, runtime_info={}, resumed_keys={}),
+    }
     torch.save(contents, checkpoint)
     pretrained = dict(type='Pretrained', checkpoint=str(checkpoint))
     runner = build_runner(
@@ -189,6 +193,62 @@ def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(tmp_path, schem
         with pytest.raises(CheckpointError, match='refused, because it is more than weights'):
             runner.train()
         assert not made.exists()
+
+
+@pytest.mark.parametrize('unsafe_load', [False, True])
+@pytest.mark.parametrize('door', ['load_from', 'resume', 'auto'])
+def test_a_config_in_a_checkpoint_is_not_run_unless_told_to(tmp_path, schemes, door, unsafe_load):
+    """mmengine's Runner.resume runs the text at meta['config'] as Python, its Inferencer those at the other places."""
+    build_runner(tmp_path / 'old').train()
+    path = str(tmp_path / 'old' / 'iter_1.pth')
+    checkpoint = torch.load(path, weights_only=False)
+    code = f'__import__("os").mkdir({str(tmp_path / "made")!r})\n'
+    checkpoint['meta'].update(config=code, cfg=code)
+    checkpoint['message_hub']['runtime_info']['cfg'] = code
+    torch.save(checkpoint, path)
+    (tmp_path / 'last_checkpoint').write_text(path)
+    doors = {'load_from': dict(load_from=path), 'resume': dict(load_from=path, resume=True), 'auto': dict(resume=True)}
+    runner = build_runner(tmp_path, unsafe_load, iterations=2, **doors[door])
+    runner.train()
+    assert runner.iter == 2
+    assert (tmp_path / 'made').exists() == (unsafe_load and door != 'load_from')
+    held = CheckpointLoader.load_checkpoint(path)
+    texts = [held['meta'].get('config'), held['meta'].get('cfg'), held['message_hub']['runtime_info'].get('cfg')]
+    assert texts == ([code] * 3 if unsafe_load else [None] * 3)
+
+
+@pytest.mark.parametrize(
+    'meta',
+    [{}, {'meta': None}, {'meta': {'epoch': 1}}, {'meta': {'epoch': 1, 'iter': 1}},
+     {'meta': {'epoch': 1, 'iter': '1'}, 'message_hub': dict(log_scalars={}, runtime_info={}, resumed_keys={})}],
+)  # fmt: skip
+def test_bare_weights_are_not_resumed(tmp_path, schemes, meta):
+    path = tmp_path / 'weights.pth'
+    torch.save({'state_dict': build_runner(tmp_path).model.state_dict(), **meta}, path)
+    with pytest.raises(CheckpointError, match=r"weights\.pth' holds weights, and not the state of a training run"):
+        build_runner(tmp_path, load_from=str(path), resume=True).train()
+    (tmp_path / 'last_checkpoint').write_text(str(path))
+    with pytest.raises(CheckpointError, match='cannot be resumed'):
+        build_runner(tmp_path, resume=True).train()
+
+
+def test_a_list_is_no_checkpoint(tmp_path, schemes):
+    torch.save([torch.ones(1)], tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match='a dict of weights was expected, it is a list'):
+        build_runner(tmp_path, load_from=str(tmp_path / 'weights.pth')).train()
+
+
+@pytest.mark.parametrize('own', [True, False])
+def test_weights_that_are_no_numbers_are_named(tmp_path, schemes, own):
+    runner = build_runner(tmp_path)
+    if not own:
+        runner.model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
+    weights = runner.model.state_dict()
+    first = 'head.weight' if own else '0.weight'
+    weights[first] = torch.full_like(weights[first], float('nan'))
+    torch.save({'state_dict': weights}, tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match=rf'1 of its {len(weights)} weights are not finite .*: {first}'):
+        runner.load_checkpoint(str(tmp_path / 'weights.pth'))
 
 
 @pytest.mark.parametrize('unsafe_load', [False, True])

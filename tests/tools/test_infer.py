@@ -158,7 +158,10 @@ def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
 
 @pytest.mark.parametrize(
     ('inputs', 'config', 'message'),
-    [('nothing/*.jpg', DETECTION, "'nothing/*.jpg'"), ('{pictures}/a.png', SEGMENTATION, 'is not of this model')],
+    [
+        ('nothing/*.jpg', DETECTION, "'nothing/*.jpg'"),
+        ('{pictures}/a.png', SEGMENTATION, 'weights of the model (decode_head.'),
+    ],
 )
 def test_a_users_mistake_is_one_sentence(checkpoints, pictures, inputs, config, message):
     checkpoint = checkpoints / f'{DETECTION.stem}.pth'

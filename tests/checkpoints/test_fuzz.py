@@ -1,0 +1,40 @@
+"""Checkpoints changed at random load as plain data or are a CheckpointError, in a process that may do nothing else."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def fuzz(folder, number, how):
+    environment = {
+        **os.environ,
+        'PYTHONPATH': os.pathsep.join([str(HERE.parents[1]), os.environ.get('PYTHONPATH', '')]),
+    }
+    command = [sys.executable, str(HERE / 'fuzz.py'), str(folder), str(number), str(how)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
+    assert result.returncode == 0, result.stdout[-1000:] + result.stderr[-3000:]
+    return result
+
+
+@pytest.mark.parametrize('number', [500, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_changed_at_random(tmp_path, number):
+    counts = json.loads(fuzz(tmp_path, number, 0).stdout.splitlines()[-1])
+    assert sum(counts.values()) == number
+    assert set(counts) == {'loads', 'CheckpointError'}
+    assert counts['loads'] > number / 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['input.pth']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec('atheris') is None, reason="Atheris is not installed: pip install '.[fuzz]'"
+)
+def test_changed_by_what_is_reached(tmp_path):
+    assert 'Done 20000 runs' in fuzz(tmp_path, 20_000, 'atheris').stderr
