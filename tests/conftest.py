@@ -1,13 +1,20 @@
 """Helpers that several test files share."""
 
+import json
 import os
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+from faults import KINDS
 
 os.environ.setdefault('OMP_NUM_THREADS', '2')
 if not torch.cuda.is_available():  # read where a kernel is defined: before any is
     os.environ.setdefault('TRITON_INTERPRET', '1')
+
+FAULT = 'fault'  # the property of a test's report that record_fault adds
+FAULTS = pytest.StashKey[dict]()  # what the tests that passed tried, by their ids
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +34,52 @@ def pytest_addoption(parser):
     parser.addoption(
         '--write-swap-list', action='store_true', help='write what tests/openmmlab/test_swap_breadth.py found to docs/'
     )
+    parser.addoption(
+        '--faults-json', type=Path, metavar='F', help='write what the tests of faults tried to F: see tests/faults.py'
+    )
+
+
+def pytest_configure(config):
+    config.stash[FAULTS] = {}
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if 'record_fault' in item.fixturenames:
+            item.add_marker('faults')
+
+
+@pytest.fixture
+def record_fault(request):
+    """`record_fault(kind, count=1)`: so many faults of a kind in tests/faults.py were tried, and came out as promised.
+
+    They count if the test passes.
+    """
+
+    def record(kind: str, count: int = 1) -> None:
+        if kind not in KINDS or count < 0:
+            raise ValueError(f'record_fault takes one of {", ".join(KINDS)} and a number, got {kind!r} and {count}')
+        request.node.user_properties.append((FAULT, (kind, count)))
+
+    return record
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.when == 'call' and report.passed:
+        counts = Counter()
+        for name, value in report.user_properties:
+            if name == FAULT:
+                counts[value[0]] += value[1]
+        if counts:
+            item.config.stash[FAULTS][item.nodeid] = dict(counts)
+    return report
+
+
+def pytest_sessionfinish(session):
+    path = session.config.option.faults_json
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(session.config.stash[FAULTS], indent=1))

@@ -1,0 +1,74 @@
+"""What the tests of faults tried, and the table of it in docs/reliability.md.
+
+A test that takes the fixture `record_fault` gets the mark `faults`, and says how much of what it tried:
+
+    def test_damage_is_refused(record_fault, path):
+        ...
+        record_fault('damages')
+
+`pytest -m faults --faults-json F` writes the counts of the tests that passed to F, and
+
+    python tests/faults.py F docs/reliability.md
+
+writes their sums between the markers of the document. `make test-faults` does both.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """A row of the table."""
+
+    tried: str  # what is counted
+    outcome: str  # of every one
+
+
+KINDS = {
+    'doors': Kind('malicious checkpoints, through each way in', 'nothing executed, no file written, no socket opened'),
+    'mutations': Kind('mutated checkpoints read', 'loaded, or refused by `CheckpointError`'),
+    'bombs': Kind('checkpoints that ask for much more memory than they have bytes', 'refused before it is allocated'),
+    'damages': Kind('damaged, bare or foreign checkpoints', 'one sentence that says what is wrong'),
+    'kills': Kind('`kill -9`, also while a checkpoint is written', 'a whole checkpoint is left, `--resume` takes it'),
+    'signals': Kind('SIGTERM, SIGINT and SIGUSR1 during training', 'the step is finished and saved'),
+    'full_disks': Kind('disks that are full, folders that are read-only', 'one sentence; what was whole stays whole'),
+    'resumes': Kind('runs resumed', 'every tensor of the last checkpoint has the bits of the uninterrupted run'),
+    'non_finite': Kind('losses and gradients that are not finite', 'the step is skipped, the weights stay finite'),
+    'bad_data': Kind('data sets, pictures and labels with something wrong', 'named before it harms'),
+    'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
+}
+
+BEGIN, END = '<!-- figures: make test-faults writes them -->', '<!-- end of figures -->'
+
+
+def table(counts: dict[str, dict[str, int]]) -> str:
+    """The counts, by test and kind, as a table in Markdown with a row for each kind."""
+    lines = ['| tried | times | outcome of each | tests |', '|---|---:|---|---|']
+    for name, kind in KINDS.items():
+        tests = {test: found[name] for test, found in counts.items() if name in found}
+        files = ', '.join(f'`{file}`' for file in sorted({test.partition('::')[0] for test in tests}))
+        if tests:
+            lines.append(f'| {kind.tried} | {sum(tests.values()):,} | {kind.outcome} | {files} |')
+    total = sum(sum(found.values()) for found in counts.values())
+    return '\n'.join([*lines, '', f'{total:,} faults in {len(counts)} tests.'])
+
+
+def write_table(counts: dict[str, dict[str, int]], document: Path) -> None:
+    """Put the table between the markers of a document.
+
+    Raises:
+        ValueError: if it has no markers.
+    """
+    before, begin, rest = document.read_text(encoding='utf-8').partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f'{document} has no lines {BEGIN!r} and {END!r}')
+    partial = document.with_name(f'.partial-{document.name}')
+    partial.write_text(f'{before}{begin}\n\n{table(counts)}\n\n{end}{after}', encoding='utf-8')
+    partial.replace(document)
+
+
+if __name__ == '__main__':
+    write_table(json.loads(Path(sys.argv[1]).read_text(encoding='utf-8')), Path(sys.argv[2]))
