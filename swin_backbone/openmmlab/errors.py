@@ -1,0 +1,20 @@
+"""The error of data that is wrong, and errors as sentences."""
+
+WHERE = f'{__name__}.DataError: '
+
+
+class DataError(ValueError):
+    """Data that cannot be trained or tested on: one sentence that names the file."""
+
+    @property
+    def sentence(self) -> str:
+        """The message without the traceback that torch writes in front of what a worker process raised."""
+        return str(self).rpartition(WHERE)[2].strip()
+
+
+def sentence_of(error: Exception) -> str:
+    """The message of an error, with its kind where the message alone does not say what is wrong."""
+    if isinstance(error, DataError):
+        return error.sentence
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
