@@ -1,7 +1,7 @@
 """See what a training pipeline makes of a data set: pictures with their boxes, masks or labels, after augmentation.
 
 python tools/browse_dataset.py CONFIG [--output-dir D] [--not-show] [--show-interval S] [--phase train|val|test]
-    [--show-number N] [--cfg-options K=V ...]
+    [--show-number N] [--skip-unreadable] [--cfg-options K=V ...]
 """
 
 import argparse
@@ -10,11 +10,13 @@ from pathlib import Path
 
 import mmcv
 import numpy as np
-from command_line import add_config_arguments, run, stop_on_user_errors
-from mmengine.registry import DATASETS, VISUALIZERS, init_default_scope
+from command_line import BUILD_ERRORS, add_config_arguments, add_skip_unreadable, run, stop_on_user_errors
+from mmengine.registry import VISUALIZERS, init_default_scope
 from rich.progress import track
 
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.guard import build_dataset
+from swin_backbone.openmmlab.places import make_folder, require_data
 
 
 def parse_args() -> argparse.Namespace:
@@ -25,6 +27,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-interval', type=float, default=2, metavar='S', help='seconds a picture stays')
     parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
     parser.add_argument('--show-number', type=int, metavar='N', help='stop after N pictures')
+    add_skip_unreadable(parser)
     add_config_arguments(parser)
     args = parser.parse_args()
     if args.not_show and not args.output_dir:
@@ -40,19 +43,23 @@ def picture_of(item: dict) -> np.ndarray:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
         init_default_scope(cfg.default_scope)
         loader = cfg.get(f'{args.phase}_dataloader')
         if loader is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
-        dataset = DATASETS.build(loader.dataset)
+        if args.output_dir:
+            make_folder(args.output_dir, '--output-dir')
+        require_data(cfg, (args.phase,))
+        dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
     kind = 'DetLocalVisualizer' if cfg.default_scope == 'mmdet' else 'SegLocalVisualizer'
     visualizer = VISUALIZERS.build(dict(type=kind, name='browse'))
     visualizer.dataset_meta = dataset.metainfo
     number = min(len(dataset), args.show_number or len(dataset))
     for index in track(range(number), description=f'{args.phase} data'):
-        item = dataset[index]
+        with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+            item = dataset[index]
         if item is None:  # what a filter in the pipeline leaves out
             continue
         sample = item['data_samples']

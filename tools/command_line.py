@@ -4,9 +4,9 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Optional
+from typing import Any, NoReturn, Optional
 
 BROKEN_PIPE = 128 + 13  # of SIGPIPE
 
@@ -53,9 +53,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """What every tool does to a config: swap its backbone, then override settings."""
-    from mmengine.config import DictAction  # here: not every tool has a config, and it takes seconds
-
-    from swin_backbone.openmmlab.swap import RECIPES
+    from swin_backbone.openmmlab.swap import RECIPES  # here: not every tool has a config, and it takes seconds
     from swin_backbone.openmmlab.swins import SWINS
 
     parser.add_argument('--backbone', choices=list(SWINS), help="put this backbone in place of the config's own")
@@ -68,9 +66,17 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=CfgOptions,
         metavar='K=V',
-        help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots',
+        help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots; a key that is '
+        'not in the config is an error, and +key=value adds it',
+    )
+    parser.add_argument('--traceback', action='store_true', help='say more of an error than one sentence')
+
+
+def add_skip_unreadable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--skip-unreadable', action='store_true', help='go on without pictures that cannot be read, and count them'
     )
 
 
@@ -90,16 +96,36 @@ def add_allow_missing(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class CfgOptions(argparse.Action):
+    """`--cfg-options`, once or several times: a dict of values by their keys."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
+    ) -> None:
+        from swin_backbone.openmmlab.cfg_options import parse_options
+
+        try:
+            options = parse_options(values)
+        except ValueError as error:
+            parser.error(str(error))
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
+
+
 USER_ERRORS = (ValueError, TypeError, FileNotFoundError)
+BUILD_ERRORS = (Exception,)  # where everything follows from the command line and the config
 
 
 @contextmanager
-def stop_on_user_errors(errors: tuple[type[Exception], ...] = USER_ERRORS) -> Iterator[None]:
-    """One sentence instead of a traceback for what a user passed wrongly."""
+def stop_on_user_errors(errors: Sequence[type[Exception]] = USER_ERRORS, traceback: bool = False) -> Iterator[None]:
+    """One sentence, and exit status 1, for what a user passed wrongly; with the traceback if that was asked for."""
     try:
         yield
-    except errors as error:
-        sys.exit(f'{sys.argv[0]}: {error}')
+    except tuple(errors) as error:
+        if traceback or isinstance(error, BrokenPipeError):
+            raise
+        from swin_backbone.openmmlab.errors import sentence_of
+
+        sys.exit(f'{sys.argv[0]}: {sentence_of(error)}')
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    with stop_on_user_errors(traceback=args.traceback):
         found = [one for one in media.find_media(args.pictures) if not one.is_video] if args.pictures else []
         pictures = [frame.pixels for one in found for frame in media.read_frames(one)]
         cfg = runtime.load_config(

@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import add_config_arguments, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_user_errors
 from rich.console import Console
 
 from swin_backbone.analysis.report import print_report, report
@@ -35,7 +35,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
         data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only)
     print_report(data, Console())

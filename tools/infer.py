@@ -1,10 +1,10 @@
 """Run a trained detector or segmentor on pictures and videos; draw what it sees, and write it as data.
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
-    [--batch-size N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
-    [--allow-missing] [--allow-missing]
+    [--batch-size N] [--max-pixels N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
+    [--allow-missing]
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
-    [--batch-size N]
+    [--batch-size N] [--max-pixels N]
 
 DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
 quotes. Written are
@@ -13,22 +13,37 @@ quotes. Written are
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
     D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0
 
+A picture of more than --max-pixels is reduced to as many for the model and the overlay, which is said: they bound the
+memory that is taken. Boxes, masks and labels are written in the pixels of the picture itself.
+
 Exit status: 0 if every input was read; 1 if a file could not be read, which is said and skipped, or if an argument
 is wrong.
 """
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from command_line import add_allow_missing, add_config_arguments, add_unsafe_load, run, stop_on_user_errors
+from command_line import (
+    BUILD_ERRORS,
+    add_allow_missing,
+    add_config_arguments,
+    add_unsafe_load,
+    run,
+    stop_on_user_errors,
+)
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swin_backbone.deploy.predictor import ExportedPredictor, is_exported
 from swin_backbone.openmmlab import media, runtime
 from swin_backbone.openmmlab.inference import Predictor, Results
+from swin_backbone.openmmlab.places import make_folder
+
+MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,12 +60,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument('--score-thr', type=float, default=0.3, metavar='S', help='least score (default: 0.3)')
     parser.add_argument('--batch-size', type=int, default=1, metavar='N', help='pictures at a time (default: 1)')
+    parser.add_argument(
+        '--max-pixels', type=int, default=MAX_PIXELS, metavar='N', help=f'of a picture (default: {MAX_PIXELS})'
+    )
     add_config_arguments(parser)
     add_unsafe_load(parser)
     add_allow_missing(parser)
     args = parser.parse_args()
-    if args.batch_size < 1 or not 0 <= args.score_thr <= 1:
-        parser.error('--batch-size takes at least 1, --score-thr a number from 0 to 1')
+    if min(args.batch_size, args.max_pixels) < 1 or not 0 <= args.score_thr <= 1:
+        parser.error('--batch-size and --max-pixels take at least 1, --score-thr a number from 0 to 1')
     behind = 1 if is_exported(args.inputs[-1]) else 2
     if len(args.inputs) <= behind:
         parser.error('it takes INPUT CONFIG CKPT, or INPUT DIR with a folder that tools/export.py made')
@@ -68,39 +86,61 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     return Predictor(cfg, checkpoint, device, args.unsafe_load, args.allow_missing)
 
 
+def reduced(frame: media.Frame) -> str:
+    """What is done with a picture of too many pixels, for the log."""
+    (height, width), seen = frame.size, frame.pixels.shape
+    return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
+
+
 def main() -> int:
     args = parse_args()
     console = Console(stderr=True)
-    with stop_on_user_errors():
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         found = media.find_media(args.inputs)
+        make_folder(args.out_dir, '--out-dir')
         predictor = open_predictor(args)
     results = Results(args.out_dir, predictor, args.score_thr)
     unreadable = []
-    batch: list[media.Frame] = []
+    batch: list[tuple[media.Frame, dict]] = []
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
-    with Progress(*columns, console=console) as progress:
+    with stop_on_user_errors((OSError,), args.traceback), Progress(*columns, console=console) as progress:
         task = progress.add_task('predicting', total=sum(map(media.count_frames, found)))
 
+        def say(text: str, style: str) -> None:
+            console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+        def prepared(medium: media.Medium) -> Iterator[tuple[media.Frame, dict]]:
+            try:
+                for frame in media.read_frames(medium, args.max_pixels):
+                    if frame.index == 0 and frame.size != frame.pixels.shape[:2]:
+                        say(f'{medium.path}: {reduced(frame)}', 'yellow')
+                    yield frame, predictor.prepare(frame)
+            except OSError as error:
+                unreadable.append(medium.path)
+                say(f'skipped: {error}', 'red')
+                progress.advance(task, 0 if medium.is_video else 1)
+
         def flush() -> None:
-            for frame, sample in zip(batch, predictor.predict(batch) if batch else ()):
+            samples = predictor.predict([item for _, item in batch]) if batch else []
+            for (frame, _), sample in zip(batch, samples):
                 results.add(frame, sample)
                 progress.advance(task)
             batch.clear()
 
-        for medium in found:
-            try:
-                for frame in media.read_frames(medium):
-                    batch.append(frame)
+        try:
+            for medium in found:
+                progress.update(task, description=escape(medium.name))
+                for frame, item in prepared(medium):
+                    if batch and not predictor.can_batch(batch[-1][1], item):
+                        flush()
+                    batch.append((frame, item))
                     if len(batch) == args.batch_size:
                         flush()
-            except OSError as error:
-                unreadable.append(medium.path)
-                console.print(f'skipped: {error}', style='red', markup=False, highlight=False)
-                progress.advance(task, 0 if medium.is_video else 1)
-        flush()
-    results.close()
+            flush()
+        finally:  # whatever happens, what was predicted is written
+            results.close()
     seconds = time.monotonic() - begin
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     print(

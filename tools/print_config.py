@@ -8,7 +8,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from command_line import add_config_arguments, run, stop_on_full_disk, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_full_disk, stop_on_user_errors
 
 from swin_backbone.openmmlab import runtime
 
@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(), contextlib.redirect_stdout(sys.stderr):
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback), contextlib.redirect_stdout(sys.stderr):
         cfg = runtime.load_config(
             args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
         )

@@ -1,7 +1,7 @@
 """Test a detector or segmentor: the command line of mmdet's and mmseg's own tools/test.py.
 
 python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
-    [--backbone swin-t] [--cfg-options K=V ...] [--allow-missing]
+    [--backbone swin-t] [--skip-unreadable] [--allow-missing] [--cfg-options K=V ...]
 python tools/test.py CONFIG DIR [--device cpu] [--threads N] ...
 
 DIR is what tools/export.py made: it is tested in its own runtime, on the data and by the metric of the config.
@@ -10,11 +10,18 @@ DIR is what tools/export.py made: it is tested in its own runtime, on the data a
 import argparse
 from pathlib import Path
 
-from command_line import add_allow_missing, add_common_arguments, run, stop_on_user_errors
+from command_line import (
+    BUILD_ERRORS,
+    add_allow_missing,
+    add_common_arguments,
+    add_skip_unreadable,
+    run,
+    stop_on_user_errors,
+)
 
-from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.deploy.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.places import make_folder, require_data
 
 
 def parse_args() -> argparse.Namespace:
@@ -32,6 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
     parser.add_argument('--wait-time', type=float, default=2, metavar='S', help='seconds a shown picture stays')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
+    add_skip_unreadable(parser)
     add_common_arguments(parser)
     add_allow_missing(parser)
     return parser.parse_args()
@@ -39,7 +47,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(
             args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe
         )
@@ -55,8 +63,12 @@ def main() -> None:
             runtime.enable_tta(cfg)
         if args.out:
             runtime.write_predictions(cfg, args.out)
-    with stop_on_user_errors((CheckpointError,)):
-        metrics = runtime.build_runner(cfg, args.unsafe_load, whole=not args.allow_missing).test()
+        if args.show_dir:
+            make_folder(args.show_dir, '--show-dir')
+        require_data(cfg, ('test',))
+        runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
+    with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+        metrics = runtime.run(runner, 'test')
     for name, value in metrics.items():
         print(f'{name}: {value}')
     if args.show_dir:

@@ -1,16 +1,18 @@
 """Train a detector or segmentor: the command line of mmdet's and mmseg's own tools/train.py.
 
 python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
-    [--backbone swin-t [--recipe keep]] [--cfg-options K=V ...]
+    [--backbone swin-t [--recipe keep]] [--skip-unreadable] [--cfg-options K=V ...]
+
+Own data is looked through in brief before: see tools/check_data.py.
 """
 
 import argparse
 
-from command_line import add_common_arguments, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_common_arguments, add_skip_unreadable, run, stop_on_user_errors
 
-from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.errors import TrainingStopped
+from swin_backbone.openmmlab.check_data import check_own_data
+from swin_backbone.openmmlab.places import require_data
 
 
 def parse_args() -> argparse.Namespace:
@@ -29,13 +31,14 @@ def parse_args() -> argparse.Namespace:
         metavar='CKPT',
         help='go on from CKPT, or without it from the last checkpoint in the working folder',
     )
+    add_skip_unreadable(parser)
     add_common_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(
             args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe
         )
@@ -44,8 +47,11 @@ def main() -> None:
         if args.auto_scale_lr:
             runtime.enable_auto_scale_lr(cfg)
         runtime.set_resume(cfg, args.resume)
-    with stop_on_user_errors((CheckpointError, TrainingStopped)):
-        runtime.build_runner(cfg, args.unsafe_load).train()
+        require_data(cfg, ('train', 'val'))
+        check_own_data(cfg, args.skip_unreadable)
+        runner = runtime.build_runner(cfg, args.unsafe_load, skip_unreadable=args.skip_unreadable)
+    with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+        runtime.run(runner, 'train')
 
 
 if __name__ == '__main__':

@@ -215,7 +215,8 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
 
 def result_of(predictor: Predictor, picture: np.ndarray) -> Result:
     """What the model itself sees on a picture, as `runtime.Model.predict` says it."""
-    (sample,) = predictor.predict([Frame(Medium(Path('picture'), 'picture', False), 0, picture)])
+    frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, picture.shape[:2])
+    (sample,) = predictor.predict([predictor.prepare(frame)])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
         return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
     instances = sample.pred_instances.numpy()

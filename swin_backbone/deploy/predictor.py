@@ -14,7 +14,7 @@ from mmengine.registry import VISUALIZERS, DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
 from ..openmmlab.inference import Predictor
-from ..openmmlab.media import Frame, Medium, read_frames
+from ..openmmlab.media import Frame, read_picture
 from ..openmmlab.runtime import build_runner
 from .runtime import MANIFEST, Model, Result, RuntimeProblem
 
@@ -48,9 +48,13 @@ class ExportedPredictor(Predictor):
             )
         self.visualizer.dataset_meta = self.meta
 
-    def predict(self, frames: Sequence[Frame]) -> list[BaseDataElement]:
+    def prepare(self, frame: Frame) -> dict:
+        """What the model takes, of a frame: its pixels."""
+        return dict(inputs=frame.pixels)
+
+    def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
         """What the model sees on each of a batch of frames."""
-        results = self.model.predict([frame.pixels for frame in frames], self.batch)
+        results = self.model.predict([item['inputs'] for item in prepared], self.batch)
         return [fill(_sample(self.scope), result) for result in results]
 
 
@@ -73,11 +77,6 @@ class ExportedModel(BaseModel):
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError('an exported model is tested, and not trained')
-
-
-def read_picture(path: str) -> np.ndarray:
-    """BGR pixels of a file."""
-    return next(read_frames(Medium(Path(path), '', False))).pixels
 
 
 def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:

@@ -11,10 +11,10 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 
+from ..openmmlab.media import read_picture
 from .formats import quiet
 from .graph import ExportError, Graph
 from .picture import Normalise, resize_rule
-from .predictor import read_picture
 from .runtime import resize
 
 CALIBRATION_PICTURES = 64

@@ -65,12 +65,30 @@ class Predictor:
         weights = fit_to_model(self.model, loaded, checkpoint, not allow_missing, {})
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
+    def prepare(self, frame: Frame) -> dict:
+        """What the model takes, of a frame.
+
+        Raises:
+            OSError: if the test pipeline cannot make it, as of a picture that is a thousand times as wide as high.
+        """
+        try:
+            with DefaultScope.overwrite_default_scope(self.scope):
+                return self.pipeline(dict(img=frame.pixels, img_id=0))
+        except Exception as error:
+            height, width = frame.size
+            raise OSError(
+                f'{frame.medium.path} is {width}x{height}, of which the test pipeline makes nothing: {error}'
+            ) from error
+
+    def can_batch(self, prepared: dict, other: dict) -> bool:
+        """Whether the model takes two frames at once: mmseg pads none to the size of the other."""
+        return self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape
+
     @torch.no_grad()
-    def predict(self, frames: Sequence[Frame]) -> list[BaseDataElement]:
+    def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
         """What the model sees on each of a batch of frames."""
         with DefaultScope.overwrite_default_scope(self.scope):
-            batch = [self.pipeline(dict(img=frame.pixels, img_id=i)) for i, frame in enumerate(frames)]
-            return self.model.test_step(pseudo_collate(batch))
+            return self.model.test_step(pseudo_collate(prepared))
 
     def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> np.ndarray:
         """The frame with its predictions on it, (H, W, 3) uint8 BGR."""
@@ -81,7 +99,7 @@ class Predictor:
 
 
 class Results:
-    """Writes predictions below a folder, and counts them.
+    """Writes predictions below a folder, and counts them; all but the overlays in the pixels of the picture itself.
 
         overlays/NAME.jpg    each picture with its predictions drawn, NAME.mp4 for a video
         results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation)
@@ -106,18 +124,19 @@ class Results:
 
     def add(self, frame: Frame, sample: BaseDataElement) -> None:
         """Write one frame's predictions."""
-        height, width = frame.pixels.shape[:2]
+        height, width = frame.size
         image_id = len(self.images) + 1
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
         self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
         if 'pred_instances' in sample:
-            self.objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id)
+            self.objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id, frame)
         for name in ('pred_sem_seg', 'pred_panoptic_seg'):
             if name in sample:
                 field = sample.get(name)
                 labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
                 if name == 'pred_panoptic_seg':
                     labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
+                labels = _enlarge(labels.astype(np.uint8), frame.size)
                 _write_labels(self._path('labels', frame.name, '.png'), labels, self.predictor.meta['palette'])
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         if frame.medium.is_video:
@@ -137,7 +156,9 @@ class Results:
             _write_json(self.out_dir / 'images.json', dict(images=self.images, categories=categories))
             _write_json(self.out_dir / 'results.json', self.objects)
 
-    def _coco_objects(self, instances: Any, image_id: int) -> Iterator[dict]:
+    def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict]:
+        (height, width), seen = frame.size, frame.pixels.shape
+        scale = np.array([width / seen[1], height / seen[0]] * 2)
         for index in np.flatnonzero(instances.scores >= self.score_thr):
             found: dict[str, Any] = dict(
                 image_id=image_id,
@@ -145,10 +166,10 @@ class Results:
                 score=float(instances.scores[index]),
             )
             if 'bboxes' in instances:
-                x1, y1, x2, y2 = map(float, instances.bboxes[index])
+                x1, y1, x2, y2 = map(float, instances.bboxes[index] * scale)
                 found['bbox'] = [x1, y1, x2 - x1, y2 - y1]
             if 'masks' in instances:
-                found['segmentation'] = _encode(instances.masks[index])
+                found['segmentation'] = _encode(_enlarge(instances.masks[index].astype(np.uint8), frame.size))
             yield found
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
@@ -195,8 +216,13 @@ def _category_ids(classes: Sequence[str]) -> list[int]:
 def _encode(mask: np.ndarray) -> dict:
     from pycocotools import mask as coco_mask
 
-    rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    rle = coco_mask.encode(np.asfortranarray(mask))
     return dict(size=[int(side) for side in rle['size']], counts=rle['counts'].decode('ascii'))
+
+
+def _enlarge(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Classes or a mask, (H, W) uint8, at another height and width."""
+    return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
 def _write(path: Path, pixels: np.ndarray) -> None:

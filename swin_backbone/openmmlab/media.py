@@ -1,15 +1,18 @@
 """Pictures and videos: finding them, and reading them frame by frame."""
 
+import os
 from collections.abc import Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import cv2
 import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
+ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
 
 
 class Medium(NamedTuple):
@@ -21,11 +24,12 @@ class Medium(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A picture, or a frame of a video, as BGR pixels (H, W, 3) uint8."""
+    """A picture, or a frame of a video, as BGR pixels (H, W, 3) uint8, which may be fewer than it has."""
 
     medium: Medium
     number: int  # in the video; 0 for a picture
     pixels: np.ndarray
+    size: tuple[int, int]  # its own height and width
 
     @property
     def name(self) -> str:
@@ -72,8 +76,11 @@ def count_frames(medium: Medium) -> int:
     return max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
 
 
-def read_frames(medium: Medium) -> Iterator[Frame]:
+def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Frame]:
     """The frames of a video in order, or the picture.
+
+    Args:
+        max_pixels: a frame of more is reduced to as many.
 
     Raises:
         OSError: if there is none that can be read.
@@ -82,17 +89,78 @@ def read_frames(medium: Medium) -> Iterator[Frame]:
         video = cv2.VideoCapture(str(medium.path))
         index = 0
         while (read := video.read())[0]:
-            yield Frame(medium, index, read[1])
+            yield Frame(medium, index, _reduce(read[1], max_pixels), read[1].shape[:2])
             index += 1
         if not index:
             raise OSError(f'{medium.path}: no frame of it can be read as a video')
         return
+    pixels = read_picture(medium.path)
+    yield Frame(medium, 0, _reduce(pixels, max_pixels), pixels.shape[:2])
+
+
+def _reduce(pixels: np.ndarray, max_pixels: Optional[int]) -> np.ndarray:
+    height, width = pixels.shape[:2]
+    if max_pixels is None or height * width <= max_pixels:
+        return pixels
+    scale = (max_pixels / (height * width)) ** 0.5
+    size = max(1, int(width * scale)), max(1, int(height * scale))
+    return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+
+
+def read_picture(path: Union[str, Path]) -> np.ndarray:
+    """The pixels of a picture as BGR, (H, W, 3) uint8.
+
+    Raises:
+        OSError: if it is not there, empty, truncated or no picture, naming it.
+    """
+    path = Path(path)
+    require_whole(path)
     # Not cv2.imread, which cannot open every path and prints what goes wrong.
-    data = np.frombuffer(medium.path.read_bytes(), np.uint8)
-    pixels = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    try:
+        pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error as error:  # of more than 2 ** 30 pixels
+        raise OSError(f'{path} cannot be read as a picture: {error.err}') from error
     if pixels is None:
-        raise OSError(f'{medium.path}: it cannot be read as a picture')
-    yield Frame(medium, 0, pixels)
+        raise OSError(f'{path} cannot be read as a picture')
+    return pixels
+
+
+def require_whole(path: Path) -> None:
+    """See that a picture does not stop half-way: some decoders fill the rest of a JPEG with grey, and say nothing.
+
+    Raises:
+        OSError: if it is not there, empty or truncated, naming it.
+    """
+    with open(path, 'rb') as file:
+        head = file.read(8)
+        if not head:
+            raise OSError(f'{path} is empty')
+        file.seek(-min(8, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        tail = file.read()
+    for begin, end in ENDS.items():
+        if head.startswith(begin) and not tail.endswith(end):  # or something follows, which is allowed: decode it all
+            try:
+                with Image.open(path) as image:
+                    image.load()
+            except Exception as error:  # Pillow's decoders raise many kinds
+                raise OSError(f'{path} is damaged: {error}') from error
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """Height and width of a picture as it is shown, from its header.
+
+    Raises:
+        OSError: if it is not there or no picture, naming it.
+    """
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    except UnidentifiedImageError as error:
+        raise OSError(f'{path} cannot be read as a picture') from error
+    except Image.DecompressionBombError as error:
+        raise OSError(f'{path} cannot be read as a picture: {error}') from error
+    return (width, height) if turned else (height, width)
 
 
 class VideoWriter:

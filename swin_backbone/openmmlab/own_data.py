@@ -15,11 +15,12 @@ for detection, in COCO's format, with the classes its file names; and for segmen
         train=dict(images='images/train', labels='labels/train'), val=dict(images='images/val', labels='labels/val'))
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
+
+from .check_coco import read_coco
 
 
 def fill_own_data(cfg: Config) -> None:
@@ -27,6 +28,7 @@ def fill_own_data(cfg: Config) -> None:
 
     Raises:
         ValueError: if a file or folder is missing or the classes are not known, naming the key of `own_data`.
+        DataError: if an annotation file is not in COCO's format.
     """
     own = cfg.get('own_data')
     if own is None:
@@ -99,11 +101,7 @@ def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> 
 
 def _coco_classes(annotation_file: str) -> tuple[str, ...]:
     """The names of a COCO file's categories, in its order, which is that of the labels."""
-    try:
-        categories = json.loads(Path(annotation_file).read_text(encoding='utf-8'))['categories']
-        return tuple(category['name'] for category in categories)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{annotation_file} is not in COCO's format: {error!r}") from error
+    return tuple(category['name'] for category in read_coco(annotation_file)['categories'])
 
 
 def _set_everywhere(node: Any, key: str, value: Any) -> None:

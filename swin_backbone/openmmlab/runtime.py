@@ -4,20 +4,34 @@ import atexit
 import logging
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import Any, Literal, Optional
 
 import torch
 from mmengine.config import Config
 from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
+from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from ..checkpoints import CheckpointError
+from .cfg_options import apply_options
 from .config_files import read_config
+from .errors import DataError, TrainingStopped, sentence_of
+from .guard import guard_runner
+from .launchers import require_launcher
 from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
+from .places import make_folder
 from .runner import SafeRunner
 from .swap import swap_backbone
+
+
+class BuildError(ValueError):
+    """What a config asks for cannot be built: a sentence."""
+
+
+RUN_ERRORS = (BuildError, CheckpointError, DataError, TrainingStopped)  # what stops `run` and is no fault of a program
 
 
 def load_config(
@@ -40,7 +54,7 @@ def load_config(
         cfg = swap_backbone(cfg, backbone, recipe=recipe)
         name += f'_{backbone}'
     if cfg_options:
-        cfg.merge_from_dict(cfg_options)
+        apply_options(cfg, cfg_options)
     if with_data:
         fill_own_data(cfg)
     cfg.launcher = launcher
@@ -48,20 +62,58 @@ def load_config(
     return cfg
 
 
-def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False) -> Runner:
-    """The runner a config asks for, ready for the machine it runs on, and for checkpoints of any origin.
+def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, skip_unreadable: bool = False) -> Runner:
+    """The runner a config asks for, ready for the machine it runs on, for checkpoints of any origin and for bad data.
 
     Args:
         unsafe_load: let what is pickled in a checkpoint execute whatever it wants.
         whole: refuse a checkpoint that leaves weights of the model random; for tests.
+        skip_unreadable: go on without pictures that cannot be read: see `guard_runner`.
+
+    Raises:
+        ValueError: if the launcher did not start this process, or the working folder cannot be written to.
     """
+    require_launcher(cfg.launcher)
+    make_folder(cfg.work_dir, '--work-dir')
     read_checkpoints_safely(unless=unsafe_load)
     _do_without_a_broken_torchvision()
     if cfg.launcher == 'pytorch' and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
     runner.register_hook(FitCheckpointHook(whole))
+    guard_runner(runner, skip_unreadable)
     return runner
+
+
+def run(runner: Runner, what: Literal['train', 'test']) -> Any:
+    """Train or test.
+
+    Returns:
+        What the runner does: the model, or the metrics.
+
+    Raises:
+        BuildError: if something goes wrong before the first picture is asked for: the config is wrong.
+        DataError, CheckpointError: for what was read.
+    """
+    started = StartedHook()
+    runner.register_hook(started, priority='VERY_HIGH')
+    try:
+        return runner.train() if what == 'train' else runner.test()
+    except Exception as error:
+        if started.is_started or isinstance(error, RUN_ERRORS):
+            raise
+        raise BuildError(sentence_of(error)) from error
+
+
+class StartedHook(Hook):
+    """Knows when a runner has built everything that its config asks for."""
+
+    is_started = False
+
+    def before_train(self, runner: Runner) -> None:
+        self.is_started = True
+
+    before_val = before_test = before_train
 
 
 def enable_amp(cfg: Config) -> None:

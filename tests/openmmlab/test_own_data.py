@@ -50,7 +50,7 @@ def test_segmentation_follows_the_command_line(folder):
     ('config', 'options', 'message'),
     [
         (DETECTION, {'own_data.val.images': 'nowhere'}, r"own_data.val.images is 'nowhere', and there is no"),
-        (DETECTION, {'own_data.train.annotations': 'images'}, 'own_data|COCO'),
+        (DETECTION, {'own_data.train.annotations': 'images'}, 'images cannot be read: Is a directory'),
         (SEGMENTATION, {}, 'own_data.classes must name the classes'),
         (SEGMENTATION, {'own_data.classes': 'road'}, "own_data.classes.*got 'road'"),
     ],

@@ -1,19 +1,16 @@
 """tools/infer.py, browse_dataset.py and print_config.py, with a user's command lines."""
 
-import contextlib
-import io
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 import torch
+from in_process import run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
@@ -28,27 +25,6 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 ROOT = Path(__file__).parents[2]
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
-
-
-def run(tool, *arguments):
-    """A tool as `python TOOL ARGUMENTS` runs it, but in this process: to import the toolboxes takes seconds."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    before = sys.argv, sys.path[:]
-    sys.argv = [tool, *map(str, arguments)]
-    sys.path.insert(0, str(ROOT / 'tools'))
-    code = 0
-    try:
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            runpy.run_path(str(ROOT / tool), run_name='__main__')
-    except SystemExit as stop:
-        code = stop.code or 0
-        if isinstance(code, str):
-            stderr.write(code)
-            code = 1
-    finally:
-        sys.argv, sys.path[:] = before
-        DefaultScope._instance_dict.clear()
-    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
 @pytest.fixture(scope='module')
@@ -205,3 +181,74 @@ def test_what_print_config_prints_is_the_config(tmp_path):
     assert 'swin-t into this config:' in result.stderr
     (tmp_path / 'config.py').write_text(result.stdout)
     assert Config.fromfile(tmp_path / 'config.py').to_dict() == swap_backbone(read_config(name), 'swin-t').to_dict()
+
+
+def test_a_picture_that_the_pipeline_cannot_take_is_skipped_and_the_others_are_there(
+    record_fault, tmp_path, checkpoints, pictures
+):
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    data = cv2.imencode('.jpg', pixels)[1].tobytes()
+    (tmp_path / 'half.jpg').write_bytes(data[: len(data) * 9 // 10])
+    cv2.imwrite(str(tmp_path / 'line.png'), np.zeros((1, 5000, 3), np.uint8))
+    (tmp_path / 'empty.png').touch()
+    for config, file in ((DETECTION, 'results.json'), (SEGMENTATION, 'labels/b.png')):
+        out = tmp_path / config.stem
+        inputs = (pictures / 'a.png', tmp_path / 'line.png', tmp_path / 'half.jpg', tmp_path / 'empty.png')
+        result = run('tools/infer.py', *inputs, pictures / 'b.jpg', config, checkpoints / f'{config.stem}.pth',
+                     '--out-dir', out, '--batch-size', 3)  # fmt: skip
+        assert result.returncode == 1
+        if config == DETECTION:
+            assert f'skipped: {tmp_path}/line.png is 5000x1, of which the test pipeline makes nothing' in result.stderr
+        assert f'skipped: {tmp_path}/half.jpg is damaged: image file is truncated' in result.stderr
+        assert f'skipped: {tmp_path}/empty.png is empty' in result.stderr
+        assert (out / file).exists()
+        # The segmentor's pipeline takes a line, beside pictures of other sizes
+        line = {'line.jpg'} if config == SEGMENTATION else set()
+        assert {path.name for path in (out / 'overlays').iterdir()} == {'a.jpg', 'b.jpg', *line}
+        record_fault('bad_data', 3)
+
+
+def test_what_was_predicted_is_written_whatever_happens_then(tmp_path, checkpoints, pictures, monkeypatch):
+    predict = inference.Predictor.predict
+    calls = []
+
+    def fail_the_second_time(self, prepared):
+        calls.append(len(prepared))
+        if len(calls) == 2:
+            raise RuntimeError('out of memory')
+        return predict(self, prepared)
+
+    monkeypatch.setattr(inference.Predictor, 'predict', fail_the_second_time)
+    arguments = (pictures / 'a.png', pictures / 'b.jpg', DETECTION, checkpoints / f'{DETECTION.stem}.pth')
+    with pytest.raises(RuntimeError, match='out of memory'):
+        run('tools/infer.py', *arguments, '--out-dir', tmp_path)
+    images = json.loads((tmp_path / 'images.json').read_text())['images']
+    assert [Path(image['file_name']).name for image in images] == ['a.png']
+    assert (tmp_path / 'results.json').exists()
+
+
+def test_a_picture_of_too_many_pixels_is_reduced_and_its_results_are_not(record_fault, tmp_path, checkpoints, pictures):
+    for config in (DETECTION, SEGMENTATION):
+        out = tmp_path / config.stem
+        result = run('tools/infer.py', pictures / 'a.png', config, checkpoints / f'{config.stem}.pth', '--out-dir', out,
+                     '--max-pixels', 48 * 64, '--score-thr', 0.01)  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert '128x96 pixels are seen and drawn as 64x48; --max-pixels takes more' in result.stderr
+        assert cv2.imread(str(out / 'overlays' / 'a.jpg')).shape == (48, 64, 3)
+        record_fault('bad_data')
+    assert Image.open(out / 'labels' / 'a.png').size == (128, 96)
+    out = tmp_path / DETECTION.stem
+    (image,) = json.loads((out / 'images.json').read_text())['images']
+    assert (image['height'], image['width']) == (96, 128)
+    objects = json.loads((out / 'results.json').read_text())
+    assert {tuple(found['segmentation']['size']) for found in objects} == {(96, 128)}
+    assert max(found['bbox'][0] + found['bbox'][2] for found in objects) > 64
+    for found in objects:  # a mask is where its box is
+        from pycocotools import mask
+
+        x, y, width, height = mask.toBbox(found['segmentation'])
+        if width * height:
+            assert x >= found['bbox'][0] - 4
+            assert y >= found['bbox'][1] - 4
+            assert x + width <= found['bbox'][0] + found['bbox'][2] + 4
+            assert y + height <= found['bbox'][1] + found['bbox'][3] + 4

@@ -1,0 +1,202 @@
+"""`--cfg-options KEY=VALUE ...`: values as mmengine's DictAction reads them, but whole; and keys that the config has.
+
+DictAction deletes every space of a value. mmengine adds a key that a config does not have, so a misspelt one has no
+effect; here it is refused, and `+KEY=VALUE` adds it.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, Optional
+
+from mmengine import registry
+from mmengine.config import Config, DictAction
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+OPENING, CLOSING, QUOTES = '([', ')]', '\'"'
+# What mmengine reads from a config besides the arguments of its Runner, of DataLoader and of set_randomness.
+RUNNER_KEYS = {'auto_scale_lr', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn'}
+LOADER_KEYS = {'dataset', 'num_batch_per_epoch'}
+REGISTRIES = (
+    registry.MODELS, registry.DATASETS, registry.TRANSFORMS, registry.HOOKS, registry.LOOPS, registry.METRICS,
+    registry.EVALUATOR, registry.OPTIMIZERS, registry.OPTIM_WRAPPERS, registry.OPTIM_WRAPPER_CONSTRUCTORS,
+    registry.PARAM_SCHEDULERS, registry.DATA_SAMPLERS, registry.TASK_UTILS, registry.VISUALIZERS, registry.VISBACKENDS,
+    registry.LOG_PROCESSORS,
+)  # fmt: skip
+
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """The options of a command line by their keys.
+
+    A value is an int, float, bool, None or string; `[a,b]` or `a,b` a list and `(a,b)` a tuple of values, however
+    deep. Spaces around a value are not part of it, those inside are. Quotes keep commas: `["a,b",c]` has two values.
+
+    Raises:
+        ValueError: if a word is not KEY=VALUE, or its brackets or quotes do not match.
+    """
+    options = {}
+    for word in words:
+        key, equals, value = word.partition('=')
+        if not equals or not key.lstrip('+'):
+            raise ValueError(f'--cfg-options takes KEY=VALUE, got {word!r}')
+        try:
+            options[key.strip()] = parse_value(value)
+        except ValueError as error:
+            raise ValueError(f'--cfg-options {word}: {error}') from error
+    return options
+
+
+def parse_value(text: str) -> Any:
+    """The value that a text stands for: see `parse_options`."""
+    text = text.strip()
+    quoted = False
+    while len(text) > 1 and text[0] in QUOTES and text.find(text[0], 1) == len(text) - 1:
+        text, quoted = text[1:-1], True
+    if text[:1] in ('(', '[') and _end_of_bracket(text) == len(text) - 1:
+        values = [parse_value(part) for part in _parts(text[1:-1])]
+        return tuple(values) if text[0] == '(' else values
+    if ',' in text and not quoted:
+        parts = list(_parts(text))
+        if len(parts) > 1 or text.endswith(','):
+            return [parse_value(part) for part in parts]
+    return DictAction._parse_int_float_bool(text)
+
+
+def apply_options(cfg: Config, options: dict[str, Any]) -> None:
+    """Override settings of a config, in place, one after the other.
+
+    Args:
+        options: values by their dotted keys, indices of lists among them. A key is one that the config has, or an
+            argument of the class that its `type` names; `+` before it adds any.
+
+    Raises:
+        ValueError: if there is no such key, naming the nearest, or a list is shorter.
+    """
+    for key, value in options.items():
+        adds = key.startswith('+')
+        path = key.lstrip('+').split('.')
+        with registry.DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+            _check_path(cfg, path, adds)
+        cfg.merge_from_dict({'.'.join(path): value})
+
+
+def _check_path(cfg: Config, path: list[str], adds: bool) -> None:
+    node: Any = cfg._cfg_dict
+    for depth, name in enumerate(path):
+        where, is_last = '.'.join(path[:depth]), depth == len(path) - 1
+        if isinstance(node, list):
+            if not name.isdecimal() or int(name) >= len(node):
+                raise ValueError(
+                    f'--cfg-options {".".join(path)}: {where} is a list of {len(node)}, which takes an index from 0 to '
+                    f'{len(node) - 1}, got {name!r}'
+                )
+            node = node[int(name)]
+        elif isinstance(node, dict):
+            if name not in node:
+                if adds or (is_last and name in _arguments(node, path[:-1])):
+                    return
+                raise ValueError(_unknown(cfg, path, node, depth))
+            node = node[name]
+        else:
+            raise ValueError(f'--cfg-options {".".join(path)}: {where} is {node!r}, which has no {name!r}')
+
+
+def _unknown(cfg: Config, path: list[str], node: dict, depth: int) -> str:
+    """Which part of a key the config does not have, and the key that may have been meant."""
+    full, parent = '.'.join(path), '.'.join(path[:depth])
+    candidates = [*node, *_arguments(node, path[:depth])]
+    nearest = get_close_matches(path[depth], candidates, n=1)
+    if nearest:
+        meant: Optional[str] = '.'.join([*path[:depth], nearest[0], *path[depth + 1 :]])
+    else:  # a key whose beginning was left out
+        meant = next((key for key in _keys(cfg._cfg_dict) if key.endswith(f'.{full}')), None)
+    return (
+        f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'
+        + (f'; did you mean {meant}?' if meant else ';')
+        + f' To add it, say +{full}=...'
+    )
+
+
+def _keys(node: Any, prefix: str = '') -> Iterator[str]:
+    """Every dotted key of a config."""
+    items: Any = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, child in items:
+        yield f'{prefix}{name}'
+        yield from _keys(child, f'{prefix}{name}.')
+
+
+def _arguments(node: dict, path: Sequence[str]) -> set[str]:
+    """The arguments that a part of a config may have, besides those it has: of the class that its `type` names."""
+    if not path:
+        return _parameters(Runner) | RUNNER_KEYS
+    if path[-1] == 'randomness':
+        return _parameters(Runner.set_randomness)
+    if path[-1].endswith('_dataloader'):
+        return _parameters(DataLoader) | LOADER_KEYS
+    kind = node.get('type')
+    found: set[str] = set()
+    for cls in [kind] if inspect.isclass(kind) else _registered(kind) if isinstance(kind, str) else []:
+        for base in inspect.getmro(cls) if inspect.isclass(cls) else [cls]:
+            found |= _parameters(base)
+    return found
+
+
+def _registered(name: str) -> Iterator[Any]:
+    """What mmengine's registries, and through them the toolboxes', have under a name."""
+    for root in REGISTRIES:
+        with root.switch_scope_and_registry(None) as scoped:
+            if (found := scoped.get(name)) is not None:
+                yield found
+
+
+def _parameters(function: Any) -> set[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of builtins that do not say
+        return set()
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != 'self'}
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The parts between the commas of a text, as far as they are in no bracket and no quotes."""
+    start = position = 0
+    while position < len(text):
+        if text[position] in OPENING:
+            position = _end_of_bracket(text, position)
+        elif text[position] in QUOTES and not text[start:position].strip():
+            position = _end_of_quotes(text, position)
+        elif text[position] in CLOSING:
+            raise ValueError(f'a bracket that opens is missing before {text[position:]!r}')
+        elif text[position] == ',':
+            yield text[start:position]
+            start = position + 1
+        position += 1
+    if start < len(text):
+        yield text[start:]
+
+
+def _end_of_bracket(text: str, start: int = 0) -> int:
+    """Where the bracket that opens at `start` closes."""
+    awaited = []
+    position = start
+    while position < len(text):
+        character = text[position]
+        if character in OPENING:
+            awaited.append(CLOSING[OPENING.index(character)])
+        elif character in CLOSING:
+            if character != awaited.pop():
+                break
+            if not awaited:
+                return position
+        elif character in QUOTES and text[position - 1] in ' ,' + OPENING:
+            position = _end_of_quotes(text, position)
+        position += 1
+    raise ValueError(f'a bracket that closes is missing in {text[start:]!r}')
+
+
+def _end_of_quotes(text: str, start: int) -> int:
+    end = text.find(text[start], start + 1)
+    if end < 0:
+        raise ValueError(f'a quote that closes is missing in {text[start:]!r}')
+    return end

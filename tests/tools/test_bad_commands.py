@@ -1,0 +1,182 @@
+"""What is wrong with a command line is said in a sentence, without a traceback."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from in_process import ROOT, run
+from own_data import DETECTION, SEGMENTATION, detection, make_own_data, segmentation
+
+CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any file will do
+
+
+@pytest.fixture(scope='module')
+def own(tmp_path_factory):
+    return make_own_data(tmp_path_factory.mktemp('own'))
+
+
+def sentence(result, status=1):
+    assert result.returncode == status, result.stderr[-1000:]
+    assert 'Traceback' not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ('tool', 'more'),
+    [
+        ('train', []), ('test', ['CHECKPOINT']), ('infer', ['CHECKPOINT']), ('browse_dataset', []), ('flops', []),
+        ('print_config', []), ('check_data', []),
+    ],
+)  # fmt: skip
+def test_every_tool_refuses_a_key_that_is_nowhere(record_fault, tmp_path, tool, more):
+    picture = [tmp_path] if tool == 'infer' else []
+    (tmp_path / 'a.png').touch()
+    options = ['--cfg-options', 'model.backbon.arch=tiny']
+    said = sentence(run(f'tools/{tool}.py', *picture, DETECTION, *more, *options))
+    assert "model has no 'backbon'; did you mean model.backbone.arch?" in said
+    said = sentence(run(f'tools/{tool}.py', *picture, DETECTION, *more, '--cfg-options', 'a'), status=2)
+    assert "--cfg-options takes KEY=VALUE, got 'a'" in said
+    record_fault('bad_commands', 2)
+
+
+def test_spaces_reach_the_config(own, tmp_path):
+    spaced = tmp_path / 'my pictures'
+    spaced.symlink_to(own)
+    options = [f'own_data.root={spaced}', 'own_data.classes=[traffic light, road]', '+own_data.note="a, b"']
+    result = run('tools/print_config.py', SEGMENTATION, '--cfg-options', *options, '--cfg-options', 'randomness.seed=7')
+    assert result.returncode == 0, result.stderr
+    for text in ("/my pictures'", "'traffic light',", "note='a, b'", 'seed=7'):
+        assert text in result.stdout
+    words = [word.replace(str(own), str(spaced)) for word in map(str, segmentation(own))]
+    assert run('tools/check_data.py', *words).returncode == 0
+
+
+BUILDING = {
+    'an argument': ('model.backbone.arch=huge', 'arch must be one of'),
+    'a type': ('model.neck.type=FPNN', 'FPNN is not in the mmdet::model registry'),
+    'an optimizer wrapper': ('optim_wrapper.type=OptimWraper', 'OptimWraper is not in the'),
+    'a transform': ('train_dataloader.dataset.pipeline.2.type=Resise', 'Resise is not in the'),
+    'a hook': ('default_hooks.checkpoint.type=CheckpointHoock', 'CheckpointHoock is not in the'),
+    'a schedule': ('param_scheduler.0.type=LinearLRR', 'LinearLRR is not in the'),
+    'a metric': ('val_evaluator.metric=mAP', "metric should be one of 'bbox'"),
+    'a class': ('train_cfg.type=Loop', 'Loop is not in the'),
+}
+
+
+@pytest.mark.parametrize('what', BUILDING)
+def test_what_cannot_be_built_is_the_sentence_alone(record_fault, own, what, tmp_path):
+    option, message = BUILDING[what]
+    words = [*detection(own, option), '--work-dir', tmp_path]
+    said = sentence(run('tools/train.py', *words))
+    assert said.startswith('tools/train.py: ') or str(ROOT) in said
+    assert message in said
+    record_fault('bad_commands')
+
+
+def test_traceback_says_where(own, tmp_path):
+    words = [*detection(own, 'model.backbone.arch=huge'), '--work-dir', tmp_path]
+    with pytest.raises(ValueError, match='arch must be one of'):
+        run('tools/train.py', *words, '--traceback')
+
+
+@pytest.mark.parametrize(
+    ('tool', 'option'),
+    [('train', '--work-dir'), ('test', '--work-dir'), ('test', '--show-dir'), ('infer', '--out-dir'),
+     ('browse_dataset', '--output-dir')],
+)  # fmt: skip
+def test_a_folder_that_is_a_file_or_cannot_be_written_to(record_fault, own, tool, option, tmp_path, monkeypatch):
+    checkpoint, picture = tmp_path / 'a.pth', own / 'images' / 'val' / '0.png'
+    checkpoint.touch()
+    words = detection(own)
+    if tool in ('test', 'infer'):
+        words.insert(1, checkpoint)
+    if tool == 'infer':
+        words.insert(0, picture)
+    more = ['--work-dir', tmp_path / 'work'] if option == '--show-dir' else []
+    file = tmp_path / 'file'
+    file.write_text('precious')
+    said = sentence(run(f'tools/{tool}.py', *words, *more, option, file))
+    assert f'{option} takes a folder, got ' in said
+    assert file.read_text() == 'precious'
+    said = sentence(run(f'tools/{tool}.py', *words, *more, option, file / 'below'))
+    assert f'{option}: the folder ' in said
+    assert 'cannot be made: Not a directory' in said
+    folder = tmp_path / 'read-only'
+    folder.mkdir(stat.S_IRUSR | stat.S_IXUSR)
+    access = os.access  # root may write anywhere
+    monkeypatch.setattr(
+        os, 'access', lambda path, mode, **more: access(path, mode, **more) and str(path) != str(folder)
+    )
+    said = sentence(run(f'tools/{tool}.py', *words, *more, option, folder))
+    assert f'{option}: the folder ' in said
+    assert 'cannot be written to' in said
+    record_fault('bad_commands', 3)
+
+
+@pytest.mark.parametrize(
+    ('launcher', 'message'),
+    [
+        ('slurm', 'srun starts in a job of Slurm; SLURM_PROCID, SLURM_NTASKS, SLURM_NODELIST is not set'),
+        ('mpi', "Open MPI's mpirun starts"),
+        ('pytorch', 'torchrun or tools/dist_train.sh starts'),
+    ],
+)
+@pytest.mark.parametrize('tool', ['train', 'test'])
+def test_a_launcher_that_did_not_start_this(record_fault, own, tool, launcher, message, tmp_path, monkeypatch):
+    for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK'):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / 'a.pth').touch()
+    words = detection(own)
+    if tool == 'test':
+        words.insert(1, tmp_path / 'a.pth')
+    said = sentence(run(f'tools/{tool}.py', *words, '--work-dir', tmp_path, '--launcher', launcher))
+    assert f'--launcher {launcher} is for processes that ' in said
+    assert message in said
+    record_fault('bad_commands')
+
+
+def shell(tool, *arguments, **environment):
+    return subprocess.run(
+        ['bash', f'tools/{tool}.sh', *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={**os.environ, 'PYTHON': sys.executable, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('tool', 'arguments'),
+    [
+        ('dist_train', []),
+        ('dist_train', [DETECTION]),
+        ('dist_train', [DETECTION, '--amp']),
+        ('dist_train', [DETECTION, 0]),
+        ('dist_test', [DETECTION, 'a.pth']),
+        ('dist_test', [DETECTION, 'a.pth', 'two']),
+    ],
+)
+def test_a_distributed_run_without_a_number_of_processes(record_fault, tool, arguments):
+    result = shell(tool, *arguments)
+    assert result.returncode == 2
+    checkpoint = ' CKPT' if tool == 'dist_test' else ''
+    assert result.stderr.startswith(f'tools/{tool}.sh CONFIG{checkpoint} GPUS takes a number of processes')
+    assert len(result.stderr.splitlines()) == 1
+    record_fault('bad_commands')
+
+
+def test_a_distributed_run_on_a_port_that_is_in_use_or_none(record_fault):
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        for tool, arguments in (('dist_train', [DETECTION, 2]), ('dist_test', [DETECTION, 'a.pth', 2])):
+            result = shell(tool, *arguments, PORT=str(port))
+            assert result.returncode == 2
+            assert result.stderr == f'tools/{tool}.sh: port {port} is in use; name another with PORT=...\n'
+            record_fault('bad_commands')
+    result = shell('dist_train', DETECTION, 2, PORT='http')
+    assert result.stderr == "tools/dist_train.sh: PORT takes a number from 1 to 65535, got 'http'\n"
+    record_fault('bad_commands')

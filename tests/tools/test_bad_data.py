@@ -1,0 +1,419 @@
+"""What is wrong with a user's pictures, labels and annotations is said in a sentence, by each tool that meets it."""
+
+import re
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from in_process import run
+from mmengine.config import Config
+from own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
+from PIL import Image
+
+from swin_backbone.openmmlab import check_labels
+from swin_backbone.openmmlab.check_data import check_data
+from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.openmmlab.guard import build_dataset
+from swin_backbone.openmmlab.runtime import load_config
+
+
+@pytest.fixture
+def own(tmp_path):
+    return make_own_data(tmp_path / 'own')
+
+
+def config(words):
+    from swin_backbone.openmmlab.cfg_options import parse_options
+
+    return load_config(str(words[0]), None, parse_options(words[2:]), 'none')
+
+
+def first_item(words, phase='train', **options):
+    """What the first picture of a data set becomes, outside of any check before."""
+    cfg = config(words)
+    from mmengine.registry import DefaultScope
+
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        dataset = build_dataset(cfg, phase, **options)
+        return dataset, dataset[0]
+
+
+def sentence(result):
+    """The last line of what a tool wrote, which must have no traceback."""
+    assert result.returncode == 1, result.stderr[-1000:]
+    assert 'Traceback' not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
+
+
+def palette_label(path, colours=((0, 0, 0), (250, 0, 0))):
+    image = Image.fromarray(np.ones((SIZE, SIZE), np.uint8), 'P')
+    image.putpalette([side for colour in colours for side in colour])
+    image.save(path)
+
+
+def cityscapes_colours():
+    label = np.zeros((SIZE, SIZE, 3), np.uint8)
+    label[:20], label[20:] = (128, 64, 128), (244, 35, 232)
+    return label
+
+
+LABELS = {
+    'a value': (np.full((SIZE, SIZE), 200, np.uint8), 'PNG', 'has the values 200 (2304 pixels); 2 classes and ignore'),
+    '16 bits': (np.full((SIZE, SIZE), 300, np.uint16), 'PNG', '300 (2304 pixels); 2 classes and ignore_index=255 '
+                'allow 0 to 1, 255. It has 16 bits'),
+    'JPEG': (np.ones((SIZE, SIZE), np.uint8), 'JPEG', 'is a JPEG, which changes values'),
+    'colours': (cityscapes_colours(), 'PNG', 'are all in the palette of BDD100KDataset, CityscapesDataset'),
+    'own colours': (np.full((SIZE, SIZE, 3), (77, 78, 79), np.uint8), 'PNG', 'as (77, 78, 79), are in no palette'),
+    'another size': (np.ones((SIZE, SIZE // 2), np.uint8), 'PNG', f'is 24x{SIZE}, and its picture {SIZE}x{SIZE}'),
+    'a truncated file': (None, 'PNG', 'is damaged: image file is truncated'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('kind', LABELS)
+def test_a_wrong_label_is_named_before_training_and_when_it_is_read(record_fault, own, kind, tmp_path):
+    pixels, file_format, message = LABELS[kind]
+    path = own / 'labels' / 'train' / '0.png'
+    if pixels is None:
+        truncate(path)
+    else:
+        Image.fromarray(pixels).save(path, format=file_format)
+    result = run('tools/train.py', *segmentation(own), '--work-dir', tmp_path / 'work')
+    said = sentence(result)
+    assert str(path) in said
+    assert message in said
+    assert 'that cannot be ' in said
+    with pytest.raises(DataError) as error:
+        first_item(segmentation(own))
+    assert str(path) in error.value.sentence
+    if kind != 'a truncated file':
+        assert message in error.value.sentence
+    record_fault('bad_data', 2)
+
+
+def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
+    folder = own / 'labels' / 'train'
+    palette_label(folder / '0.png')
+    Image.fromarray(np.ones((SIZE, SIZE), np.uint16)).save(folder / '1.png')
+    Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(folder / '2.png')
+    reports = check_data(config(segmentation(own)))
+    assert not reports[0].errors
+    assert list(reports[0].warnings) == ['labels with every pixel ignored, whose loss is 0']
+    assert reports[0].classes['nut'] == 2 * SIZE * SIZE + 24 * 24
+    assert reports[0].classes['(ignored)'] == SIZE * SIZE
+    first_item(segmentation(own))
+
+
+def test_labels_counted_from_one_are_checked_as_they_are_trained_on(own):
+    rule = check_labels.LabelRule(2, 255, reduce_zero_label=True)
+    path = own / 'labels' / 'train' / '0.png'
+    Image.fromarray(np.full((SIZE, SIZE), 2, np.uint8)).save(path)
+    assert (check_labels.read_label(path, rule, (SIZE, SIZE)) == 2).all()
+    with pytest.raises(DataError, match='allow 0 to 1, 255'):
+        check_labels.read_label(path, check_labels.LabelRule(1, 255, True, {1: 7}), (SIZE, SIZE))
+
+
+def test_training_counts_pictures_whose_every_pixel_is_ignored(record_fault, own, tmp_path):
+    for path in (own / 'labels' / 'train').iterdir():
+        Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(path)
+    result = run('tools/train.py', *segmentation(own), '--work-dir', tmp_path / 'work')
+    assert result.returncode == 0, result.stderr
+    log = log_of(tmp_path / 'work')
+    assert 'has the label 255, which is ignored: its loss is 0' in log.replace('that is trained on ', '')
+    assert '4 of 4 pictures were trained on with every pixel ignored' in log
+    assert 'labels with every pixel ignored, whose loss is 0: 4, as' in result.stderr
+    record_fault('bad_data')
+
+
+def log_of(work_dir):
+    return ''.join(path.read_text() for path in work_dir.rglob('*.log'))
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def truncated_jpeg(path):
+    """A JPEG of which some decoders read what is there."""
+    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+    data = cv2.imencode('.jpg', pixels)[1].tobytes()
+    path.write_bytes(data[: len(data) * 9 // 10])
+
+
+BREAK = {
+    'truncated': (truncate, 'is damaged'),
+    'a truncated JPEG': (truncated_jpeg, 'is damaged: image file is truncated'),
+    'empty': (lambda path: path.write_bytes(b''), 'is empty'),
+    'text': (lambda path: path.write_text('no picture'), 'cannot be read as a picture'),
+    'missing': (lambda path: path.unlink(), 'is not there'),
+}
+FAST_BREAK = ('truncated', 'missing')
+
+
+@pytest.mark.parametrize(
+    'kind', [*FAST_BREAK, *(pytest.param(k, marks=pytest.mark.slow) for k in BREAK if k not in FAST_BREAK)]
+)
+def test_a_picture_that_cannot_be_read_is_named_or_skipped_and_counted(record_fault, own, kind):
+    spoil, message = BREAK[kind]
+    path = own / 'images' / 'train' / '0.png'
+    spoil(path)
+    for words in (detection(own), segmentation(own)):
+        if kind == 'missing' and 'upernet' in str(words[0]):  # its data sets are the pictures that are there
+            continue
+        reports = check_data(config(words))
+        (said,) = reports[0].sentences(reports[0].errors)
+        assert said.startswith('train: pictures or labels that cannot be read: 1, as')
+        assert message in said
+        with pytest.raises(DataError) as error:
+            first_item(words)
+        assert error.value.sentence.startswith(str(path))
+        assert message in error.value.sentence
+        assert '--skip-unreadable' in error.value.sentence
+        dataset, item = first_item(words, skip_unreadable=True)
+        assert item is not None
+        assert item['data_samples'].img_path != str(path)
+        assert int(dataset.pipeline.skipped.sum()) == 1
+        record_fault('bad_data', 3)
+
+
+@pytest.mark.parametrize('words', [pytest.param(detection, marks=pytest.mark.slow), segmentation])
+def test_train_goes_on_without_unreadable_pictures_and_counts_them(record_fault, own, words, tmp_path):
+    truncate(own / 'images' / 'train' / '1.png')
+    truncate(own / 'images' / 'val' / '1.png')
+    arguments = (*words(own), '--work-dir', tmp_path / 'work')
+    said = sentence(run('tools/train.py', *arguments))
+    assert 'train: pictures or labels that cannot be read: 1, as' in said
+    assert 'val: pictures or labels that cannot be read: 1, as' in said
+    result = run('tools/train.py', *arguments, '--skip-unreadable')
+    assert result.returncode == 0, result.stderr[-3000:]
+    log = log_of(tmp_path / 'work')
+    assert f'skipped: {own}/images/train/1.png is damaged' in log
+    assert '1 pictures were skipped' in log
+    assert '1 of 2 pictures are left out of the evaluation' in log
+    (checkpoint,) = (tmp_path / 'work').glob('*_*.pth')
+    arguments = (words(own)[0], checkpoint, *words(own)[1:], '--work-dir', tmp_path / 'work')
+    assert f'{own}/images/val/1.png is damaged' in sentence(run('tools/test.py', *arguments))
+    result = run('tools/test.py', *arguments, '--skip-unreadable')
+    assert result.returncode == 0, result.stderr[-3000:]
+    record_fault('bad_data', 4)
+
+
+def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_path):
+    """Beyond what the look at the data before training has opened."""
+    path = own / 'labels' / 'train' / '0.png'
+    Image.fromarray(np.full((SIZE, SIZE), 200, np.uint8)).save(path)
+    cfg = config(segmentation(own, 'train_dataloader.num_workers=1'))
+    cfg.work_dir = str(tmp_path)
+    from swin_backbone.openmmlab import runtime
+
+    with pytest.raises(DataError) as error:
+        runtime.run(runtime.build_runner(cfg), 'train')
+    assert 'Traceback' in str(error.value)  # for --traceback
+    assert error.value.sentence == (
+        f'the label {path} has the values 200 (2304 pixels); 2 classes and ignore_index=255 allow 0 to 1, 255.'
+    )
+    record_fault('bad_data')
+
+
+def test_nothing_but_unreadable_pictures_ends_with_a_sentence(record_fault, own, tmp_path):
+    for path in (own / 'images' / 'train').iterdir():
+        truncate(path)
+    for words in (detection(own), segmentation(own)):
+        with pytest.raises(DataError, match='none of 4 pictures can be trained on'):
+            first_item(words, skip_unreadable=True)
+        record_fault('bad_data')
+
+
+@pytest.mark.parametrize(
+    ('words', 'size'),
+    [
+        (detection, (1, 1)), (segmentation, (2, 2)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+            (detection, (1, 40)), (detection, (40, 1)), (detection, (2, 2)),
+            (segmentation, (1, 1)), (segmentation, (1, 40)), (segmentation, (40, 1)),
+        )),
+    ],
+)  # fmt: skip
+def test_tiny_pictures_are_skipped_or_have_a_finite_loss(record_fault, own, words, size, tmp_path):
+    rng = np.random.default_rng(0)
+    coco = read_coco(own)
+    for i in (0, 1):
+        cv2.imwrite(str(own / 'images' / 'train' / f'{i}.png'), rng.integers(0, 256, (*size, 3), np.uint8))
+        cv2.imwrite(str(own / 'labels' / 'train' / f'{i}.png'), np.ones(size, np.uint8))
+        coco['images'][i].update(height=size[0], width=size[1])
+        coco['annotations'][i].update(
+            bbox=[0, 0, size[1], size[0]], area=size[0] * size[1],
+            segmentation=[[0, 0, size[1], 0, size[1], size[0], 0, size[0]]],
+        )  # fmt: skip
+    write_coco(own, 'train', coco)
+    result = run('tools/train.py', *words(own, 'train_dataloader.batch_size=4'), '--work-dir', tmp_path / 'work')
+    assert result.returncode == 0, result.stderr[-3000:]
+    log = log_of(tmp_path / 'work')
+    losses = [float(loss) for loss in re.findall(r' loss: (\S+)', log)]
+    assert losses
+    assert np.isfinite(losses).all()
+    weights = torch.load(next((tmp_path / 'work').glob('*_*.pth')), weights_only=False)['state_dict']
+    assert all(value.isfinite().all() for value in weights.values())
+    if min(size) < 2:
+        assert f'skipped: {own}/images/train/0.png has a side of one pixel' in log
+        assert '2 pictures were skipped' in log
+    record_fault('bad_data', 2)
+
+
+def spoilt(change):
+    """A change to a COCO file as a test's parameter."""
+
+    def spoil(root):
+        coco = read_coco(root)
+        change(coco)
+        write_coco(root, 'train', coco)
+
+    return spoil
+
+
+COCO = {
+    'unknown category': (spoilt(lambda c: c['annotations'][0].update(category_id=99)),
+                         'has objects of unknown category_id 99 (1 objects); its categories are 3 (nut), 7 (bolt)'),
+    'no bbox': (spoilt(lambda c: c['annotations'][0].pop('bbox')), "1 of its annotations have no 'bbox'"),
+    'half a bbox': (spoilt(lambda c: c['annotations'][0].update(bbox=[1, 2])), 'annotation 0 must have a bbox of four'),
+    'two of one id': (spoilt(lambda c: c['annotations'][0].update(id=1)), 'must be unique, and 2 have id 1'),
+    'no JSON': (lambda root: (root / 'train.json').write_text('x'), 'train.json is no JSON'),
+    'empty': (lambda root: (root / 'train.json').write_text(''), 'train.json is no JSON'),
+    'no UTF-8': (lambda root: (root / 'train.json').write_bytes(b'{"a": "\xff"}'), 'train.json is no JSON'),
+    'a list': (lambda root: (root / 'train.json').write_text('[]'), "is not in COCO's format"),
+    'no images': (spoilt(lambda c: c.pop('images')), "has no list 'images'"),
+    'no size': (spoilt(lambda c: c['images'][0].pop('width')), "1 of its images have no 'width'"),
+    'not there': (lambda root: (root / 'train.json').unlink(), 'and there is no'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('tool', 'kind'),
+    [
+        *(('train', kind) for kind in COCO),
+        ('check_data', 'unknown category'),
+        ('browse_dataset', 'no JSON'),
+        *(pytest.param('check_data', kind, marks=pytest.mark.slow) for kind in COCO if kind != 'unknown category'),
+        *(pytest.param('browse_dataset', kind, marks=pytest.mark.slow) for kind in COCO if kind != 'no JSON'),
+    ],
+)  # fmt: skip
+def test_an_annotation_file_that_is_wrong_is_named(record_fault, own, tool, kind, tmp_path):
+    spoil, message = COCO[kind]
+    spoil(own)
+    more = {'train': ['--work-dir', tmp_path], 'browse_dataset': ['--not-show', '--output-dir', tmp_path]}
+    said = sentence(run(f'tools/{tool}.py', *detection(own), *more.get(tool, [])))
+    assert str(own / 'train.json') in said
+    assert message in said
+    record_fault('bad_data')
+
+
+OBJECTS = {
+    'no mask': (lambda c: c['annotations'][0].pop('segmentation'), 'objects without a segmentation'),
+    'no objects': (lambda c: c['annotations'].clear(), 'annotation files without objects'),
+    'outside': (lambda c: c['annotations'][0].update(bbox=[99, 0, 9, 9]), 'boxes outside their image'),
+    'reaching out': (lambda c: c['annotations'][0].update(bbox=[9, 0, 99, 9]), 'boxes that reach out of their'),
+    'zero area': (lambda c: c['annotations'][0].update(bbox=[9, 9, 0, 9]), 'objects without area'),
+    'no such image': (lambda c: c['annotations'][0].update(image_id=9), 'objects of an image that is not there'),
+    'another size': (lambda c: c['images'][0].update(width=96), 'pictures of another size than their annotations'),
+}
+
+
+@pytest.mark.parametrize('kind', OBJECTS)
+def test_objects_that_are_wrong_are_counted(record_fault, own, kind):
+    change, message = OBJECTS[kind]
+    coco = read_coco(own, 'val')
+    change(coco)
+    write_coco(own, 'val', coco)
+    report = check_data(config(detection(own)))[1]
+    (said,) = report.sentences(report.errors if kind == 'no mask' else report.warnings)
+    assert said.startswith(f'val: {message}')
+    assert ': 1, as ' in said
+    record_fault('bad_data')
+
+
+@pytest.mark.parametrize(
+    ('classes', 'message'),
+    [
+        (('nut', 'screw'), 'the classes screw of metainfo are no categories of'),
+        (('bolt', 'nut'), 'must be in the order of the categories of'),
+    ],
+)
+def test_classes_unlike_the_annotation_files_are_named(record_fault, own, classes, message, tmp_path):
+    cfg = config(detection(own))
+    cfg.pop('own_data')
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        loader.dataset.metainfo.classes = classes
+    cfg.dump(tmp_path / 'config.py')
+    tools = {'check_data': [], 'browse_dataset': ['--not-show', '--output-dir', tmp_path / 'out']}
+    if 'screw' in classes:  # mmdet knows the number of categories that it found
+        tools['train'] = ['--work-dir', tmp_path]
+    else:
+        tools.pop('browse_dataset')
+    for tool, more in tools.items():
+        said = sentence(run(f'tools/{tool}.py', tmp_path / 'config.py', *more))
+        assert message in said
+        assert 'nut, bolt' in said
+        record_fault('bad_data')
+
+
+def test_a_data_set_of_which_nothing_is_left_says_why(record_fault, own, tmp_path):
+    said = sentence(run('tools/train.py', *segmentation(own, 'own_data.image_suffix=.tif'), '--work-dir', tmp_path))
+    assert f'there is no picture .tif in {own}/images/train, which has 4 .png' in said
+    coco = read_coco(own)
+    coco['annotations'].clear()
+    write_coco(own, 'train', coco)
+    said = sentence(run('tools/train.py', *detection(own), '--work-dir', tmp_path))
+    assert f'train: annotation files without objects: 1, as {own}/train.json' in said
+    filtering = detection(own, '+train_dataloader.dataset.filter_cfg.filter_empty_gt=True')
+    said = sentence(run('tools/train.py', *filtering, '--work-dir', tmp_path))
+    assert 'train.json has 4 images, and none is left' in said
+    record_fault('bad_data', 3)
+
+
+def test_good_data_is_a_table_and_no_error(own, tmp_path):
+    for words in (detection(own), segmentation(own)):
+        result = run('tools/check_data.py', *words)
+        assert result.returncode == 0, result.stderr
+        assert 'error' not in result.stdout
+        assert 'nut' in result.stdout
+        assert '48 to 48' in result.stdout
+    assert 'annotated' not in result.stdout
+
+
+def test_what_is_opened_is_bounded_and_said(own):
+    cfg = config(detection(own))
+    assert check_data(cfg, max_files=2)[0].rows['pictures opened'] == '2 of 4, drawn at random'
+    assert check_data(cfg, seconds=0)[0].rows['pictures opened'] == '1 of 4, drawn at random'
+    assert check_data(cfg)[0].rows['pictures opened'] == '4'
+
+
+def test_folders_of_a_data_set_that_are_not_there_are_named(record_fault, tmp_path):
+    root = tmp_path.parent / 'configs-none'
+    for name, key in (
+        ('mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', 'train_dataloader.dataset.ann_file'),
+        ('upernet/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py', 'data_prefix.img_path'),
+    ):
+        options = ['--cfg-options', f'train_dataloader.dataset.data_root={root}', 'model.backbone.init_cfg=None']
+        path = f'swin_backbone::{name}'
+        for tool, more in (
+            ('train', ['--work-dir', tmp_path]), ('check_data', []),
+            ('browse_dataset', ['--not-show', '--output-dir', tmp_path]),
+        ):  # fmt: skip
+            said = sentence(run(f'tools/{tool}.py', path, *more, *options))
+            assert f'there is no {root}' in said
+            assert key in said
+            assert '--cfg-options train_dataloader.dataset.data_root=' in said
+            record_fault('bad_data')
+
+
+def test_a_config_of_a_repeated_data_set_is_looked_through_too(own):
+    cfg = config(detection(own))
+    inner = cfg.train_dataloader.dataset
+    cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=2, dataset=inner)
+    (own / 'images' / 'train' / '0.png').unlink()
+    report = check_data(Config(cfg._cfg_dict))[0]
+    assert report.counts['pictures or labels that cannot be read'] == 1

@@ -1,0 +1,40 @@
+"""Look through the data of a config before it is trained on: files, sizes, classes, boxes, labels.
+
+python tools/check_data.py CONFIG [--max-files N] [--seconds S] [--cfg-options K=V ...]
+
+Annotation files are read whole. Pictures and labels are opened until there are N of a data set, drawn at random, or S
+seconds are over; the table says how many were. Exit status: 0 if all can be trained on, warnings or not; 1 if not.
+"""
+
+import argparse
+
+from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_user_errors
+from rich.console import Console
+
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.check_data import check_data, print_reports
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser.add_argument('--max-files', type=int, default=2000, metavar='N', help='of a data set (default: 2000)')
+    parser.add_argument('--seconds', type=float, default=60, metavar='S', help='for a data set (default: 60)')
+    add_config_arguments(parser)
+    args = parser.parse_args()
+    if args.max_files < 1 or args.seconds < 0:
+        parser.error('--max-files takes at least 1, --seconds at least 0')
+    return args
+
+
+def main() -> int:
+    args = parse_args()
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
+        reports = check_data(cfg, max_files=args.max_files, seconds=args.seconds)
+    print_reports(reports, Console())
+    return 1 if any(report.errors for report in reports) else 0
+
+
+if __name__ == '__main__':
+    run(main)
