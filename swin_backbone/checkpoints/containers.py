@@ -5,7 +5,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO, Optional, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def read_zip(file: BinaryIO, budget: Budget, place: Callable[[Tensor], Tensor]) 
     Raises:
         CheckpointError, Exception: see `unpickle`.
     """
-    with zipfile.ZipFile(_DirectoryLimit(file, budget)) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(_DirectoryLimit(file, budget)) as archive:
         records = {info.filename: info for info in archive.infolist()}
         folder = next(iter(records), '').partition('/')[0]
         if f'{folder}/constants.pkl' in records:
@@ -58,7 +58,7 @@ def read_zip(file: BinaryIO, budget: Budget, place: Callable[[Tensor], Tensor]) 
             return storages[key]
 
         pickled = _read_record(archive, records[f'{folder}/data.pkl'], budget)
-        return as_plain(unpickle(io.BytesIO(pickled.numpy()), budget, storage_of), budget, place)
+        return as_plain(unpickle(io.BytesIO(_bytes_of(pickled)), budget, storage_of), budget, place)
 
 
 def read_legacy(file: BinaryIO, budget: Budget, place: Callable[[Tensor], Tensor]) -> Any:
@@ -92,7 +92,7 @@ def read_legacy(file: BinaryIO, budget: Budget, place: Callable[[Tensor], Tensor
     for key in keys:
         data, dtype = storages[key]
         (numel,) = struct.unpack('<q', file.read(8))
-        if numel * _item_bytes(dtype) != len(data) or file.readinto(memoryview(data.numpy())) != len(data):  # type: ignore[attr-defined]
+        if numel * _item_bytes(dtype) != len(data) or file.readinto(_bytes_of(data)) != len(data):  # type: ignore[attr-defined]
             raise ValueError(f'a storage of {numel} numbers, where {len(data)} bytes were expected')
         _checked(data, dtype, sys.byteorder == 'big')
     return as_plain(result, budget, place)
@@ -113,6 +113,11 @@ class _DirectoryLimit:
         return self._file.read(number_of_bytes)
 
 
+def _bytes_of(data: Tensor) -> memoryview:
+    """The memory of a tensor of bytes."""
+    return memoryview(cast(Any, data.numpy()))
+
+
 def _read_record(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, expected: Optional[int] = None
 ) -> Tensor:
@@ -123,7 +128,7 @@ def _read_record(
         raise ValueError(f'{info.filename} has {info.file_size} bytes, {expected} were expected')
     budget.charge(info.file_size)
     data = torch.empty(info.file_size, dtype=torch.uint8)
-    view, end = memoryview(data.numpy()), 0
+    view, end = _bytes_of(data), 0
     with archive.open(info) as record:
         while chunk := record.read(CHUNK_BYTES):  # never more than its size; checks the sum at the end
             view[end : end + len(chunk)] = chunk

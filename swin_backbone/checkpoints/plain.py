@@ -99,7 +99,7 @@ class _Finisher:
         kind = type(value)
         if kind in (list, tuple):
             parts = [self.finish(item, depth + 1) for item in value]
-            plain = kind(part for part, _, _ in parts)
+            plain: Any = kind(part for part, _, _ in parts)
         elif kind in (dict, OrderedDict, Counter):
             parts = [self.finish(item, depth + 1) for item in value.values()]
             plain = kind()

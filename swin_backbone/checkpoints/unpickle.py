@@ -8,7 +8,7 @@ is a `Name`, a call of one is looked up in a table, and every step is charged to
 import pickletools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from .budget import Budget
 from .plain import Built, Forbidden, Name, as_plain, checked_key
@@ -53,7 +53,9 @@ def unpickle(file: BinaryIO, budget: Budget, storage_of: Callable[[Any], Any]) -
     """
     machine = _Machine(budget, storage_of)
     try:
-        for opcode, argument, _ in pickletools.genops(BoundedFile(file, budget)):
+        for opcode, argument, _ in pickletools.genops(
+            cast(Any, BoundedFile(file, budget))
+        ):  # it reads, and no more is asked for
             budget.charge(STEP_BYTES)
             machine.step(opcode.name, argument)
         result = machine.pop()

@@ -24,7 +24,7 @@ def reads_coco(dataset: Any) -> bool:
 
     LVIS and panoptic annotations are other formats.
     """
-    cls = dataset['type'] if isinstance(dataset, dict) else type(dataset)
+    cls: Any = dataset['type'] if isinstance(dataset, dict) else type(dataset)
     if isinstance(cls, str):
         with DATASETS.switch_scope_and_registry(None) as scoped:
             cls = scoped.get(cls)
@@ -33,8 +33,7 @@ def reads_coco(dataset: Any) -> bool:
         coco is not None
         and inspect.isclass(cls)
         and issubclass(cls, coco)
-        and cls.load_data_list is coco.load_data_list
-        and cls.parse_data_info is coco.parse_data_info
+        and all(getattr(cls, name) is getattr(coco, name) for name in ('load_data_list', 'parse_data_info'))
     )
 
 

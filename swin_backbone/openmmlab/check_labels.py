@@ -36,7 +36,7 @@ class LabelRule(NamedTuple):
 
     def classes_of_values(self) -> np.ndarray:
         """What each value from 0 to 255 of a file is trained as, (256,)."""
-        classes = np.arange(256)
+        classes: np.ndarray = np.arange(256)
         if self.reduce_zero_label:
             classes = np.where(classes % 255 == 0, 255, classes - 1)
         mapped = classes.copy()

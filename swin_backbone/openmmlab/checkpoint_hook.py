@@ -87,7 +87,7 @@ class WholeCheckpointHook(CheckpointHook):
             self._remove(outdated)
 
     def _save_best_checkpoint(self, runner, metrics) -> None:
-        backend = self.file_backend
+        backend: Any = getattr(self, 'file_backend')  # noqa: B009 - mypy cannot tell its type
         self.file_backend = _RemovesLater(backend)
         try:
             super()._save_best_checkpoint(runner, metrics)

@@ -80,7 +80,7 @@ def _gather_gradients(runner) -> Optional[list[dict[str, Tensor]]]:
     return gather_object(gradients)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _unwrapped(model: Any) -> nn.Module:
     return model.module if is_model_wrapper(model) else model
 
 

@@ -48,7 +48,7 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
         guard_dataset(loader.dataset, runner.cfg, is_training, skip_unreadable)
         return loader
 
-    runner.build_dataloader = build_guarded  # type: ignore[method-assign]
+    runner.build_dataloader = build_guarded
     runner.register_hook(CountBadDataHook(label_rule(runner.cfg)))
 
 
@@ -121,7 +121,8 @@ class GuardedPipeline:
         except Exception as error:
             reason = unreadable(source) if self.is_local else None
             if reason and self.skip_unreadable:
-                return self._skip(source, reason)
+                self._skip(source, reason)
+                return None
             hint = '; --skip-unreadable goes on without such pictures' if reason else ''
             raise DataError((reason or f'{_name(source)}: {type(error).__name__}: {error}') + hint) from error
 
@@ -135,7 +136,8 @@ class GuardedPipeline:
             if size is None and 'ori_shape' in item:
                 size = item['ori_shape'][:2]
                 if self.is_training and min(size) < 2:
-                    return self._skip(item, f'{_name(item)} has a side of one pixel')
+                    self._skip(item, f'{_name(item)} has a side of one pixel')
+                    return None
             if self.rule and size and not has_labels and 'gt_seg_map' in item:
                 has_labels = True
                 self._check_labels(item, self.rule, size)

@@ -20,7 +20,7 @@ WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # torch.load obeys it, whatever 
 
 # Configs as text: `Runner.resume` and mmengine's Inferencer run them as Python.
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
-RESUMED = {
+RESUMED: dict[str, dict[str, type]] = {
     'meta': dict(epoch=int, iter=int),
     'message_hub': dict(log_scalars=dict, runtime_info=dict, resumed_keys=dict),
 }

@@ -22,10 +22,9 @@ MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_sch
 
 
 class SafeRunner(BriefRunner):
-    """mmengine's Runner, that prints less, with the loops, the checkpoint hook and the data loaders of this package in place of its own.
+    """mmengine's Runner with the loops, the checkpoint hook and the data loaders of this package in place of its own.
 
-    Args:
-        those of mmengine's.
+    It takes the arguments of mmengine's.
     """
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict]]] = None) -> None:
@@ -41,7 +40,7 @@ class SafeRunner(BriefRunner):
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler):
-                handler.handleError = _raise  # else logging prints a traceback for each line on a full disk
+                handler.handleError = _raise  # type: ignore[method-assign]  # else logging prints a traceback for each line on a full disk
         return logger
 
     @staticmethod
