@@ -228,7 +228,7 @@ def _do_without_a_broken_torchvision() -> None:
     except Exception as error:
         sys.modules['torchvision'] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError now
         print_log(
-            f'torchvision is left out: it cannot be imported ({error}), most likely since it was built for another torch '
+            f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch '
             f'than the one here, {torch.__version__}. Exchange it or uninstall it; nothing here needs it',
             'current',
             logging.WARNING,
