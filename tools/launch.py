@@ -17,7 +17,8 @@ if __name__ == '__main__':
     try:
         main()
     except ChildFailedError as error:
-        if {failure.exitcode for failure in error.failures.values()} != {RESUMABLE}:
+        _, first = error.get_first_failure()  # the launcher ends the others
+        if first.exitcode != RESUMABLE:
             raise
         sys.exit(RESUMABLE)
     except SignalException as error:  # it has passed the signal on, and waited for 30 s

@@ -120,7 +120,7 @@ class WorkerInit:
     """A data loader's `worker_init_fn`: its own, in a worker that leaves signals to the training.
 
     A terminal and a cluster send them to workers too, and a worker that dies of one ends the training before it has
-    saved. A stuck one still ends by the second SIGTERM.
+    saved. SIGTERM of the training itself ends a worker as ever.
     """
 
     def __init__(self, own: Optional[Callable[[int], None]]) -> None:
@@ -128,10 +128,17 @@ class WorkerInit:
 
     def __call__(self, worker_id: int) -> None:
         for number in WANTED:
-            signal.signal(number, signal.SIG_IGN if number != signal.SIGTERM else _ignore_once)
+            if number != signal.SIGTERM:
+                signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, 'sigwaitinfo'):  # which alone says who sent it; macOS has none
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=_end_by, args=(os.getppid(),), daemon=True).start()
         if self.own is not None:
             self.own(worker_id)
 
 
-def _ignore_once(number: int, frame: Optional[FrameType]) -> None:
-    signal.signal(number, signal.SIG_DFL)
+def _end_by(parent: int) -> None:
+    """End this process when `parent` sends SIGTERM, and nobody else."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

@@ -1,7 +1,10 @@
 """What a training does when it is told to stop, or to save."""
 
+import multiprocessing.util
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,22 @@ def test_workers_outlive_a_signal_to_all_processes(tmp_path, record_fault):
     assert run(config(tmp_path, epochs=2, workers=2, hooks=[to_all]), log=log) == RESUMABLE, log.read_text()[-3000:]
     assert last(tmp_path) == ('epoch_0_iter_5.pth', 5)
     record_fault('signals')
+
+
+def test_workers_end_when_their_process_does(tmp_path):
+    """Which sends them SIGTERM, and waits for them."""
+
+    def exit_as_python_does():
+        train(config(tmp_path, epochs=1, workers=2))
+        multiprocessing.util._exit_function()
+
+    process = start(exit_as_python_does)
+    deadline = time.monotonic() + 60
+    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            os.killpg(process, signal.SIGKILL)
+        time.sleep(0.05)
+    assert wait(process) == 0
 
 
 def test_ranks_stop_after_the_same_step(tmp_path, record_fault):

@@ -199,11 +199,9 @@ def test_a_best_checkpoint_is_removed_once_there_is_a_better_one(tmp_path):
     def best(folder):
         return [path.name for path in folder.glob('best_*.pth')]
 
-    def settings(scores, **more):
-        more.update(
-            val=1, val_evaluator=dict(type='Scores', scores=scores), default_hooks__checkpoint__save_best='score'
-        )
-        return more
+    def settings(scores):
+        best = dict(default_hooks__checkpoint__save_best='score', default_hooks__checkpoint__rule='greater')
+        return dict(val=1, val_evaluator=dict(type='Scores', scores=scores), **best)
 
     first, copy, log = tmp_path / 'first', tmp_path / 'copy', tmp_path / 'log'
     assert run(config(first, epochs=2, **settings([1, 2])), log=log) == 0, log.read_text()[-3000:]

@@ -134,7 +134,11 @@ def test_two_processes_stay_equal_and_use_every_parameter(tmp_path, shapes):
         "custom_hooks = [dict(type='CheckRanks')]\n"
     )
     arguments = detection_options(shapes, 'train_cfg.max_epochs=1')
-    environment = {**ENVIRONMENT, 'PYTHONPATH': str(tmp_path), 'PORT': str(20000 + os.getpid() % 20000)}
+    environment = {
+        **ENVIRONMENT,
+        'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}',
+        'PORT': str(20000 + os.getpid() % 20000),
+    }
     result = subprocess.run(
         ['bash', 'tools/dist_train.sh', str(config), '2', '--work-dir', str(tmp_path / 'work'), *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
