@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import add_config_arguments, add_unsafe_load, stop_on_user_errors
+from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
 
 from swin_backbone.deploy.export import export
 from swin_backbone.openmmlab import media, runtime
@@ -62,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    run(main)

@@ -114,7 +114,7 @@ def main() -> int:
         def prepared(medium: media.Medium) -> Iterator[tuple[media.Frame, dict]]:
             try:
                 for frame in media.read_frames(medium, args.max_pixels):
-                    if frame.index == 0 and frame.size != frame.pixels.shape[:2]:
+                    if frame.number == 0 and frame.size != frame.pixels.shape[:2]:
                         say(f'{medium.path}: {reduced(frame)}', 'yellow')
                     yield frame, predictor.prepare(frame)
             except OSError as error:
