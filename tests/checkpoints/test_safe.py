@@ -45,7 +45,7 @@ def write(path, kind, payload):
 
 @pytest.mark.parametrize('kind', ['zip', 'legacy', 'protocol 4', 'pickle'])
 @pytest.mark.parametrize('door', ['load_checkpoint', 'init_cfg', 'list of init_cfg', 'convert_checkpoint'])
-def test_a_pickle_that_would_make_a_file_does_not(tmp_path, kind, door):
+def test_a_pickle_that_would_make_a_file_does_not(record_fault, tmp_path, kind, door):
     path, made = tmp_path / 'weights.pth', tmp_path / 'made'
     write(path, kind, MakesAFile(made))
     cfg = dict(type='Pretrained', checkpoint=str(path))
@@ -63,6 +63,7 @@ def test_a_pickle_that_would_make_a_file_does_not(tmp_path, kind, door):
     if kind == 'zip':
         assert f'{os.mkdir.__module__}.mkdir' in str(error.value)
     assert f'python tools/convert_checkpoint.py {path} OUT --to mmdet --unsafe-load' in str(error.value)
+    record_fault('doors')
 
 
 def test_unsafe_load_lets_it(tmp_path):
@@ -223,7 +224,7 @@ def test_tensors_go_where_they_are_wanted(tmp_path):
 
 
 @pytest.mark.parametrize('where', [0.1, 0.5, 0.9])
-def test_64_overwritten_bytes_are_noticed(tmp_path, where):
+def test_64_overwritten_bytes_are_noticed(record_fault, tmp_path, where):
     torch.save({'state_dict': randomised().state_dict()}, tmp_path / 'a.pth')
     contents = bytearray((tmp_path / 'a.pth').read_bytes())
     place = int(len(contents) * where)
@@ -231,6 +232,7 @@ def test_64_overwritten_bytes_are_noticed(tmp_path, where):
     (tmp_path / 'a.pth').write_bytes(contents)
     with pytest.raises(CheckpointError, match=r"damaged .*Bad CRC-32 for file '.*/data/\d+'"):
         read_checkpoint(tmp_path / 'a.pth')
+    record_fault('damages')
 
 
 def test_how_much_memory_may_be_said(tmp_path, monkeypatch):
@@ -307,7 +309,7 @@ BROKEN = {
 
 @pytest.mark.parametrize('kind', BROKEN)
 @pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
-def test_what_is_no_checkpoint_is_one_sentence_and_changes_nothing(tmp_path, kind, suffix):
+def test_what_is_no_checkpoint_is_one_sentence_and_changes_nothing(record_fault, tmp_path, kind, suffix):
     contents, message = BROKEN[kind]
     path = tmp_path / f'weights.{suffix}'
     path.write_bytes(contents())
@@ -318,6 +320,7 @@ def test_what_is_no_checkpoint_is_one_sentence_and_changes_nothing(tmp_path, kin
     assert str(error.value).startswith(f'checkpoint {str(path)!r}: ')
     assert len(str(error.value).splitlines()) == 1
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+    record_fault('damages')
 
 
 @pytest.mark.parametrize('first', [b'<', b'P', b'\x80', b' '])

@@ -160,7 +160,7 @@ def test_nothing_loaded_at_all_is_an_error(tmp_path, schemes):
 
 @pytest.mark.parametrize('unsafe_load', [False, True])
 @pytest.mark.parametrize('door', ['load_from', 'resume', 'auto', 'init_cfg', 'model_init_cfg'])
-def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(tmp_path, schemes, door, unsafe_load):
+def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(record_fault, tmp_path, schemes, door, unsafe_load):
     made, checkpoint = tmp_path / 'made', tmp_path / 'iter_1.pth'
     contents = {
         'state_dict': randomised().state_dict(),
@@ -193,11 +193,12 @@ def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(tmp_path, schem
         with pytest.raises(CheckpointError, match='refused, because it is more than weights'):
             runner.train()
         assert not made.exists()
+        record_fault('doors')
 
 
 @pytest.mark.parametrize('unsafe_load', [False, True])
 @pytest.mark.parametrize('door', ['load_from', 'resume', 'auto'])
-def test_a_config_in_a_checkpoint_is_not_run_unless_told_to(tmp_path, schemes, door, unsafe_load):
+def test_a_config_in_a_checkpoint_is_not_run_unless_told_to(record_fault, tmp_path, schemes, door, unsafe_load):
     """mmengine's Runner.resume runs the text at meta['config'] as Python, its Inferencer those at the other places."""
     build_runner(tmp_path / 'old').train()
     path = str(tmp_path / 'old' / 'iter_1.pth')
@@ -215,6 +216,7 @@ def test_a_config_in_a_checkpoint_is_not_run_unless_told_to(tmp_path, schemes, d
     held = CheckpointLoader.load_checkpoint(path)
     texts = [held['meta'].get('config'), held['meta'].get('cfg'), held['message_hub']['runtime_info'].get('cfg')]
     assert texts == ([code] * 3 if unsafe_load else [None] * 3)
+    record_fault('doors', 0 if unsafe_load else 3)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_a_config_in_a_checkpoint_is_not_run_unless_told_to(tmp_path, schemes, d
     [{}, {'meta': None}, {'meta': {'epoch': 1}}, {'meta': {'epoch': 1, 'iter': 1}},
      {'meta': {'epoch': 1, 'iter': '1'}, 'message_hub': dict(log_scalars={}, runtime_info={}, resumed_keys={})}],
 )  # fmt: skip
-def test_bare_weights_are_not_resumed(tmp_path, schemes, meta):
+def test_bare_weights_are_not_resumed(record_fault, tmp_path, schemes, meta):
     path = tmp_path / 'weights.pth'
     torch.save({'state_dict': build_runner(tmp_path).model.state_dict(), **meta}, path)
     with pytest.raises(CheckpointError, match=r"weights\.pth' holds weights, and not the state of a training run"):
@@ -230,6 +232,7 @@ def test_bare_weights_are_not_resumed(tmp_path, schemes, meta):
     (tmp_path / 'last_checkpoint').write_text(str(path))
     with pytest.raises(CheckpointError, match='cannot be resumed|none of a training'):
         build_runner(tmp_path, resume=True).train()
+    record_fault('damages', 2)
 
 
 def test_a_list_is_no_checkpoint(tmp_path, schemes):
@@ -239,7 +242,7 @@ def test_a_list_is_no_checkpoint(tmp_path, schemes):
 
 
 @pytest.mark.parametrize('own', [True, False])
-def test_weights_that_are_no_numbers_are_named(tmp_path, schemes, own):
+def test_weights_that_are_no_numbers_are_named(record_fault, tmp_path, schemes, own):
     runner = build_runner(tmp_path)
     if not own:
         runner.model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
@@ -249,10 +252,11 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, schemes, own):
     torch.save({'state_dict': weights}, tmp_path / 'weights.pth')
     with pytest.raises(CheckpointError, match=rf'1 of its {len(weights)} weights are not finite .*: {first}'):
         runner.load_checkpoint(str(tmp_path / 'weights.pth'))
+    record_fault('damages')
 
 
 @pytest.mark.parametrize('unsafe_load', [False, True])
-def test_loaders_of_other_schemes_are_safe_too(tmp_path, schemes, unsafe_load):
+def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, schemes, unsafe_load):
     """Whatever loader mmengine has, also one that asks for weights_only=False."""
     made = tmp_path / 'made'
     torch.save({'state_dict': MakesAFile(made)}, tmp_path / 'weights.pth')
@@ -268,6 +272,7 @@ def test_loaders_of_other_schemes_are_safe_too(tmp_path, schemes, unsafe_load):
     else:
         with pytest.raises(Exception, match='mkdir'):
             CheckpointLoader.load_checkpoint('elsewhere://weights.pth')
+        record_fault('doors')
     assert made.exists() == unsafe_load
     assert 'TORCH_FORCE_WEIGHTS_ONLY_LOAD' not in os.environ
 
