@@ -62,7 +62,7 @@ class NonFiniteGuardHook(Hook):
             update_params(loss, *args, **kwargs)
 
         def step_if_finite(**kwargs: Any) -> None:
-            loss_is_finite, gradient_is_finite = _agree(torch.stack(self.finite).all(), _gradient_is_finite(wrapper))
+            loss_is_finite, gradient_is_finite = _agree(self.finite, _gradient_is_finite(wrapper))
             self.finite.clear()
             if loss_is_finite and gradient_is_finite:
                 self.in_a_row = 0
@@ -110,14 +110,16 @@ class NonFiniteGuardHook(Hook):
             )
 
 
-def _agree(*finite: Tensor) -> list[bool]:
-    """Whether each is true on all ranks."""
-    flags = torch.stack([flag.to(torch.int32) for flag in finite])
-    all_reduce(flags, op='min')
-    return flags.bool().tolist()
+def _agree(*finite: list[Tensor]) -> list[bool]:
+    """Whether all of each are true on all ranks, in one go: a device is waited for once a step."""
+    device = next((flag.device for flags in finite for flag in flags), None)
+    true = torch.ones((), dtype=torch.int32, device=device)
+    agreed = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in finite])
+    all_reduce(agreed, op='min')
+    return agreed.bool().tolist()
 
 
-def _gradient_is_finite(wrapper: OptimWrapper) -> Tensor:
+def _gradient_is_finite(wrapper: OptimWrapper) -> list[Tensor]:
     """By the norm, for which gradients are read once; ranks have the same ones."""
     gradients = [
         parameter.grad
@@ -125,10 +127,10 @@ def _gradient_is_finite(wrapper: OptimWrapper) -> Tensor:
         for parameter in group['params']
         if parameter.grad is not None
     ]
-    if not gradients:
-        return torch.tensor(True)
-    norms = torch._foreach_norm(gradients)  # as torch.nn.utils.clip_grad_norm_ does, which would also scale
-    return torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())
+    norms = torch._foreach_norm(gradients) if gradients else []  # as clip_grad_norm_ does, which would scale too
+    if not norms:
+        return []
+    return [torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())]
 
 
 def _lowers_its_scale(wrapper: OptimWrapper) -> bool:
