@@ -1,6 +1,7 @@
 # make install   set up .venv: torch, the OneDL stack (mmcv is built from source), this package
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
+# make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make lint      pre-commit, which runs ruff
@@ -20,7 +21,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install test test-slow test-openmmlab demo demo-seg benchmark-gpu lint clean
+.PHONY: install test test-slow test-lite test-openmmlab demo demo-seg benchmark-gpu lint clean
 
 install: $(STAMP)
 
@@ -33,6 +34,9 @@ test: install
 
 test-slow: install
 	$(RUN) -m pytest -m slow
+
+test-lite: install
+	$(RUN) -m pytest -m '' tests/test_lite.py
 
 # The same on OpenMMLab's own releases, in an environment of its own: both stacks install the module mmcv.
 test-openmmlab:
