@@ -2,6 +2,7 @@
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
+# make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make demo-deploy  what the two demos trained, exported with free sizes and run without torch
@@ -22,7 +23,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy test test-slow test-faults test-openmmlab demo demo-seg demo-deploy benchmark-gpu lint clean
+.PHONY: install install-deploy test test-slow test-faults test-lite test-openmmlab demo demo-seg demo-deploy benchmark-gpu \
+	lint clean
 
 install: $(STAMP)
 
@@ -48,6 +50,9 @@ FAULTS := work_dirs/faults.json
 test-faults: install
 	$(RUN) -m pytest -m faults --faults-json $(FAULTS)
 	$(RUN) tests/faults.py $(FAULTS) docs/reliability.md
+
+test-lite: install
+	$(RUN) -m pytest -m '' tests/test_lite.py
 
 # The same on OpenMMLab's own releases, in an environment of its own: both stacks install the module mmcv.
 test-openmmlab:

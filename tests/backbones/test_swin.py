@@ -25,7 +25,9 @@ def test_emits_four_maps_at_rounded_up_strides(size, batch):
 
 def test_roi_align_reads_what_comes_out():
     """mmcv's RoIAlign takes any memory for (B, C, H, W): a channels_last map would be silently scrambled."""
-    from mmcv.ops import roi_align
+    roi_align = pytest.importorskip(
+        'mmcv.ops', reason='mmcv is built without operators', exc_type=ImportError
+    ).roi_align
 
     outputs = nano().eval()(torch.randn(2, 3, 64, 96))
     rois = torch.tensor([[0, 4.0, 4.0, 40.0, 50.0], [1, 10.0, 0.0, 90.0, 60.0]])

@@ -169,7 +169,7 @@ def pictures_and_truth(cfg, batch=2, side=SIDE):
     from mmdet.testing import demo_mm_inputs
 
     np.random.seed(0)
-    loaders = str(cfg.train_dataloader)
+    loaders = str(cfg.get('train_dataloader'))
     return demo_mm_inputs(
         batch,
         [[3, side, side]] * batch,
@@ -183,7 +183,8 @@ def pictures_and_truth(cfg, batch=2, side=SIDE):
 def train_one_step(cfg, model, data):
     """Train for a step as the config says; the losses, and which of the backbone's parameters got no gradient."""
     reached = set()
-    for name, parameter in model.backbone.named_parameters():
+    backbone = backbone_of(model)
+    for name, parameter in backbone.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: reached.add(name))
     for counter in ('iter', 'epoch'):  # some heads and assigners ask
         MessageHub.get_current_instance().update_info(counter, 0)
@@ -191,7 +192,13 @@ def train_one_step(cfg, model, data):
         wrapper = Runner.build_optim_wrapper(_Owner(model), cfg.optim_wrapper)
         model.train()
         losses = model.train_step(data, wrapper)
-    return losses, [name for name, _ in model.backbone.named_parameters() if name not in reached]
+    return losses, [name for name, _ in backbone.named_parameters() if name not in reached]
+
+
+def backbone_of(model):
+    """The backbone that is trained: of a detector, or of what a wrapper or tracker holds."""
+    found = [module for name, module in model.named_modules() if name.rpartition('.')[2] == 'backbone']
+    return next(module for module in found if any(parameter.requires_grad for parameter in module.parameters()))
 
 
 def predict(cfg, model, data):

@@ -1,0 +1,82 @@
+"""Without mmcv's compiled operators: backbones, checkpoints and export work, and with an mmengine that misses
+pkg_resources. The real releases are fetched from the package index, into an environment of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What stands in front of this environment's own packages: of each, what pip is asked for.
+RELEASES = {
+    'mmcv-lite': ['mmcv-lite==2.2.0'],
+    'mmcv-lite and OpenMMLab': ['mmcv-lite==2.1.0', 'mmengine==0.10.7'],
+}
+NO_PKG_RESOURCES = "raise ModuleNotFoundError('No module named pkg_resources', name='pkg_resources')\n"
+# Detectors need the operators; what asks whether one is installed is told that it is not.
+NO_TOOLBOXES = "import sys\nfor name in ('mmdet', 'mmseg', 'mmpretrain'):\n    sys.modules[name] = None\n"
+
+USE = """
+import warnings
+warnings.simplefilter('error', UserWarning)
+import sys
+{before}
+import torch
+import swin_backbone
+from swin_backbone import SwinBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
+
+warnings.simplefilter('ignore')
+for kind in (SwinBackbone, SwinV2Backbone):
+    backbone = kind(arch='nano', depths=(1, 1, 1, 1))
+    backbone.init_weights()
+    sum(x.mean() for x in backbone(torch.rand(1, 3, 64, 64))).backward()
+    torch.save(dict(state_dict=backbone.state_dict()), 'weights.pth')
+    convert_checkpoint('weights.pth', 'official.pth', 'official')
+    other = kind(arch='nano', depths=(1, 1, 1, 1)).eval()
+    load_checkpoint(other, 'official.pth')
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        exported = torch.export.export(other, (images,)).module()
+        wanted = backbone.eval()(images)
+        for a, b in zip(exported(images), wanted):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+try:
+    import mmcv.ops
+except ImportError:
+    print('no operators')
+"""
+
+
+def use(folder, environment, before=''):
+    result = subprocess.run(
+        [sys.executable, '-c', USE.format(before=before)],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.strip().endswith('no operators')
+
+
+def test_an_mmcv_built_without_operators_serves(tmp_path):
+    use(tmp_path, {**os.environ, 'PYTHONPATH': str(ROOT)}, "sys.modules['mmcv._ext'] = None")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('releases', RELEASES)
+def test_releases_without_operators_serve(tmp_path, releases):
+    packages = tmp_path / 'packages'
+    command = [sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install', '-q', '--no-deps', '--target']
+    fetched = subprocess.run([*command, str(packages), *RELEASES[releases]], capture_output=True, text=True)
+    if fetched.returncode:
+        pytest.skip(f'pip cannot fetch {RELEASES[releases]}: {fetched.stderr.strip().splitlines()[-1]}')
+    (packages / 'pkg_resources.py').write_text(NO_PKG_RESOURCES)
+    (packages / 'sitecustomize.py').write_text(NO_TOOLBOXES)
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(packages), str(ROOT)])}
+    use(tmp_path, environment)
+    files = ['backbones/test_swin.py', 'checkpoints/test_load.py', 'checkpoints/test_convert.py', 'test_compat.py']
+    result = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *(f'tests/{file}' for file in files)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:]
