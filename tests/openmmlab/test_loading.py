@@ -230,7 +230,7 @@ def test_bare_weights_are_not_resumed(record_fault, tmp_path, schemes, meta):
     with pytest.raises(CheckpointError, match=r"weights\.pth' holds weights, and not the state of a training run"):
         build_runner(tmp_path, load_from=str(path), resume=True).train()
     (tmp_path / 'last_checkpoint').write_text(str(path))
-    with pytest.raises(CheckpointError, match='cannot be resumed|none of a training'):
+    with pytest.raises(CheckpointError, match=r'cannot be resumed|none of a training'):
         build_runner(tmp_path, resume=True).train()
     record_fault('damages', 2)
 
