@@ -135,7 +135,8 @@ def main():
     folder, number, how = Path(sys.argv[1]), int(sys.argv[2]), (*sys.argv[3:], '0')[0]
     path, files = folder / 'input.pth', seeds()
     counts = Counter()
-    ''.encode('cp437')  # imported where a zip archive is read
+    for codec in ('cp437', 'raw_unicode_escape'):  # zipfile and pickletools import them
+        ''.encode(codec)
     watch = Watch()
 
     def check(kind, data):

@@ -87,7 +87,8 @@ def peak_mib():
 
 def main():
     faulthandler.enable()
-    ''.encode('cp437')  # imported where a zip archive is read
+    for codec in ('cp437', 'raw_unicode_escape'):  # zipfile and pickletools import them
+        ''.encode(codec)
     watch = Watch()
     limit_addresses()
     for path in sys.argv[1:]:

@@ -147,6 +147,21 @@ def test_a_users_mistake_is_one_sentence(checkpoints, pictures, inputs, config, 
     assert 'Traceback' not in result.stderr
 
 
+def test_a_test_with_weights_left_random_stops(tmp_path, checkpoints):
+    made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 1, '--val', 1, '--size', 64)
+    assert made.returncode == 0, made.stderr
+    checkpoint = checkpoints / f'{DETECTION.stem}.pth'
+    command = ('tools/test.py', SEGMENTATION, checkpoint, '--work-dir', tmp_path / 'work')
+    options = ('--cfg-options', f'test_dataloader.dataset.data_root={tmp_path}/shapes/')
+    result = run(*command, *options)
+    assert result.returncode == 1
+    assert 'weights of the model (decode_head.' in result.stderr.splitlines()[-1]
+    assert 'Traceback' not in result.stderr
+    result = run(*command, '--allow-missing', *options)
+    assert result.returncode == 0, result.stderr
+    assert 'mIoU' in result.stdout
+
+
 def test_browse_dataset_draws_what_is_trained_on(tmp_path):
     made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 3, '--val', 1, '--size', 64)
     assert made.returncode == 0, made.stderr
