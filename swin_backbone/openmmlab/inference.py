@@ -33,7 +33,7 @@ class Predictor:
 
     Args:
         cfg: of mmdet or mmseg.
-        checkpoint: path or URL, of the whole model.
+        checkpoint: path or URL, of the whole model; None: the weights that the config starts from.
         device: as torch names it.
         unsafe_load: see `load_checkpoint`.
 
@@ -41,18 +41,21 @@ class Predictor:
         ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
     """
 
-    def __init__(self, cfg: Config, checkpoint: str, device: str, unsafe_load: bool = False):
+    def __init__(self, cfg: Config, checkpoint: Optional[str], device: str, unsafe_load: bool = False):
         self.scope = cfg.get('default_scope')
         if self.scope not in ('mmdet', 'mmseg'):
             raise ValueError(f'the config must be one of mmdet or mmseg, got default_scope={self.scope!r}')
         read_checkpoints_safely(unsafe_load)
-        loaded = read_checkpoint(checkpoint)
+        loaded = {} if checkpoint is None else read_checkpoint(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg, len(self.meta['classes']))
             self.model: nn.Module = revert_sync_batchnorm(MODELS.build(cfg.model))
-            self._load(loaded, checkpoint)
+            if checkpoint is None:
+                self.model.init_weights()
+            else:
+                self._load(loaded, checkpoint)
             self.model.to(device).eval()
             self.pipeline = Compose(_pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope))
             self.visualizer = VISUALIZERS.build(
