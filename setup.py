@@ -41,6 +41,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
+    package_data={'swin_backbone.analysis': ['explorer.html']},
     cmdclass={'build_py': BuildWithMim},
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
@@ -55,8 +56,10 @@ setup(
         'openmmlab': ['mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2', 'ftfy', 'regex'],
         # Nothing to compile: for the backbones, checkpoints and export, without a detector or segmentor
         'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
+        # tools/visualize.py, tools/plot_log.py and the curves beside a training's log
+        'pictures': ['matplotlib>=3.8'],
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
-        'test': ['pytest', 'hypothesis', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
+        'test': ['pytest', 'hypothesis', 'matplotlib>=3.8', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
         # Other implementations, which the tests compare with where they are installed
         'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
         'lint': ['ruff', 'mypy', 'codespell[toml]', 'pre-commit'],

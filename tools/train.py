@@ -1,7 +1,9 @@
 """Train a detector or segmentor: the command line of mmdet's and mmseg's own tools/train.py.
 
 python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
-    [--backbone swin-t [--recipe keep]] [--cfg-options K=V ...]
+    [--backbone swin-t [--recipe keep]] [--vis tensorboard|wandb] [--cfg-options K=V ...]
+
+Beside the log, curves.png shows loss terms, learning rate and validation metrics.
 """
 
 import argparse
@@ -10,6 +12,7 @@ from command_line import add_common_arguments, run, stop_on_user_errors
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.monitor import BACKENDS, enable_vis
 
 
 def parse_args() -> argparse.Namespace:
@@ -28,6 +31,7 @@ def parse_args() -> argparse.Namespace:
         metavar='CKPT',
         help='go on from CKPT, or without it from the last checkpoint in the working folder',
     )
+    parser.add_argument('--vis', choices=list(BACKENDS), help='write what is logged for TensorBoard or W&B too')
     add_common_arguments(parser)
     return parser.parse_args()
 
@@ -42,6 +46,7 @@ def main() -> None:
             runtime.enable_amp(cfg)
         if args.auto_scale_lr:
             runtime.enable_auto_scale_lr(cfg)
+        enable_vis(cfg, args.vis)
         runtime.set_resume(cfg, args.resume)
     with stop_on_user_errors((CheckpointError,)):
         runtime.build_runner(cfg, args.unsafe_load).train()

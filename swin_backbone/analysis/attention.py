@@ -5,6 +5,7 @@ A backbone as it runs keeps no attention weights. `attention_maps` runs it once 
 Layout: B batch, H W height and width of a map, L windows of all images, N places of a window, h heads, C channels.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -149,6 +150,15 @@ def find_backbone(model: nn.Module) -> SwinPyramid:
             f'model must be or have one SwinBackbone or SwinV2Backbone, got a {type(model).__name__} with {len(found)}'
         )
     return found[0]
+
+
+def strides_of(model: nn.Module) -> list[int]:
+    """How many pixels of the image a token of each stage is wide and high, in a model with a backbone of this package."""
+    backbone = find_backbone(model)
+    merges = [getattr(stage, 'downsample', None) for stage in backbone.stages]
+    strides = [backbone.patch_embed.projection.stride[0]]
+    strides += [merge.stride for merge in merges if merge is not None]
+    return [math.prod(strides[: index + 1]) for index in range(len(strides))]
 
 
 class _RecordedWindows(RolledWindows):

@@ -68,9 +68,7 @@ def map_size(image_size: Size, stage: int, strides: Sequence[int] = (4, 2, 2, 2)
     return height, width
 
 
-def lay_out(
-    size: Size, window_size: Size, shifted: bool, mask_padding: bool = False, small_map: str = 'pad'
-) -> Layout:
+def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False, small_map: str = 'pad') -> Layout:
     """Cut a map of (height, width) tokens as a block of the backbone does; a shift is half a window.
 
     Raises:

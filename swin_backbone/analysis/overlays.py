@@ -40,7 +40,7 @@ def attention_figure(
         shifted: what `attention_maps` gives.
         plain: the same with shift=False.
         at: the pixel, (row, column).
-        strides: of the backbone's stages, each from the one before.
+        strides: of the backbone's stages, from the picture: see `strides_of`.
         stage, block, head: from 1.
 
     Raises:
@@ -56,7 +56,7 @@ def attention_figure(
     height, width = picture_HW3.shape[:2]
     if not (0 <= at[0] < height and 0 <= at[1] < width):
         raise ValueError(f'at must be a pixel of a picture of {height}x{width}, got row {at[0]}, column {at[1]}')
-    stride = int(np.prod(strides[:stage]))
+    stride = strides[stage - 1]
     y, x = at[0] // stride, at[1] // stride
     looks_hHW = blocks[block - 1].of_token(y, x)
     counts = sorted({round(count) for count in np.linspace(1, len(blocks), min(LARGEST_ROW, len(blocks)))})
@@ -104,7 +104,9 @@ def features_figure(picture_HW3: np.ndarray, maps: Sequence[tuple[str, Tensor]],
     return figure
 
 
-def cam_figure(picture_HW3: np.ndarray, map_HW: Tensor, stride: int, title: str, box: Optional[Sequence[float]]) -> Figure:
+def cam_figure(
+    picture_HW3: np.ndarray, map_HW: Tensor, stride: int, title: str, box: Optional[Sequence[float]]
+) -> Figure:
     """A class activation map from 0 to 1 over the picture, and a box (x1, y1, x2, y2) that it is of."""
     height, width = picture_HW3.shape[:2]
     figure = Figure(figsize=(8.6, 4 * min(1.5, height / width) + 1.0), layout='constrained')

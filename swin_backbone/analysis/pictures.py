@@ -213,4 +213,6 @@ def _padding_patch() -> Patch:
 
 def _legend(figure: Figure, handles: list[Patch]) -> None:
     if handles:
-        figure.legend(handles=handles, loc='outside lower center', ncols=min(4, len(handles)), fontsize=8, frameon=False)
+        figure.legend(
+            handles=handles, loc='outside lower center', ncols=min(4, len(handles)), fontsize=8, frameon=False
+        )

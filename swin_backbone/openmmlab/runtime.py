@@ -16,6 +16,7 @@ from mmengine.runner import Runner
 from .console import BriefRunner
 from .config_files import read_config
 from .loading import FitCheckpointHook, read_checkpoints_safely
+from .monitor import CurvesHook
 from .own_data import fill_own_data
 from .swap import swap_backbone
 
@@ -60,6 +61,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False) -> Runner:
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else BriefRunner.from_cfg(cfg)
     runner.register_hook(FitCheckpointHook())
+    runner.register_hook(CurvesHook())
     return runner
 
 
