@@ -9,7 +9,8 @@ python tools/visualize.py cam IMAGE CONFIG CKPT [--method grad|eigen] [--label C
 python tools/visualize.py bias CKPT [--stage 1] [--block 1] [--to 12]
 
 Stages, blocks and heads are counted from 1: block 2 of stage 1 is `stages.0.blocks.1`. Sizes and --at are pixels of the
-image. --out F.png or F.html says where the picture goes; explore writes HTML alone. No display is needed.
+image. --out F.png or F.html says where the picture goes, --dpi how large a PNG is; explore writes HTML alone. No
+display is needed.
 """
 
 import argparse
@@ -77,6 +78,8 @@ def _command(commands, name, draw, what):
     command.add_argument(
         '--out', type=Path, default=Path(f'{name}.{suffix}'), metavar='F', help=f'default: {name}.{suffix}'
     )
+    if name != 'explore':
+        command.add_argument('--dpi', type=int, default=100, metavar='N', help='pixels an inch (default: 100)')
     return command
 
 
@@ -208,7 +211,7 @@ def main() -> None:
     with stop_on_user_errors(USER_ERRORS):
         figure = args.draw(args)
         if figure is not None:
-            save_figure(figure, args.out)
+            save_figure(figure, args.out, args.dpi)
     print(args.out)
 
 

@@ -1,4 +1,4 @@
-"""What a backbone costs (parameters, multiply-adds, time), and what it sees: pictures of windows, attention, features."""
+"""What a backbone costs (parameters, multiply-adds, time), and pictures of its windows, attention and features."""
 
 from .attention import AttentionMap, attention_maps
 

@@ -121,7 +121,7 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
 def receptive_fields(maps: Sequence[AttentionMap], y: int, x: int, image: int = 0) -> list[Tensor]:
     """What a token sees of the map after 1, 2, ... of the blocks in `maps`, which are of one stage: each (H, W).
 
-    Attention rolled out over the blocks, see `AttentionMap.pull_back`: after k blocks, those from the first to the k-th.
+    Attention rolled out over the first k blocks, for k from 1 on, see `AttentionMap.pull_back`.
 
     Raises:
         ValueError: if the maps are not all of one stage, or there is no such token.
@@ -153,7 +153,7 @@ def find_backbone(model: nn.Module) -> SwinPyramid:
 
 
 def strides_of(model: nn.Module) -> list[int]:
-    """How many pixels of the image a token of each stage is wide and high, in a model with a backbone of this package."""
+    """The side in pixels of a token of each stage, in a model with a backbone of this package."""
     backbone = find_backbone(model)
     merges = [getattr(stage, 'downsample', None) for stage in backbone.stages]
     strides = [backbone.patch_embed.projection.stride[0]]

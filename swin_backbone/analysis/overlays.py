@@ -130,7 +130,7 @@ def principal_colours(map_CHW: Tensor) -> np.ndarray:
 
     Of a component, whose sign is arbitrary, the largest deviation is bright.
     """
-    C, H, W = map_CHW.shape
+    _C, H, W = map_CHW.shape
     features_TC = map_CHW.detach().float().cpu().flatten(1).T
     features_TC = features_TC - features_TC.mean(0)
     axes_C3 = torch.linalg.svd(features_TC, full_matrices=False).Vh[:3].T

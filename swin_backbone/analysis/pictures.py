@@ -27,7 +27,7 @@ TOKEN_LINES = 40  # tokens of a side up to which each is outlined
 
 
 def windows_figure(layout: Layout) -> Figure:
-    """A map with its windows and padding; of a shifted block, also after the roll, with regions and kinds of windows."""
+    """A map with its windows and padding; in a shifted block, also after the roll, with regions and kinds."""
     tiles = layout.window_HW // layout.kind_RC.shape[1] + layout.window_HW % layout.kind_RC.shape[1]
     plain = np.array([to_rgb(colour) for colour in WINDOW_COLOURS])[tiles % 2]
     regions = np.array([to_rgb(colour) for colour in REGION_COLOURS])[layout.region_HW]

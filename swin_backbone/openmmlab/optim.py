@@ -69,9 +69,7 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             group['param_names'].append(name)
         params.extend(groups[key] for key in sorted(groups, key=lambda key: (key[0], key[1] or 0.0)))
         for group in params:
-            print_log(
-                f'lr {group["lr"]:.3g}, decay {group["weight_decay"]}: {len(group["params"])} parameters', 'current'
-            )
+            print_log(f'lr {group["lr"]:.3g}, decay {group["weight_decay"]}: {len(group["params"])} parameters', 'current')
 
 
 def layers(model: nn.Module) -> dict[str, int]:
