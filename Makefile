@@ -6,6 +6,7 @@
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make demo-deploy  what the two demos trained, exported with free sizes and run without torch
+# make docs-pictures   draw the pictures of docs/pictures.md, from the code and the two demos' checkpoints
 # make lint      pre-commit, which runs ruff, mypy and codespell
 # make benchmark-gpu   all that docs/benchmarks.md wants to know of a GPU, on one: needs CUDA
 #
@@ -23,8 +24,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy test test-slow test-faults test-lite test-openmmlab demo demo-seg demo-deploy benchmark-gpu \
-	lint clean
+.PHONY: install install-deploy test test-slow test-faults test-lite test-openmmlab demo demo-seg demo-deploy docs-pictures \
+	benchmark-gpu lint clean
 
 install: $(STAMP)
 
@@ -91,6 +92,25 @@ demo-deploy: install-deploy
 	$(RUN) tools/test.py $(DEMO) $(DEPLOYED)/mask-rcnn --work-dir $(DEPLOYED) | grep mAP:
 	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir $(DEPLOYED) | grep mIoU:
 	$(RUN) tools/test.py $(DEMO_SEG) $(DEPLOYED)/upernet --work-dir $(DEPLOYED) | grep mIoU:
+
+# The demos are trained first, unless they are there already.
+LOOK := $(RUN) tools/visualize.py
+PICTURES := docs/pictures
+SHAPE := $(SHAPES)/images/val/000001.png
+CKPT := work_dirs/demo/epoch_4.pth
+CKPT_SEG := work_dirs/demo-seg/iter_600.pth
+docs-pictures: install $(SHAPES)/annotations/instances_val.json
+	test -f $(CKPT) || $(MAKE) demo
+	test -f $(CKPT_SEG) || $(MAKE) demo-seg
+	mkdir -p $(PICTURES)
+	$(LOOK) windows --size 75 100 --shift --dpi 70 --out $(PICTURES)/windows.png
+	$(LOOK) masks --size 75 100 --shift --dpi 70 --out $(PICTURES)/masks.png
+	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 --dpi 55 --out $(PICTURES)/attention.png
+	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) --dpi 55 --out $(PICTURES)/features.png
+	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 3 --dpi 60 --out $(PICTURES)/cam.png
+	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label circle --stage 3 --dpi 60 --out $(PICTURES)/cam-class.png
+	$(LOOK) bias $(CKPT) --to 12 --dpi 60 --out $(PICTURES)/bias.png
+	$(RUN) tools/plot_log.py work_dirs/demo --dpi 65 --out $(PICTURES)/curves.png
 
 # Times beside mmdet's, compiled too; peak memory; operations of a forward and of a training step, against the floors.
 ON_GPU := tools/benchmark.py --device cuda --size 800x1344 --batch 2 --dtype bfloat16 --runs 20

@@ -42,6 +42,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
+    package_data={'swin_backbone.analysis': ['explorer.html']},
     # C++ and headers are for building; a wheel brings what they became.
     ext_modules=native['extensions'](),
     cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative']},
@@ -58,8 +59,13 @@ setup(
         'openmmlab': ['mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2', 'ftfy', 'regex'],
         # Nothing to compile: for the backbones, checkpoints and export, without a detector or segmentor
         'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
+        # tools/visualize.py, tools/plot_log.py and the curves beside a training's log
+        'pictures': ['matplotlib>=3.8'],
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
-        'test': ['pytest', 'hypothesis', 'triton; platform_system == "Linux" and platform_machine == "x86_64"'],
+        'test': [
+            *('pytest', 'hypothesis', 'matplotlib>=3.8'),
+            'triton; platform_system == "Linux" and platform_machine == "x86_64"',
+        ],
         # What tools/export.py writes with, and the runtimes of what it writes
         'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
         'fuzz': ['atheris'],  # finds the ways into tests/checkpoints/fuzz.py; wheels are for Linux

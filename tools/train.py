@@ -1,9 +1,10 @@
 """Train a detector or segmentor: the command line of mmdet's and mmseg's own tools/train.py.
 
 python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
-    [--backbone swin-t [--recipe keep]] [--skip-unreadable] [--cfg-options K=V ...]
+    [--backbone swin-t [--recipe keep]] [--skip-unreadable] [--vis tensorboard|wandb] [--cfg-options K=V ...]
 
-Own data is looked through in brief before: see tools/check_data.py.
+Own data is looked through in brief before: see tools/check_data.py. Beside the log, curves.png shows loss terms, learning
+rate and validation metrics.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from command_line import BUILD_ERRORS, add_common_arguments, add_skip_unreadable
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.check_data import check_own_data
+from swin_backbone.openmmlab.monitor import BACKENDS, enable_vis
 from swin_backbone.openmmlab.places import require_data
 
 
@@ -32,6 +34,7 @@ def parse_args() -> argparse.Namespace:
         help='go on from CKPT, or without it from the last checkpoint in the working folder',
     )
     add_skip_unreadable(parser)
+    parser.add_argument('--vis', choices=list(BACKENDS), help='write what is logged for TensorBoard or W&B too')
     add_common_arguments(parser)
     return parser.parse_args()
 
@@ -46,6 +49,7 @@ def main() -> None:
             runtime.enable_amp(cfg)
         if args.auto_scale_lr:
             runtime.enable_auto_scale_lr(cfg)
+        enable_vis(cfg, args.vis)
         runtime.set_resume(cfg, args.resume)
         require_data(cfg, ('train', 'val'))
         check_own_data(cfg, args.skip_unreadable)

@@ -31,7 +31,7 @@ class Predictor:
 
     Args:
         cfg: of mmdet or mmseg.
-        checkpoint: path or URL, of the whole model.
+        checkpoint: path or URL, of the whole model; None: the weights that the config starts from.
         device: as torch names it.
         unsafe_load: see `load_checkpoint`.
         allow_missing: go on where the checkpoint leaves weights of the model random.
@@ -41,19 +41,27 @@ class Predictor:
     """
 
     def __init__(
-        self, cfg: Config, checkpoint: str, device: str, unsafe_load: bool = False, allow_missing: bool = False
+        self,
+        cfg: Config,
+        checkpoint: Optional[str],
+        device: str,
+        unsafe_load: bool = False,
+        allow_missing: bool = False,
     ):
         self.scope = cfg.get('default_scope')
         if self.scope not in ('mmdet', 'mmseg'):
             raise ValueError(f'the config must be one of mmdet or mmseg, got default_scope={self.scope!r}')
         read_checkpoints_safely(unsafe_load)
-        loaded = load_from_file_or_address(checkpoint)
+        loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg, len(self.meta['classes']))
             self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
-            self._load(loaded, checkpoint, allow_missing)
+            if checkpoint is None:
+                self.model.init_weights()
+            else:
+                self._load(loaded, checkpoint, allow_missing)
             self.model.to(device).eval()
             self.pipeline = Compose(_pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope))
             self.visualizer = VISUALIZERS.build(

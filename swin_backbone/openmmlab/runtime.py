@@ -21,6 +21,7 @@ from .errors import DataError, TrainingStopped, sentence_of
 from .guard import guard_runner
 from .launchers import require_launcher
 from .loading import FitCheckpointHook, read_checkpoints_safely
+from .monitor import CurvesHook
 from .own_data import fill_own_data
 from .places import make_folder
 from .runner import SafeRunner
@@ -82,6 +83,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
+    runner.register_hook(CurvesHook())
     return runner
 
 

@@ -211,10 +211,14 @@ def _attend(
     regions_HW = _regions(size, padded, window_size, shift, mask_padding).to(qkv_BHW3C.device)
     regions_LN = window_partition(regions_HW[None, :, :, None].expand(B, -1, -1, -1), window_size)[..., 0]
     apart_LNN = regions_LN[:, :, None] != regions_LN[:, None, :]
-    weights_LhNN = logits(q, k).masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
+    weights_LhNN = _masked_softmax(logits(q, k), apart_LNN)
     x_LNC = (weights_LhNN.to(v.dtype) @ v).transpose(1, 2).reshape(L, N, -1)
     x_BHWC = window_reverse(x_LNC, window_size, padded)
     return x_BHWC.roll(shift, dims=(1, 2))[:, : size[0], : size[1]]
+
+
+def _masked_softmax(logits_LhNN: Tensor, apart_LNN: Tensor) -> Tensor:
+    return logits_LhNN.masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
 
 
 def window_partition(x_BHWC: Tensor, window_size: Size) -> Tensor:

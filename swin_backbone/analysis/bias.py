@@ -1,0 +1,64 @@
+"""The relative position bias tables in a checkpoint of any origin, as they are and for another window.
+
+Layout: R offsets in a window, h heads.
+"""
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..checkpoints.recognise import find_swin, tensors_of
+from ..checkpoints.resize import num_offsets, resize_table, window_of_table
+from ..ops.grid import Size
+from ..ops.position import log_spaced_coordinates
+
+
+class BiasTable(NamedTuple):
+    """A bias for each offset of two places of a window, head by head."""
+
+    table_Rh: Tensor
+    window_size: Size
+
+
+def bias_tables(
+    loaded: Any, stage: int, block: int, target: Optional[Size] = None, window_size: Optional[Size] = None
+) -> tuple[BiasTable, BiasTable]:
+    """A block's bias as it was trained, and for windows of `target`: resized (Swin V1), or computed (Swin V2).
+
+    Args:
+        loaded: what `read_checkpoint` gives.
+        stage, block: from 1.
+        target: default: twice as high and wide as the window of the checkpoint.
+        window_size: of the checkpoint, where it does not say so. Default: of Swin V1 that of a square table.
+
+    Raises:
+        ValueError: if the checkpoint has no such block, or holds no Swin (a `CheckpointError`), or it is not known for
+            which window it was trained.
+    """
+    weights = find_swin(tensors_of(loaded))
+    prefix = f'stages.{stage - 1}.blocks.{block - 1}.attn.w_msa.'
+    own = {name.removeprefix(prefix): value for name, value in weights.backbone.items() if name.startswith(prefix)}
+    if not own:
+        raise ValueError(f'the checkpoint has no block {block} in a stage {stage}')
+    is_v1 = 'relative_position_bias_table' in own
+    name = 'relative_position_bias_table' if is_v1 else 'logit_scale'
+    window = window_size or weights.windows.get(prefix + name)
+    if window is None and is_v1:
+        window = window_of_table(own[name])
+    if window is None:
+        raise ValueError('the checkpoint does not say for which window it was trained: give it as window_size')
+    target = target or (2 * window[0], 2 * window[1])
+    if not is_v1:
+        return BiasTable(_continuous(own, window, window), window), BiasTable(_continuous(own, target, window), target)
+    if len(own[name]) != num_offsets(window):
+        raise ValueError(f'window_size: a table of {len(own[name])} offsets is not for windows of {window}')
+    return BiasTable(own[name].float(), window), BiasTable(resize_table(own[name].float(), window, target)[0], target)
+
+
+def _continuous(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:
+    """Swin V2's bias of each offset (Liu et al. 2022, equations 3 and 4): (R, h)."""
+    coordinates_R2 = log_spaced_coordinates(window_size, trained, torch.device('cpu')).float()
+    hidden = F.linear(coordinates_R2, weights['cpb_mlp.0.weight'].float(), weights['cpb_mlp.0.bias'].float()).relu()
+    return 16 * F.linear(hidden, weights['cpb_mlp.2.weight'].float()).sigmoid()

@@ -1,0 +1,88 @@
+"""Which part of an image a prediction hangs on: Grad-CAM and EigenCAM on the maps of a backbone.
+
+The package `grad-cam` computes the same; it needs torchvision, which this project does without. `reshape_transform` is
+what that package asks for, and the tests compare with it where it is installed.
+
+Layout: B batch, C channels, H W height and width of a map.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .attention import find_backbone
+
+METHODS = ('grad', 'eigen')
+
+
+def reshape_transform(x_BHWC: Tensor) -> Tensor:
+    """What a stage or a block puts out, as maps (B, C, H, W).
+
+    For the package grad-cam: `GradCAM(model, [backbone.stages[-1].blocks[-1]], reshape_transform=reshape_transform)`.
+    """
+    return x_BHWC.permute(0, 3, 1, 2)
+
+
+def grad_cam(activations_BCHW: Tensor, gradients_BCHW: Tensor) -> Tensor:
+    """Channels weighted by their mean gradient, where positive (Selvaraju et al. 2017, arXiv 1610.02391, eq. 1-2)."""
+    weights_BC11 = gradients_BCHW.mean((2, 3), keepdim=True)
+    return (weights_BC11 * activations_BCHW).sum(1).relu()
+
+
+def eigen_cam(activations_BCHW: Tensor) -> Tensor:
+    """Channels projected on their first principal component (Muhammad and Yeasin 2020, arXiv 2008.00299): (B, H, W).
+
+    The sign of a component is arbitrary: here it is the one with which the largest deviation is positive.
+    """
+    features_BTC = activations_BCHW.flatten(2).transpose(1, 2).float()
+    centred_BTC = features_BTC - features_BTC.mean(1, keepdim=True)
+    first_BC1 = torch.linalg.svd(centred_BTC, full_matrices=False).Vh[:, :1].transpose(1, 2)
+    map_BT = (centred_BTC @ first_BC1)[..., 0]
+    extreme_B1 = map_BT.gather(1, map_BT.abs().argmax(1, keepdim=True))
+    return (map_BT * extreme_B1.sign()).relu().unflatten(1, activations_BCHW.shape[2:])
+
+
+def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: int, method: str = 'grad') -> Tensor:
+    """Where, on the map of a stage, what a score hangs on is: (B, H, W), from 0 to 1.
+
+    Args:
+        model: what has a `SwinBackbone` or `SwinV2Backbone`.
+        score: runs the model, and returns the number to be explained. EigenCAM looks at the features alone.
+        stage: from 1; its last block's output is looked at.
+        method: 'grad' or 'eigen'.
+
+    Raises:
+        ValueError: for another method or a stage that the backbone does not run, or if no gradient of the score
+            reaches the stage.
+    """
+    backbone = find_backbone(model)
+    ran = max(backbone.out_indices) + 1
+    if method not in METHODS:
+        raise ValueError(f'method must be one of {", ".join(METHODS)}, got {method!r}')
+    if not 1 <= stage <= ran:
+        raise ValueError(f'stage must be from 1 to {ran}, got {stage}')
+    outputs: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: tuple, x_BHWC: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not x_BHWC.requires_grad:  # all before it is frozen
+            x_BHWC = x_BHWC.detach().requires_grad_()
+        outputs.append(x_BHWC)
+        return x_BHWC
+
+    handle = backbone.stages[stage - 1].register_forward_hook(keep)
+    try:
+        with torch.set_grad_enabled(method == 'grad'):
+            value = score()
+    finally:
+        handle.remove()
+    if method == 'eigen':
+        return _to_one(eigen_cam(reshape_transform(outputs[0])))
+    gradient = torch.autograd.grad(value, outputs[0], allow_unused=True)[0] if value.requires_grad else None
+    if gradient is None:
+        raise ValueError(f"the score has no gradient at stage {stage}; method 'eigen' needs none")
+    return _to_one(grad_cam(reshape_transform(outputs[0].detach()), reshape_transform(gradient)))
+
+
+def _to_one(map_BHW: Tensor) -> Tensor:
+    return map_BHW / map_BHW.amax((1, 2), keepdim=True).clamp(min=torch.finfo(map_BHW.dtype).tiny)

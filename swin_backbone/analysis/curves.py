@@ -1,0 +1,147 @@
+"""Training curves from the scalars that mmengine writes: reading logs, and drawing them."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Points = dict[str, list[tuple[float, float]]]  # of each name (step, value)
+
+NOT_DRAWN = ('base_lr', 'data_time', 'time', 'epoch', 'iter', 'step', 'memory', 'grad_norm')
+SCALARS = Path('vis_data', 'scalars.json')  # where mmengine's LocalVisBackend writes, below a run's folder
+LINES = ('-', '--', ':', '-.')  # one for each log
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
+MOST_LINES = len(COLOURS)
+
+
+class Log(NamedTuple):
+    """What a training wrote down."""
+
+    name: str
+    losses: Points  # against iterations
+    rates: Points  # learning rates, against iterations
+    metrics: Points  # of validation, against epochs or iterations
+    by_epoch: bool  # whether validation counts epochs
+
+
+def read_log(path: Path) -> Log:
+    """Read a training's scalars.
+
+    Args:
+        path: a scalars.json, the folder of a run, or a working folder: its runs then count as one training that was
+            resumed, each going on, or starting over, where its first step says.
+
+    Raises:
+        ValueError: if there are no scalars, or the file is not of this kind.
+    """
+    files = [path] if path.is_file() else sorted([*path.glob(str(SCALARS)), *path.glob(str(Path('*', SCALARS)))])
+    if not files:
+        raise ValueError(f'{str(path)!r} is no scalars.json, and no folder in which mmengine wrote {SCALARS}')
+    train: dict[int, dict] = {}
+    validated: dict[int, dict] = {}
+    by_epoch = False
+    for file in files:
+        records = _read_records(file)
+        mine = [record for record in records if 'iter' in record]
+        others = [record for record in records if 'iter' not in record]
+        by_epoch = any('epoch' in record for record in mine) or (by_epoch and not mine)
+        if mine and train and mine[0]['step'] <= min(train):  # from the start: nothing before it counts
+            train, validated = {}, {}
+        for earlier, later in ((train, mine), (validated, others)):
+            first = min((record['step'] for record in later), default=None)
+            for step in [step for step in earlier if first is not None and step >= first]:
+                del earlier[step]  # a run that was killed wrote these, and the next one did them again
+            earlier.update((record['step'], record) for record in later)
+    names = {name for record in train.values() for name in record if name not in NOT_DRAWN}
+    losses = _points(train, [name for name in names if 'loss' in name])
+    rates = _points(train, [name for name in names if name == 'lr' or name.endswith('/lr')])
+    metrics = _points(validated, {name for record in validated.values() for name in record if name not in NOT_DRAWN})
+    if not (losses or metrics):
+        raise ValueError(f'{str(path)!r} has neither losses nor metrics')
+    name = path.name if path.is_dir() or path.name != SCALARS.name else path.absolute().parents[1].name
+    return Log(name, losses, rates, _without_absent(metrics), by_epoch)
+
+
+def curves_figure(logs: Sequence[Log]) -> Figure:
+    """Loss terms, learning rate and validation metrics of one or several trainings."""
+    if not logs:
+        raise ValueError('logs must have at least one')
+    figure = Figure(figsize=(13, 4.6), layout='constrained')
+    loss, rate, metric = figure.subplots(1, 3, width_ratios=(1.25, 1, 1.25))
+    _draw(loss, {log.name: log.losses for log in logs}, 'loss', first='loss')
+    _draw(rate, {log.name: log.rates for log in logs}, 'learning rate')
+    _draw(metric, {log.name: log.metrics for log in logs}, 'validation', marker='o')
+    loss.set_title('Loss and its terms', fontsize=10)
+    rate.set_title('Learning rate', fontsize=10)
+    metric.set_title('Validation metrics', fontsize=10)
+    for axis in (loss, rate):
+        axis.set_xlabel('iteration', fontsize=9)
+    units = {'epoch' if log.by_epoch else 'iteration' for log in logs if log.metrics}
+    metric.set_xlabel(' or '.join(sorted(units)) or 'epoch', fontsize=9)
+    rate.ticklabel_format(axis='y', scilimits=(-2, 2))
+    figure.suptitle('Training of ' + ', '.join(log.name for log in logs), fontsize=11)
+    return figure
+
+
+def _draw(axis: Axes, of_logs: Mapping[str, Points], what: str, first: str = '', marker: str = '') -> None:
+    """The curves of several logs; a name has one colour, a log one kind of line."""
+    names = list(dict.fromkeys(name for points in of_logs.values() for name in points))
+    names.sort(key=lambda name: (name != first, _importance(name), name))
+    for log, style, points in zip(of_logs, LINES * len(of_logs), of_logs.values()):
+        for name, colour in zip(names[:MOST_LINES], COLOURS):
+            if name in points:
+                label = name if len(of_logs) == 1 else f'{log}: {name}'
+                width = 2.2 if name == first else 1.2
+                axis.plot(*zip(*points[name]), style, color=colour, lw=width, label=label, marker=marker, ms=3)
+    if not names:
+        axis.text(0.5, 0.5, f'no {what} yet', ha='center', va='center', transform=axis.transAxes, color='#555555')
+        return
+    if len(names) > MOST_LINES:
+        axis.text(0.01, 1.0, f'{MOST_LINES} of {len(names)} drawn', fontsize=7, transform=axis.transAxes, va='bottom')
+    if len(names) > 1 or len(of_logs) > 1:
+        axis.legend(fontsize=7, framealpha=0.8)
+    axis.grid(alpha=0.3)
+    axis.tick_params(labelsize=8)
+    axis.spines[['top', 'right']].set_visible(False)
+
+
+def _importance(name: str) -> int:
+    """The toolboxes' headline metrics before their details, as bbox_mAP before bbox_mAP_s."""
+    return 0 if name.endswith(('mAP', 'mIoU', 'PQ', 'top1')) else 1
+
+
+def _read_records(file: Path) -> list[dict]:
+    records = []
+    lines = file.read_text(encoding='utf-8').splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):  # of a run that was killed as it wrote
+                break
+            raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes') from None
+        if not isinstance(record, dict):
+            raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes')
+        if 'step' in record:
+            records.append(record)
+    return records
+
+
+def _points(records: Mapping[int, dict], names) -> Points:
+    found: Points = defaultdict(list)
+    for step in sorted(records):
+        for name in names:
+            value = records[step].get(name)
+            if isinstance(value, (int, float)) and np.isfinite(value):
+                found[name].append((step, value))
+    return dict(found)
+
+
+def _without_absent(metrics: Points) -> Points:
+    """COCO's evaluation gives -1 where there are no objects of a size."""
+    return {name: points for name, points in metrics.items() if any(value != -1 for _, value in points)}

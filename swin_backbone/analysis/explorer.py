@@ -1,0 +1,40 @@
+"""The explorer of windows: one HTML file, without anything from a network."""
+
+import json
+from pathlib import Path
+
+from ..ops.grid import Size
+
+PAGE = Path(__file__).with_name('explorer.html')
+
+
+def explorer_html(
+    image_size: Size,
+    window_size: Size = (7, 7),
+    stage: int = 1,
+    shifted: bool = True,
+    mask_padding: bool = False,
+    small_map: str = 'pad',
+) -> str:
+    """A page that shows each token's window, partners, region and mask row, and where the roll takes it.
+
+    The page's fields can be changed; the arguments are what it opens with.
+
+    Args:
+        image_size: (height, width) in pixels.
+        window_size: (height, width) in tokens.
+        stage: from 1 to 4.
+        shifted: whether the block is one with shifted windows.
+        mask_padding, small_map: see `SwinBackbone`.
+    """
+    settings = dict(
+        height=image_size[0],
+        width=image_size[1],
+        stage=stage,
+        windowHeight=window_size[0],
+        windowWidth=window_size[1],
+        shifted=shifted,
+        maskPadding=mask_padding,
+        smallMap=small_map,
+    )
+    return PAGE.read_text(encoding='utf-8').replace('__SETTINGS__', json.dumps(settings))

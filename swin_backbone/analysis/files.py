@@ -1,0 +1,44 @@
+"""Writing figures and pages."""
+
+import html
+import io
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+SUFFIXES = ('.png', '.html')
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>{title}</title><style>svg {{ max-width: 100%; height: auto; }}</style></head>
+<body>{drawing}</body>
+</html>
+"""
+
+
+def save_figure(figure: Figure, path: Path, dpi: int = 100) -> None:
+    """Write a figure, beside its place first, as a PNG or as an HTML page that needs nothing else.
+
+    Raises:
+        ValueError: if the name ends otherwise.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f'a picture is written as {" or ".join(SUFFIXES)}, got {str(path)!r}')
+    buffer = io.BytesIO()
+    if path.suffix == '.png':
+        figure.savefig(buffer, format='png', dpi=dpi)
+    else:
+        figure.savefig(buffer, format='svg', dpi=dpi)
+        drawing = buffer.getvalue().decode()
+        title = html.escape(figure.get_suptitle() or path.stem)
+        page = PAGE.format(title=title, drawing=drawing[drawing.index('<svg') :])
+        buffer = io.BytesIO(page.encode())
+    write_whole(path, buffer.getvalue())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file beside its place, then put it there, so that nobody ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f'.partial-{path.name}')
+    partial.write_bytes(data)
+    partial.replace(path)

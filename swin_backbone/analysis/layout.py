@@ -1,0 +1,135 @@
+"""Where the tokens of a map sit in windows, and which may attend to each other, laid out as maps to look at.
+
+All of it is read from the `WindowGrid` that the model computes with.
+
+Layout: H W height and width of a map padded to whole windows, L windows, N places of a window, R C rows and columns of
+windows.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..ops.grid import Size, WindowGrid
+from ..ops.windows import fit_window
+
+PADDING = -1
+
+
+class Kind(NamedTuple):
+    """The windows that have one attention mask."""
+
+    name: str  # 'interior', 'right edge', 'bottom edge', 'corner'; with masked padding there can be more
+    mask_NN: np.ndarray  # True where the query (row) may attend to the key (column)
+
+
+class Layout(NamedTuple):
+    """A map cut into windows.
+
+    A "rolled" map is padded to whole windows and moved up and left by the shift, so that windows tile it.
+    """
+
+    size: Size  # of the map, without padding
+    window_size: Size
+    shift: Size
+    mask_padding: bool
+    token_HW: np.ndarray  # of the rolled map: the number of each token, row by row; -1 for padding
+    window_HW: np.ndarray  # of the rolled map: the number of the window, row by row
+    region_HW: np.ndarray  # of the rolled map: equal for tokens of one window that attend to each other; below
+    kind_RC: np.ndarray  # the kind of each window, an index of `kinds`
+    kinds: tuple[Kind, ...]
+
+    def rolled_back(self, map_HW: np.ndarray) -> np.ndarray:
+        """A rolled map as it lies on the image."""
+        return np.roll(map_HW, self.shift, axis=(0, 1))
+
+    def mask_stack(self) -> np.ndarray:
+        """The masks of all windows, row by row: (L, N, N), what implementations without kinds of windows keep."""
+        return np.stack([kind.mask_NN for kind in self.kinds])[self.kind_RC.ravel()]
+
+
+# Regions: where the roll brought no tokens, where it brought columns, rows, or both; and padding that is masked.
+REGIONS = ('not wrapped', 'columns wrapped around', 'rows wrapped around', 'both wrapped around', 'masked padding')
+
+
+def map_size(image_size: Size, stage: int, strides: Sequence[int] = (4, 2, 2, 2)) -> Size:
+    """Height and width, in tokens, of the map in stage 1, 2, ... for an image of (height, width) pixels.
+
+    Raises:
+        ValueError: if there is no such stage.
+    """
+    if not 1 <= stage <= len(strides):
+        raise ValueError(f'stage must be from 1 to {len(strides)}, got {stage}')
+    height, width = image_size
+    for stride in strides[:stage]:
+        height, width = -(-height // stride), -(-width // stride)
+    return height, width
+
+
+def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False, small_map: str = 'pad') -> Layout:
+    """Cut a map of (height, width) tokens as a block of the backbone does; a shift is half a window.
+
+    Raises:
+        ValueError: if a side of the map or of the window is not positive.
+    """
+    for name, sides in (('size', size), ('window_size', window_size)):
+        if min(sides) < 1:
+            raise ValueError(f'{name} takes two positive sides, got {tuple(sides)}')
+    half = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
+    window_size, shift = fit_window(*size, window_size, half, small_map)
+    grid = WindowGrid(1, *size, window_size, shift, mask_padding, torch.device('cpu'))
+    token_LN = grid.token_at_LN.numpy()
+    (Wh, Ww), counts = window_size, [-(-length // side) for length, side in zip(size, window_size)]
+    padded = counts[0] * Wh, counts[1] * Ww
+
+    kinds, kind_RC = [], np.zeros(counts, int)
+    token_HW, region_HW = np.full(padded, PADDING), np.zeros(padded, int)
+    first = 0
+    for length, mask in grid.runs:
+        mask_NN = np.ones((Wh * Ww,) * 2, bool) if mask is None else mask.numpy()
+        row_labels, column_labels = _labels(mask_NN, window_size)
+        regions = 2 * (row_labels[:, None] > 0) + (column_labels > 0)
+        for token_N in token_LN[first : first + length]:
+            row, column = _position(token_N, size, window_size, shift, padded)
+            here = slice(row * Wh, (row + 1) * Wh), slice(column * Ww, (column + 1) * Ww)
+            tokens = token_N.reshape(window_size)
+            token_HW[here] = tokens
+            region_HW[here] = np.where((tokens == PADDING) & mask_padding, REGIONS.index('masked padding'), regions)
+            kind_RC[row, column] = len(kinds)
+        cut = row_labels.any(), column_labels.any()
+        kinds.append(Kind(_name(cut, (row, column), counts), mask_NN))
+        first += length
+    rows, columns = np.divmod(np.arange(padded[0]), Wh)[0], np.divmod(np.arange(padded[1]), Ww)[0]
+    window_HW = rows[:, None] * counts[1] + columns
+    return Layout(size, window_size, shift, mask_padding, token_HW, window_HW, region_HW, kind_RC, tuple(kinds))
+
+
+def _position(token_N: np.ndarray, size: Size, window_size: Size, shift: Size, padded: Size) -> tuple[int, int]:
+    """The row and column of a window of the rolled map; each window has at least one token."""
+    token = token_N[token_N != PADDING][0]
+    y, x = divmod(int(token), size[1])
+    return (y - shift[0]) % padded[0] // window_size[0], (x - shift[1]) % padded[1] // window_size[1]
+
+
+def _labels(mask_NN: np.ndarray, window_size: Size) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers from 0, in their order, of the regions that the rows of a window are in, and the columns."""
+    mask = mask_NN.reshape(*window_size, *window_size)
+    parts = mask[:, 0, :, 0], mask[0, :, 0, :]
+    return tuple(np.unique(part.argmax(1), return_inverse=True)[1] for part in parts)  # type: ignore[return-value]
+
+
+def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:
+    """What to call the windows that a region's border cuts by rows, by columns, or both ways."""
+    if not any(cut):
+        return 'interior'
+    inner = [number < count - 1 for number, count in zip(position, counts)]
+    if all(cut):
+        return 'corner' + (f' ({_beside(inner)})' if any(inner) else '')
+    axis = cut.index(True)
+    return ('next to ' if inner[axis] else '') + ('bottom edge', 'right edge')[axis]
+
+
+def _beside(inner: Sequence[bool]) -> str:
+    return ' and '.join(f'one {way}' for way, is_inner in zip(('up', 'left'), inner) if is_inner)

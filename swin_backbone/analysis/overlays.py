@@ -1,0 +1,189 @@
+"""What a backbone makes of an image, drawn over it: attention, features, class activation. Figures of matplotlib.
+
+A picture (H, W, 3) is uint8 RGB at the size the backbone sees, without the padding of the batch; token (y, x) of a map
+lies `stride` times as far from its upper left corner.
+
+Layout: H W height and width, C channels, h heads.
+"""
+
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from .attention import AttentionMap, receptive_fields
+
+HEAT = 'inferno'
+LARGEST_ROW = 6  # pictures side by side
+
+
+def attention_figure(
+    picture_HW3: np.ndarray,
+    shifted: Sequence[AttentionMap],
+    plain: Sequence[AttentionMap],
+    at: tuple[int, int],
+    strides: Sequence[int],
+    stage: int = 1,
+    block: int = 1,
+    head: int = 1,
+) -> Figure:
+    """Where the token at a pixel looks, and what it sees after 1, 2, ... blocks of its stage, with and without shift.
+
+    Args:
+        picture_HW3: see above.
+        shifted: what `attention_maps` gives.
+        plain: the same with shift=False.
+        at: the pixel, (row, column).
+        strides: of the backbone's stages, from the picture: see `strides_of`.
+        stage, block, head: from 1.
+
+    Raises:
+        ValueError: if there is no such pixel, stage, block or head.
+    """
+    blocks = [attention for attention in shifted if attention.stage == stage]
+    without = [attention for attention in plain if attention.stage == stage]
+    heads = blocks[0].weights_LhNN.shape[1] if blocks else 0
+    stages = sorted({attention.stage for attention in shifted})
+    for name, number, most in (('stage', stage, stages[-1]), ('block', block, len(blocks)), ('head', head, heads)):
+        if not 1 <= number <= most:
+            raise ValueError(f'{name} must be from 1 to {most}, got {number}')
+    height, width = picture_HW3.shape[:2]
+    if not (0 <= at[0] < height and 0 <= at[1] < width):
+        raise ValueError(f'at must be a pixel of a picture of {height}x{width}, got row {at[0]}, column {at[1]}')
+    stride = strides[stage - 1]
+    y, x = at[0] // stride, at[1] // stride
+    looks_hHW = blocks[block - 1].of_token(y, x)
+    counts = sorted({round(count) for count in np.linspace(1, len(blocks), min(LARGEST_ROW, len(blocks)))})
+    columns = max(4, len(counts))
+    figure = Figure(figsize=(2.6 * columns, 2.75 * 3 * min(1.4, max(0.6, height / width)) + 1.2), layout='constrained')
+    top, middle, bottom = (list(row) for row in figure.subplots(3, columns, squeeze=False))
+    shown = [(f'the token, {stride} pixels wide', None), (f'head {head}', looks_hHW[head - 1])]
+    shown += [(f'mean of {heads} heads', looks_hHW.mean(0)), (f'largest of {heads} heads', looks_hHW.amax(0))]
+    for axis, (title, map_HW) in zip(top, shown):
+        _draw(axis, picture_HW3, title, map_HW, stride, (y, x))
+    for row, maps, name in ((middle, blocks, 'with shift'), (bottom, without, 'without shift')):
+        fields = receptive_fields(maps, y, x)
+        for axis, count in zip(row, counts):
+            title = f'{name}, after {count} block{"s" if count > 1 else ""}'
+            _draw(axis, picture_HW3, title, fields[count - 1], stride, (y, x), outline=True)
+    for axis in [*top[len(shown) :], *middle[len(counts) :], *bottom[len(counts) :]]:
+        axis.set_axis_off()
+    kind = 'shifted windows' if any(blocks[block - 1].shift) else 'windows without shift'
+    figure.suptitle(
+        f'Stage {stage}: where the token at row {at[0]}, column {at[1]} looks\n'
+        f'above: attention of block {block} ({kind}); below: what it has seen of the stage\'s input, outlined',
+        fontsize=11,
+    )  # fmt: skip
+    return figure
+
+
+def features_figure(picture_HW3: np.ndarray, maps: Sequence[tuple[str, Tensor]], strides: Sequence[int]) -> Figure:
+    """Maps beside the picture, each with its three first principal components as red, green and blue.
+
+    Args:
+        picture_HW3: see above.
+        maps: a name and a map (C, H, W) each.
+        strides: of each map, from the picture.
+    """
+    columns = len(maps) + 1
+    height, width = picture_HW3.shape[:2]
+    figure = Figure(figsize=(2.6 * columns, 2.6 * min(1.5, height / width) + 1.0), layout='constrained')
+    axes = figure.subplots(1, columns)
+    _draw(axes[0], picture_HW3, f'the picture, {height}x{width}')
+    for axis, (name, map_CHW), stride in zip(axes[1:], maps, strides):
+        C, H, W = map_CHW.shape
+        _show(axis, principal_colours(map_CHW), stride, interpolation='nearest')
+        _frame(axis, picture_HW3, f'{name}: {C} channels, {H}x{W}')
+    figure.suptitle('Feature maps, their three first principal components as red, green and blue', fontsize=11)
+    return figure
+
+
+def cam_figure(
+    picture_HW3: np.ndarray, map_HW: Tensor, stride: int, title: str, box: Optional[Sequence[float]]
+) -> Figure:
+    """A class activation map from 0 to 1 over the picture, and a box (x1, y1, x2, y2) that it is of."""
+    height, width = picture_HW3.shape[:2]
+    figure = Figure(figsize=(8.6, 4 * min(1.5, height / width) + 1.0), layout='constrained')
+    left, right = figure.subplots(1, 2)
+    _draw(left, picture_HW3, 'the picture')
+    left.set_axis_off()
+    right.imshow(picture_HW3)
+    image = _show(right, map_HW.detach().cpu().numpy(), stride, interpolation='bilinear', cmap=HEAT, alpha=0.65)
+    image.set_clim(0, 1)
+    _frame(right, picture_HW3, 'what the score hangs on')
+    for axis in (left, right) if box is not None else ():
+        x1, y1, x2, y2 = box  # type: ignore[misc]
+        axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor='#56B4E9', linewidth=2))
+    figure.colorbar(image, ax=right, shrink=0.8)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def principal_colours(map_CHW: Tensor) -> np.ndarray:
+    """The three first principal components of a map's channels, each from its 1st to its 99th percentile: (H, W, 3).
+
+    Of a component, whose sign is arbitrary, the largest deviation is bright.
+    """
+    _C, H, W = map_CHW.shape
+    features_TC = map_CHW.detach().float().cpu().flatten(1).T
+    features_TC = features_TC - features_TC.mean(0)
+    axes_C3 = torch.linalg.svd(features_TC, full_matrices=False).Vh[:3].T
+    values_T3 = features_TC @ axes_C3
+    extremes_13 = values_T3.gather(0, values_T3.abs().argmax(0, keepdim=True))
+    values = (values_T3 * extremes_13.sign()).numpy()
+    low, high = np.percentile(values, [1, 99], axis=0)
+    colours = np.zeros((H * W, 3))
+    colours[:, : values.shape[1]] = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return colours.reshape(H, W, 3)
+
+
+def _draw(
+    axis: Axes,
+    picture_HW3: np.ndarray,
+    title: str,
+    map_HW: Optional[Tensor] = None,
+    stride: int = 1,
+    token: Optional[tuple[int, int]] = None,
+    outline: bool = False,
+) -> None:
+    """A picture, heat over it, and a token's square."""
+    axis.imshow(picture_HW3)
+    if map_HW is not None:
+        values = map_HW.detach().float().cpu().numpy()
+        strength = np.sqrt(values / max(values.max(), 1e-12))  # or the token itself would outshine what it looks at
+        heat = colormaps[HEAT](strength)
+        heat[..., 3] = np.where(values > 0, 0.35 + 0.5 * strength, 0.0)
+        _show(axis, heat, stride, interpolation='nearest')
+        if outline:
+            rows, columns = np.nonzero(values > 0)
+            corner = columns.min() * stride - 0.5, rows.min() * stride - 0.5
+            across, down = (int(np.ptp(one) + 1) * stride for one in (columns, rows))
+            axis.add_patch(Rectangle(corner, across, down, fill=False, edgecolor='#56B4E9', linewidth=1.5))
+            title += f'\n{len(rows)} of {values.size} tokens'
+    if token is not None:
+        y, x = token
+        square = Rectangle((x * stride - 0.5, y * stride - 0.5), stride, stride, fill=False, edgecolor='#00FFFF')
+        axis.add_patch(square)
+    _frame(axis, picture_HW3, title)
+
+
+def _show(axis: Axes, values: np.ndarray, stride: int, **how):
+    """A map in its place over the picture."""
+    height, width = values.shape[:2]
+    return axis.imshow(values, extent=(-0.5, width * stride - 0.5, height * stride - 0.5, -0.5), **how)
+
+
+def _frame(axis: Axes, picture_HW3: np.ndarray, title: str) -> None:
+    """What the map has beyond the picture is cut off: it is of the padding of the batch."""
+    height, width = picture_HW3.shape[:2]
+    axis.set_xlim(-0.5, width - 0.5)
+    axis.set_ylim(height - 0.5, -0.5)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_title(title, fontsize=9)

@@ -1,0 +1,218 @@
+"""Pictures of windows, attention masks and position bias tables, as matplotlib figures; no display is needed.
+
+Layout: H W height and width of a map, N places of a window, h heads.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from torch import Tensor
+
+from ..ops.grid import Size
+from .layout import PADDING, REGIONS, Layout
+
+# Of Okabe and Ito, told apart by the colour-blind too: the four regions, and padding.
+REGION_COLOURS = ('#56B4E9', '#E69F00', '#009E73', '#CC79A7', '#DDDDDD')
+KIND_COLOURS = ('#FFFFFF', '#E69F00', '#009E73', '#CC79A7', '#F0E442', '#0072B2', '#D55E00', '#56B4E9', '#999999')
+WINDOW_COLOURS = ('#D6ECFA', '#A8D5F2')
+MASK_COLOURS = ListedColormap(['#222222', '#F0E442'])  # apart, together
+ATTENDED = '#F0E442'
+LARGEST_MOSAIC = 1200  # pixels of a side, of the full stack of masks
+TOKEN_LINES = 40  # tokens of a side up to which each is outlined
+
+
+def windows_figure(layout: Layout) -> Figure:
+    """A map with its windows and padding; in a shifted block, also after the roll, with regions and kinds."""
+    tiles = layout.window_HW // layout.kind_RC.shape[1] + layout.window_HW % layout.kind_RC.shape[1]
+    plain = np.array([to_rgb(colour) for colour in WINDOW_COLOURS])[tiles % 2]
+    regions = np.array([to_rgb(colour) for colour in REGION_COLOURS])[layout.region_HW]
+    kinds = np.array([to_rgb(colour) for colour in KIND_COLOURS])[layout.kind_RC.ravel()[layout.window_HW]]
+    shifted, several = any(layout.shift), len(layout.kinds) > 1
+    H, W = layout.size
+    panels = [(f'The map of {H}x{W} tokens and its windows', layout.rolled_back(regions if shifted else plain), True)]
+    if shifted:
+        up, left = layout.shift
+        panels.append((f'Rolled up by {up} and left by {left}: windows tile it', regions, False))
+    if several:
+        panels.append((f'{len(layout.kinds)} kinds of windows have different masks', kinds, False))
+    figure, axes = _panels(len(panels), layout.token_HW.shape)
+    for axis, (title, colours_HW3, on_image) in zip(axes, panels):
+        place = layout.rolled_back if on_image else np.asarray
+        _draw_map(axis, colours_HW3, place(layout.window_HW), place(layout.token_HW) == PADDING)
+        axis.set_title(title, fontsize=10)
+    _legend(figure, _windows_legend(layout, shifted, several))
+    Wh, Ww = layout.window_size
+    block = 'A block with shifted windows' if shifted else 'A block without shift'
+    padded = 'x'.join(map(str, layout.token_HW.shape))
+    figure.suptitle(f'{block}: {layout.kind_RC.size} windows of {Wh}x{Ww}, the map padded to {padded}', fontsize=12)
+    return figure
+
+
+def masks_figure(layout: Layout) -> Figure:
+    """The attention mask of each kind of window, beside where in the rolled map it applies, and the stack of all."""
+    kinds, Wh, Ww = layout.kinds, *layout.window_size
+    figure, axes = _panels(len(kinds) + 1, layout.token_HW.shape, rows=2)
+    for index, kind in enumerate(kinds):
+        here_RC = layout.kind_RC == index
+        upper, lower = axes[index], axes[len(kinds) + 1 + index]
+        upper.imshow(kind.mask_NN, cmap=MASK_COLOURS, vmin=0, vmax=1, interpolation='nearest')
+        masked = 1 - kind.mask_NN.mean()
+        upper.set_title(f'{kind.name}\n{masked:.0%} of pairs masked', fontsize=9)
+        upper.set_xlabel('key', fontsize=8)
+        upper.set_ylabel('query', fontsize=8)
+        upper.tick_params(labelsize=7)
+        chosen_HW = here_RC.ravel()[layout.window_HW]
+        colours = np.where(chosen_HW[..., None], to_rgb(ATTENDED), to_rgb('#FFFFFF'))
+        _draw_map(lower, colours, layout.window_HW, layout.token_HW == PADDING)
+        lower.set_title(f'{here_RC.sum()} of {here_RC.size} windows', fontsize=9)
+    stack_bytes, kind_bytes = mask_bytes(layout)
+    axes[len(kinds)].imshow(mosaic(layout), cmap=MASK_COLOURS, vmin=0, vmax=1, interpolation='nearest')
+    axes[len(kinds)].set_title(f'all {layout.kind_RC.size} masks of the stack,\nwindow by window', fontsize=9)
+    axes[len(kinds)].set_xticks([])
+    axes[len(kinds)].set_yticks([])
+    _draw_bytes(axes[-1], stack_bytes, kind_bytes)
+    N = Wh * Ww
+    figure.suptitle(
+        f'Attention masks of a block {"with shifted windows" if any(layout.shift) else "without shift"}: map '
+        f'{layout.size[0]}x{layout.size[1]}, window {Wh}x{Ww}, {layout.kind_RC.size} masks of {N}x{N} that are of '
+        f'{len(kinds)} kinds',
+        fontsize=12,
+    )
+    together = Patch(color=MASK_COLOURS(1), label='may attend')
+    _legend(figure, [together, Patch(color=MASK_COLOURS(0), label='masked'), _padding_patch()])
+    return figure
+
+
+def mask_bytes(layout: Layout) -> tuple[int, int]:
+    """How many bytes the stack (windows, N, N) takes in float32, as others keep it, and the masks of each kind here."""
+    N = layout.window_size[0] * layout.window_size[1]
+    return layout.kind_RC.size * N * N * 4, sum(kind.mask_NN.nbytes for kind in layout.kinds if kind.name != 'interior')
+
+
+def mosaic(layout: Layout) -> np.ndarray:
+    """The masks of all windows, each in its window's place; of large maps every n-th query and key alone."""
+    rows, columns = layout.kind_RC.shape
+    N = layout.window_size[0] * layout.window_size[1]
+    step = -(-N * max(rows, columns) // LARGEST_MOSAIC)
+    small = np.stack([kind.mask_NN[::step, ::step] for kind in layout.kinds])[layout.kind_RC]
+    return small.transpose(0, 2, 1, 3).reshape(rows * small.shape[2], -1)
+
+
+def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figure:
+    """Relative position bias tables, head by head, each as a map over the offset of the key from the query.
+
+    Args:
+        tables: for each row of the picture what it shows, a table ((2Wh-1)*(2Ww-1), h), and (Wh, Ww); such as one
+            before and one after it was resized.
+    """
+    heads = tables[0][1].shape[1]
+    shown = min(heads, 8)
+    rows = -(-heads // shown)
+    figure = Figure(figsize=(1.4 * shown + 1.2, (1.45 * rows + 0.4) * len(tables) + 0.6), layout='constrained')
+    limit = max(float(table_Rh.abs().max()) for _, table_Rh, _ in tables) or 1.0
+    lowest = 0.0 if min(float(table_Rh.min()) for _, table_Rh, _ in tables) >= 0 else -limit
+    colours = 'viridis' if lowest == 0 else 'PuOr'
+    for part, (name, table_Rh, window_size) in zip(np.ravel(figure.subfigures(len(tables), 1)), tables):
+        part.suptitle(name, fontsize=9)
+        (Wh, Ww), grid = window_size, part.subplots(rows, shown, squeeze=False).ravel()
+        for head, axis in enumerate(grid):
+            if head >= heads:
+                axis.set_axis_off()
+                continue
+            # The table is by query minus key: turned, the middle is the query, and a place around it a key.
+            map_YX = table_Rh[:, head].detach().float().cpu().numpy().reshape(2 * Wh - 1, 2 * Ww - 1)[::-1, ::-1]
+            extent = (0.5 - Ww, Ww - 0.5, Wh - 0.5, 0.5 - Wh)
+            image = axis.imshow(map_YX, cmap=colours, vmin=lowest, vmax=limit, extent=extent, interpolation='nearest')
+            axis.set_title(f'head {head + 1}', fontsize=8)
+            axis.set_xticks([1 - Ww, 0, Ww - 1])
+            axis.set_yticks([1 - Wh, 0, Wh - 1])
+            axis.tick_params(labelsize=6, length=2)
+        part.colorbar(image, ax=list(grid), shrink=0.8).ax.tick_params(labelsize=7)
+    figure.suptitle(title, fontsize=11)
+    figure.supxlabel('offset of the key from the query, in tokens: right, down', fontsize=8)
+    return figure
+
+
+def _panels(columns: int, map_shape: tuple[int, ...], rows: int = 1) -> tuple[Figure, list[Axes]]:
+    height, width = map_shape
+    side = min(4.2, max(2.2, 13 / columns))
+    tall = side if rows > 1 else side * min(1.6, max(0.55, height / width))
+    figure = Figure(figsize=(max(side * columns, 5.6) + 0.4, tall * rows + 1.2), layout='constrained')
+    return figure, list(np.ravel(figure.subplots(rows, columns)))
+
+
+def _draw_map(axis: Axes, colours_HW3: np.ndarray, number_HW: np.ndarray, padding_HW: np.ndarray) -> None:
+    """Tokens in their colours, borders between the windows of `number_HW`, and padding hatched."""
+    height, width = number_HW.shape
+    axis.imshow(colours_HW3, interpolation='nearest')
+    if padding_HW.any():  # each cell from edge to edge, where a contour alone would run through the centres
+        y, x = ((np.arange(side)[:, None] + [-0.499, 0.499]).ravel() for side in (height, width))
+        axis.contourf(x, y, padding_HW.repeat(2, 0).repeat(2, 1), levels=[0.5, 1.5], hatches=['////'], colors='none')
+    if max(height, width) <= TOKEN_LINES:
+        every = np.arange(height * width).reshape(height, width)
+        axis.add_collection(LineCollection(_borders(every), colors='white', linewidths=0.5))
+    axis.add_collection(LineCollection(_borders(number_HW), colors='black', linewidths=1.2 if height < 100 else 0.5))
+    axis.set_xticks([0, width - 1])
+    axis.set_yticks([0, height - 1])
+    axis.tick_params(labelsize=8)
+
+
+def _borders(number_HW: np.ndarray) -> list[list[tuple[float, float]]]:
+    """The lines between neighbours that differ."""
+    across = np.argwhere(number_HW[:, 1:] != number_HW[:, :-1])
+    down = np.argwhere(number_HW[1:] != number_HW[:-1])
+    lines = [[(x + 0.5, y - 0.5), (x + 0.5, y + 0.5)] for y, x in across]
+    return lines + [[(x - 0.5, y + 0.5), (x + 0.5, y + 0.5)] for y, x in down]
+
+
+def _draw_bytes(axis: Axes, stack_bytes: int, kind_bytes: int) -> None:
+    names = ['all windows,\nfloat32', 'one of each kind,\nbool']
+    bars = axis.bar(names, [stack_bytes, max(kind_bytes, 1)], color=['#D55E00', '#0072B2'], width=0.6)
+    axis.set_yscale('log')
+    axis.bar_label(bars, labels=[readable_bytes(stack_bytes), readable_bytes(kind_bytes)], fontsize=9, padding=2)
+    axis.set_ylim(1, stack_bytes * 20)
+    axis.set_title('memory of the masks', fontsize=9)
+    axis.set_ylabel('bytes', fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.spines[['top', 'right']].set_visible(False)
+
+
+def readable_bytes(count: int) -> str:
+    """As 1.3 MiB."""
+    size = float(count)
+    for unit in ('B', 'KiB', 'MiB'):
+        if size < 1024:
+            return f'{size:.0f} {unit}' if unit == 'B' else f'{size:.1f} {unit}'
+        size /= 1024
+    return f'{size:.1f} GiB'
+
+
+def _windows_legend(layout: Layout, shifted: bool, several: bool) -> list[Patch]:
+    handles = []
+    if shifted:
+        present = np.unique(layout.region_HW)
+        handles += [Patch(facecolor=REGION_COLOURS[i], label=f'region: {REGIONS[i]}') for i in present if i < 4]
+    if (layout.token_HW == PADDING).any():
+        handles.append(_padding_patch())
+    if several:
+        handles += [
+            Patch(facecolor=KIND_COLOURS[index], edgecolor='black', label=f'kind: {kind.name}')
+            for index, kind in enumerate(layout.kinds)
+        ]
+    return handles
+
+
+def _padding_patch() -> Patch:
+    return Patch(facecolor='white', edgecolor='black', hatch='////', label='padding')
+
+
+def _legend(figure: Figure, handles: list[Patch]) -> None:
+    if handles:
+        figure.legend(
+            handles=handles, loc='outside lower center', ncols=min(4, len(handles)), fontsize=8, frameon=False
+        )

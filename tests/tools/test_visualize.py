@@ -1,0 +1,193 @@
+"""tools/visualize.py and tools/plot_log.py with a user's command lines, and the curves of a training."""
+
+import contextlib
+import io
+import json
+import logging
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from swin_backbone.openmmlab import monitor
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+ROOT = Path(__file__).parents[2]
+DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
+DETECTION_V2 = ROOT / 'configs' / 'demo' / 'mask-rcnn_swinv2-nano_fpn_shapes.py'
+SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
+RETINANET = ROOT / 'configs' / 'retinanet' / 'retinanet_swin-t-p4-w7_fpn_1x_coco.py'
+PHOTOGRAPHS = ROOT.parent / 'shared' / 'data' / 'tiny_coco' / 'images'
+
+
+def run(tool, *arguments):
+    """A tool as `python TOOL ARGUMENTS` runs it, but in this process: to import the toolboxes takes seconds."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    before = sys.argv, sys.path[:]
+    sys.argv = [tool, *map(str, arguments)]
+    sys.path.insert(0, str(ROOT / 'tools'))
+    code = 0
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            runpy.run_path(str(ROOT / tool), run_name='__main__')
+    except SystemExit as stop:
+        code = stop.code or 0
+        if isinstance(code, str):
+            stderr.write(code)
+            code = 1
+    finally:
+        sys.argv, sys.path[:] = before
+        DefaultScope._instance_dict.clear()
+    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
+
+
+def visualize(*arguments):
+    result = run('tools/visualize.py', *arguments)
+    assert result.returncode == 0, result.stderr
+    out = Path(result.stdout.strip())
+    assert out.stat().st_size > 1000
+    return out
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+    """A picture, and random checkpoints as training saves them."""
+    folder = tmp_path_factory.mktemp('files')
+    cv2.imwrite(str(folder / 'picture.png'), np.random.RandomState(0).randint(0, 255, (96, 128, 3), np.uint8))
+    for path in (DETECTION, DETECTION_V2, SEGMENTATION):
+        cfg = Config.fromfile(path)
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            torch.manual_seed(0)
+            model = MODELS.build(cfg.model)
+            model.init_weights()
+        meta = dict(dataset_meta=dict(classes=cfg.metainfo.classes, palette=[(9, 9, 9)] * len(cfg.metainfo.classes)))
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{path.stem}.pth')
+    return folder
+
+
+@pytest.mark.parametrize('command', ['windows', 'masks'])
+def test_geometry(tmp_path, command):
+    size = ['--size', 75, 100, '--window', 7, 5, '--shift', '--mask-padding']
+    assert visualize(command, *size, '--out', tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
+    assert '<svg' in visualize(command, *size, '--stage', 2, '--out', tmp_path / 'a.html').read_text()
+
+
+def test_explorer(tmp_path):
+    page = visualize('explore', '--size', 75, 100, '--shift', '--out', tmp_path / 'new' / 'a.html').read_text()
+    assert '"height": 75, "width": 100' in page
+
+
+@pytest.mark.parametrize('config', [DETECTION, DETECTION_V2, SEGMENTATION], ids=['detector', 'v2', 'segmentor'])
+def test_models(tmp_path, files, config):
+    model = [files / 'picture.png', config, files / f'{config.stem}.pth']
+    visualize('attention', *model, '--at', '127,95', '--stage', 2, '--out', tmp_path / 'attention.png')
+    visualize('features', *model, '--out', tmp_path / 'features.png')
+    for method in ('grad', 'eigen'):
+        visualize('cam', *model, '--method', method, '--out', tmp_path / f'{method}.png')
+    window = ['--window', 8] if config == DETECTION_V2 else []
+    visualize('bias', model[-1], '--stage', 4, '--to', 9, *window, '--out', tmp_path / 'bias.png')
+
+
+def test_the_score_of_a_one_stage_detector_has_a_gradient(tmp_path, files):
+    cfg = Config.fromfile(RETINANET)
+    cfg.merge_from_dict(dict(zip(('model.backbone.arch', 'model.backbone.init_cfg'), ('nano', None))))
+    cfg.model.neck.in_channels = [32, 64, 128, 256][4 - len(cfg.model.neck.in_channels) :]
+    cfg.model.test_cfg.score_thr = 0.0
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'retinanet.pth')
+    cfg.dump(tmp_path / 'retinanet.py')
+    visualize(
+        'cam', files / 'picture.png', tmp_path / 'retinanet.py', tmp_path / 'retinanet.pth', '--out', tmp_path / 'a.png'
+    )
+
+
+def test_attention_of_a_photograph_without_a_checkpoint(tmp_path):
+    photographs = sorted(PHOTOGRAPHS.rglob('*.jpg'))
+    if not photographs:
+        pytest.skip('the photographs of COCO are not beside the project, at ../shared/data')
+    visualize('attention', photographs[0], DETECTION, '--at', '200,100', '--out', tmp_path / 'a.png')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['windows', '--size', '0', '9'], 'size takes two positive sides, got (0, 3)'),
+        (['windows', '--size', '9', '9', '--stage', '5'], 'stage must be from 1 to 4, got 5'),
+        (['windows', '--size', '9', '9', '--window', '1', '2', '3'], 'a window has one side or two, got [1, 2, 3]'),
+        (['masks', '--size', '9', '9', '--out', 'a.gif'], "written as .png or .html, got 'a.gif'"),
+        (['explore', '--size', '9', '9', '--out', 'a.png'], "the explorer is written as .html, got 'a.png'"),
+        (['bias', 'missing.pth'], 'missing.pth'),
+        (['attention', 'missing.png', str(DETECTION), '--at', '1,1'], "'missing.png' is none"),
+        (['attention', '{files}/picture.png', str(DETECTION), '--at', '128,1'], '128 wide and 96 high, got 128,1'),
+        (['cam', '{files}/picture.png', str(SEGMENTATION), '{files}/swin-nano_upernet_shapes.pth', '--label', 'cat'],
+         "knows no class 'cat'; it knows background"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_is_one_sentence(files, arguments, message):
+    result = run('tools/visualize.py', *(argument.format(files=files) for argument in arguments))
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert 'Traceback' not in result.stderr
+
+
+def write_scalars(work_dir):
+    (work_dir / 'one' / 'vis_data').mkdir(parents=True)
+    records = [dict(lr=0.1, loss=2.0, epoch=1, iter=5, step=5), dict(mIoU=30.0, step=1)]
+    (work_dir / 'one' / 'vis_data' / 'scalars.json').write_text('\n'.join(map(json.dumps, records)))
+
+
+def test_plot_log(tmp_path):
+    write_scalars(tmp_path / 'work')
+    result = run('tools/plot_log.py', tmp_path / 'work', tmp_path / 'work' / 'one', '--out', tmp_path / 'a.png')
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
+    result = run('tools/plot_log.py', tmp_path)
+    assert (result.returncode, 'no folder in which mmengine wrote' in result.stderr) == (1, True)
+
+
+def test_curves_are_drawn_at_each_validation_of_a_training_and_at_its_end(tmp_path):
+    write_scalars(tmp_path)
+    lines = []
+    logger = SimpleNamespace(log=lambda level, line: lines.append((level, line)))
+    runner = SimpleNamespace(work_dir=str(tmp_path), log_dir=str(tmp_path / 'one'), logger=logger, _train_loop=None)
+    picture, hook = tmp_path / 'one' / 'curves.png', monitor.CurvesHook()
+    hook.after_val_epoch(runner)
+    assert not picture.exists()  # a test, and no training
+    runner._train_loop = object()
+    hook.after_val_epoch(runner)
+    assert picture.read_bytes().startswith(b'\x89PNG')
+    picture.unlink()
+    hook.after_train(runner)
+    assert picture.exists()
+    runner.work_dir = str(tmp_path / 'none')
+    hook.after_train(runner)
+    assert [level for level, _ in lines] == [logging.WARNING]
+    assert lines[0][1].startswith('curves.png was not drawn')
+
+
+@pytest.mark.parametrize(('name', 'backend'), [('tensorboard', 'TensorboardVisBackend'), ('wandb', 'WandbVisBackend')])
+def test_vis(monkeypatch, name, backend):
+    monkeypatch.setattr(monitor, 'find_spec', lambda package: package == name)
+    cfg = Config.fromfile(DETECTION)
+    for _ in range(2):
+        monitor.enable_vis(cfg, name)
+    assert [one['type'] for one in cfg.visualizer.vis_backends] == ['LocalVisBackend', backend]
+    bare = Config(dict())
+    monitor.enable_vis(bare, name)
+    assert [one['type'] for one in bare.visualizer.vis_backends] == ['LocalVisBackend', backend]
+    monkeypatch.setattr(monitor, 'find_spec', lambda package: None)
+    with pytest.raises(ValueError, match=f'--vis {name} needs the package {name}: pip install {name}'):
+        monitor.enable_vis(cfg, name)
+    before = cfg.pretty_text
+    monitor.enable_vis(cfg, None)
+    assert cfg.pretty_text == before

@@ -1,0 +1,219 @@
+"""See how a Swin works: its windows and masks, where tokens look, its features, and what a prediction hangs on.
+
+python tools/visualize.py windows --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
+python tools/visualize.py masks --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
+python tools/visualize.py explore --size H W [--window 7] [--stage 1]
+python tools/visualize.py attention IMAGE CONFIG [CKPT] --at X,Y [--stage 1] [--block 1] [--head 1]
+python tools/visualize.py features IMAGE CONFIG CKPT
+python tools/visualize.py cam IMAGE CONFIG CKPT [--method grad|eigen] [--label CLASS] [--number 1] [--stage 4]
+python tools/visualize.py bias CKPT [--stage 1] [--block 1] [--to 12]
+
+Stages, blocks and heads are counted from 1: block 2 of stage 1 is `stages.0.blocks.1`. Sizes and --at are pixels of the
+image. --out F.png or F.html says where the picture goes, --dpi how large a PNG is; explore writes HTML alone. No
+display is needed.
+"""
+
+import argparse
+from pathlib import Path
+
+from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
+
+from swin_backbone.analysis.files import save_figure, write_whole
+
+USER_ERRORS = (ValueError, TypeError, OSError)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest='command', required=True)
+
+    for name, draw, what in (
+        ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
+        ('masks', draw_masks, 'the attention mask of each kind of window, and the stack of all'),
+        ('explore', write_explorer, 'an HTML page that shows what each token attends to'),
+    ):
+        command = _command(commands, name, draw, what)
+        command.add_argument(
+            '--size', type=int, nargs=2, required=True, metavar=('H', 'W'), help='of the image in pixels'
+        )
+        command.add_argument(
+            '--window', type=int, nargs='+', default=[7], metavar='W', help='one side or two (default: 7)'
+        )
+        command.add_argument('--stage', type=int, default=1, help='1 to 4 (default: 1)')
+        command.add_argument('--shift', action='store_true', help='of a block with shifted windows')
+        command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
+        command.add_argument('--small-map', choices=['pad', 'shrink'], default='pad', help='default: pad')
+
+    attention = _command(
+        commands, 'attention', draw_attention, 'where a token looks, and what it sees after some blocks'
+    )
+    _add_model(attention, optional=True)
+    attention.add_argument('--at', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel')
+    for name in ('stage', 'block', 'head'):
+        attention.add_argument(f'--{name}', type=int, default=1, help='from 1 (default: 1)')
+
+    _add_model(_command(commands, 'features', draw_features, 'the maps of each stage, principal components as colours'))
+
+    cam = _command(commands, 'cam', draw_cam, "Grad-CAM or EigenCAM of a detector's box or a segmentor's class")
+    _add_model(cam)
+    cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='default: grad')
+    cam.add_argument('--label', metavar='CLASS', help="default: of the best box; a segmentor's most frequent class")
+    cam.add_argument('--number', type=int, default=1, metavar='N', help='the N-th best box (default: 1)')
+    cam.add_argument('--stage', type=int, default=4, help='whose map is looked at (default: 4)')
+
+    bias = _command(commands, 'bias', draw_bias, 'relative position bias tables, before and after resizing')
+    bias.add_argument('checkpoint', help='of any origin that is recognised')
+    bias.add_argument('--stage', type=int, default=1, help='from 1 (default: 1)')
+    bias.add_argument('--block', type=int, default=1, help='from 1 (default: 1)')
+    bias.add_argument('--window', type=int, nargs='+', metavar='W', help='of the checkpoint, if it does not say so')
+    bias.add_argument('--to', type=int, nargs='+', metavar='W', help='the other window (default: twice as large)')
+    add_unsafe_load(bias)
+    return parser.parse_args()
+
+
+def _command(commands, name, draw, what):
+    command = commands.add_parser(name, help=what, description=what)
+    command.set_defaults(draw=draw)
+    suffix = 'html' if name == 'explore' else 'png'
+    command.add_argument(
+        '--out', type=Path, default=Path(f'{name}.{suffix}'), metavar='F', help=f'default: {name}.{suffix}'
+    )
+    if name != 'explore':
+        command.add_argument('--dpi', type=int, default=100, metavar='N', help='pixels an inch (default: 100)')
+    return command
+
+
+def _add_model(command, optional=False):
+    command.add_argument('image', metavar='IMAGE', help='a picture')
+    command.add_argument('config', metavar='CONFIG', help='path of the config, or mmdet::..., mmseg::...')
+    without = 'default: the weights that the config starts from' if optional else 'of the whole model'
+    command.add_argument('checkpoint', metavar='CKPT', nargs='?' if optional else None, help=without)
+    command.add_argument('--device', default='cpu', help='default: cpu')
+    add_config_arguments(command)
+    add_unsafe_load(command)
+
+
+def _pixel(text):
+    column, row = map(int, text.split(','))
+    return column, row
+
+
+def _sides(window):
+    if len(window) > 2:
+        raise ValueError(f'a window has one side or two, got {window}')
+    return (window * 2)[0], (window * 2)[1]
+
+
+def _layout(args):
+    from swin_backbone.analysis.layout import lay_out, map_size
+
+    size = map_size(args.size, args.stage)
+    return lay_out(size, _sides(args.window), args.shift, args.mask_padding, args.small_map)
+
+
+def draw_windows(args):
+    from swin_backbone.analysis.pictures import windows_figure
+
+    return windows_figure(_layout(args))
+
+
+def draw_masks(args):
+    from swin_backbone.analysis.pictures import masks_figure
+
+    return masks_figure(_layout(args))
+
+
+def write_explorer(args):
+    from swin_backbone.analysis.explorer import explorer_html
+
+    if args.out.suffix != '.html':
+        raise ValueError(f'--out: the explorer is written as .html, got {str(args.out)!r}')
+    _layout(args)  # says what is wrong with the arguments
+    shown = explorer_html(
+        tuple(args.size), _sides(args.window), args.stage, args.shift, args.mask_padding, args.small_map
+    )
+    write_whole(args.out, shown.encode())
+
+
+def _predictor(args):
+    from swin_backbone.openmmlab import media, runtime
+    from swin_backbone.openmmlab.inference import Predictor
+
+    frame = next(media.read_frames(media.find_media([args.image])[0]))
+    cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False)
+    return Predictor(cfg, args.checkpoint, args.device, args.unsafe_load), frame
+
+
+def _strides(model):
+    """Of each stage of the model's backbone, from the picture."""
+    from swin_backbone.analysis.attention import strides_of
+
+    return strides_of(model)
+
+
+def draw_attention(args):
+    from swin_backbone.analysis import attention_maps
+    from swin_backbone.analysis.overlays import attention_figure
+    from swin_backbone.openmmlab.explain import seen_by
+
+    predictor, frame = _predictor(args)
+    seen = seen_by(predictor, frame)
+    (x, y), (height, width) = args.at, frame.pixels.shape[:2]
+    if not (0 <= x < width and 0 <= y < height):
+        raise ValueError(f'--at takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
+    at = y * seen.picture_HW3.shape[0] // height, x * seen.picture_HW3.shape[1] // width
+    shifted, plain = (attention_maps(predictor.model, seen.inputs_BCHW, shift=shift) for shift in (True, False))
+    where = args.stage, args.block, args.head
+    return attention_figure(seen.picture_HW3, shifted, plain, at, _strides(predictor.model), *where)
+
+
+def draw_features(args):
+    from swin_backbone.analysis.overlays import features_figure
+    from swin_backbone.openmmlab.explain import features_of, seen_by
+
+    predictor, frame = _predictor(args)
+    seen, strides = seen_by(predictor, frame), _strides(predictor.model)
+    maps = features_of(predictor, seen)
+    named = [(f'stage {stage}', map_CHW) for stage, map_CHW in maps]
+    return features_figure(seen.picture_HW3, named, [strides[stage - 1] for stage, _ in maps])
+
+
+def draw_cam(args):
+    from swin_backbone.analysis.overlays import cam_figure
+    from swin_backbone.openmmlab.explain import explain, seen_by
+
+    predictor, frame = _predictor(args)
+    found = explain(predictor, frame, args.stage, args.method, args.label, args.number)
+    name = 'Grad-CAM' if args.method == 'grad' else 'EigenCAM'
+    what = f'the box {found.label!r}, score {found.score:.2f}' if found.box else f'the class {found.label!r}'
+    if args.method == 'eigen':
+        what = f'the features, which are the same for every prediction; shown beside {what}'
+    title = f'{name} at stage {args.stage}, of {what}'
+    picture = seen_by(predictor, frame).picture_HW3
+    return cam_figure(picture, found.map_HW, _strides(predictor.model)[args.stage - 1], title, found.box)
+
+
+def draw_bias(args):
+    from swin_backbone.analysis.bias import bias_tables
+    from swin_backbone.analysis.pictures import bias_figure
+    from swin_backbone.checkpoints import read_checkpoint
+
+    target, window = (_sides(one) if one else None for one in (args.to, args.window))
+    tables = bias_tables(read_checkpoint(args.checkpoint, args.unsafe_load), args.stage, args.block, target, window)
+    names = [f'{what} {t.window_size[0]}x{t.window_size[1]}' for what, t in zip(('trained: window', 'window'), tables)]
+    rows = [(name, table.table_Rh, table.window_size) for name, table in zip(names, tables)]
+    title = f'Relative position bias of {Path(args.checkpoint).name}, stage {args.stage}, block {args.block}'
+    return bias_figure(rows, title)
+
+
+def main() -> None:
+    args = parse_args()
+    with stop_on_user_errors(USER_ERRORS):
+        figure = args.draw(args)
+        if figure is not None:
+            save_figure(figure, args.out, args.dpi)
+    print(args.out)
+
+
+if __name__ == '__main__':
+    run(main)
