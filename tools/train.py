@@ -3,8 +3,8 @@
 python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
     [--backbone swin-t [--recipe keep]] [--skip-unreadable] [--vis tensorboard|wandb] [--cfg-options K=V ...]
 
-Own data is looked through in brief before: see tools/check_data.py. Beside the log, curves.png shows loss terms, learning
-rate and validation metrics.
+Own data is looked through in brief before: see tools/check_data.py. Beside the log, curves.png shows loss terms,
+learning rate and validation metrics.
 """
 
 import argparse

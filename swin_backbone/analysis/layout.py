@@ -84,7 +84,8 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     (Wh, Ww), counts = window_size, [-(-length // side) for length, side in zip(size, window_size)]
     padded = counts[0] * Wh, counts[1] * Ww
 
-    kinds, kind_RC = [], np.zeros(counts, int)
+    kinds: list[Kind] = []
+    kind_RC = np.zeros(counts, int)
     token_HW, region_HW = np.full(padded, PADDING), np.zeros(padded, int)
     first = 0
     for length, mask in grid.runs:
@@ -98,7 +99,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
             token_HW[here] = tokens
             region_HW[here] = np.where((tokens == PADDING) & mask_padding, REGIONS.index('masked padding'), regions)
             kind_RC[row, column] = len(kinds)
-        cut = row_labels.any(), column_labels.any()
+        cut = bool(row_labels.any()), bool(column_labels.any())
         kinds.append(Kind(_name(cut, (row, column), counts), mask_NN))
         first += length
     rows, columns = np.divmod(np.arange(padded[0]), Wh)[0], np.divmod(np.arange(padded[1]), Ww)[0]
@@ -117,7 +118,8 @@ def _labels(mask_NN: np.ndarray, window_size: Size) -> tuple[np.ndarray, np.ndar
     """Numbers from 0, in their order, of the regions that the rows of a window are in, and the columns."""
     mask = mask_NN.reshape(*window_size, *window_size)
     parts = mask[:, 0, :, 0], mask[0, :, 0, :]
-    return tuple(np.unique(part.argmax(1), return_inverse=True)[1] for part in parts)  # type: ignore[return-value]
+    rows, columns = (np.unique(part.argmax(1), return_inverse=True)[1] for part in parts)
+    return rows, columns
 
 
 def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ Layout: H W height and width of a map, N places of a window, h heads.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -117,7 +118,8 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
     limit = max(float(table_Rh.abs().max()) for _, table_Rh, _ in tables) or 1.0
     lowest = 0.0 if min(float(table_Rh.min()) for _, table_Rh, _ in tables) >= 0 else -limit
     colours = 'viridis' if lowest == 0 else 'PuOr'
-    for part, (name, table_Rh, window_size) in zip(np.ravel(figure.subfigures(len(tables), 1)), tables):
+    parts: Any = figure.subfigures(len(tables), 1, squeeze=False)
+    for part, (name, table_Rh, window_size) in zip(parts.ravel(), tables):
         part.suptitle(name, fontsize=9)
         (Wh, Ww), grid = window_size, part.subplots(rows, shown, squeeze=False).ravel()
         for head, axis in enumerate(grid):
