@@ -65,8 +65,22 @@ ALLOWED = {
         *('swin_backbone.ops', 'swin_backbone.checkpoints'),
     ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
-    'analysis': ('torch', 'mmengine', 'mmdet', 'timm', 'transformers', 'torchvision', 'rich', 'swin_backbone'),
-    'openmmlab': ('torch', 'torchvision', 'numpy', 'cv2', 'PIL', 'pycocotools', 'mmengine', 'mmdet', 'swin_backbone'),
+    'analysis': (
+        *('torch', 'numpy', 'cv2', 'matplotlib', 'pytorch_grad_cam', 'rich', 'swin_backbone'),
+        *('mmengine', 'mmdet', 'mmseg', 'timm', 'transformers', 'torchvision'),
+    ),
+    'openmmlab': (
+        'torch',
+        'torchvision',
+        'numpy',
+        'cv2',
+        'PIL',
+        'pycocotools',
+        'mmengine',
+        'mmdet',
+        'rich',
+        'swin_backbone',
+    ),
 }
 
 
