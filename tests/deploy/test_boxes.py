@@ -110,7 +110,7 @@ def test_a_whole_model_sees_what_the_toolbox_does(family, tmp_path):
             continue
         assert figures['objects'] > 5
         assert figures['found'] == len(wanted['scores'])
-        assert figures['least_iou'] > 0.999
+        assert figures['least_iou'] > 0.99  # rounding grows from stage to stage of a cascade
         assert figures['score_error'] < 1e-4
         if 'masks' in wanted:
             assert figures['least_mask_iou'] > 0.99
