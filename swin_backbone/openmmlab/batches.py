@@ -120,3 +120,9 @@ def build_dataloader(runner, dataloader: Union[DataLoader, dict], endless: bool)
     loader = runner.build_dataloader(cfg, seed=runner.seed, diff_rank_seed=ranks_differ)
     loader.dataset.__getitems__ = SeededItems(loader.dataset)
     return loader
+
+
+def is_placed(dataloader: Any) -> bool:
+    """Whether the config of a data loader is one that `build_dataloader` made, for training."""
+    batch_sampler = dataloader.get('batch_sampler') if isinstance(dataloader, dict) else None
+    return bool(batch_sampler) and batch_sampler['type'] is PlacedBatchSampler

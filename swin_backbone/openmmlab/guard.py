@@ -19,6 +19,7 @@ from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+from .batches import is_placed
 from .check_coco import compare_classes, read_coco, reads_coco
 from .check_labels import LabelRule, has_8_bits, read_label
 from .errors import DataError
@@ -44,7 +45,7 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
         except Exception as error:
             raise build_error(dataloader.get('dataset'), error) from error
         # Not by test_mode, which mmseg's configs do not set
-        is_training = dataloader == runner.cfg.get('train_dataloader')
+        is_training = dataloader == runner.cfg.get('train_dataloader') or is_placed(dataloader)
         guard_dataset(loader.dataset, runner.cfg, is_training, skip_unreadable)
         return loader
 

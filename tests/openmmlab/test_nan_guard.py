@@ -85,7 +85,7 @@ def test_an_accumulation_is_one_step(tmp_path, record_fault):
     record_fault('non_finite')
 
 
-@pytest.mark.parametrize('what', ['loss_a', 'gradient'])
+@pytest.mark.parametrize('what', ['loss_a', pytest.param('gradient', marks=pytest.mark.slow)])
 def test_ranks_skip_together(tmp_path, record_fault, what):
     codes, said = spoilt(tmp_path / 'work', {2: what}, ranks=2, model__rank_to_spoil=1)
     assert codes == {0}, said[-3000:]

@@ -105,7 +105,7 @@ def test_ranks_stop_after_the_same_step(tmp_path, record_fault):
     record_fault('signals')
 
 
-@pytest.mark.parametrize('interval', [1, 9])
+@pytest.mark.parametrize('interval', [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_signal_in_validation_stops_it_without_mixing_up_the_average(tmp_path, record_fault, interval):
     """mmengine validates on the averaged weights, in the place of those that are trained."""
     settings = dict(epochs=2, val=1, interval=interval)
