@@ -41,8 +41,9 @@ $(DEPLOY_STAMP): setup.py $(CONSTRAINTS) | install
 	@$(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[deploy]'
 	@touch $@
 
+# Two processes with a thread each: with two threads each they would slow one another many times.
 test: install
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: install
 	$(RUN) -m pytest -m slow

@@ -63,7 +63,7 @@ setup(
         'pictures': ['matplotlib>=3.8'],
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': [
-            *('pytest', 'hypothesis', 'matplotlib>=3.8'),
+            *('pytest', 'pytest-xdist', 'hypothesis', 'matplotlib>=3.8'),
             'triton; platform_system == "Linux" and platform_machine == "x86_64"',
         ],
         # What tools/export.py writes with, and the runtimes of what it writes

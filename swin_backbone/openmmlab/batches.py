@@ -124,5 +124,5 @@ def build_dataloader(runner, dataloader: Union[DataLoader, dict], endless: bool)
 
 def is_placed(dataloader: Any) -> bool:
     """Whether the config of a data loader is one that `build_dataloader` made, for training."""
-    batch_sampler = dataloader.get('batch_sampler') if isinstance(dataloader, dict) else None
-    return bool(batch_sampler) and batch_sampler['type'] is PlacedBatchSampler
+    batch_sampler = (dataloader.get('batch_sampler') or {}) if isinstance(dataloader, dict) else {}
+    return batch_sampler.get('type') is PlacedBatchSampler
