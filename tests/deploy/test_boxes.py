@@ -15,6 +15,7 @@ from small import compare_eager, save_checkpoint, small_config
 
 from swin_backbone.deploy import boxes, mask2former
 from swin_backbone.deploy.segmentor import AdaptiveAvgPool
+from swin_backbone.ops import plan
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.integers(1, 7))
@@ -101,7 +102,8 @@ WHOLE = {
 
 
 @pytest.mark.parametrize('family', WHOLE)
-def test_a_whole_model_sees_what_the_toolbox_does(family, tmp_path):
+def test_a_whole_model_sees_what_the_toolbox_does(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)  # random weights magnify rounding: one way for both
     cfg = small_config(WHOLE[family])
     for figures, wanted in compare_eager(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')):
         if 'equal_labels' in figures:
@@ -110,7 +112,7 @@ def test_a_whole_model_sees_what_the_toolbox_does(family, tmp_path):
             continue
         assert figures['objects'] > 5
         assert figures['found'] == len(wanted['scores'])
-        assert figures['least_iou'] > 0.99  # rounding grows from stage to stage of a cascade
+        assert figures['least_iou'] > 0.999
         assert figures['score_error'] < 1e-4
         if 'masks' in wanted:
             assert figures['least_mask_iou'] > 0.99
