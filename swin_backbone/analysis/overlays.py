@@ -139,7 +139,9 @@ def principal_colours(map_CHW: Tensor) -> np.ndarray:
     values = (values_T3 * extremes_13.sign()).numpy()
     low, high = np.percentile(values, [1, 99], axis=0)
     colours = np.zeros((H * W, 3))
-    colours[:, : values.shape[1]] = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
+    colours[:, : values.shape[1]] = np.clip(
+        (values - low) / np.maximum(high - low, 1e-6 * np.abs(values).max() + 1e-12), 0, 1
+    )
     return colours.reshape(H, W, 3)
 
 
