@@ -75,7 +75,7 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 3 --dpi 60 --out $(PICTURES)/cam.png
 	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label circle --stage 3 --dpi 60 --out $(PICTURES)/cam-class.png
 	$(LOOK) bias $(CKPT) --to 12 --dpi 60 --out $(PICTURES)/bias.png
-	$(RUN) tools/plot_log.py work_dirs/demo --dpi 65 --out $(PICTURES)/curves.png
+	$(RUN) tools/plot_log.py work_dirs/demo --dpi 55 --out $(PICTURES)/curves.png
 
 # Times beside mmdet's, compiled too; peak memory; operations of a forward and of a training step, against the floors.
 ON_GPU := tools/benchmark.py --device cuda --size 800x1344 --batch 2 --dtype bfloat16 --runs 20

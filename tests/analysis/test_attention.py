@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from reference_windows import attend_by_reference
 from torch import nn
 
-from reference_windows import attend_by_reference
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import attention_maps
 from swin_backbone.analysis.attention import receptive_fields
