@@ -188,7 +188,8 @@ def _dataset_meta(loaded: dict, cfg: Config) -> dict:
     meta = {name.lower(): value for name, value in meta.items()}
     if 'classes' not in meta:
         dataset = cfg.test_dataloader.dataset
-        meta = dict(DATASETS.get(dataset.type).METAINFO, **dataset.get('metainfo', {}))
+        with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+            meta = dict(registry.get(dataset.type).METAINFO, **dataset.get('metainfo', {}))
     if 'classes' not in meta:
         raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo says what the classes are')
     if not meta.get('palette'):  # the colours that the toolboxes take then

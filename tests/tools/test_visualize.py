@@ -53,7 +53,7 @@ def run(tool, *arguments):
 def visualize(*arguments):
     result = run('tools/visualize.py', *arguments)
     assert result.returncode == 0, result.stderr
-    out = Path(result.stdout.strip())
+    out = Path(result.stdout.splitlines()[-1])  # above, what the toolboxes print when they are imported
     assert out.stat().st_size > 1000
     return out
 
