@@ -106,12 +106,14 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	mkdir -p $(PICTURES)
 	$(LOOK) windows --size 75 100 --shift --dpi 70 --out $(PICTURES)/windows.png
 	$(LOOK) masks --size 75 100 --shift --dpi 70 --out $(PICTURES)/masks.png
-	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 --dpi 55 --out $(PICTURES)/attention.png
+	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 --dpi 50 --out $(PICTURES)/attention.png
 	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) --dpi 55 --out $(PICTURES)/features.png
 	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 3 --dpi 60 --out $(PICTURES)/cam.png
 	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label circle --stage 3 --dpi 60 --out $(PICTURES)/cam-class.png
 	$(LOOK) bias $(CKPT) --to 12 --dpi 60 --out $(PICTURES)/bias.png
-	$(RUN) tools/plot_log.py work_dirs/demo --dpi 65 --out $(PICTURES)/curves.png
+	$(RUN) tools/plot_log.py work_dirs/demo --dpi 55 --out $(PICTURES)/curves.png
+	$(RUN) -c 'import sys; from PIL import Image; [Image.open(f).convert("RGB").quantize(256).save(f, optimize=True) \
+		for f in sys.argv[1:]]' $(PICTURES)/*.png
 
 # Times beside mmdet's, compiled too; peak memory; operations of a forward and of a training step, against the floors.
 ON_GPU := tools/benchmark.py --device cuda --size 800x1344 --batch 2 --dtype bfloat16 --runs 20

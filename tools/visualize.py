@@ -1,4 +1,4 @@
-"""See how a Swin works: its windows and masks, where tokens look, its features, and what a prediction hangs on.
+"""See how a Swin works: its windows and masks, where tokens look, its features, and what a prediction depends on.
 
 python tools/visualize.py windows --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
 python tools/visualize.py masks --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
@@ -199,7 +199,9 @@ def draw_bias(args):
     from swin_backbone.checkpoints import read_checkpoint
 
     target, window = (_sides(one) if one else None for one in (args.to, args.window))
-    tables = bias_tables(read_checkpoint(args.checkpoint, args.unsafe_load), args.stage, args.block, target, window)
+    tables = bias_tables(
+        read_checkpoint(args.checkpoint, unsafe_load=args.unsafe_load), args.stage, args.block, target, window
+    )
     names = [f'{what} {t.window_size[0]}x{t.window_size[1]}' for what, t in zip(('trained: window', 'window'), tables)]
     rows = [(name, table.table_Rh, table.window_size) for name, table in zip(names, tables)]
     title = f'Relative position bias of {Path(args.checkpoint).name}, stage {args.stage}, block {args.block}'

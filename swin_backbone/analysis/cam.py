@@ -1,4 +1,4 @@
-"""Which part of an image a prediction hangs on: Grad-CAM and EigenCAM on the maps of a backbone.
+"""Which part of an image a prediction depends on: Grad-CAM and EigenCAM on the maps of a backbone.
 
 The package `grad-cam` computes the same; it needs torchvision, which this project does without. `reshape_transform` is
 what that package asks for, and the tests compare with it where it is installed.
@@ -44,7 +44,7 @@ def eigen_cam(activations_BCHW: Tensor) -> Tensor:
 
 
 def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: int, method: str = 'grad') -> Tensor:
-    """Where, on the map of a stage, what a score hangs on is: (B, H, W), from 0 to 1.
+    """Where, on the map of a stage, what a score depends on is: (B, H, W), from 0 to 1.
 
     Args:
         model: what has a `SwinBackbone` or `SwinV2Backbone`.

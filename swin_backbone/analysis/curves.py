@@ -83,6 +83,7 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
         axis.set_xlabel('iteration', fontsize=9)
     units = {'epoch' if log.by_epoch else 'iteration' for log in logs if log.metrics}
     metric.set_xlabel(' or '.join(sorted(units)) or 'epoch', fontsize=9)
+    metric.xaxis.get_major_locator().set_params(integer=True)
     rate.ticklabel_format(axis='y', scilimits=(-2, 2))
     figure.suptitle('Training of ' + ', '.join(log.name for log in logs), fontsize=11)
     return figure

@@ -116,7 +116,7 @@ def cam_figure(
     right.imshow(picture_HW3)
     image = _show(right, map_HW.detach().cpu().numpy(), stride, interpolation='bilinear', cmap=HEAT, alpha=0.65)
     image.set_clim(0, 1)
-    _frame(right, picture_HW3, 'what the score hangs on')
+    _frame(right, picture_HW3, 'what the score depends on')
     for axis in (left, right) if box is not None else ():
         x1, y1, x2, y2 = box  # type: ignore[misc]
         axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor='#56B4E9', linewidth=2))
@@ -139,7 +139,9 @@ def principal_colours(map_CHW: Tensor) -> np.ndarray:
     values = (values_T3 * extremes_13.sign()).numpy()
     low, high = np.percentile(values, [1, 99], axis=0)
     colours = np.zeros((H * W, 3))
-    colours[:, : values.shape[1]] = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
+    colours[:, : values.shape[1]] = np.clip(
+        (values - low) / np.maximum(high - low, 1e-6 * np.abs(values).max() + 1e-12), 0, 1
+    )
     return colours.reshape(H, W, 3)
 
 
@@ -156,7 +158,9 @@ def _draw(
     axis.imshow(picture_HW3)
     if map_HW is not None:
         values = map_HW.detach().float().cpu().numpy()
-        strength = np.sqrt(values / max(values.max(), 1e-12))  # or the token itself would outshine what it looks at
+        # The brightest is the largest but one: the token itself would outshine what it looks at.
+        peak = np.partition(values.ravel(), -2)[-2] if values.size > 1 else values.max()
+        strength = np.sqrt(np.clip(values / max(peak, 1e-12), 0, 1))
         heat = colormaps[HEAT](strength)
         heat[..., 3] = np.where(values > 0, 0.35 + 0.5 * strength, 0.0)
         _show(axis, heat, stride, interpolation='nearest')

@@ -114,7 +114,9 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
     heads = tables[0][1].shape[1]
     shown = min(heads, 8)
     rows = -(-heads // shown)
-    figure = Figure(figsize=(1.4 * shown + 1.2, (1.45 * rows + 0.4) * len(tables) + 0.6), layout='constrained')
+    figure = Figure(
+        figsize=(max(6.4, 1.4 * shown + 1.2), (1.45 * rows + 0.4) * len(tables) + 0.6), layout='constrained'
+    )
     limit = max(float(table_Rh.abs().max()) for _, table_Rh, _ in tables) or 1.0
     lowest = 0.0 if min(float(table_Rh.min()) for _, table_Rh, _ in tables) >= 0 else -limit
     colours = 'viridis' if lowest == 0 else 'PuOr'

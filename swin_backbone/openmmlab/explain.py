@@ -89,8 +89,9 @@ def _score_of_box(sample, label: Optional[int], number: int) -> tuple[Tensor, in
     if not 1 <= number <= len(objects):
         raise ValueError(f'the detector finds {len(objects)} such boxes, and there is no number {number} among them')
     one = objects[objects.scores.argsort(descending=True)[number - 1 : number]]
-    box = one.bboxes[0].detach().cpu().numpy() * np.tile(sample.scale_factor, 2)  # back to the picture that it takes
-    return one.scores[0], int(one.labels), float(one.scores), box.tolist()
+    scale = np.tile(sample.get('scale_factor', (1, 1)), 2)  # back to the picture that it takes
+    box = one.bboxes[0].detach().cpu().numpy() * scale
+    return one.scores[0], int(one.labels), one.scores.item(), box.tolist()
 
 
 def _score_of_class(sample, label: Optional[int], _number: int) -> tuple[Tensor, int, float, None]:

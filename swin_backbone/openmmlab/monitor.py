@@ -60,7 +60,7 @@ def enable_vis(cfg: Config, name: Optional[str]) -> None:
     backend, packages = BACKENDS[name]
     if not any(find_spec(package) for package in packages):
         raise ValueError(f'--vis {name} needs the package {packages[0]}: pip install {packages[0]}')
-    cfg.setdefault('visualizer', dict(type='Visualizer'))
-    backends = cfg.visualizer.get('vis_backends') or [dict(type='LocalVisBackend')]
+    visualizer = cfg.get('visualizer') or dict(type='Visualizer')
+    backends = visualizer.get('vis_backends') or [dict(type='LocalVisBackend')]
     if backend not in [one['type'] for one in backends]:
-        cfg.visualizer['vis_backends'] = [*backends, dict(type=backend)]
+        cfg.visualizer = dict(visualizer, vis_backends=[*backends, dict(type=backend)])

@@ -53,7 +53,7 @@ def run(tool, *arguments):
 def visualize(*arguments):
     result = run('tools/visualize.py', *arguments)
     assert result.returncode == 0, result.stderr
-    out = Path(result.stdout.strip().splitlines()[-1])  # behind what other packages print when they are imported
+    out = Path(result.stdout.splitlines()[-1])  # above, what the toolboxes print when they are imported
     assert out.stat().st_size > 1000
     return out
 
@@ -102,6 +102,9 @@ def test_the_score_of_a_one_stage_detector_has_a_gradient(tmp_path, files):
     cfg.merge_from_dict(dict(zip(('model.backbone.arch', 'model.backbone.init_cfg'), ('nano', None))))
     cfg.model.neck.in_channels = [32, 64, 128, 256][4 - len(cfg.model.neck.in_channels) :]
     cfg.model.test_cfg.score_thr = 0.0
+    for step in cfg.test_dataloader.dataset.pipeline:
+        if step.type == 'Resize':
+            step.scale = (128, 128)
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(cfg.model)
     torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'retinanet.pth')
