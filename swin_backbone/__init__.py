@@ -7,15 +7,15 @@ try:
 
     with warnings.catch_warnings():  # mmcv says that it has no operators; no layer here needs one
         warnings.filterwarnings('ignore', message='Fail to import', category=UserWarning)
-        import mmcv.cnn.bricks.transformer
+        import mmcv.cnn.bricks.transformer  # noqa: F401
 except ImportError as error:
     raise ImportError(
         f'swin_backbone needs mmengine and mmcv, and {error.name} is not installed. In a checkout, where torch is '
         'installed: `pip install setuptools wheel ninja packaging psutil` and then one of '
         "`pip install --no-build-isolation -e '.[onedl]'` (the maintained OneDL forks), "
-        "`pip install --no-build-isolation -e '.[openmmlab]'` (OpenMMLab's own releases) and `pip install -e '.[lite]'` "
-        '(no detector or segmentor, nothing to compile); never two of them. `make install` makes an environment with '
-        'all of it.'
+        "`pip install --no-build-isolation -e '.[openmmlab]'` (OpenMMLab's own releases) and "
+        "`pip install -e '.[lite]'` (no detector or segmentor, nothing to compile); never two of them. `make install` makes an "
+        'environment with all of it.'
     ) from error
 
 from .archs import ARCHS, ARCHS_V2

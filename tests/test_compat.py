@@ -23,7 +23,7 @@ def test_what_is_used_is_there():
     assert hasattr(CheckpointLoader, compat.SCHEMES)
 
 
-@pytest.fixture()
+@pytest.fixture
 def _config_paths():
     before = Config.__dict__[compat.CONFIG_PATHS]
     yield
@@ -56,7 +56,7 @@ def test_without_the_table_of_distributions_read_config_reads_them(monkeypatch):
     assert read_config(OWN_CONFIG).model.type == 'MaskRCNN'
 
 
-@pytest.fixture()
+@pytest.fixture
 def _loaders(monkeypatch):
     """mmengine's loaders are put back, and the process's settings too."""
     before = getattr(CheckpointLoader, compat.SCHEMES)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, Optional
 
-
 BROKEN_PIPE = 128 + 13  # of SIGPIPE
 
 

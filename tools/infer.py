@@ -14,7 +14,6 @@ is wrong.
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 

@@ -186,8 +186,8 @@ class SwinPyramid(BaseModule):
     def layer_order(self) -> list[list[str]]:
         """The layers from the images up, each as the prefixes of its parameters' names.
 
-        Layer 0 is the patch embedding with the position embedding, layer l the l-th block. A patch merging and an output
-        norm belong to the block before them, whatever stage's name they carry.
+        Layer 0 is the patch embedding with the position embedding, layer l the l-th block. A patch merging and an
+        output norm belong to the block before them, whatever stage's name they carry.
         """
         layers = [['patch_embed', 'absolute_pos_embed']]
         for index, stage in enumerate(self.stages):

@@ -217,7 +217,7 @@ def _write(path: Path, pixels: np.ndarray) -> None:
 
 
 def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> None:
-    """Write classes as a PNG with a palette of RGB colours: what shows them is coloured, what reads them gets numbers."""
+    """Write classes as a PNG whose palette has RGB colours: what shows it is coloured, what reads it gets numbers."""
     image = Image.fromarray(labels.astype(np.uint8))
     image.putpalette(np.asarray(palette[:256], np.uint8).tobytes())
     encoded = io.BytesIO()

@@ -21,8 +21,8 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
     neck and heads lr itself. A patch merging belongs to the block before it, an output norm to the last block of its
     stage (Bao et al. 2021, appendix, "layer-wise decay", which Liu et al. 2022 fine-tune Swin V2 with).
 
-    Norms, biases and position tables, and what V2 has in their place, get no weight decay, in the backbone and elsewhere
-    (microsoft/Swin-Transformer's optimizer; the toolboxes' constructors for ConvNeXt and BEiT do the same).
+    Norms, biases and position tables, and what V2 has in their place, get no weight decay, in the backbone and
+    elsewhere (microsoft/Swin-Transformer's optimizer; the toolboxes' constructors for ConvNeXt and BEiT do the same).
 
         optim_wrapper = dict(
             constructor='SwinLayerDecayOptimizerConstructor',

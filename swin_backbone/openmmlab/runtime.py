@@ -13,8 +13,8 @@ from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from .console import BriefRunner
 from .config_files import read_config
+from .console import BriefRunner
 from .loading import FitCheckpointHook, read_checkpoints_safely
 from .own_data import fill_own_data
 from .swap import swap_backbone
@@ -175,8 +175,8 @@ def _do_without_a_broken_torchvision() -> None:
     except Exception as error:
         sys.modules['torchvision'] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError now
         print_log(
-            f'torchvision is left out: it cannot be imported ({error}), most likely since it was built for another torch than the '
-            f'one here, {torch.__version__}. Exchange it or uninstall it; nothing here needs it',
+            f'torchvision is left out: it cannot be imported ({error}), most likely since it was '
+            f'built for another torch than the one here, {torch.__version__}. Exchange it or uninstall it; nothing here needs it',
             'current',
             logging.WARNING,
         )

@@ -24,7 +24,7 @@ class _Model(BaseModel):
         return self.layer(inputs)
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_runner(tmp_path):
     """Makes a runner, and hands over what it printed and what is in its log file."""
     MODELS.register_module('ModelOfTheTest', module=_Model, force=True)
