@@ -14,8 +14,8 @@ except ImportError as error:
         'installed: `pip install setuptools wheel ninja packaging psutil` and then one of '
         "`pip install --no-build-isolation -e '.[onedl]'` (the maintained OneDL forks), "
         "`pip install --no-build-isolation -e '.[openmmlab]'` (OpenMMLab's own releases) and "
-        "`pip install -e '.[lite]'` (no detector or segmentor, nothing to compile); never two of them. `make install` makes an "
-        'environment with all of it.'
+        "`pip install -e '.[lite]'` (no detector or segmentor, nothing to compile); never two of them. "
+        '`make install` makes an environment with all of it.'
     ) from error
 
 from .archs import ARCHS, ARCHS_V2

@@ -175,8 +175,8 @@ def _do_without_a_broken_torchvision() -> None:
     except Exception as error:
         sys.modules['torchvision'] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError now
         print_log(
-            f'torchvision is left out: it cannot be imported ({error}), most likely since it was '
-            f'built for another torch than the one here, {torch.__version__}. Exchange it or uninstall it; nothing here needs it',
+            f'torchvision is left out: it cannot be imported ({error}), most likely since it was built for another '
+            f'torch than the one here, {torch.__version__}. Exchange it or uninstall it; nothing here needs it',
             'current',
             logging.WARNING,
         )
