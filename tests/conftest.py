@@ -17,5 +17,7 @@ def _seed():
 
 def pytest_addoption(parser):
     parser.addoption(
-        '--write-swap-list', action='store_true', help='write what tests/openmmlab/test_swap_breadth.py found to docs/'
+        '--write-swap-list',
+        action='store_true',
+        help='write what tests/openmmlab/test_swap_every_config.py found to docs/swap.md',
     )
