@@ -32,7 +32,9 @@ def by_torch(monkeypatch):
 
 def pytest_addoption(parser):
     parser.addoption(
-        '--write-swap-list', action='store_true', help='write what tests/openmmlab/test_swap_breadth.py found to docs/'
+        '--write-swap-list',
+        action='store_true',
+        help='write what tests/openmmlab/test_swap_every_config.py found to docs/swap.md',
     )
     parser.addoption(
         '--faults-json', type=Path, metavar='F', help='write what the tests of faults tried to F: see tests/faults.py'

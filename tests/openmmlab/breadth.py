@@ -16,7 +16,7 @@ from mmengine.structures import PixelData
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
 
-# family: its config. What docs/swap.md lists is generated from this and from what came of it.
+# family: its config.
 PLACED = {
     'Faster R-CNN': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
     'Faster R-CNN on C5': 'mmdet::faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py',
