@@ -22,6 +22,14 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_default_scope():
+    """Each test starts without the scope of an earlier Runner, which decides where mmengine looks names up."""
+    from mmengine.registry import DefaultScope
+
+    DefaultScope._instance_dict.clear()
+
+
 @pytest.fixture
 def by_torch(monkeypatch):
     """Blocks are computed by torch, not by compiled operators."""

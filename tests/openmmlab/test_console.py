@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS
 from mmengine.utils.dl_utils import collect_env
 from torch import nn
 
@@ -47,7 +47,6 @@ def make_runner(tmp_path):
 
     yield make
     MODELS.module_dict.pop('ModelOfTheTest')
-    DefaultScope._instance_dict.clear()
     MMLogger._instance_dict.clear()
 
 

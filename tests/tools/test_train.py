@@ -217,15 +217,12 @@ def in_official_names(key):
 
 def test_tests_a_detector_of_the_official_repository_at_another_window_and_executes_nothing(tmp_path, shapes):
     from mmengine.config import Config
-    from mmengine.registry import MODELS, DefaultScope, init_default_scope
+    from mmengine.registry import MODELS, init_default_scope
 
     cfg = Config.fromfile(DETECTION)
     cfg.model.backbone.depths = [1, 1, 1, 1]
     init_default_scope('mmdet')
-    try:
-        weights = {in_official_names(k): v for k, v in MODELS.build(cfg.model).state_dict().items()}
-    finally:
-        DefaultScope._instance_dict.clear()
+    weights = {in_official_names(k): v for k, v in MODELS.build(cfg.model).state_dict().items()}
     torch.save({'state_dict': weights, 'meta': {}}, tmp_path / 'official.pth')
     arguments = detection_options(shapes, 'model.backbone.window_size=12')
     output = run(
