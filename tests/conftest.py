@@ -14,7 +14,7 @@ if not torch.cuda.is_available():  # read where a kernel is defined: before any 
     os.environ.setdefault('TRITON_INTERPRET', '1')
 
 FAULT = 'fault'  # the property of a test's report that record_fault adds
-FAULTS = pytest.StashKey[dict]()  # what the tests that passed tried, by their ids
+FAULTS = {}  # what the tests that passed tried, by their ids
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +49,6 @@ def pytest_addoption(parser):
     )
 
 
-def pytest_configure(config):
-    config.stash[FAULTS] = {}
-
-
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -75,21 +71,20 @@ def record_fault(request):
     return record
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    report = yield
+def pytest_runtest_logreport(report):
+    """Runs in the process that collects what the others found, if tests run in several."""
     if report.when == 'call' and report.passed:
         counts = Counter()
         for name, value in report.user_properties:
             if name == FAULT:
-                counts[value[0]] += value[1]
+                kind, count = value
+                counts[kind] += count
         if counts:
-            item.config.stash[FAULTS][item.nodeid] = dict(counts)
-    return report
+            FAULTS[report.nodeid] = dict(counts)
 
 
 def pytest_sessionfinish(session):
     path = session.config.option.faults_json
-    if path:
+    if path and not hasattr(session.config, 'workerinput'):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(session.config.stash[FAULTS], indent=1))
+        path.write_text(json.dumps(FAULTS, indent=1))
