@@ -6,19 +6,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn, Optional, Union
 
 BROKEN_PIPE = 128 + 13  # of SIGPIPE
 
 
 def run(main: Callable[[], Optional[int]]) -> NoReturn:
-    """Run a tool, and say nothing of it where the reader of what it prints has gone, as in `TOOL | head`.
+    """Run a tool to its exit status, whatever takes what it prints.
 
-    It ends with the status that a shell gives to what such a pipe ends. What goes through a logger alone, as in
-    training, goes on: the log file is still there.
+    Where the reader has gone, as in `TOOL | head`, it says nothing and ends with the status that a shell gives to what
+    such a pipe ends. What goes through a logger alone, as in training, goes on: the log file is still there.
+
+    Where the disk is full, it ends with one sentence and status 1. Python itself prints what it has kept only when it
+    ends, and a full disk is no error to it any more by then.
     """
     logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
-    status: Optional[int] = None
+    status: Union[int, str, None] = None
     try:
         try:
             status = main()
@@ -27,9 +30,27 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     except BrokenPipeError:
         if not _is_stdout_broken():  # but another pipe, as that of a worker
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
         status = BROKEN_PIPE
+        _print_no_more()
+    except OSError as error:
+        if not _cannot_write(error):
+            raise
+        what = (
+            f'{error.filename}: {error.strerror}' if error.filename else f'cannot write its output ({error.strerror})'
+        )
+        status = f'{sys.argv[0]}: {what}'
+        _print_no_more()
     sys.exit(status)
+
+
+def _print_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+
+
+def _cannot_write(error: OSError) -> bool:
+    from swin_backbone.openmmlab.whole_files import CANNOT_WRITE
+
+    return error.errno in CANNOT_WRITE
 
 
 def _is_stdout_broken() -> bool:
@@ -126,24 +147,6 @@ def stop_on_user_errors(errors: Sequence[type[Exception]] = USER_ERRORS, traceba
         from swin_backbone.openmmlab.errors import sentence_of
 
         sys.exit(f'{sys.argv[0]}: {sentence_of(error)}')
-
-
-@contextmanager
-def stop_on_full_disk() -> Iterator[None]:
-    """One sentence where what is written or printed cannot be.
-
-    Python prints when it ends what it has kept until then, and a full disk is no error to it any more.
-    """
-    from swin_backbone.openmmlab.whole_files import CANNOT_WRITE
-
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError as error:
-        if error.errno not in CANNOT_WRITE:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where Python flushes once more
-        sys.exit(f'{sys.argv[0]}: {error.filename or "the output"} cannot be written ({error.strerror})')
 
 
 def _export_local_rank(rank: str) -> int:

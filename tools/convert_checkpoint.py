@@ -5,7 +5,7 @@ python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|h
 
 import argparse
 
-from command_line import add_unsafe_load, run, stop_on_full_disk, stop_on_user_errors
+from command_line import add_unsafe_load, run, stop_on_user_errors
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import FORMATS
@@ -22,7 +22,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(), stop_on_full_disk():
+    with stop_on_user_errors():
         print(convert_checkpoint(args.source, args.target, args.to, args.unsafe_load))
 
 

@@ -8,7 +8,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_full_disk, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_user_errors
 
 from swin_backbone.openmmlab import runtime
 
@@ -34,15 +34,14 @@ def main() -> None:
         )
     for key in ('launcher', 'work_dir'):  # of a run, not of the config
         cfg.pop(key)
-    with stop_on_full_disk():
-        print(cfg.pretty_text)
-        if args.save_path:
-            partial = args.save_path.with_name(f'.partial-{args.save_path.name}')
-            try:
-                cfg.dump(partial)
-                partial.replace(args.save_path)
-            finally:
-                partial.unlink(missing_ok=True)
+    print(cfg.pretty_text)
+    if args.save_path:
+        partial = args.save_path.with_name(f'.partial-{args.save_path.name}')
+        try:
+            cfg.dump(partial)
+            partial.replace(args.save_path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 if __name__ == '__main__':
