@@ -35,10 +35,8 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     except OSError as error:
         if not _cannot_write(error):
             raise
-        what = (
-            f'{error.filename}: {error.strerror}' if error.filename else f'cannot write its output ({error.strerror})'
-        )
-        status = f'{sys.argv[0]}: {what}'
+        place = error.filename or 'cannot write its output'
+        status = f'{sys.argv[0]}: {place} ({error.strerror})'
         _print_no_more()
     sys.exit(status)
 

@@ -38,7 +38,7 @@ def test_print_config_does_not_hide_a_full_disk(tmp_path, record_fault, buffered
             'tools/print_config.py', tmp_path / 'config.py', capture_output=False, stdout=full, stderr=subprocess.PIPE
         )
     assert result.returncode == 1
-    assert result.stderr == 'tools/print_config.py: cannot write its output: No space left on device\n'
+    assert result.stderr == 'tools/print_config.py: cannot write its output (No space left on device)\n'
     record_fault('full_disks')
 
 
@@ -50,7 +50,7 @@ def test_flops_does_not_hide_a_full_disk(record_fault):
             'tools/flops.py', config, '--backbone-only', capture_output=False, stdout=full, stderr=subprocess.PIPE
         )
     assert result.returncode == 1
-    assert result.stderr.endswith('tools/flops.py: cannot write its output: No space left on device\n')
+    assert result.stderr.endswith('tools/flops.py: cannot write its output (No space left on device)\n')
     assert 'Traceback' not in result.stderr
     record_fault('full_disks')
 
