@@ -1,6 +1,19 @@
 """Swin Transformer backbones for the OpenMMLab toolboxes. Importing this package registers them."""
 
+import sys
 import warnings
+from contextlib import suppress
+
+from .version import __version__
+
+
+def _is_for_info() -> bool:
+    """Whether this is `python -m swin_backbone`, which also says what is missing.
+
+    Python sets `sys.argv[0]` to '-m' while it looks for the module to run, which imports this file.
+    """
+    return sys.argv[:1] == ['-m'] and 'swin_backbone' in getattr(sys, 'orig_argv', ['swin_backbone'])
+
 
 try:
     import mmengine  # noqa: F401
@@ -9,26 +22,27 @@ try:
         warnings.filterwarnings('ignore', message='Fail to import', category=UserWarning)
         import mmcv.cnn.bricks.transformer  # noqa: F401 - most of what is imported below
 except ImportError as error:
-    raise ImportError(
-        f'swin_backbone needs mmengine and mmcv, and {error.name} is not installed. In a checkout, where torch is '
-        'installed: `pip install setuptools wheel ninja packaging psutil` and then one of '
-        "`pip install --no-build-isolation -e '.[onedl]'` (the maintained OneDL forks), "
-        "`pip install --no-build-isolation -e '.[openmmlab]'` (OpenMMLab's own releases) and "
-        "`pip install -e '.[lite]'` "
-        '(no detector or segmentor, nothing to compile); never two of them. `make install` makes an environment with '
-        'all of it.'
-    ) from error
+    if not _is_for_info():
+        raise ImportError(
+            f'swin_backbone needs mmengine and mmcv, and {error.name} is not installed. In a checkout, where torch is '
+            'installed: `pip install setuptools wheel ninja packaging psutil` and then one of '
+            "`pip install --no-build-isolation -e '.[onedl]'` (the maintained OneDL forks), "
+            "`pip install --no-build-isolation -e '.[openmmlab]'` (OpenMMLab's own releases) and "
+            "`pip install -e '.[lite]'` "
+            '(no detector or segmentor, nothing to compile); never two of them. `make install` makes an environment '
+            'with all of it.'
+        ) from error
+else:
+    with suppress(*[ImportError] if _is_for_info() else []):
+        from .archs import ARCHS, ARCHS_V2
+        from .backbones import SwinBackbone, SwinV2Backbone
+        from .checkpoints import convert_checkpoint, load_checkpoint
+        from .openmmlab.config_files import register_prefixes
+        from .openmmlab.nan_guard import NonFiniteGuardHook
+        from .openmmlab.optim import SwinLayerDecayOptimizerConstructor
+        from .openmmlab.swap import swap_backbone
 
-from .archs import ARCHS, ARCHS_V2
-from .backbones import SwinBackbone, SwinV2Backbone
-from .checkpoints import convert_checkpoint, load_checkpoint
-from .openmmlab.config_files import register_prefixes
-from .openmmlab.nan_guard import NonFiniteGuardHook
-from .openmmlab.optim import SwinLayerDecayOptimizerConstructor
-from .openmmlab.swap import swap_backbone
-from .version import __version__
-
-register_prefixes()
+        register_prefixes()
 
 __all__ = [
     'ARCHS',

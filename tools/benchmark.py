@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
@@ -242,7 +243,7 @@ def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: f
     console.print(table)
 
 
-def plot(path: Path, rows: list[dict], unit: str) -> None:
+def plot(path: Path, rows: list[dict], unit: str, title: str) -> None:
     import matplotlib
 
     matplotlib.use('Agg')
@@ -253,6 +254,7 @@ def plot(path: Path, rows: list[dict], unit: str) -> None:
         own = sorted((row['height'] * row['width'], row['value']) for row in rows if row['model'] == model)
         axes.loglog(*zip(*own), marker='o', label=model)
     axes.set(xlabel='pixels', ylabel=unit)
+    axes.set_title(textwrap.fill(title, 90), fontsize=9)
     axes.grid(True, which='both', alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches='tight')
@@ -309,7 +311,8 @@ def main() -> None:
         settings = {key: str(value) for key, value in vars(args).items()}
         args.json.write_text(json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1))
     if args.plot:
-        plot(args.plot, rows, 'bytes' if args.memory else 'seconds')
+        title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
+        plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 python tools/visualize.py windows --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
 python tools/visualize.py masks --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
+python tools/visualize.py strips --size H W [--tokens 1024] [--window 7] [--stage 1] [--shift] [--mask-padding]
 python tools/visualize.py explore --size H W [--window 7] [--stage 1]
 python tools/visualize.py attention IMAGE CONFIG [CKPT] --at X,Y [--stage 1] [--block 1] [--head 1]
 python tools/visualize.py features IMAGE CONFIG CKPT
@@ -30,6 +31,7 @@ def parse_args() -> argparse.Namespace:
     for name, draw, what in (
         ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
         ('masks', draw_masks, 'the attention mask of each kind of window, and the stack of all'),
+        ('strips', draw_strips, 'the strips of windows that a CPU computes one after the other'),
         ('explore', write_explorer, 'an HTML page that shows what each token attends to'),
     ):
         command = _command(commands, name, draw, what)
@@ -43,6 +45,11 @@ def parse_args() -> argparse.Namespace:
         command.add_argument('--shift', action='store_true', help='of a block with shifted windows')
         command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
         command.add_argument('--small-map', choices=['pad', 'shrink'], default='pad', help='default: pad')
+
+        if name == 'strips':
+            command.add_argument(
+                '--tokens', type=int, default=1024, metavar='N', help='of a strip at the most (default: 1024)'
+            )
 
     attention = _command(
         commands, 'attention', draw_attention, 'where a token looks, and what it sees after some blocks'
@@ -121,6 +128,12 @@ def draw_masks(args):
     from swin_backbone.analysis.pictures import masks_figure
 
     return masks_figure(_layout(args))
+
+
+def draw_strips(args):
+    from swin_backbone.analysis.pictures import strips_figure
+
+    return strips_figure(_layout(args), args.tokens)
 
 
 def write_explorer(args):

@@ -6,7 +6,9 @@ Layout: H W height and width of a map, N places of a window, h heads.
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, to_rgb
@@ -15,6 +17,7 @@ from matplotlib.patches import Patch
 from torch import Tensor
 
 from ..ops.grid import Size
+from ..ops.windows import TableWindows
 from .layout import PADDING, REGIONS, Layout
 
 # Of Okabe and Ito, told apart by the colour-blind too: the four regions, and padding.
@@ -52,6 +55,39 @@ def windows_figure(layout: Layout) -> Figure:
     padded = 'x'.join(map(str, layout.token_HW.shape))
     figure.suptitle(f'{block}: {layout.kind_RC.size} windows of {Wh}x{Ww}, the map padded to {padded}', fontsize=12)
     return figure
+
+
+def strips_figure(layout: Layout, strip_tokens: int) -> Figure:
+    """A map in the colours of the strips that a CPU computes it in, one after the other.
+
+    Args:
+        strip_tokens: tokens of a strip at the most, padding included, as in `SwinBackbone`.
+
+    Raises:
+        ValueError: if that is not positive.
+    """
+    strip_HW = strips(layout, strip_tokens)
+    count = int(strip_HW.max()) + 1
+    colours = matplotlib.colormaps['viridis'](strip_HW / max(count - 1, 1))[..., :3]
+    figure, (axis,) = _panels(1, strip_HW.shape)
+    H, W = layout.size
+    number_HW = layout.rolled_back(layout.window_HW)[:H, :W]
+    _draw_map(axis, colours, number_HW, np.zeros((H, W), bool))
+    axis.set_title(f'map {H}x{W}, at most {strip_tokens} tokens a strip, the first one dark', fontsize=9)
+    windows = f'{layout.kind_RC.size} windows in {count} strip{"s" if count > 1 else ""}'
+    figure.suptitle(f'{windows}, {"with" if any(layout.shift) else "without"} shift', fontsize=12)
+    return figure
+
+
+def strips(layout: Layout, strip_tokens: int) -> np.ndarray:
+    """The number of the strip that each token of the map is computed in."""
+    if strip_tokens < 1:
+        raise ValueError(f'strip_tokens must be 1 or more, got {strip_tokens}')
+    geometry = 1, *layout.size, layout.window_size, layout.shift, layout.mask_padding, torch.device('cpu')
+    strip_T = torch.full((layout.size[0] * layout.size[1],), PADDING)
+    for number, piece in enumerate(TableWindows.cut(strip_tokens, *geometry)):
+        strip_T[slice(None) if piece.tokens_T is None else piece.tokens_T] = number
+    return strip_T.view(layout.size).numpy()
 
 
 def masks_figure(layout: Layout) -> Figure:

@@ -16,7 +16,15 @@ from swin_backbone.analysis.curves import curves_figure, read_log
 from swin_backbone.analysis.files import save_figure
 from swin_backbone.analysis.layout import PADDING, REGIONS, lay_out, map_size
 from swin_backbone.analysis.overlays import attention_figure, cam_figure, features_figure, principal_colours
-from swin_backbone.analysis.pictures import bias_figure, mask_bytes, masks_figure, mosaic, windows_figure
+from swin_backbone.analysis.pictures import (
+    bias_figure,
+    mask_bytes,
+    masks_figure,
+    mosaic,
+    strips,
+    strips_figure,
+    windows_figure,
+)
 from swin_backbone.ops import reference
 from swin_backbone.ops.position import resize_relative_position_bias_table
 
@@ -31,6 +39,29 @@ LAYOUTS = [
     ((14, 14), (7, 7), True, True),
     ((1, 1), (2, 2), True, False),
 ]
+
+
+@pytest.mark.parametrize('strip_tokens', [1, 120, 10_000])
+@pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)
+def test_a_strip_has_whole_windows_and_every_token_is_in_one(size, window, shifted, mask_padding, strip_tokens):
+    layout = lay_out(size, window, shifted, mask_padding)
+    strip_HW = strips(layout, strip_tokens)
+    assert strip_HW.shape == size
+    assert set(strip_HW.ravel()) == set(range(strip_HW.max() + 1))
+    number_HW = layout.rolled_back(layout.window_HW)[: size[0], : size[1]]
+    area, most = window[0] * window[1], 0
+    for strip in range(strip_HW.max() + 1):
+        inside = np.unique(number_HW[strip_HW == strip])
+        assert not np.isin(number_HW[strip_HW != strip], inside).any()
+        most = max(most, len(inside) * area)
+    assert most <= max(strip_tokens, area)
+    title = strips_figure(layout, strip_tokens).get_suptitle()
+    assert title.startswith(f'{layout.kind_RC.size} windows in {strip_HW.max() + 1} strip')
+
+
+def test_strips_of_no_tokens_are_refused():
+    with pytest.raises(ValueError, match='strip_tokens must be 1 or more, got 0'):
+        strips(lay_out((14, 14), (7, 7), False), 0)
 
 
 @pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)

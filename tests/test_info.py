@@ -1,0 +1,117 @@
+"""`python -m swin_backbone info`, where all is installed and where much is missing."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swin_backbone import info
+from swin_backbone.version import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+def facts(printed):
+    """The lines of a report as a dict, by part and name."""
+    part, found = '', {}
+    for line in printed.splitlines():
+        if line.startswith('  '):
+            name, value = line.strip().split(': ', 1)
+            found[part, name] = value
+        else:
+            part = line
+    return found
+
+
+def test_a_report_of_this_environment(capsys, monkeypatch):
+    import torch
+
+    from swin_backbone.native import why_not
+
+    monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
+    info.print_info()
+    found = facts(capsys.readouterr().out)
+    assert {part for part, _ in found} == set(info.PARTS)
+    assert found['system', 'swin_backbone'].startswith(__version__)
+    assert f'torch {torch.__version__}' in found['packages', 'others']
+    assert 'SWIN_BACKBONE_LOAD_MIB=4096' in found['system', 'environment variables']
+    assert found['packages', 'stack'] in ('onedl', 'openmmlab', 'lite')
+    for name in ('float32', 'bfloat16'):
+        reason = why_not(getattr(torch, name))
+        answer = found['compiled operators of the CPU', name]
+        assert answer == ('work' if reason is None else f'no. {reason}')
+        computes = found['what computes attention', f'cpu, {name}, inference']
+        assert computes == 'compiled operators' if reason is None else computes.startswith('PyTorch')
+    assert not [value for value in found.values() if value.startswith('fails: ')]
+
+
+def test_the_triton_line_says_whether_it_runs_where_it_is_forced(monkeypatch):
+    from swin_backbone.ops import backend
+
+    monkeypatch.setattr(backend, '_try', lambda *_: None)
+    assert info._triton_on('cpu') == 'Triton kernel'
+    monkeypatch.setattr(backend, '_try', lambda *_: 'it does not run (because)')
+    backend._warned.cache_clear()
+    assert info._triton_on('cpu') == 'it does not run (because)'
+    backend._warned.cache_clear()
+
+
+def report_without(folder, *modules):
+    """What `info` prints in a process that can import none of these."""
+    lines = ['import sys', *(f'sys.modules[{module!r}] = None' for module in modules)]
+    (folder / 'sitecustomize.py').write_text('\n'.join(lines))
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(folder), str(ROOT)])}
+    result = subprocess.run(
+        [sys.executable, '-m', 'swin_backbone', 'info'],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ''
+    return facts(result.stdout)
+
+
+@pytest.mark.parametrize(
+    'missing',
+    [('mmengine', 'mmcv', 'mmdet', 'mmseg'), ('torch', 'mmdet', 'mmseg'), ('safetensors', 'mmdet', 'mmseg')],
+)
+def test_a_report_where_packages_are_missing(tmp_path, missing):
+    found = report_without(tmp_path, *missing)
+    assert {part for part, _ in found} == set(info.PARTS)
+    assert found['system', 'Python'].startswith('.'.join(map(str, sys.version_info[:3])))
+    works = found['compiled operators of the CPU', 'float32']
+    assert works.startswith('fails: ') == ('torch' in missing)
+    computes = found['what computes attention', 'cpu, float32, inference']
+    assert re.match(rf'fails: \w+: .*({"|".join(missing)})', computes), computes
+    assert f'{os.cpu_count()} CPUs' in found['devices', 'cpu']
+
+
+@pytest.mark.parametrize(
+    ('installed', 'said'),
+    [
+        ([], 'none: '),
+        (['mmengine', 'mmcv-lite'], 'lite'),
+        (['mmengine', 'mmcv', 'mmdet'], 'openmmlab'),
+        (['onedl-mmengine', 'onedl-mmcv'], 'onedl'),
+        (['onedl-mmengine', 'onedl-mmcv', 'mmdet'], 'mixed: onedl-mmengine, onedl-mmcv, mmdet; '),
+        (['mmengine', 'onedl-mmcv', 'mmcv'], 'broken: onedl-mmcv and mmcv overwrite each other; '),
+    ],
+)
+def test_which_stack_is_installed(monkeypatch, installed, said):
+    monkeypatch.setattr(info, '_installed', lambda names: [(name, '1.0') for name in names if name in installed])
+    stack = info.stack()
+    assert stack.startswith(said)
+    assert len(stack) == len(said) or said.endswith(' ')
+
+
+def test_a_path_does_not_name_the_user(monkeypatch):
+    monkeypatch.setattr(Path, 'home', lambda: Path('/home/somebody'))
+    assert info._shorten(Path('/home/somebody/swin')) == '~/swin'
+    assert info._shorten('/home/somebody_else/swin') == '/home/somebody_else/swin'
+
+
+def test_the_issue_template_asks_for_it():
+    template = (ROOT / '.github' / 'ISSUE_TEMPLATE' / 'bug.yml').read_text()
+    assert 'python -m swin_backbone info' in template
