@@ -25,6 +25,7 @@ class DenseHead(nn.Module):
     """
 
     with_masks = False
+    planes = 1
 
     def __init__(self, model: Any):
         super().__init__()

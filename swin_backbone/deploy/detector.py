@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..ops.grid import Size
 from .boxes import size_tensor
 from .dense import DenseHead
-from .graph import Graph, Port, check_shape, example_size, refusal
+from .graph import Graph, Port, check_shape, example_size, most_pixels, refusal
 from .mask2former import InstanceHead
 from .picture import Normalise, preprocessing
 from .two_stage import RegionHead
@@ -81,5 +81,8 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         outputs,
         shape is None,
         example_size(model.backbone),
-        dict(preprocessing=preprocessing(cfg, module.normalise), limits=dict(objects=head.most)),
+        dict(
+            preprocessing=preprocessing(cfg, module.normalise),
+            limits=dict(objects=head.most, pixels=most_pixels(head.planes)),
+        ),
     )

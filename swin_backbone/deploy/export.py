@@ -20,12 +20,12 @@ from ..openmmlab.media import Frame, Medium
 from ..ops.grid import Size
 from . import formats, verify
 from .graph import PARTS, ExportError, Graph, maps_graph
+from .picture import at_one_size
 from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result, read_manifest
 
 WIDE = 'fp32'  # where, while an int8 model is made, that which it is made of is
-MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
 
 
 def export(
@@ -46,7 +46,8 @@ def export(
         checkpoint: path or URL, of the whole model.
         format: one of `formats.FORMATS`.
         part: 'model', from pixels to result, or what comes before its head: 'backbone', 'neck'.
-        shape: height and width of what the model sees, one at a time; None: batch, height and width stay free.
+        shape: height and width of what the model sees, one at a time, to which pictures are resized whatever their
+            proportions; None: batch, height and width stay free.
         precision: one of `formats.PRECISIONS` of the format; None: the first of them.
         pictures: BGR pixels, to verify a whole model on; none: made ones.
 
@@ -61,6 +62,8 @@ def export(
     formats.check_format(format, precision)
     if part not in PARTS:
         raise ExportError(f'--part takes one of {", ".join(PARTS)}, got {part!r}')
+    if part == 'model' and shape is not None:
+        cfg = at_one_size(cfg, shape)
     predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
     graph = graph_of(predictor.model, cfg, part, shape)
     if part == 'model' and format not in ('onnx', 'openvino'):
@@ -119,7 +122,7 @@ def write(
             file=formats.FORMATS[format],
             inputs=[vars(port) for port in graph.inputs],
             outputs=[vars(port) for port in graph.outputs],
-            **{**graph.settings, 'limits': dict(graph.settings.get('limits', {}), pixels=MOST_PIXELS)},
+            **graph.settings,
             **(meta or {}),
             versions=formats.versions(format),
         )

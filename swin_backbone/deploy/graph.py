@@ -17,6 +17,8 @@ from ..ops.plan import WindowCut
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
+MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
+MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
 class ExportError(ValueError):
@@ -111,6 +113,11 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
         for i, one in enumerate(maps)
     ]
     return Graph(module, 'maps', [Port('image', 'float32', size)], outputs, shape is None, example_size(backbone))
+
+
+def most_pixels(planes: int) -> int:
+    """How many pixels a picture may have of which so many masks or logits are made at its own size."""
+    return min(MOST_PIXELS, MOST_VALUES // planes)
 
 
 def example_size(backbone: Any) -> Size:

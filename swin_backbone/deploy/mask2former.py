@@ -139,6 +139,7 @@ class InstanceHead(nn.Module):
         self.queries = QueryHead(model.panoptic_head)
         self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
         self.most = fusion.test_cfg.get('max_per_image', 100)
+        self.planes: int = model.panoptic_head.num_queries
 
     def forward(
         self, maps: Sequence[Tensor], padded: tuple[int, int], inner: tuple[int, int], own: tuple[int, int]

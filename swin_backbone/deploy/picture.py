@@ -3,6 +3,7 @@
 Layout: B batch, C channels, H W height and width.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from ..ops.grid import Size
 from .graph import ExportError
 
 
@@ -79,6 +81,22 @@ def resize_rule(pipeline: Sequence[dict]) -> Optional[dict]:
         scale = [scale, scale] if isinstance(scale, int) else [int(side) for side in scale]
         rule = dict(scale=scale, keep_ratio=bool(step.get('keep_ratio', False)))
     return rule
+
+
+def at_one_size(cfg: Config, shape: Size) -> Config:
+    """A config whose test pipeline makes every picture `shape`, height and width, whatever its proportions.
+
+    Raises:
+        ExportError: see `resize_rule`.
+    """
+    cfg = copy.deepcopy(cfg)
+    dataset = cfg.test_dataloader.dataset
+    resize = dict(type='Resize', scale=(shape[1], shape[0]), keep_ratio=False)
+    if resize_rule(dataset.pipeline) is None:
+        dataset.pipeline = [dataset.pipeline[0], resize, *dataset.pipeline[1:]]  # behind what loads the picture
+    else:
+        dataset.pipeline = [resize if step['type'].split('.')[-1] == 'Resize' else step for step in dataset.pipeline]
+    return cfg
 
 
 def preprocessing(cfg: Config, normalise: Normalise) -> dict:

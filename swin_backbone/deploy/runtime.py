@@ -159,15 +159,22 @@ def read_manifest(folder: Path) -> dict:
 
 def resize(picture: np.ndarray, rule: Optional[dict]) -> np.ndarray:
     """A picture resized by the rule of a config: bilinear, to the `scale` (width, height), in which it fits if its
-    proportions are kept; None: as it is."""
+    proportions are kept; None: as it is.
+
+    Raises:
+        RuntimeProblem: if no pixel is left, or there was none.
+    """
+    height, width = new_height, new_width = picture.shape[:2]
+    if rule is not None and height and width:
+        new_width, new_height = rule['scale']
+        if rule['keep_ratio']:
+            long, short = max(rule['scale']), min(rule['scale'])
+            factor = min(long / max(height, width), short / min(height, width))
+            new_width, new_height = int(width * factor + 0.5), int(height * factor + 0.5)
+    if not (new_height and new_width):
+        raise RuntimeProblem(f'a picture of {height}x{width} pixels would be {new_height}x{new_width} to the model')
     if rule is None:
         return picture
-    height, width = picture.shape[:2]
-    new_width, new_height = rule['scale']
-    if rule['keep_ratio']:
-        long, short = max(rule['scale']), min(rule['scale'])
-        factor = min(long / max(height, width), short / min(height, width))
-        new_width, new_height = int(width * factor + 0.5), int(height * factor + 0.5)
     return cv2.resize(picture, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
 
 

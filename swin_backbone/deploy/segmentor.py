@@ -13,7 +13,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ..ops.grid import Size
-from .graph import ExportError, Graph, Port, check_shape, example_size, refusal
+from .graph import ExportError, Graph, Port, check_shape, example_size, most_pixels, refusal
 from .mask2former import SemanticHead
 from .picture import Normalise, preprocessing
 
@@ -135,5 +135,8 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         ],
         shape is None,
         example_size(model.backbone),
-        dict(preprocessing=preprocessing(cfg, module.normalise)),
+        dict(
+            preprocessing=preprocessing(cfg, module.normalise),
+            limits=dict(pixels=most_pixels(max(head.out_channels, getattr(head, 'num_queries', 1)))),
+        ),
     )

@@ -45,6 +45,7 @@ class RegionHead(nn.Module):
         for one in (rpn, *self.stages):
             boxes.check_coder(one.bbox_coder)
         self.rpn, self.cfg, self.most = rpn, roi.test_cfg, roi.test_cfg.max_per_img
+        self.planes = self.most if self.with_masks else 1  # of the picture's size
         self.regions = nn.ModuleList(map(boxes.Regions, _listed(roi.bbox_roi_extractor)))
         if self.with_masks:
             shared = getattr(roi, 'share_roi_extractor', False)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from small import small_swin
 from torch import nn
 
@@ -23,14 +24,14 @@ def needs(format):
         pytest.importorskip(name, reason=f'{name} is not installed')
 
 
-EVERYTHING = dict(mask_padding=True, use_abs_pos_embed=True, pretrain_img_size=32)
+EVERYTHING = dict(window_size=(3, 5), mask_padding=True, use_abs_pos_embed=True, pretrain_img_size=32)
 
 
 @pytest.mark.parametrize(
     ('cls', 'arguments', 'format', 'shape'),
     [
-        pytest.param(SwinBackbone, dict(window_size=(3, 5), **EVERYTHING), 'onnx', None, id='V1, onnx'),
-        pytest.param(SwinV2Backbone, dict(window_size=(5, 4), **EVERYTHING), 'openvino', None, id='V2, openvino'),
+        pytest.param(SwinV2Backbone, EVERYTHING, 'onnx', None, id='V2, onnx', marks=pytest.mark.slow),
+        pytest.param(SwinV2Backbone, EVERYTHING, 'openvino', None, id='V2, openvino', marks=pytest.mark.slow),
         pytest.param(SwinBackbone, dict(small_map='shrink'), 'onnx', (22, 50), id='shrink, one size'),
         pytest.param(SwinBackbone, {}, 'torch', None, id='V1, torch'),
     ],
@@ -43,13 +44,26 @@ def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, form
     assert len(manifest['verification']) == (6 if shape is None else 1)
     assert all(figures['error'] < 1e-5 for figures in manifest['verification'])
     assert [path.name for path in tmp_path.iterdir()] == ['out']
-    if format == 'onnx':
-        import onnx
 
-        model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
-        assert {node.domain for node in model.graph.node} == {''}
-        lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
-        assert lengths == (['batch', 3, 'height', 'width'] if shape is None else [1, 3, *shape])
+
+def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_path):
+    """One file, as it is captured only once: what OpenVINO's own format holds is converted from it."""
+    needs('onnx')
+    onnx = pytest.importorskip('onnx')
+    one = graph.maps_graph(small_swin(SwinBackbone, **EVERYTHING), 'backbone', None)
+    manifest = export.write(one, tmp_path / 'out', 'onnx', 'fp32')
+    assert len(manifest['verification']) == 6
+    model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
+    assert {node.domain for node in model.graph.node} == {''}
+    lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
+    assert lengths == ['batch', 3, 'height', 'width']
+    needs('openvino')
+    formats.write_openvino(tmp_path / 'out' / 'model.onnx', tmp_path / 'out' / 'model.xml', half=False)
+    manifest.update(format='openvino', file='model.xml')
+    (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(manifest))
+    of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
+    for figures in (*manifest['verification'], *of_openvino):
+        assert figures['error'] < 1e-5
 
 
 def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
@@ -110,12 +124,21 @@ def test_a_map_of_another_shape_is_no_match():
 
 
 def test_resize_rule_of_a_pipeline():
-    from swin_backbone.deploy.picture import resize_rule
+    from swin_backbone.deploy.picture import at_one_size, resize_rule
+
+    def rule_at_one_size(pipeline):
+        cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+        steps = at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
+        assert [one['type'] for one in steps] == ['LoadImageFromFile', 'Resize', 'PackDetInputs']
+        assert list(cfg.test_dataloader.dataset.pipeline) == pipeline
+        return resize_rule(steps)
 
     load, pack = dict(type='LoadImageFromFile'), dict(type='PackDetInputs')
     assert resize_rule([load, pack]) is None
     step = dict(type='Resize', scale=(1333, 800), keep_ratio=True)
     assert resize_rule([load, step, pack]) == dict(scale=[1333, 800], keep_ratio=True)
+    for pipeline in ([load, pack], [load, step, pack]):
+        assert rule_at_one_size(pipeline) == dict(scale=[64, 96], keep_ratio=False)
     with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
         resize_rule([load, step, dict(type='RandomFlip'), pack])
 
@@ -129,6 +152,17 @@ def test_pictures_are_resized_as_mmcv_does(rule):
         scale = tuple(rule['scale'])
         wanted = mmcv.imrescale(picture, scale) if rule['keep_ratio'] else mmcv.imresize(picture, scale)
         assert np.array_equal(runtime.resize(picture, rule), wanted)
+
+
+@pytest.mark.parametrize('size', [(0, 7), (1, 4000)])
+def test_a_picture_of_which_nothing_is_left_is_refused(size):
+    with pytest.raises(runtime.RuntimeProblem, match=f'a picture of {size[0]}x{size[1]} pixels would be 0x'):
+        runtime.resize(np.zeros((*size, 3), np.uint8), dict(scale=[1333, 800], keep_ratio=True))
+
+
+def test_pictures_may_be_smaller_where_more_is_made_of_each_pixel():
+    assert graph.most_pixels(1) == 1 << 26
+    assert graph.most_pixels(150) * 150 * 4 <= 8 << 30
 
 
 def test_importing_and_building_a_graph_change_no_class():

@@ -83,6 +83,17 @@ def test_what_is_verified_is_said(work):
     assert all(figure['equal_labels'] > 0.999 for figure in figures)
 
 
+def test_a_whole_model_of_one_size(work):
+    """Pictures are resized to it, whatever their proportions; what comes out has their own size."""
+    cfg = Config.fromfile(work / 'config.py')
+    manifest = export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
+    assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
+    assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=False)
+    assert [figure['equal_labels'] > 0.99 for figure in manifest['verification']] == [True]
+    found = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
+    assert [result['labels'].shape for result in found] == SIZES
+
+
 WITHOUT_TORCH = """
 import importlib.abc, sys
 
