@@ -23,13 +23,14 @@ def needs(format):
         pytest.importorskip(name, reason=f'{name} is not installed')
 
 
+BY_STAGE = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), window_size=((3, 5), (4, 4)))
 EVERYTHING = dict(mask_padding=True, use_abs_pos_embed=True, pretrain_img_size=32)
 
 
 @pytest.mark.parametrize(
     ('cls', 'arguments', 'format', 'shape'),
     [
-        pytest.param(SwinBackbone, dict(window_size=(3, 5), **EVERYTHING), 'onnx', None, id='V1, onnx'),
+        pytest.param(SwinBackbone, dict(**BY_STAGE, **EVERYTHING), 'onnx', None, id='V1, onnx'),
         pytest.param(SwinV2Backbone, dict(window_size=(5, 4), **EVERYTHING), 'openvino', None, id='V2, openvino'),
         pytest.param(SwinBackbone, dict(small_map='shrink'), 'onnx', (22, 50), id='shrink, one size'),
         pytest.param(SwinBackbone, {}, 'torch', None, id='V1, torch'),
