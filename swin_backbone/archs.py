@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+DEFAULT_WINDOW = 7  # of V1, and of mmdet's and mmseg's Swin
+
 
 class Arch(NamedTuple):
     embed_dims: int  # channels of the first stage; each further stage doubles them

@@ -194,13 +194,12 @@ def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> l
         height, width: of the image.
     """
     module: Any = counts.model.get_submodule(backbone)
-    stages, of_each_stage = module.stages, isinstance(module.window_size[0], tuple)
+    stages, stride = module.stages, module.patch_embed.patch_size[0]
     costs = []
-    stride = module.patch_embed.patch_size[0]
     for index, stage in enumerate(stages):
         if index:  # patch merging is the first of a stage, or the last of the one before
             stride *= (stage if module.merging_first else stages[index - 1]).downsample.stride
-        area = math.prod(module.window_size[index] if of_each_stage else module.window_size)
+        area = math.prod(module.window_size[index])
         name = f'{backbone}.stages.{index}' if backbone else f'stages.{index}'
         h, w, C = -(-height // stride), -(-width // stride), module.num_features[index]
         layers = len(stage.blocks)

@@ -57,13 +57,12 @@ def of_backbone(size: Arch) -> dict[str, Range]:
     )
 
 
-def check(given: Mapping[str, Any], archs: Mapping[str, Arch], **others: Range) -> dict[str, Any]:
+def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> dict[str, Any]:
     """The arguments of a backbone's constructor, each checked, as the pyramid and its blocks take them.
 
     Args:
         given: arguments by name, among other names: a constructor's `locals()`.
         archs: the published sizes.
-        others: what an argument takes, by its name, if that is not what the table says.
 
     Returns:
         Values by name. `arch` is the `Arch` that it and embed_dims, depths and num_heads amount to; `init_cfg` the one
@@ -73,8 +72,7 @@ def check(given: Mapping[str, Any], archs: Mapping[str, Arch], **others: Range) 
         TypeError, ValueError: for the first that is of another type or outside its range, naming it.
     """
     size = _size(archs, **{name: read(name, given[name], inside) for name, inside in of_size(archs).items()})
-    table = {**of_backbone(size), **others}
-    checked = {name: read(name, given[name], inside) for name, inside in table.items() if name in given}
+    checked = {name: read(name, given[name], inside) for name, inside in of_backbone(size).items() if name in given}
     patch = checked['strides'][0]
     if checked['patch_size'] != (patch, patch):
         raise ValueError(

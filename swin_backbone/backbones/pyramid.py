@@ -97,6 +97,7 @@ class SwinPyramid(BaseModule):
         self.out_indices = s.out_indices
         self.frozen_stages = s.frozen_stages
         self.merging_first = merging_first
+        self.window_size = tuple(window_sizes)  # of each stage
         self.num_features = [embed_dims << stage for stage in range(len(depths))]
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
 

@@ -5,12 +5,11 @@ from typing import Any, Optional, Union
 
 from mmengine.registry import MODELS
 
-from ..archs import ARCHS
+from ..archs import ARCHS, DEFAULT_WINDOW
 from ..layers import SwinBlock
 from ..ops.plan import StripTokens
 from . import arguments
 from .pyramid import PyramidSettings, SwinPyramid
-from .ranges import PAIR
 
 
 @MODELS.register_module()
@@ -22,7 +21,9 @@ class SwinBackbone(SwinPyramid):
         in_channels: channels of the input.
         embed_dims: channels of the first stage; each further stage has twice as many. Default: of `arch`, or 96.
         patch_size: side of a patch in pixels; equals strides[0], patches do not overlap.
-        window_size: side of a window in tokens, or (height, width).
+        window_size: side of a window in tokens, or (height, width); or one of these for each stage, as timm's
+            Swin-S3 has them: (7, 7, 14, 7). Two ints are always (height, width), of all stages: a backbone of two
+            stages takes ((7, 7), (14, 14)).
         mlp_ratio: hidden channels of an MLP, in channels of its stage.
         depths: blocks in each stage. Default: of `arch`, or (2, 2, 6, 2).
         num_heads: attention heads in each stage. Default: of `arch`, or (3, 6, 12, 24).
@@ -69,7 +70,7 @@ class SwinBackbone(SwinPyramid):
         in_channels: int = 3,
         embed_dims: Optional[int] = None,
         patch_size: Union[int, Sequence[int]] = 4,
-        window_size: Union[int, Sequence[int]] = 7,
+        window_size: Union[int, Sequence] = DEFAULT_WINDOW,
         mlp_ratio: float = 4,
         depths: Optional[Sequence[int]] = None,
         num_heads: Optional[Sequence[int]] = None,
@@ -96,8 +97,7 @@ class SwinBackbone(SwinPyramid):
         strip_tokens: StripTokens = 'auto',
         attention_backend: str = 'auto',
     ):
-        checked = arguments.check(locals(), ARCHS, window_size=PAIR)
-        windows = (checked['window_size'],) * len(checked['arch'].depths)
+        checked = arguments.check(locals(), ARCHS)
         qkv_bias, qk_scale = checked['qkv_bias'], checked['qk_scale']
 
         def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
@@ -106,9 +106,8 @@ class SwinBackbone(SwinPyramid):
         super().__init__(
             PyramidSettings.of(checked),
             arch=checked['arch'],
-            window_sizes=windows,
+            window_sizes=checked['window_size'],
             make_block=make_block,
             merging_first=False,
             post_norm=False,
         )
-        self.window_size = windows[0]

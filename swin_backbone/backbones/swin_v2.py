@@ -72,7 +72,7 @@ class SwinV2Backbone(SwinPyramid):
         attention_backend: str = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS_V2)
-        window_sizes, pretrained_windows = checked['window_size'], checked['pretrained_window_sizes']
+        pretrained_windows = checked['pretrained_window_sizes']
         every_n_blocks = checked['extra_norm_every_n_blocks']
         if every_n_blocks is None:
             every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
@@ -89,11 +89,9 @@ class SwinV2Backbone(SwinPyramid):
         super().__init__(
             PyramidSettings.of(checked),
             arch=checked['arch'],
-            window_sizes=window_sizes,
+            window_sizes=checked['window_size'],
             make_block=make_block,
             merging_first=True,
             post_norm=True,
         )
-        # of each stage
-        self.window_size = window_sizes
-        self.pretrained_window_sizes = pretrained_windows
+        self.pretrained_window_sizes = pretrained_windows  # of each stage

@@ -10,13 +10,16 @@ from typing import Any, Optional
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
+from ..archs import DEFAULT_WINDOW
+from ..ops.grid import Size
 from .errors import CheckpointError
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
-from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table
+from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
 
+TABLE = 'attn.w_msa.relative_position_bias_table'
 # A name that every Swin backbone has, by the version of Swin; it tells where in a model the backbone is.
 _ANCHORS = {
-    1: 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table',
+    1: f'stages.0.blocks.0.{TABLE}',
     2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
 }
 
@@ -148,21 +151,56 @@ def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
 
 def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:
     fitted = {}
+    trained: dict[str, Size] = {}  # the window of each bias table
     for key, value in weights.backbone.items():
         if key not in own:
             _note_unused(key, report)
             continue
-        fitted[key], change = _at_size_of(own[key], key, value, weights, backbone)
+        if key.endswith(TABLE) and value.shape[1:] == own[key].shape[1:]:
+            target = backbone.window_size[_stage(key)]
+            trained[key] = trained_window(value, weights.windows.get(key), target)
+            fitted[key], change = resize_table(value, trained[key], target)
+        else:
+            fitted[key], change = _at_size_of(own[key], key, value, weights, backbone)
         if change:
             report.resized[key] = change
         if fitted[key].shape != own[key].shape:
             raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(own[key].shape)}')
-        if key == _ANCHORS[1] and key not in weights.windows and is_ambiguous(value, backbone.window_size):
+        if key == _ANCHORS[1] and key not in weights.windows and is_ambiguous(value, backbone.window_size[0]):
             report.warnings.append(
-                f'{key} was taken for window {backbone.window_size}; a square window has as many rows'
+                f'{key} was taken for window {backbone.window_size[0]}; a square window has as many rows'
             )
+    _note_unasked_windows(trained, backbone, report)
     _compare_windows(weights, backbone, report)
     return fitted
+
+
+def _note_unasked_windows(trained: dict[str, Size], backbone: Any, report: LoadReport) -> None:
+    """A backbone that says another window wants tables of that window, but one that says nothing wants the weights.
+
+    Nor does one that says one window know that the checkpoint has several.
+    """
+    windows = tuple(trained.get(f'stages.{s}.blocks.0.{TABLE}', own) for s, own in enumerate(backbone.window_size))
+    for stage, (source, own) in enumerate(zip(windows, backbone.window_size)):
+        unasked = own == (DEFAULT_WINDOW, DEFAULT_WINDOW) or len(set(windows)) > 1
+        if source != own and unasked:
+            tables = [key for key in trained if _stage(key) == stage]
+            report.warnings.append(
+                f'{_some(tables, 1)} of its stage were resized from window {times(source)} to {times(own)}, and '
+                f'outputs are others; as the checkpoint was trained: window_size={_shortest(windows)}'
+            )
+
+
+def _shortest(windows: tuple[Size, ...]) -> Any:
+    """Windows of each stage as `window_size` takes them; it takes two ints for (height, width)."""
+    sides = tuple(window[0] if window[0] == window[1] else window for window in windows)
+    if len(set(sides)) == 1:
+        return sides[0]
+    return windows if len(windows) == 2 else sides
+
+
+def _stage(key: str) -> int:
+    return int(key.split('.')[1])
 
 
 def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
@@ -180,8 +218,6 @@ def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) ->
 
 def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: Any) -> tuple[Tensor, str]:
     """A weight at the backbone's sizes, and what was done to it, '' for nothing."""
-    if key.endswith('.relative_position_bias_table') and value.shape[1:] == own.shape[1:]:
-        return resize_table(value, weights.windows.get(key), backbone.window_size)
     if key == 'absolute_pos_embed' and value.shape[2:] == own.shape[2:]:
         return resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
     if key == 'patch_embed.projection.weight' and value.dim() == own.dim():
@@ -212,7 +248,7 @@ def _arch(weights: dict[str, Tensor]) -> str:
         if match:
             stage, block, leaf = int(match[1]), int(match[2]), match[3]
             depths[stage] = max(depths.get(stage, 0), block + 1)
-            if leaf == 'attn.w_msa.relative_position_bias_table':
+            if leaf == TABLE:
                 heads[stage] = value.shape[-1]
             elif leaf == 'attn.w_msa.logit_scale':
                 heads[stage] = value.shape[0]

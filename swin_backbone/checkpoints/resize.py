@@ -17,30 +17,35 @@ def num_offsets(window_size: Size) -> int:
     return (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
 
 
-def resize_table(table_Rh: Tensor, source: Optional[Size], target: Size) -> tuple[Tensor, str]:
-    """A relative position bias table for the window `target`, and what was done, '' for nothing.
-
-    Bicubic, each head by itself, as microsoft/Swin-Transformer does.
+def trained_window(table_Rh: Tensor, known: Optional[Size], target: Size) -> Size:
+    """The window that a relative position bias table is for.
 
     Args:
-        source: the window the table is for, if that is known. Else it is `target` if that has as many rows, or
-            square.
+        known: what the checkpoint says of it.
+        target: the window it is wanted for, which it is taken for if that has as many rows; else for a square.
 
     Raises:
         CheckpointError: if the table is for a rectangle, and it is not known which.
     """
     rows = table_Rh.shape[0]
-    if source is None:
-        source = target if rows == num_offsets(target) else window_of_table(table_Rh)
-    if source is None or rows != num_offsets(source):
+    window = known or (target if rows == num_offsets(target) else window_of_table(table_Rh))
+    if window is None or rows != num_offsets(window):
         raise CheckpointError(
             f'a relative position bias table of {rows} rows is for no square window, and for which rectangle it '
             'does not say; load it at the window it was trained with'
         )
+    return window
+
+
+def resize_table(table_Rh: Tensor, source: Size, target: Size) -> tuple[Tensor, str]:
+    """A relative position bias table of the window `source` for the window `target`, and what was done, '' for nothing.
+
+    Bicubic, each head by itself, as microsoft/Swin-Transformer does.
+    """
     if source == target:
         return table_Rh, ''
     resized = _in_float32(resize_relative_position_bias_table, table_Rh, source, target)
-    return resized, f'bias tables from window {_times(source)} to {_times(target)}'
+    return resized, f'bias tables from window {times(source)} to {times(target)}'
 
 
 def resize_embedding(embedding_1TC: Tensor, source: Optional[Size], target: Size) -> tuple[Tensor, str]:
@@ -57,7 +62,7 @@ def resize_embedding(embedding_1TC: Tensor, source: Optional[Size], target: Size
     if source == target:
         return embedding_1TC, ''
     resized = _in_float32(resize_absolute_position_embedding, embedding_1TC, source, target)
-    return resized, f'position embedding from {_times(source)} to {_times(target)}'
+    return resized, f'position embedding from {times(source)} to {times(target)}'
 
 
 def adapt_input_channels(weight_DCHW: Tensor, channels: int) -> tuple[Tensor, str]:
@@ -122,5 +127,6 @@ def _in_float32(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, 
     return resize(tensor.to(dtype), source, target).to(tensor.dtype)
 
 
-def _times(size: Size) -> str:
+def times(size: Size) -> str:
+    """A size in words."""
     return f'{size[0]}x{size[1]}'

@@ -77,6 +77,7 @@ def test_is_registered_at_the_root_and_found_from_a_toolbox():
         (dict(embed_dims=30, num_heads=(4, 4, 4, 4)), r'num_heads\[0\] must divide.*30; got 4'),
         (dict(embed_dims=0), 'embed_dims must be an int of at least 1.*; got 0'),
         (dict(window_size=0), 'window_size must be an int of at least 1 or a pair .*; got 0'),
+        (dict(window_size=(7, 7, 14)), r'window_size must be .* one for each of the 4 stages; got \(7, 7, 14\)'),
         (dict(window_size=(7, -1)), r'window_size must be an int of at least 1 or a pair .*; got \(7, -1\)'),
         (dict(depths=(2, 2, 2)), 'depths and num_heads'),
         (dict(out_indices=(0, 4)), r'out_indices must be .* different stages among 0..3; got \(0, 4\)'),

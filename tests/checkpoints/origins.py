@@ -4,6 +4,8 @@ Each function takes the state_dict of a `SwinBackbone` and gives what that origi
 uses the package's tables: the tests compare the two.
 """
 
+import math
+
 import torch
 
 WINDOW = 7
@@ -38,7 +40,7 @@ def official_backbone(state):
         )
         official[key] = value
         if key.endswith('relative_position_bias_table'):
-            official[key.replace('_bias_table', '_index')] = position_index()
+            official[key.replace('_bias_table', '_index')] = position_index((math.isqrt(len(value)) + 1) // 2)
     official['layers.0.blocks.1.attn_mask'] = torch.zeros(4, 49, 49)
     return official
 

@@ -33,13 +33,57 @@ def test_bias_tables_follow_the_official_rule_for_another_window(weights, window
     torch.save(official(source.state_dict()), weights)
     backbone = nano(window_size=window)
     report = load_checkpoint(backbone, weights)
-    height, width = backbone.window_size
+    height, width = backbone.window_size[1]
     table_Rh = source.state_dict()[TABLE]
     image_1hYX = table_Rh.permute(1, 0).view(1, 4, 13, 13)
     resized = F.interpolate(image_1hYX, size=(2 * height - 1, 2 * width - 1), mode='bicubic')
     assert torch.equal(backbone.state_dict()[TABLE], resized.view(4, -1).permute(1, 0))
     assert len(report.resized) == 8
+    assert not report.warnings  # it was asked for
     assert backbone.eval()(torch.randn(1, 3, 50, 61))[0].isfinite().all()
+
+
+S3 = (7, 7, 14, 7)  # windows of timm's swin_s3_tiny_224 and swin_s3_base_224
+
+
+def test_windows_of_each_stage_are_loaded_as_they_are(weights):
+    source = randomised(window_size=S3)
+    torch.save(official(source.state_dict()), weights)
+    backbone = nano(window_size=S3)
+    report = load_checkpoint(backbone, weights)
+    assert not report.resized
+    assert not report.warnings
+    assert torch.equal(backbone.state_dict()[TABLE], source.state_dict()[TABLE])
+
+
+@pytest.mark.parametrize(
+    ('trained', 'window', 'warnings'),
+    [
+        (S3, 7, [('stages.2', '14x14', '7x7', '(7, 7, 14, 7)')]),
+        (S3, 14, [(f'stages.{s}', '7x7', '14x14', '(7, 7, 14, 7)') for s in (0, 1, 3)]),
+        (S3, (7, 7, 12, 7), [('stages.2', '14x14', '12x12', '(7, 7, 14, 7)')]),
+        (7, S3, []),
+        (12, 7, [(f'stages.{s}', '12x12', '7x7', '12') for s in range(4)]),
+        (12, 6, []),
+    ],
+)
+def test_a_resize_that_nobody_asked_for_is_a_warning_that_names_it(weights, trained, window, warnings):
+    torch.save(official(randomised(window_size=trained).state_dict()), weights)
+    report = load_checkpoint(nano(window_size=window), weights)
+    assert report.warnings == [
+        f'{stage}.blocks.0.attn.w_msa.relative_position_bias_table and 1 more of its stage were resized from window '
+        f'{source} to {target}, and outputs are others; as the checkpoint was trained: window_size={window_size}'
+        for stage, source, target, window_size in warnings
+    ]
+
+
+def test_what_a_warning_says_of_two_stages_means_windows_of_each(weights):
+    two = dict(depths=(1, 1), num_heads=(2, 4), out_indices=(0, 1))
+    source = randomised(window_size=((5, 5), (8, 8)), **two)
+    torch.save(source.state_dict(), weights)
+    report = load_checkpoint(nano(**two), weights)
+    assert all(warning.endswith('window_size=((5, 5), (8, 8))') for warning in report.warnings)
+    assert len(report.warnings) == 2
 
 
 def test_a_resized_table_keeps_what_is_smooth(weights):

@@ -17,6 +17,7 @@ from swin_backbone.checkpoints import read_checkpoint
 pytestmark = pytest.mark.peer
 
 MISSING = "{} is not installed: pip install -e '.[peers]'"
+slow = pytest.mark.slow
 DEPTHS, HEADS, WIDTH = (2, 2, 2, 2), (2, 4, 8, 16), 32
 ODD = (235, 310)  # maps of 59x78, 30x39, 15x20 and 8x10: odd sides, none a multiple of the window or smaller
 
@@ -104,6 +105,36 @@ def test_timm(tmp_path, timm, fused, features_only):
     backbone = SwinBackbone(arch='nano', window_size=7, small_map='shrink').eval()
     report = load_checkpoint(backbone, saved(model, tmp_path / 'timm.pth'))
     assert report.origin == 'timm'
+    assert_equal(backbone(x), normalised(expected))
+
+
+# As docs/checkpoints.md has them.
+S3 = [
+    pytest.param('swin_s3_tiny_224', dict(arch='tiny', window_size=(7, 7, 14, 7)), id='S3-T'),
+    pytest.param('swin_s3_small_224', dict(arch='small', window_size=(14, 14, 14, 7)), id='S3-S', marks=slow),
+    pytest.param(
+        'swin_s3_base_224',
+        dict(arch='tiny', depths=(2, 2, 30, 2), window_size=(7, 7, 14, 7)),
+        id='S3-B',
+        marks=slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(('name', 'arguments'), S3)
+@torch.no_grad()
+def test_timm_windows_by_stage(tmp_path, timm, name, arguments):
+    model = timm.create_model(name).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    x = torch.randn(1, 3, 224, 224)
+    expected, y_BHWC = [], model.patch_embed(x)
+    for layer in model.layers:
+        y_BHWC = layer(y_BHWC)
+        expected.append(y_BHWC)
+    backbone = SwinBackbone(**arguments, small_map='shrink').eval()
+    report = load_checkpoint(backbone, saved(model, tmp_path / 'timm.pth'))
+    assert not report.resized
     assert_equal(backbone(x), normalised(expected))
 
 

@@ -12,7 +12,7 @@ from swin_backbone.native import library
 
 def backbones():
     return [
-        SwinBackbone(arch='nano', drop_path_rate=0.1).eval(),
+        SwinBackbone(arch='nano', window_size=(7, 7, (9, 4), 7), drop_path_rate=0.1).eval(),
         SwinV2Backbone(arch='nano', window_size=8, drop_path_rate=0.1).eval(),
     ]
 
