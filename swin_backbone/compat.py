@@ -37,12 +37,23 @@ def is_exporting() -> bool:
     return bool(ask and ask())
 
 
-def without_dispatch_modes() -> AbstractContextManager:
-    """Leave the modes (of fake tensors, counters) that are active now. Without torch's function: stay in them."""
-    from torch.utils import _python_dispatch
+def without_cudnn_attention() -> AbstractContextManager:
+    """Let `scaled_dot_product_attention` choose among the backends that are enabled, but cuDNN's.
 
-    disable = getattr(_python_dispatch, '_disable_current_modes', None)
-    return disable() if disable else nullcontext()
+    With a mask, windows of N % 128 == 64 places (8x8) and a log-sum-exp below -88 its backward gives NaN on H100 and
+    H200 (pytorch issue 196678; torch 2.11 to 2.13). A torch without it (before 2.5) chooses as it does.
+    """
+    flags = torch.backends.cuda
+    if not getattr(flags, 'cudnn_sdp_enabled', bool)():
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    enabled = {
+        SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: flags.math_sdp_enabled(),
+    }
+    return sdpa_kernel([backend for backend, is_enabled in enabled.items() if is_enabled])
 
 
 # --- mmengine ---------------------------------------------------------------------------------------------------------

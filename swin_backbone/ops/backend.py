@@ -6,7 +6,7 @@ from typing import Optional
 
 import torch
 
-from ..compat import is_transformed, without_dispatch_modes
+from ..compat import is_transformed
 from .grid import Size
 
 ATTENTION_BACKENDS = ('auto', 'sdpa', 'triton')
@@ -70,16 +70,24 @@ def _why_unfit(dtype: torch.dtype, window_size: Size, head_dim: int, dropout: fl
 
 @torch.compiler.assume_constant_result
 def _why_not(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
-    """Why the kernel does not run here, which is tried once; None: it does."""
-    return _try(device, dtype, tuple(window_size), head_dim)
+    """Why the kernel is not to be used here; None: it was tried once, and computed what the reference does."""
+    allow_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    try:
+        return _try(device, dtype, tuple(window_size), head_dim, allow_tf32)
+    except _Capturing:
+        return 'it was not compared with the reference yet: run a forward before you capture a CUDA graph'
+
+
+class _Capturing(Exception):
+    """A CUDA graph is being captured, in which nothing can be tried."""
 
 
 @lru_cache(maxsize=256)
-def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
+def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int, allow_tf32: bool) -> Optional[str]:
     try:
         import triton  # noqa: F401
 
-        from .triton.attention import attend_in_windows, attend_in_windows_backward
+        from .triton.check import why_wrong
         from .triton.tiles import is_interpreted
     except Exception as error:  # whatever a broken installation raises
         return f'it cannot be imported ({type(error).__name__}: {error})'
@@ -91,22 +99,16 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
         capability = torch.cuda.get_device_capability(device)
         if capability < SMALLEST_CAPABILITY:
             return f'it needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}'
-    shift, N = [side // 2 for side in window_size], window_size[0] * window_size[1]
+        if torch.cuda.is_current_stream_capturing():
+            raise _Capturing
     try:
-        with torch.inference_mode(False), torch.no_grad(), without_dispatch_modes():
-            qkv_T3C = torch.zeros(N, 3 * head_dim, dtype=dtype, device=device)
-            bias_hNN = torch.zeros(1, N, N, dtype=dtype, device=device)
-            settings = 1, *window_size, list(window_size), shift, False, 1.0
-            out_TC, lse_LhN = attend_in_windows(qkv_T3C, bias_hNN, *settings)
-            attend_in_windows_backward(out_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, *settings, True)
-            if device.type == 'cuda':
-                torch.cuda.synchronize(device)
+        wrong = why_wrong(device, dtype, window_size, head_dim)
     except torch.cuda.OutOfMemoryError:  # which says nothing of the kernel
         raise
     except Exception as error:  # a compiler's errors have no common type
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''
         return f'it does not run ({type(error).__name__}: {first_line})'
-    return None
+    return wrong and f'on this device it computes something else than the reference: {wrong}'
 
 
 @torch.compiler.assume_constant_result

@@ -1,6 +1,6 @@
 """The paper's algorithm written literally, step by step: slow, plain, and the truth that fast paths are held to.
 
-No function here is used outside tests, but for attention_backend='reference'. Nothing is shared with the fast path: no
+No function here is used outside tests, but for the trial of the Triton kernels on a device. Nothing is shared with the fast path: no
 index tables, no kinds of windows, no strips.
 
 Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels

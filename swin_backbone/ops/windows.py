@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..compat import without_cudnn_attention
 from .grid import Run, Size, WindowGrid
 from .linear import eager_linear
 
@@ -215,10 +216,11 @@ class SdpaWindows(TableWindows):
         """See `Windows`."""
         qkv_3LhNd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         counts = [run.length for run in self.runs]
-        parts = [
-            F.scaled_dot_product_attention(q, k, v, bias_hNN[None], dropout, scale=scale)
-            for bias_hNN, q, k, v in zip(self._biases(bias_hNN), *(x_LhNd.split(counts) for x_LhNd in qkv_3LhNd))
-        ]
+        with without_cudnn_attention():
+            parts = [
+                F.scaled_dot_product_attention(q, k, v, bias_hNN[None], dropout, scale=scale)
+                for bias_hNN, q, k, v in zip(self._biases(bias_hNN), *(x_LhNd.split(counts) for x_LhNd in qkv_3LhNd))
+            ]
         x_LhNd = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.to_tokens(x_LhNd.transpose(1, 2).flatten(2))
 

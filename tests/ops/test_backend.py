@@ -14,14 +14,14 @@ from swin_backbone.analysis.timing import bytes_kept
 from swin_backbone.ops import backend
 from swin_backbone.ops.fused import TritonWindows
 from swin_backbone.ops.rolled import RolledWindows
-from swin_backbone.ops.triton import attention as operator
+from swin_backbone.ops.triton import check
 from swin_backbone.ops.windows import SdpaWindows, TableWindows
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
 BY_STAGE = dict(depths=(1, 2), num_heads=(2, 4), out_indices=(0, 1), window_size=((7, 7), (4, 6)))
 needs_triton = pytest.mark.skipif(
-    backend._try(DEVICE, torch.float32, (7, 7), 16) is not None, reason='the Triton kernel does not run here'
+    backend._try(DEVICE, torch.float32, (7, 7), 16, False) is not None, reason='the Triton kernel does not run here'
 )
 
 
@@ -257,7 +257,7 @@ def test_where_it_does_not_compile_one_warning_and_sdpa(monkeypatch, nothing_war
     def fail(*args):
         raise RuntimeError('ptxas says no\nand more')
 
-    monkeypatch.setattr(operator, 'attend_in_windows_backward', fail)
+    monkeypatch.setattr(check, 'launch_backward', fail)
     planner = make_backbone('triton').stages[0].planner
     with pytest.warns(UserWarning, match=r'does not run \(RuntimeError: ptxas says no\)') as warned:
         plans = [planner.plan(torch.randn(1, 3, 36, 36, device=DEVICE), training=False) for _ in range(2)]

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from swin_backbone.analysis.timing import bytes_kept
-from swin_backbone.ops import reference
 from swin_backbone.ops.triton import attend_in_windows
 from swin_backbone.ops.triton.attention import attend_in_windows_backward
+from swin_backbone.ops.triton.check import attend_literally
 from swin_backbone.ops.triton.tiles import PROGRAMS_PER_MULTIPROCESSOR, Tiles
 
 pytest.importorskip('triton', reason='triton is not installed')
@@ -28,20 +27,10 @@ def make_case(batch, height, width, window_size, shifted, mask_padding, heads, h
     return qkv_T3C, bias_hNN, (batch, height, width, list(window_size), shift, mask_padding, head_dim**-0.5)
 
 
-def run_reference(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, scale):
-    numbers_BHW = torch.arange(batch * height * width, device=DEVICE).view(batch, height, width)
-    padding = (0, -width % window_size[1], 0, -height % window_size[0])
-    padded_BHW = F.pad(numbers_BHW, padding, value=batch * height * width)
-    x_BHWC = reference.attend_in_shifted_windows(
-        qkv_T3C[padded_BHW], bias_hNN, scale, (height, width), tuple(window_size), tuple(shift), mask_padding
-    )
-    return x_BHWC.flatten(0, 2)
-
-
 def assert_equal_with_gradients(qkv_T3C, bias_hNN, settings, tolerance, message=''):
     inputs = [qkv_T3C.requires_grad_(), bias_hNN.requires_grad_()]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    outputs = attend_in_windows(*inputs, *settings)[0], run_reference(*exact, *settings)
+    outputs = attend_in_windows(*inputs, *settings)[0], attend_literally(*exact, *settings)
     weight = torch.randn_like(outputs[0])
     results = [[x, *torch.autograd.grad(x, i, weight.to(x.dtype))] for x, i in zip(outputs, (inputs, exact))]
     for name, fast, literal in zip(('output', 'gradient of qkv', 'gradient of the bias'), *results):
@@ -92,7 +81,7 @@ def test_logits_beyond_half_precision_and_far_apart():
     qkv_T3C, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.float16)
     qkv_T3C[:, :64] *= 60  # q k^T reaches beyond 65504
     out_TC, lse_LhN = attend_in_windows(qkv_T3C, bias_hNN, *settings)
-    literal = run_reference(qkv_T3C.double(), bias_hNN.double(), *settings)
+    literal = attend_literally(qkv_T3C.double(), bias_hNN.double(), *settings)
     assert lse_LhN.isfinite().all()
     assert (out_TC.double() - literal).abs().max() < 2e-3 * literal.abs().max()
 

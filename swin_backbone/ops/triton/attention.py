@@ -35,9 +35,22 @@ def attend_in_windows(
         (T, C), without padding; and (L, h, N) float32, the log2 of the sum that the softmax divides by, with logits
         times log2(e), and windows row by row.
     """
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
+    return launch_forward(tiles, qkv_T3C, bias_hNN, scale)
+
+
+@attend_in_windows.register_fake
+def _(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, scale):
+    rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
+    lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
+    out_TC = qkv_T3C.new_empty(batch * height * width, qkv_T3C.shape[1] // 3)
+    return out_TC, qkv_T3C.new_empty(lse_shape, dtype=torch.float32)
+
+
+def launch_forward(tiles: Tiles, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """See `attend_in_windows`."""
     from .forward import attend
 
-    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     qkv_T3C = _with_dense_rows(qkv_T3C)
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
@@ -50,14 +63,6 @@ def attend_in_windows(
             **tiling.options,
         )
     return out_TC, lse_LhN
-
-
-@attend_in_windows.register_fake
-def _(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, scale):
-    rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
-    lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
-    out_TC = qkv_T3C.new_empty(batch * height * width, qkv_T3C.shape[1] // 3)
-    return out_TC, qkv_T3C.new_empty(lse_shape, dtype=torch.float32)
 
 
 @torch.library.custom_op('swin_backbone::attend_in_windows_backward', mutates_args=())
@@ -77,9 +82,29 @@ def attend_in_windows_backward(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of `attend_in_windows`' qkv and bias; without `needs_bias` that of the bias is empty."""
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
+    return launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, needs_bias)
+
+
+@attend_in_windows_backward.register_fake
+def _(grad_TC, qkv_T3C, bias_hNN, *others):
+    needs_bias = others[-1]
+    return qkv_T3C.new_empty(qkv_T3C.shape), bias_hNN.new_empty(bias_hNN.shape if needs_bias else 0)
+
+
+def launch_backward(
+    tiles: Tiles,
+    grad_TC: Tensor,
+    qkv_T3C: Tensor,
+    bias_hNN: Tensor,
+    out_TC: Tensor,
+    lse_LhN: Tensor,
+    scale: float,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `attend_in_windows_backward`."""
     from .backward import attend_backward, attend_backward_queries
 
-    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     grad_TC, qkv_T3C, bias_hNN = grad_TC.contiguous(), _with_dense_rows(qkv_T3C), bias_hNN.contiguous()
     has_padding = len(qkv_T3C) > tiles.num_tokens
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
@@ -106,12 +131,6 @@ def attend_in_windows_backward(
         grad_qkv_T3C[-1, tiles.channels :] = grad_padding_P2C.sum(0)
     grad_bias_hNN = grad_bias_PhNN.sum(0).to(bias_hNN.dtype) if needs_bias else bias_hNN.new_empty(0)
     return grad_qkv_T3C, grad_bias_hNN
-
-
-@attend_in_windows_backward.register_fake
-def _(grad_TC, qkv_T3C, bias_hNN, *others):
-    needs_bias = others[-1]
-    return qkv_T3C.new_empty(qkv_T3C.shape), bias_hNN.new_empty(bias_hNN.shape if needs_bias else 0)
 
 
 def _keep_for_backward(ctx, inputs, output):

@@ -5,7 +5,7 @@ Layout: T tokens, C channels, h heads, N places of a window.
 
 import os
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -28,7 +28,9 @@ class Tiling(NamedTuple):
 class Tiles:
     """The sizes all launches share.
 
-    Args: see `attend_in_windows`.
+    Args:
+        programs: that share the windows of a head; None: as many as keep the device busy.
+        others: see `attend_in_windows`.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class Tiles:
         window_size: list[int],
         shift: list[int],
         mask_padding: bool,
+        programs: Optional[int] = None,
     ):
+        self.programs = programs
         self.size, self.window_size, self.shift, self.mask_padding = (height, width), window_size, shift, mask_padding
         self.counts = tuple(-(-length // window) for length, window in zip(self.size, window_size))
         self.num_windows = batch * self.counts[0] * self.counts[1]
@@ -101,7 +105,8 @@ class Tiles:
     def _blocks(self, Q: int, K: int, num_warps: int, num_stages: int = 2) -> Tiling:
         """Blocks of as many places as the shorter side of a tile. Heads run first, as they share cache lines."""
         blocks = -(-self.places // min(Q, K))
-        programs = PROGRAMS_PER_MULTIPROCESSOR * _device(self.device).multi_processor_count // (self.heads * blocks)
+        all_programs = PROGRAMS_PER_MULTIPROCESSOR * _device(self.device).multi_processor_count
+        programs = self.programs or all_programs // (self.heads * blocks)
         grid = self.heads, max(1, min(self.num_windows, programs)), blocks
         return Tiling(grid, dict(Q=Q, K=K, num_warps=num_warps, num_stages=num_stages))
 

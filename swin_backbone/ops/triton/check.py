@@ -1,0 +1,95 @@
+"""The kernels against the literal algorithm, on a few windows: what a device shows before it is trusted with them.
+
+Layout: T tokens, C channels, h heads, N places of a window.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import reference
+from ..grid import Size
+from .attention import launch_backward, launch_forward
+from .tiles import Tiles, is_interpreted
+
+# The largest error that rounding may make, to the largest value of a result, or 1; TF32 has as many bits as float16.
+LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+HEADS = 2
+PROGRAMS = 2  # for each head: each has two of the four windows, one after the other
+KINDS = {  # shifted, padded, with masked padding; the interpreter, which takes seconds a kind, takes the first
+    'shifted and padded windows': (True, True, False),
+    'whole windows': (False, False, False),
+    'padded windows': (False, True, False),
+    'shifted windows': (True, False, False),
+    'shifted windows with masked padding': (True, True, True),
+}
+RESULTS = 'output', 'gradient of query, key and value', 'gradient of the bias'
+
+
+def why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
+    """What is wrong in outputs and gradients of the kernels on this device, with figures; None: nothing.
+
+    Of each kind there are four windows: inside the map, at its right and bottom edges, in the corner.
+    """
+    # A thread begins without the caller's autocast, grad mode, dispatch modes, hooks and stream; and where the caller
+    # is traced by torch.compile, nothing of this is.
+    with ThreadPoolExecutor(1) as alone:
+        return alone.submit(_why_wrong, device, dtype, window_size, head_dim).result()
+
+
+def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
+    limit = LIMITS[torch.float16 if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else dtype]
+    N, C, generator = window_size[0] * window_size[1], HEADS * head_dim, torch.Generator().manual_seed(0)
+    for kind, (shifted, padded, mask_padding) in list(KINDS.items())[: 1 if is_interpreted() else None]:
+        # Less than a window is left by the shift, so that tokens see padding; masked, it reaches into the window before.
+        missing = [padded * (side // 2 + 1 if mask_padding else max(1, side // 3)) for side in window_size]
+        height, width = (2 * side - m for side, m in zip(window_size, missing))
+        shift = [side // 2 * shifted for side in window_size]
+        has_padding = any(length % side for length, side in zip((height, width), window_size))
+        shapes = (height * width + has_padding, 3 * C), (HEADS, N, N), (height * width, C)
+        inputs = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes]
+        qkv_T3C, bias_hNN, grad_TC = (x.to(device) for x in inputs)
+        settings = 1, height, width, list(window_size), shift, mask_padding
+        scale, tiles = head_dim**-0.5, Tiles(qkv_T3C, bias_hNN, *settings, programs=PROGRAMS)
+        out_TC, lse_LhN = launch_forward(tiles, qkv_T3C, bias_hNN, scale)
+        grads = launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, True)
+        exact_qkv, exact_bias, exact_grad = (x.double() for x in inputs)
+        exact_inputs = exact_qkv.requires_grad_(), exact_bias.requires_grad_()
+        exact = attend_literally(*exact_inputs, *settings, scale)
+        expected = exact, *torch.autograd.grad(exact, exact_inputs, exact_grad)
+        for what, result, x in zip(RESULTS, (out_TC, *grads), (x.detach() for x in expected)):
+            largest = max(1.0, float(x.abs().max()))
+            error = float((result.cpu().double() - x).abs().max()) / largest
+            if not error <= limit:  # NaN is not
+                return f'{what} of {kind} is off by {error:.1e} of its largest value, where {limit:.0e} is allowed'
+    return None
+
+
+def attend_literally(
+    qkv_T3C: Tensor,
+    bias_hNN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: list[int],
+    shift: list[int],
+    mask_padding: bool,
+    scale: float,
+) -> Tensor:
+    """The output of `attend_in_windows`, by `ops/reference.py`."""
+    token_BHW = torch.arange(batch * height * width, device=qkv_T3C.device).view(batch, height, width)
+    padding = (0, -width % window_size[1], 0, -height % window_size[0])
+    token_BHW = F.pad(token_BHW, padding, value=batch * height * width)
+    x_BHWC = reference.attend_in_shifted_windows(
+        qkv_T3C[token_BHW],
+        bias_hNN,
+        scale,
+        (height, width),
+        (window_size[0], window_size[1]),
+        (shift[0], shift[1]),
+        mask_padding,
+    )
+    return x_BHWC.flatten(0, 2)
