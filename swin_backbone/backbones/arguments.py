@@ -112,7 +112,10 @@ def _size(
     for stage, heads in enumerate(size.num_heads):
         width = size.embed_dims << stage
         if width % heads:
-            raise ValueError(f'num_heads[{stage}] must divide the width of stage {stage}, {width}; got {heads}')
+            raise ValueError(
+                f'num_heads[{stage}] must divide the width of stage {stage}, embed_dims * {1 << stage} = {width}; '
+                f'got {heads}'
+            )
     return size
 
 

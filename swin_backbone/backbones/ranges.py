@@ -6,12 +6,14 @@ Layout: B batch, H W height and width, C channels, T tokens.
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, Callable, NamedTuple, NoReturn, Optional
 
 import torch
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import PretrainedInit
+from mmengine.registry import WEIGHT_INITIALIZERS, build_from_cfg
 from torch import Tensor, nn
 
 from ..ops.grid import Size
@@ -160,6 +162,7 @@ def norm(channels: int) -> Range:
     def keep(cfg: Any) -> dict:
         layer = _build(cfg, lambda: build_norm_layer(cfg, channels)[1])
         if type(layer) is nn.LayerNorm:
+            read('its eps', layer.eps, EPS)
             return cfg
         x_TC = torch.arange(12.0 * channels, device=_device_of(layer)).sin().view(12, channels)
         x_BHWC = (x_TC * torch.arange(1.0, 13, device=x_TC.device)[:, None]).view(2, 2, 3, channels)  # no two alike
@@ -174,7 +177,7 @@ def norm(channels: int) -> Range:
     return Range('a dict(type=...) of a norm over the last dimension', keep)
 
 
-def _build(cfg: Any, build: Callable[[], nn.Module]) -> nn.Module:
+def _build(cfg: Any, build: Callable[[], Any]) -> Any:
     if not isinstance(cfg, dict):
         raise TypeError
     if 'type' not in cfg:
@@ -244,10 +247,12 @@ def _init_cfg(value: Any) -> Any:
     for cfg in cfgs:
         if not isinstance(cfg, dict):
             raise TypeError
-        if cfg and 'type' not in cfg:  # an empty one initialises nothing, in mmengine too
-            raise ValueError('there is no type')
-        is_pretrained = bool(cfg) and cfg['type'] in ('Pretrained', PretrainedInit)
-        if is_pretrained and not isinstance(cfg.get('checkpoint'), (str, os.PathLike)):
+        if not cfg:
+            continue  # it initialises nothing, in mmengine too
+        initializer = {key: value for key, value in cfg.items() if key != 'override'}
+        _build(cfg, partial(build_from_cfg, initializer, WEIGHT_INITIALIZERS))
+        is_pretrained = cfg['type'] in ('Pretrained', PretrainedInit)
+        if is_pretrained and not isinstance(cfg['checkpoint'], (str, os.PathLike)):
             raise ValueError('a Pretrained must have the path or URL of its checkpoint')
     return value if isinstance(value, dict) else cfgs
 
@@ -265,6 +270,7 @@ def _is_int(value: Any) -> bool:
 POSITIVE = integer(1)
 PAIR = Range('an int of at least 1 or a pair (height, width) of these', _pair)
 POSITIVES = Range('a sequence of ints of at least 1, one a stage', _positives)
+EPS = number('a finite number of at least 0', lambda eps: eps >= 0)
 RATE = number('a probability, at least 0 and less than 1', lambda rate: 0 <= rate < 1)
 FLAG = Range('a bool', _flag)
 TEXT = Range('a path or URL', _text)

@@ -1,6 +1,9 @@
 """What layers that compiled operators can compute have in common."""
 
+from typing import Optional
+
 from mmengine.model import BaseModule
+from torch import Tensor, nn
 
 from ..native import Packed
 
@@ -20,3 +23,8 @@ class CompiledLayer(BaseModule):
     def _apply(self, *args, **kwargs) -> 'CompiledLayer':
         self.packed.clear()
         return super()._apply(*args, **kwargs)
+
+
+def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
+    """Weight, bias and eps of a norm; None of `nn.Identity`, which stands where there is none."""
+    return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)

@@ -14,7 +14,7 @@ from ..native import operators
 from ..ops.linear import eager_linear
 from ..ops.patches import EmbeddingWeights, embed_patches, row_strips
 from ..ops.plan import Plan, is_one_graph, run
-from .compiled import CompiledLayer
+from .compiled import CompiledLayer, norm_values
 from .published import is_as_built, known_layer, remember_layers
 
 
@@ -47,25 +47,12 @@ class PatchEmbed(CompiledLayer):
         by_product = plan.strip_tokens is not None or torch.compiler.is_compiling()
         if not (by_product and self._is_as_built()):
             return self._by_modules(image_BCHW)
-        projection, norm = self.projection, self.norm
+        projection, (norm_weight, norm_bias, eps) = self.projection, norm_values(self.norm)
         if plan.compiled is not None and image_BCHW.dtype == projection.weight.dtype == torch.float32:
-            return operators.embed(
-                image_BCHW,
-                plan.compiled,
-                projection.weight,
-                projection.bias,
-                norm_weight=getattr(norm, 'weight', None),
-                norm_bias=getattr(norm, 'bias', None),
-                eps=getattr(norm, 'eps', None),
-                packed=self.packed,
-            )
-        image_BHWC, eps = image_BCHW.permute(0, 2, 3, 1), getattr(self.norm, 'eps', None)
-        weights = EmbeddingWeights(
-            plan.cast(self.projection.weight),
-            plan.cast(self.projection.bias),
-            getattr(self.norm, 'weight', None),
-            getattr(self.norm, 'bias', None),
-        )
+            norm = norm_weight, norm_bias, eps
+            return operators.embed(image_BCHW, plan.compiled, projection.weight, projection.bias, *norm, self.packed)
+        image_BHWC, cast = image_BCHW.permute(0, 2, 3, 1), plan.cast
+        weights = EmbeddingWeights(cast(projection.weight), cast(projection.bias), norm_weight, norm_bias)
         if plan.strip_tokens is None:
             return embed_patches(image_BHWC, weights, eps)
         rows = row_strips(image_BHWC.shape, self.patch_size, plan.strip_tokens)

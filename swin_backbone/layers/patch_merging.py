@@ -15,7 +15,7 @@ from ..ops.linear import eager_linear
 from ..ops.patches import MergingWeights, merge_patches, neighbours_first, normalise_output, row_strips
 from ..ops.plan import Plan, run
 from ..ops.rolled import in_order
-from .compiled import CompiledLayer
+from .compiled import CompiledLayer, norm_values
 from .published import has_hooks, is_as_built, known_layer, remember_layers
 
 
@@ -47,24 +47,13 @@ class PatchMerging(CompiledLayer):
         """(B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
         if self.stride != 2 or not (plan.as_built or is_as_built(self)):
             return self._by_modules(x_BHWC)
-        if plan.compiled is not None and x_BHWC.dtype == self.reduction.weight.dtype == torch.float32:
-            return operators.merge(
-                x_BHWC,
-                plan.compiled,
-                self.reduction.weight,
-                norm_weight=getattr(self.norm, 'weight', None),
-                norm_bias=getattr(self.norm, 'bias', None),
-                eps=getattr(self.norm, 'eps', None),
-                post_norm=self.post_norm,
-                packed=self.packed,
-            )
-        reorder = (lambda weight: weight) if self.post_norm else neighbours_first
-        weights = MergingWeights(
-            reorder(getattr(self.norm, 'weight', None)),
-            reorder(getattr(self.norm, 'bias', None)),
-            neighbours_first(plan.cast(self.reduction.weight)),
-        )
-        eps, post_norm = getattr(self.norm, 'eps', None), self.post_norm
+        weight, (norm_weight, norm_bias, eps), post_norm = self.reduction.weight, norm_values(self.norm), self.post_norm
+        if plan.compiled is not None and x_BHWC.dtype == weight.dtype == torch.float32:
+            norm = norm_weight, norm_bias, eps, post_norm
+            return operators.merge(x_BHWC, plan.compiled, weight, *norm, self.packed)
+        if not post_norm:  # it is over what is concatenated
+            norm_weight, norm_bias = neighbours_first(norm_weight), neighbours_first(norm_bias)
+        weights = MergingWeights(norm_weight, norm_bias, neighbours_first(plan.cast(weight)))
         if plan.strip_tokens is None:
             return merge_patches(x_BHWC, weights, eps, post_norm)
         B, H, W, C = x_BHWC.shape

@@ -49,7 +49,6 @@ class WindowGrid:
         mask_padding: bool,
         device: torch.device,
     ):
-        self.num_tokens = batch * height * width
         self.tokens_per_image = height * width
         self.window_area = window_size[0] * window_size[1]
         rows_of, row_pieces, same_row = _axis(height, window_size[0], shift[0], mask_padding, device)
@@ -70,11 +69,7 @@ class WindowGrid:
             mask_NN = _pair_mask(same_row[row_cut], same_column[column_cut], window_size)
             runs.append(Run(sum(token_LN.shape[0] for _, _, token_LN in of_kind), mask_NN))
         self.runs = tuple(runs)
-
-    @property
-    def num_windows(self) -> int:
-        """L."""
-        return self.token_at_LN.shape[0]
+        self.num_windows = len(self.token_at_LN)
 
     def runs_between(self, start: int, stop: int) -> tuple[Run, ...]:
         """The runs that windows start..stop are made of."""

@@ -5,6 +5,7 @@ Layout: B batch, C channels, H W height and width of a map, T tokens, P values o
 columns).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Optional, TypeVar, Union
 
 import torch
@@ -34,12 +35,8 @@ class Rows(NamedTuple):
 
     def write(self, y_1HWC: Tensor, x_BHWC: Tensor, out_BHWC: Optional[Tensor]) -> Tensor:
         """See `Piece`."""
-        if out_BHWC is None and y_1HWC.shape[:2] == (x_BHWC.shape[0], self.out_height):
-            return y_1HWC  # these are all rows
-        if out_BHWC is None:
-            out_BHWC = y_1HWC.new_empty(x_BHWC.shape[0], self.out_height, *y_1HWC.shape[2:])
-        out_BHWC[self.image, self.out_rows] = y_1HWC
-        return out_BHWC
+        shape = (x_BHWC.shape[0], self.out_height, *y_1HWC.shape[2:])
+        return self._put(y_1HWC, self.out_rows, shape, out_BHWC)
 
     def read_gradient(self, grad_BHWC: Tensor) -> Tensor:
         """(1, h', W', C')."""
@@ -47,12 +44,15 @@ class Rows(NamedTuple):
 
     def write_gradient(self, grad_1HWC: Tensor, x_BHWC: Tensor, grad_x_BHWC: Optional[Tensor]) -> Tensor:
         """See `Piece`."""
-        if grad_x_BHWC is None and grad_1HWC.shape == x_BHWC.shape:
-            return grad_1HWC
-        if grad_x_BHWC is None:
-            grad_x_BHWC = torch.empty_like(x_BHWC, dtype=grad_1HWC.dtype)
-        grad_x_BHWC[self.image, self.rows] = grad_1HWC
-        return grad_x_BHWC
+        return self._put(grad_1HWC, self.rows, x_BHWC.shape, grad_x_BHWC)
+
+    def _put(self, part_1HWC: Tensor, rows: slice, shape: Sequence[int], whole_BHWC: Optional[Tensor]) -> Tensor:
+        if whole_BHWC is None and part_1HWC.shape == shape:
+            return part_1HWC  # these are all rows
+        if whole_BHWC is None:
+            whole_BHWC = part_1HWC.new_empty(shape)
+        whole_BHWC[self.image, rows] = part_1HWC
+        return whole_BHWC
 
 
 class EmbeddingWeights(NamedTuple):

@@ -1,7 +1,7 @@
 """The paper's algorithm written literally, step by step: slow, plain, and the truth that fast paths are held to.
 
-No function here is used outside tests, but for the trial of the Triton kernels on a device. Nothing is shared with the fast path: no
-index tables, no kinds of windows, no strips.
+No function here is used outside tests, but for the trial of the Triton kernels on a device. Nothing is shared with the
+fast path: no index tables, no kinds of windows, no strips.
 
 Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels
 of a head.
@@ -34,25 +34,15 @@ def swin_block(
     Args:
         weights: the block's state dict, under mmdet's names.
     """
-    C = x_BHWC.shape[-1]
-    normed = F.layer_norm(x_BHWC, (C,), weights['norm1.weight'], weights['norm1.bias'])
-    x_BHWC = x_BHWC + shifted_window_attention(
-        normed,
-        weights['attn.w_msa.qkv.weight'],
-        weights.get('attn.w_msa.qkv.bias'),
-        weights['attn.w_msa.proj.weight'],
-        weights['attn.w_msa.proj.bias'],
-        weights['attn.w_msa.relative_position_bias_table'],
-        num_heads,
-        window_size,
-        shift,
-        scale,
-        small_map,
-        mask_padding,
-    )
-    normed = F.layer_norm(x_BHWC, (C,), weights['norm2.weight'], weights['norm2.bias'])
-    hidden = F.gelu(F.linear(normed, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
-    return x_BHWC + F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
+    table, table_window = weights['attn.w_msa.relative_position_bias_table'], window_size
+
+    def products(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
+        return scale * q @ k.transpose(-2, -1) + _bias_from_table(table, window_size, table_window)
+
+    cut = num_heads, window_size, shift, small_map, mask_padding
+    normed = _layer_norm(x_BHWC, weights, 'norm1')
+    x_BHWC = x_BHWC + _attention(normed, weights, weights.get('attn.w_msa.qkv.bias'), products, *cut)
+    return x_BHWC + _mlp(_layer_norm(x_BHWC, weights, 'norm2'), weights)
 
 
 def swin_v2_block(
@@ -80,70 +70,16 @@ def swin_v2_block(
         cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
         return scale_h11 * cosines + _continuous_bias(weights, window_size, pretrained_window or window_size)
 
-    def post_norm(name: str, x_BHWC: Tensor) -> Tensor:
-        return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weights[f'{name}.weight'], weights[f'{name}.bias'])
-
-    attended = _in_shifted_windows(
-        x_BHWC,
-        weights['attn.w_msa.qkv.weight'],
-        qkv_bias,
-        weights['attn.w_msa.proj.weight'],
-        weights['attn.w_msa.proj.bias'],
-        cosines,
-        num_heads,
-        window_size,
-        shift,
-        small_map,
-        mask_padding,
-    )
-    x_BHWC = x_BHWC + post_norm('norm1', attended)
-    hidden = F.gelu(F.linear(x_BHWC, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
-    hidden = F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
-    x_BHWC = x_BHWC + post_norm('norm2', hidden)
-    return post_norm('norm3', x_BHWC) if 'norm3.weight' in weights else x_BHWC
+    cut = num_heads, window_size, shift, small_map, mask_padding
+    x_BHWC = x_BHWC + _layer_norm(_attention(x_BHWC, weights, qkv_bias, cosines, *cut), weights, 'norm1')
+    x_BHWC = x_BHWC + _layer_norm(_mlp(x_BHWC, weights), weights, 'norm2')
+    return _layer_norm(x_BHWC, weights, 'norm3') if 'norm3.weight' in weights else x_BHWC
 
 
-def shifted_window_attention(
+def _attention(
     x_BHWC: Tensor,
-    qkv_weight: Tensor,
+    weights: Mapping[str, Tensor],
     qkv_bias: Optional[Tensor],
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    bias_table: Tensor,
-    num_heads: int,
-    window_size: Size,
-    shift: Size,
-    scale: float,
-    small_map: str = 'pad',
-    mask_padding: bool = False,
-) -> Tensor:
-    """Swin V1's attention: scaled products, and a table of biases made for `window_size`."""
-    table_window = window_size
-
-    def products(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
-        return scale * q @ k.transpose(-2, -1) + _bias_from_table(bias_table, window_size, table_window)
-
-    return _in_shifted_windows(
-        x_BHWC,
-        qkv_weight,
-        qkv_bias,
-        proj_weight,
-        proj_bias,
-        products,
-        num_heads,
-        window_size,
-        shift,
-        small_map,
-        mask_padding,
-    )
-
-
-def _in_shifted_windows(
-    x_BHWC: Tensor,
-    qkv_weight: Tensor,
-    qkv_bias: Optional[Tensor],
-    proj_weight: Tensor,
-    proj_bias: Tensor,
     logits: Callable[..., Tensor],
     num_heads: int,
     window_size: Size,
@@ -162,10 +98,19 @@ def _in_shifted_windows(
         shift = (0, 0)
     padded_height, padded_width = (-(-length // side) * side for length, side in zip((H, W), window_size))
     x_BHWC = F.pad(x_BHWC, (0, 0, 0, padded_width - W, 0, padded_height - H))
-    qkv_BHW3C = F.linear(x_BHWC, qkv_weight, qkv_bias)
+    qkv_BHW3C = F.linear(x_BHWC, weights['attn.w_msa.qkv.weight'], qkv_bias)
     logits_of_window = partial(logits, window_size=window_size)
     x_BHWC = _attend(qkv_BHW3C, num_heads, logits_of_window, (H, W), window_size, shift, mask_padding)
-    return F.linear(x_BHWC, proj_weight, proj_bias)
+    return F.linear(x_BHWC, weights['attn.w_msa.proj.weight'], weights['attn.w_msa.proj.bias'])
+
+
+def _mlp(x_BHWC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    hidden = F.gelu(F.linear(x_BHWC, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
+    return F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
+
+
+def _layer_norm(x_BHWC: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
+    return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weights[f'{name}.weight'], weights[f'{name}.bias'])
 
 
 def attend_in_shifted_windows(
@@ -182,15 +127,11 @@ def attend_in_shifted_windows(
     Args:
         size: (H, W), without padding.
     """
-    return _attend(
-        qkv_BHW3C,
-        len(bias_hNN),
-        lambda q, k: scale * q @ k.transpose(-2, -1) + bias_hNN,
-        size,
-        window_size,
-        shift,
-        mask_padding,
-    )
+
+    def products(q: Tensor, k: Tensor) -> Tensor:
+        return scale * q @ k.transpose(-2, -1) + bias_hNN
+
+    return _attend(qkv_BHW3C, len(bias_hNN), products, size, window_size, shift, mask_padding)
 
 
 def _attend(

@@ -131,6 +131,7 @@ KINDS = dict(
         any_of(
             *(dict(type=name) for name in ('BN', 'BN1d', 'BN3d', 'SyncBN', 'IN', 'IN1d', 'Nothing', OverAllTokens)),
             *(dict(type='GN', num_groups=2), dict(type='LN', a=1), {}, dict(eps=1.0), dict(type=None), None),
+            *(dict(type='LN', eps=eps) for eps in (-1, math.inf, math.nan, '1e-5', None, True)),
         )
         | NO_CONFIG,
     ),
@@ -140,7 +141,12 @@ KINDS = dict(
     frozen_stages=(st.integers(-1, 2), integers(-1)[1] | st.integers(3)),
     init_cfg=(
         any_of(None, {}, [], dict(type='Pretrained', checkpoint='a.pth'), [dict(type='Xavier', layer='Linear')]),
-        any_of(dict(a=1), dict(type='Pretrained'), dict(type='Pretrained', checkpoint=3), [{}, 'x.pth']) | NO_CONFIG,
+        any_of(
+            *(dict(a=1), dict(type='Pretrained'), dict(type='Pretrained', checkpoint=3), [{}, 'x.pth']),
+            *(dict(type=kind) for kind in ('Nothing', 3, None)),
+            *([dict(type='Xavier', a=1)], dict(type='Constant', layer=1, val=0)),
+        )
+        | NO_CONFIG,
     ),
     arch=(any_of(None, *ARCHS), st.integers() | st.floats() | st.booleans() | MIXED | JUNK),
     pretrained_window_sizes=or_none(
@@ -228,8 +234,11 @@ def test_what_is_inside_builds_and_runs(backbone, name):
             "norm_cfg must be .*last dimension; got {'type': 'BN'}: it does not",
         ),
         (dict(norm_cfg=dict(type=OverAllTokens)), ValueError, 'norm_cfg must be .*depends on other tokens'),
+        (dict(norm_cfg=dict(type='LN', eps='x')), TypeError, "norm_cfg must be .*: its eps must be .*; got 'x'"),
+        (dict(embed_dims=97), ValueError, r'num_heads\[0\] must divide .* embed_dims \* 1 = 97; got 2'),
+        (dict(init_cfg=dict(type='Xavir')), ValueError, 'init_cfg must be .*; got .*Xavir.*: it cannot be built'),
         (dict(init_cfg='x.pth'), TypeError, "init_cfg must be .*; got 'x.pth'"),
-        (dict(init_cfg=dict(type='Pretrained')), ValueError, 'init_cfg must be .* checkpoint'),
+        (dict(init_cfg=dict(type='Pretrained')), ValueError, 'init_cfg must be .*checkpoint'),
         (dict(drop_rate=None), TypeError, 'drop_rate must be .*less than 1; got None'),
         (dict(attn_drop_rate=None), TypeError, 'attn_drop_rate must be .*; got None'),
         (dict(drop_path_rate=None), TypeError, 'drop_path_rate must be .*; got None'),

@@ -11,7 +11,7 @@ from mmengine.logging import MessageHub
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
-from mmengine.structures import PixelData
+from mmengine.structures import InstanceData, PixelData
 
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config_files import read_config
@@ -135,6 +135,17 @@ def shrink(node):
             shrink(value)
 
 
+def alone(node):
+    """What needs several processes, or a package that only saves memory, gives way, in place."""
+    if isinstance(node, dict):
+        if node.get('type') == 'MMSyncBN':
+            node['type'] = 'BN'
+        if 'num_cp' in node:
+            node['num_cp'] = 0
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ():
+        alone(value)
+
+
 def build(cfg, initialise=True, side=SIDE):
     """The model of a config, for small pictures."""
     for part in ('train_cfg', 'test_cfg'):
@@ -143,6 +154,7 @@ def build(cfg, initialise=True, side=SIDE):
     if 'size' in preprocessor:
         preprocessor.size = (side, side)  # to which a segmentor pads what it trains on
     preprocessor.pop('batch_augments', None)  # which pads to the size of a crop
+    alone(cfg.model)
     if cfg.model.type == 'DINO':
         cfg.model.num_queries = 30  # of the tokens of the picture, which is small
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -166,25 +178,62 @@ def pictures_and_truth(cfg, batch=2, side=SIDE):
             samples.append(sample)
         pictures = [torch.randint(0, 256, (3, side, side), dtype=torch.uint8) for _ in range(batch)]
         return dict(inputs=pictures, data_samples=samples)
-    from mmdet.testing import demo_mm_inputs
+    return _of_detection(cfg, batch, side)
+
+
+def _of_detection(cfg, batch, side):
+    from mmdet.testing import demo_mm_inputs, demo_track_inputs
 
     np.random.seed(0)
     loaders = str(cfg.get('train_dataloader'))
-    return demo_mm_inputs(
-        batch,
-        [[3, side, side]] * batch,
-        num_items=[3] * batch,
-        num_classes=8,
-        with_mask="'with_mask': True" in loaders or 'Panoptic' in loaders,
-        with_semantic="'with_seg': True" in loaders or 'Panoptic' in loaders,
-    )
+    with_mask = "'with_mask': True" in loaders or 'Panoptic' in loaders
+    with_semantic = "'with_seg': True" in loaders or 'Panoptic' in loaders
+    shapes, items, classes = [[3, side, side]] * batch, [3] * batch, min(8, *_values(cfg.model, 'num_classes'))
+    kind = cfg.model.data_preprocessor.type.rpartition('.')[2]
+    if kind == 'TrackDataPreprocessor':
+        return demo_track_inputs(batch, 2, [0], shapes, items, classes, with_mask=with_mask)
+
+    def inputs():
+        # Its labels begin with 1, so of one class there would be none.
+        data = demo_mm_inputs(
+            batch, shapes, items, num_classes=max(classes, 2), with_mask=with_mask, with_semantic=with_semantic
+        )
+        for sample in data['data_samples']:
+            sample.gt_instances.labels.clamp_(max=classes - 1)
+        return data
+
+    if kind == 'MultiBranchDataPreprocessor':
+        branches = {name: inputs() for name in ('sup', 'unsup_teacher', 'unsup_student')}
+        for branch in branches.values():
+            for sample in branch['data_samples']:
+                sample.set_metainfo(dict(homography_matrix=np.eye(3, dtype=np.float32)))
+        return {part: {name: branch[part] for name, branch in branches.items()} for part in ('inputs', 'data_samples')}
+    data = inputs()
+    if cfg.model.type == 'FastRCNN':  # which is given its proposals
+        for sample in data['data_samples']:
+            boxes = sample.gt_instances.bboxes
+            sample.proposals = InstanceData(bboxes=boxes.clone(), scores=torch.ones(len(boxes)))
+    return data
+
+
+def _values(node, key):
+    """The ints of a config at any key of this name, and one that is larger than all."""
+    yield 1 << 30
+    if isinstance(node, dict):
+        node, inner = list(node.values()), node.get(key)
+        if isinstance(inner, int):
+            yield inner
+    if isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _values(value, key)
 
 
 def train_one_step(cfg, model, data):
     """Train for a step as the config says; the losses, and which of the backbone's parameters got no gradient."""
     reached = set()
     backbone = backbone_of(model)
-    for name, parameter in backbone.named_parameters():
+    trained = [(name, parameter) for name, parameter in backbone.named_parameters() if parameter.requires_grad]
+    for name, parameter in trained:
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: reached.add(name))
     for counter in ('iter', 'epoch'):  # some heads and assigners ask
         MessageHub.get_current_instance().update_info(counter, 0)
@@ -192,7 +241,7 @@ def train_one_step(cfg, model, data):
         wrapper = Runner.build_optim_wrapper(_Owner(model), cfg.optim_wrapper)
         model.train()
         losses = model.train_step(data, wrapper)
-    return losses, [name for name, _ in backbone.named_parameters() if name not in reached]
+    return losses, [name for name, _ in trained if name not in reached]
 
 
 def backbone_of(model):

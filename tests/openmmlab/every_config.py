@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,8 @@ from breadth import build, pictures_and_truth, swapped, train_one_step
 from swin_backbone.openmmlab.config_files import read_config
 
 TRAINS, BUILDS, REFUSED, NOT_TRIED, FAILS = 'trains', 'builds', 'refused', 'not tried', 'fails'
+
+SIDES = (64, 128, 256)
 
 
 class Outcome(NamedTuple):
@@ -61,32 +64,40 @@ def outcome(path, trained):
     except ValueError as error:
         return REFUSED, _first_line(error)
     layers = frozenset(types(after.model))
-    if layers in trained:
-        build(after, initialise=False)
-        return BUILDS, ''
+    step = layers not in trained and 'optim_wrapper' in cfg
     try:
-        train(after, strict=True)
+        attempt(after, step, strict=True)
     except Exception as error:
-        # Whether it is the swap's doing: the config with its own backbone is asked.
+        # Whether it is the swap's doing: with its own backbone the config must fail in the same way.
         try:
-            train(cfg, strict=False)
+            attempt(cfg, step, strict=False)
         except Exception as own:
-            return NOT_TRIED, f'with its own backbone neither: {_first_line(own)}'
+            if _kind(own) == _kind(error):
+                return NOT_TRIED, f'with its own backbone neither: {_first_line(own)}'
         raise error
+    if not step:
+        return BUILDS, ''
     trained.add(layers)
     return TRAINS, ''
 
 
-def train(cfg, strict):
-    """Train for a step on pictures of 64 pixels, or of 128 where those are too small for the layers."""
-    for side in (64, 128):
+def attempt(cfg, step, strict):
+    """Build a config's model, and train it for a step on pictures of 64 pixels, or larger if those are too small."""
+    if not step:
+        build(copy.deepcopy(cfg), initialise=False)
+        return
+    for side in SIDES:
         try:
             _train(copy.deepcopy(cfg), side, strict)
         except Exception:
-            if side == 128:
+            if side == SIDES[-1]:
                 raise
         else:
             return
+
+
+def _kind(error):
+    return type(error), re.sub(r'\d+', '', _first_line(error))
 
 
 def _train(cfg, side, strict):
@@ -117,4 +128,7 @@ def types(node):
 
 
 def _first_line(error):
-    return str(error).strip().split('\n')[0]
+    """The first line of an error, without the places of this machine; where it has no text, its kind."""
+    lines = str(error).strip().split('\n')
+    line = re.sub(r'/\S*/(?=configs/)', '', lines[0])
+    return re.sub(r'\s+', ' ', line).partition(', the current sys.path')[0] or type(error).__name__
