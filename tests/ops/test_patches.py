@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -56,6 +57,32 @@ class InStrips(nn.Module):
 
     def forward(self, x):
         return self.layer(x, self.plan)
+
+
+@pytest.mark.parametrize(('height', 'width'), [(16, 24), (17, 22), (3, 1)])
+def test_embedding_as_convolution_as_unfold_and_linear_and_as_strips_is_one_number(height, width):
+    class Convolution(PatchEmbed):
+        def forward(self, image_BCHW):
+            image_BCHW = F.pad(image_BCHW, (0, -width % 4, 0, -height % 4))
+            y_BCHW = F.conv2d(image_BCHW, self.projection.weight, self.projection.bias, stride=4)
+            return self.norm(y_BCHW.permute(0, 2, 3, 1))
+
+    class UnfoldAndLinear(PatchEmbed):
+        def forward(self, image_BCHW):
+            image_BCHW = F.pad(image_BCHW, (0, -width % 4, 0, -height % 4))
+            patches_BTP = F.unfold(image_BCHW, 4, stride=4).transpose(1, 2)
+            y_BTC = F.linear(patches_BTP, self.projection.weight.flatten(1), self.projection.bias)
+            return self.norm(y_BTC).unflatten(1, (-(-height // 4), -(-width // 4)))
+
+    ours = InStrips(PatchEmbed(3, 8, (4, 4), dict(type='LN')), strip_tokens=7)
+    x = torch.randn(2, 3, height, width)
+    for kind in (Convolution, UnfoldAndLinear):
+        literal = kind(3, 8, (4, 4), dict(type='LN')).double()
+        literal.load_state_dict(ours.layer.state_dict())
+        assert_equal_with_gradients(ours, literal, x)
+        whole = PatchEmbed(3, 8, (4, 4), dict(type='LN')).double()  # the convolution of torch, as on a GPU
+        whole.load_state_dict(ours.layer.state_dict())
+        assert_equal_with_gradients(whole, literal, x)
 
 
 def by_modules(layer):
