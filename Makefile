@@ -6,6 +6,7 @@
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make demo-deploy  what the two demos trained, exported with free sizes and run without torch
+# make docs      build the documentation's site into build/site; make docs-serve shows it while you write
 # make docs-pictures   draw the pictures of docs/pictures.md, from the code and the two demos' checkpoints
 # make lint      pre-commit, which runs ruff, mypy and codespell
 # make benchmark-gpu   all that docs/benchmarks.md wants to know of a GPU, on one: needs CUDA
@@ -24,8 +25,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy test test-slow test-faults test-lite test-openmmlab demo demo-seg demo-deploy docs-pictures \
-	benchmark-gpu lint clean
+.PHONY: install install-deploy test test-slow test-faults test-lite test-openmmlab demo demo-seg demo-deploy docs \
+	docs-serve docs-pictures benchmark-gpu lint clean
 
 install: $(STAMP)
 
@@ -94,6 +95,18 @@ demo-deploy: install-deploy
 	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir $(DEPLOYED) | grep mIoU:
 	$(RUN) tools/test.py $(DEMO_SEG) $(DEPLOYED)/upernet --work-dir $(DEPLOYED) | grep mIoU:
 
+DOCS_STAMP := $(VENV)/.installed-docs
+$(DOCS_STAMP): setup.py $(CONSTRAINTS) | install
+	@$(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+# The themes' own advertisement is no warning of ours.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+docs-serve: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve --livereload
+
 # The demos are trained first, unless they are there already.
 LOOK := $(RUN) tools/visualize.py
 PICTURES := docs/pictures
@@ -104,7 +117,10 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	test -f $(CKPT) || $(MAKE) demo
 	test -f $(CKPT_SEG) || $(MAKE) demo-seg
 	mkdir -p $(PICTURES)
+	$(LOOK) windows --size 75 100 --dpi 70 --out $(PICTURES)/windows-plain.png
 	$(LOOK) windows --size 75 100 --shift --dpi 70 --out $(PICTURES)/windows.png
+	$(LOOK) windows --size 75 100 --shift --mask-padding --dpi 70 --out $(PICTURES)/mask-padding.png
+	$(LOOK) strips --size 200 320 --shift --dpi 70 --out $(PICTURES)/strips.png
 	$(LOOK) masks --size 75 100 --shift --dpi 70 --out $(PICTURES)/masks.png
 	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 --dpi 50 --out $(PICTURES)/attention.png
 	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) --dpi 55 --out $(PICTURES)/features.png

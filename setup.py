@@ -63,9 +63,13 @@ setup(
         'pictures': ['matplotlib>=3.8'],
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': [
-            *('pytest', 'pytest-xdist', 'hypothesis', 'matplotlib>=3.8'),
+            *('pytest', 'pytest-xdist', 'hypothesis', 'matplotlib>=3.8', 'nbclient', 'ipykernel'),
             'triton; platform_system == "Linux" and platform_machine == "x86_64"',
         ],
+        # notebooks/
+        'notebooks': ['matplotlib>=3.8', 'jupyterlab'],
+        # make docs
+        'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=1.0'],
         # What tools/export.py writes with, and the runtimes of what it writes
         'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
         'fuzz': ['atheris'],  # finds the ways into tests/checkpoints/fuzz.py; wheels are for Linux

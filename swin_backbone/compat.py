@@ -1,6 +1,6 @@
-"""What is private in other libraries and used here: each thing in one place, with what happens where it is missing.
+"""Private parts of other libraries that are used here, all in one place, each with what happens if it is missing.
 
-mmengine is imported where it is asked for, so that what knows torch alone can import this file.
+mmengine is imported inside the functions, so that code which needs only torch can import this file.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def find_base_configs_by(find: FindConfig) -> None:
 def distribution_names() -> dict[str, str]:
     """mmengine's table of the distributions that bring a module, by which `mmengine.hub.get_config` finds configs.
 
-    Missing: an empty table that nobody reads; `get_config` does as it does without this package.
+    Missing: an empty table, which has no effect; `get_config` works as without this package.
     """
     from mmengine.config import utils
 

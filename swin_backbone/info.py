@@ -90,10 +90,15 @@ def stack() -> str:
 
 
 def _imports() -> Iterator[Fact]:
-    yield 'mmcv operators', _try(lambda: importlib.import_module('mmcv._ext') and 'work')
+    yield 'mmcv operators', _try(_import, 'mmcv._ext', 'work')
     for module in TOOLBOXES:
         if _installed(STACK[module]):
-            yield module, _try(lambda module=module: importlib.import_module(module) and 'imports')
+            yield module, _try(_import, module, 'imports')
+
+
+def _import(module: str, answer: str) -> str:
+    importlib.import_module(module)
+    return answer
 
 
 def _devices() -> Iterator[Fact]:
@@ -127,7 +132,7 @@ def _cuda() -> str:
 
 def _native() -> Iterator[Fact]:
     for name in ('float32', 'bfloat16'):
-        yield name, _try(lambda name=name: _native_in(name))
+        yield name, _try(_native_in, name)
 
 
 def _native_in(dtype_name: str) -> str:
@@ -147,9 +152,9 @@ def _attention() -> Iterator[Fact]:
                 mode = 'training' if training else 'inference'
                 yield (
                     f'{device}, {dtype_name}, {mode}',
-                    _try(lambda args=(device, dtype_name, training): _plan('auto', *args)[0]),
+                    _try(_computed_by, device, dtype_name, training),
                 )
-        yield f'{device}, Triton kernel', _try(lambda device=device: _triton_on(device))
+        yield f'{device}, Triton kernel', _try(_triton_on, device)
 
 
 def _device_names() -> list[str]:
@@ -159,6 +164,10 @@ def _device_names() -> list[str]:
         return ['cpu', *(f'cuda:{index}' for index in range(torch.cuda.device_count()))]
     except Exception:  # which the lines about the CPU say
         return ['cpu']
+
+
+def _computed_by(device: str, dtype_name: str, training: bool) -> str:
+    return _plan('auto', device, dtype_name, training)[0]
 
 
 def _triton_on(device: str) -> str:
@@ -215,11 +224,11 @@ def _installed(distributions: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _try(ask: Callable[[], str]) -> str:
+def _try(ask: Callable[..., str], *of: Any) -> str:
     """The answer, or why there is none, in one line."""
     try:
         with _quiet():
-            return ask()
+            return ask(*of)
     except Exception as error:  # whatever a broken installation raises
         lines = str(error).strip().splitlines()
         return f'fails: {type(error).__name__}: {lines[0] if lines else ""}'

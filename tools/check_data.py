@@ -1,4 +1,4 @@
-"""Look through the data of a config before it is trained on: files, sizes, classes, boxes, labels.
+"""Check the data of a config before training: files, sizes, classes, boxes, labels.
 
 python tools/check_data.py CONFIG [--max-files N] [--seconds S] [--cfg-options K=V ...]
 
@@ -18,8 +18,20 @@ from swin_backbone.openmmlab.check_data import check_data, print_reports
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
-    parser.add_argument('--max-files', type=int, default=2000, metavar='N', help='of a data set (default: 2000)')
-    parser.add_argument('--seconds', type=float, default=60, metavar='S', help='for a data set (default: 60)')
+    parser.add_argument(
+        '--max-files',
+        type=int,
+        default=2000,
+        metavar='N',
+        help='open at most N pictures of each data set (default: 2000)',
+    )
+    parser.add_argument(
+        '--seconds',
+        type=float,
+        default=60,
+        metavar='S',
+        help='open pictures for at most S seconds for each data set (default: 60)',
+    )
     add_config_arguments(parser)
     args = parser.parse_args()
     if args.max_files < 1 or args.seconds < 0:

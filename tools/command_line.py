@@ -90,12 +90,14 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots; a key that is '
         'not in the config is an error, and +key=value adds it',
     )
-    parser.add_argument('--traceback', action='store_true', help='say more of an error than one sentence')
+    parser.add_argument(
+        '--traceback', action='store_true', help='print the traceback of an error, not only one sentence'
+    )
 
 
 def add_skip_unreadable(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        '--skip-unreadable', action='store_true', help='go on without pictures that cannot be read, and count them'
+        '--skip-unreadable', action='store_true', help='skip pictures that cannot be read, and count them'
     )
 
 
@@ -103,7 +105,7 @@ def add_unsafe_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--unsafe-load',
         action='store_true',
-        help='let checkpoints execute whatever they want when they are read: only for those whose maker you trust',
+        help='let checkpoints run any code when they are read: only if you trust whoever made them',
     )
 
 
@@ -111,7 +113,7 @@ def add_allow_missing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--allow-missing',
         action='store_true',
-        help='go on although the checkpoint leaves weights of the model random',
+        help='continue even if the checkpoint does not have all weights of the model; the others stay random',
     )
 
 

@@ -13,8 +13,8 @@ quotes. Written are
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
     D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0
 
-A picture of more than --max-pixels is reduced to as many for the model and the overlay, which is said: they bound the
-memory that is taken. Boxes, masks and labels are written in the pixels of the picture itself.
+A picture with more pixels than --max-pixels is reduced for the model and the overlay, and a line says so; this limits
+the memory. Boxes, masks and labels are written in the pixels of the picture itself.
 
 Exit status: 0 if every input was read; 1 if a file could not be read, which is said and skipped, or if an argument
 is wrong.
@@ -58,10 +58,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
     parser.add_argument('--device', help='default: CUDA if there is one; of an exported folder the CPU')
     parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
-    parser.add_argument('--score-thr', type=float, default=0.3, metavar='S', help='least score (default: 0.3)')
+    parser.add_argument(
+        '--score-thr', type=float, default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
+    )
     parser.add_argument('--batch-size', type=int, default=1, metavar='N', help='pictures at a time (default: 1)')
     parser.add_argument(
-        '--max-pixels', type=int, default=MAX_PIXELS, metavar='N', help=f'of a picture (default: {MAX_PIXELS})'
+        '--max-pixels',
+        type=int,
+        default=MAX_PIXELS,
+        metavar='N',
+        help=f'reduce larger pictures to N pixels (default: {MAX_PIXELS})',
     )
     add_config_arguments(parser)
     add_unsafe_load(parser)

@@ -1,4 +1,4 @@
-"""Print a config as it is used: after inheritance, swap and overrides. What the swap changed goes to stderr.
+"""Print a config after inheritance, backbone swap and overrides. What the swap changed goes to stderr.
 
 python tools/print_config.py CONFIG [--save-path F] [--backbone swin-t [--recipe keep]] [--cfg-options K=V ...]
 """

@@ -3,7 +3,7 @@
 python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
     [--backbone swin-t [--recipe keep]] [--skip-unreadable] [--vis tensorboard|wandb] [--cfg-options K=V ...]
 
-Own data is looked through in brief before: see tools/check_data.py. Beside the log, curves.png shows loss terms,
+`own_data` is checked briefly before training, see tools/check_data.py. curves.png beside the log shows loss terms,
 learning rate and validation metrics.
 """
 
@@ -31,7 +31,7 @@ def parse_args() -> argparse.Namespace:
         nargs='?',
         const='auto',
         metavar='CKPT',
-        help='go on from CKPT, or without it from the last checkpoint in the working folder',
+        help='continue from CKPT, or without CKPT from the last checkpoint in the working folder',
     )
     add_skip_unreadable(parser)
     parser.add_argument('--vis', choices=list(BACKENDS), help='write what is logged for TensorBoard or W&B too')

@@ -1,6 +1,6 @@
 """The attention weights of a forward, block by block, and what tokens see through several blocks.
 
-A backbone as it runs keeps no attention weights. `attention_maps` runs it once with windows of its own kind, which do.
+A usual forward keeps no attention weights. `attention_maps` runs one with another kind of windows, which keep them.
 
 Layout: B batch, H W height and width of a map, L windows of all images, N places of a window, h heads, C channels.
 """
@@ -75,7 +75,7 @@ class AttentionMap:
         return map_hT.unflatten(1, (H, W))
 
     def pull_back(self, share_BHW: Tensor) -> Tensor:
-        """How much of what comes out of the block, weighted by `share_BHW`, came from each token that goes in.
+        """How much of the block's output, weighted by `share_BHW`, came from each input token.
 
         The mean of the heads, and the shortcut, by half: attention rollout (Abnar and Zuidema 2020, arXiv 2005.00928,
         equation 1). What goes to padding is lost.
@@ -103,6 +103,16 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
     Raises:
         ValueError: if the model has no such backbone, or more than one, or a block whose attention is not of this
             package.
+
+    Examples:
+        >>> import torch
+        >>> from swin_backbone import SwinBackbone
+        >>> from swin_backbone.analysis import attention_maps
+        >>> maps = attention_maps(SwinBackbone(arch='nano'), torch.rand(1, 3, 56, 56))
+        >>> maps[0].weights_LhNN.shape  # block 1 of stage 1: windows, heads, queries, keys
+        torch.Size([4, 2, 49, 49])
+        >>> maps[0].of_token(3, 5).shape  # where the token in row 3, column 5 looks: heads, height, width
+        torch.Size([2, 14, 14])
     """
     backbone = find_backbone(model)
     recorded: list[_Recorder] = []

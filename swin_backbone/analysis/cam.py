@@ -17,7 +17,7 @@ METHODS = ('grad', 'eigen')
 
 
 def reshape_transform(x_BHWC: Tensor) -> Tensor:
-    """What a stage or a block puts out, as maps (B, C, H, W).
+    """The output of a stage or block, as maps (B, C, H, W).
 
     For the package grad-cam: `GradCAM(model, [backbone.stages[-1].blocks[-1]], reshape_transform=reshape_transform)`.
     """
@@ -44,7 +44,7 @@ def eigen_cam(activations_BCHW: Tensor) -> Tensor:
 
 
 def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: int, method: str = 'grad') -> Tensor:
-    """Where, on the map of a stage, what a score depends on is: (B, H, W), from 0 to 1.
+    """How much a score depends on each place of the map of a stage: (B, H, W), from 0 to 1.
 
     Args:
         model: what has a `SwinBackbone` or `SwinV2Backbone`.

@@ -123,7 +123,7 @@ def _labels(mask_NN: np.ndarray, window_size: Size) -> tuple[np.ndarray, np.ndar
 
 
 def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:
-    """What to call the windows that a region's border cuts by rows, by columns, or both ways."""
+    """The name of the windows that a border of regions cuts by rows, by columns, or both ways."""
     if not any(cut):
         return 'interior'
     inner = [number < count - 1 for number, count in zip(position, counts)]

@@ -28,7 +28,7 @@ def processor() -> str:
 
 
 def pin_threads(threads: Optional[int]) -> None:
-    """Let torch use so many threads, by default as many as it would, and keep the process on as many CPUs."""
+    """Set the number of threads of torch (default: its own choice), and keep the process on as many CPUs."""
     torch.set_num_threads(threads or torch.get_num_threads())
     if hasattr(os, 'sched_setaffinity'):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: torch.get_num_threads()])
@@ -53,7 +53,7 @@ def why_not_quiet() -> Optional[str]:
 
 
 def _running_beside_this() -> float:
-    """How many threads want a processor while this one sleeps, in the median of a second; 0 where that is not known."""
+    """How many other threads are ready to run, as the median over one second; 0 where that is not known."""
     counts = []
     for _ in range(50):
         time.sleep(0.02)

@@ -62,6 +62,16 @@ class SwinBackbone(SwinPyramid):
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
+
+    Examples:
+        >>> import torch
+        >>> from swin_backbone import SwinBackbone
+        >>> backbone = SwinBackbone(arch='nano').eval()
+        >>> [tuple(x.shape) for x in backbone(torch.rand(1, 3, 64, 96))]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
+        >>> SwinBackbone(arch='nano', num_heads=(5, 4, 8, 16))
+        Traceback (most recent call last):
+        ValueError: num_heads[0] must divide the width of stage 0, 32; got 5
     """
 
     def __init__(

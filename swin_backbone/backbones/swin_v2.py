@@ -37,6 +37,13 @@ class SwinV2Backbone(SwinPyramid):
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
+
+    Examples:
+        >>> import torch
+        >>> from swin_backbone import SwinV2Backbone
+        >>> backbone = SwinV2Backbone(arch='nano', window_size=(8, 8, 8, 4), out_indices=(2, 3)).eval()
+        >>> [tuple(x.shape) for x in backbone(torch.rand(1, 3, 64, 96))]
+        [(1, 128, 4, 6), (1, 256, 2, 3)]
     """
 
     def __init__(

@@ -99,7 +99,7 @@ def read_legacy(file: BinaryIO, budget: Budget, place: Callable[[Tensor], Tensor
 
 
 class _DirectoryLimit:
-    """A file of which zipfile reads no larger directory than the budget allows: it makes objects of it at once."""
+    """A file that limits how large a directory zipfile may read, because zipfile makes objects of all entries."""
 
     def __init__(self, file: BinaryIO, budget: Budget):
         self._file = file

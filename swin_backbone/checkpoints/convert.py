@@ -24,16 +24,16 @@ def convert_checkpoint(
 ) -> str:
     """Write a Swin checkpoint in another format; there and back gives the same bits.
 
-    The backbone goes over, and a classifier's last norm and head. A whole detector or segmentor stays whole in
-    mmdet's format; the others have no names for its neck and heads. Index tables and masks are left out (but
-    torchvision's index, which it cannot do without). Output norms, `norm0` to `norm3`, have a place in mmdet, in the
-    official detectors and in Hugging Face's backbones; in timm's and torchvision's files they keep their names.
+    The backbone is converted, and a classifier's last norm and head. A whole detector or segmentor stays whole in
+    mmdet's format; the others have no names for its neck and heads. Index tables and masks are left out (except
+    torchvision's index table, without which it loads nothing). Output norms, `norm0` to `norm3`, have a place in mmdet,
+    in the official detectors and in Hugging Face's backbones; in timm's and torchvision's files they keep their names.
 
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.
         target: the file to write, of safetensors if that is what its name ends in, else of torch.save.
-        to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'; not 'torchvision' for Swin V2, which it has not, and
-            whose names in 'mmdet' are mmpretrain's, as here.
+        to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a Swin V2
+            the names of mmpretrain, which are used here too.
         unsafe_load: see `load_checkpoint`.
 
     Returns:
@@ -42,6 +42,14 @@ def convert_checkpoint(
     Raises:
         ValueError: if there is no such format.
         CheckpointError: if the source cannot be read, or holds no Swin, or one that the format has not.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from swin_backbone import SwinBackbone, convert_checkpoint
+        >>> folder = tempfile.mkdtemp()
+        >>> torch.save(SwinBackbone(arch='nano').state_dict(), f'{folder}/ours.pth')
+        >>> convert_checkpoint(f'{folder}/ours.pth', f'{folder}/hf.safetensors', to='hf').split('): ')[-1]
+        '157 tensors; left out: nothing'
     """
     if to not in WRITTEN:
         raise ValueError(f'to must be one of {", ".join(WRITTEN)}, got {to!r}')
@@ -106,7 +114,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
-    """Write beside, then rename: nothing is ever half there.
+    """Write to a temporary file, then rename it, so that a file is never half-written.
 
     Raises:
         CheckpointError: if it cannot be written, as on a full disk.

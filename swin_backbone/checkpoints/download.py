@@ -1,4 +1,4 @@
-"""From an address to a file on this machine: once, whole, and what its name says it is."""
+"""Download a checkpoint once, completely, and compare it with the hash in its name."""
 
 import hashlib
 import os
@@ -32,7 +32,7 @@ def fetch(address: str) -> Path:
     """The file at a path, file://, http:// or https:// address; downloads are kept in torch.hub's cache folder.
 
     Raises:
-        CheckpointError: if there is nothing, the connection stays cut, or the file is not what its name's hash says.
+        CheckpointError: if there is no such file, the connection keeps breaking, or the hash in its name is wrong.
     """
     parts = urlsplit(address)
     if parts.scheme in ('http', 'https'):

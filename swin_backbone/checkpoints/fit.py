@@ -26,7 +26,7 @@ _ANCHORS = {
 
 @dataclass
 class LoadReport:
-    """What came of a checkpoint."""
+    """What was loaded from a checkpoint, and what was not."""
 
     checkpoint: str
     origin: str = ''  # whose format it is, and the prefix of the backbone's names in it
@@ -63,7 +63,7 @@ class LoadReport:
 def backbones_of(model: nn.Module) -> dict[str, int]:
     """The prefixes, among a model's names, of the backbones of this package in it, and which version of Swin each is.
 
-    The toolboxes' own do not say their window.
+    The toolboxes' own Swins are left out: they do not tell the size of their window.
     """
     found = {}
     for name in model.state_dict():
@@ -128,7 +128,7 @@ def fit(
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """A model with such weights computes nothing, and a metric leaves out what is no number.
+    """Refuse weights that are NaN or infinite: outputs would be NaN, which some metrics silently leave out.
 
     Buffers may be infinite, as some masks are.
 
@@ -264,7 +264,7 @@ def _in_order(by_stage: dict[int, int]) -> tuple[int, ...]:
 def _fit_elsewhere(
     tensors: dict[str, Tensor], outer: str, own: dict[str, Tensor], fitted: dict[str, Tensor], report: LoadReport
 ) -> None:
-    """The neck and the heads, which go by the names and shapes they have."""
+    """Load neck and heads, by equal names and shapes."""
     for key, value in tensors.items():
         here = key.removeprefix(outer)
         if here not in own or here in fitted:

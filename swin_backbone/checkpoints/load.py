@@ -39,6 +39,15 @@ def load_checkpoint(
         CheckpointError: a ValueError: the file cannot be read, is not safe, or holds no Swin, or one of another
             version, depth or width.
         ValueError: if the model has neither.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from swin_backbone import SwinBackbone, load_checkpoint
+        >>> path = tempfile.mkdtemp() + '/window7.pth'
+        >>> torch.save(SwinBackbone(arch='nano').state_dict(), path)
+        >>> report = load_checkpoint(SwinBackbone(arch='nano', window_size=12), path)
+        >>> len(report.loaded), set(report.resized.values())
+        (125, {'bias tables from window 7x7 to 12x12'})
     """
     if not backbones_of(model):
         raise ValueError(

@@ -17,7 +17,7 @@ VALUE_BYTES = 128
 
 
 class Forbidden(CheckpointError):
-    """A pickle wants what it may not have.
+    """A pickle asks for something that is not allowed.
 
     Args:
         wanted: names, or what they are.

@@ -122,7 +122,7 @@ def window_of_table(table_Rh: Tensor) -> Optional[Size]:
 
 
 def _in_float32(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, source: Size, target: Size) -> Tensor:
-    """At least: half precision is not interpolated on every device, and would lose by it."""
+    """In float32 at least: not every device interpolates half precision, and it would lose accuracy."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     return resize(tensor.to(dtype), source, target).to(tensor.dtype)
 

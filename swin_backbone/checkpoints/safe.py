@@ -37,7 +37,7 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
     """What a checkpoint file holds: a dict, if it is one of this field.
 
     In it are tensors, arrays of numbers, numbers, strings, and lists, tuples, sets and dicts of these, and mmengine's
-    HistoryBuffer; nothing else gets in. A zip archive's checksums are checked. Reading takes 64 MiB and 8 times the
+    HistoryBuffer; anything else is refused. A zip archive's checksums are checked. Reading takes 64 MiB and 8 times the
     file's size at most; the environment variable SWIN_BACKBONE_LOAD_MIB says another limit.
 
     Args:
@@ -48,8 +48,8 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
             what the process was told, False.
 
     Raises:
-        CheckpointError: if there is no such file, it is none or not whole, it takes too much memory, or it wants to
-            execute something.
+        CheckpointError: if there is no such file, it is no checkpoint or is truncated, it takes too much memory, or
+            it wants to execute something.
     """
     path = fetch(str(checkpoint))
     try:

@@ -39,7 +39,7 @@ class Report:
         rows: for the table, by their names.
         classes: how many objects, or pixels of the labels looked at, each class has.
         errors: what cannot be trained on, or would be trained on wrongly, with examples, and how many.
-        warnings: the same of what may be meant.
+        warnings: the same for what may be intended.
         counts: how many there are of each error and warning.
     """
 
@@ -234,7 +234,7 @@ def _beside(name: str, box: list, image: dict) -> str:
 
 
 def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:
-    """At most so many of the indices below a number, drawn at random, until a time is over; the first in any case."""
+    """Random indices below a number: at most so many, until a time is over, and one at least."""
     end = time.monotonic() + seconds
     for count, index in enumerate(random.Random(0).sample(range(number), min(number, max_files))):
         if count and time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Checkpoints of which, at every moment, a whole one is there."""
+"""Saving checkpoints so that at any moment there is a complete one."""
 
 import os
 from pathlib import Path
@@ -14,9 +14,9 @@ from .whole_files import PARTIAL, write_whole
 class WholeCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, which removes an old checkpoint only once the new one is on the disk.
 
-    Written beside and renamed are the checkpoint, then `last_checkpoint`; then the oldest is removed. mmengine's own
-    removes first and writes in place, so that whatever ends it in between leaves no checkpoint. With
-    `max_keep_ckpts=n` there is therefore room needed for n + 1. What is needed to resume exactly is in
+    The checkpoint is written to a temporary file and renamed, then `last_checkpoint` is, then the oldest checkpoint is
+    removed. mmengine's own hook removes first and writes in place: if it is interrupted, no checkpoint is left.
+    `max_keep_ckpts=n` therefore needs room for n + 1. What is needed to resume exactly is in
     `meta['exact_resume']`.
 
     Args:

@@ -36,6 +36,15 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
     Raises:
         ValueError: if decay_rate is missing or out of its range, another key stands beside it, or the model has no
             backbone with Swin's stages and blocks.
+
+    Examples:
+        >>> from torch import nn
+        >>> from swin_backbone import SwinBackbone, SwinLayerDecayOptimizerConstructor
+        >>> model = nn.ModuleDict(dict(backbone=SwinBackbone(arch='nano'), head=nn.Linear(256, 10)))
+        >>> wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1.0))
+        >>> make = SwinLayerDecayOptimizerConstructor(wrapper, dict(decay_rate=0.5))
+        >>> sorted({group['lr'] for group in make(model).param_groups})[-2:]  # the last block and the head
+        [0.5, 1.0]
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None):

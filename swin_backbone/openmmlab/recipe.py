@@ -16,7 +16,8 @@ POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cp
 
 
 def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], segmentation: bool) -> None:
-    """Give a config the recipe's optimizer, in place. The schedule stays, but for a rate it may not end above.
+    """Give a config the recipe's optimizer, in place. The schedule is unchanged, except that an
+    `eta_min` at or above the new rate becomes 0.
 
     A config that has AdamW already (the DETR family, RTMDet, SegFormer) keeps its rate, its decay and its
     multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables. Any config

@@ -1,4 +1,4 @@
-"""Random numbers as a function of where training is, so that a resumed one draws those it would have drawn.
+"""Random numbers as a function of the position in training, so that a resumed training draws the same ones.
 
 mmengine seeds a process once, and from then on each random number depends on all that were drawn before it: in the
 process, in its workers, and by the validation in between. Here Python's, numpy's and torch's generators (CUDA's too)

@@ -39,6 +39,14 @@ def swap_backbone(
 
     Raises:
         ValueError: if something in the config cannot be placed, naming its key.
+
+    Examples:
+        >>> from mmengine.config import Config
+        >>> from swin_backbone import swap_backbone
+        >>> backbone = dict(type='SwinTransformer', embed_dims=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24])
+        >>> cfg = Config(dict(model=dict(backbone=backbone)))
+        >>> swap_backbone(cfg, 'swin-t', verbose=False).model.backbone.type
+        'SwinBackbone'
     """
     if name not in SWINS:
         raise ValueError(f'the backbone must be one of {list(SWINS)}, got {name!r}')

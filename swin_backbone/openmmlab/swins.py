@@ -1,7 +1,4 @@
-"""The backbones that can be swapped in by name: what each is in a config.
-
-A further family is further rows.
-"""
+"""The backbones that can be swapped in by name, and what each is in a config. A new family is new rows."""
 
 from typing import Any, NamedTuple, Optional
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fills a model: what it leaves random is named."""
+"""Whether a checkpoint has all weights of a model; those that it leaves random are named."""
 
 from collections.abc import Mapping
 from typing import Any, Optional

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Writing files that are complete or not there at all, whatever happens meanwhile."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 
 
 def write_whole(path: Union[str, Path], data: bytes) -> None:
-    """Write beside `path`, wait until the disk has it, then put it in the place of what was there.
+    """Write to a temporary file beside `path`, flush it to the disk, then rename it to `path`.
 
     Raises:
         OSError: if it cannot be written, as on a full disk. What was there stays, and nothing is left beside it.

@@ -37,7 +37,7 @@ class BlockWeights(NamedTuple):
 
 
 class BlockSettings(NamedTuple):
-    """What else a block is, besides its weights."""
+    """The settings of a block that are not weights."""
 
     scale: float  # of q k^T
     eps: tuple[float, ...]  # of the two norms; of three, where Swin V2 has one on the shortcut
@@ -54,7 +54,7 @@ def swin_block(
     """One Swin block (Liu et al. 2021, equation 3) on the tokens of some windows: (T, C).
 
     Args:
-        gradient_only: nobody reads the value, but for its gradient; what comes last need not be computed then.
+        gradient_only: only the gradient is needed and not the value, so the last operations are skipped.
     """
     C, eps = (int(x_TC.shape[-1]),), settings.eps  # a number, for a tracer too
     y_TC = attention(F.layer_norm(x_TC, C, w.norm1_weight, w.norm1_bias, eps[0]), windows, w, settings)
@@ -96,7 +96,7 @@ def mlp(
 
 
 def drop_path(branch_TC: Tensor, windows: Windows, factors_2B: Optional[Tensor], branch: int) -> Tensor:
-    """A branch, 0 or 1, times the factor of its image (stochastic depth): (T, C)."""
+    """Multiply branch 0 or 1 by the factor of its image (stochastic depth): (T, C)."""
     if factors_2B is None:
         return branch_TC
     return branch_TC * windows.per_token(factors_2B[branch]).to(branch_TC.dtype)

@@ -30,7 +30,7 @@ class ExportedWindows(RolledWindows):
         return x_BTC.index_select(1, self._token_at_P(x_BHWC.device)).view(B * rows * columns, Wh * Ww, C)
 
     def to_windows(self, x_LNC: Tensor) -> Tensor:
-        """They are there since `pad`."""
+        """`pad` has done this already."""
         return x_LNC
 
     def to_tokens(self, x_LNC: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class ExportedWindows(RolledWindows):
         return token.reshape(self.counts[0] * self.counts[1] * self.window_size[0] * self.window_size[1])
 
     def _unrolled(self, axis: int, device: torch.device) -> Tensor:
-        """For each window of an axis where on the padded map its places are: (n, W)."""
+        """For each window of an axis, the positions of its places on the padded map: (n, W)."""
         padded, shift = self.padded_size[axis], self.shift[axis]
         place = torch.arange(padded, device=device)
         if shift:
@@ -64,7 +64,7 @@ class ExportedWindows(RolledWindows):
         return (of_row_H[:, None] + of_column_W).reshape(H * W)
 
     def _rolled(self, axis: int, device: torch.device) -> Tensor:
-        """For each row, or column, of a map where on the rolled one it is."""
+        """For each row or column of a map, its position on the rolled map."""
         shift = self.shift[axis]
         place = torch.arange(self.size[axis], device=device)
         return torch.where(place < shift, place - shift + self.padded_size[axis], place - shift) if shift else place

@@ -24,7 +24,7 @@ def linear(
     """activation(x W^T + b): (T, D), in the dtype of the weight.
 
     Args:
-        gradient_only: nobody reads the value, but for its gradient; it need not be computed.
+        gradient_only: only the gradient is needed; the value need not be computed.
     """
     y_TD = F.linear(x_TC.to(weight_DC.dtype), weight_DC, bias_D)
     return y_TD if activation is None else activation(y_TD)
@@ -63,7 +63,7 @@ def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """Compute in the dtypes that are there."""
+    """Turn autocast off: operations keep the dtypes of their inputs."""
     return nullcontext() if autocast_dtype(device_type) is None else torch.autocast(device_type, enabled=False)
 
 

@@ -1,5 +1,5 @@
-"""Patches of a map: cut, embedded, merged; and the output norm. Some rows become some rows of another map, so that a
-map can be run in strips of rows, and what lies between is nowhere in memory as a whole.
+"""Patch embedding, patch merging and the output norm. Each can compute a few rows of a map at a time, so that no
+intermediate tensor is as large as a whole map.
 
 Layout: B batch, C channels, H W height and width of a map, T tokens, P values of a patch (channels of the image, rows,
 columns).
@@ -22,7 +22,7 @@ OUTPUT_STRIP_TOKENS = 4096  # of an output map that are normalised and transpose
 
 
 class Rows(NamedTuple):
-    """Some rows of one map of a batch, and the rows they become."""
+    """Some input rows of one map of a batch, and the output rows that are computed from them."""
 
     image: slice
     rows: slice
@@ -76,7 +76,7 @@ class MergingWeights(NamedTuple):
 
 
 def row_strips(shape: torch.Size, patch: Size, tokens: int) -> list[Rows]:
-    """All rows of maps (B, H, W, C), in strips that become at most `tokens` tokens, of a row or more.
+    """Cut maps (B, H, W, C) into strips of at least one row, each with at most `tokens` output tokens.
 
     Args:
         patch: (rows, columns) of a map that become one token; those at the bottom and right edge may be cut.
@@ -136,7 +136,7 @@ def neighbours_first(weight: Weight) -> Weight:
 
 
 def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-    """Layer norm, and the map that necks and heads read: (B, C, H, W), contiguous. Without a gradient."""
+    """Layer norm, then the map that necks and heads read: (B, C, H, W), contiguous. It has no gradient."""
     B, H, W, C = x_BHWC.shape
     out_BCT: Optional[Tensor] = None
     for image, x_TC in enumerate(x_BHWC.reshape(B, H * W, C)):

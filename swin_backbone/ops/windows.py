@@ -25,7 +25,7 @@ CACHED_GRIDS = 64  # a Swin at one input size uses 8: two shifts in each of four
 
 
 def bounded_cache(build: Callable) -> Callable:
-    """A bounded cache for index tables; it steps aside under torch.compile and export, which trace what they do."""
+    """A bounded cache for index tables. Under torch.compile and export it calls the function directly."""
 
     @lru_cache(maxsize=CACHED_GRIDS)
     def cached(*args):
@@ -50,7 +50,7 @@ class Windows(Protocol):
         """The tokens in these windows."""
 
     def write(self, y: Tensor, x_BHWC: Tensor, out_BHWC: Optional[Tensor]) -> Tensor:
-        """What became of the tokens, put in their place in `out_BHWC`; None: in a new map, of the shape of the old."""
+        """Put the computed tokens in their places in `out_BHWC`; None: in a new map of the same shape."""
 
     def linear(
         self,
@@ -60,15 +60,15 @@ class Windows(Protocol):
         activation: Optional[Callable[[Tensor], Tensor]] = None,
         gradient_only: bool = False,
     ) -> Tensor:
-        """A linear layer over tokens: `ops.linear.linear`, or what is quicker here."""
+        """A linear layer over tokens: `ops.linear.linear`, or a faster equivalent."""
 
     def pad(self, x: Tensor) -> Tensor:
-        """Tokens, and zeros for the places of windows that reach over the edge of the map."""
+        """The tokens, with zeros for the places of windows that lie outside the map."""
 
     def attend(self, qkv: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
         """Softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4).
 
-        A pair of tokens that the roll alone made neighbours gets no weight.
+        Tokens that are neighbours only because of the cyclic shift do not attend to each other.
 
         Args:
             qkv: query, key and value of each padded token, one behind the other, each with its heads one behind
@@ -81,10 +81,10 @@ class Windows(Protocol):
         """
 
     def per_token(self, values_B: Tensor) -> Tensor:
-        """One value an image, in a shape that multiplies its tokens."""
+        """One value for each image, in a shape that broadcasts over its tokens."""
 
     def per_image(self, x: Tensor) -> Tensor:
-        """The tokens of each image by themselves, image in front, where these are all windows of the maps."""
+        """The tokens with the image as first dimension; only where these are all windows of the maps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +178,11 @@ class TableWindows:
     @classmethod
     @bounded_cache
     def cut(cls, window_tokens: Optional[int], *geometry) -> 'list[TableWindows]':
-        """All windows of a batch of maps, in pieces of a like size; each token is in exactly one.
+        """Cut all windows of a batch of maps into pieces of about equal size; each token is in exactly one.
 
         Args:
-            window_tokens: places, tokens and padding, of a piece at the most, and at least one window; None: all
-                windows are one piece, and tokens are read in the maps' order.
+            window_tokens: the most places (tokens and padding) of a piece, which has at least one window; None: one
+                piece with all windows, whose tokens are in the order of the maps.
             geometry: the arguments of `WindowGrid`.
         """
         grid = WindowGrid(*geometry)

@@ -57,9 +57,9 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
         out_TC, lse_LhN = launch_forward(tiles, qkv_T3C, bias_hNN, scale)
         grads = launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, True)
         exact_qkv, exact_bias, exact_grad = (x.double() for x in inputs)
-        exact_inputs = exact_qkv.requires_grad_(), exact_bias.requires_grad_()
-        exact = attend_literally(*exact_inputs, *settings, scale)
-        expected = exact, *torch.autograd.grad(exact, exact_inputs, exact_grad)
+        exact_qkv.requires_grad_(), exact_bias.requires_grad_()
+        exact = attend_literally(exact_qkv, exact_bias, *settings, scale)
+        expected = exact, *torch.autograd.grad(exact, (exact_qkv, exact_bias), exact_grad)
         for what, result, x in zip(RESULTS, (out_TC, *grads), (x.detach() for x in expected)):
             largest = max(1.0, float(x.abs().max()))
             error = float((result.cpu().double() - x).abs().max()) / largest

@@ -1,0 +1,170 @@
+"""The documentation as its readers meet it: links lead somewhere, commands parse, Python runs, errors are real ones."""
+
+import ast
+import doctest
+import importlib
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from functools import cache, lru_cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob('*.md')), *sorted((ROOT / 'docs').glob('*.md'))]
+names = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+
+FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
+NOT_RUN = re.compile(r'<!-- not run: .+ -->\n\Z')
+EXAMPLES = (
+    *('backbones.swin', 'backbones.swin_v2', 'checkpoints.load', 'checkpoints.convert'),
+    *('openmmlab.swap', 'openmmlab.optim', 'analysis.attention'),
+)
+
+
+def prose(page):
+    """A page without its blocks of code."""
+    return FENCE.sub('', page.read_text(encoding='utf-8'))
+
+
+@cache
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r'^#+ (.+)$', prose(page), re.M)
+    plain = [re.sub(r'[`*]|\[([^]]*)\]\([^)]*\)', r'\1', heading) for heading in headings]
+    return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in plain}
+
+
+@names
+def test_links_and_pictures_lead_somewhere(page):
+    for target in re.findall(r'\]\(([^)\s]+)\)|src="([^"]+)"', prose(page)):
+        target = ''.join(target)
+        if target.startswith(('https://', 'http://')):
+            continue
+        path, _, anchor = target.partition('#')
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f'{page.name}: {target}'
+        if anchor:
+            assert anchor in anchors(there), f'{page.name}: {target}'
+
+
+def commands(page):
+    """The commands of a page's blocks of shell, and those behind a prompt, one by one, as lists of words."""
+    for _, language, text in FENCE.findall(page.read_text(encoding='utf-8')):
+        if language != 'bash':
+            text = '\n'.join(line[2:] for line in text.splitlines() if line.startswith('$ '))
+        for line in text.replace('\\\n', ' ').splitlines():
+            words = shlex.shlex(line, posix=True, punctuation_chars='&|;')
+            words.whitespace_split = True
+            command = []
+            for word in [*words, '&&']:
+                if word and set(word) <= set('&|;'):
+                    if command:
+                        yield command
+                    command = []
+                elif command or not re.fullmatch(r'[A-Z_]+=.*', word):  # variables stand before a command
+                    command.append(word)
+
+
+@cache
+def tool(path):
+    return runpy.run_path(str(ROOT / path), run_name='tool')['parse_args']
+
+
+def check(command, monkeypatch):
+    program, *arguments = command
+    if Path(program).name in ('python', '$(RUN)') and arguments[0].startswith('tools/'):
+        monkeypatch.setattr(sys, 'argv', arguments)
+        monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+        tool(arguments[0])()
+    elif arguments[:2] == ['-m', 'swin_backbone']:
+        from swin_backbone.__main__ import parser
+
+        parser().parse_args(arguments[2:])
+    elif program == 'make':
+        targets = re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.M)
+        assert {word for word in arguments if '=' not in word} <= set(targets)
+    elif program == 'bash' or (program == 'python' and arguments[0].startswith('tests/')):
+        assert (ROOT / arguments[0]).is_file()
+    elif program.endswith('pytest') or arguments[:2] == ['-m', 'pytest']:
+        assert all((ROOT / word).exists() for word in arguments if word.startswith('tests'))
+    elif program.endswith('pip') or arguments[:2] == ['-m', 'pip']:
+        extras = re.findall(r"^        '(\w+)': \[", (ROOT / 'setup.py').read_text(), re.M)
+        asked = re.findall(r'\[([\w,]+)\]', ' '.join(arguments))
+        assert {extra for group in asked for extra in group.split(',')} <= set(extras)
+    else:
+        assert program in ('python', 'git', 'cd', 'source', 'pre-commit', 'jupyter'), 'what is this?'
+
+
+@names
+def test_commands_parse(page, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'DIR').mkdir()
+    (tmp_path / 'DIR' / 'deploy.json').touch()  # what tells an exported folder from a checkpoint
+    monkeypatch.chdir(tmp_path)
+    for command in commands(page):
+        try:
+            check(command, monkeypatch)
+        except (SystemExit, AssertionError) as error:
+            raise AssertionError(f'{page.name}: {shlex.join(command)}: {error} {capsys.readouterr().err}') from error
+
+
+@names
+def test_python_blocks_run(page, tmp_path, monkeypatch, capsys):
+    """The blocks of a page run one after the other; one that cannot has a line before it: <!-- not run: why -->."""
+    text, namespace = page.read_text(encoding='utf-8'), {}
+    monkeypatch.chdir(tmp_path)
+    for match in FENCE.finditer(text):
+        if match[2] == 'python' and not NOT_RUN.search(text[: match.start()]):
+            line = text[: match.start()].count('\n') + 2
+            exec(compile('\n' * (line - 1) + match[3], str(page), 'exec'), namespace)
+
+
+@pytest.mark.parametrize('module', EXAMPLES)
+def test_examples_of_docstrings(module):
+    failed, tried = doctest.testmod(importlib.import_module(f'swin_backbone.{module}'))
+    assert tried
+    assert not failed
+
+
+@lru_cache(maxsize=1)
+def sentences():
+    """The fixed parts of each string of the package and the tools, as patterns."""
+    found = set()
+    for path in [*(ROOT / 'swin_backbone').rglob('*.py'), *(ROOT / 'tools').glob('*.py'), ROOT / 'tools/install.sh']:
+        if path.suffix == '.sh':
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [re.escape(p.value) if isinstance(p, ast.Constant) else '.*' for p in node.values]
+                found.add((''.join(parts), sum(len(p.value) for p in node.values if isinstance(p, ast.Constant))))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add((re.escape(node.value), len(node.value)))
+    return [(re.compile(pattern, re.S), fixed) for pattern, fixed in found if fixed >= 20]
+
+
+def test_errors_of_troubleshooting_are_word_for_word():
+    text = (ROOT / 'docs' / 'troubleshooting.md').read_text(encoding='utf-8')
+    errors = [m[3].strip() for m in FENCE.finditer(text) if not text[: m.start()].endswith('<!-- not from here -->\n')]
+    assert len(errors) > 15
+    for error in errors:
+        assert any(pattern.search(error) for pattern, _ in sentences()), error
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_fetches_nothing(tmp_path):
+    pytest.importorskip('mkdocs', reason="mkdocs is not installed: pip install -e '.[docs]'")
+    result = subprocess.run(
+        [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(tmp_path)],
+        cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    pages = list(tmp_path.rglob('*.html'))
+    assert {page.with_suffix('.html').name for page in PAGES if page.parent.name == 'docs'} <= {p.name for p in pages}
+    for page in pages:
+        html = page.read_text(encoding='utf-8')
+        tags = re.findall(r'<(?:script|img|iframe)[^>]*>|<link[^>]*stylesheet[^>]*>', html)
+        assert not [tag for tag in tags if re.search(r'(?:src|href)="?(?:https?:)?//', tag)], page.name
