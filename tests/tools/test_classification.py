@@ -150,6 +150,21 @@ def test_a_classifier_says_the_class_of_a_picture(tmp_path, shapes, trained):
         assert np.abs(drawn - cv2.imread(str(path))).max() > 100
 
 
+def test_a_picture_gets_the_scores_that_testing_gives_it(tmp_path, shapes, trained):
+    names = [line.split()[0] for line in (shapes / 'annotations' / 'crops_val.txt').read_text().splitlines()]
+    outputs = ['--work-dir', tmp_path / 'work', '--out', tmp_path / 'out.pkl']
+    tested = run('tools/test.py', DEMO, trained, *outputs, *demo_options(shapes))
+    assert tested.returncode == 0, tested.stderr[-2000:]
+    paths = [shapes / 'crops' / 'val' / name for name in names]
+    seen = run('tools/infer.py', *paths, DEMO, trained, '--out-dir', tmp_path, *demo_options(shapes))
+    assert seen.returncode == 0, seen.stderr[-2000:]
+    scores = {one['file_name']: one['score'] for one in json.loads((tmp_path / 'results.json').read_text())}
+    expected = pickle.loads((tmp_path / 'out.pkl').read_bytes())
+    assert len(scores) == len(expected) == len(paths)
+    for path, sample in zip(paths, expected):
+        assert scores[str(path)] == pytest.approx(sample['pred_score'].max().item(), rel=1e-4), path
+
+
 def test_a_checkpoint_of_another_number_of_classes_is_named(tmp_path, shapes, trained):
     more = demo_options(shapes, 'model.head.num_classes=7', 'data_preprocessor.num_classes=7')
     tested = run('tools/test.py', DEMO, trained, '--work-dir', tmp_path, *more)
