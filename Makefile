@@ -2,9 +2,11 @@
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
+# make test-toolboxes  what needs mmpretrain and mmrotate, which it installs
 # make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
+# make demo-cls  the same with a classifier
 # make demo-deploy  what the two demos trained, exported with free sizes and run without torch
 # make docs      build the documentation's site into build/site; make docs-serve shows it while you write
 # make docs-pictures   draw the pictures of docs/pictures.md, from the code and the two demos' checkpoints
@@ -25,8 +27,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy test test-slow test-faults test-lite test-openmmlab demo demo-seg demo-deploy docs \
-	docs-serve docs-pictures benchmark-gpu lint clean
+.PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-lite test-toolboxes \
+	test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
 
 install: $(STAMP)
 
@@ -34,12 +36,12 @@ $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' bash tools/install.sh
 	@touch $@
 
-# What tools/export.py needs; no part of `make install`, which it would make larger by 400 MB.
-DEPLOY_STAMP := $(VENV)/.installed-deploy
-install-deploy: $(DEPLOY_STAMP)
+# No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain and mmrotate, each about 40 MB
+# with torchvision, which nothing else here needs.
+install-deploy install-cls install-rotate: install-%: $(VENV)/.installed-%
 
-$(DEPLOY_STAMP): setup.py $(CONSTRAINTS) | install
-	@$(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[deploy]'
+$(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
+	@$(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
 	@touch $@
 
 # Two processes with a thread each: with two threads each they would slow one another many times.
@@ -53,6 +55,9 @@ FAULTS := work_dirs/faults.json
 test-faults: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile -m faults --faults-json $(FAULTS)
 	$(RUN) tests/faults.py $(FAULTS) docs/reliability.md
+
+test-toolboxes: install-cls install-rotate
+	$(RUN) -m pytest -m 'toolboxes and not slow'
 
 test-lite: install
 	$(RUN) -m pytest -m '' tests/test_lite.py
@@ -68,6 +73,9 @@ SHAPES := data/shapes
 $(SHAPES)/annotations/instances_val.json: tools/make_shapes_dataset.py | install
 	$(RUN) tools/make_shapes_dataset.py $(SHAPES)
 
+$(SHAPES)/annotations/crops_val.txt: tools/make_shapes_dataset.py | install
+	$(RUN) tools/make_shapes_dataset.py $(SHAPES) --crops
+
 DEMO := configs/demo/mask-rcnn_swin-nano_fpn_shapes.py
 demo: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) tools/train.py $(DEMO) --work-dir work_dirs/demo
@@ -79,6 +87,12 @@ demo-seg: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) tools/train.py $(DEMO_SEG) --work-dir work_dirs/demo-seg
 	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir work_dirs/demo-seg \
 		--show-dir work_dirs/demo-seg/pictures
+
+DEMO_CLS := configs/demo/swin-nano_shapes-crops.py
+demo-cls: install-cls $(SHAPES)/annotations/crops_val.txt
+	$(RUN) tools/train.py $(DEMO_CLS) --work-dir work_dirs/demo-cls
+	$(RUN) tools/test.py $(DEMO_CLS) "$$(cat work_dirs/demo-cls/last_checkpoint)" --work-dir work_dirs/demo-cls \
+		--show-dir work_dirs/demo-cls/pictures
 
 # DIR of each: the metric of the checkpoint in PyTorch, then of the exported folder in its own runtime.
 DEPLOYED := work_dirs/demo-deploy

@@ -57,6 +57,9 @@ setup(
             'onedl-mmsegmentation>=1.4.2',
         ],
         'openmmlab': ['mmengine>=0.10.7', 'mmcv>=2.1.0', 'mmdet>=3.3.0', 'mmsegmentation>=1.2.2', 'ftfy', 'regex'],
+        # Further toolboxes of the OneDL stack; both import torchvision, of which any build does
+        'cls': ['onedl-mmpretrain>=1.3.6', 'torchvision'],  # classification, SimMIM
+        'rotate': ['onedl-mmrotate>=1.2.1', 'torchvision'],
         # Nothing to compile: for the backbones, checkpoints and export, without a detector or segmentor
         'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
         # tools/visualize.py, tools/plot_log.py and the curves beside a training's log

@@ -3,8 +3,10 @@
 mmengine is imported inside the functions, so that code which needs only torch can import this file.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Optional
 
 import torch
@@ -101,3 +103,53 @@ def checkpoint_loaders() -> Optional[dict[str, Callable[..., Any]]]:
 
     loaders = getattr(CheckpointLoader, SCHEMES, None)
     return None if loaders is None else dict(loaders)
+
+
+# --- torchvision ------------------------------------------------------------------------------------------------------
+
+# What its import describes to torch, and only its compiled extension declares.
+TORCHVISION_OPERATORS = (
+    'nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
+    'qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
+)
+
+
+def import_torchvision() -> Optional[Exception]:
+    """Import torchvision where it is installed, also one that was built for another torch than the one here.
+
+    Beside a CPU torch the build of PyPI, for CUDA, does not find its compiled operators, and its import stops with a
+    RuntimeError where it describes two of them to torch. They are declared, and then all that is Python in it works:
+    its transforms, which mmpretrain and mmrotate import. The operators themselves stay what they are: not there.
+
+    Returns:
+        What is wrong with a torchvision that cannot be imported all the same. It counts as not installed from now on:
+        mmengine, noting versions in the log, expects an ImportError and no other.
+    """
+    error = _try_torchvision()
+    if error is not None and 'torchvision::' in str(error):
+        _declare_torchvision_operators()
+        error = _try_torchvision()
+    if error is not None:
+        sys.modules['torchvision'] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError now
+    return error
+
+
+def _try_torchvision() -> Optional[Exception]:
+    try:
+        import torchvision  # noqa: F401
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:
+        for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
+            del sys.modules[name]
+        return error
+    return None
+
+
+@cache
+def _declare_torchvision_operators() -> torch.library.Library:
+    """What it declares goes with the library, which the cache keeps."""
+    library = torch.library.Library('torchvision', 'FRAGMENT')
+    for schema in TORCHVISION_OPERATORS:
+        library.define(schema)
+    return library

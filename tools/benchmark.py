@@ -1,9 +1,9 @@
 """Measure SwinBackbone beside other implementations of Swin, with the same weights, in one alternating run.
 
 python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
-    [--peers mmdet,timm,transformers,torchvision] [--arch tiny] [--compile] [--ablate] [--memory] [--sizes-in-turn]
-    [--strip-tokens N ...] [--attention-backend NAME ...] [--with-cp] [--kernels] [--runtime onnxruntime,openvino]
-    [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
+    [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
+    [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--attention-backend NAME ...] [--with-cp]
+    [--kernels] [--runtime onnxruntime,openvino] [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
 
 The ratio is the time of the fastest peer, or the memory of the leanest, to that of each.
 """
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from swin_backbone import ARCHS, SwinBackbone
+from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import machine, timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
 from swin_backbone.deploy.timing import RUNTIMES, exported_runs
@@ -47,7 +47,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
     parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='by autocast')
     parser.add_argument('--device', default='cpu', help='default: cpu')
-    parser.add_argument('--peers', default='mmdet', help='of mmdet,timm,transformers,torchvision (default: mmdet)')
+    parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
+    parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; of V2 mmpretrain, its only peer here)')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
     parser.add_argument('--compile', action='store_true', help='all of them through torch.compile as well')
     parser.add_argument('--ablate', action='store_true', help='this backbone also with one idea off in turn')
@@ -72,6 +73,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
     parser.add_argument('--plot', type=Path, metavar='F', help='write a plot of time, or memory, against size')
     args = parser.parse_args()
+    if args.peers is None:
+        args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
     if unknown:
         parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
@@ -80,10 +83,10 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def build(name: str, arch: str, variant: dict) -> torch.nn.Module:
+def build(name: str, version: int, arch: str, variant: dict) -> torch.nn.Module:
     """One of the models, with the weights that all of them get."""
     torch.manual_seed(0)
-    ours = SwinBackbone(arch=arch, drop_path_rate=0.0, **variant)
+    ours = (SwinBackbone, SwinV2Backbone)[version - 1](arch=arch, drop_path_rate=0.0, **variant)
     return build_peer(name, arch, ours) if name in PEERS else ours
 
 
@@ -92,8 +95,8 @@ def build_all(args: argparse.Namespace) -> dict:
     builders = {}
     for peer in filter(None, args.peers.split(',')):
         try:
-            build(peer, args.arch, {})
-            builders[peer] = partial(build, peer, args.arch, {})
+            build(peer, args.version, args.arch, {})
+            builders[peer] = partial(build, peer, args.version, args.arch, {})
         except (ImportError, RuntimeError) as error:
             console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
     variants = {OURS: {}, **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens}}
@@ -107,7 +110,8 @@ def build_all(args: argparse.Namespace) -> dict:
         variants['no compiled operators'] = {}  # nor are there any below
         variants['F.linear, no oneDNN'] = {}
         variants['pad, roll, masks; no strips'] = dict(strip_tokens=None)
-    builders.update({name: partial(build, OURS, args.arch, variant) for name, variant in variants.items()})
+    ours = partial(build, OURS, args.version, args.arch)
+    builders.update({name: partial(ours, variant) for name, variant in variants.items()})
     return builders
 
 

@@ -44,7 +44,7 @@ def picture_of(item: dict) -> np.ndarray:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
+        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
         init_default_scope(cfg.default_scope)
         loader = cfg.get(f'{args.phase}_dataloader')
         if loader is None:

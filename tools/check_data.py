@@ -42,7 +42,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
+        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
         reports = check_data(cfg, max_files=args.max_files, seconds=args.seconds)
     print_reports(reports, Console())
     return 1 if any(report.errors for report in reports) else 0

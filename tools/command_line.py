@@ -70,12 +70,18 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local_rank', '--local-rank', type=_export_local_rank, help=argparse.SUPPRESS)
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every tool does to a config: swap its backbone, then override settings."""
+def add_config_arguments(parser: argparse.ArgumentParser, at: bool = True) -> None:
+    """What every tool does to a config: swap its backbone, then override settings.
+
+    Args:
+        at: add --at; a tool may have another option of that name.
+    """
     from swin_backbone.openmmlab.swap import RECIPES  # here: not every tool has a config, and it takes seconds
     from swin_backbone.openmmlab.swins import SWINS
 
     parser.add_argument('--backbone', choices=list(SWINS), help="put this backbone in place of the config's own")
+    if at:
+        parser.add_argument('--at', metavar='KEY', help='with --backbone: which of several goes, as model.img_backbone')
     parser.add_argument(
         '--recipe',
         choices=RECIPES,

@@ -41,7 +41,7 @@ def main() -> None:
         found = [one for one in media.find_media(args.pictures) if not one.is_video] if args.pictures else []
         pictures = [frame.pixels for one in found for frame in media.read_frames(one)]
         cfg = runtime.load_config(
-            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
+            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
         )
         manifest = export(
             cfg,

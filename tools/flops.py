@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe)
+        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
         data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only)
     print_report(data, Console())
     if args.json:

@@ -1,4 +1,4 @@
-"""Run a trained detector or segmentor on pictures and videos; draw what it sees, and write it as data.
+"""Run a trained detector, segmentor or classifier on pictures and videos; draw what it sees, and write it as data.
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
@@ -11,6 +11,7 @@ quotes. Written are
 
     D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
+                           of a classifier: class and score of each picture, which are printed too, and the five best
     D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0
 
 A picture with more pixels than --max-pixels is reduced for the model and the overlay, and a line says so; this limits
@@ -87,7 +88,9 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     if len(args.model) == 1:
         return ExportedPredictor(args.model[0], args.device or 'cpu', args.threads, args.batch_size)
     config, checkpoint = args.model
-    cfg = runtime.load_config(config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False)
+    cfg = runtime.load_config(
+        config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
+    )
     device = args.device or ('cuda:0' if torch.cuda.is_available() else 'cpu')
     return Predictor(cfg, checkpoint, device, args.unsafe_load, args.allow_missing)
 
@@ -149,6 +152,9 @@ def main() -> int:
             results.close()
     seconds = time.monotonic() - begin
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
+    if predictor.scope == 'mmpretrain':
+        for found_class in results.objects:
+            print(f'{found_class["file_name"]}: {found_class["class"]} {found_class["score"]:.3f}')
     print(
         f'{len(results.images)} pictures and frames of {len(found) - len(unreadable)} files in {seconds:.1f} s, {seen}'
         f'{len(unreadable)} files unreadable; see {args.out_dir}'

@@ -1,8 +1,10 @@
-"""Make a data set of shapes on textured backgrounds, for object detection and for semantic segmentation.
+"""Make a data set of shapes on textured backgrounds, for detection, semantic segmentation and classification.
 
     OUT/images/{train,val}/000000.png
     OUT/annotations/instances_{train,val}.json   COCO instances: boxes, and masks of what is visible
     OUT/labels/{train,val}/000000.png            semantic segmentation: 0 background, then the shapes in order
+    OUT/crops/{train,val}/circle/000000_0.png    --crops: each shape by itself, in the folder of its class
+    OUT/annotations/crops_{train,val}.txt        --crops: lines of a crop and the number of its class, from 0
 
 The same arguments give the same bytes. A picture depends only on the seed, its split, its number and its size,
 so a larger set begins with the pictures of a smaller one.
@@ -12,6 +14,7 @@ import argparse
 import colorsys
 import json
 from pathlib import Path
+from typing import Optional
 
 import cv2
 import numpy as np
@@ -97,31 +100,55 @@ def instance(mask: np.ndarray, category_id: int) -> dict:
     }
 
 
-def write_split(out: Path, split: str, number: int, seed: int, size: int) -> None:
-    """Write the pictures, label maps and annotations of one split."""
-    images, annotations = [], []
-    for folder in ('images', 'labels'):
-        (out / folder / split).mkdir(parents=True, exist_ok=True)
+def crop(number_at: np.ndarray, number: int) -> Optional[tuple[slice, slice]]:
+    """Where a square around a shape is, a tenth of it around what is visible; None where more of another is seen."""
+    rows, columns = np.nonzero(number_at == number)
+    size = len(number_at)
+    side = min(size, int(1.2 * (1 + max(np.ptp(rows), np.ptp(columns)))))
+    first = [int(np.clip((x.min() + x.max() + 1 - side) // 2, 0, size - side)) for x in (rows, columns)]
+    where = slice(first[0], first[0] + side), slice(first[1], first[1] + side)
+    return where if np.bincount(number_at[where].ravel())[1:].argmax() == number - 1 else None
+
+
+def write_split(out: Path, split: str, number: int, seed: int, size: int, crops: bool) -> None:
+    """Write the pictures, label maps and annotations of one split, and its crops."""
+    images, annotations, cropped = [], [], []
     for index in range(number):
         rng = np.random.default_rng([seed, split == 'val', index])
         picture, number_at, classes = draw_picture(rng, size)
         name = f'{index:06d}.png'
         labels = np.array([0, *(1 + shape for shape in classes)], np.uint8)[number_at]
         for folder, pixels in (('images', picture), ('labels', labels)):
-            path = out / folder / split / name
-            if not cv2.imwrite(str(path), pixels):
-                raise OSError(f'could not write {path}')
+            write_picture(out / folder / split / name, pixels)
         images.append({'id': index, 'file_name': name, 'height': size, 'width': size})
         for position, shape in enumerate(classes):
             annotation = instance(number_at == position + 1, shape + 1)
             annotations.append({'id': len(annotations) + 1, 'image_id': index, **annotation})
+            where = crop(number_at, position + 1) if crops else None
+            if where is not None:
+                crop_name = f'{SHAPES[shape]}/{index:06d}_{position}.png'
+                write_picture(out / 'crops' / split / crop_name, picture[where])
+                cropped.append(f'{crop_name} {shape}\n')
     categories = [{'id': position + 1, 'name': name} for position, name in enumerate(SHAPES)]
-    path = out / 'annotations' / f'instances_{split}.json'
+    coco = json.dumps({'images': images, 'annotations': annotations, 'categories': categories})
+    write_text(out / 'annotations' / f'instances_{split}.json', coco)
+    if crops:
+        write_text(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped))
+    seen = f', {len(cropped)} of them cropped' if crops else ''
+    print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes{seen}')
+
+
+def write_picture(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not cv2.imwrite(str(path), pixels):
+        raise OSError(f'could not write {path}')
+
+
+def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix('.partial')
-    partial.write_text(json.dumps({'images': images, 'annotations': annotations, 'categories': categories}))
+    partial.write_text(text)
     partial.replace(path)
-    print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes')
 
 
 def parse_args() -> argparse.Namespace:
@@ -131,6 +158,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--val', type=int, default=80, metavar='M', help='held-out pictures (default: 80)')
     parser.add_argument('--seed', type=int, default=0, metavar='S', help='default: 0')
     parser.add_argument('--size', type=int, default=128, help='height and width in pixels (default: 128)')
+    parser.add_argument('--crops', action='store_true', help='write each shape by itself too, for a classifier')
     args = parser.parse_args()
     if min(args.train, args.val) < 1 or args.size < 64 or args.seed < 0:
         parser.error('--train and --val take at least 1, --size at least 64, --seed at least 0')
@@ -140,7 +168,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     for split, number in (('train', args.train), ('val', args.val)):
-        write_split(args.out, split, number, args.seed, args.size)
+        write_split(args.out, split, number, args.seed, args.size, args.crops)
 
 
 if __name__ == '__main__':

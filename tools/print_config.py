@@ -30,7 +30,7 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback), contextlib.redirect_stdout(sys.stderr):
         cfg = runtime.load_config(
-            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False
+            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
         )
     for key in ('launcher', 'work_dir'):  # of a run, not of the config
         cfg.pop(key)

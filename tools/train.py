@@ -43,7 +43,7 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(
-            args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe
+            args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe, at=args.at
         )
         if args.amp:
             runtime.enable_amp(cfg)

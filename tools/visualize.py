@@ -96,7 +96,7 @@ def _add_model(command, optional=False):
     without = 'default: the weights that the config starts from' if optional else 'of the whole model'
     command.add_argument('checkpoint', metavar='CKPT', nargs='?' if optional else None, help=without)
     command.add_argument('--device', default='cpu', help='default: cpu')
-    add_config_arguments(command)
+    add_config_arguments(command, at=False)
     add_unsafe_load(command)
 
 

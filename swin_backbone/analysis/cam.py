@@ -1,7 +1,7 @@
 """Which part of an image a prediction depends on: Grad-CAM and EigenCAM on the maps of a backbone.
 
-The package `grad-cam` computes the same; it needs torchvision, which this project does without. `reshape_transform` is
-what that package asks for, and the tests compare with it where it is installed.
+The package `grad-cam` computes the same; it needs torchvision, which `make install` does not bring. `reshape_transform`
+is what that package asks for, and the tests compare with it where it is installed.
 
 Layout: B batch, C channels, H W height and width of a map.
 """

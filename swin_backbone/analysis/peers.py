@@ -4,15 +4,16 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..archs import ARCHS
-from ..backbones import SwinBackbone
+from ..backbones import SwinBackbone, SwinV2Backbone
 from ..checkpoints.formats import HUGGING_FACE, TIMM, TORCHVISION, from_here
+from ..compat import import_torchvision
 
 Maps = list[Tensor]
 
@@ -35,13 +36,19 @@ class Peer(nn.Module):
         return [F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2) for x in maps]
 
 
-def build_peer(name: str, arch: str, ours: SwinBackbone) -> Peer:
-    """The backbone of 'mmdet', 'timm', 'transformers' or 'torchvision', with our weights; windows of 7.
+def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone]) -> Peer:
+    """The backbone of 'mmdet', 'mmpretrain', 'timm', 'transformers' or 'torchvision', with our weights; windows of 7.
+
+    Of Swin V2, with windows of 8, 'mmpretrain'.
 
     Raises:
         ImportError: if it is not installed.
+        ValueError: for another peer of Swin V2.
     """
-    return PEERS[name](arch, ours.state_dict())
+    peers = PEERS if isinstance(ours, SwinBackbone) else PEERS_V2
+    if name not in peers:
+        raise ValueError(f'peers of Swin V2 are {", ".join(PEERS_V2)}, got {name!r}')
+    return peers[name](arch, ours.state_dict())
 
 
 def _mmdet(arch: str, weights: dict[str, Tensor]) -> Peer:
@@ -53,7 +60,30 @@ def _mmdet(arch: str, weights: dict[str, Tensor]) -> Peer:
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
 
 
+def _mmpretrain(arch: str, weights: dict[str, Tensor]) -> Peer:
+    import_torchvision()  # which it imports
+    from mmpretrain.models import SwinTransformer
+
+    sizes = ARCHS[arch]._asdict()
+    model = SwinTransformer(arch=sizes, drop_path_rate=0.0, out_indices=(0, 1, 2, 3), pad_small_map=True)
+    _load(model, weights)
+    return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
+
+
+def _mmpretrain_v2(arch: str, weights: dict[str, Tensor]) -> Peer:
+    import_torchvision()
+    from mmpretrain.models import SwinTransformerV2
+
+    sizes = dict(ARCHS[arch]._asdict(), extra_norm_every_n_blocks=0)
+    model = SwinTransformerV2(
+        arch=sizes, window_size=8, drop_path_rate=0.0, out_indices=(0, 1, 2, 3), pad_small_map=True
+    )
+    _load(model, weights)
+    return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
+
+
 def _timm(arch: str, weights: dict[str, Tensor]) -> Peer:
+    import_torchvision()  # which it imports
     import timm
 
     embed_dim, depths, num_heads = ARCHS[arch]
@@ -96,6 +126,7 @@ def _transformers(arch: str, weights: dict[str, Tensor]) -> Peer:
 
 
 def _torchvision(arch: str, weights: dict[str, Tensor]) -> Peer:
+    import_torchvision()
     from torchvision.models.swin_transformer import SwinTransformer
 
     embed_dim, depths, num_heads = ARCHS[arch]
@@ -113,7 +144,8 @@ def _torchvision(arch: str, weights: dict[str, Tensor]) -> Peer:
     return Peer(model, run, has_output_norms=False)
 
 
-PEERS = dict(mmdet=_mmdet, timm=_timm, transformers=_transformers, torchvision=_torchvision)
+PEERS = dict(mmdet=_mmdet, mmpretrain=_mmpretrain, timm=_timm, transformers=_transformers, torchvision=_torchvision)
+PEERS_V2 = dict(mmpretrain=_mmpretrain_v2)
 
 
 def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -125,7 +157,7 @@ def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
         raise ValueError(f'{type(model).__name__} has parameters that our weights do not fill: {sorted(left)[:5]}')
 
 
-def largest_difference(ours: SwinBackbone, peer: Peer, x_BCHW: Tensor) -> float:
+def largest_difference(ours: nn.Module, peer: Peer, x_BCHW: Tensor) -> float:
     """The largest difference of any output on the same images."""
     with torch.no_grad():
         pairs = zip(ours(x_BCHW), peer.normalised(x_BCHW))

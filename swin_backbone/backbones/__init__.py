@@ -1,7 +1,8 @@
 """What a config names."""
 
 from .global_attention import GlobalAttention
+from .simmim import SimMIMSwinBackbone, SimMIMSwinV2Backbone
 from .swin import SwinBackbone
 from .swin_v2 import SwinV2Backbone
 
-__all__ = ['GlobalAttention', 'SwinBackbone', 'SwinV2Backbone']
+__all__ = ['GlobalAttention', 'SimMIMSwinBackbone', 'SimMIMSwinV2Backbone', 'SwinBackbone', 'SwinV2Backbone']

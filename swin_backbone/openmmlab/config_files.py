@@ -1,16 +1,19 @@
 """Finding a config: a path, or `package::folder/name.py` of an installed toolbox or of this package."""
 
+import logging
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional, Union
 
+import torch
 from mmengine.config import Config
+from mmengine.logging import print_log
 
-from ..compat import distribution_names, find_base_configs_by
+from ..compat import distribution_names, find_base_configs_by, import_torchvision
 
 OWN = 'swin_backbone'
-TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain')
+TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
 
 
 def register_prefixes() -> None:
@@ -33,12 +36,13 @@ def read_config(path: Union[str, Path]) -> Config:
 
     Args:
         path: of a file, or `mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py`, and so for `mmseg::`,
-            `mmpretrain::` and `swin_backbone::`.
+            `mmpretrain::`, `mmrotate::` and `swin_backbone::`.
 
     Raises:
         ValueError: if the prefix is of a package that is not installed.
         FileNotFoundError: if there is no such file.
     """
+    use_torchvision()  # which mmpretrain and mmrotate import, and a config may import them
     prefix, colons, name = str(path).partition('::')
     if not colons:
         return Config.fromfile(str(path))
@@ -46,6 +50,18 @@ def read_config(path: Union[str, Path]) -> Config:
     if configs is None:
         raise ValueError(f'a config is a path or package::path with an installed package, got {prefix!r}')
     return Config.fromfile(configs / name)
+
+
+def use_torchvision() -> None:
+    """See `import_torchvision`; what is wrong with one that cannot be imported is said."""
+    error = import_torchvision()
+    if error is not None:
+        print_log(
+            f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch than the '
+            f'one here, {torch.__version__}. Exchange it or uninstall it; mmpretrain and mmrotate alone need it',
+            'current',
+            logging.WARNING,
+        )
 
 
 def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:

@@ -57,7 +57,7 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
     old = old[: len(channels)]
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
     used = list(range(start, len(old) if end < 0 else min(end + 1, len(old))))
-    if start and type_name(neck) in READ_FROM_START and used[-1] == len(old) - 1:
+    if start and type_name(neck).rpartition('.')[2] in READ_FROM_START and used[-1] == len(old) - 1:
         neck.start_level = 0
     else:
         used = list(range(len(old)))
@@ -91,9 +91,9 @@ def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: lis
     return Maps([], []) if sized else Maps(before, after)
 
 
-def leaves_maps_unread(model: ConfigDict) -> bool:
+def leaves_maps_unread(model: ConfigDict, neck_part: str) -> bool:
     """Whether a neck or head asks for maps that it does not use, whose output norms get no gradient then."""
-    neck = model.get('neck') or []
+    neck = model.get(neck_part) or []
     for first in neck[:1] if isinstance(neck, (list, tuple)) else [neck]:
         if not isinstance(first.in_channels, int) and (
             first.get('start_level') or first.get('end_level', -1) not in (-1, len(first.in_channels) - 1)

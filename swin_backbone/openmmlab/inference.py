@@ -1,4 +1,4 @@
-"""A trained detector or segmentor on pictures and videos: predictions, drawn and as data."""
+"""A trained detector, segmentor or classifier on pictures and videos: predictions, drawn and as data."""
 
 import io
 import json
@@ -24,13 +24,15 @@ from .whole import dataset_meta_of, fit_to_model
 
 # COCO's 80 classes have the ids 1 to 90 without these.
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
+TOP = 5  # classes that are written of a classifier's picture
 
 
 class Predictor:
     """A model of a config with a checkpoint's weights.
 
     Args:
-        cfg: of mmdet or mmseg.
+        cfg: of mmdet, mmseg or mmpretrain.
         checkpoint: path or URL, of the whole model; None: the weights that the config starts from.
         device: as torch names it.
         unsafe_load: see `load_checkpoint`.
@@ -49,14 +51,16 @@ class Predictor:
         allow_missing: bool = False,
     ):
         self.scope = cfg.get('default_scope')
-        if self.scope not in ('mmdet', 'mmseg'):
-            raise ValueError(f'the config must be one of mmdet or mmseg, got default_scope={self.scope!r}')
+        if self.scope not in VISUALIZERS_OF:
+            raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
         read_checkpoints_safely(unsafe_load)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg, len(self.meta['classes']))
+            if 'data_preprocessor' in cfg:  # of mmpretrain, as its runner does
+                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
             self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
             if checkpoint is None:
                 self.model.init_weights()
@@ -64,9 +68,7 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
             self.model.to(device).eval()
             self.pipeline = Compose(_pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope))
-            self.visualizer = VISUALIZERS.build(
-                dict(type='DetLocalVisualizer' if self.scope == 'mmdet' else 'SegLocalVisualizer', name='infer')
-            )
+            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 
     def _load(self, loaded: dict, checkpoint: str, allow_missing: bool) -> None:
@@ -81,7 +83,8 @@ class Predictor:
         """
         try:
             with DefaultScope.overwrite_default_scope(self.scope):
-                return self.pipeline(dict(img=frame.pixels, img_id=0))
+                size = frame.pixels.shape[:2]
+                return self.pipeline(dict(img=frame.pixels, img_id=0, img_shape=size, ori_shape=size))
         except Exception as error:
             height, width = frame.size
             raise OSError(
@@ -102,7 +105,10 @@ class Predictor:
         """The frame with its predictions on it, (H, W, 3) uint8 BGR."""
         more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
         pixels = cv2.cvtColor(frame.pixels, cv2.COLOR_BGR2RGB)
-        self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
+        if self.scope == 'mmpretrain':
+            self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
+        else:
+            self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
         return cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
 
 
@@ -110,7 +116,8 @@ class Results:
     """Writes predictions below a folder, and counts them; all but the overlays in the pixels of the picture itself.
 
         overlays/NAME.jpg    each picture with its predictions drawn, NAME.mp4 for a video
-        results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation)
+        results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation); of a
+                             classifier: (file_name, class, score) of each picture, with the five best classes
         images.json          the images and categories that the ids in results.json stand for, in COCO's format
         labels/NAME.png      of a segmentor, and of a panoptic head: the class of each pixel, numbered from 0, with the
                              classes' colours as the palette
@@ -127,7 +134,7 @@ class Results:
         self.score_thr = score_thr
         self.images: list[dict] = []
         self.objects: list[dict] = []
-        self.category_ids = _category_ids(predictor.meta['classes'])
+        self.category_ids = _category_ids(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
     def add(self, frame: Frame, sample: BaseDataElement) -> None:
@@ -146,6 +153,8 @@ class Results:
                     labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
                 labels = _enlarge(labels.astype(np.uint8), frame.size)
                 _write_labels(self._path('labels', frame.name, '.png'), labels, self.predictor.meta['palette'])
+        if 'pred_score' in sample:
+            self.objects.append(self._best_classes(sample.pred_score, file_name))
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
@@ -162,7 +171,14 @@ class Results:
             names = zip(self.category_ids, self.predictor.meta['classes'])
             categories = [dict(id=number, name=name) for number, name in names]
             _write_json(self.out_dir / 'images.json', dict(images=self.images, categories=categories))
+        if self.predictor.scope in ('mmdet', 'mmpretrain'):
             _write_json(self.out_dir / 'results.json', self.objects)
+
+    def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict:
+        best = scores.cpu().topk(min(TOP, len(scores)))
+        names = [self.predictor.meta['classes'][label] for label in best.indices.tolist()]
+        top = [{'class': name, 'score': score} for name, score in zip(names, best.values.tolist())]
+        return dict(file_name=file_name, **top[0], top=top)
 
     def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict]:
         (height, width), seen = frame.size, frame.pixels.shape
@@ -193,9 +209,9 @@ class Results:
 
 def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:
     """A test pipeline that starts from pixels, and asks for no annotations."""
-    loader = dict(type=f'{scope}.LoadImageFromNDArray')
+    loader = [dict(type=f'{scope}.LoadImageFromNDArray')] if scope != 'mmpretrain' else []  # which has none
     kept = [dict(step) for step in pipeline if 'Annotations' not in step['type']]
-    return [loader if step['type'].startswith('LoadImage') else step for step in kept]
+    return [*loader, *(step for step in kept if not step['type'].startswith('LoadImage'))]
 
 
 def _dataset_meta(loaded: dict, cfg: Config) -> dict:

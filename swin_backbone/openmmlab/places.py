@@ -74,7 +74,14 @@ def _expected(dataset: dict) -> Iterator[tuple[str, str]]:
     """The paths that a data set names, with their keys, as mmengine's BaseDataset joins them."""
     root = dataset.get('data_root') or ''
     named = [('ann_file', dataset.get('ann_file'))]
-    named += [(f'data_prefix.{name}', path) for name, path in (dataset.get('data_prefix') or {}).items()]
+    prefix = dataset.get('data_prefix') or {}
+    named += (
+        [(f'data_prefix.{name}', path) for name, path in prefix.items()]
+        if isinstance(prefix, dict)
+        else [
+            ('data_prefix', prefix)  # of mmpretrain
+        ]
+    )
     for key, path in named:
         if isinstance(path, str) and path:
             yield key, os.path.join(root, path)  # which takes an absolute path as it is

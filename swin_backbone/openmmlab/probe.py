@@ -5,6 +5,7 @@ kernel, `.item()`) runs on a CPU, on a small image if it can.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -25,9 +26,17 @@ class Level(NamedTuple):
     channels: int
     stride: float  # pixels of the image for each place of the map
 
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is one vector an image instead, as some of mmpretrain's backbones emit."""
+        return self.stride == math.inf
 
-def backbone_levels(backbone: dict, scope: str, key: str) -> list[Level]:
+
+def backbone_levels(backbone: dict, scope: str, key: str, vectors: bool = False) -> list[Level]:
     """The maps that the backbone at `key` of a config emits.
+
+    Args:
+        vectors: whether it may emit vectors (B, C) too.
 
     Raises:
         ValueError: if it cannot be built, or emits anything but feature maps, or others in training than else.
@@ -39,7 +48,7 @@ def backbone_levels(backbone: dict, scope: str, key: str) -> list[Level]:
         return torch.zeros(BATCH, backbone.get('in_channels', 3), side, side, device=device)
 
     ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
-    return _run(backbone, scope, key, image, ways)
+    return _run(backbone, scope, key, image, ways, vectors)
 
 
 def neck_levels(neck: dict, inputs: Sequence[Level], scope: str, key: str) -> list[Level]:
@@ -52,7 +61,9 @@ def neck_levels(neck: dict, inputs: Sequence[Level], scope: str, key: str) -> li
     return _run(neck, scope, key, maps, (('meta', SIDE), ('cpu', SMALL_SIDE)))
 
 
-def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]]) -> list[Level]:
+def _run(
+    cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]], vectors: bool = False
+) -> list[Level]:
     """The maps that a module emits, by the first of the ways (device, side of the image) that works."""
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
     for device, side in ways:
@@ -71,21 +82,22 @@ def _run(cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[t
         raise ValueError(
             f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
         ) from reason
-    levels = _levels(outputs, side, key)
-    if levels != _levels(in_training, side, key):
+    levels, trained = (_levels(maps, side, key, vectors) for maps in (outputs, in_training))
+    if levels != trained:
         raise ValueError(
-            f'{key}: it emits {_shown(_levels(in_training, side, key))} in training and {_shown(levels)} after it, and '
+            f'{key}: it emits {_shown(trained)} in training and {_shown(levels)} after it, and '
             'Swin emits the same in both'
         )
     return levels
 
 
-def _levels(outputs: Any, side: int, key: str) -> list[Level]:
+def _levels(outputs: Any, side: int, key: str, vectors: bool) -> list[Level]:
     if isinstance(outputs, Tensor):
         outputs = (outputs,)
-    if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() == 4 for x in outputs):
+    dims = (2, 4) if vectors else (4,)
+    if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() in dims for x in outputs):
         raise ValueError(f'{key}: it emits something other than feature maps of (B, C, H, W)')
-    return [Level(x.shape[1], side / x.shape[3]) for x in outputs]
+    return [Level(x.shape[1], side / x.shape[3] if x.dim() == 4 else math.inf) for x in outputs]
 
 
 def _shown(levels: Sequence[Level]) -> str:

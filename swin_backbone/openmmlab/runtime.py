@@ -1,8 +1,6 @@
-"""What tools/train.py and tools/test.py do around mmengine's Runner, for mmdet's configs and mmseg's alike."""
+"""What tools/train.py and tools/test.py do around mmengine's Runner, for the configs of all toolboxes alike."""
 
 import atexit
-import logging
-import sys
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -10,13 +8,12 @@ import torch
 from mmengine.config import Config
 from mmengine.device import is_cuda_available, is_musa_available, is_npu_available
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..checkpoints import CheckpointError
 from .cfg_options import apply_options
-from .config_files import read_config
+from .config_files import read_config, use_torchvision
 from .errors import DataError, TrainingStopped, sentence_of
 from .guard import guard_runner
 from .launchers import require_launcher
@@ -43,6 +40,7 @@ def load_config(
     backbone: Optional[str] = None,
     recipe: str = 'swin',
     with_data: bool = True,
+    at: Optional[str] = None,
 ) -> Config:
     """Read a config, a path or `mmdet::...`, and apply what the command line says: the options to what was swapped.
 
@@ -51,8 +49,10 @@ def load_config(
     """
     cfg = read_config(path)
     name = Path(path.replace('::', '/')).stem
+    if at and not backbone:
+        raise ValueError(f'--at {at} says where --backbone goes, and there is no --backbone')
     if backbone:
-        cfg = swap_backbone(cfg, backbone, recipe=recipe)
+        cfg = swap_backbone(cfg, backbone, at=at, recipe=recipe)
         name += f'_{backbone}'
     if cfg_options:
         apply_options(cfg, cfg_options)
@@ -77,7 +77,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     require_launcher(cfg.launcher)
     make_folder(cfg.work_dir, '--work-dir')
     read_checkpoints_safely(unless=unsafe_load)
-    _do_without_a_broken_torchvision()
+    use_torchvision()
     if cfg.launcher == 'pytorch' and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
@@ -167,44 +167,57 @@ def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: 
         ValueError: if the config has no visualization hook to do it.
     """
     hook = cfg.get('default_hooks', {}).get('visualization')
+    scope = cfg.get('default_scope')
     if hook is None:
         raise ValueError(
-            "--show and --show-dir need default_hooks=dict(visualization=dict(type='DetVisualizationHook')), or "
-            "'SegVisualizationHook', in the config"
+            "--show and --show-dir need default_hooks=dict(visualization=dict(type='DetVisualizationHook')), "
+            "'SegVisualizationHook' or, of mmpretrain, 'VisualizationHook', in the config"
         )
-    hook.update(draw=True, interval=1)
+    hook.update({'enable' if scope == 'mmpretrain' else 'draw': True, 'interval': 1})
     if show:
         hook.update(show=True, wait_time=wait_time)
     if show_dir:
         show_dir = str(Path(show_dir).absolute())  # mmdet's hook puts a relative one below a folder of its own
-        if cfg.get('default_scope') == 'mmseg':
+        if scope == 'mmseg':
             cfg.visualizer.save_dir = show_dir
+        elif scope == 'mmpretrain':
+            hook.out_dir = show_dir
         else:
             hook.test_out_dir = show_dir
 
 
 def enable_tta(cfg: Config) -> None:
-    """Test with augmentation: the config's tta_model and tta_pipeline, or for a detector flipping.
+    """Test with augmentation: the config's tta_model and tta_pipeline, or for a detector or classifier flipping.
 
     Raises:
-        ValueError: for a segmentor whose config has no tta_model and tta_pipeline.
+        ValueError: for a segmentor whose config has no tta_model and tta_pipeline, and for a classifier that is drawn.
     """
+    scope = cfg.get('default_scope')
+    if scope == 'mmpretrain' and cfg.default_hooks.get('visualization', {}).get('enable'):
+        raise ValueError('--tta of a classifier takes no --show or --show-dir, of which mmpretrain draws none')
     if 'tta_pipeline' not in cfg or 'tta_model' not in cfg:
-        if cfg.get('default_scope') != 'mmdet':
+        if scope not in ('mmdet', 'mmpretrain'):
             raise ValueError('--tta needs tta_model and tta_pipeline in the config')
         pack = dict(cfg.test_dataloader.dataset.pipeline[-1])
-        pack['meta_keys'] = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip', 'flip_direction')
+        if scope == 'mmdet':
+            pack['meta_keys'] = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
+            pack['meta_keys'] += ('flip', 'flip_direction')
         flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         augmentation = dict(type='TestTimeAug', transforms=[flips, [pack]])
         cfg.tta_pipeline = [*cfg.test_dataloader.dataset.pipeline[:-1], augmentation]
         nms = dict(type='nms', iou_threshold=0.5)
-        cfg.tta_model = dict(type='DetTTAModel', tta_cfg=dict(nms=nms, max_per_img=100))
+        cfg.tta_model = (
+            dict(type='DetTTAModel', tta_cfg=dict(nms=nms, max_per_img=100))
+            if scope == 'mmdet'
+            else dict(type='AverageClsScoreTTA')
+        )
     cfg.model = dict(cfg.tta_model, module=cfg.model)
     cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
 
 
 def write_predictions(cfg: Config, out: str) -> None:
-    """Keep what a test predicts: of a detector as the pickle `out`, of a segmentor as label PNGs in the folder `out`.
+    """Keep what a test predicts: of a detector or classifier as the pickle `out`, of a segmentor as label PNGs in the
+    folder `out`.
 
     Raises:
         ValueError: if `out` is no name for that.
@@ -212,29 +225,10 @@ def write_predictions(cfg: Config, out: str) -> None:
     if cfg.get('default_scope') == 'mmseg':
         cfg.test_evaluator.update(output_dir=out, keep_results=True)
     elif not out.endswith(('.pkl', '.pickle')):
-        raise ValueError(f'--out takes a name that ends in .pkl or .pickle for a detector, got {out!r}')
+        raise ValueError(f'--out takes a name that ends in .pkl or .pickle, got {out!r}; a folder for a segmentor')
     else:
-        cfg.test_evaluator = [cfg.test_evaluator, dict(type='DumpDetResults', out_file_path=out)]
-
-
-def _do_without_a_broken_torchvision() -> None:
-    """Have a torchvision that cannot be imported count as one that is not installed, and say so.
-
-    Beside a torch that it was not built for it raises a RuntimeError, which mmengine, noting versions in the log, does
-    not expect.
-    """
-    try:
-        import torchvision  # noqa: F401
-    except ModuleNotFoundError:
-        pass
-    except Exception as error:
-        sys.modules['torchvision'] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError now
-        print_log(
-            f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch '
-            f'than the one here, {torch.__version__}. Exchange it or uninstall it; nothing here needs it',
-            'current',
-            logging.WARNING,
-        )
+        dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'DumpDetResults'
+        cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

@@ -1,8 +1,8 @@
-"""Put a Swin backbone into any config of mmdet or mmseg."""
+"""Put a Swin backbone into any config of mmdet, mmseg, mmpretrain or mmrotate."""
 
 import copy
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from mmengine.config import Config, ConfigDict
 from mmengine.logging import print_log
@@ -11,18 +11,26 @@ from mmengine.registry import MODELS
 from ..analysis.meta import on_device
 from ..archs import ARCHS
 from .changes import summarize
+from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import Maps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .probe import Level, backbone_levels, type_name
 from .recipe import apply_recipe
-from .swins import SWINS, Swin
+from .swins import SWINS, Swin, Task
 
 RECIPES = ('swin', 'keep')
-IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True)
+IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
+FOR_CLASSIFIERS = ('ClsDataPreprocessor', 'ReIDDataPreprocessor')  # the first is what mmpretrain takes without a type
 STAGE_OF_STRIDE: dict[float, int] = {4: 0, 8: 1, 16: 2, 32: 3}
 
 
 def swap_backbone(
-    cfg: Union[Config, dict], name: str, *, recipe: str = 'swin', verbose: bool = True, **backbone: Any
+    cfg: Union[Config, dict],
+    name: str,
+    *,
+    at: Optional[str] = None,
+    recipe: str = 'swin',
+    verbose: bool = True,
+    **backbone: Any,
 ) -> Config:
     """A config with a Swin backbone in place of its own.
 
@@ -31,8 +39,9 @@ def swap_backbone(
     gets another `type` and nothing else: its results are identical.
 
     Args:
-        cfg: of mmdet or mmseg; it is left as it is.
+        cfg: of mmdet, mmseg, mmpretrain or mmrotate; it is left as it is.
         name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'.
+        at: the key of the backbone that goes, as 'model.img_backbone', in a model with several.
         recipe: 'swin': the optimizer is the Swin recipe's, see `recipe.apply_recipe`; 'keep': the config's own.
         verbose: print what changed.
         backbone: arguments of the backbone that differ from the named one's, as window_size=12, init_cfg=None.
@@ -55,19 +64,19 @@ def swap_backbone(
     before = cfg if isinstance(cfg, Config) else Config(cfg)
     after = copy.deepcopy(before)
     swin = SWINS[name]
-    key, model = _model_with_backbone(after)
-    segmentation = after.get('default_scope') == 'mmseg' or 'decode_head' in model
+    key, model, part = _find_backbone(after, at)
+    task = _task(after, model)
     notes: list[str] = []
-    if _is_same(model.backbone, swin):
-        model.backbone.type = swin.type
-        model.backbone.update(backbone)
+    if _is_same(model[part], swin) and task != 'classification':
+        model[part].type = swin.type
+        model[part].update(backbone)
     else:
-        notes = _replace(after, key, model, swin, segmentation)
-        model.backbone.update(backbone)
+        notes = _replace(after, key, model, part, swin, task)
+        model[part].update(backbone)
         if recipe == 'swin':
             with on_device('meta'):
-                layers = MODELS.build(dict(model.backbone, init_cfg=None)).layer_order()
-            apply_recipe(after, f'{key}.backbone'.removeprefix('model.'), layers, segmentation)
+                layers = MODELS.build(dict(model[part], init_cfg=None)).layer_order()
+            apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), layers, task)
         elif 'constructor' in (after.get('optim_wrapper') or {}):
             raise ValueError(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the backbone that goes; '
@@ -80,25 +89,42 @@ def swap_backbone(
     return after
 
 
-def _model_with_backbone(cfg: Config) -> tuple[str, ConfigDict]:
-    """The dict that has the backbone, and its key: the model, or what a wrapper or tracker holds."""
+def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str]:
+    """What has the backbone that goes: its key (the model, or what a wrapper or tracker holds), itself, and the name
+    of the backbone in it."""
     model = cfg.get('model')
     if not isinstance(model, dict):
         raise ValueError('model: the config has none, and so no backbone to swap')
-    found = list(_with_backbone('model', model))
+    found = list(_backbones('model', model))
+    keys = [f'{key}.{part}' for key, _, part in found]
+    if at is not None:
+        if at not in keys:
+            raise ValueError(f'{at}: no backbone of the config is there; it has {keys}')
+        return found[keys.index(at)]
     if len(found) != 1:
-        keys = [f'{key}.backbone' for key, _ in found]
-        raise ValueError(f'model must have exactly one backbone to swap, got {keys}')
+        hint = '; --at, or at=..., says which' if found else ''
+        raise ValueError(f'model must have exactly one backbone to swap, got {keys}{hint}')
     return found[0]
 
 
-def _with_backbone(key: str, node: Any):
+def _backbones(key: str, node: Any) -> Iterator[tuple[str, ConfigDict, str]]:
     if isinstance(node, dict):
-        if isinstance(node.get('backbone'), dict) and 'type' in node['backbone']:
-            yield key, node
-        else:
+        names = [name for name, child in node.items() if _is_backbone(name, child)]
+        yield from ((key, node, name) for name in names)
+        if not names:
             for name, child in node.items():
-                yield from _with_backbone(f'{key}.{name}', child)
+                yield from _backbones(f'{key}.{name}', child)
+
+
+def _is_backbone(name: str, node: Any) -> bool:
+    return name.endswith('backbone') and isinstance(node, dict) and 'type' in node
+
+
+def _task(cfg: Config, model: ConfigDict) -> Task:
+    scope = cfg.get('default_scope')
+    if is_classifier(model, scope):
+        return 'classification'
+    return 'segmentation' if scope == 'mmseg' or 'decode_head' in model else 'detection'
 
 
 def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
@@ -126,47 +152,24 @@ def _is_same(old: ConfigDict, swin: Swin) -> bool:
     )
 
 
-def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation: bool) -> list[str]:
+def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task) -> list[str]:
     """Exchange the backbone and rewrite who reads it, in place; what a user should know beside that."""
-    scope = cfg.get('default_scope') or ('mmseg' if segmentation else 'mmdet')
-    levels = backbone_levels(model.backbone, scope, f'{key}.backbone')
-    stages = _stages(levels, model.backbone, segmentation, f'{key}.backbone')
-    maps = Maps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
-    neck = model.get('neck')
-    if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
-        del model.neck  # it makes a pyramid of a ViT's maps, and Swin's are one
-        neck = None
-    if neck:
-        listed = isinstance(neck, (list, tuple))
-        first = neck[0] if listed else neck
-        old_first = copy.deepcopy(first)
-        neck_key = f'{key}.neck' + ('[0]' if listed else '')
-        used = rewire_neck(first, maps, neck_key)
-        behind = after_neck(old_first, first, maps, used, scope, neck_key)
-        if behind.widths()[0] != behind.widths()[1]:
-            if not segmentation or listed:
-                raise ValueError(f'{key}.neck: a {type_name(first)} emits as many channels as it reads')
-            rewire_segmentor(model, behind, key, prune=False)
-    elif segmentation:
-        used = rewire_segmentor(model, maps, key, prune=True)
+    scope = cfg.get('default_scope') or ('mmseg' if task == 'segmentation' else 'mmdet')
+    old, neck_part = model[part], part.replace('backbone', 'neck')
+    if task == 'classification':
+        require_classifier(model, key)
+    levels = backbone_levels(old, scope, f'{key}.{part}', vectors=task == 'classification')
+    if task == 'classification':
+        rewire_classifier(model, levels, swin.widths[-1], key, neck_part)
+        new = swin.config(task, 'Pretrained' in str([old, model.get('init_cfg'), cfg.get('load_from')]))
+        notes: list[str] = []
     else:
-        used = rewire_detector(model, maps, key)
-    if leaves_maps_unread(model):
-        cfg.find_unused_parameters = True
-
-    old = model.backbone
-    new = swin.config(segmentation)
+        new, notes = _rewire(cfg, key, model, part, neck_part, levels, swin, task)
     if old.get('in_channels', 3) != 3:
         new['in_channels'] = old.in_channels
     if old.get('with_cp'):
         new['with_cp'] = True
-    outputs = tuple(stages[place] for place in used)
-    if outputs != (0, 1, 2, 3):
-        new['out_indices'] = outputs
-    if outputs[-1] < 3:  # no stage that nobody sees: a parameter without a gradient stops distributed training
-        arch, depth = ARCHS[swin.arch], outputs[-1] + 1
-        new.update(depths=arch.depths[:depth], num_heads=arch.num_heads[:depth], strides=(4, 2, 2, 2)[:depth])
-    model.backbone = ConfigDict(new)
+    model[part] = ConfigDict(new)
     if 'pretrained' in model:
         model.pretrained = None
     if cfg.get('load_from'):
@@ -174,9 +177,53 @@ def _replace(cfg: Config, key: str, model: ConfigDict, swin: Swin, segmentation:
     for holder in _path_to(cfg.model, key):  # a checkpoint of all of it has the old backbone in it
         if 'Pretrained' in str(holder.get('init_cfg')):
             del holder.init_cfg
-    for node in (model.get('data_preprocessor'), cfg.model.get('data_preprocessor'), cfg.get('data_preprocessor')):
-        _normalize_as_imagenet(node)
-    return [
+    others = [f'{other}.{name}' for other, _, name in _backbones('model', cfg.model) if (other, name) != (key, part)]
+    for holder in (cfg, *_path_to(cfg.model, key)):
+        before = copy.deepcopy(holder.get('data_preprocessor'))
+        _normalize_as_imagenet(holder.get('data_preprocessor'))
+        if others and before != holder.get('data_preprocessor'):
+            notes.append(f'note: {" and ".join(others)} may get images that are normalised otherwise than they were')
+    return notes
+
+
+def _rewire(
+    cfg: Config, key: str, model: ConfigDict, part: str, neck_part: str, levels: list[Level], swin: Swin, task: Task
+) -> tuple[dict[str, Any], list[str]]:
+    """Rewrite who reads the maps of a backbone, in place; the Swin that emits those, and what a user should know."""
+    segmentation = task == 'segmentation'
+    scope = cfg.get('default_scope') or ('mmseg' if segmentation else 'mmdet')
+    stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
+    maps = Maps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
+    neck = model.get(neck_part)
+    if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
+        del model[neck_part]  # it makes a pyramid of a ViT's maps, and Swin's are one
+        neck = None
+    if neck:
+        listed = isinstance(neck, (list, tuple))
+        first = neck[0] if listed else neck
+        old_first = copy.deepcopy(first)
+        neck_key = f'{key}.{neck_part}' + ('[0]' if listed else '')
+        used = rewire_neck(first, maps, neck_key)
+        behind = after_neck(old_first, first, maps, used, scope, neck_key)
+        if behind.widths()[0] != behind.widths()[1]:
+            if not segmentation or listed:
+                raise ValueError(f'{key}.{neck_part}: a {type_name(first)} emits as many channels as it reads')
+            rewire_segmentor(model, behind, key, prune=False)
+    elif segmentation:
+        used = rewire_segmentor(model, maps, key, prune=True)
+    else:
+        used = rewire_detector(model, maps, key)
+    if leaves_maps_unread(model, neck_part):
+        cfg.find_unused_parameters = True
+
+    new = swin.config(task)
+    outputs = tuple(stages[place] for place in used)
+    if outputs != (0, 1, 2, 3):
+        new['out_indices'] = outputs
+    if outputs[-1] < 3:  # no stage that nobody sees: a parameter without a gradient stops distributed training
+        arch, depth = ARCHS[swin.arch], outputs[-1] + 1
+        new.update(depths=arch.depths[:depth], num_heads=arch.num_heads[:depth], strides=(4, 2, 2, 2)[:depth])
+    return new, [
         f'note: what reads stage {stages[place]} gets stride {maps.new[place].stride} where it got '
         f'{levels[place].stride:g}'
         for place in used
@@ -211,7 +258,9 @@ def _normalize_as_imagenet(preprocessor: Any) -> None:
         _normalize_as_imagenet(preprocessor['data_preprocessor'])
     else:
         preprocessor.pop('rgb_to_bgr', None)
+        kind = type_name(preprocessor).rpartition('.')[2] if 'type' in preprocessor else FOR_CLASSIFIERS[0]
         preprocessor.update(copy.deepcopy(IMAGENET))
+        preprocessor['to_rgb' if kind in FOR_CLASSIFIERS else 'bgr_to_rgb'] = True
 
 
 def _import_swin_backbone(cfg: Config) -> None:

@@ -1,11 +1,17 @@
 """The backbones that can be swapped in by name, and what each is in a config. A new family is new rows."""
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
 from ..archs import ARCHS
 
+Task = Literal['detection', 'segmentation', 'classification']
+
 _RELEASES = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/'
 _RELEASES_V2 = 'https://github.com/SwinTransformer/storage/releases/download/v2.0.0/'
+
+
+# Of the paper's section 4.1, for 300 epochs of ImageNet-1K; Large, which it trains on ImageNet-22K alone, as Base.
+CLASSIFIERS_DROP_PATH_RATE = dict(tiny=0.2, small=0.3, base=0.5, large=0.5)
 
 
 class Swin(NamedTuple):
@@ -23,14 +29,18 @@ class Swin(NamedTuple):
         arch = ARCHS[self.arch]
         return [arch.embed_dims << stage for stage in range(len(arch.depths))]
 
-    def config(self, segmentation: bool) -> dict[str, Any]:
-        """The backbone of a config."""
+    def config(self, task: Task, pretrained: bool = True) -> dict[str, Any]:
+        """The backbone of a config; `pretrained`: with the published weights."""
         cfg = dict(type=self.type, arch=self.arch, drop_path_rate=self.drop_path_rate, **dict(self.windows))
-        if segmentation and self.drop_path_rate:
+        if task == 'segmentation' and self.drop_path_rate:
             cfg['drop_path_rate'] = 0.3
-        if self.weights:
+        if task == 'classification':
+            cfg.update(
+                drop_path_rate=CLASSIFIERS_DROP_PATH_RATE.get(self.arch, 0.0), out_indices=(3,), small_map='shrink'
+            )
+        if self.weights and pretrained:
             cfg['init_cfg'] = dict(type='Pretrained', checkpoint=self.weights)
-        else:  # the published std of 0.02 is for widths of 96 and more
+        elif not self.weights:  # the published std of 0.02 is for widths of 96 and more
             cfg['init_cfg'] = dict(type='Xavier', layer='Linear', distribution='normal')
         return cfg
 

@@ -9,7 +9,7 @@ from ..checkpoints import CheckpointError
 from ..checkpoints.fit import backbones_of, check_finite, fit
 
 # The heads whose labels are a data set's classes; those of a panoptic model are not, nor those of a language model.
-HEADS = ('bbox_head', 'decode_head')
+HEADS = ('bbox_head', 'decode_head', 'head')
 OTHER_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')
 
 

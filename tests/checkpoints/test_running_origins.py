@@ -4,8 +4,6 @@
 multiple of the window, on one of those.
 """
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +11,7 @@ from small_models import randomised
 
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import read_checkpoint
+from swin_backbone.compat import import_torchvision
 
 pytestmark = pytest.mark.peer
 
@@ -24,24 +23,7 @@ ODD = (235, 310)  # maps of 59x78, 30x39, 15x20 and 8x10: odd sides, none a mult
 
 @pytest.fixture(autouse=True, scope='module')
 def _torchvision_on_a_cpu():
-    """On PyPI torchvision is built for CUDA. Beside a CPU torch its own operators do not load, and its import stops
-    where it would say more about them. Its Swin, and timm, use none: they are declared, and it imports."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        return
-    except RuntimeError as error:
-        if 'torchvision::' not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
-            del sys.modules[name]
-        library = torch.library.Library('torchvision', 'FRAGMENT')
-        for operator in ('nms', 'qnms'):
-            library.define(f'{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
-        _LIBRARIES.append(library)
-
-
-_LIBRARIES = []  # what a library declares goes with it
+    import_torchvision()  # timm imports it
 
 
 def with_random_weights(model):

@@ -11,6 +11,7 @@ from small_v2_models import nano, saved, with_random_weights
 
 from swin_backbone import convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import read_checkpoint
+from swin_backbone.compat import import_torchvision
 
 pytestmark = pytest.mark.peer
 
@@ -32,10 +33,8 @@ def assert_equal(outputs, expected):
 
 @pytest.fixture(scope='module')
 def timm():
-    try:
-        return pytest.importorskip('timm', reason=MISSING.format('timm'))
-    except RuntimeError as error:  # torchvision, which timm imports, built for CUDA beside a CPU torch
-        pytest.skip(f'timm does not import: {error}')
+    import_torchvision()  # which timm imports
+    return pytest.importorskip('timm', reason=MISSING.format('timm'))
 
 
 @pytest.fixture(scope='module')

@@ -246,7 +246,7 @@ def train_one_step(cfg, model, data):
 
 def backbone_of(model):
     """The backbone that is trained: of a detector, or of what a wrapper or tracker holds."""
-    found = [module for name, module in model.named_modules() if name.rpartition('.')[2] == 'backbone']
+    found = [module for name, module in model.named_modules() if name.endswith('backbone')]
     return next(module for module in found if any(parameter.requires_grad for parameter in module.parameters()))
 
 

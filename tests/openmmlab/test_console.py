@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
@@ -64,16 +65,24 @@ def test_log_level_debug_prints_it_too(capsys, make_runner):
     assert all(beginning in printed for beginning in FOR_THE_FILE)
 
 
-def test_a_torchvision_of_another_build_is_named_once_and_left_out(tmp_path, monkeypatch, capsys, make_runner):
-    (tmp_path / 'torchvision').mkdir()
-    (tmp_path / 'torchvision' / '__init__.py').write_text(
-        "raise RuntimeError('operator torchvision::nms does not exist')\n"
-    )
-    for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, 'torchvision', None)  # to be put back after it
-    monkeypatch.delitem(sys.modules, 'torchvision')
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.fixture
+def install_torchvision(tmp_path, monkeypatch):
+    """Have a torchvision of this text be the one that is installed."""
+
+    def install(text):
+        (tmp_path / 'torchvision').mkdir()
+        (tmp_path / 'torchvision' / '__init__.py').write_text(text)
+        for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, 'torchvision', None)  # to be put back after it
+        monkeypatch.delitem(sys.modules, 'torchvision')
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
+
+
+def test_a_torchvision_of_another_build_is_named_once_and_left_out(install_torchvision, capsys, make_runner):
+    install_torchvision("raise RuntimeError('operator torchvision::nms does not exist')\n")
     with pytest.raises(RuntimeError, match='nms'):
         collect_env()
 
@@ -81,3 +90,24 @@ def test_a_torchvision_of_another_build_is_named_once_and_left_out(tmp_path, mon
     assert printed.count('torchvision is left out') == 1
     assert 'operator torchvision::nms does not exist' in printed
     assert 'TorchVision' not in collect_env()
+
+
+DESCRIBES_ITS_OPERATORS = """
+import torch
+for name in ('nms', 'qnms'):
+    if not hasattr(torch.ops.torchvision, name):
+        raise RuntimeError(f'operator torchvision::{name} does not exist')
+__version__ = 'for CUDA'
+"""
+
+
+def test_of_a_torchvision_for_cuda_beside_a_cpu_torch_the_python_is_there(install_torchvision, capsys, make_runner):
+    """Whose operators are not declared, as its compiled extension does not load."""
+    declared = hasattr(torch.ops.torchvision, 'nms')  # by the test before, or the real one where it is installed
+    install_torchvision(DESCRIBES_ITS_OPERATORS)
+    if not declared:
+        with pytest.raises(RuntimeError, match='operator torchvision::nms does not exist'):
+            collect_env()
+    printed, _log = make_runner(capsys)
+    assert 'is left out' not in printed
+    assert collect_env()['TorchVision'] == 'for CUDA'

@@ -49,6 +49,30 @@ def test_instances_labels_and_pictures_agree(tmp_path):
         assert (painted == labels).all()
 
 
+def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
+    make(tmp_path, '--train', '1', '--val', '12', '--size', '96', '--crops')
+    lines = (tmp_path / 'annotations' / 'crops_val.txt').read_text().splitlines()
+    shapes = json.loads((tmp_path / 'annotations' / 'instances_val.json').read_text())
+    names = [category['name'] for category in shapes['categories']]
+    assert 12 <= len(lines) < len(shapes['annotations'])  # what others cover is left out
+    for line in lines:
+        name, label = line.split()
+        folder, index = name.split('/')[0], name.split('/')[1].partition('_')[0]
+        assert folder == names[int(label)]
+        crop = cv2.imread(str(tmp_path / 'crops' / 'val' / name))
+        side = len(crop)
+        assert crop.shape == (side, side, 3)
+        picture = cv2.imread(str(tmp_path / 'images' / 'val' / f'{index}.png'))
+        _, _, _, (x, y) = cv2.minMaxLoc(-cv2.matchTemplate(picture, crop, cv2.TM_SQDIFF))
+        assert (picture[y : y + side, x : x + side] == crop).all()
+        labels = cv2.imread(str(tmp_path / 'labels' / 'val' / f'{index}.png'), cv2.IMREAD_GRAYSCALE)
+        seen = np.bincount(labels[y : y + side, x : x + side].ravel(), minlength=5)[1:]
+        assert seen[int(label)] > 0.3 * seen.sum()
+    assert {path.relative_to(tmp_path / 'crops' / 'val').as_posix() for path in tmp_path.glob('crops/val/*/*')} == {
+        line.split()[0] for line in lines
+    }
+
+
 @pytest.mark.parametrize('arguments', [('--train', '0'), ('--size', '10'), ('--seed', '-1')])
 def test_bad_numbers_are_refused(tmp_path, arguments):
     result = subprocess.run([sys.executable, str(TOOL), str(tmp_path), *arguments], capture_output=True, text=True)

@@ -1,0 +1,64 @@
+"""Backbones for mmpretrain's SimMIM (Xie et al. 2022), which hides patches and has the model predict their pixels.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+from typing import Any, Optional
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from .pyramid import SwinPyramid
+from .swin import SwinBackbone
+from .swin_v2 import SwinV2Backbone
+
+
+class MaskedPyramid(SwinPyramid):
+    """A Swin some of whose tokens are replaced by one that is learnt, behind the patch embedding.
+
+    What it is trained to, `SwinBackbone` and `SwinV2Backbone` load: without the mask token, and without the norm of the
+    last stage, which is not a detector's.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{'out_indices': (3,), **kwargs})
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, self.num_features[0]))
+
+    def init_weights(self) -> None:
+        """As the pyramid's; the mask token from a normal distribution, as the paper's code does."""
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+        super().init_weights()
+
+    def forward(self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """Images to feature maps, see `SwinPyramid.forward`.
+
+        Args:
+            mask_BHW: (B, H / patch, W / patch), 1 for patches that are hidden; None: none are.
+
+        Raises:
+            ValueError: if the mask has another shape.
+        """
+        if mask_BHW is None:
+            return super().forward(x_BCHW)
+
+        def hide(_module: nn.Module, _inputs: Any, tokens_BHWC: Tensor) -> Tensor:
+            if mask_BHW.shape != tokens_BHWC.shape[:3]:
+                raise ValueError(f'mask takes (B, H, W) = {tuple(tokens_BHWC.shape[:3])}, got {tuple(mask_BHW.shape)}')
+            return torch.where(mask_BHW.bool()[..., None], self.mask_token.to(tokens_BHWC.dtype), tokens_BHWC)
+
+        handle = self.patch_embed.register_forward_hook(hide)
+        try:
+            return super().forward(x_BCHW)
+        finally:
+            handle.remove()
+
+
+@MODELS.register_module()
+class SimMIMSwinBackbone(MaskedPyramid, SwinBackbone):
+    """`SwinBackbone` for mmpretrain's `SimMIM`: the same arguments; by default it emits the last stage alone."""
+
+
+@MODELS.register_module()
+class SimMIMSwinV2Backbone(MaskedPyramid, SwinV2Backbone):
+    """`SwinV2Backbone` for mmpretrain's `SimMIM`, which has no Swin V2 of its own."""

@@ -1,0 +1,72 @@
+"""SwinBackbone and SwinV2Backbone against mmpretrain's own, with the same weights under the same names."""
+
+import pytest
+import torch
+
+from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
+from swin_backbone.analysis.peers import build_peer, largest_difference
+from swin_backbone.openmmlab.config_files import use_torchvision
+
+pytestmark = [pytest.mark.peer, pytest.mark.toolboxes]
+
+# Its patch embedding leaves out what is no whole patch, and ours pads it: of 4x4 patches whole ones.
+SIZES = [(32, 32), (36, 48), (112, 136), (224, 224), (8, 400)]
+WINDOW = {1: 7, 2: 8}
+
+
+@pytest.fixture(autouse=True, scope='module')
+def mmpretrain():
+    use_torchvision()
+    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install-cls')
+
+
+def make_pair(version, small_map):
+    """Theirs and ours, every parameter away from its initialisation."""
+    from mmpretrain.models import SwinTransformer, SwinTransformerV2
+
+    arguments = dict(out_indices=(0, 1, 2, 3), drop_path_rate=0.0, pad_small_map=small_map == 'pad')
+    sizes = ARCHS['nano']._asdict()
+    if version == 1:
+        peer, ours = SwinTransformer(sizes, **arguments), SwinBackbone(arch='nano', small_map=small_map)
+    else:
+        sizes['extra_norm_every_n_blocks'] = 0
+        peer = SwinTransformerV2(sizes, window_size=WINDOW[2], **arguments)
+        ours = SwinV2Backbone(arch='nano', small_map=small_map)
+    for name, parameter in peer.named_parameters():
+        if 'logit_scale' in name:
+            torch.nn.init.uniform_(parameter, 0, 3)  # its mask is -100, through which larger ones are seen
+        else:
+            torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.1)
+    theirs = peer.state_dict()
+    ours.load_state_dict({key: theirs[key] for key in ours.state_dict()}, strict=True)
+    assert {name for name, _ in peer.named_parameters()} == {name for name, _ in ours.named_parameters()}
+    peer.double().train(False)  # which returns None
+    return peer, ours.double().eval()  # V2's logits are large: float32's rounding would be seen
+
+
+@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize('small_map', ['pad', 'shrink'])
+def test_outputs_and_gradients_equal_mmpretrains(version, small_map):
+    peer, ours = make_pair(version, small_map)
+    # Its windows do not shrink, but on a map of their size they are not shifted.
+    sizes = SIZES if small_map == 'pad' else [(32 * WINDOW[version],) * 2]
+    for size in sizes:
+        x = torch.randn(1, 3, *size, dtype=torch.float64)
+        with torch.no_grad():
+            for expected, output in zip(peer(x), ours(x)):
+                assert (expected - output).abs().max() < 1e-6, size
+    x = torch.randn(1, 3, *sizes[-1], dtype=torch.float64)
+    gradients = []
+    for model in (peer, ours):
+        names, parameters = zip(*sorted(model.named_parameters()))
+        loss = sum((output * output.detach().sin()).mean() for output in model(x))
+        gradients.append(torch.autograd.grad(loss, parameters))
+    for name, expected, gradient in zip(names, *gradients):
+        assert (expected - gradient).abs().max() < 1e-6 * max(1.0, expected.abs().max()), name
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_the_peer_of_the_benchmark_has_the_same_outputs(kind):
+    ours = kind(arch='nano', drop_path_rate=0.0).eval()
+    peer = build_peer('mmpretrain', 'nano', ours).eval()
+    assert largest_difference(ours, peer, torch.randn(1, 3, 96, 128)) < 1e-4

@@ -1,0 +1,212 @@
+"""A classifier through the tools, with what mmpretrain brings: trained, tested, asked about pictures; and SimMIM."""
+
+import json
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from in_process import ROOT, run
+
+from swin_backbone import SwinBackbone, SwinV2Backbone, load_checkpoint
+from swin_backbone.openmmlab.config_files import use_torchvision
+
+pytestmark = pytest.mark.toolboxes
+
+PUBLISHED = ROOT / 'configs' / 'swin_transformer' / 'swin-tiny_16xb64_in1k.py'
+DEMO = ROOT / 'configs' / 'demo' / 'swin-nano_shapes-crops.py'
+SIMMIM = ROOT / 'configs' / 'demo' / 'simmim_swin-nano_shapes.py'
+SIMMIM_V2 = ROOT / 'configs' / 'demo' / 'simmim_swinv2-nano_shapes.py'
+CLASSES = ['circle', 'square', 'triangle', 'star']
+
+
+@pytest.fixture(autouse=True, scope='module')
+def mmpretrain():
+    use_torchvision()
+    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install-cls')
+
+
+@pytest.fixture(scope='module')
+def shapes(tmp_path_factory):
+    out = tmp_path_factory.mktemp('shapes')
+    made = run('tools/make_shapes_dataset.py', out, '--train', 6, '--val', 4, '--size', 64, '--crops')
+    assert made.returncode == 0, made.stderr
+    return out
+
+
+def options(*more, loaders=('train', 'val', 'test')):
+    return [
+        '--cfg-options',
+        *(f'{loader}_dataloader.{key}' for loader in loaders for key in ('num_workers=0', 'persistent_workers=False')),
+        'default_hooks.logger.interval=1',
+        'default_hooks.checkpoint.interval=1',
+        *more,
+    ]
+
+
+@pytest.fixture(scope='module')
+def imagenet(tmp_path_factory):
+    """A few pictures where the ImageNet data set looks for them, with the lists of its first release."""
+    root = tmp_path_factory.mktemp('imagenet')
+    rng = np.random.default_rng(0)
+    for split, number in (('train', 4), ('val', 2)):
+        (root / split).mkdir()
+        for index in range(number):
+            pixels = rng.integers(0, 256, (40 + 9 * index, 61, 3), dtype=np.uint8)
+            cv2.imwrite(str(root / split / f'{index}.JPEG'), pixels)
+        (root / f'{split}.txt').write_text(''.join(f'{index}.JPEG {index}\n' for index in range(number)))
+    return root
+
+
+def test_the_published_recipe_trains_and_tests(tmp_path, imagenet):
+    """Its transforms, Mixup and CutMix, label smoothing, the warm-up; and EMA, which the paper does without."""
+    config = tmp_path / 'config.py'
+    config.write_text(
+        f'_base_ = {str(PUBLISHED)!r}\n'
+        "model = dict(backbone=dict(arch='nano', depths=(1, 1, 1, 1)), head=dict(in_channels=256))\n"
+        f"train_dataloader = dict(dataset=dict(data_root={str(imagenet)!r}, ann_file='train.txt'), batch_size=4)\n"
+        f"val_dataloader = dict(dataset=dict(data_root={str(imagenet)!r}, ann_file='val.txt'), batch_size=2)\n"
+        'test_dataloader = val_dataloader\n'
+        'train_cfg = dict(max_epochs=22, val_interval=22)\n'  # two of them behind the warm-up
+        "custom_hooks = [dict(type='EMAHook', momentum=0.5)]\n"
+    )
+    work = tmp_path / 'work'
+    common = options('default_hooks.checkpoint.interval=22')
+    seen = []
+    from mmpretrain.models.losses import LabelSmoothLoss
+    from mmpretrain.models.utils.batch_augments import CutMix, Mixup
+
+    def spy(kind, name):
+        original = getattr(kind, name)
+
+        def call(self, *args, **kwargs):
+            seen.append(kind.__name__)
+            return original(self, *args, **kwargs)
+
+        monkey.setattr(kind, name, call)
+
+    with pytest.MonkeyPatch.context() as monkey:
+        spy(LabelSmoothLoss, 'forward')
+        spy(Mixup, 'mix')
+        spy(CutMix, 'mix')
+        trained = run('tools/train.py', config, '--work-dir', work, *common)
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    assert seen.count('LabelSmoothLoss') == 22
+    assert seen.count('Mixup') + seen.count('CutMix') == 22
+    assert min(seen.count('Mixup'), seen.count('CutMix')) > 0
+    (log,) = work.glob('*/vis_data/scalars.json')
+    rates = [line['lr'] for line in map(json.loads, log.read_text().splitlines()) if 'lr' in line]
+    assert rates[:20] == sorted(rates[:20])
+    assert (rates[0], rates[20]) == (pytest.approx(1e-6), pytest.approx(1e-3, rel=0.1))
+    assert rates[21] < rates[20]
+    assert 'ema_state_dict' in torch.load(work / 'epoch_22.pth', weights_only=False)
+    assert 'accuracy/top1' in trained.stdout
+
+    arguments = [config, work / 'epoch_22.pth', '--work-dir', work]
+    outputs = ['--out', tmp_path / 'out.pkl', '--show-dir', tmp_path / 'drawn']
+    tested = run('tools/test.py', *arguments, *outputs, *common)
+    assert tested.returncode == 0, tested.stderr[-2000:]
+    assert 'accuracy/top5: ' in tested.stdout
+    assert len(pickle.loads((tmp_path / 'out.pkl').read_bytes())) == 2
+    assert len(list((tmp_path / 'drawn').glob('*.png'))) == 2
+
+    flipped = run('tools/test.py', *arguments, '--tta', *common)
+    assert flipped.returncode == 0, flipped.stderr[-2000:]
+    assert 'accuracy/top1: ' in flipped.stdout
+    refused = run('tools/test.py', *arguments, *outputs, '--tta', *common)
+    assert refused.returncode == 1
+    assert '--tta of a classifier takes no --show or --show-dir' in refused.stderr
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory, shapes):
+    work = tmp_path_factory.mktemp('trained')
+    result = run('tools/train.py', DEMO, '--work-dir', work, *demo_options(shapes, 'train_cfg.max_epochs=1'))
+    assert result.returncode == 0, result.stderr[-2000:]
+    return work / 'epoch_1.pth'
+
+
+def demo_options(shapes, *more):
+    roots = (f'{loader}_dataloader.dataset.data_root={shapes}' for loader in ('train', 'val', 'test'))
+    return options(*roots, 'model.backbone.depths=[1,1,1,1]', *more)
+
+
+def test_a_classifier_says_the_class_of_a_picture(tmp_path, shapes, trained):
+    pictures = sorted((shapes / 'images' / 'val').glob('*.png'))
+    arguments = ['--out-dir', tmp_path, *demo_options(shapes)]
+    seen = run('tools/infer.py', *pictures, DEMO, trained, *arguments)
+    assert seen.returncode == 0, seen.stderr[-2000:]
+    found = json.loads((tmp_path / 'results.json').read_text())
+    assert [picture['file_name'] for picture in found] == [str(path) for path in pictures]
+    for picture in found:
+        assert picture['class'] in CLASSES
+        assert picture['class'] == picture['top'][0]['class']
+        assert sorted(one['class'] for one in picture['top']) == sorted(CLASSES)
+        assert sum(one['score'] for one in picture['top']) == pytest.approx(1, abs=1e-3)
+        assert f'{picture["file_name"]}: {picture["class"]} {picture["score"]:.3f}' in seen.stdout
+    for path in pictures:  # the text is drawn on it
+        drawn = cv2.imread(str(tmp_path / 'overlays' / f'{path.stem}.jpg')).astype(int)
+        assert np.abs(drawn - cv2.imread(str(path))).max() > 100
+
+
+def test_a_picture_gets_the_scores_that_testing_gives_it(tmp_path, shapes, trained):
+    names = [line.split()[0] for line in (shapes / 'annotations' / 'crops_val.txt').read_text().splitlines()]
+    outputs = ['--work-dir', tmp_path / 'work', '--out', tmp_path / 'out.pkl']
+    tested = run('tools/test.py', DEMO, trained, *outputs, *demo_options(shapes))
+    assert tested.returncode == 0, tested.stderr[-2000:]
+    paths = [shapes / 'crops' / 'val' / name for name in names]
+    seen = run('tools/infer.py', *paths, DEMO, trained, '--out-dir', tmp_path, *demo_options(shapes))
+    assert seen.returncode == 0, seen.stderr[-2000:]
+    scores = {one['file_name']: one['score'] for one in json.loads((tmp_path / 'results.json').read_text())}
+    expected = pickle.loads((tmp_path / 'out.pkl').read_bytes())
+    assert len(scores) == len(expected) == len(paths)
+    for path, sample in zip(paths, expected):
+        assert scores[str(path)] == pytest.approx(sample['pred_score'].max().item(), rel=1e-4), path
+
+
+def test_a_checkpoint_of_another_number_of_classes_is_named(tmp_path, shapes, trained):
+    more = demo_options(shapes, 'model.head.num_classes=7', 'data_preprocessor.num_classes=7')
+    tested = run('tools/test.py', DEMO, trained, '--work-dir', tmp_path, *more)
+    assert tested.returncode == 1
+    assert 'was trained with 4 classes, the model of the config has 7' in tested.stderr
+
+
+def test_data_that_is_not_there_is_named(tmp_path):
+    result = run(
+        'tools/train.py', DEMO, '--work-dir', tmp_path, '--cfg-options', 'train_dataloader.dataset.data_root=no'
+    )
+    assert result.returncode == 1
+    assert (
+        'there is no no/annotations/crops_train.txt, where train_dataloader.dataset.ann_file expects' in result.stderr
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('config', 'kind'), [(SIMMIM, SwinBackbone), (SIMMIM_V2, SwinV2Backbone)])
+def test_what_simmim_pretrains_is_loaded_and_fine_tuned(tmp_path, config, kind):
+    shapes = tmp_path / 'shapes'
+    run('tools/make_shapes_dataset.py', shapes, '--train', 100, '--val', 4, '--size', 96, '--crops')
+    more = options(f'train_dataloader.dataset.data_root={shapes}', 'train_dataloader.batch_size=8', loaders=('train',))
+    work = tmp_path / 'simmim'
+    pretrained = run('tools/train.py', config, '--work-dir', work, *more)  # 4 epochs of 13 steps
+    assert pretrained.returncode == 0, pretrained.stderr[-2000:]
+    (log,) = work.glob('*/vis_data/scalars.json')
+    losses = [json.loads(line)['loss'] for line in log.read_text().splitlines()]
+    assert len(losses) >= 50
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+    report = load_checkpoint(kind(arch='nano', window_size=6), work / 'epoch_4.pth')
+    assert sorted(report.missing) == [f'norm{i}.{name}' for i in range(4) for name in ('bias', 'weight')]
+
+    more = demo_options(
+        shapes,
+        'model.backbone.depths=[2,2,2,2]',
+        f'model.backbone.type={kind.__name__}',
+        'model.backbone.window_size=6',
+        f'load_from={work / "epoch_4.pth"}',
+        'train_cfg.max_epochs=1',
+    )
+    tuned = run('tools/train.py', DEMO, '--work-dir', tmp_path / 'tuned', *more)
+    assert tuned.returncode == 0, tuned.stderr[-2000:]
+    assert 'accuracy/top1' in tuned.stdout
