@@ -136,12 +136,13 @@ def shrink(node):
 
 
 def alone(node):
-    """What needs several processes, or a package that only saves memory, gives way, in place."""
+    """What needs several processes, the network, or a package that only saves memory, gives way, in place."""
     if isinstance(node, dict):
         if node.get('type') == 'MMSyncBN':
             node['type'] = 'BN'
         if 'num_cp' in node:
             node['num_cp'] = 0
+        node.pop('teacher_ckpt', None)
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ():
         alone(value)
 
@@ -190,7 +191,8 @@ def _of_detection(cfg, batch, side):
     with_semantic = "'with_seg': True" in loaders or 'Panoptic' in loaders
     shapes, items, classes = [[3, side, side]] * batch, [3] * batch, min(8, *_values(cfg.model, 'num_classes'))
     kind = cfg.model.data_preprocessor.type.rpartition('.')[2]
-    if kind == 'TrackDataPreprocessor':
+    # A tracker trains on clips, or its detector on pictures.
+    if kind == 'TrackDataPreprocessor' and not cfg.model.data_preprocessor.get('use_det_processor'):
         return demo_track_inputs(batch, 2, [0], shapes, items, classes, with_mask=with_mask)
 
     def inputs():

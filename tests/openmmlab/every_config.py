@@ -15,23 +15,27 @@ from swin_backbone.openmmlab.config_files import read_config
 
 TRAINS, BUILDS, REFUSED, NOT_TRIED, FAILS = 'trains', 'builds', 'refused', 'not tried', 'fails'
 
-SIDES = (64, 128, 256)
+SIDES = (64, 128, 256, 512)
 
 
 class Outcome(NamedTuple):
-    """What came of a config; `why` where it is refused or was not tried."""
+    """What came of a config; `why` where it is refused, was not tried, or was built and cannot be trained."""
 
     config: str
     result: str
     why: str = ''
 
 
+def home(toolbox):
+    """From where an installed toolbox's configs name each other, as `configs/...`."""
+    return Path(find_spec(toolbox).origin).parent / '.mim'
+
+
 def folders(toolbox):
     """The folders of an installed toolbox's configs, each with the names of its configs."""
     if find_spec(toolbox) is None:
         return {}
-    root = Path(find_spec(toolbox).origin).parent / '.mim' / 'configs'
-    found = {}
+    root, found = home(toolbox) / 'configs', {}
     for path in sorted(root.rglob('*.py')):
         folder, _, name = str(path.relative_to(root)).partition('/')
         if '_base_' not in path.parts and name:
@@ -64,28 +68,40 @@ def outcome(path, trained):
     except ValueError as error:
         return REFUSED, _first_line(error)
     layers = frozenset(types(after.model))
-    step = layers not in trained and 'optim_wrapper' in cfg
+    untrained = ''
+    if layers not in trained:
+        untrained = toolboxes_fault(train, after, cfg) if 'optim_wrapper' in cfg else 'it has no optimizer'
+        if untrained is None:
+            trained.add(layers)
+            return TRAINS, ''
+    unbuilt = toolboxes_fault(build_only, after, cfg)
+    return (BUILDS, untrained) if unbuilt is None else (NOT_TRIED, unbuilt)
+
+
+def toolboxes_fault(attempt, after, before):
+    """Why an attempt fails, where with its own backbone a config fails in the same way; None where it does not fail.
+
+    Raises:
+        Exception: what the attempt raised, if it is the swap's doing.
+    """
     try:
-        attempt(after, step, strict=True)
+        attempt(copy.deepcopy(after), strict=True)
+        return None
     except Exception as error:
-        # Whether it is the swap's doing: with its own backbone the config must fail in the same way.
         try:
-            attempt(cfg, step, strict=False)
+            attempt(copy.deepcopy(before), strict=False)
         except Exception as own:
             if _kind(own) == _kind(error):
-                return NOT_TRIED, f'with its own backbone neither: {_first_line(own)}'
+                return f'with its own backbone neither: {_first_line(own)}'
         raise error
-    if not step:
-        return BUILDS, ''
-    trained.add(layers)
-    return TRAINS, ''
 
 
-def attempt(cfg, step, strict):
-    """Build a config's model, and train it for a step on pictures of 64 pixels, or larger if those are too small."""
-    if not step:
-        build(copy.deepcopy(cfg), initialise=False)
-        return
+def build_only(cfg, strict):
+    build(cfg, initialise=False)
+
+
+def train(cfg, strict):
+    """Train for a step on pictures of 64 pixels, or larger where those are too small."""
     for side in SIDES:
         try:
             _train(copy.deepcopy(cfg), side, strict)
@@ -131,4 +147,4 @@ def _first_line(error):
     """The first line of an error, without the places of this machine; where it has no text, its kind."""
     lines = str(error).strip().split('\n')
     line = re.sub(r'/\S*/(?=configs/)', '', lines[0])
-    return re.sub(r'\s+', ' ', line).partition(', the current sys.path')[0] or type(error).__name__
+    return re.sub(r'\s+', ' ', re.split(r', the current sys.path|\. Please check', line)[0]) or type(error).__name__

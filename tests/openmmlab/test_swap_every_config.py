@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, outcomes
+from every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'work_dirs' / 'swap'
@@ -35,6 +35,7 @@ def result_file(toolbox, folder):
 @pytest.mark.parametrize(('toolbox', 'folder'), FOLDERS, ids=[f'{t}-{f}' for t, f in FOLDERS])
 def test_each_config_trains_or_says_why_not(toolbox, folder, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    monkeypatch.chdir(home(toolbox))
     found = [outcome._asdict() for outcome in outcomes(toolbox, folder)]
     failed = [f'{outcome["config"]}\n{outcome["why"]}' for outcome in found if outcome['result'] == FAILS]
     assert not failed, '\n'.join(failed)
@@ -55,12 +56,12 @@ def table(results):
         total += count
         rows.append(f'| {name} | {len(found)} | ' + ' | '.join(str(count[column] or '') for column in columns) + ' |')
     rows.append(f'| **all** | {sum(total.values())} | ' + ' | '.join(str(total[column]) for column in columns) + ' |')
-    for result, heading in ((REFUSED, 'Refused'), (NOT_TRIED, 'Not tried')):
+    for result, heading in ((REFUSED, 'Refused'), (BUILDS, 'Built but not trained'), (NOT_TRIED, 'Not tried')):
         whys = Counter()
         where = {}
         for name, found in results.items():
             for outcome in found:
-                if outcome['result'] == result:
+                if outcome['result'] == result and outcome['why']:
                     whys[outcome['why']] += 1
                     where.setdefault(outcome['why'], {})[name] = None
         rows += ['', f'{heading}, and why:', '', '| configs | of | why |', '|---|---|---|']
