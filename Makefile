@@ -37,11 +37,11 @@ $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh
 	@touch $@
 
 # No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain, 45 MB, and mmrotate, 30 MB, with
-# torchvision, which nothing else here needs.
+# torchvision, which nothing else here needs. The operators that `make install` compiled stay as they are.
 install-deploy install-cls install-rotate: install-%: $(VENV)/.installed-%
 
 $(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
-	@$(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
+	@SWIN_BACKBONE_NATIVE=0 $(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
 	@touch $@
 
 # Two processes with a thread each: with two threads each they would slow one another many times.
