@@ -159,10 +159,11 @@ def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, ta
     if task == 'classification':
         require_classifier(model, key)
     levels = backbone_levels(old, scope, f'{key}.{part}', vectors=task == 'classification')
+    notes: list[str] = []
     if task == 'classification':
         rewire_classifier(model, levels, swin.widths[-1], key, neck_part)
-        new = swin.config(task, 'Pretrained' in str([old, model.get('init_cfg'), cfg.get('load_from')]))
-        notes: list[str] = []
+        has_weights = 'Pretrained' in str([old, model.get('init_cfg')]) or bool(cfg.get('load_from'))
+        new = swin.config(task, has_weights)
     else:
         new, notes = _rewire(cfg, key, model, part, neck_part, levels, swin, task)
     if old.get('in_channels', 3) != 3:
