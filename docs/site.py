@@ -18,6 +18,15 @@ PAGES = {
 LINK = re.compile(r'(\]\(|src=")([^)#"\s]+)')
 
 
+def on_config(config):
+    """A page that the navigation does not name stands at its end, so that no page is out of reach."""
+    named = str(config.nav)
+    others = [page.name for page in sorted((ROOT / 'docs').glob('*.md')) if f"'{page.name}'" not in named]
+    if others:
+        config.nav.append({'More': others})
+    return config
+
+
 def on_files(files: Files, config) -> Files:
     """Add a page for each file of `PAGES`."""
     for source, page in PAGES.items():
