@@ -4,6 +4,7 @@
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
 # make test-toolboxes  what needs mmpretrain and mmrotate, which it installs
 # make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
+# make test-torch    the backbones' tests on another torch: make test-torch TORCH=torch==2.11.0
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make demo-cls  the same with a classifier
@@ -11,7 +12,7 @@
 # make docs      build the documentation's site into build/site; make docs-serve shows it while you write
 # make docs-pictures   draw the pictures of docs/pictures.md, from the code and the two demos' checkpoints
 # make lint      pre-commit, which runs ruff, mypy and codespell
-# make benchmark-gpu   all that docs/benchmarks.md wants to know of a GPU, on one: needs CUDA
+# make benchmark-gpu   whether the kernels are right on this GPU and what they cost, as one table: needs CUDA
 #
 # Variables, on the command line:
 #   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
@@ -27,7 +28,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-lite test-toolboxes \
+.PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-lite test-toolboxes test-torch \
 	test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
 
 install: $(STAMP)
@@ -140,17 +141,21 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	$(RUN) -c 'import sys; from PIL import Image; [Image.open(f).convert("RGB").quantize(256).save(f, optimize=True) \
 		for f in sys.argv[1:]]' $(PICTURES)/*.png
 
-# Times beside mmdet's, compiled too; peak memory; operations of a forward and of a training step, against the floors.
-ON_GPU := tools/benchmark.py --device cuda --size 800x1344 --batch 2 --dtype bfloat16 --runs 20
+# Whether the kernels are right on this GPU and what each part costs, as one table to paste into an issue.
 FIGURES := work_dirs/benchmark
 benchmark-gpu: install
 	mkdir -p $(FIGURES)
-	$(RUN) $(ON_GPU) --compile --attention-backend sdpa --json $(FIGURES)/forward.json
-	$(RUN) $(ON_GPU) --compile --attention-backend sdpa --train --with-cp --json $(FIGURES)/train.json
-	$(RUN) $(ON_GPU) --memory --json $(FIGURES)/memory-forward.json
-	$(RUN) $(ON_GPU) --memory --attention-backend sdpa --train --with-cp --json $(FIGURES)/memory-train.json
-	$(RUN) $(ON_GPU) --kernels --attention-backend sdpa --json $(FIGURES)/kernels-forward.json
-	$(RUN) $(ON_GPU) --kernels --train --json $(FIGURES)/kernels-train.json
+	$(RUN) tools/gpu_report.py --compile --json $(FIGURES)/gpu.json
+
+# The backbones' tests on another torch, in an environment of its own: make test-torch TORCH=torch==2.11.0
+OTHER := .venv-$(subst =,,$(TORCH))
+LITE := mmengine==0.10.7 mmcv-lite==2.1.0 numpy 'setuptools<81' safetensors filelock tqdm rich pytest hypothesis matplotlib
+OTHER_TESTS := $(addprefix tests/,backbones/test_modes.py backbones/test_swin.py ops/test_windows.py ops/test_reference.py \
+	ops/test_check.py ops/test_sdpa.py ops/test_backend.py)
+test-torch:
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' $(LITE)
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest $(OTHER_TESTS)
 
 clean:
 	rm -rf build dist *.egg-info work_dirs .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -39,6 +39,16 @@ def is_exporting() -> bool:
     return bool(ask and ask())
 
 
+def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source to its place: on CUDA one launch, whatever the dtypes. Without torch's function: one by one."""
+    copy_all = getattr(torch, '_foreach_copy_', None)
+    if copy_all is not None:
+        copy_all(to, sources)
+        return
+    for place, source in zip(to, sources):
+        place.copy_(source)
+
+
 def without_cudnn_attention() -> AbstractContextManager:
     """Let `scaled_dot_product_attention` choose among the backends that are enabled, but cuDNN's.
 

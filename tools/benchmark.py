@@ -57,9 +57,11 @@ def parse_args() -> argparse.Namespace:
         '--kernels', action='store_true', help='calls, bytes and time of each operation of this backbone'
     )
     parser.add_argument(
-        '--peak-tflops', type=float, default=790, metavar='X', help="the GPU's GEMMs (default: H200, bf16)"
+        '--peak-tflops', type=float, metavar='X', help="of the device's GEMMs (default: that of a large one, measured)"
     )
-    parser.add_argument('--peak-gbs', type=float, default=4300, metavar='X', help="the GPU's memory (default: H200)")
+    parser.add_argument(
+        '--peak-gbs', type=float, metavar='X', help="of the device's memory (default: clock x width of a GPU's bus)"
+    )
     parser.add_argument('--sizes-in-turn', action='store_true', help='20 sizes against one size 20 times, by pixel')
     parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also strips of N tokens')
     parser.add_argument(
@@ -103,7 +105,10 @@ def build_all(args: argparse.Namespace) -> dict:
     variants.update({f'{OURS}, {name}': dict(attention_backend=name) for name in args.attention_backend})
     if args.with_cp:
         variants[f'{OURS}, with_cp'] = dict(with_cp=True)
-    if args.ablate:
+    if args.ablate and torch.device(args.device).type == 'cuda':
+        variants['SDPA, no Triton kernel'] = dict(attention_backend='sdpa')
+        variants['pad, roll, masks; no Triton kernel'] = dict(attention_backend='sdpa')
+    elif args.ablate:
         # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
         variants['one strip'] = dict(strip_tokens=sys.maxsize)
         variants['autograd, no strips'] = dict(strip_tokens=None)
@@ -125,11 +130,12 @@ def ablated(name: str, run):
     def with_masks() -> None:
         from swin_backbone.ops import plan
 
-        original, plan.TableWindows = plan.TableWindows, plan.RolledWindows
+        original = plan.TableWindows, plan.SdpaWindows
+        plan.TableWindows = plan.SdpaWindows = plan.RolledWindows
         try:
             run()
         finally:
-            plan.TableWindows = original
+            plan.TableWindows, plan.SdpaWindows = original
 
     def without_operators() -> None:
         from swin_backbone.ops import plan
@@ -140,8 +146,9 @@ def ablated(name: str, run):
         finally:
             plan.takes_stage = original
 
-    off = {'F.linear, no oneDNN': without_onednn, 'pad, roll, masks; no strips': with_masks}
-    return {**off, 'no compiled operators': without_operators}.get(name, run)
+    if name.startswith('pad, roll, masks'):
+        return with_masks
+    return {'F.linear, no oneDNN': without_onednn, 'no compiled operators': without_operators}.get(name, run)
 
 
 def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, timing.Spread]:
@@ -185,6 +192,10 @@ def show_kernels(args: argparse.Namespace, name: str, model: torch.nn.Module, sh
     from swin_backbone.analysis.operations import count_flops, least_bytes, operations
 
     x_BCHW, dtype = torch.randn(args.batch, 3, *shape, device=args.device), getattr(torch, args.dtype)
+    bytes_a_second = args.peak_gbs * 1e9 if args.peak_gbs else machine.peak_bandwidth(x_BCHW.device)
+    if not bytes_a_second:
+        raise ValueError(f'--kernels does not know the memory of {args.device}: give its GB/s with --peak-gbs')
+    gbs, tflops = bytes_a_second / 1e9, args.peak_tflops or machine.matmul_rate(x_BCHW.device, dtype) / 1e12
     run = timing.make_run(model.to(args.device), x_BCHW, args.train, dtype)
     found = operations(run, x_BCHW.device, args.runs)
     seconds, moved = (sum(getattr(operation, field) for operation in found) for field in ('seconds', 'bytes'))
@@ -196,20 +207,18 @@ def show_kernels(args: argparse.Namespace, name: str, model: torch.nn.Module, sh
         table.add_row(
             *(operation.name.removeprefix('aten::'), str(operation.calls), f'{operation.seconds * 1e3:.3f}'),
             *(f'{operation.seconds / max(seconds, 1e-9):.1%}', f'{operation.bytes / 1e6:.1f}'),
-            *(f'{rate:.0f}', f'{rate / args.peak_gbs:.1%}'),
+            *(f'{rate:.0f}', f'{rate / gbs:.1%}'),
         )
     console.print(table)
     flops = count_flops(run)
     floors = {
-        f'{flops / 1e9:.0f} GFLOP at {args.peak_tflops:g} TFLOP/s': flops / args.peak_tflops / 1e12,
-        f'{moved / 1e9:.2f} GB, what its operations move, at {args.peak_gbs:g} GB/s': moved / args.peak_gbs / 1e9,
+        f'{flops / 1e9:.0f} GFLOP at {tflops:.3g} TFLOP/s': flops / tflops / 1e12,
+        f'{moved / 1e9:.2f} GB, what its operations move, at {gbs:.4g} GB/s': moved / gbs / 1e9,
     }
     if not args.train:
         with torch.no_grad():
             least = least_bytes(model(x_BCHW), ARCHS[args.arch].depths, dtype.itemsize)
-        floors[f'{least / 1e9:.2f} GB, the least of a fused forward, at {args.peak_gbs:g} GB/s'] = (
-            least / args.peak_gbs / 1e9
-        )
+        floors[f'{least / 1e9:.2f} GB, the least of a fused forward, at {gbs:.4g} GB/s'] = least / gbs / 1e9
     for what, floor in floors.items():
         console.print(f'{what}: {floor * 1e3:.3f} ms, {floor / max(seconds, 1e-9):.1%} of the time')
     return [dict(model=name, height=shape[0], width=shape[1], **operation._asdict()) for operation in found]
@@ -221,12 +230,13 @@ def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple
     ratios = {}
     for name, make in builders.items():
         model = make().to(args.device)
-        timing.alternate({name: timing.make_run(model, torch.randn(1, 3, *shape), False, torch.float32)}, 1)
+        dtype, same_BCHW = getattr(torch, args.dtype), torch.randn(args.batch, 3, *shape, device=args.device)
+        timing.alternate({name: timing.make_run(model, same_BCHW, False, dtype)}, 1)
         new, same = [], []
         for other in track(sizes, f'{name}: sizes in turn', console=console, transient=True):
             for sample, seconds in ((shape, same), (other, new)):
-                x_BCHW = torch.randn(1, 3, *sample, device=args.device)
-                run = timing.make_run(model, x_BCHW, False, torch.float32)
+                x_BCHW = torch.randn(args.batch, 3, *sample, device=args.device)
+                run = timing.make_run(model, x_BCHW, False, dtype)
                 begin = time.perf_counter()
                 run()
                 seconds.append((time.perf_counter() - begin) / (sample[0] * sample[1]))

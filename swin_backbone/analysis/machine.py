@@ -27,6 +27,38 @@ def processor() -> str:
     return f'{name}{family} ({features}), {run_by}'
 
 
+def peak_bandwidth(device: torch.device) -> Optional[float]:
+    """Bytes a second of a GPU's memory: its clock, both edges of it, by the width of its bus; None: unknown."""
+    if device.type != 'cuda':
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    clock_khz, bits = (getattr(properties, name, 0) for name in ('memory_clock_rate', 'memory_bus_width'))
+    if not clock_khz:  # torch tells it since 2.8; Triton asks the driver
+        try:
+            from triton.runtime import driver
+
+            index = torch.cuda.current_device() if device.index is None else device.index
+            told = driver.active.utils.get_device_properties(index)
+            clock_khz, bits = told['mem_clock_rate'], told['mem_bus_width']
+        except Exception:  # whatever another version, or none, raises
+            return None
+    return 2 * clock_khz * 1e3 * bits / 8 or None
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a large product of matrices, the median of some."""
+    side = 8192 if device.type == 'cuda' else 512
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        a @ b
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * side**3 / statistics.median(seconds[2:])
+
+
 def pin_threads(threads: Optional[int]) -> None:
     """Set the number of threads of torch (default: its own choice), and keep the process on as many CPUs."""
     torch.set_num_threads(threads or torch.get_num_threads())

@@ -74,7 +74,7 @@ def least_bytes(maps: tuple[Tensor, ...], depths: tuple[int, ...], itemsize: int
 
 
 class _Traffic(TorchDispatchMode):
-    """Calls and bytes of each operator that computes; views do not."""
+    """Calls and bytes of each operator that computes; views do not, nor does what only allocates."""
 
     def __init__(self):
         super().__init__()
@@ -83,8 +83,8 @@ class _Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            name = func._schema.name
+        name = func._schema.name
+        if not func.is_view and not name.startswith(('aten::empty', 'aten::new_empty')):
             tensors = [*_tensors(args), *_tensors((kwargs or {}).values()), *_tensors([results])]
             self.calls[name] += 1
             self.bytes[name] += sum(x.numel() * x.itemsize for x in tensors)

@@ -20,8 +20,14 @@ class Spread(NamedTuple):
     slowest: float
 
 
-def make_run(model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype) -> Callable[[], None]:
-    """One forward in eval mode, or one forward and backward in training mode; below float32 under autocast."""
+def make_run(
+    model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, wait: bool = True
+) -> Callable[[], None]:
+    """One forward in eval mode, or one forward and backward in training mode; below float32 under autocast.
+
+    Args:
+        wait: until a CUDA device has done it.
+    """
     model.train(train)
     kind = x_BCHW.device.type
 
@@ -31,7 +37,7 @@ def make_run(model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype) 
         if train:
             torch.autograd.backward(maps, [torch.ones_like(x) for x in maps])
             model.zero_grad(set_to_none=True)
-        if kind == 'cuda':
+        if kind == 'cuda' and wait:
             torch.cuda.synchronize(x_BCHW.device)
 
     return run

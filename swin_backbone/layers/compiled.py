@@ -6,23 +6,28 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..native import Packed
+from ..ops.cast import CastWeights
 
 
 class CompiledLayer(BaseModule):
-    """A layer that keeps its weights packed for the compiled operators; see `native.Packed`."""
+    """A layer that keeps its weights as they are computed with; see `native.Packed` and `ops.cast.CastWeights`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.packed = Packed()
+        self.packed, self.cast_weights = Packed(), CastWeights()
 
     def train(self, mode: bool = True) -> 'CompiledLayer':
         """Set training or eval mode. What was written through `.data`, as mmengine's EMAHook does, is seen then."""
-        self.packed.clear()
+        self._forget()
         return super().train(mode)
 
     def _apply(self, *args, **kwargs) -> 'CompiledLayer':
-        self.packed.clear()
+        self._forget()
         return super()._apply(*args, **kwargs)
+
+    def _forget(self) -> None:
+        self.packed.clear()
+        self.cast_weights.clear()
 
 
 def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..native import operators
 from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block
+from ..ops.fused import swin_block as fused_swin_block
 from ..ops.grid import Size
 from ..ops.plan import Plan, Planner, WindowCut, run
 from ..ops.windows import Windows, fit_window, relative_position_bias
@@ -74,7 +75,7 @@ class WindowAttention(BaseModule):
     def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
         """Attend inside windows: their tokens, normalised, to as many."""
         qkv = self.qkv(windows.pad(x))
-        bias_hNN = self.position_bias(window_size).to(qkv.dtype)
+        bias_hNN = self.position_bias(window_size)
         return self.proj_drop(self.proj(windows.attend(qkv, bias_hNN, self.scale, self.dropout)))
 
 
@@ -115,6 +116,7 @@ class SwinBlock(CompiledLayer):
 
     attention_kind: type[BaseModule] = WindowAttention  # Swin V2's block has others
     compute = staticmethod(swin_block)
+    compute_fused = staticmethod(fused_swin_block)
 
     def __init__(
         self,
@@ -170,7 +172,7 @@ class SwinBlock(CompiledLayer):
                 return y_BHWC
         windows, window_size = plan.windows(x_BHWC, self.attn.cut)
         weights, settings = self._weights(x_BHWC, window_size, plan), self._settings()
-        compute = partial(self.compute, settings=settings)
+        compute = partial(self.compute_fused if 'norm' in plan.fused else self.compute, settings=settings)
         draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
         return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
 
@@ -187,22 +189,29 @@ class SwinBlock(CompiledLayer):
 
     def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> BlockWeights:
         """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""
-        attention, fc1, fc2, cast = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1], plan.cast
+        attention = self.attn.w_msa
+        layers = attention.qkv, attention.proj, self.ffn.layers[0][0], self.ffn.layers[1]
+        tensors: list[Any] = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+        if plan.dtype is not None and 'weights' in plan.fused and not torch.compiler.is_compiling():
+            tensors = self.cast_weights.get(tensors, plan.dtype)
+        else:
+            tensors = [plan.cast(tensor) for tensor in tensors]
+        qkv_weight, qkv_bias, proj_weight, proj_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias = tensors
         rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
         return BlockWeights(
             norm1_weight=self.norm1.weight,
             norm1_bias=self.norm1.bias,
-            qkv_weight=cast(attention.qkv.weight),
-            qkv_bias=cast(attention.qkv.bias),
-            position_bias_hNN=cast(attention.position_bias(window_size)),
-            proj_weight=cast(attention.proj.weight),
-            proj_bias=cast(attention.proj.bias),
+            qkv_weight=qkv_weight,
+            qkv_bias=qkv_bias,
+            position_bias_hNN=attention.position_bias(window_size),
+            proj_weight=proj_weight,
+            proj_bias=proj_bias,
             norm2_weight=self.norm2.weight,
             norm2_bias=self.norm2.bias,
-            fc1_weight=cast(fc1.weight),
-            fc1_bias=cast(fc1.bias),
-            fc2_weight=cast(fc2.weight),
-            fc2_bias=cast(fc2.bias),
+            fc1_weight=fc1_weight,
+            fc1_bias=fc1_bias,
+            fc2_weight=fc2_weight,
+            fc2_bias=fc2_bias,
             drop_path_2B=draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
         )
 

@@ -108,7 +108,7 @@ class WindowAttentionV2(BaseModule):
         if self.qkv_bias is not None:
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
         qkv = normalise_qk(qkv, self.cosine_scale())
-        bias_hNN = self.position_bias(window_size).to(qkv.dtype)
+        bias_hNN = self.position_bias(window_size)
         return self.proj_drop(self.proj(windows.attend(qkv, bias_hNN, self.scale, self.dropout)))
 
 
@@ -125,7 +125,7 @@ class SwinV2Block(SwinBlock):
     """
 
     attention_kind = WindowAttentionV2
-    compute = staticmethod(swin_v2_block)
+    compute = compute_fused = staticmethod(swin_v2_block)
 
     def __init__(self, embed_dims: int, norm_cfg: dict, extra_norm: bool, **block: Any):
         super().__init__(embed_dims=embed_dims, norm_cfg=norm_cfg, **block)

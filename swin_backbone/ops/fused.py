@@ -1,16 +1,25 @@
-"""The windows of whole maps for the Triton kernel, which finds the tokens in them by arithmetic.
+"""Blocks on a GPU: the windows of whole maps for the Triton kernel, which finds the tokens in them by arithmetic, and a
+block whose residual sums and norms are kernels too.
 
 Layout: B batch, H W height and width of a map, C channels, T = B*H*W tokens, h heads, N places of a window.
 """
 
+import os
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import block
 from .grid import Size
 from .linear import linear
+
+# What may be fused besides attention: SWIN_BACKBONE_FUSE names it, with commas between. None of it is on by default, as
+# no GPU has shown yet what it is worth.
+#   norm: residual sums, with drop path, and the norms of them, V1 alone
+#   weights: the casts of all weights of a block, under automatic mixed precision
+FUSIONS = 'norm', 'weights'
 
 
 class TritonWindows:
@@ -57,3 +66,38 @@ class TritonWindows:
     def per_image(self, x_TC: Tensor) -> Tensor:
         """(B, H*W, C)."""
         return x_TC.view(-1, self.tokens_per_image, x_TC.shape[-1])
+
+
+@torch.compiler.assume_constant_result
+def fusions() -> frozenset[str]:
+    """What of `FUSIONS` is asked for.
+
+    Raises:
+        ValueError: if SWIN_BACKBONE_FUSE names something else.
+    """
+    asked = frozenset(filter(None, os.environ.get('SWIN_BACKBONE_FUSE', '').split(',')))
+    unknown = asked.difference(FUSIONS)
+    if unknown:
+        raise ValueError(f'SWIN_BACKBONE_FUSE takes {", ".join(FUSIONS)}, got {", ".join(sorted(unknown))}')
+    return asked
+
+
+def swin_block(
+    x_TC: Tensor,
+    windows: TritonWindows,
+    w: block.BlockWeights,
+    settings: block.BlockSettings,
+    gradient_only: bool = False,
+) -> Tensor:
+    """`ops.block.swin_block`; each residual sum, with its drop path, and the norm of it is one pass over memory."""
+    from .triton.residual import add_norm
+
+    if w.norm1_weight is None or w.norm2_weight is None:
+        return block.swin_block(x_TC, windows, w, settings, gradient_only)
+    factors_2B, dtype = w.drop_path_2B if w.drop_path_2B is not None else (None, None), w.qkv_weight.dtype
+    norms = (w.norm1_weight, w.norm1_bias, settings.eps[0]), (w.norm2_weight, w.norm2_bias, settings.eps[1])
+    _, y_TC, _, _ = add_norm(x_TC, None, None, *norms[0], dtype)
+    y_TC = block.attention(y_TC, windows, w, settings)
+    x_TC, y_TC, _, _ = add_norm(x_TC, y_TC, factors_2B[0], *norms[1], dtype)
+    y_TC = block.mlp(y_TC, windows, w, settings, gradient_only)
+    return add_norm(x_TC, y_TC, factors_2B[1], None, None, 0.0, dtype)[0]

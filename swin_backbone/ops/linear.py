@@ -57,9 +57,14 @@ def eager_linear(
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     """The dtype automatic mixed precision computes linear layers in; None where it is off, or the device has none."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return None
+
+
+@torch.compiler.assume_constant_result  # which torch.compile cannot trace (torch 2.4 to 2.12)
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:

@@ -17,7 +17,7 @@ from ..compat import is_exporting, is_transformed
 from ..native.operators import takes_stage
 from .backend import takes_kernel
 from .exported import ExportedWindows
-from .fused import TritonWindows
+from .fused import TritonWindows, fusions
 from .grid import Size
 from .linear import autocast_dtype
 from .rolled import RolledWindows
@@ -67,6 +67,7 @@ class Plan(NamedTuple):
     overwrite: bool = False  # whether a block may put its output where its input is
     dtype: Optional[torch.dtype] = None  # of linear layers, under automatic mixed precision
     compiled: Optional[torch.dtype] = None  # that compiled operators compute in; None: they do not compute this stage
+    fused: frozenset[str] = frozenset()  # of `ops.fused.FUSIONS`
     as_built: bool = False  # whether each layer of the backbone is known to be the one it was built with
 
     def windows(self, x_BHWC: Tensor, cut: WindowCut) -> tuple[list[Windows], Size]:
@@ -121,7 +122,8 @@ class Planner(NamedTuple):
                 takes_all = self.attention_backend == 'auto' and not torch.is_grad_enabled()
                 if takes_all and takes_stage(dtype or x.dtype, self.window_size, self.head_dim):
                     compiled = dtype or x.dtype
-        return Plan(kind, strip_tokens, self.with_cp, dtype=dtype, compiled=compiled)
+        fused = fusions() if kind is TritonWindows else frozenset()
+        return Plan(kind, strip_tokens, self.with_cp, dtype=dtype, compiled=compiled, fused=fused)
 
 
 def run(

@@ -221,3 +221,21 @@ def _bias_from_table(table: Tensor, window_size: Size, table_window: Size) -> Te
         for ky, kx in places
     ]
     return table[torch.tensor(rows, device=table.device)].view(len(places), len(places), -1).permute(2, 0, 1)
+
+
+def add_norm(
+    x_TC: Tensor,
+    branch_TC: Optional[Tensor],
+    factors_B: Optional[Tensor],
+    weight_C: Optional[Tensor],
+    bias_C: Optional[Tensor],
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """A residual sum with stochastic depth's factor of each image, and the LayerNorm of it, where there is one."""
+    if branch_TC is not None:
+        factor_T1 = 1 if factors_B is None else factors_B.repeat_interleave(len(x_TC) // len(factors_B))[:, None]
+        x_TC = x_TC + factor_T1 * branch_TC
+    if weight_C is None or bias_C is None:
+        return x_TC, x_TC
+    mean, variance = x_TC.mean(-1, keepdim=True), x_TC.var(-1, unbiased=False, keepdim=True)
+    return x_TC, (x_TC - mean) / (variance + eps).sqrt() * weight_C + bias_C

@@ -70,7 +70,8 @@ class RolledWindows:
         """See `Windows`. One expression over all windows, which a compiler fuses with that of the mask."""
         qkv_LN3C = self.to_windows(qkv_BHW3C)
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-        bias = bias_hNN if self.mask_L1NN is None else bias_hNN.masked_fill(~self.mask_L1NN, -torch.inf)
+        bias = bias_hNN.to(q.dtype)
+        bias = bias if self.mask_L1NN is None else bias.masked_fill(~self.mask_L1NN, -torch.inf)
         with without_autocast(q.device.type):  # which would make half precision float32; the sum is float32 anyway
             weights = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias, dim=-1)
             x_LhNd = F.dropout(weights, dropout) @ v

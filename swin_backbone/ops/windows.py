@@ -148,7 +148,7 @@ class TableWindows:
         """See `Windows`."""
         qkv_LN3hd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1))
         q, k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in qkv_LN3hd.unbind(2))
-        logits_LhNN, biases = q.mul_(scale) @ k.transpose(-2, -1), self._biases(bias_hNN)
+        logits_LhNN, biases = q.mul_(scale) @ k.transpose(-2, -1), self._biases(bias_hNN, q.dtype)
         parts = logits_LhNN.split([run.length for run in self.runs])
         if len(parts) == 1:
             logits_LhNN += biases[0]
@@ -161,8 +161,9 @@ class TableWindows:
         weights_LhNN = F.dropout(torch.softmax(logits_LhNN, dim=-1, dtype=logits_LhNN.dtype), dropout)
         return self.to_tokens((weights_LhNN @ v).transpose(1, 2).flatten(2))
 
-    def _biases(self, bias_hNN: Tensor) -> list[Tensor]:
+    def _biases(self, bias_hNN: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """The bias of each run, with its mask: (h, N, N)."""
+        bias_hNN = bias_hNN.to(dtype)
         return [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.runs]
 
     def per_token(self, values_B: Tensor) -> Tensor:
@@ -215,11 +216,11 @@ class SdpaWindows(TableWindows):
     def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
         """See `Windows`."""
         qkv_3LhNd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-        counts = [run.length for run in self.runs]
+        biases, counts = self._biases(bias_hNN, qkv_T3C.dtype), [run.length for run in self.runs]
         with without_cudnn_attention():
             parts = [
                 F.scaled_dot_product_attention(q, k, v, bias_hNN[None], dropout, scale=scale)
-                for bias_hNN, q, k, v in zip(self._biases(bias_hNN), *(x_LhNd.split(counts) for x_LhNd in qkv_3LhNd))
+                for bias_hNN, q, k, v in zip(biases, *(x_LhNd.split(counts) for x_LhNd in qkv_3LhNd))
             ]
         x_LhNd = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.to_tokens(x_LhNd.transpose(1, 2).flatten(2))
@@ -255,9 +256,15 @@ def relative_position_index(window_size: Size, table_window: Size, device: torch
 
 def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
     """The bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h) made for windows of `table_window`."""
-    index = relative_position_index(window_size, table_window or window_size, table_Rh.device)
-    N = window_size[0] * window_size[1]
-    return table_Rh.t().index_select(1, index).view(-1, N, N)
+    (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
+    if not (torch.is_grad_enabled() and table_Rh.requires_grad) or torch.compiler.is_compiling():
+        index = relative_position_index(window_size, (table_height, table_width), table_Rh.device)
+        return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
+    # The same as views, for the biases of a query are a window of the table, turned round: backward sums these windows
+    # in order, where that of the lookup adds atomically on CUDA.
+    table_hYX = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
+    centre_hYX = table_hYX.narrow(1, table_height - Wh, 2 * Wh - 1).narrow(2, table_width - Ww, 2 * Ww - 1)
+    return centre_hYX.unfold(1, Wh, 1).unfold(2, Ww, 1).flip(3, 4).reshape(-1, Wh * Ww, Wh * Ww)
 
 
 # Gather and scatter are each other's transpose, so backward is a gather too, and never an atomic add.

@@ -29,6 +29,19 @@ def test_calls_and_bytes_of_each_operator():
     assert found['aten::mm'].seconds > 0
 
 
+def test_what_only_allocates_moves_nothing():
+    x = torch.randn(10, 20)
+
+    def run():
+        for make in (x.new_empty, torch.empty):
+            make(1000, 1000).resize_(0)
+        torch.empty_like(x), x.new_empty_strided((5, 5), (5, 1)), torch.zeros(3)
+
+    found = {operation.name: operation for operation in operations(run, CPU, runs=1)}
+    assert not [name for name in found if 'empty' in name]
+    assert found['aten::zeros'].bytes == 12 if 'aten::zeros' in found else found['aten::zero_'].bytes >= 12
+
+
 def test_flops_know_the_kernel_and_agree_with_the_other_ways():
     pytest.importorskip('triton', reason='triton is not installed')
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')

@@ -23,7 +23,6 @@ from swin_backbone.ops.triton import backward, forward, tiles
 
 CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
 POINTERS = {torch.float16: '*fp16', torch.bfloat16: '*bf16', torch.float32: '*fp32'}
-IN_FLOAT32 = {'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr'}
 
 
 def compile_kernel(kernel, capability, tiling, constants, dtype):
@@ -35,7 +34,7 @@ def compile_kernel(kernel, capability, tiling, constants, dtype):
         if name in constants:
             signature[name] = 'constexpr'
         elif name.endswith('_ptr'):
-            signature[name] = '*fp32' if name in IN_FLOAT32 else POINTERS[dtype]
+            signature[name] = '*fp32' if name in tiles.IN_FLOAT32 else POINTERS[dtype]
         else:
             signature[name] = 'fp32' if name == 'scale' else 'i32'
         if name.endswith(('_ptr', '_stride')):
@@ -59,19 +58,18 @@ def main():
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
     torch.backends.cuda.matmul.allow_tf32 = True
-    for capability, side, head_dim in product(args.capability, args.window, args.head_dim):
-        tiles._device = lambda _, major=capability // 10: tiles._Device(major=major)
+    for capability, side, head_dim, shifted in product(args.capability, args.window, args.head_dim, (False, True)):
         qkv_13C = torch.empty(1, 3 * 4 * head_dim, dtype=dtype, device='meta')
         bias_hNN = torch.empty(4, side**2, side**2, dtype=dtype, device='meta')
-        cut = tiles.Tiles(qkv_13C, bias_hNN, 2, 200, 336, [side, side], [side // 2, side // 2], False)
+        cut = tiles.Tiles(qkv_13C, bias_hNN, 2, 200, 336, [side, side], [side // 2 * shifted] * 2, False)
         constants = cut.constants()
         needs = dict(NEEDS_BIAS=True, NEEDS_PADDING=True)
         kernels = [(forward.attend, cut.forward(), constants)]
         kernels.append((backward.attend_backward, cut.backward(), {**constants, **needs}))
-        if cut.backward().grid[2] > 1:
+        if cut.backward().blocks > 1:
             kernels.append((backward.attend_backward_queries, cut.backward_queries(), constants))
         for kernel, tiling, constants in kernels:
-            what = dict(kernel=kernel.__name__, capability=capability, window=side, head_dim=head_dim)
+            what = dict(kernel=kernel.__name__, capability=capability, window=side, head_dim=head_dim, shifted=shifted)
             print(json.dumps({**what, **compile_kernel(kernel, capability, tiling, constants, dtype)}), flush=True)
 
 

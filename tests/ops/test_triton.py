@@ -1,5 +1,8 @@
 """The Triton kernels against the literal algorithm, by Triton's interpreter or, where there is one, on a GPU."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from swin_backbone.analysis.timing import bytes_kept
 from swin_backbone.ops.triton import attend_in_windows
 from swin_backbone.ops.triton.attention import attend_in_windows_backward
 from swin_backbone.ops.triton.check import attend_literally
-from swin_backbone.ops.triton.tiles import PROGRAMS_PER_MULTIPROCESSOR, Tiles
+from swin_backbone.ops.triton.tiles import PROGRAMS_OF_A_CPU, Tiles, Tiling
 
 pytest.importorskip('triton', reason='triton is not installed')
 
@@ -34,7 +37,7 @@ def assert_equal_with_gradients(qkv_T3C, bias_hNN, settings, tolerance, message=
     weight = torch.randn_like(outputs[0])
     results = [[x, *torch.autograd.grad(x, i, weight.to(x.dtype))] for x, i in zip(outputs, (inputs, exact))]
     for name, fast, literal in zip(('output', 'gradient of qkv', 'gradient of the bias'), *results):
-        assert fast.dtype == qkv_T3C.dtype
+        assert fast.dtype == qkv_T3C.dtype, name
         error = (fast.double() - literal).abs().max() / literal.abs().max()
         assert error < tolerance, f'{name} is off by {error:.1e} {message}'
 
@@ -105,9 +108,16 @@ def test_rows_need_not_lie_one_behind_the_other():
         torch.testing.assert_close(result, results[0], rtol=0, atol=0)
 
 
+def backward_grid(tiles):
+    from swin_backbone.ops.triton.backward import attend_backward
+
+    constants = {**tiles.constants(), 'NEEDS_BIAS': True, 'NEEDS_PADDING': True}
+    return tiles.grid(attend_backward, tiles.backward(), constants)
+
+
 def test_sums_of_several_programs_are_deterministic():
     case = make_case(2, 15, 16, (7, 7), True, False, 2, 16)
-    _, programs, _ = Tiles(*case[:2], *case[2][:-1]).backward().grid
+    _, programs, _ = backward_grid(Tiles(*case[:2], *case[2][:-1]))
     if DEVICE.type == 'cpu':
         assert 1 < programs < 2 * 3 * 3
     inputs = [tensor.requires_grad_() for tensor in case[:2]]
@@ -122,14 +132,76 @@ def test_sums_of_several_programs_are_deterministic():
     assert all(torch.equal(*pair) for pair in zip(*gradients))
 
 
+def test_a_gradient_of_padding_is_summed_in_all_windows_that_reach_over():
+    """Of both axes, with several windows a program."""
+    for height, width in ((15, 12), (12, 15), (11, 11)):
+        for shifted in (False, True):
+            case = make_case(2, height, width, (4, 4), shifted, False, 1, 16)
+            assert_equal_with_gradients(*case, TOLERANCE[torch.float32], f'{height}x{width}, shifted {shifted}')
+
+
+def test_the_bias_stays_in_float32():
+    """Read and summed so, whatever the dtype of query, key and value."""
+    qkv_T3C, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.bfloat16)
+    bias_hNN = torch.randn(2, 16, 16, device=DEVICE, requires_grad=True)
+    out_TC, _ = attend_in_windows(qkv_T3C, bias_hNN, *settings)
+    (grad_hNN,) = torch.autograd.grad(out_TC.sum(), bias_hNN)
+    assert grad_hNN.dtype == torch.float32
+    assert not torch.equal(grad_hNN, grad_hNN.bfloat16().float())
+    rounded, _ = attend_in_windows(qkv_T3C, bias_hNN.bfloat16(), *settings)
+    assert not torch.equal(rounded, out_TC)
+
+
+class Kernel:
+    """What stands for a compiled kernel: it needs what it is told to."""
+
+    arg_names = 'qkv_ptr', 'bias_ptr', 'qkv_stride', 'num_windows', 'scale', 'Q', 'K'
+
+    def __init__(self, registers, shared):
+        self.registers, self.shared, self.calls = registers, shared, []
+
+    def warmup(self, *arguments, grid, **keywords):
+        self.calls.append((arguments, keywords))
+        metadata = SimpleNamespace(shared=self.shared)
+        return SimpleNamespace(run=None, n_regs=self.registers, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ('registers', 'kib', 'warps', 'of_one'),
+    [(168, 28, 4, 3), (96, 16, 4, 5), (255, 40, 4, 2), (255, 40, 8, 1), (32, 1, 4, 16), (64, 100, 4, 2)],
+)
+def test_there_are_as_many_programs_as_an_h100_holds(monkeypatch, registers, kib, warps, of_one):
+    h100 = SimpleNamespace(
+        multi_processor_count=132, shared_memory_per_multiprocessor=228 * 1024, max_threads_per_multi_processor=2048
+    )
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: h100)
+    monkeypatch.setattr(torch.cuda, 'device', lambda device: nullcontext())
+    kernel = Kernel(registers, kib * 1024)
+    tiles = Tiles(torch.empty(1, 288, device='meta'), torch.empty(3, 1, 1), 2, 200, 336, [7, 7], [0, 0], False)
+    tiles.device = torch.device('cuda', 0)
+    tiling = Tiling(1, dict(Q=64, K=64, num_warps=warps, num_stages=2))
+    for _ in range(2):
+        grid = tiles.grid(kernel, tiling, {})
+    windows = 2 * 29 * 48
+    heads, programs, blocks = grid
+    assert (heads, blocks) == (3, 1)
+    assert programs <= of_one * 132 // 3
+    rounds = -(-windows // (of_one * 132 // 3))
+    assert -(-windows // programs) == rounds, 'no program has more windows than it must'
+    assert programs * (rounds - 1) < windows, 'each has as many, or one less'
+    ((arguments, keywords),) = kernel.calls
+    assert arguments == (torch.float32, torch.float32, 48, 48, 1.0)
+    assert keywords == dict(Q=64, K=64, num_warps=warps, num_stages=2)
+
+
 @pytest.mark.parametrize('window_size', [(7, 7), (16, 16)])
 def test_what_the_bias_gradient_needs_does_not_grow_with_the_map(window_size):
     """A sum for each program, and of these as many as keep the device busy: never one for each window."""
     bias_hNN, qkv_13C = torch.empty(3, 1, 1, device='meta'), torch.empty(1, 3 * 96, device='meta')
     for size in (200, 2000):
-        tiling = Tiles(qkv_13C, bias_hNN, 2, size, size, list(window_size), [0, 0], False).backward()
-        heads, programs, blocks = tiling.grid
-        assert programs == 1 or heads * programs * blocks <= PROGRAMS_PER_MULTIPROCESSOR
+        tiles = Tiles(qkv_13C, bias_hNN, 2, size, size, list(window_size), [0, 0], False)
+        heads, programs, blocks = backward_grid(tiles)
+        assert programs == 1 or heads * programs * blocks <= PROGRAMS_OF_A_CPU
 
 
 def test_backward_keeps_the_inputs_the_output_and_the_log_sum_exp():

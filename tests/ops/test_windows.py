@@ -4,10 +4,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone.ops import reference
 from swin_backbone.ops.grid import WindowGrid
-from swin_backbone.ops.windows import CACHED_GRIDS, TableWindows, fit_window
+from swin_backbone.ops.windows import (
+    CACHED_GRIDS,
+    TableWindows,
+    fit_window,
+    relative_position_bias,
+    relative_position_index,
+)
 
 CPU = torch.device('cpu')
 geometries = st.tuples(
@@ -140,3 +147,35 @@ def test_windows_first_built_in_inference_mode_serve_a_later_backward():
 def test_shrink_takes_the_smaller_side_and_no_shift(size, window, expected):
     assert fit_window(*size, window, (3, 3), 'shrink') == expected
     assert fit_window(*size, window, (3, 3), 'pad') == (window, (3, 3))
+
+
+ATOMIC = 'index_add', 'index_put', 'scatter', 'embedding', 'index_select_backward'
+
+
+class SeesAtomics(TorchDispatchMode):
+    """What adds to places that an index gives: on CUDA in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(name in str(func) for name in ATOMIC):
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(('window', 'table'), [((7, 7), (7, 7)), ((3, 5), (4, 5)), ((1, 1), (7, 7)), ((2, 3), (2, 3))])
+def test_the_bias_and_its_gradient_are_those_of_a_lookup_without_atomic_adds(window, table):
+    table_Rh = torch.randn((2 * table[0] - 1) * (2 * table[1] - 1), 3, dtype=torch.float64, requires_grad=True)
+    N = window[0] * window[1]
+    literal = table_Rh[relative_position_index(window, table, torch.device('cpu'))].view(N, N, 3).permute(2, 0, 1)
+    bias_hNN = relative_position_bias(table_Rh, window, table)
+    assert torch.equal(bias_hNN, literal)
+    assert torch.equal(relative_position_bias(table_Rh.detach(), window, table), literal)
+    weight = torch.randn_like(bias_hNN)
+    (expected,) = torch.autograd.grad(literal, table_Rh, weight)
+    with SeesAtomics() as atomics:
+        (gradient,) = torch.autograd.grad(bias_hNN, table_Rh, weight)
+    torch.testing.assert_close(gradient, expected)
+    assert not atomics.seen

@@ -1,12 +1,16 @@
 """tools/benchmark.py as a user runs it, on the smallest Swin."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +34,52 @@ def test_each_backend_and_with_cp_in_one_run(tmp_path):
 
 @pytest.mark.parametrize('train', [[], ['--train']])
 def test_a_table_of_operations_and_the_floors(tmp_path, train):
-    out, rows = run(tmp_path, '--kernels', *train, SWIN_BACKBONE_NATIVE='0')
-    assert 'GFLOP at 790 TFLOP/s' in out
+    peaks = '--peak-gbs', '40', '--peak-tflops', '0.25'
+    out, rows = run(tmp_path, '--kernels', *peaks, *train, SWIN_BACKBONE_NATIVE='0')
+    assert 'GFLOP at 0.25 TFLOP/s' in out
+    assert 'at 40 GB/s' in out
     assert ('the least of a fused forward' in out) == (not train)
     norms = [row for row in rows if row['name'] == 'aten::native_layer_norm']
     assert norms[0]['calls'] >= 2 * 8 + 4
     assert norms[0]['bytes'] > 0
+
+
+def test_what_is_taken_in_turn_is_on_the_device(monkeypatch):
+    """On `meta`, which refuses tensors of a CPU as a GPU does, but has no autocast."""
+    monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+    benchmark = importlib.import_module('benchmark')
+    monkeypatch.setattr(benchmark.timing, 'make_run', lambda model, x_BCHW, train, dtype: partial(model.eval(), x_BCHW))
+    args = SimpleNamespace(device='meta', batch=2, dtype='float32', arch='nano')
+    ratios = benchmark.measure_sizes_in_turn(args, {'ours': partial(benchmark.build, 'ours', 'nano', {})}, (256, 256))
+    assert ratios['ours'] > 0
+
+
+def test_on_cuda_other_ideas_are_taken_off(monkeypatch):
+    """There is no strip and no compiled operator to be left out; each variant computes in another way."""
+    monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+    benchmark = importlib.import_module('benchmark')
+    args = SimpleNamespace(
+        device='cuda:0', peers='', arch='nano', strip_tokens=[], attention_backend=[], with_cp=False, ablate=True
+    )
+    builders = benchmark.build_all(args)
+    assert list(builders) == ['swin_backbone', 'SDPA, no Triton kernel', 'pad, roll, masks; no Triton kernel']
+    x, kinds = torch.randn(1, 3, 32, 32), []
+    for name in list(builders)[1:]:
+        planner = builders[name]().stages[0].planner
+
+        def plan(planner=planner):
+            kinds.append(planner.plan(x, training=False).windows_kind.__name__)
+
+        benchmark.ablated(name, plan)()
+    assert kinds == ['SdpaWindows', 'RolledWindows']
+
+
+def test_an_unknown_bandwidth_is_asked_for(tmp_path):
+    command = [sys.executable, ROOT / 'tools' / 'benchmark.py', '--arch', 'nano', '--size', '32', '--kernels']
+    result = subprocess.run(
+        [*command, '--peers', '', '--busy-machine'],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert '--peak-gbs' in result.stderr
+    assert 'Traceback' not in result.stderr

@@ -3,7 +3,9 @@
 Layout: T tokens, C channels, L windows, h heads, N places of a window, P programs that share the windows.
 """
 
+# ruff: noqa: UP006, UP035 - torch 2.4 infers an operator's schema from these names alone
 from contextlib import AbstractContextManager, nullcontext
+from typing import List, Tuple
 
 import torch
 from torch import Tensor
@@ -18,17 +20,17 @@ def attend_in_windows(
     batch: int,
     height: int,
     width: int,
-    window_size: list[int],
-    shift: list[int],
+    window_size: List[int],
+    shift: List[int],
     mask_padding: bool,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor]:
     """Softmax(scale q k^T + bias) v inside each window of a batch of maps.
 
     Args:
         qkv_T3C: query, key and value of each token of the maps, one behind the other, each with its heads one behind
             the other; where the maps are no whole windows, behind the tokens a row of what padding holds.
-        bias_hNN: the relative position bias.
+        bias_hNN: the relative position bias; read in float32.
         batch, height, width, window_size, shift, mask_padding: see `WindowGrid`.
 
     Returns:
@@ -54,12 +56,12 @@ def launch_forward(tiles: Tiles, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float
     qkv_T3C = _with_dense_rows(qkv_T3C)
     out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
     lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
-    tiling = tiles.forward()
-    with _current(qkv_T3C.device):
-        attend[tiling.grid](
-            *(qkv_T3C, bias_hNN.contiguous(), out_TC, lse_LhN),
+    tiling, constants = tiles.forward(), tiles.constants()
+    with on_device(qkv_T3C.device):
+        attend[tiles.grid(attend, tiling, constants)](
+            *(qkv_T3C, bias_hNN.float().contiguous(), out_TC, lse_LhN),
             *(qkv_T3C.stride(0), *tiles.sizes, scale),
-            **tiles.constants(),
+            **constants,
             **tiling.options,
         )
     return out_TC, lse_LhN
@@ -75,12 +77,12 @@ def attend_in_windows_backward(
     batch: int,
     height: int,
     width: int,
-    window_size: list[int],
-    shift: list[int],
+    window_size: List[int],
+    shift: List[int],
     mask_padding: bool,
     scale: float,
     needs_bias: bool,
-) -> tuple[Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor]:
     """The gradients of `attend_in_windows`' qkv and bias; without `needs_bias` that of the bias is empty."""
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     return launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, needs_bias)
@@ -105,27 +107,25 @@ def launch_backward(
     """See `attend_in_windows_backward`."""
     from .backward import attend_backward, attend_backward_queries
 
-    grad_TC, qkv_T3C, bias_hNN = grad_TC.contiguous(), _with_dense_rows(qkv_T3C), bias_hNN.contiguous()
+    grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
     has_padding = len(qkv_T3C) > tiles.num_tokens
     grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
-    tiling = tiles.backward()
-    (_, programs, blocks) = tiling.grid
+    tiling, constants = tiles.backward(), tiles.constants()
+    needs = dict(NEEDS_BIAS=needs_bias, NEEDS_PADDING=has_padding)
+    grid = tiles.grid(attend_backward, tiling, {**constants, **needs})
+    (_, programs, blocks) = grid
     grad_bias_PhNN = lse_LhN.new_empty((programs, *bias_hNN.shape) if needs_bias else 0)
     grad_padding_P2C = lse_LhN.new_empty((programs * blocks, 2 * tiles.channels) if has_padding else 0)
     sizes = qkv_T3C.stride(0), *tiles.sizes, scale
-    tensors = grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, grad_qkv_T3C
-    with _current(qkv_T3C.device):
-        attend_backward[tiling.grid](
-            *(*tensors, grad_bias_PhNN, grad_padding_P2C),
-            *sizes,
-            **tiles.constants(),
-            **tiling.options,
-            NEEDS_BIAS=needs_bias,
-            NEEDS_PADDING=has_padding,
+    tensors = grad_TC, qkv_T3C, bias_hNN.float().contiguous(), out_TC, lse_LhN, grad_qkv_T3C
+    with on_device(qkv_T3C.device):
+        attend_backward[grid](
+            *(*tensors, grad_bias_PhNN, grad_padding_P2C), *sizes, **constants, **needs, **tiling.options
         )
         if blocks > 1:
             tiling = tiles.backward_queries()
-            attend_backward_queries[tiling.grid](*tensors, *sizes, **tiles.constants(), **tiling.options)
+            grid = tiles.grid(attend_backward_queries, tiling, constants)
+            attend_backward_queries[grid](*tensors, *sizes, **constants, **tiling.options)
     if has_padding:  # which is nobody's query
         grad_qkv_T3C[-1, : tiles.channels] = 0
         grad_qkv_T3C[-1, tiles.channels :] = grad_padding_P2C.sum(0)
@@ -147,7 +147,7 @@ def _backward(ctx, grad_TC, _grad_lse):
 attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def _current(device: torch.device) -> AbstractContextManager:
+def on_device(device: torch.device) -> AbstractContextManager:
     """Triton launches on the device that is current."""
     return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
 

@@ -10,7 +10,7 @@ windows, h heads, N places of a window, C channels.
 import triton
 import triton.language as tl
 
-from .common import SIZES, dot, is_cut, load_bias, locate, logits_of
+from .common import SIZES, dot, is_cut, load_bias, locate, logits_of, reaches_over
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -78,10 +78,11 @@ def attend_backward(
         there = k_there & (token_k < num_tokens)[:, None]
         tl.store(at_grad_k, grad_k.to(q.dtype), mask=there)
         tl.store(at_grad_k + channels, grad_v.to(q.dtype), mask=there)
-        if NEEDS_PADDING:
-            is_padding = ((key < PLACES) & (token_k == num_tokens))[:, None]
-            grad_padding_k += tl.sum(tl.where(is_padding, grad_k, 0.0), 0)
-            grad_padding_v += tl.sum(tl.where(is_padding, grad_v, 0.0), 0)
+        if NEEDS_PADDING:  # noqa: SIM102 - the one is known when the kernel is compiled, the other window by window
+            if reaches_over(window, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W):
+                is_padding = ((key < PLACES) & (token_k == num_tokens))[:, None]
+                grad_padding_k += tl.sum(tl.where(is_padding, grad_k, 0.0), 0)
+                grad_padding_v += tl.sum(tl.where(is_padding, grad_v, 0.0), 0)
         if PLACES <= K:
             grad_q = dot(narrow, k, PRECISION, WIDEN) * scale
             at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head

@@ -44,7 +44,7 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
     limit = LIMITS[torch.float16 if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else dtype]
     N, C, generator = window_size[0] * window_size[1], HEADS * head_dim, torch.Generator().manual_seed(0)
     for kind, (shifted, padded, mask_padding) in list(KINDS.items())[: 1 if is_interpreted() else None]:
-        # The shift leaves less than a window, so that tokens see padding; masked, it reaches into the window before.
+        # So little that tokens see padding behind the shift; masked, so much that it is in the window before, too.
         missing = [padded * (side // 2 + 1 if mask_padding else max(1, side // 3)) for side in window_size]
         height, width = (2 * side - m for side, m in zip(window_size, missing))
         shift = [side // 2 * shifted for side in window_size]

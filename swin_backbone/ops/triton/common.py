@@ -52,6 +52,16 @@ def is_cut(window, rows, columns, MASK_PADDING: tl.constexpr):
 
 
 @triton.jit
+def reaches_over(
+    window, height, width, rows, columns,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
+):  # fmt: skip
+    """Whether a window reaches over the edge of the map, so that padding, or what the roll brought, may be in it."""
+    row, column = (window // columns) % rows, window % columns
+    return ((row + 1) * WINDOW_H + SHIFT_H > height) | ((column + 1) * WINDOW_W + SHIFT_W > width)
+
+
+@triton.jit
 def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr):
     """A tile of a head's bias times LOG2E, -inf for keys that are no place of a window."""
     there = (query < PLACES)[:, None] & (key < PLACES)[None, :]

@@ -11,18 +11,21 @@ import torch
 from torch import Tensor
 
 # Compilation tells, without a GPU, what a program needs of registers and shared memory: these were chosen so that
-# nothing, or little, is spilled on sm_80 and sm_90 with heads of 16 to 32 channels in half precision. They were not
+# nothing, or little, is spilled on sm_80 to sm_120 with heads of 16 to 32 channels in half precision. They were not
 # tuned on a GPU.
-PROGRAMS_PER_MULTIPROCESSOR = 8
+PROGRAMS_OF_A_CPU = 8  # which the interpreter runs one after the other
 ONE_TILE = 64  # windows of at most so many places are one tile
 STAGED_BYTES = 64  # of a head's channels: beyond, two stages of all queries of a window need too much shared memory
 
 
-class Tiling(NamedTuple):
-    """One launch: programs, and the options of the kernel that depend on its tiles."""
+IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr')
 
-    grid: tuple[int, int, int]  # heads, programs that share the windows, blocks of a window
-    options: dict[str, Any]
+
+class Tiling(NamedTuple):
+    """How a kernel cuts windows."""
+
+    blocks: int  # of a window
+    options: dict[str, Any]  # of the kernel, which depend on its tiles
 
 
 class Tiles:
@@ -71,8 +74,7 @@ class Tiles:
     def backward(self) -> Tiling:
         """Of keys and, in one tile, of queries too."""
         if self.places <= ONE_TILE:
-            # Warp groups, which GeForce cards lack, share 64 queries; without them 8 warps compute everything twice.
-            return self._one_tile(num_warps=8 if _device(self.device).major in (9, 10) else 4)
+            return self._one_tile(num_warps=4)  # 8 share no more than 64 queries: they would compute some twice
         stages = 2 if self.head_tile * self.dtype.itemsize <= STAGED_BYTES else 1
         return self._blocks(_tile(self.places), 32, num_warps=8, num_stages=stages)
 
@@ -103,12 +105,60 @@ class Tiles:
         return self._blocks(_tile(self.places), _tile(self.places), num_warps)
 
     def _blocks(self, Q: int, K: int, num_warps: int, num_stages: int = 2) -> Tiling:
-        """Blocks of as many places as the shorter side of a tile. Heads run first, as they share cache lines."""
+        """Blocks of as many places as the shorter side of a tile."""
         blocks = -(-self.places // min(Q, K))
-        all_programs = PROGRAMS_PER_MULTIPROCESSOR * _device(self.device).multi_processor_count
-        programs = self.programs or all_programs // (self.heads * blocks)
-        grid = self.heads, max(1, min(self.num_windows, programs)), blocks
-        return Tiling(grid, dict(Q=Q, K=K, num_warps=num_warps, num_stages=num_stages))
+        return Tiling(blocks, dict(Q=Q, K=K, num_warps=num_warps, num_stages=num_stages))
+
+    def grid(self, kernel: Any, tiling: Tiling, constants: dict[str, Any]) -> tuple[int, int, int]:
+        """Heads, programs that share the windows, blocks. Heads run first, as they share cache lines.
+
+        There are as many programs as the device holds at a time, with as many windows for each, or one less.
+        """
+        programs = self.programs
+        if programs is None:
+            keywords = tuple({**constants, **tiling.options}.items())
+            programs = resident_programs(kernel, self.device, self.dtype, keywords) // (self.heads * tiling.blocks)
+        rounds = -(-self.num_windows // max(1, programs))
+        return self.heads, max(1, -(-self.num_windows // max(1, rounds))), tiling.blocks
+
+
+@lru_cache(maxsize=256)
+def resident_programs(kernel: Any, device: torch.device, dtype: torch.dtype, keywords: tuple) -> int:
+    """How many programs of a kernel a device holds at a time, by their registers, shared memory and warps.
+
+    Args:
+        dtype: of queries, keys and values.
+        keywords: the kernel's constants and options, by name.
+    """
+    if device.type != 'cuda':
+        return PROGRAMS_OF_A_CPU
+    with torch.cuda.device(device):
+        compiled = kernel.warmup(*signature(kernel, dtype, dict(keywords)), grid=(1, 1, 1), **dict(keywords))
+        compiled.run  # loads it, which tells its registers # noqa: B018
+    properties, warps = torch.cuda.get_device_properties(device), dict(keywords)['num_warps']
+    return properties.multi_processor_count * programs_per_multiprocessor(
+        compiled.n_regs, compiled.metadata.shared, warps, properties
+    )
+
+
+def programs_per_multiprocessor(registers: int, shared: int, warps: int, properties: Any) -> int:
+    """Args: registers of a thread, bytes of shared memory of a program, its warps, and what torch says of a device."""
+    # Registers are given to warps by 256; of shared memory a program takes 1 KiB that no kernel sees.
+    by_registers = 65536 // (-(-registers * 32 // 256) * 256 * warps)
+    by_shared = getattr(properties, 'shared_memory_per_multiprocessor', 100 * 1024) // (shared + 1024)
+    by_warps = properties.max_threads_per_multi_processor // (32 * warps)
+    return max(1, min(by_registers, by_shared, by_warps))
+
+
+def signature(kernel: Any, dtype: torch.dtype, constants: dict[str, Any]) -> list[Any]:
+    """For each argument of a kernel that is no constant: the dtype of a pointer, or a number of its type."""
+    arguments: list[Any] = []
+    for name in kernel.arg_names:
+        if name.endswith('_ptr'):
+            arguments.append(torch.float32 if name in IN_FLOAT32 else dtype)
+        elif name not in constants:
+            arguments.append(1.0 if name == 'scale' else 48)
+    return arguments
 
 
 def is_interpreted() -> bool:
@@ -119,16 +169,3 @@ def is_interpreted() -> bool:
 def _tile(length: int) -> int:
     """What the tensor cores' tiles are made of: a power of two, at least 16."""
     return max(16, 1 << (length - 1).bit_length())
-
-
-class _Device(NamedTuple):
-    multi_processor_count: int = 1
-    major: int = 0  # of the compute capability
-
-
-@lru_cache(maxsize=64)
-def _device(device: torch.device) -> _Device:
-    if device.type != 'cuda':
-        return _Device()
-    properties = torch.cuda.get_device_properties(device)
-    return _Device(properties.multi_processor_count, properties.major)

@@ -1,0 +1,188 @@
+"""What is asked of a GPU: whether the kernels are right there, at the sizes they are for, and what each part costs.
+
+Every function gives rows of a table; on a CPU, where Triton's interpreter runs the kernels, small maps show that the
+program works.
+
+Layout: B batch, H W height and width of a map, C channels, T tokens, h heads, N places of a window.
+"""
+
+import gc
+import importlib.metadata
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.triton.attention import attend_in_windows, attend_in_windows_backward
+from ..ops.triton.check import LIMITS, attend_literally
+from . import machine, timing
+
+PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'timm', 'transformers'
+WIDTHS_FORWARD, WIDTHS_BACKWARD = 4, 8  # what attention reads and writes of each token, in widths of the map
+
+
+class Row(NamedTuple):
+    """One line of the report."""
+
+    what: str
+    values: dict[str, Any]
+
+
+class Stage(NamedTuple):
+    """The maps at which one stage attends."""
+
+    channels: int
+    heads: int
+    height: int
+    width: int
+
+
+def stages(arch: tuple[int, tuple[int, ...], tuple[int, ...]], size: tuple[int, int]) -> list[Stage]:
+    """Those of a backbone of `ARCHS` on pictures of a size (height, width)."""
+    channels, _depths, heads = arch
+    height, width = (-(-length // 4) for length in size)
+    found = []
+    for number in heads:
+        found.append(Stage(channels, number, height, width))
+        channels, height, width = 2 * channels, -(-height // 2), -(-width // 2)
+    return found
+
+
+def describe(device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    """The machine: names, versions, and what its memory, tensor cores and launches reach."""
+    versions = {'python': platform.python_version(), 'cuda': torch.version.cuda}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    yield Row('versions', versions)
+    if device.type == 'cuda':
+        p = torch.cuda.get_device_properties(device)
+        capability, gib = f'{p.major}.{p.minor}', p.total_memory / 2**30
+        yield Row(p.name, {'capability': capability, 'multiprocessors': p.multi_processor_count, 'GiB': gib})
+    told = machine.peak_bandwidth(device)
+    x = torch.empty(2**30 if device.type == 'cuda' else 2**22, dtype=torch.uint8, device=device)
+    seconds = median_seconds(lambda: x.clone(), device)
+    yield Row('memory', {'GB/s told': told and told / 1e9, 'GB/s of a copy': 2 * x.numel() / seconds / 1e9})
+    yield Row('large GEMM', {'TFLOP/s': machine.matmul_rate(device, dtype) / 1e12})
+    small = torch.ones(16, device=device)
+    begin = time.perf_counter()
+    for _ in range(1000):
+        small.add_(1)
+    yield Row('a launch', {'us of the CPU': (time.perf_counter() - begin) * 1e3})
+
+
+def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
+    """Of one run, by the GPU's own clock where there is one."""
+    seconds = []
+    for turn in range(-2, repeats if device.type == 'cuda' else 1):
+        if device.type == 'cuda':
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize(device)
+            took = begin.elapsed_time(end) / 1e3
+        else:
+            start = time.perf_counter()
+            run()
+            took = time.perf_counter() - start
+        if turn >= 0:
+            seconds.append(took)
+    return statistics.median(seconds)
+
+
+def attention(
+    stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
+) -> Iterator[Row]:
+    """The kernels by themselves: errors to the literal algorithm in float64, twice the same, time and its floor."""
+    C, h, H, W = stage
+    T, N, shift = batch * H * W, window**2, window // 2 * shifted
+    padded = bool(H % window or W % window)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (T + padded, 3 * C), (h, N, N), (T, C)
+    qkv_T3C, bias_hNN, grad_TC = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
+    settings = batch, H, W, [window, window], [shift, shift], False, (C // h) ** -0.5
+
+    def forward() -> tuple[Tensor, Tensor]:
+        return attend_in_windows(qkv_T3C, bias_hNN, *settings)
+
+    out_TC, lse_LhN = forward()
+
+    def backward() -> tuple[Tensor, Tensor]:
+        return attend_in_windows_backward(grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, *settings, True)
+
+    exact_qkv, exact_bias = (x.double().requires_grad_() for x in (qkv_T3C, bias_hNN))
+    literal = attend_literally(exact_qkv, exact_bias, *settings)
+    expected = [literal.detach(), *torch.autograd.grad(literal, (exact_qkv, exact_bias), grad_TC.double())]
+    del literal, exact_qkv, exact_bias
+    first, second = ([forward()[0], *backward()] for _ in range(2))
+    errors = [float((x.double() - e).abs().max() / e.abs().max()) for x, e in zip(first, expected)]
+    good = all(error <= LIMITS[dtype] for error in errors) and all(map(torch.equal, first, second))
+    what = f'attention {H}x{W}, {h} heads, window {window}, {"shifted" if shifted else "unshifted"}'
+    values: dict[str, Any] = {'good': good, 'errors': ' '.join(f'{error:.0e}' for error in errors)}
+    del expected, first, second
+    bandwidth = machine.peak_bandwidth(device)
+    for name, run, widths in (('forward', forward, WIDTHS_FORWARD), ('backward', backward, WIDTHS_BACKWARD)):
+        seconds = median_seconds(run, device)
+        values[f'{name} ms'] = seconds * 1e3
+        if bandwidth:
+            values[f'{name}, of its floor'] = f'{widths * T * C * dtype.itemsize / bandwidth / seconds:.0%}'
+    yield Row(what, values)
+
+
+def backbone(name: str, model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, runs: int) -> Iterator[Row]:
+    """A forward or a training step: latency, what launching takes of it, one replay of a CUDA graph, peak memory."""
+    device = x_BCHW.device
+    run = timing.make_run(model.to(device), x_BCHW, train, dtype)
+    values: dict[str, Any] = {'ms': timing.alternate({name: run}, runs)[name].median * 1e3}
+    if device.type == 'cuda':
+        launch = timing.make_run(model, x_BCHW, train, dtype, wait=False)
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        launch()
+        values['ms to launch'] = (time.perf_counter() - begin) * 1e3
+        torch.cuda.synchronize(device)
+        values['peak MiB'] = timing.peak_device_growth(run, device) / 2**20
+        values['ms, CUDA graph'] = _graph_milliseconds(launch, runs)
+    yield Row(f'{"step" if train else "forward"}, {name}', values)
+    del run, model
+    gc.collect()
+    if device.type == 'cuda':
+        torch.cuda.empty_cache()
+
+
+def _graph_milliseconds(run: Callable[[], None], replays: int) -> Optional[float]:
+    """Of one replay, without the CPU: median; None where it cannot be captured."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return median_seconds(graph.replay, torch.device('cuda', torch.cuda.current_device()), replays) * 1e3
+
+
+def markdown(rows: list[Row]) -> str:
+    """One table for an issue: a line for each row."""
+
+    def show(value: Any) -> str:
+        return f'{value:.4g}' if isinstance(value, float) else str(value)
+
+    lines = ['| what | |', '|---|---|']
+    for what, values in rows:
+        lines.append(f'| {what} | {", ".join(f"{name} {show(v)}" for name, v in values.items() if v is not None)} |')
+    return '\n'.join(lines)

@@ -1,0 +1,37 @@
+"""The report of a GPU, on a CPU: what it says is computed, and a wrong kernel is a line that says so."""
+
+import pytest
+import torch
+
+from swin_backbone.analysis import gpu
+from swin_backbone.archs import ARCHS
+from swin_backbone.ops.triton import check
+
+pytest.importorskip('triton', reason='triton is not installed')
+
+DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def test_the_maps_at_which_each_stage_attends():
+    found = gpu.stages(ARCHS['tiny'], (800, 1344))
+    assert found == [(96, 3, 200, 336), (192, 6, 100, 168), (384, 12, 50, 84), (768, 24, 25, 42)]
+
+
+@pytest.mark.parametrize('shifted', [False, True])
+def test_the_kernels_are_compared_and_timed(shifted):
+    (row,) = gpu.attention(gpu.Stage(32, 2, 5, 7), 1, 3, shifted, torch.bfloat16, DEVICE)
+    assert row.values['good'] is True
+    assert row.values['forward ms'] > 0
+    assert row.values['backward ms'] > 0
+
+
+def test_a_wrong_kernel_is_said(monkeypatch):
+    literal = check.attend_literally
+    monkeypatch.setattr(gpu, 'attend_literally', lambda *arguments: 1.1 * literal(*arguments))
+    (row,) = gpu.attention(gpu.Stage(16, 1, 3, 3), 1, 3, False, torch.bfloat16, DEVICE)
+    assert row.values['good'] is False
+
+
+def test_one_line_for_each_row():
+    rows = [gpu.Row('a', {'ms': 1.23456, 'good': True, 'unknown': None}), gpu.Row('b', {})]
+    assert gpu.markdown(rows).splitlines() == ['| what | |', '|---|---|', '| a | ms 1.235, good True |', '| b |  |']

@@ -1,0 +1,136 @@
+"""Everything that is asked of a GPU, as one table to paste into an issue: are the kernels right, and what does it cost.
+
+python tools/gpu_report.py [--device cuda] [--arch tiny] [--size 800x1344] [--batch 2] [--dtype bfloat16]
+    [--peers mmdet] [--compile] [--runs N] [--json F]
+
+A part that fails says why in its line, and the next one runs. The status is 1 if a kernel is wrong or a part failed.
+"""
+
+import argparse
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from command_line import run
+
+if not torch.cuda.is_available():
+    os.environ.setdefault('TRITON_INTERPRET', '1')  # read where a kernel is defined
+
+from swin_backbone import ARCHS, SwinBackbone
+from swin_backbone.analysis import gpu
+from swin_backbone.analysis.peers import PEERS, build_peer
+from swin_backbone.ops import backend
+from swin_backbone.ops.fused import FUSIONS
+
+OURS = 'swin_backbone'
+
+
+def size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition('x')
+    return int(height), int(width or height)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--device', default='cuda', help='default: cuda; cpu shows that the program works')
+    parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
+    parser.add_argument('--size', type=size, default=(800, 1344), metavar='HxW', help='default: 800x1344')
+    parser.add_argument('--batch', type=int, default=2, metavar='N', help='images (default: 2)')
+    parser.add_argument('--dtype', choices=['bfloat16', 'float16'], default='bfloat16', help='by autocast')
+    parser.add_argument('--peers', default='mmdet', help=f'of {",".join(PEERS)} (default: mmdet)')
+    parser.add_argument('--windows', nargs='+', type=int, default=[7, 8, 12], metavar='N', help='default: 7 8 12')
+    parser.add_argument('--compile', action='store_true', help='all backbones through torch.compile as well')
+    parser.add_argument('--runs', type=int, default=20, metavar='N', help='timed runs of each (default: 20)')
+    parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
+    args = parser.parse_args()
+    if args.device != 'cpu' and not torch.cuda.is_available():
+        parser.error(f'--device {args.device}: torch {torch.__version__} sees no GPU')
+    unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
+    if unknown:
+        parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
+    return args
+
+
+@contextmanager
+def fused(names: str) -> Iterator[None]:
+    before = os.environ.get('SWIN_BACKBONE_FUSE', '')
+    os.environ['SWIN_BACKBONE_FUSE'] = names
+    try:
+        yield
+    finally:
+        os.environ['SWIN_BACKBONE_FUSE'] = before
+
+
+def build(args: argparse.Namespace, name: str, variant: dict) -> torch.nn.Module:
+    """One of the backbones, with the weights that all of them get."""
+    torch.manual_seed(0)
+    ours = SwinBackbone(arch=args.arch, drop_path_rate=0.0, **variant)
+    return build_peer(name, args.arch, ours) if name in PEERS else ours
+
+
+def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
+    """What is measured, one after the other, each by its name."""
+    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    yield 'machine', gpu.describe(device, dtype)
+    yield 'trial', trial(args, device)
+    stages = gpu.stages(ARCHS[args.arch], args.size)
+    for window in args.windows:
+        for stage in stages:
+            for shifted in (False, True):
+                yield 'attention', gpu.attention(stage, args.batch, window, shifted, dtype, device)
+    x_BCHW = torch.randn(args.batch, 3, *args.size, device=device)
+    on_cpu = dict(attention_backend='triton') if device.type == 'cpu' else {}
+    ours = {'': on_cpu, ', sdpa': dict(attention_backend='sdpa'), ', with_cp': {**on_cpu, 'with_cp': True}}
+    variants = [(OURS + how, OURS, variant, '') for how, variant in ours.items()]
+    variants += [(f'{OURS}, fused: {fusion}', OURS, on_cpu, fusion) for fusion in FUSIONS]
+    variants += [(peer, peer, {}, '') for peer in filter(None, args.peers.split(','))]
+    for train in (False, True):
+        for compiled in (False, True) if args.compile else (False,):
+            for title, name, variant, fusion in variants:
+                title += ', compiled' if compiled else ''
+                yield title, backbone(args, title, name, variant, fusion, compiled, x_BCHW, train)
+
+
+def trial(args: argparse.Namespace, device: torch.device) -> Iterator[gpu.Row]:
+    """Whether the kernels pass what they must before they are used."""
+    for dtype in backend.DTYPES:
+        found = {}
+        for side in args.windows:
+            why_not = backend._why_not(device, dtype, (side, side), 32)
+            found[f'window {side}:'] = 'passed' if why_not is None else why_not
+        yield gpu.Row(f'trial of the kernels, {str(dtype).split(".")[1]}', found)
+
+
+def backbone(args, title, name, variant, fusion, compiled, x_BCHW, train) -> Iterator[gpu.Row]:
+    with fused(fusion):
+        model = build(args, name, variant)
+        model = torch.compile(model) if compiled else model
+        yield from gpu.backbone(title, model, x_BCHW, train, getattr(torch, args.dtype), args.runs)
+
+
+def main() -> int:
+    args = parse_args()
+    warnings.simplefilter('once')
+    rows, failed = [], False
+    for name, part in parts(args):
+        try:
+            found = list(part)
+        except Exception as error:  # whatever it is, the rest is still worth measuring
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''
+            found, failed = [gpu.Row(name, {'failed:': f'{type(error).__name__}: {first_line[:200]}'})], True
+        for row in found:
+            failed = failed or row.values.get('good') is False
+            print(gpu.markdown([row]).splitlines()[-1], flush=True)
+        rows += found
+    if args.json:
+        args.json.write_text(json.dumps([row._asdict() for row in rows], indent=1, default=str))
+    print(f'\nFor an issue:\n\n{gpu.markdown(rows)}')
+    return int(failed)
+
+
+if __name__ == '__main__':
+    run(main)
