@@ -20,7 +20,7 @@ class CastWeights:
     def __init__(self) -> None:
         self._made: Optional[tuple[tuple, list[Tensor]]] = None
 
-    def get(self, weights: list[Optional[Tensor]], dtype: torch.dtype) -> list[Optional[Tensor]]:
+    def get(self, weights: list[Any], dtype: torch.dtype) -> list[Any]:
         """The weights in `dtype`, None for None; gradients go to the weights."""
         there = iter(self._get([weight for weight in weights if weight is not None], dtype))
         return [None if weight is None else next(there) for weight in weights]
