@@ -227,7 +227,7 @@ def write_predictions(cfg: Config, out: str) -> None:
     elif not out.endswith(('.pkl', '.pickle')):
         raise ValueError(f'--out takes a name that ends in .pkl or .pickle, got {out!r}; a folder for a segmentor')
     else:
-        dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'DumpDetResults'
+        dump = 'DumpResults' if cfg.get('default_scope') == 'mmpretrain' else 'mmdet.DumpDetResults'
         cfg.test_evaluator = [cfg.test_evaluator, dict(type=dump, out_file_path=out)]
 
 

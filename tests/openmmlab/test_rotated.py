@@ -31,7 +31,7 @@ def mmrotate():
 
 
 def pictures_and_truth(batch=2):
-    """Pictures with boxes that are turned: centre, width, height, angle."""
+    """Pictures with rotated boxes: centre, width, height, angle."""
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
     from mmrotate.structures.bbox import RotatedBoxes
