@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from in_process import ROOT, run
+from mmengine.fileio import load
+from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, load_checkpoint
-from swin_backbone.openmmlab.config_files import use_torchvision
+from swin_backbone.openmmlab.config_files import read_config, use_torchvision
 
 pytestmark = pytest.mark.toolboxes
 
@@ -33,6 +35,18 @@ def shapes(tmp_path_factory):
     made = run('tools/make_shapes_dataset.py', out, '--train', 6, '--val', 4, '--size', 64, '--crops')
     assert made.returncode == 0, made.stderr
     return out
+
+
+METAFILE = load(PUBLISHED.with_name('metafile.yml'))['Models']
+
+
+@pytest.mark.parametrize('model', METAFILE, ids=lambda model: model['Name'])
+def test_each_config_builds_to_the_parameters_that_its_metafile_says(model):
+    cfg = read_config(ROOT / model['Config'])
+    with DefaultScope.overwrite_default_scope('mmpretrain'), torch.device('meta'):
+        built = MODELS.build(dict(cfg.model, data_preprocessor=cfg.data_preprocessor))
+    assert sum(parameter.numel() for parameter in built.parameters()) == model['Metadata']['Parameters']
+    assert built.head.fc.out_features == 1000
 
 
 def options(*more, loaders=('train', 'val', 'test')):
