@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from faults import KINDS
 os.environ.setdefault('OMP_NUM_THREADS', '2')
 if not torch.cuda.is_available():  # read where a kernel is defined: before any is
     os.environ.setdefault('TRITON_INTERPRET', '1')
+
+if find_spec('torchvision'):  # which mmdet imports by way of mmpretrain, where both are installed
+    from swin_backbone.compat import import_torchvision
+
+    import_torchvision()
 
 FAULT = 'fault'  # the property of a test's report that record_fault adds
 FAULTS = {}  # what the tests that passed tried, by their ids
