@@ -34,8 +34,8 @@ except ImportError as error:
         ) from error
 else:
     with suppress(*[ImportError] if _is_for_info() else []):
-        from .archs import ARCHS, ARCHS_V2
-        from .backbones import SwinBackbone, SwinV2Backbone
+        from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
+        from .backbones import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .openmmlab.config_files import register_prefixes
         from .openmmlab.nan_guard import NonFiniteGuardHook
@@ -46,10 +46,12 @@ else:
 
 __all__ = [
     'ARCHS',
+    'ARCHS_MLP',
     'ARCHS_V2',
     'NonFiniteGuardHook',
     'SwinBackbone',
     'SwinLayerDecayOptimizerConstructor',
+    'SwinMLPBackbone',
     'SwinV2Backbone',
     '__version__',
     'convert_checkpoint',

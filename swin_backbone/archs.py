@@ -25,4 +25,12 @@ ARCHS_V2: dict[str, Arch] = {
     'huge': Arch(352, (2, 2, 18, 2), (8, 16, 32, 64)),
     'giant': Arch(512, (2, 2, 42, 4), (16, 32, 64, 128)),
 }
+# Swin-MLP of microsoft/Swin-Transformer. It has three of width 96: with 24 channels a head ('tiny'), 12 and 6.
+ARCHS_MLP: dict[str, Arch] = {
+    'nano': Arch(32, (2, 2, 2, 2), (2, 4, 8, 16)),
+    'tiny': Arch(96, (2, 2, 6, 2), (4, 8, 16, 32)),
+    'tiny-c12': Arch(96, (2, 2, 6, 2), (8, 16, 32, 64)),
+    'tiny-c6': Arch(96, (2, 2, 6, 2), (16, 32, 64, 128)),
+    'base': Arch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
+}
 EXTRA_NORM_EVERY_N_BLOCKS = {'huge': 6, 'giant': 6}  # a norm on the shortcut, which keeps such widths from growing

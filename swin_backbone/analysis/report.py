@@ -7,6 +7,7 @@ from mmengine.registry import DefaultScope
 from rich.console import Console
 from rich.table import Table
 
+from ..backbones import SwinMLPBackbone
 from ..backbones.pyramid import SwinPyramid
 from .flops import Counts, attention_costs, build, count
 
@@ -36,7 +37,8 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
     module = counts.model.get_submodule(backbone)
     num_stages = len(list(getattr(module, 'stages', ())))
     stages = {f'stages.{i}': f'{backbone}.stages.{i}'.lstrip('.') for i in range(num_stages)}
-    attention = attention_costs(counts, backbone, height, width) if isinstance(module, SwinPyramid) else []
+    attends = isinstance(module, SwinPyramid) and not isinstance(module, SwinMLPBackbone)
+    attention = attention_costs(counts, backbone, height, width) if attends else []
     parts = [(name, counts.cost(name)) for name, _ in counts.model.named_children()]
     return dict(
         shape=[height, width],

@@ -24,7 +24,7 @@ def of_size(archs: Mapping[str, Arch]) -> dict[str, Range]:
 
 
 def of_backbone(size: Arch) -> dict[str, Range]:
-    """What all other arguments of `SwinBackbone` and `SwinV2Backbone` take, at a size."""
+    """What all other arguments of the backbones take, at a size."""
     channels, num_stages = size.embed_dims, len(size.depths)
     return dict(
         pretrain_img_size=PAIR,

@@ -1,5 +1,5 @@
-"""What Swin V1 and V2 share: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030), with a norm and an output at
-each stage that a neck or head asks for.
+"""What Swin V1, V2 and Swin-MLP share: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030), with a norm and an
+output at each stage that a neck or head asks for.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -39,7 +39,7 @@ class SwinStage(BaseModule):
 
 
 class PyramidSettings(NamedTuple):
-    """The arguments that V1 and V2 share, as `arguments.check` gives them; see `SwinBackbone`."""
+    """The arguments that the backbones share, as `arguments.check` gives them; see `SwinBackbone`."""
 
     pretrain_img_size: Size
     in_channels: int
@@ -72,11 +72,11 @@ class SwinPyramid(BaseModule):
     """Patch embedding, stages of blocks, patch merging between them, and normalised outputs.
 
     Args:
-        settings: the arguments that V1 and V2 share.
+        settings: the arguments that the backbones share.
         arch: width, depths and heads.
         window_sizes: (Wh, Ww) of each stage.
-        make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that V1 and
-            V2 share.
+        make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that all kinds
+            share.
         merging_first: whether a stage has the patch merging that leads to it, as in mmpretrain's Swin V2, or the one
             that leads on, as in mmdet's and mmseg's Swin. It says what a checkpoint calls them, not what is computed.
         post_norm: whether patch merging normalises what it has projected, or what it projects.
@@ -224,7 +224,7 @@ class SwinPyramid(BaseModule):
     def init_weights(self) -> None:
         """Initialise as the paper's code does, then load `init_cfg`'s checkpoint or apply its initializers."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, (nn.Linear, nn.Conv1d)):  # a convolution is what mixes places in Swin-MLP
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)

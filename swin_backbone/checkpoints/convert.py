@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..ops.windows import relative_position_index
 from .errors import CheckpointError
-from .formats import TORCHVISION, WRITTEN, Format, from_here
+from .formats import MLP, TORCHVISION, V1, V2, WRITTEN, Format, from_here
+from .formats_mlp import WRITTEN_MLP
 from .formats_v2 import WRITTEN_V2
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
@@ -33,7 +34,7 @@ def convert_checkpoint(
         source: a checkpoint of any origin, see `load_checkpoint`.
         target: the file to write, of safetensors if that is what its name ends in, else of torch.save.
         to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a Swin V2
-            the names of mmpretrain, which are used here too.
+            the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
         unsafe_load: see `load_checkpoint`.
 
     Returns:
@@ -57,7 +58,7 @@ def convert_checkpoint(
     try:
         tensors = tensors_of(loaded)
         weights = find_swin(tensors)
-        format = _written(to, weights.format.version)
+        format = _written(to, weights.format.family)
         converted = _convert(weights, format)
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
@@ -74,12 +75,10 @@ def convert_checkpoint(
     )
 
 
-def _written(to: str, version: int) -> Format:
-    formats = WRITTEN if version == 1 else WRITTEN_V2
+def _written(to: str, family: str) -> Format:
+    formats = {V1: WRITTEN, V2: WRITTEN_V2, MLP: WRITTEN_MLP}[family]
     if to not in formats:
-        raise CheckpointError(
-            f'it holds a Swin V{version}, which {to} has not: it can be written as {", ".join(formats)}'
-        )
+        raise CheckpointError(f'it holds a {family}, which {to} has not: it can be written as {", ".join(formats)}')
     return formats[to]
 
 

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from ..archs import DEFAULT_WINDOW
 from ..ops.grid import Size
 from .errors import CheckpointError
+from .formats import MLP, V1, V2
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
 
 TABLE = 'attn.w_msa.relative_position_bias_table'
-# A name that every Swin backbone has, by the version of Swin; it tells where in a model the backbone is.
+# A name that every Swin backbone has, by the family of Swin; it tells where in a model the backbone is.
 _ANCHORS = {
-    1: f'stages.0.blocks.0.{TABLE}',
-    2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
+    V1: f'stages.0.blocks.0.{TABLE}',
+    V2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
+    MLP: 'stages.0.blocks.0.spatial_mlp.weight',
 }
 
 
@@ -60,18 +62,18 @@ class LoadReport:
             print_log(warning, logger='current', level=logging.WARNING)
 
 
-def backbones_of(model: nn.Module) -> dict[str, int]:
-    """The prefixes, among a model's names, of the backbones of this package in it, and which version of Swin each is.
+def backbones_of(model: nn.Module) -> dict[str, str]:
+    """The prefixes, among a model's names, of the backbones of this package in it, and which family of Swin each is.
 
     The toolboxes' own Swins are left out: they do not tell the size of their window.
     """
     found = {}
     for name in model.state_dict():
-        for version, anchor in _ANCHORS.items():
+        for family, anchor in _ANCHORS.items():
             prefix = name.removesuffix(anchor)
             is_anchor = prefix != name and (not prefix or prefix.endswith('.'))
             if is_anchor and hasattr(model.get_submodule(prefix.rstrip('.')), 'window_size'):
-                found[prefix] = version
+                found[prefix] = family
     return found
 
 
@@ -96,9 +98,9 @@ def fit(
         tensors = tensors_of(loaded)
         is_own = all(key in tensors and tensors[key].shape == value.shape for key, value in own.items())
         found: dict[str, SwinWeights] = {}
-        for own_prefix, version in backbones_of(model).items():
+        for own_prefix, family in backbones_of(model).items():
             found[own_prefix] = weights = find_swin(
-                tensors, prefer=own_prefix, prefix=prefix, is_own=is_own, version=version
+                tensors, prefer=own_prefix, prefix=prefix, is_own=is_own, family=family
             )
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
@@ -165,8 +167,11 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
         if change:
             report.resized[key] = change
         if fitted[key].shape != own[key].shape:
-            raise CheckpointError(f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(own[key].shape)}')
-        if key == _ANCHORS[1] and key not in weights.windows and is_ambiguous(value, backbone.window_size[0]):
+            why = ': what mixes the places of a window cannot be resized' if '.spatial_mlp.' in key else ''
+            raise CheckpointError(
+                f'{key} has shape {tuple(value.shape)}, the backbone takes {tuple(own[key].shape)}{why}'
+            )
+        if key == _ANCHORS[V1] and key not in weights.windows and is_ambiguous(value, backbone.window_size[0]):
             report.warnings.append(
                 f'{key} was taken for window {backbone.window_size[0]}; a square window has as many rows'
             )
@@ -205,7 +210,7 @@ def _stage(key: str) -> int:
 
 def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
     """Swin V2's position bias needs no resizing, but it must be told by which window offsets are scaled."""
-    if weights.format.version == 1:
+    if weights.format.family != V2:
         return
     trained = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(backbone.stages))]
     used = [own or window for own, window in zip(backbone.pretrained_window_sizes, backbone.window_size)]
@@ -252,6 +257,8 @@ def _arch(weights: dict[str, Tensor]) -> str:
                 heads[stage] = value.shape[-1]
             elif leaf == 'attn.w_msa.logit_scale':
                 heads[stage] = value.shape[0]
+            elif leaf == 'spatial_mlp.weight':  # (heads * places, places, 1)
+                heads[stage] = value.shape[0] // value.shape[1]
             elif stage == 0 and leaf == 'norm1.weight':
                 width = value.shape[0]
     return f'width {width}, depths {_in_order(depths)} and heads {_in_order(heads)}'

@@ -1,6 +1,6 @@
 """The names that published Swin checkpoints give their weights: one table an origin, used in both directions.
 
-Those of Swin V2 are in formats_v2.py.
+Those of Swin V2 are in formats_v2.py, those of Swin-MLP in formats_mlp.py.
 
 A row is (name here, name there). Names here are mmdet's and mmseg's; `norm` and `head`, which no backbone has, stand
 for a classifier's last norm and its head. {s} is a stage and {b} a block; {s+1}, {2s+1}, {2s+2} are numbers that an
@@ -19,6 +19,8 @@ from .merging import reorder_merging
 
 Rows = tuple[tuple[str, str], ...]
 
+V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families, whose weights fit no other
+
 
 class Format(NamedTuple):
     name: str  # what --to takes
@@ -28,7 +30,7 @@ class Format(NamedTuple):
     merging: str = 'columns'  # the order of merged channels, see merging.py
     separate_qkv: bool = False  # query, key and value are three linear layers
     spellings: tuple[tuple[str, str], ...] = ()  # of other releases of the origin, to those of the rows
-    version: int = 1  # of Swin
+    family: str = V1
 
 
 BLOCK = 'stages.{s}.blocks.{b}'

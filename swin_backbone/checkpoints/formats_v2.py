@@ -3,7 +3,7 @@
 Names here are mmpretrain's `SwinTransformerV2`'s: a stage begins with the patch merging that leads to it.
 """
 
-from .formats import BLOCK, HF_BLOCK, LAYERS, STAGES, Format
+from .formats import BLOCK, HF_BLOCK, LAYERS, STAGES, V2, Format
 
 _LAYERS_ANCHOR = r'layers[._]0\.blocks\.0\.attn\.logit_scale'
 _STAGES_ANCHOR = r'stages\.0\.blocks\.0\.attn\.w_msa\.logit_scale'
@@ -15,7 +15,7 @@ OWN_V2 = Format(  # whose names are the toolboxes', had they a Swin V2
     _STAGES_ANCHOR,
     (*STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
     merging='channels',
-    version=2,
+    family=V2,
 )
 MMPRETRAIN_V2 = Format(
     'mmpretrain',
@@ -23,14 +23,14 @@ MMPRETRAIN_V2 = Format(
     _STAGES_ANCHOR,
     (*STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
     merging='channels',
-    version=2,
+    family=V2,
 )
 OFFICIAL_V2 = Format(
     'official',
     'microsoft/Swin-Transformer, Swin V2',
     _LAYERS_ANCHOR,
     (*LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
-    version=2,
+    family=V2,
 )
 TIMM_V2 = Format(
     'timm',
@@ -38,7 +38,7 @@ TIMM_V2 = Format(
     _LAYERS_ANCHOR,
     (*LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
     spellings=((r'^layers_(?=\d)', 'layers.'),),  # features_only=True
-    version=2,
+    family=V2,
 )
 HUGGING_FACE_V2 = Format(
     'hf',
@@ -65,7 +65,7 @@ HUGGING_FACE_V2 = Format(
     ),
     separate_qkv=True,
     spellings=((r'^(?=(embeddings|encoder\.layers|layernorm)\.)', 'swinv2.'),),
-    version=2,
+    family=V2,
 )
 
 WRITTEN_V2 = {format.name: format for format in (OFFICIAL_V2, OWN_V2, TIMM_V2, HUGGING_FACE_V2)}

@@ -20,13 +20,13 @@ def load_checkpoint(
 
     The origin is recognised by names and shapes: microsoft/Swin-Transformer and its detection and segmentation
     repositories, SimMIM, mmdet, mmseg, mmpretrain, timm, torchvision, Hugging Face; Swin V1 into a `SwinBackbone`, V2
-    into a `SwinV2Backbone`. Bias tables of another window and a position embedding of another image size are resized,
-    as microsoft/Swin-Transformer does; the patch embedding is adapted to the number of input channels. One line in the
-    log says what was done, warnings what to look at.
+    into a `SwinV2Backbone`, Swin-MLP into a `SwinMLPBackbone`. Bias tables of another window and a position embedding
+    of another image size are resized, as microsoft/Swin-Transformer does; the patch embedding is adapted to the number
+    of input channels. One line in the log says what was done, warnings what to look at.
 
     Args:
-        model: a `SwinBackbone` or `SwinV2Backbone`, or a detector or segmentor with one. If this raises, nothing in it
-            has changed.
+        model: a `SwinBackbone`, `SwinV2Backbone` or `SwinMLPBackbone`, or a detector or segmentor with one. If this
+            raises, nothing in it has changed.
         checkpoint: a path, file://, http:// or https:// address; of torch.save or safetensors.
         unsafe_load: let what is pickled in the file execute whatever it wants. Default: no, or as the process was
             told by the tools' --unsafe-load.
@@ -37,8 +37,8 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: a ValueError: the file cannot be read, is not safe, or holds no Swin, or one of another
-            version, depth or width.
-        ValueError: if the model has neither.
+            family, depth or width.
+        ValueError: if the model has none.
 
     Examples:
         >>> import tempfile, torch
@@ -51,7 +51,8 @@ def load_checkpoint(
     """
     if not backbones_of(model):
         raise ValueError(
-            f'model must be a SwinBackbone or SwinV2Backbone, or have one; got a {type(model).__name__} without'
+            'model must be a SwinBackbone, SwinV2Backbone or SwinMLPBackbone, or have one; '
+            f'got a {type(model).__name__} without'
         )
     fitted, report = fit(model, read_checkpoint(checkpoint, unsafe_load=unsafe_load), str(checkpoint), prefix)
     model.load_state_dict(fitted, strict=False)

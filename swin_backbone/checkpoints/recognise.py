@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..ops.grid import Size
 from .errors import CheckpointError
-from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, Format, name_here, to_here
+from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, V2, Format, name_here, to_here
+from .formats_mlp import WRITTEN_MLP
 from .formats_v2 import ALL_V2, MMPRETRAIN_V2, OFFICIAL_V2, OWN_V2, TIMM_V2
 from .resize import window_of_coordinates, window_of_index
 
@@ -65,7 +66,7 @@ def find_swin(
     prefer: str = 'backbone.',
     prefix: Optional[str] = None,
     is_own: bool = False,
-    version: Optional[int] = None,
+    family: Optional[str] = None,
 ) -> SwinWeights:
     """The Swin backbone among `tensors`, the one at `prefix` if that is given.
 
@@ -73,17 +74,17 @@ def find_swin(
 
     Args:
         is_own: the model they are for has all these names itself, so `norm3` is the norm of an output.
-        version: of Swin, 1 or 2. Default: either.
+        family: of Swin. Default: any.
 
     Raises:
         CheckpointError: if there is none.
     """
-    either = _prefixes(tensors)
-    found = {prefix: format for prefix, format in either.items() if version in (None, format.version)}
+    any_family = _prefixes(tensors)
+    found = {prefix: format for prefix, format in any_family.items() if family in (None, format.family)}
     if not found:
-        if either:
-            other = next(iter(either.values())).version
-            raise CheckpointError(f'it holds a Swin V{other}, whose weights fit no Swin V{version}')
+        if any_family:
+            other = next(iter(any_family.values())).family
+            raise CheckpointError(f'it holds a {other}, whose weights fit no {family}')
         raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(tensors)[:5]}')
     if prefix is None:
         prefix = min(found, key=lambda prefix: (prefix != prefer, not _AVERAGED.search(prefix), len(prefix)))
@@ -116,7 +117,8 @@ def find_swin(
 
 
 def _prefixes(tensors: dict[str, Tensor]) -> dict[str, Format]:
-    anchors = {format.anchor: format for format in (*ALL, *ALL_V2)[::-1]}  # of those that share an anchor, the first
+    formats = (*ALL, *ALL_V2, *WRITTEN_MLP.values())
+    anchors = {format.anchor: format for format in formats[::-1]}  # of those that share an anchor, the first
     found = {}
     for key in tensors:
         for anchor, format in anchors.items():
@@ -129,7 +131,7 @@ def _prefixes(tensors: dict[str, Tensor]) -> dict[str, Format]:
 def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:
     """Tell apart the origins that share their blocks' names."""
     official, timm, own, mmpretrain = (OFFICIAL, TIMM, MMDET, MMPRETRAIN)
-    if format.version == 2:
+    if format.family == V2:
         official, timm, own, mmpretrain = (OFFICIAL_V2, TIMM_V2, OWN_V2, MMPRETRAIN_V2)
     if format.anchor == official.anchor:
         merges = [key for key in inside if '.downsample.' in key]

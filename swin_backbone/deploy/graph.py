@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..backbones.pyramid import SwinPyramid
+from ..layers import SwinMLPBlock
 from ..layers.swin_block import ShiftedWindowAttention
 from ..ops.grid import Size
 from ..ops.plan import WindowCut
@@ -132,7 +133,7 @@ def example_size(backbone: Any) -> Size:
 
 def _cuts(backbone: Any) -> list[WindowCut]:
     """How the blocks of a backbone cut maps into windows; empty, if it is none of this package."""
-    return [layer.cut for layer in backbone.modules() if isinstance(layer, ShiftedWindowAttention)]
+    return [layer.cut for layer in backbone.modules() if isinstance(layer, (ShiftedWindowAttention, SwinMLPBlock))]
 
 
 def check_shape(backbone: Any, shape: Optional[Size]) -> None:

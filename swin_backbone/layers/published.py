@@ -11,7 +11,7 @@ from torch import nn
 from ..compat import has_global_hooks
 
 # What the functions write out, to the exact type: a subclass may compute something else.
-_known = {nn.LayerNorm, nn.Linear, Linear, nn.Conv2d, nn.Dropout, nn.Identity, nn.ReLU, nn.Sequential}
+_known = {nn.LayerNorm, nn.Linear, Linear, nn.Conv1d, nn.Conv2d, nn.Dropout, nn.Identity, nn.ReLU, nn.Sequential}
 _known |= {DropPath, FFN, Sequential, ModuleList}
 
 Layer = TypeVar('Layer', bound=type[nn.Module])

@@ -137,10 +137,8 @@ class SwinBlock(CompiledLayer):
         super().__init__()
         self.planner = planner
         self.norm1: Any = build_norm_layer(norm_cfg, embed_dims)[1]
-        w_msa = self.attention_kind(
-            embed_dims=embed_dims, num_heads=num_heads, window_size=window_size, proj_drop_rate=drop_rate, **attention
-        )
-        self.attn = ShiftedWindowAttention(w_msa, WindowCut(window_size, shift, small_map, mask_padding))
+        cut = WindowCut(window_size, shift, small_map, mask_padding)
+        self._make_mixing(embed_dims, num_heads, cut, proj_drop_rate=drop_rate, **attention)
         self.norm2: Any = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn: Any = FFN(
             embed_dims=embed_dims,
@@ -151,6 +149,13 @@ class SwinBlock(CompiledLayer):
         )
         self.drop_path: Any = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
         remember_layers(self, self.activations)
+
+    def _make_mixing(self, embed_dims: int, num_heads: int, cut: WindowCut, **attention) -> None:
+        """Make what mixes the places of a window."""
+        w_msa = self.attention_kind(
+            embed_dims=embed_dims, num_heads=num_heads, window_size=cut.window_size, **attention
+        )
+        self.attn = ShiftedWindowAttention(w_msa, cut)
 
     @property
     def activations(self) -> tuple[nn.Module, ...]:
@@ -170,11 +175,14 @@ class SwinBlock(CompiledLayer):
             y_BHWC = self._by_operator(x_BHWC, plan, plan.compiled)
             if y_BHWC is not None:
                 return y_BHWC
-        windows, window_size = plan.windows(x_BHWC, self.attn.cut)
+        windows, window_size = self._windows(x_BHWC, plan)
         weights, settings = self._weights(x_BHWC, window_size, plan), self._settings()
         compute = partial(self.compute_fused if 'norm' in plan.fused else self.compute, settings=settings)
         draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
         return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
+
+    def _windows(self, x_BHWC: Tensor, plan: Plan) -> tuple[list[Windows], Size]:
+        return plan.windows(x_BHWC, self.attn.cut)
 
     def _by_operator(self, x_BHWC: Tensor, plan: Plan, dtype: torch.dtype) -> Optional[Tensor]:
         """By the compiled operator; None if it does not compute such a block."""
@@ -187,7 +195,7 @@ class SwinBlock(CompiledLayer):
         how = window_size, shift, cut.mask_padding, plan.overwrite
         return operators.block(x_BHWC, dtype, weights, settings, self.packed, *how)
 
-    def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> BlockWeights:
+    def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> Any:
         """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""
         attention = self.attn.w_msa
         layers = attention.qkv, attention.proj, self.ffn.layers[0][0], self.ffn.layers[1]
@@ -230,7 +238,7 @@ class SwinBlock(CompiledLayer):
 
     def _by_modules(self, x_BHWC: Tensor, plan: Plan) -> Tensor:
         """Whole maps, by calling each module inside, whatever it is."""
-        windows, window_size = plan.windows(x_BHWC, self.attn.cut)
+        windows, window_size = self._windows(x_BHWC, plan)
         compute = partial(self._compute_by_modules, window_size=window_size)
         return run(compute, x_BHWC, windows, (), plan)
 

@@ -1,15 +1,16 @@
-"""A Swin block, V1 or V2, on the tokens of some windows, as a function of its weights.
+"""A Swin block, V1, V2 or MLP, on the tokens of some windows, as a function of its weights.
 
 Layout: T tokens, C channels, D hidden channels of the MLP, h heads, N places of a window, B images.
 """
 
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .cosine import normalise_qk
+from .padded import mix_places
 from .windows import Windows
 
 
@@ -34,6 +35,22 @@ class BlockWeights(NamedTuple):
     cosine_scale_h: Optional[Tensor] = None  # the factor on the cosine of query and key; None: dot products
     norm3_weight: Optional[Tensor] = None
     norm3_bias: Optional[Tensor] = None
+
+
+class MLPBlockWeights(NamedTuple):
+    """The tensors a block of Swin-MLP computes with."""
+
+    norm1_weight: Optional[Tensor]
+    norm1_bias: Optional[Tensor]
+    mix_weight_hNN: Tensor
+    mix_bias_hN: Tensor
+    norm2_weight: Optional[Tensor]
+    norm2_bias: Optional[Tensor]
+    fc1_weight: Tensor
+    fc1_bias: Optional[Tensor]
+    fc2_weight: Tensor
+    fc2_bias: Optional[Tensor]
+    drop_path_2B: Optional[Tensor]
 
 
 class BlockSettings(NamedTuple):
@@ -75,6 +92,19 @@ def swin_v2_block(
     return F.layer_norm(x_TC, C, w.norm3_weight, w.norm3_bias, eps[2]) if len(eps) == 3 else x_TC
 
 
+def swin_mlp_block(
+    x_TC: Tensor, windows: Any, w: MLPBlockWeights, settings: BlockSettings, gradient_only: bool = False
+) -> Tensor:
+    """One block of Swin-MLP: a linear layer over the places of each window where `swin_block` attends."""
+    C, eps = (int(x_TC.shape[-1]),), settings.eps
+    normed_TC = F.layer_norm(x_TC, C, w.norm1_weight, w.norm1_bias, eps[0])
+    x_LNC = windows.to_windows(windows.pad(normed_TC).to(w.mix_weight_hNN.dtype))
+    y_TC = windows.to_tokens(mix_places(x_LNC, w.mix_weight_hNN, w.mix_bias_hN))
+    x_TC = x_TC + drop_path(y_TC, windows, w.drop_path_2B, 0)
+    y_TC = mlp(F.layer_norm(x_TC, C, w.norm2_weight, w.norm2_bias, eps[1]), windows, w, settings, gradient_only)
+    return x_TC + drop_path(y_TC, windows, w.drop_path_2B, 1)
+
+
 def attention(x_TC: Tensor, windows: Windows, w: BlockWeights, settings: BlockSettings) -> Tensor:
     """Multi-head self-attention inside windows, W-MSA or SW-MSA, with its projections: (T, C)."""
     # Padding comes behind the norm and before qkv, so that a padded token carries the bias of qkv.
@@ -86,7 +116,11 @@ def attention(x_TC: Tensor, windows: Windows, w: BlockWeights, settings: BlockSe
 
 
 def mlp(
-    x_TC: Tensor, windows: Windows, w: BlockWeights, settings: BlockSettings, gradient_only: bool = False
+    x_TC: Tensor,
+    windows: Windows,
+    w: Union[BlockWeights, MLPBlockWeights],
+    settings: BlockSettings,
+    gradient_only: bool = False,
 ) -> Tensor:
     """Two linear layers and the activation between them: (T, C)."""
     hidden_TD = windows.linear(x_TC, w.fc1_weight, w.fc1_bias, settings.activation)

@@ -24,7 +24,7 @@ class ExportedWindows(RolledWindows):
         """The windows of a map, with zeros where they reach over it: (L, N, C)."""
         B, H, W, C = x_BHWC.shape
         x_BTC = x_BHWC.reshape(B, H * W, C)
-        if not all(isinstance(n, int) and n % side == 0 for n, side in zip(self.size, self.window_size)):
+        if not all(isinstance(n, int) and n == padded for n, padded in zip(self.size, self.padded_size)):
             x_BTC = F.pad(x_BTC, (0, 0, 0, 1))
         (rows, columns), (Wh, Ww) = self.counts, self.window_size
         return x_BTC.index_select(1, self._token_at_P(x_BHWC.device)).view(B * rows * columns, Wh * Ww, C)

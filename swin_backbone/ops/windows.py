@@ -11,7 +11,7 @@ a window, h heads, d channels of a head, R offsets between places of a window.
 
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import Callable, Optional, Protocol
+from typing import Callable, ClassVar, Optional, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -111,6 +111,8 @@ class TableWindows:
     tokens_per_image: int
     runs: tuple[Run, ...]
 
+    grid_kind: ClassVar[type[WindowGrid]] = WindowGrid
+
     def read(self, x_BHWC: Tensor) -> Tensor:
         """(T, C)."""
         x_TC = x_BHWC.flatten(0, 2)
@@ -186,7 +188,7 @@ class TableWindows:
                 piece with all windows, whose tokens are in the order of the maps.
             geometry: the arguments of `WindowGrid`.
         """
-        grid = WindowGrid(*geometry)
+        grid = cls.grid_kind(*geometry)
         if window_tokens is None:
             return [cls._between(grid, 0, grid.num_windows, in_order=True)]
         num_pieces = -(-grid.num_windows // max(1, window_tokens // grid.window_area))

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from small import small_swin
 from torch import nn
 
-from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.deploy import export, formats, graph, runtime, verify
 from swin_backbone.deploy.graph import ExportError
 
@@ -42,6 +42,7 @@ EVERYTHING = dict(mask_padding=True, use_abs_pos_embed=True, pretrain_img_size=3
             id='V2, openvino',
             marks=pytest.mark.slow,
         ),
+        pytest.param(SwinMLPBackbone, dict(window_size=(3, 4)), 'onnx', None, id='MLP, onnx'),
         pytest.param(SwinBackbone, dict(small_map='shrink'), 'onnx', (22, 50), id='shrink, one size'),
         pytest.param(SwinBackbone, {}, 'torch', None, id='V1, torch'),
     ],
