@@ -115,3 +115,7 @@ def test_a_path_does_not_name_the_user(monkeypatch):
 def test_the_issue_template_asks_for_it():
     template = (ROOT / '.github' / 'ISSUE_TEMPLATE' / 'bug.yml').read_text()
     assert 'python -m swin_backbone info' in template
+
+
+def test_the_citation_is_of_this_version():
+    assert f'\nversion: {__version__}\n' in (ROOT / 'CITATION.cff').read_text()

@@ -53,7 +53,7 @@ def swap_backbone(
         >>> from mmengine.config import Config
         >>> from swin_backbone import swap_backbone
         >>> backbone = dict(type='SwinTransformer', embed_dims=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24])
-        >>> cfg = Config(dict(model=dict(backbone=backbone)))
+        >>> cfg = Config(dict(model=dict(type='MaskRCNN', backbone=backbone)))
         >>> swap_backbone(cfg, 'swin-t', verbose=False).model.backbone.type
         'SwinBackbone'
     """
