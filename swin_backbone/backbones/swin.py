@@ -53,7 +53,8 @@ class SwinBackbone(SwinPyramid):
         strip_tokens: how many tokens (of windows, padding included) are run through a block at a time. Strips keep
             a block's input alone for backward and recompute the rest there, strip by strip; they have no second
             derivative. 'auto': strips that fit in cache on a CPU, as None elsewhere; None: all at once, and what
-            autograd keeps, or with `with_cp` the input alone.
+            autograd keeps, or with `with_cp` the input alone. Where a CPU's compiled operators compute a block
+            (docs/native.md) it is theirs with 'auto' and None, and keeps its input alone.
         attention_backend: what computes attention inside windows. 'auto': on CUDA, in half precision or TF32, a Triton
             kernel that keeps no attention weights for backward, if Triton is there, the window is at most 16x16, a
             head has 16, 24, 32 or 64 channels, no weights are dropped and strip_tokens is no number; else, and on a

@@ -48,9 +48,11 @@ class PatchEmbed(CompiledLayer):
         if not (by_product and self._is_as_built()):
             return self._by_modules(image_BCHW)
         projection, (norm_weight, norm_bias, eps) = self.projection, norm_values(self.norm)
-        if plan.compiled is not None and image_BCHW.dtype == projection.weight.dtype == torch.float32:
+        if plan.compiled_layers is not None and image_BCHW.dtype == projection.weight.dtype == torch.float32:
             norm = norm_weight, norm_bias, eps
-            return operators.embed(image_BCHW, plan.compiled, projection.weight, projection.bias, *norm, self.packed)
+            return operators.embed(
+                image_BCHW, plan.compiled_layers, projection.weight, projection.bias, *norm, self.packed
+            )
         image_BHWC, cast = image_BCHW.permute(0, 2, 3, 1), plan.cast
         weights = EmbeddingWeights(cast(projection.weight), cast(projection.bias), norm_weight, norm_bias)
         if plan.strip_tokens is None:

@@ -48,9 +48,9 @@ class PatchMerging(CompiledLayer):
         if self.stride != 2 or not (plan.as_built or is_as_built(self)):
             return self._by_modules(x_BHWC)
         weight, (norm_weight, norm_bias, eps), post_norm = self.reduction.weight, norm_values(self.norm), self.post_norm
-        if plan.compiled is not None and x_BHWC.dtype == weight.dtype == torch.float32:
+        if plan.compiled_layers is not None and x_BHWC.dtype == weight.dtype == torch.float32:
             norm = norm_weight, norm_bias, eps, post_norm
-            return operators.merge(x_BHWC, plan.compiled, weight, *norm, self.packed)
+            return operators.merge(x_BHWC, plan.compiled_layers, weight, *norm, self.packed)
         if not post_norm:  # it is over what is concatenated
             norm_weight, norm_bias = neighbours_first(norm_weight), neighbours_first(norm_bias)
         weights = MergingWeights(norm_weight, norm_bias, neighbours_first(plan.cast(weight)))

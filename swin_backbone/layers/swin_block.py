@@ -7,6 +7,7 @@ A module here holds parameters, under mmdet's names, and what they are for; a bl
 Layout: B batch, H W height and width of a map, C channels, T tokens, N places of a window, h heads.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Optional
 
@@ -115,8 +116,8 @@ class SwinBlock(CompiledLayer):
     """
 
     attention_kind: type[BaseModule] = WindowAttention  # Swin V2's block has others
-    compute = staticmethod(swin_block)
-    compute_fused = staticmethod(fused_swin_block)
+    compute: Callable[..., Tensor] = staticmethod(swin_block)
+    compute_fused: Callable[..., Tensor] = staticmethod(fused_swin_block)
 
     def __init__(
         self,
@@ -175,8 +176,13 @@ class SwinBlock(CompiledLayer):
             y_BHWC = self._by_operator(x_BHWC, plan, plan.compiled)
             if y_BHWC is not None:
                 return y_BHWC
+        return self._by_torch(x_BHWC, plan=plan, settings=self._settings())
+
+    def _by_torch(
+        self, x_BHWC: Tensor, weights: Optional[BlockWeights] = None, *, plan: Plan, settings: BlockSettings
+    ) -> Tensor:
         windows, window_size = self._windows(x_BHWC, plan)
-        weights, settings = self._weights(x_BHWC, window_size, plan), self._settings()
+        weights = weights or self._weights(x_BHWC, window_size, plan)
         compute = partial(self.compute_fused if 'norm' in plan.fused else self.compute, settings=settings)
         draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
         return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
@@ -187,13 +193,17 @@ class SwinBlock(CompiledLayer):
     def _by_operator(self, x_BHWC: Tensor, plan: Plan, dtype: torch.dtype) -> Optional[Tensor]:
         """By the compiled operator; None if it does not compute such a block."""
         cut, settings = self.attn.cut, self._settings()
+        if x_BHWC.dtype == plan.dtype:  # autocast's, of a layer before that torch computed
+            x_BHWC = x_BHWC.float()
+        if not operators.takes_block(x_BHWC, self.attn.w_msa.qkv.weight, self.ffn.layers[0][0].weight, settings):
+            return None
         H, W = x_BHWC.shape[1:3]
         window_size, shift = fit_window(H, W, cut.window_size, cut.shift, cut.small_map)
-        weights = self._weights(x_BHWC, window_size, plan._replace(dtype=None))
-        if not operators.takes_block(x_BHWC, weights, settings):
-            return None
-        how = window_size, shift, cut.mask_padding, plan.overwrite
-        return operators.block(x_BHWC, dtype, weights, settings, self.packed, *how)
+        whole = Plan()  # in float32, and nothing recomputed: what autograd can differentiate twice
+        weights = self._weights(x_BHWC, window_size, whole)
+        way = operators.Way(dtype, settings, self.packed, window_size, shift, cut.mask_padding)
+        by_torch = partial(self._by_torch, plan=whole, settings=settings)
+        return operators.block(x_BHWC, weights, way, by_torch, plan.overwrite)
 
     def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> Any:
         """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""

@@ -10,11 +10,13 @@ register = torch.library.register_fake
 
 
 @register('swin_backbone::pack_linear')
-def _pack_linear(weight: Tensor, dtype: torch.dtype, unit: int) -> Tensor:
-    inputs = weight[0].numel()
+def _pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool = False) -> Tensor:
+    outputs, inputs = len(weight), weight[0].numel()
+    if transposed:
+        outputs, inputs = inputs, outputs
     if dtype == torch.bfloat16:
         inputs += inputs % 2  # which are multiplied in pairs
-    return weight.new_empty(len(weight) * inputs, dtype=dtype)
+    return weight.new_empty(outputs * inputs, dtype=dtype)
 
 
 @register('swin_backbone::block')
@@ -25,6 +27,19 @@ def _block(x_BHWC: Tensor, *args) -> Tensor:
 @register('swin_backbone::block_')
 def _block_in_place(x_BHWC: Tensor, *args) -> None:
     return None
+
+
+@register('swin_backbone::block_backward')
+def _block_backward(
+    x_BHWC, grad_BHWC, packed, transposed, vectors, position_bias, cosine_scale, drop_path, heads, *args
+):
+    C = x_BHWC.shape[-1]
+    # A packed bfloat16 weight has no odd sum to fill up: channels are a multiple of 8, and hidden channels too.
+    D = packed[2].numel() // C
+    linear = [(3 * C, C), (C, C), (D, C), (C, D)]
+    vectors = [(C,), (C,), (3 * C,), (C,), (C,), (C,), (D,), (C,), (C,), (C,)]
+    shapes = [x_BHWC.shape, *linear, *vectors, position_bias.shape, (heads,)]
+    return [x_BHWC.new_empty(shape) for shape in shapes]
 
 
 @register('swin_backbone::embed')

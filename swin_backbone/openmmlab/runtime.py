@@ -12,6 +12,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from ..checkpoints import CheckpointError
+from .amp import CpuAmpOptimWrapper
 from .cfg_options import apply_options
 from .config_files import read_config, use_torchvision
 from .errors import DataError, TrainingStopped, sentence_of
@@ -119,17 +120,20 @@ class StartedHook(Hook):
 
 
 def enable_amp(cfg: Config) -> None:
-    """Turn on automatic mixed precision, as the toolboxes' `--amp` does.
+    """Turn on automatic mixed precision, as the toolboxes' `--amp` does; on a CPU the Swin alone computes in bfloat16.
 
     Raises:
-        ValueError: if the config's optimizer wrapper is a kind of its own, or there is no accelerator.
+        ValueError: if the config's optimizer wrapper is a kind of its own.
     """
-    if not _has_accelerator():
-        raise ValueError("--amp: mmengine's AmpOptimWrapper needs an accelerator, and there is none on this machine")
-    if cfg.optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper'):
+    if cfg.optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper', CpuAmpOptimWrapper.__name__):
         raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={cfg.optim_wrapper.type!r}')
-    cfg.optim_wrapper.type = 'AmpOptimWrapper'
-    cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    if _has_accelerator():
+        cfg.optim_wrapper.type = 'AmpOptimWrapper'
+        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    else:
+        cfg.optim_wrapper.type = CpuAmpOptimWrapper.__name__
+        for of_a_gpu in ('loss_scale', 'dtype', 'use_fsdp'):
+            cfg.optim_wrapper.pop(of_a_gpu, None)
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:

@@ -79,6 +79,11 @@ class Plan(NamedTuple):
         geometry = B, H, W, window_size, shift, cut.mask_padding, x_BHWC.device
         return self.windows_kind.cut(self.strip_tokens, *geometry), window_size
 
+    @property
+    def compiled_layers(self) -> Optional[torch.dtype]:
+        """`compiled`, for patch embedding, patch merging and output norms, whose operators have no gradient."""
+        return None if torch.is_grad_enabled() else self.compiled
+
     def cast(self, weight: Weight) -> Weight:
         """A weight of a linear layer in the dtype it is used in, so that it is cast once and not for every strip."""
         return weight if weight is None or self.dtype is None else weight.to(self.dtype)
@@ -119,9 +124,9 @@ class Planner(NamedTuple):
             elif self.strip_tokens == 'auto' and device.type == 'cpu':
                 of_thread = max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // self.channels)
                 strip_tokens = of_thread * torch.get_num_threads()
-                takes_all = self.attention_backend == 'auto' and not torch.is_grad_enabled()
-                if takes_all and takes_stage(dtype or x.dtype, self.window_size, self.head_dim):
-                    compiled = dtype or x.dtype
+            chosen = isinstance(self.strip_tokens, int) or self.attention_backend != 'auto' or device.type != 'cpu'
+            if not chosen and takes_stage(dtype or x.dtype, self.window_size, self.head_dim):
+                compiled = dtype or x.dtype
         fused = fusions() if kind is TritonWindows else frozenset()
         return Plan(kind, strip_tokens, self.with_cp, dtype=dtype, compiled=compiled, fused=fused)
 

@@ -156,6 +156,7 @@ def test_with_cp_changes_no_gradient():
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
+@pytest.mark.usefixtures('by_torch')
 def test_with_cp_keeps_less():
     def kept(backbone):
         saved = {}

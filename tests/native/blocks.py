@@ -3,13 +3,14 @@
 import math
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from swin_backbone import native
 from swin_backbone.ops import reference
-from swin_backbone.ops.block import BlockSettings, BlockWeights
+from swin_backbone.ops.block import BlockSettings, BlockWeights, swin_block, swin_v2_block
 from swin_backbone.ops.cosine import cosine_scale
-from swin_backbone.ops.windows import relative_position_bias
+from swin_backbone.ops.windows import TableWindows, relative_position_bias
 
 
 def random_weights(channels: int, heads: int, window: tuple[int, int], v2: bool, norm3: bool = False) -> dict:
@@ -33,6 +34,22 @@ def random_weights(channels: int, heads: int, window: tuple[int, int], v2: bool,
         offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
         weights['attn.w_msa.relative_position_bias_table'] = 0.5 * torch.randn(offsets, heads)
     return weights
+
+
+sides = st.integers(1, 16)
+
+
+@st.composite
+def cases(draw) -> tuple:
+    """Arguments of `by_reference` and `by_operator`."""
+    window = draw(sides), draw(sides)
+    shift = draw(st.sampled_from([(0, 0), (window[0] // 2, window[1] // 2)]))
+    heads, head_dim = draw(st.integers(1, 4)), draw(st.sampled_from([16, 24, 32, 40, 64]))
+    size = draw(st.integers(1, 2)), draw(st.integers(1, 34)), draw(st.integers(1, 34)), heads * head_dim
+    v2 = draw(st.booleans())
+    torch.manual_seed(draw(st.integers(0, 999)))
+    weights = random_weights(size[-1], heads, window, v2, norm3=v2 and draw(st.booleans()))
+    return torch.randn(size), weights, heads, window, shift, draw(st.booleans())
 
 
 def by_reference(x_BHWC: Tensor, weights: dict, heads: int, window, shift, mask_padding: bool) -> Tensor:
@@ -72,13 +89,29 @@ def by_operator(
     mask_padding,
     dtype=torch.float32,
     drop_path_2B=None,
-    **how,
+    overwrite=False,
 ) -> Tensor:
     w, settings = block_weights(weights, heads, window, drop_path_2B)
     assert native.takes_stage(dtype, window, x_BHWC.shape[-1] // heads)
-    assert native.takes_block(x_BHWC, w, settings)
-    return native.block(x_BHWC, dtype, w, settings, native.Packed(), window, shift, mask_padding, **how)
+    assert native.takes_block(x_BHWC, w.qkv_weight, w.fc1_weight, settings)
+    way = native.Way(dtype, settings, native.Packed(), window, shift, mask_padding)
+
+    def by_torch(x_BHWC: Tensor, w: BlockWeights) -> Tensor:
+        (windows,) = TableWindows.cut(None, *x_BHWC.shape[:3], window, shift, mask_padding, x_BHWC.device)
+        compute = swin_block if w.cosine_scale_h is None else swin_v2_block
+        return windows.write(compute(windows.read(x_BHWC), windows, w, settings), x_BHWC, None)
+
+    return native.block(x_BHWC, w, way, by_torch, overwrite)
 
 
 def rms(x: Tensor) -> float:
     return x.float().pow(2).mean().sqrt().item()
+
+
+def gradients(run, x_BHWC: Tensor, weights: dict, grad_BHWC: Tensor) -> dict[str, Tensor]:
+    """Of run(x, weights), for x and each weight, from that of the output."""
+    x_BHWC = x_BHWC.detach().requires_grad_()
+    weights = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    y_BHWC = run(x_BHWC, weights)
+    found = torch.autograd.grad(y_BHWC, [x_BHWC, *weights.values()], grad_BHWC.to(y_BHWC.dtype))
+    return dict(zip(('x', *weights), found))

@@ -5,8 +5,11 @@ import pickle
 
 import pytest
 import torch
+from blocks import rms
+from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, native
+from swin_backbone.analysis.timing import bytes_kept
 from swin_backbone.native import library
 
 
@@ -29,6 +32,26 @@ def without(monkeypatch):
     return call
 
 
+def step(model, x):
+    """Gradients of all weights, with the same random numbers each time."""
+    model.zero_grad()
+    torch.manual_seed(3)
+    torch.autograd.backward([y.float().sin().mean() for y in model(x)])
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+@pytest.fixture
+def by_torch_step(monkeypatch):
+    """`step` without the operators."""
+
+    def call(model, x):
+        with monkeypatch.context() as patched:
+            patched.setattr(native.operators, 'is_available', lambda dtype: False)
+            return step(model, x)
+
+    return call
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """How often blocks were computed by the operator."""
@@ -47,9 +70,41 @@ def test_every_block_of_a_forward_without_gradients(index, without, calls):
     assert len(calls) == 8
 
 
-def test_no_block_with_gradients_or_in_double_precision_or_by_another_backend(calls):
+@pytest.mark.parametrize('arguments', [dict(), dict(strip_tokens=None), dict(with_cp=True)])
+@pytest.mark.parametrize('index', [0, 1])
+def test_every_block_of_a_training_step(index, arguments, by_torch_step, calls):
+    make = (SwinBackbone, SwinV2Backbone)[index]
+    model = make(arch='nano', window_size=7 + index, drop_path_rate=0.1, **arguments).train()
+    x = torch.randn(2, 3, 70, 90)
+    truth, ours = by_torch_step(model, x), step(model, x)
+    assert len(calls) == 8
+    assert ours.keys() == truth.keys()
+    for name, gradient in truth.items():
+        assert rms(ours[name] - gradient) < 1e-5 * (1e-4 + rms(gradient)) + 1e-7, name
+
+
+@pytest.mark.usefixtures('_bf16')
+def test_a_training_step_under_autocast_is_nearer_to_float32(by_torch_step, calls):
+    model, x = SwinBackbone(arch='nano', drop_path_rate=0.0).train(), torch.randn(2, 3, 120, 130)
+    truth = by_torch_step(model, x)
+    with torch.autocast('cpu', torch.bfloat16):
+        today = by_torch_step(model, x)
+        ours = step(model, x)
+    assert len(calls) == 8
+    errors = [sum(rms(g[name] - truth[name]) / rms(truth[name]) for name in truth) for g in (ours, today)]
+    assert errors[0] < errors[1]
+
+
+def test_a_block_keeps_its_map_alone_for_backward():
+    block, x_BHWC = SwinBackbone(arch='nano').stages[0].blocks[0].train(), torch.randn(1, 56, 56, 32)
+    kept = bytes_kept(nn.Sequential(nn.Identity(), block), x_BHWC.requires_grad_(), torch.float32)
+    assert kept <= 49 * 49 * (block.attn.w_msa.num_heads * 4 + 8)  # the position bias looked up, and its index
+
+
+def test_no_block_in_double_precision_or_with_dropout_or_by_another_backend(calls):
     x = torch.randn(1, 3, 64, 64)
-    backbones()[0](x)
+    SwinBackbone(arch='nano', drop_rate=0.1).train()(x)
+    SwinBackbone(arch='nano', strip_tokens=500)(x)
     with torch.no_grad():
         backbones()[0].double()(x.double())
         SwinBackbone(arch='nano', attention_backend='sdpa').eval()(x)

@@ -4,25 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from blocks import block_weights, by_operator, by_reference, random_weights, rms
+from blocks import block_weights, by_operator, by_reference, cases, random_weights, rms
 from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from swin_backbone import native
-
-sides = st.integers(1, 16)
-
-
-@st.composite
-def cases(draw):
-    window = draw(sides), draw(sides)
-    shift = draw(st.sampled_from([(0, 0), (window[0] // 2, window[1] // 2)]))
-    heads, head_dim = draw(st.integers(1, 4)), draw(st.sampled_from([16, 24, 32, 40, 64]))
-    size = draw(st.integers(1, 2)), draw(st.integers(1, 34)), draw(st.integers(1, 34)), heads * head_dim
-    v2 = draw(st.booleans())
-    torch.manual_seed(draw(st.integers(0, 999)))
-    weights = random_weights(size[-1], heads, window, v2, norm3=v2 and draw(st.booleans()))
-    return torch.randn(size), weights, heads, window, shift, draw(st.booleans())
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,6 +29,7 @@ def test_bfloat16_is_nearer_to_float32_than_autocast(case):
 
 
 @pytest.mark.parametrize('v2', [False, True])
+@torch.no_grad()
 def test_overwriting_gives_the_same(v2):
     x, weights = torch.randn(2, 17, 20, 64), random_weights(64, 2, (7, 7), v2)
     separate = by_operator(x, weights, 2, (7, 7), (3, 3), False)
@@ -108,6 +94,16 @@ def test_operators_have_a_fake_for_compile_and_export():
     x, ops, which = torch.randn(1, 9, 10, 32), torch.ops.swin_backbone, ('test_schema', 'test_faketensor')
     torch.library.opcheck(ops.block.default, (x, *args), test_utils=which)
     torch.library.opcheck(ops.block_.default, (x, *args), test_utils=which)
+    linear = (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight)
+    turned = [ops.pack_linear(a, torch.float32, unit, True) for a, unit in zip(linear, (1, 16, 1, 1))]
+    gradient = torch.randn_like(x)
+    torch.library.opcheck(
+        ops.block_backward.default, (x, gradient, packed, turned, *args[1:]), test_utils='test_schema'
+    )
+    ours = ops.block_backward(x, gradient, packed, turned, *args[1:])
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = ops.block_backward(mode.from_tensor(x), gradient, packed, turned, *args[1:])
+    assert [f.shape for f in fake] == [o.shape for o in ours]
     image, weight = torch.randn(1, 3, 9, 10), torch.randn(16, 3, 3, 3)
     for dtype in (torch.float32, torch.bfloat16)[: 1 + native.is_available(torch.bfloat16)]:
         torch.library.opcheck(ops.pack_linear.default, (weight, dtype, 1), test_utils=which)

@@ -16,10 +16,14 @@ BLOCK = """
 import sys
 sys.path.insert(0, {tests!r})
 import torch
-from blocks import by_operator, by_reference, random_weights
+from blocks import by_operator, by_reference, gradients, random_weights
 for v2 in (False, True):
     case = torch.randn(1, 17, 20, 96), random_weights(96, 3, (7, 7), v2), 3, (7, 7), (3, 3), False
     assert (by_operator(*case) - by_reference(*case)).abs().max() < 1e-5
+    x, weights, *how = case
+    ours, truth = (gradients(lambda x, w: f(x, w, *how), x, weights, x.cos()) for f in (by_operator, by_reference))
+    for name in truth:
+        assert (ours[name] - truth[name]).abs().max() < 3e-5 * max(1e-3, truth[name].abs().max()), name
 """
 
 

@@ -99,14 +99,17 @@ def test_auto_scale_lr_needs_a_base(tmp_path):
         runtime.enable_auto_scale_lr(Config({}))
 
 
-def test_amp_says_what_it_needs():
+def test_amp_takes_the_wrapper_of_the_machine():
     cfg = Config.fromfile(MASK_RCNN)
+    runtime.enable_amp(cfg)
     if torch.cuda.is_available():
-        runtime.enable_amp(cfg)
         assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ('AmpOptimWrapper', 'dynamic')
     else:
-        with pytest.raises(ValueError, match='needs an accelerator'):
-            runtime.enable_amp(cfg)
+        assert cfg.optim_wrapper.type == 'CpuAmpOptimWrapper'
+        assert 'loss_scale' not in cfg.optim_wrapper
+    cfg.optim_wrapper.type = 'SomebodysWrapper'
+    with pytest.raises(ValueError, match='SomebodysWrapper'):
+        runtime.enable_amp(cfg)
 
 
 def test_resume_takes_auto_or_a_checkpoint(tmp_path):

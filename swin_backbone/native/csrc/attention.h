@@ -87,10 +87,11 @@ float softmax(float* logits, int64_t S, float scale, const float* bias, const fl
   return 1.f / sum_of(sum);
 }
 
-// q, k, v: (N, d) each. `bias` and `mask`: (N, S), no mask if null. put(place, row of d numbers, what to multiply by).
-template <class T, class Put>
-void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scale, const float* bias,
-            const float* mask, const AttentionRoom<T>& room, const Put& put) {
+// room.weights, and room.inverse by which their rows are to be multiplied. q, k: (N, d) each. `bias` and `mask`: (N, S),
+// no mask if null.
+template <class T>
+void attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale, const float* bias, const float* mask,
+                       const AttentionRoom<T>& room) {
   const int64_t S = bias_stride(N);
   scale *= LOG2E;
   pack_keys(k, N, d, room.keys);
@@ -101,6 +102,14 @@ void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scal
     room.inverse[n] = mask ? softmax<true>(logits, S, scale, bias + n * S, mask + n * S, weights)
                            : softmax<false>(logits, S, scale, bias + n * S, mask, weights);
   }
+}
+
+// put(place, row of d numbers, what to multiply by).
+template <class T, class Put>
+void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scale, const float* bias,
+            const float* mask, const AttentionRoom<T>& room, const Put& put) {
+  const int64_t S = bias_stride(N);
+  attention_weights(N, d, q, k, scale, bias, mask, room);
   const T* values = pack_values(v, N, d, room.values);
   brgemm(N, d, std::is_same_v<T, float> ? N : S, S, d, d, room.weights, values, room.out);
   for (int64_t n = 0; n < N; n++) put(n, room.out + n * d, room.inverse[n]);

@@ -4,7 +4,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
-#include "block.h"
+#include "backward.h"
 #include "patches.h"
 
 namespace swin {
@@ -51,14 +51,14 @@ Linear<T> linear(const Tensor& panels, const float* bias, int64_t N, int64_t K, 
   return {panels.data_ptr<T>(), bias, N, K, panel_width(N, unit)};
 }
 
-Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit) {
+Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit, bool transposed) {
   TORCH_CHECK_VALUE(weight.dim() >= 2, "a weight (out, in...) was expected, got ", weight.sizes());
   const Tensor wide = weight.to(at::kFloat).flatten(1).contiguous();
-  const int64_t N = wide.size(0), K = wide.size(1);
+  const int64_t N = wide.size(transposed), K = wide.size(!transposed);
   return dispatch(dtype, [&](auto type) {
     using T = decltype(type);
     Tensor panels = at::empty({packed_size<T>(N, K)}, wide.options().dtype(dtype));
-    pack(wide.data_ptr<float>(), N, K, unit, panels.data_ptr<T>());
+    (transposed ? pack_transposed<T> : pack<T>)(wide.data_ptr<float>(), N, K, unit, panels.data_ptr<T>());
     return panels;
   });
 }
@@ -77,10 +77,12 @@ int64_t fingerprint(at::TensorList weights) {
   return (int64_t)mixed;
 }
 
-void run(const Tensor& x, const Tensor& out, at::TensorList packed, const OptionalTensors& vectors,
-         const Tensor& position_bias, const std::optional<Tensor>& cosine_scale,
-         const std::optional<Tensor>& drop_path, int64_t heads, at::IntArrayRef window, at::IntArrayRef shift,
-         bool mask_padding, double scale, at::ArrayRef<double> eps) {
+// f(weights, windows), of the arguments of an operator.
+template <class F>
+void with_block(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors, const Tensor& position_bias,
+                const std::optional<Tensor>& cosine_scale, const std::optional<Tensor>& drop_path, int64_t heads,
+                at::IntArrayRef window, at::IntArrayRef shift, bool mask_padding, double scale,
+                at::ArrayRef<double> eps, const F& f) {
   check_map(x, "x");
   TORCH_CHECK_VALUE(packed.size() == 4 && vectors.size() == 10 && window.size() == 2 && shift.size() == 2 &&
                         (eps.size() == 2 || eps.size() == 3),
@@ -94,7 +96,6 @@ void run(const Tensor& x, const Tensor& out, at::TensorList packed, const Option
   TORCH_CHECK_VALUE(position_bias.sizes() == at::IntArrayRef({heads, N, N}), "position_bias must be (", heads, ", ", N,
                     ", ", N, "), got ", position_bias.sizes());
   TORCH_CHECK_VALUE(!drop_path || drop_path->numel() == 2 * x.size(0), "drop_path must be (2, B)");
-  if (!x.numel()) return;
   const Tensor bias = position_bias.to(at::kFloat).contiguous();
   const Tensor padded = at::empty({heads, N, bias_stride(N)}, bias.options());
   pad_bias(bias.data_ptr<float>(), heads * N, N, padded.data_ptr<float>());
@@ -123,7 +124,7 @@ void run(const Tensor& x, const Tensor& out, at::TensorList packed, const Option
                       D,
                       heads,
                       (float)scale};
-    run_block(w, windows, x.data_ptr<float>(), out.data_ptr<float>());
+    f(w, windows);
   });
 }
 
@@ -132,14 +133,66 @@ Tensor block(const Tensor& x, at::TensorList packed, const OptionalTensors& vect
              at::IntArrayRef window, at::IntArrayRef shift, bool mask_padding, double scale,
              at::ArrayRef<double> eps) {
   const Tensor out = at::empty_like(x);
-  run(x, out, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps);
+  with_block(x, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps,
+             [&](const auto& w, const Windows& windows) {
+               if (x.numel()) run_block(w, windows, x.data_ptr<float>(), out.data_ptr<float>());
+             });
   return out;
 }
 
 void block_(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors, const Tensor& position_bias,
             const std::optional<Tensor>& cosine_scale, const std::optional<Tensor>& drop_path, int64_t heads,
             at::IntArrayRef window, at::IntArrayRef shift, bool mask_padding, double scale, at::ArrayRef<double> eps) {
-  run(x, x, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps);
+  with_block(x, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps,
+             [&](const auto& w, const Windows& windows) {
+               if (x.numel()) run_block(w, windows, x.data_ptr<float>(), x.data_ptr<float>());
+             });
+}
+
+// Gradients of x, the 4 weights (out, in), the 10 vectors, the position bias and the cosine scale.
+// `transposed`: W^T of the 4 weights, packed.
+std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::TensorList packed,
+                                   at::TensorList transposed, const OptionalTensors& vectors,
+                                   const Tensor& position_bias, const std::optional<Tensor>& cosine_scale,
+                                   const std::optional<Tensor>& drop_path, int64_t heads, at::IntArrayRef window,
+                                   at::IntArrayRef shift, bool mask_padding, double scale, at::ArrayRef<double> eps) {
+  check_map(grad, "grad");
+  TORCH_CHECK_VALUE(grad.sizes() == x.sizes() && transposed.size() == LINEARS,
+                    "a gradient of x's shape and 4 packed weights were expected, got ", grad.sizes(), " for ",
+                    x.sizes(), " and ", transposed.size());
+  std::vector<Tensor> grads;
+  const auto run = [&](const auto& w, const Windows& windows) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(w.qkv.panels)>>;
+    const auto turned = [&](int64_t i) {
+      return linear<T>(transposed[i], nullptr, w.linear(i).K, w.linear(i).N, i == PROJ ? w.C / heads : 1);
+    };
+    const Linear<T> of_gradients[] = {turned(QKV), turned(PROJ), turned(FC1), turned(FC2)};
+    const int64_t N = windows.area(), S = bias_stride(N), C = w.C;
+    const VectorSums<T> of(w, N, S);
+    const Tensor sums = at::zeros({of.size}, x.options());
+    const auto part = [&](int64_t begin, int64_t size) { return sums.narrow(0, begin, size); };
+    grads = {at::empty_like(x)};
+    float* weights[LINEARS];
+    for (int64_t i = 0; i < LINEARS; i++) {
+      const int64_t shape[] = {w.linear(i).N, w.linear(i).K};
+      grads.push_back(x.numel() ? at::empty(shape, x.options()) : at::zeros(shape, x.options()));
+      weights[i] = grads.back().data_ptr<float>();
+    }
+    if (x.numel())
+      run_block_backward<T>(w, of_gradients, windows, x.data_ptr<float>(), grad.data_ptr<float>(),
+                            grads[0].data_ptr<float>(), weights, sums.data_ptr<float>());
+    const auto norm = [&](int64_t i) {
+      grads.push_back(part(of.norm_weight[i], C));
+      grads.push_back(part(of.norm_bias[i], C));
+    };
+    const auto bias = [&](int64_t i) { grads.push_back(part(of.bias[i], w.linear(i).N)); };
+    norm(0), bias(QKV), bias(PROJ), norm(1), bias(FC1), bias(FC2), norm(2);
+    grads.push_back(part(of.bias_hNS, heads * N * S).view({heads, N, S}).narrow(2, 0, N).contiguous());
+    grads.push_back(part(of.cosine_scale, heads));
+  };
+  with_block(x, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps,
+             run);
+  return grads;
 }
 
 // (out, in) of a packed weight of rows of K numbers.
@@ -205,13 +258,17 @@ Tensor output_norm(const Tensor& x, const std::optional<Tensor>& weight, const s
 
 TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
   m.def("fingerprint(Tensor[] weights) -> int");
-  m.def("pack_linear(Tensor weight, ScalarType dtype, int unit) -> Tensor");
+  m.def("pack_linear(Tensor weight, ScalarType dtype, int unit, bool transposed=False) -> Tensor");
   m.def(
       "block(Tensor x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
       "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) -> Tensor");
   m.def(
       "block_(Tensor(a!) x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
       "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) -> ()");
+  m.def(
+      "block_backward(Tensor x, Tensor grad, Tensor[] packed, Tensor[] transposed, Tensor?[] vectors, "
+      "Tensor position_bias, Tensor? cosine_scale, Tensor? drop_path, int heads, int[] window, int[] shift, "
+      "bool mask_padding, float scale, float[] eps) -> Tensor[]");
   m.def(
       "embed(Tensor image, Tensor packed, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, float? eps, "
       "int[] patch) -> Tensor");
@@ -225,6 +282,7 @@ TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
   m.impl("pack_linear", swin::pack_linear);
   m.impl("block", swin::block);
   m.impl("block_", swin::block_);
+  m.impl("block_backward", swin::block_backward);
   m.impl("embed", swin::embed);
   m.impl("merge", swin::merge);
   m.impl("output_norm", swin::output_norm);

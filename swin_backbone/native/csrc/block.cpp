@@ -1,14 +1,10 @@
-// A thread takes a group of windows through the whole block, so that all that lies between stays in its cache.
-// A group's rows: first all places of its windows, then, behind attention, only those of tokens.
-
 #include "block.h"
 
 #include <ATen/Parallel.h>
 
 #include <atomic>
-#include <memory>
 
-#include "attention.h"
+#include "group.h"
 
 namespace swin {
 namespace {
@@ -20,203 +16,12 @@ int64_t bytes_of_row(const BlockWeights<T>& w) {
   return sizeof(T) * (2 * w.C + std::max(3 * w.C, w.D)) + (w.cosine_scale ? sizeof(float) * w.C : 0);
 }
 
-// Windows of a group: few enough to stay in cache, or, where the weights do not, many, so that they are read seldom.
-template <class T>
-int64_t windows_of_group(const BlockWeights<T>& w, const Windows& windows, int64_t threads) {
-  const int64_t weights = sizeof(T) * (4 * w.C * w.C + 2 * w.C * w.D);
-  const int64_t bytes = std::max(CACHE, weights);
-  const int64_t fitting = std::max<int64_t>(1, bytes / (bytes_of_row(w) * windows.area()));
-  const int64_t rounds = (windows.count() + fitting * threads - 1) / (fitting * threads);
-  return (windows.count() + rounds * threads - 1) / (rounds * threads);  // as many groups for each thread
-}
-
-template <class T>
-class Group {
- public:
-  Group(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out)
-      : w(w), windows(windows), N(windows.area()), S(bias_stride(N)), d(w.C / w.heads), x(x), out(out),
-        rows(round_up(count * N, ROW_STEP)), bytes(0), room(N, d, [](int64_t) { return nullptr; }) {
-    carve([&](int64_t n) { bytes += round_up(n, 64); return nullptr; });
-    memory.reset(new char[bytes + 64]);
-    char* at = (char*)round_up((int64_t)memory.get(), 64);
-    carve([&](int64_t n) { char* taken = at; at += round_up(n, 64); return taken; });
-  }
-
-  void run(int64_t begin, int64_t end) {
-    first = begin;
-    places = (end - begin) * N;
-    gather();
-    project_qkv();
-    attend_in_windows(end);
-    project_out();
-    mlp();
-  }
-
- private:
-  template <class Take>
-  void carve(const Take& take) {
-    wide = (T*)take(rows * std::max(3 * w.C, w.D) * sizeof(T));
-    normed = (T*)take(rows * w.C * sizeof(T));
-    attended = (T*)take(rows * w.C * sizeof(T));
-    branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
-    product_ = (float*)take(MAX_ROWS * std::max(w.qkv.width, MAX_COLUMNS) * sizeof(float));
-    mask = (float*)take(N * S * sizeof(float));
-    row_of = (int32_t*)take(rows * sizeof(int32_t));
-    token_of = (int32_t*)take(rows * sizeof(int32_t));
-    room = AttentionRoom<T>(N, d, take);
-  }
-
-  // V1: normed tokens, V2: tokens; zeros for padding. Then which row each place has among tokens.
-  void gather() {
-    tokens = 0;
-    for (int64_t p = 0; p < places; p += N) windows.tokens(first + p / N, row_of + p);
-    for (int64_t p = 0; p < places; p++) {
-      T* to = normed + p * w.C;
-      const int64_t token = row_of[p];
-      if (token < 0) {
-        std::memset((void*)to, 0, w.C * sizeof(T));
-        continue;
-      }
-      enter(x + token * w.C, w.norm1, to);
-      row_of[p] = tokens;
-      token_of[tokens++] = token;
-    }
-  }
-
-  void enter(const float* token, const Affine& norm, T* to) const {
-    if (!w.cosine_scale) return layer_norm(token, w.C, norm, to);
-    over_columns(w.C, [&](int64_t c, int64_t count) { store(to + c, load(token + c, count), count); });
-  }
-
-  // q, k and v of each head by themselves: (3 h, rows, d).
-  void project_qkv() {
-    product(normed, w.C, places, w.qkv, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
-      for (int64_t from = 0; from < columns; from += d) {
-        const int64_t head = (n + from) / d;
-        T* to = wide + (head * rows + m) * d;
-        const float* bias = w.qkv.bias + n + from;
-        for (int64_t r = 0; r < count; r++, to += d) {
-          float* row = c + r * columns + from;
-          float factor = 1.f;
-          if (w.cosine_scale && head < 2 * w.heads) factor = to_length(row, bias, head);
-          over_columns(d, [&](int64_t i, int64_t lanes) {
-            store(to + i, (load(row + i, lanes) + load(bias + i, lanes)) * Vec(factor), lanes);
-          });
-        }
-      }
-    });
-  }
-
-  // By what a query or key is multiplied to be as long as the cosine's scale, or 1; the zero vector has no direction.
-  float to_length(const float* row, const float* bias, int64_t head) const {
-    Vec squares(0.f);
-    over_columns(d, [&](int64_t i, int64_t lanes) {
-      const Vec v = load(row + i, lanes) + load(bias + i, lanes);
-      squares = at::vec::fmadd(v, v, squares);
-    });
-    const float length = std::sqrt(sum_of(squares));
-    return length > 1e-12f ? (head < w.heads ? w.cosine_scale[head] : 1.f) / length : 0.f;
-  }
-
-  void attend_in_windows(int64_t end) {
-    for (int64_t window = first; window < end; window++) {
-      const int64_t at = (window - first) * N, kind = windows.kind(window);
-      if (kind && kind != masked_kind) windows.mask(window, S, mask), masked_kind = kind;
-      for (int64_t head = 0; head < w.heads; head++) {
-        const T* q = wide + (head * rows + at) * d;
-        const int64_t apart = w.heads * rows * d;
-        attend(N, d, q, q + apart, q + 2 * apart, w.scale, w.bias_hNS + head * N * S, kind ? mask : nullptr, room,
-               [&](int64_t place, const float* o, float inverse) {
-                 const int64_t row = row_of[at + place];
-                 if (row < 0) return;
-                 T* to = attended + row * w.C + head * d;
-                 const Vec factor(inverse);
-                 over_columns(d, [&](int64_t i, int64_t lanes) {
-                   store(to + i, load(o + i, lanes) * factor, lanes);
-                 });
-               });
-      }
-    }
-  }
-
-  void project_out() {
-    add_branch(attended, w.C, w.proj, 0, x, w.norm1);
-  }
-
-  void mlp() {
-    for (int64_t m = 0; m < tokens; m++) enter(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
-    product(normed, w.C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
-      for (int64_t r = 0; r < count; r++) {
-        T* to = wide + (m + r) * w.D + n;
-        const float *row = c + r * columns, *bias = w.fc1.bias + n;
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          store(to + i, gelu(load(row + i, lanes) + load(bias + i, lanes), T()), lanes);
-        });
-      }
-    });
-    add_branch(wide, w.D, w.fc2, 1, out, w.norm2);
-    if (w.has_norm3)
-      for (int64_t m = 0; m < tokens; m++) layer_norm(out + token_of[m] * w.C, w.C, w.norm3, out + token_of[m] * w.C);
-  }
-
-  float keep(int64_t index, int64_t token) const {
-    return w.drop_path_2B ? w.drop_path_2B[index * windows.batch + token / (windows.rows.length * windows.columns.length)]
-                          : 1.f;
-  }
-
-  // out = shortcut + what the linear layer makes of `a`; V2 normalises that first, and so needs whole rows of it.
-  void add_branch(const T* a, int64_t lda, const Linear<T>& linear, int64_t index, const float* shortcut,
-                  const Affine& norm) {
-    product(a, lda, tokens, linear, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
-      for (int64_t r = 0; r < count; r++) {
-        const float *row = c + r * columns, *bias = linear.bias + n;
-        if (w.cosine_scale) {
-          float* to = branch + (m + r) * w.C + n;
-          over_columns(columns, [&](int64_t i, int64_t lanes) {
-            store(to + i, load(row + i, lanes) + load(bias + i, lanes), lanes);
-          });
-          continue;
-        }
-        const int64_t at = token_of[m + r] * w.C + n;
-        const Vec factor(keep(index, token_of[m + r]));
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          const Vec v = load(row + i, lanes) + load(bias + i, lanes);
-          store(out + at + i, at::vec::fmadd(v, factor, load(shortcut + at + i, lanes)), lanes);
-        });
-      }
-    });
-    for (int64_t m = 0; m < tokens && w.cosine_scale; m++) {
-      float* row = branch + m * w.C;
-      layer_norm(row, w.C, norm, row);
-      const int64_t at = token_of[m] * w.C;
-      const Vec factor(keep(index, token_of[m]));
-      over_columns(w.C, [&](int64_t i, int64_t lanes) {
-        store(out + at + i, at::vec::fmadd(load(row + i, lanes), factor, load(shortcut + at + i, lanes)), lanes);
-      });
-    }
-  }
-
-  const BlockWeights<T>& w;
-  const Windows& windows;
-  const int64_t N, S, d;
-  const float* x;
-  float* out;
-  const int64_t rows;  // there is room for
-  int64_t bytes;
-  std::unique_ptr<char[]> memory;
-  AttentionRoom<T> room;
-  T *wide, *normed, *attended;
-  float *branch, *product_, *mask;
-  int32_t *row_of, *token_of;
-  int64_t first = 0, places = 0, tokens = 0, masked_kind = 0;
-};
-
 }  // namespace
 
 template <class T>
 void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out) {
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  const int64_t per_group = windows_of_group(w, windows, threads);
+  const int64_t per_group = windows_of_group(windows, threads, std::max(CACHE, w.bytes()), bytes_of_row(w));
   const int64_t groups = (windows.count() + per_group - 1) / per_group;
   std::atomic<int64_t> next{0};  // a window's result does not depend on who computes it
   at::parallel_for(0, std::min(threads, groups), 1, [&](int64_t, int64_t) {

@@ -19,6 +19,9 @@ struct BlockWeights {
   bool has_norm3;
   int64_t C, D, heads;
   float scale;
+
+  int64_t bytes() const { return sizeof(T) * (4 * C * C + 2 * C * D); }
+  const Linear<T>& linear(int64_t i) const { return i == 0 ? qkv : i == 1 ? proj : i == 2 ? fc1 : fc2; }
 };
 
 // `out` may be `x`: (B, H, W, C).

@@ -28,16 +28,19 @@ struct Linear {
 
 template <class T>
 void pack(const float* weight_NK, int64_t N, int64_t K, int64_t unit, T* panels);
+// The same of W^T: from the weight (K, N).
+template <class T>
+void pack_transposed(const float* weight_KN, int64_t N, int64_t K, int64_t unit, T* panels);
 template <class T>
 int64_t packed_size(int64_t N, int64_t K) {
   return N * Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
 }
 
-// c = a b. `a` row by row, `b` (K, N) with rows ldb apart, in pairs for bf16.
+// c = a b, or c += a b. `a` row by row, `b` (K, N) with rows ldb apart, in pairs for bf16.
 void brgemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const float* a, const float* b,
-            float* c);
+            float* c, bool add = false);
 void brgemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const bf16* a, const bf16* b,
-            float* c);
+            float* c, bool add = false);
 // What a thread must do behind its last product: AMX's tiles are given back.
 template <class T>
 void release_brgemm();

@@ -31,6 +31,13 @@ inline Vec load(const float* from, int64_t count = LANES) { return Vec::loadu(fr
 inline void store(float* to, Vec v, int64_t count = LANES) { v.store(to, count); }
 
 #ifdef __AVX512BF16__
+inline Vec load(const bf16* from, int64_t count = LANES) {
+  __m256i bits = _mm256_setzero_si256();
+  std::memcpy((void*)&bits, from, count * sizeof(bf16));
+  __m512 wide;
+  at::vec::cvtbf16_fp32(bits, wide);
+  return wide;
+}
 inline void store(bf16* to, Vec v, int64_t count = LANES) {
   const __m256bh rounded = _mm512_cvtneps_pbh(v);  // at::vec rounds in ten instructions
   std::memcpy((void*)to, &rounded, count * sizeof(bf16));
@@ -75,9 +82,9 @@ inline Vec exp2(Vec y) {
 inline float sum_of(Vec v) { return v.reduce_add(); }
 inline float max_of(Vec v) { return v.reduce_max(); }
 
-// x Phi(x), exact GELU. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials as fitted on
-// |x| <= 5.4, beyond which float32's Phi is 0 or 1: within 1e-6.
-inline Vec gelu(Vec x, float) {
+// Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials as
+// fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6.
+inline Vec normal_cdf(Vec x, float) {
   const Vec c = at::vec::clamp(x, Vec(-5.4f), Vec(5.4f)), u = c * c;
   Vec p(2.27765523e-08f), q(1.20864537e-06f);
   p = at::vec::fmadd(p, u, Vec(6.49031328e-06f));
@@ -90,11 +97,11 @@ inline Vec gelu(Vec x, float) {
   q = at::vec::fmadd(q, u, Vec(0.253122933f));
   p = at::vec::fmadd(p, u, Vec(0.398942055f));
   q = at::vec::fmadd(q, u, Vec(1.f));
-  return x * at::vec::fmadd(c, p / q, Vec(0.5f));
+  return at::vec::fmadd(c, p / q, Vec(0.5f));
 }
 
-// The same for a result in bf16, by one polynomial on |x| <= 4.5: within 7e-5.
-inline Vec gelu(Vec x, bf16) {
+// The same for a result in bf16, by one polynomial on |x| <= 4.5: x Phi(x) is within 7e-5.
+inline Vec normal_cdf(Vec x, bf16) {
   const Vec c = at::vec::clamp(x, Vec(-4.5f), Vec(4.5f)), u = c * c;
   Vec p(3.0000117e-11f);
   p = at::vec::fmadd(p, u, Vec(-3.2839166e-09f));
@@ -105,7 +112,13 @@ inline Vec gelu(Vec x, bf16) {
   p = at::vec::fmadd(p, u, Vec(0.0095806547f));
   p = at::vec::fmadd(p, u, Vec(-0.065977272f));
   p = at::vec::fmadd(p, u, Vec(0.39870858f));
-  return x * at::vec::fmadd(c, p, Vec(0.5f));
+  return at::vec::fmadd(c, p, Vec(0.5f));
+}
+
+// Exact GELU, in the precision that T asks for.
+template <class T>
+inline Vec gelu(Vec x) {
+  return x * normal_cdf(x, T());
 }
 
 // The mean of a row, and 1 / sqrt(its variance + eps).

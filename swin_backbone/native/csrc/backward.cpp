@@ -1,0 +1,318 @@
+#include "backward.h"
+
+#include <ATen/Parallel.h>
+
+#include "gradients.h"
+#include "group.h"
+
+namespace swin {
+namespace {
+
+constexpr int64_t CACHE = 2 << 20;    // bytes of a group that should lie in L2 together
+constexpr int64_t PRIVATE = 2 << 20;  // bytes of gradients of weights up to which each thread sums its own
+
+template <class T>
+class BackwardGroup : public Group<T> {
+ public:
+  // sums: of this group's thread, as `VectorSums` has them.
+  BackwardGroup(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows, int64_t count,
+                const float* x, const float* grad_y, float* grad_x, float* sums)
+      : Group<T>(w, windows, count, x, grad_x), transposed(transposed), grad_y(grad_y), sums(sums),
+        of(w, this->N, this->S), more(this->N, [](int64_t) { return nullptr; }) {
+    memory.allocate([&](const auto& take) { carve(take); });
+  }
+
+  static int64_t bytes_of_row(const BlockWeights<T>& w) {
+    return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C;
+  }
+
+  // From here on grad_x has, for this group's tokens, the tokens behind the attention, and in the end the gradient.
+  void run(int64_t begin, int64_t end) {
+    this->attention(begin, end);
+    mlp_backward();
+    attention_backward(end);
+  }
+
+  // to (out, in) = or += the gradient of rows n, n + 1, ... n + MAX_COLUMNS - 1 of the weight of linear layer i.
+  void weight_gradient(int64_t i, int64_t n, float* to, bool add) const {
+    constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
+    const Linear<T>& linear = w.linear(i);
+    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(counts[i], ROW_STEP), in = linear.K;
+    for (int64_t c = 0; c < in; c += MAX_COLUMNS)
+      brgemm(M, std::min(MAX_COLUMNS, in - c), K, rows, in, in, turned[i] + n * rows, inputs[i] + c * PAIR,
+             to + n * in + c, add);
+  }
+
+ private:
+  using Base = Group<T>;
+  using Base::w, Base::rows, Base::N, Base::S, Base::d, Base::tokens, Base::places, Base::token_of, Base::product_;
+
+  template <class Take>
+  void carve(const Take& take) {
+    const int64_t C = w.C, D = w.D, v2 = w.cosine_scale ? 1 : 0;
+    hidden = (T*)take(rows * D * sizeof(T));
+    mlp_in = (T*)take(rows * C * sizeof(T));
+    broad = (T*)take(rows * std::max(3 * C, D) * sizeof(T));
+    slim = (T*)take(rows * C * sizeof(T));
+    of_attended = (T*)take(rows * C * sizeof(T));
+    grad = (float*)take(rows * C * sizeof(float));
+    product_row = (float*)take(rows * C * sizeof(float));
+    mlp_out = (float*)take(v2 * rows * C * sizeof(float));
+    row = (float*)take(C * sizeof(float));
+    if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
+    for (int64_t i = 0; i < LINEARS; i++) {
+      turned[i] = (T*)take(w.linear(i).N * rows * sizeof(T));
+      paired[i] = (T*)take(std::is_same_v<T, bf16> ? w.linear(i).K * rows * sizeof(T) : 0);
+    }
+    more = AttentionBackwardRoom<T>(N, take);
+  }
+
+  AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
+  const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
+
+  // What the gradient of a weight wants of a linear layer: its input, and the gradient of its output turned, whose rows'
+  // sums are the gradient of its bias. Products are over whole steps of rows, so what is behind the last is 0.
+  void keep(int64_t i, T* input, const T* of_output, int64_t count) {
+    const Linear<T>& linear = w.linear(i);
+    const int64_t padded = round_up(count, ROW_STEP);
+    counts[i] = count;
+    std::memset((void*)(input + count * linear.K), 0, (padded - count) * linear.K * sizeof(T));
+    inputs[i] = pack_values(input, count, linear.K, paired[i]);
+    transpose(of_output, linear.N, count, linear.N, turned[i], rows);
+    for (int64_t n = 0; n < linear.N; n++) {
+      T* line = turned[i] + n * rows;
+      std::fill(line + count, line + padded, T(0.f));
+      Vec sum(0.f);
+      for (int64_t m = 0; m < padded; m += LANES) sum = sum + load(line + m);
+      sums[of.bias[i] + n] += sum_of(sum);
+    }
+  }
+
+  // product_row = a W of linear layer i.
+  void times_weight(int64_t i, const T* a, int64_t count) {
+    const int64_t C = w.C;
+    product(a, w.linear(i).N, count, transposed[i], product_,
+            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+              for (int64_t r = 0; r < count; r++)
+                std::copy_n(c + r * columns, columns, product_row + (m + r) * C + n);
+            });
+  }
+
+  // As far as gradients want it, with the slope of GELU.
+  void mlp_again() {
+    const int64_t C = w.C, D = w.D;
+    for (int64_t m = 0; m < tokens; m++) this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+    product(mlp_in, C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++) {
+        const int64_t at = (m + r) * D + n;
+        const float *row = c + r * columns, *bias = w.fc1.bias + n;
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          const Vec x = load(row + i, lanes) + load(bias + i, lanes), cdf = normal_cdf(x, T());
+          store(hidden + at + i, x * cdf, lanes);
+          store(broad + at + i, gelu_slope<T>(x, cdf), lanes);
+        });
+      }
+    });
+    if (!w.cosine_scale) return;  // V1 has no norm behind it that would want its value
+    product(hidden, D, tokens, w.fc2, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++)
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          store(mlp_out + (m + r) * C + n + i, load(c + r * columns + i, lanes) + load(w.fc2.bias + n + i, lanes), lanes);
+        });
+    });
+  }
+
+  // slim = the gradient of the branch's linear layer, whose values V2 normalises behind it.
+  void enter_branch(int64_t index, int64_t m, const float* value, const Affine& norm) {
+    T* to = slim + m * w.C;
+    const float* from = grad + m * w.C;
+    const float factor = this->keep_rate(index, token_of[m]);
+    if (w.cosine_scale)
+      return layer_norm_backward(value + m * w.C, w.C, norm, from, factor, norm_sums(index),
+                                 [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
+    over_columns(w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(from + c, lanes) * Vec(factor), lanes); });
+  }
+
+  // The gradient of the shortcut: V2 may have a norm on it, of tokens that are made again.
+  void shortcut_backward(int64_t m) {
+    const float *from = token(grad_y, m), *before = token(this->out, m), *value = mlp_out + m * w.C;
+    float* to = grad + m * w.C;
+    if (!w.has_norm3) return (void)std::copy_n(from, w.C, to);
+    layer_norm(value, w.C, w.norm2, row);
+    const Vec factor(this->keep_rate(1, token_of[m]));
+    over_columns(w.C, [&](int64_t c, int64_t lanes) {
+      store(row + c, at::vec::fmadd(load(row + c, lanes), factor, load(before + c, lanes)), lanes);
+    });
+    layer_norm_backward(row, w.C, w.norm3, from, 1.f, norm_sums(2),
+                        [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
+  }
+
+  // to = grad + the gradient of what went into a branch, from that of what V1 made of it by a norm.
+  void leave_branch(int64_t m, int64_t at, const float* value, const Affine& norm, int64_t index, float* to) {
+    const float *through = product_row + at * w.C, *past = grad + m * w.C;
+    if (!w.cosine_scale)
+      return layer_norm_backward(value, w.C, norm, through, 1.f, norm_sums(index), [&](int64_t c, Vec g, int64_t lanes) {
+        store(to + c, load(past + c, lanes) + g, lanes);
+      });
+    over_columns(w.C, [&](int64_t c, int64_t lanes) {
+      store(to + c, load(past + c, lanes) + load(through + c, lanes), lanes);
+    });
+  }
+
+  void mlp_backward() {
+    const int64_t C = w.C, D = w.D;
+    mlp_again();
+    for (int64_t m = 0; m < tokens; m++) {
+      shortcut_backward(m);
+      enter_branch(1, m, mlp_out, w.norm2);
+    }
+    keep(FC2, hidden, slim, tokens);
+    product(slim, C, tokens, transposed[FC2], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++) {
+        T* to = broad + (m + r) * D + n;
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          store(to + i, load(to + i, lanes) * load(c + r * columns + i, lanes), lanes);
+        });
+      }
+    });
+    keep(FC1, mlp_in, broad, tokens);
+    times_weight(FC1, broad, tokens);
+    for (int64_t m = 0; m < tokens; m++) leave_branch(m, m, token(this->out, m), w.norm2, 1, grad + m * C);
+  }
+
+  void attention_backward(int64_t end) {
+    const int64_t C = w.C, per_head = rows * d;
+    for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->branch, w.norm1);
+    keep(PROJ, this->attended, slim, tokens);
+    if (tokens < places) std::memset((void*)of_attended, 0, rows * C * sizeof(T));
+    product(slim, C, tokens, transposed[PROJ], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++)
+        for (int64_t from = 0; from < columns; from += d) {
+          T* to = of_attended + (n + from) / d * per_head + this->place_of[m + r] * d;
+          over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(c + r * columns + from + i, lanes), lanes); });
+        }
+    });
+    for (int64_t window = this->first; window < end; window++) {
+      const float* mask = this->mask_of(window);
+      for (int64_t head = 0; head < w.heads; head++) head_backward(head, (window - this->first) * N, mask);
+    }
+    keep(QKV, this->normed, broad, places);
+    times_weight(QKV, broad, places);
+    for (int64_t m = 0; m < tokens; m++)
+      leave_branch(m, this->place_of[m], token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
+  }
+
+  // broad = gradients of q, k and v, of one head of the window whose places begin at `at`: (places, 3C).
+  void head_backward(int64_t head, int64_t at, const float* mask) {
+    const auto of_head = [&](int64_t which) { return which * w.heads + head; };
+    const auto values = [&](int64_t which) { return this->wide + (of_head(which) * rows + at) * d; };
+    attend_backward(N, d, values(0), values(1), values(2), of_attended + (head * rows + at) * d, w.scale,
+                    w.bias_hNS + head * N * S, mask, sums + of.bias_hNS + head * N * S, this->room, more,
+                    [&](int64_t which, int64_t place, float* g) {
+                      if (w.cosine_scale && which < 2) {
+                        const float length = which ? 1.f : w.cosine_scale[head];
+                        const float factor = this->factors[of_head(which) * rows + at + place];
+                        const float of_length = length_backward(g, values(which) + place * d, d, factor, length);
+                        if (!which) sums[of.cosine_scale + head] += of_length;
+                      }
+                      T* to = broad + (at + place) * 3 * w.C + of_head(which) * d;
+                      over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(g + i, lanes), lanes); });
+                    });
+  }
+
+  const Linear<T> (&transposed)[LINEARS];
+  const float* grad_y;
+  float* sums;
+  const VectorSums<T> of;
+  AttentionBackwardRoom<T> more;
+  T *hidden, *mlp_in;             // the MLP's hidden tokens, and what goes into it
+  T* broad;                        // GELU's slope, gradients of hidden tokens, then of q, k and v
+  T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
+  float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
+  float *mlp_out, *row;
+  T *turned[LINEARS], *paired[LINEARS];
+  const T* inputs[LINEARS];
+  int64_t counts[LINEARS];
+  Buffers memory;
+};
+
+}  // namespace
+
+template <class T>
+void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
+                        const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
+                        float* vector_sums) {
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int64_t per_group =
+      windows_of_group(windows, threads, std::max(CACHE, 2 * w.bytes()), BackwardGroup<T>::bytes_of_row(w));
+  const int64_t groups = (windows.count() + per_group - 1) / per_group;
+  const int64_t workers = std::min(threads, groups);
+  const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
+
+  int64_t begins[LINEARS + 1] = {0}, panels[LINEARS + 1] = {0};  // of weights in one array; of tasks
+  for (int64_t i = 0; i < LINEARS; i++) {
+    begins[i + 1] = begins[i] + w.linear(i).N * w.linear(i).K;
+    panels[i + 1] = panels[i] + (w.linear(i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
+  }
+  const bool own = begins[LINEARS] * (int64_t)sizeof(float) <= PRIVATE;  // then no thread waits for another
+  // Sums of the first worker are the result, to which those of the others are added in their order.
+  std::vector<std::vector<float>> others(workers);
+  for (int64_t worker = 1; worker < workers; worker++)
+    others[worker].resize(of.size + (own ? begins[LINEARS] : 0));
+
+  const auto window = [&](int64_t group) { return group * windows.count() / groups; };
+  const auto make = [&](int64_t worker) {
+    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
+                                              worker ? others[worker].data() : vector_sums);
+  };
+  const auto each_worker = [&](const auto& f) {
+    at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t worker = begin; worker < end; worker++) f(worker);
+      release_brgemm<T>();
+    });
+  };
+  if (own) {
+    each_worker([&](int64_t worker) {
+      const auto group = make(worker);
+      for (int64_t g = worker; g < groups; g += workers) {
+        group->run(window(g), window(g + 1));
+        for (int64_t i = 0; i < LINEARS; i++)
+          for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
+            group->weight_gradient(i, n, worker ? others[worker].data() + of.size + begins[i] : weight_sums[i],
+                                   g >= workers);
+      }
+    });
+  } else {
+    std::vector<std::unique_ptr<BackwardGroup<T>>> made(workers);
+    for (int64_t first = 0; first < groups; first += workers) {
+      const int64_t last = std::min(workers, groups - first);
+      each_worker([&](int64_t worker) {
+        if (worker >= last) return;
+        if (!made[worker]) made[worker] = make(worker);
+        made[worker]->run(window(first + worker), window(first + worker + 1));
+      });
+      at::parallel_for(0, panels[LINEARS], 1, [&](int64_t begin, int64_t end) {
+        for (int64_t task = begin; task < end; task++) {
+          const int64_t i = std::upper_bound(panels, panels + LINEARS, task) - panels - 1;
+          for (int64_t worker = 0; worker < last; worker++)
+            made[worker]->weight_gradient(i, (task - panels[i]) * MAX_COLUMNS, weight_sums[i], first + worker > 0);
+        }
+        release_brgemm<T>();
+      });
+    }
+  }
+  for (int64_t worker = 1; worker < workers; worker++) {
+    const auto add = [&](float* to, const float* from, int64_t count) {
+      over_columns(count, [&](int64_t c, int64_t lanes) { store(to + c, load(to + c, lanes) + load(from + c, lanes), lanes); });
+    };
+    add(vector_sums, others[worker].data(), of.size);
+    for (int64_t i = 0; i < LINEARS && own; i++)
+      add(weight_sums[i], others[worker].data() + of.size + begins[i], begins[i + 1] - begins[i]);
+  }
+}
+#define INSTANTIATE(T)                                                                                            \
+  template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&,        \
+                                      const float*, const float*, float*, float* const (&)[LINEARS], float*);
+SWIN_FOR_EACH_DTYPE(INSTANTIATE)
+
+}  // namespace swin

@@ -1,0 +1,134 @@
+// Gradients of what stands between products, row by row, and the transposes that products over tokens want.
+//
+// Layout: N places of a window, S = N rounded up to whole vectors, d channels of a head.
+#pragma once
+
+#include "attention.h"
+
+namespace swin {
+
+// The slope of GELU: Phi(x) + x phi(x), given Phi(x).
+template <class T>
+inline Vec gelu_slope(Vec x, Vec cdf) {
+  return at::vec::fmadd(x * Vec(0.398942280f), exp2<T>(x * x * Vec(-0.5f * LOG2E)), cdf);
+}
+
+// Where the gradients of a norm's weight and bias are summed.
+struct AffineSums {
+  float *weight, *bias;
+};
+
+// put(column, gradient of x, count), given the gradient of LayerNorm(x), which is factor * dy.
+template <class Put>
+inline void layer_norm_backward(const float* x, int64_t n, const Affine& norm, const float* dy, float factor,
+                                const AffineSums& sums, const Put& put) {
+  const Moments m = moments(x, n, norm.eps);
+  const Vec scale(m.rstd), shift(-m.mean * m.rstd), times(factor);
+  Vec sum(0.f), dot(0.f);
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec y = at::vec::fmadd(load(x + c, count), scale, shift), g = load(dy + c, count) * times;
+    store(sums.weight + c, at::vec::fmadd(g, y, load(sums.weight + c, count)), count);
+    store(sums.bias + c, load(sums.bias + c, count) + g, count);
+    const Vec of_y = g * load(norm.weight + c, count);  // 0 behind the row
+    sum = sum + of_y;
+    dot = at::vec::fmadd(of_y, y, dot);
+  });
+  const Vec mean(sum_of(sum) / n), along(sum_of(dot) / n);
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec y = at::vec::fmadd(load(x + c, count), scale, shift);
+    const Vec of_y = load(dy + c, count) * times * load(norm.weight + c, count);
+    put(c, (of_y - mean - y * along) * scale, count);
+  });
+}
+
+// Of a vector of length `length` that was multiplied by `factor` to become `v`: from the gradient of v, in its place.
+// Gives the gradient of `length`.
+template <class T>
+inline float length_backward(float* gradient, const T* v, int64_t d, float factor, float length) {
+  Vec sum(0.f);
+  over_columns(d, [&](int64_t i, int64_t lanes) {
+    sum = at::vec::fmadd(load(gradient + i, lanes), load(v + i, lanes), sum);
+  });
+  const float along = sum_of(sum) / length;
+  const Vec times(factor), minus(-along / length);
+  over_columns(d, [&](int64_t i, int64_t lanes) {
+    const Vec across = at::vec::fmadd(load(v + i, lanes), minus, load(gradient + i, lanes));
+    store(gradient + i, across * times, lanes);
+  });
+  return along;
+}
+
+// (M, N) to (N, M), rows from_stride and to_stride apart.
+inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t N, float* to, int64_t to_stride) {
+  at::vec::transpose_mxn<float>(from, from_stride, to, to_stride, M, N);
+}
+inline void transpose(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
+  constexpr int64_t TILE = 32;  // of at::vec's kernel
+  for (int64_t m = 0; m < M; m += TILE)
+    for (int64_t n = 0; n < N; n += TILE)
+      at::vec::transpose_mxn<bf16>(from + m * from_stride + n, from_stride, to + n * to_stride + m, to_stride,
+                                   std::min(TILE, M - m), std::min(TILE, N - n));
+}
+
+template <class T>
+struct AttentionBackwardRoom {
+  float* grads;  // (N, S), of weights
+  T* logits;     // (N, S), gradients of logits, times the scale
+  T* turned;     // (N, S), of either, keys in front
+
+  template <class Take>
+  AttentionBackwardRoom(int64_t N, const Take& take) {
+    const int64_t S = bias_stride(N);
+    grads = (float*)take(N * S * sizeof(float));
+    logits = std::is_same_v<T, float> ? (T*)grads : (T*)take(N * S * sizeof(T));
+    turned = (T*)take(N * S * sizeof(T));
+  }
+};
+
+// One row of `softmax`: weights with their divisor, and from their gradients those of logits and, times `scale`, `to`.
+// `to` may be `grads`.
+template <class T>
+void softmax_backward(T* weights, float inverse, const float* grads, int64_t S, float scale, float* bias_sum, T* to) {
+  Vec sum(0.f);
+  for (int64_t k = 0; k < S; k += LANES) {
+    const Vec p = load(weights + k) * Vec(inverse);
+    store(weights + k, p);
+    sum = at::vec::fmadd(p, load(grads + k), sum);
+  }
+  const Vec mean(sum_of(sum));
+  for (int64_t k = 0; k < S; k += LANES) {
+    const Vec g = load(weights + k) * (load(grads + k) - mean);
+    store(bias_sum + k, load(bias_sum + k) + g);
+    store(to + k, g * Vec(scale));
+  }
+}
+
+// Gradients of `attend`, from that of its rows, `out` (N, d). put(0 query, 1 key or 2 value, place, row of d numbers).
+// bias_sum: (N, S), to which the gradient of the bias is added.
+template <class T, class Put>
+void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, const T* out, float scale,
+                     const float* bias, const float* mask, float* bias_sum, const AttentionRoom<T>& room,
+                     const AttentionBackwardRoom<T>& more, const Put& put) {
+  constexpr bool pairs = std::is_same_v<T, bf16>;
+  const int64_t S = bias_stride(N), K = pairs ? S : N;
+  attention_weights(N, d, q, k, scale, bias, mask, room);
+  pack_keys(v, N, d, room.keys);
+  brgemm(N, S, d, d, S, S, out, room.keys, more.grads);
+  for (int64_t n = 0; n < N; n++)
+    softmax_backward(room.weights + n * S, room.inverse[n], more.grads + n * S, S, scale, bias_sum + n * S,
+                     more.logits + n * S);
+  const auto times = [&](const T* a, const T* b, int64_t which) {
+    brgemm(N, d, K, S, d, d, a, pack_values(b, N, d, room.values), room.out);
+    for (int64_t n = 0; n < N; n++) put(which, n, room.out + n * d);
+  };
+  const auto turn = [&](const T* a) {
+    transpose(a, S, N, N, more.turned, S);
+    for (int64_t n = 0; n < N && pairs; n++) std::fill(more.turned + n * S + N, more.turned + (n + 1) * S, T(0.f));
+    return more.turned;
+  };
+  times(more.logits, k, 0);
+  times(turn(more.logits), q, 1);
+  times(turn(room.weights), out, 2);
+}
+
+}  // namespace swin

@@ -1,0 +1,230 @@
+// The windows that a thread takes through a block together, so that all that lies between stays in its cache.
+// A group's rows: first all places of its windows, then, behind attention, only those of tokens.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "attention.h"
+#include "block.h"
+
+namespace swin {
+
+// Memory for several arrays, each on cache lines of its own.
+class Buffers {
+ public:
+  // carve(take) is called twice: first take(bytes) counts and gives null, then it gives so many bytes.
+  template <class Carve>
+  void allocate(const Carve& carve) {
+    int64_t bytes = LINE;
+    carve([&](int64_t n) -> char* { bytes += round_up(n, LINE); return nullptr; });
+    memory.reset(new char[bytes]);
+    char* at = (char*)round_up((int64_t)memory.get(), LINE);
+    carve([&](int64_t n) { char* taken = at; at += round_up(n, LINE); return taken; });
+  }
+
+ private:
+  static constexpr int64_t LINE = 64;
+  std::unique_ptr<char[]> memory;
+};
+
+// Windows of a group of about so many bytes: few enough to stay in cache, or, where the weights do not, many, so that they
+// are read seldom; and as many groups for each thread.
+inline int64_t windows_of_group(const Windows& windows, int64_t threads, int64_t bytes, int64_t bytes_of_row) {
+  const int64_t fitting = std::max<int64_t>(1, bytes / (bytes_of_row * windows.area()));
+  const int64_t rounds = (windows.count() + fitting * threads - 1) / (fitting * threads);
+  return (windows.count() + rounds * threads - 1) / (rounds * threads);
+}
+
+template <class T>
+class Group {
+ public:
+  Group(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out)
+      : w(w), windows(windows), N(windows.area()), S(bias_stride(N)), d(w.C / w.heads), x(x), out(out),
+        rows(round_up(count * N, ROW_STEP)), room(N, d, [](int64_t) { return nullptr; }) {
+    memory.allocate([&](const auto& take) { carve(take); });
+  }
+
+  void run(int64_t begin, int64_t end) {
+    attention(begin, end);
+    mlp();
+  }
+
+ protected:
+  // The first half of the block: out = x + the branch of the attention.
+  void attention(int64_t begin, int64_t end) {
+    first = begin;
+    places = (end - begin) * N;
+    gather();
+    project_qkv();
+    attend_in_windows(end);
+    add_branch(attended, w.C, w.proj, 0, x, w.norm1, branch);
+  }
+
+  template <class Take>
+  void carve(const Take& take) {
+    wide = (T*)take(rows * std::max(3 * w.C, w.D) * sizeof(T));
+    normed = (T*)take(rows * w.C * sizeof(T));
+    attended = (T*)take(rows * w.C * sizeof(T));
+    branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
+    normed_row = (float*)take(w.cosine_scale ? w.C * sizeof(float) : 0);
+    product_ = (float*)take(MAX_ROWS * std::max(w.qkv.width, MAX_COLUMNS) * sizeof(float));
+    mask = (float*)take(N * S * sizeof(float));
+    row_of = (int32_t*)take(rows * sizeof(int32_t));
+    token_of = (int32_t*)take(rows * sizeof(int32_t));
+    place_of = (int32_t*)take(rows * sizeof(int32_t));
+    room = AttentionRoom<T>(N, d, take);
+  }
+
+  // V1: normed tokens, V2: tokens; zeros for padding. Then which row each place has among tokens, and the reverse.
+  void gather() {
+    tokens = 0;
+    for (int64_t p = 0; p < places; p += N) windows.tokens(first + p / N, row_of + p);
+    for (int64_t p = 0; p < places; p++) {
+      T* to = normed + p * w.C;
+      const int64_t token = row_of[p];
+      if (token < 0) {
+        std::memset((void*)to, 0, w.C * sizeof(T));
+        continue;
+      }
+      enter(x + token * w.C, w.norm1, to);
+      row_of[p] = tokens;
+      place_of[tokens] = p;
+      token_of[tokens++] = token;
+    }
+  }
+
+  void enter(const float* token, const Affine& norm, T* to) const {
+    if (!w.cosine_scale) return layer_norm(token, w.C, norm, to);
+    over_columns(w.C, [&](int64_t c, int64_t count) { store(to + c, load(token + c, count), count); });
+  }
+
+  // q, k and v of each head by themselves: (3 h, rows, d).
+  void project_qkv() {
+    product(normed, w.C, places, w.qkv, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
+      for (int64_t from = 0; from < columns; from += d) {
+        const int64_t head = (n + from) / d;
+        T* to = wide + (head * rows + m) * d;
+        const float* bias = w.qkv.bias + n + from;
+        for (int64_t r = 0; r < count; r++, to += d) {
+          float* row = c + r * columns + from;
+          float factor = 1.f;
+          if (w.cosine_scale && head < 2 * w.heads) factor = to_length(row, bias, head);
+          if (factors) factors[head * rows + m + r] = factor;
+          over_columns(d, [&](int64_t i, int64_t lanes) {
+            store(to + i, (load(row + i, lanes) + load(bias + i, lanes)) * Vec(factor), lanes);
+          });
+        }
+      }
+    });
+  }
+
+  // By what a query or key is multiplied to be as long as the cosine's scale, or 1; the zero vector has no direction.
+  float to_length(const float* row, const float* bias, int64_t head) const {
+    Vec squares(0.f);
+    over_columns(d, [&](int64_t i, int64_t lanes) {
+      const Vec v = load(row + i, lanes) + load(bias + i, lanes);
+      squares = at::vec::fmadd(v, v, squares);
+    });
+    const float length = std::sqrt(sum_of(squares));
+    return length > 1e-12f ? (head < w.heads ? w.cosine_scale[head] : 1.f) / length : 0.f;
+  }
+
+  const float* mask_of(int64_t window) {
+    const int64_t kind = windows.kind(window);
+    if (kind && kind != masked_kind) windows.mask(window, S, mask), masked_kind = kind;
+    return kind ? mask : nullptr;
+  }
+
+  void attend_in_windows(int64_t end) {
+    for (int64_t window = first; window < end; window++) {
+      const int64_t at = (window - first) * N;
+      const float* mask = mask_of(window);
+      for (int64_t head = 0; head < w.heads; head++) {
+        const T* q = wide + (head * rows + at) * d;
+        const int64_t apart = w.heads * rows * d;
+        attend(N, d, q, q + apart, q + 2 * apart, w.scale, w.bias_hNS + head * N * S, mask, room,
+               [&](int64_t place, const float* o, float inverse) {
+                 const int64_t row = row_of[at + place];
+                 if (row < 0) return;
+                 T* to = attended + row * w.C + head * d;
+                 const Vec factor(inverse);
+                 over_columns(d, [&](int64_t i, int64_t lanes) {
+                   store(to + i, load(o + i, lanes) * factor, lanes);
+                 });
+               });
+      }
+    }
+  }
+
+  void mlp() {
+    for (int64_t m = 0; m < tokens; m++) enter(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
+    product(normed, w.C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
+      for (int64_t r = 0; r < count; r++) {
+        T* to = wide + (m + r) * w.D + n;
+        const float *row = c + r * columns, *bias = w.fc1.bias + n;
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          store(to + i, gelu<T>(load(row + i, lanes) + load(bias + i, lanes)), lanes);
+        });
+      }
+    });
+    add_branch(wide, w.D, w.fc2, 1, out, w.norm2, branch);
+    if (w.has_norm3)
+      for (int64_t m = 0; m < tokens; m++) layer_norm(out + token_of[m] * w.C, w.C, w.norm3, out + token_of[m] * w.C);
+  }
+
+  float keep_rate(int64_t index, int64_t token) const {
+    return w.drop_path_2B ? w.drop_path_2B[index * windows.batch + token / (windows.rows.length * windows.columns.length)]
+                          : 1.f;
+  }
+
+  // out = shortcut + what the linear layer makes of `a`; V2 normalises that first, and so needs whole rows of it,
+  // `branch`.
+  void add_branch(const T* a, int64_t lda, const Linear<T>& linear, int64_t index, const float* shortcut,
+                  const Affine& norm, float* branch) {
+    product(a, lda, tokens, linear, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
+      for (int64_t r = 0; r < count; r++) {
+        const float *row = c + r * columns, *bias = linear.bias + n;
+        if (w.cosine_scale) {
+          float* to = branch + (m + r) * w.C + n;
+          over_columns(columns, [&](int64_t i, int64_t lanes) {
+            store(to + i, load(row + i, lanes) + load(bias + i, lanes), lanes);
+          });
+          continue;
+        }
+        const int64_t at = token_of[m + r] * w.C + n;
+        const Vec factor(keep_rate(index, token_of[m + r]));
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          const Vec v = load(row + i, lanes) + load(bias + i, lanes);
+          store(out + at + i, at::vec::fmadd(v, factor, load(shortcut + at + i, lanes)), lanes);
+        });
+      }
+    });
+    for (int64_t m = 0; m < tokens && w.cosine_scale; m++) {
+      layer_norm(branch + m * w.C, w.C, norm, normed_row);
+      const int64_t at = token_of[m] * w.C;
+      const Vec factor(keep_rate(index, token_of[m]));
+      over_columns(w.C, [&](int64_t i, int64_t lanes) {
+        store(out + at + i, at::vec::fmadd(load(normed_row + i, lanes), factor, load(shortcut + at + i, lanes)), lanes);
+      });
+    }
+  }
+
+  const BlockWeights<T>& w;
+  const Windows& windows;
+  const int64_t N, S, d;
+  const float* x;
+  float* out;
+  const int64_t rows;  // there is room for
+  AttentionRoom<T> room;
+  T *wide, *normed, *attended;
+  float *branch, *normed_row, *product_, *mask;
+  float* factors = nullptr;  // (3 h, rows): what each query and key was multiplied by, where that is wanted
+  int32_t *row_of, *token_of, *place_of;
+  int64_t first = 0, places = 0, tokens = 0, masked_kind = 0;
+
+ private:
+  Buffers memory;
+};
+
+}  // namespace swin
