@@ -80,7 +80,7 @@ def describe(device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
 def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
     """Of one run, by the GPU's own clock where there is one."""
     seconds = []
-    for turn in range(-2, repeats if device.type == 'cuda' else 1):
+    for turn in range(-2, repeats) if device.type == 'cuda' else range(1):
         if device.type == 'cuda':
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -140,7 +140,8 @@ def backbone(name: str, model: nn.Module, x_BCHW: Tensor, train: bool, dtype: to
     """A forward or a training step: latency, what launching takes of it, one replay of a CUDA graph, peak memory."""
     device = x_BCHW.device
     run = timing.make_run(model.to(device), x_BCHW, train, dtype)
-    values: dict[str, Any] = {'ms': timing.alternate({name: run}, runs)[name].median * 1e3}
+    warm_up = 2 if device.type == 'cuda' else 0
+    values: dict[str, Any] = {'ms': timing.alternate({name: run}, runs, warm_up)[name].median * 1e3}
     if device.type == 'cuda':
         launch = timing.make_run(model, x_BCHW, train, dtype, wait=False)
         torch.cuda.synchronize(device)

@@ -5,11 +5,12 @@ Layout: B batch, H W height and width of a map, C channels, T = B*H*W tokens, h 
 """
 
 import os
+from collections.abc import Callable
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import block
 from .grid import Size
@@ -18,8 +19,9 @@ from .linear import linear
 # What may be fused besides attention: SWIN_BACKBONE_FUSE names it, with commas between. None of it is on by default, as
 # no GPU has shown yet what it is worth.
 #   norm: residual sums, with drop path, and the norms of them, V1 alone
+#   gelu: the bias in front of an exact GELU, and the gradients of both
 #   weights: the casts of all weights of a block, under automatic mixed precision
-FUSIONS = 'norm', 'weights'
+FUSIONS = 'norm', 'gelu', 'weights'
 
 
 class TritonWindows:
@@ -30,7 +32,7 @@ class TritonWindows:
 
     def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
         self.settings = batch, height, width, list(window_size), list(shift), mask_padding
-        self.tokens_per_image = height * width
+        self.tokens_per_image, self.num_tokens = height * width, batch * height * width
         # One graph for all sizes does not ask whether they are multiples of the window.
         self.padded = torch.compiler.is_compiling() or bool(height % window_size[0] or width % window_size[1])
 
@@ -39,7 +41,21 @@ class TritonWindows:
         """All windows as one piece: on a GPU one launch over all is best."""
         return [cls(*geometry)]
 
-    linear = staticmethod(linear)
+    def linear(
+        self,
+        x_TC: Tensor,
+        weight_DC: Tensor,
+        bias_D: Optional[Tensor],
+        activation: Optional[Callable[[Tensor], Tensor]] = None,
+        gradient_only: bool = False,
+    ) -> Tensor:
+        """See `Windows`."""
+        is_exact = isinstance(activation, nn.GELU) and activation.approximate == 'none'
+        if bias_D is None or not is_exact or 'gelu' not in fusions():
+            return linear(x_TC, weight_DC, bias_D, activation)
+        from .triton.hidden import bias_gelu
+
+        return bias_gelu(linear(x_TC, weight_DC, None), bias_D)
 
     def read(self, x_BHWC: Tensor) -> Tensor:
         """(T, C)."""
@@ -50,8 +66,8 @@ class TritonWindows:
         return y_TC.view(x_BHWC.shape)
 
     def pad(self, x_TC: Tensor) -> Tensor:
-        """The tokens, and behind them the zero token that is read where a window reaches over the map."""
-        return F.pad(x_TC, (0, 0, 0, 1)) if self.padded else x_TC
+        """The tokens, and behind them, if it is not there yet, the zero token that windows over the edge read."""
+        return F.pad(x_TC, (0, 0, 0, 1)) if self.padded and len(x_TC) == self.num_tokens else x_TC
 
     def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
         """See `Windows`."""
@@ -89,15 +105,18 @@ def swin_block(
     settings: block.BlockSettings,
     gradient_only: bool = False,
 ) -> Tensor:
-    """`ops.block.swin_block`; each residual sum, with its drop path, and the norm of it is one pass over memory."""
+    """`ops.block.swin_block`; each residual sum, with its drop path, and the norm of it is one pass over memory.
+
+    The first norm leaves room for the zero token, so that nothing is copied to pad it.
+    """
     from .triton.residual import add_norm
 
     if w.norm1_weight is None or w.norm2_weight is None:
         return block.swin_block(x_TC, windows, w, settings, gradient_only)
     factors_2B, dtype = w.drop_path_2B if w.drop_path_2B is not None else (None, None), w.qkv_weight.dtype
     norms = (w.norm1_weight, w.norm1_bias, settings.eps[0]), (w.norm2_weight, w.norm2_bias, settings.eps[1])
-    _, y_TC, _, _ = add_norm(x_TC, None, None, *norms[0], dtype)
+    _, y_TC, _, _ = add_norm(x_TC, None, None, *norms[0], dtype, windows.padded)
     y_TC = block.attention(y_TC, windows, w, settings)
-    x_TC, y_TC, _, _ = add_norm(x_TC, y_TC, factors_2B[0], *norms[1], dtype)
+    x_TC, y_TC, _, _ = add_norm(x_TC, y_TC, factors_2B[0], *norms[1], dtype, False)
     y_TC = block.mlp(y_TC, windows, w, settings, gradient_only)
-    return add_norm(x_TC, y_TC, factors_2B[1], None, None, 0.0, dtype)[0]
+    return add_norm(x_TC, y_TC, factors_2B[1], None, None, 0.0, dtype, False)[0]

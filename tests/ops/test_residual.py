@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
 from swin_backbone.ops import backend, block, fused, reference
@@ -39,7 +40,7 @@ def results_and_gradients(outputs, inputs, weights):
 
 
 def assert_equal_with_gradients(case, dtype, tolerance):
-    summed, normed, _, _ = add_norm(*case, dtype)
+    summed, normed, _, _ = add_norm(*case, dtype, False)
     twin = exact(case)
     literal_sum, literal_norm = reference.add_norm(*twin)
     pairs = [(summed, literal_sum)] * (case[1] is not None) + [(normed, literal_norm)] * (case[3] is not None)
@@ -61,7 +62,7 @@ def test_outputs_and_gradients_equal_the_twins(kind, channels):
 @pytest.mark.parametrize('kind', ['norm', 'factors and norm'])
 def test_a_branch_in_half_precision_beside_a_sum_in_float32(kind, dtype):
     case = make_case(kind, dtype=dtype)
-    summed, normed, mean, rstd = add_norm(*case, dtype)
+    summed, normed, mean, rstd = add_norm(*case, dtype, False)
     assert (summed.dtype, normed.dtype) == (torch.float32, dtype)
     assert mean.dtype == rstd.dtype == torch.float32
     assert_equal_with_gradients(case, dtype, TOLERANCE[dtype])
@@ -69,14 +70,25 @@ def test_a_branch_in_half_precision_beside_a_sum_in_float32(kind, dtype):
 
 def test_a_sum_in_half_precision_is_normalised_as_it_is_kept():
     case = make_case('branch and norm', dtype=torch.bfloat16, of_sum=torch.bfloat16)
-    summed, normed, _, _ = add_norm(*case, torch.float32)
+    summed, normed, _, _ = add_norm(*case, torch.float32, False)
     _, expected = reference.add_norm(summed.double(), None, None, *case[3:])
     torch.testing.assert_close(normed.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('kind', ['norm', 'factors and norm'])
+def test_a_row_of_zeros_behind_the_norm(kind):
+    case = make_case(kind)
+    wanted = [x for x in case if isinstance(x, torch.Tensor) and x.requires_grad]
+    plain, padded = (add_norm(*case, torch.float32, pad)[1] for pad in (False, True))
+    assert torch.equal(padded, torch.nn.functional.pad(plain, (0, 0, 0, 1)))
+    weight = torch.randn_like(padded)
+    gradients = [torch.autograd.grad(x, wanted, weight[: len(x)]) for x in (plain, padded)]
+    assert all(map(torch.equal, *gradients))
+
+
 def test_a_dropped_branch_adds_nothing_and_has_no_gradient():
     case = make_case('factors and norm')
-    summed, normed, _, _ = add_norm(*case, torch.float32)
+    summed, normed, _, _ = add_norm(*case, torch.float32, False)
     assert torch.equal(summed[:37], case[0][:37])
     (gradient,) = torch.autograd.grad(normed.square().sum(), case[1])
     assert not gradient[:37].any()
@@ -86,16 +98,18 @@ def test_a_dropped_branch_adds_nothing_and_has_no_gradient():
 def test_sums_over_programs_are_deterministic():
     case = make_case('factors and norm', tokens=2 * 300, channels=40)
     wanted = [x for x in case if isinstance(x, torch.Tensor) and x.requires_grad]
-    first, second = (torch.autograd.grad(add_norm(*case, torch.float32)[1].square().sum(), wanted) for _ in range(2))
+    first, second = (
+        torch.autograd.grad(add_norm(*case, torch.float32, False)[1].square().sum(), wanted) for _ in range(2)
+    )
     assert all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize('kind', ['norm', 'factors', 'factors and norm'])
 def test_opcheck(kind):
     case = make_case(kind, tokens=6, channels=5, dtype=torch.bfloat16)
-    torch.library.opcheck(add_norm, (*case, torch.bfloat16))
+    torch.library.opcheck(add_norm, (*case, torch.bfloat16, True))
     with torch.no_grad():
-        summed, normed, mean, rstd = add_norm(*case, torch.bfloat16)
+        summed, normed, mean, rstd = add_norm(*case, torch.bfloat16, False)
     of_norm = (case[0] if case[1] is None else summed).detach() if case[3] is not None else None
     weight = None if case[3] is None else case[3].detach()
     branch_dtype = None if case[1] is None else torch.bfloat16
@@ -123,11 +137,35 @@ def test_a_backbone_computes_the_same_with_it(monkeypatch, autocast):
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
             (y,) = model(x)
         results.append([y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters()))])
+    assert len(calls) == 4
     assert calls[2:] == [torch.bfloat16 if autocast else torch.float32] * 2, 'the norm comes in the dtype of qkv'
     tolerance = 2e-2 if autocast else 1e-5
-    largest = max(float(x.abs().max()) for x in results[0])
+    largest = max(float(x.detach().abs().max()) for x in results[0])
     for result, expected in zip(*results):
         assert (result - expected).abs().max() <= tolerance * largest
+
+
+class Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func).removesuffix('.default'))
+        return func(*args, **(kwargs or {}))
+
+
+@needs_kernel
+def test_a_block_neither_pads_nor_casts_what_it_normalises(monkeypatch):
+    arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=3, drop_path_rate=0.3)
+    block = SwinBackbone(attention_backend='triton', **arguments).to(DEVICE).train().stages[0].blocks[0]
+    x_BHWC = torch.randn(2, 5, 7, 32, device=DEVICE)
+    monkeypatch.setenv('SWIN_BACKBONE_FUSE', 'norm,weights')
+    with torch.autocast(DEVICE.type, torch.bfloat16), Names() as names:
+        block(x_BHWC)
+    assert names.seen.count('swin_backbone.add_norm') == 3
+    for name in ('constant_pad_nd', 'native_layer_norm', '_to_copy', 'add', 'mul'):
+        assert not [seen for seen in names.seen if seen.split('.')[1] == name], name
 
 
 def test_a_switch_that_is_not_there_is_named(monkeypatch):

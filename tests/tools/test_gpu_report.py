@@ -41,6 +41,6 @@ def test_one_table_of_everything(tmp_path):
     assert sum(name.startswith('attention') for name in names) == 4 * 2
     assert [name for name in names if name.startswith('trial')]
     for what in ('forward', 'step'):
-        for variant in ('', ', sdpa', ', with_cp', ', fused: norm'):
+        for variant in ('', ', sdpa', ', with_cp', ', fused: norm', ', fused: gelu', ', fused: weights'):
             assert f'{what}, swin_backbone{variant}' in names
     assert not [values for _, values in rows if 'failed:' in values]

@@ -24,6 +24,7 @@ def add_norm(
     bias_C: Optional[Tensor],
     eps: float,
     dtype: torch.dtype,
+    padded: bool,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """x + factor * branch, and LayerNorm of that, both from one reading of x and branch.
 
@@ -32,6 +33,7 @@ def add_norm(
         factors_B: float32, stochastic depth's factor of each image; None: 1.
         weight_C, bias_C: of the norm; None: there is none.
         dtype: of the norm's output.
+        padded: whether a row of zeros is wanted behind the norm's rows: the token that windows over the edge read.
 
     Returns:
         The sum, in x's dtype; its norm; and each token's mean and 1 / standard deviation, in float32. Empty: what there
@@ -40,7 +42,7 @@ def add_norm(
     from .norm import add_norm_forward
 
     x_TC, branch_TC = x_TC.contiguous(), None if branch_TC is None else branch_TC.contiguous()
-    results = _outputs(x_TC, branch_TC, weight_C, dtype)
+    results = _outputs(x_TC, branch_TC, weight_C, dtype, padded)
     tokens, channels = x_TC.shape
     tile = _tile(channels)
     with on_device(x_TC.device):
@@ -50,19 +52,22 @@ def add_norm(
             **tile,
             **_has(branch_TC is not None, factors_B, weight_C),
         )
+    if padded:
+        results[1][tokens:] = 0
     return results
 
 
 @add_norm.register_fake
-def _(x_TC, branch_TC, factors_B, weight_C, bias_C, eps, dtype):
-    return _outputs(x_TC, branch_TC, weight_C, dtype)
+def _(x_TC, branch_TC, factors_B, weight_C, bias_C, eps, dtype, padded):
+    return _outputs(x_TC, branch_TC, weight_C, dtype, padded)
 
 
-def _outputs(x_TC, branch_TC, weight_C, dtype) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    stats = (x_TC.shape[0],) if weight_C is not None else (0,)
+def _outputs(x_TC, branch_TC, weight_C, dtype, padded) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    (tokens, channels), has_norm = x_TC.shape, weight_C is not None
+    stats = (tokens,) if has_norm else (0,)
     return (
         x_TC.new_empty(x_TC.shape if branch_TC is not None else (0,)),
-        x_TC.new_empty(x_TC.shape if weight_C is not None else (0,), dtype=dtype),
+        x_TC.new_empty((tokens + padded, channels) if has_norm else (0,), dtype=dtype),
         x_TC.new_empty(stats, dtype=torch.float32),
         x_TC.new_empty(stats, dtype=torch.float32),
     )
@@ -82,6 +87,7 @@ def add_norm_backward(
     """The gradients of `add_norm`'s x, branch, weight and bias; empty: of what there is not.
 
     Args:
+        grad_out_TC: of the norm; a row of zeros behind it has no gradient.
         sum_TC: what was normalised.
         branch_dtype: None: there was no branch.
     """
@@ -95,7 +101,7 @@ def add_norm_backward(
     tile = _tile(channels)
     grad_x_TC = like.new_empty(like.shape)
     grad_branch_TC = like.new_empty(like.shape if has_branch else (0,), dtype=branch_dtype or like.dtype)
-    programs = min(-(-tokens // tile['R']), _programs(like.device))
+    programs = min(-(-tokens // tile['R']), programs_of(like.device))
     sums_shape = (programs, channels) if has_norm else (0,)
     sums_weight_PC, sums_bias_PC = (like.new_empty(sums_shape, dtype=torch.float32) for _ in range(2))
     with on_device(like.device):
@@ -122,7 +128,7 @@ def _(grad_sum_TC, grad_out_TC, sum_TC, factors_B, weight_C, mean_T, rstd_T, bra
 
 
 def _keep_for_backward(ctx, inputs, output):
-    x_TC, branch_TC, factors_B, weight_C, _bias_C, _eps, _dtype = inputs
+    x_TC, branch_TC, factors_B, weight_C, *_ = inputs
     sum_TC, _, mean_T, rstd_T = output
     normed = None if weight_C is None else x_TC if branch_TC is None else sum_TC
     ctx.branch_dtype = None if branch_TC is None else branch_TC.dtype
@@ -135,7 +141,7 @@ def _backward(ctx, grad_sum_TC, grad_out_TC, _grad_mean, _grad_rstd):
     grad_x_TC, grad_branch_TC, grad_weight_C, grad_bias_C = grads
     of_branch = grad_branch_TC if ctx.branch_dtype is not None else None
     of_norm = (grad_weight_C, grad_bias_C) if has_norm else (None, None)
-    return grad_x_TC, of_branch, None, *of_norm, None, None
+    return grad_x_TC, of_branch, None, *of_norm, None, None, None
 
 
 add_norm.register_autograd(_backward, setup_context=_keep_for_backward)
@@ -155,7 +161,8 @@ def _tokens_per_image(tokens: int, factors_B: Optional[Tensor]) -> int:
     return tokens if factors_B is None else tokens // len(factors_B)
 
 
-def _programs(device: torch.device) -> int:
+def programs_of(device: torch.device) -> int:
+    """How many programs with sums of their own a device works on."""
     if device.type != 'cuda':
         return 2
     return PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
