@@ -28,7 +28,9 @@ def test_every_config_builds_its_model(name):
     assert not any(str(base).startswith(('mmdet::', 'mmseg::')) for base in cfg.get('_base_', []))
     init_default_scope(cfg.default_scope)
     model = build(cfg.model, cfg.default_scope)  # without memory: the largest have 300 M parameters
-    assert type(model.backbone).__name__ == ('SwinV2Backbone' if 'swinv2' in name else 'SwinBackbone')
+    kinds = {'swinv2': 'SwinV2Backbone', 'swin-mlp': 'SwinMLPBackbone'}
+    wanted = next((kind for part, kind in kinds.items() if part in name), 'SwinBackbone')
+    assert type(model.backbone).__name__ == wanted
 
 
 def test_mask_rcnn_is_the_published_recipe():
