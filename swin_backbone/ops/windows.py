@@ -259,7 +259,8 @@ def relative_position_index(window_size: Size, table_window: Size, device: torch
 def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
     """The bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h) made for windows of `table_window`."""
     (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
-    if not (torch.is_grad_enabled() and table_Rh.requires_grad) or torch.compiler.is_compiling():
+    has_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # which is the same with gradients and without
+    if has_graph or not (torch.is_grad_enabled() and table_Rh.requires_grad):
         index = relative_position_index(window_size, (table_height, table_width), table_Rh.device)
         return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
     # The same as views, for the biases of a query are a window of the table, turned round: backward sums these windows
