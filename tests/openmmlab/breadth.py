@@ -151,6 +151,8 @@ def build(cfg, initialise=True, side=SIDE):
     """The model of a config, for small pictures."""
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
+    if 'data_preprocessor' not in cfg.model:  # mmpretrain's runner puts it there
+        cfg.model.data_preprocessor = cfg.data_preprocessor
     preprocessor = cfg.model.data_preprocessor
     if 'size' in preprocessor:
         preprocessor.size = (side, side)  # to which a segmentor pads what it trains on
@@ -179,7 +181,22 @@ def pictures_and_truth(cfg, batch=2, side=SIDE):
             samples.append(sample)
         pictures = [torch.randint(0, 256, (3, side, side), dtype=torch.uint8) for _ in range(batch)]
         return dict(inputs=pictures, data_samples=samples)
+    if cfg.default_scope == 'mmpretrain':
+        return pictures_and_classes(cfg, (side, side))
+    if cfg.model.type == 'BaseReID':
+        return pictures_and_classes(cfg, (256, 128))  # for which its pooling is made
     return _of_detection(cfg, batch, side)
+
+
+def pictures_and_classes(cfg, size, batch=4):
+    """Random pictures of a size (height, width), and the class of each."""
+    from mmdet.structures import ReIDDataSample
+    from mmpretrain.structures import DataSample
+
+    kind = DataSample if cfg.default_scope == 'mmpretrain' else ReIDDataSample
+    pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)]
+    samples = [kind().set_gt_label(i % 2) for i in range(batch)]  # two of each, for a triplet loss
+    return dict(inputs=pictures, data_samples=samples)
 
 
 def _of_detection(cfg, batch, side):

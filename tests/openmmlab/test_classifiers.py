@@ -10,7 +10,7 @@ from swin_backbone.openmmlab.config_files import read_config, use_torchvision
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
-from breadth import build, predict, train_one_step
+from breadth import build, pictures_and_classes, predict, train_one_step
 from every_config import folders
 
 pytestmark = pytest.mark.toolboxes
@@ -34,24 +34,12 @@ def swapped(path, name='swin-nano', **more):
     return swap_backbone(read_config(path), name, verbose=False, **more)
 
 
-def pictures_and_classes(cfg, batch=4):
-    from mmdet.structures import ReIDDataSample
-    from mmpretrain.structures import DataSample
-
-    kind = DataSample if cfg.default_scope == 'mmpretrain' else ReIDDataSample
-    pictures = [torch.randint(0, 256, (3, SIDE, SIDE), dtype=torch.uint8) for _ in range(batch)]
-    samples = [kind().set_gt_label(i % 2) for i in range(batch)]  # two of each, for a triplet loss
-    return dict(inputs=pictures, data_samples=samples)
-
-
 def train_and_predict(cfg):
-    if cfg.default_scope == 'mmpretrain':  # as its runner does
-        cfg.model.data_preprocessor = cfg.data_preprocessor
-    model = build(cfg)
-    losses, idle = train_one_step(cfg, model, pictures_and_classes(cfg))
+    model, data = build(cfg), pictures_and_classes(cfg, (SIDE, SIDE))
+    losses, idle = train_one_step(cfg, model, data)
     assert all(torch.isfinite(torch.as_tensor(value)).all() for value in losses.values()), losses
     assert not idle
-    return model, predict(cfg, model, pictures_and_classes(cfg))
+    return model, predict(cfg, model, pictures_and_classes(cfg, (SIDE, SIDE)))
 
 
 @pytest.mark.parametrize(('path', 'swin'), [(RESNET, 'swin-nano'), (CONVNEXT, 'swinv2-nano'), (SWIN, 'swin-nano')])
