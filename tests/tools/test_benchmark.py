@@ -50,7 +50,8 @@ def test_what_is_taken_in_turn_is_on_the_device(monkeypatch):
     benchmark = importlib.import_module('benchmark')
     monkeypatch.setattr(benchmark.timing, 'make_run', lambda model, x_BCHW, train, dtype: partial(model.eval(), x_BCHW))
     args = SimpleNamespace(device='meta', batch=2, dtype='float32', arch='nano')
-    ratios = benchmark.measure_sizes_in_turn(args, {'ours': partial(benchmark.build, 'ours', 'nano', {})}, (256, 256))
+    builders = {'ours': partial(benchmark.build, 'ours', 1, 'nano', {})}
+    ratios = benchmark.measure_sizes_in_turn(args, builders, (256, 256))
     assert ratios['ours'] > 0
 
 
@@ -58,9 +59,8 @@ def test_on_cuda_other_ideas_are_taken_off(monkeypatch):
     """There is no strip and no compiled operator to be left out; each variant computes in another way."""
     monkeypatch.syspath_prepend(str(ROOT / 'tools'))
     benchmark = importlib.import_module('benchmark')
-    args = SimpleNamespace(
-        device='cuda:0', peers='', arch='nano', strip_tokens=[], attention_backend=[], with_cp=False, ablate=True
-    )
+    args = SimpleNamespace(device='cuda:0', peers='', version=1, arch='nano', ablate=True, with_cp=False)
+    args.strip_tokens = args.attention_backend = []
     builders = benchmark.build_all(args)
     assert list(builders) == ['swin_backbone', 'SDPA, no Triton kernel', 'pad, roll, masks; no Triton kernel']
     x, kinds = torch.randn(1, 3, 32, 32), []
