@@ -59,8 +59,10 @@ def _load() -> tuple[Optional[str], Optional[str]]:
         torch.ops.load_library(str(found[0]))
     except OSError as error:
         return None, f'The compiled operators do not load: {error.__cause__ or error}.'
-    from . import fake  # noqa: F401  registers what torch.compile and export see
-
+    try:
+        from . import fake  # noqa: F401  registers what torch.compile and export see
+    except RuntimeError:  # an operator is missing
+        return None, 'The compiled operators were built for another version of swin_backbone: reinstall it.'
     return wanted, None
 
 

@@ -1,5 +1,6 @@
 """Gradients of a block by the compiled operator are the reference's, in float32 and in bfloat16."""
 
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -48,11 +49,8 @@ def test_bfloat16_gradients_are_nearer_to_float32_than_autocasts(case):
     with torch.autocast('cpu', torch.bfloat16):
         autocast = of_reference(x, weights, *how, grad=grad)
     ours = of_operator(x, weights, *how, grad=grad, dtype=torch.bfloat16)
-    errors = [
-        sum((rms(found[n] - truth[n]) / rms(truth[n])) ** 2 for n in truth if rms(truth[n]))
-        for found in (ours, autocast)
-    ]
-    assert errors[0] < errors[1]
+    ratios = [rms(ours[name] - truth[name]) / max(rms(autocast[name] - truth[name]), 1e-12) for name in truth]
+    assert statistics.median(ratios) < 1
 
 
 @pytest.mark.parametrize('v2', [False, True])

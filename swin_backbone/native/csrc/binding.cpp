@@ -58,7 +58,7 @@ Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit, boo
   return dispatch(dtype, [&](auto type) {
     using T = decltype(type);
     Tensor panels = at::empty({packed_size<T>(N, K)}, wide.options().dtype(dtype));
-    (transposed ? pack_transposed<T> : pack<T>)(wide.data_ptr<float>(), N, K, unit, panels.data_ptr<T>());
+    pack(wide.data_ptr<float>(), N, K, unit, transposed, panels.data_ptr<T>());
     return panels;
   });
 }

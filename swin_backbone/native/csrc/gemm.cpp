@@ -35,34 +35,52 @@ int64_t panel_width(int64_t N, int64_t unit) {
   return std::max(unit, MAX_COLUMNS / unit * unit);  // and a narrower one at the end
 }
 
-// from(n, k): the weight there.
-template <class T, class From>
-void pack_from(const From& from, int64_t N, int64_t K, int64_t unit, T* panels) {
-  constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
-  const int64_t width = panel_width(N, unit), padded_K = round_up(K, PAIR);
+namespace {
+
+// Rows of `columns` numbers to rows of a panel.
+void put_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
+  for (int64_t k = 0; k < rows; k++) std::copy_n(from + k * stride, columns, to + k * columns);
+}
+#ifdef __AVX512BF16__
+void put_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, bf16* to) {
+  uint16_t pair[2][MAX_COLUMNS];
+  for (int64_t k = 0; k < rows; k += 2, to += 2 * columns) {
+    std::memset(pair[1], 0, sizeof pair[1]);  // behind an odd sum
+    for (int64_t i = 0; i < std::min<int64_t>(2, rows - k); i++)
+      over_columns(columns, [&](int64_t c, int64_t lanes) {
+        store((bf16*)pair[i] + c, load(from + (k + i) * stride + c, lanes), lanes);
+      });
+    auto* mixed = (uint16_t*)to;
+    for (int64_t c = 0; c < columns; c++) mixed[2 * c] = pair[0][c], mixed[2 * c + 1] = pair[1][c];
+  }
+}
+#endif
+
+}  // namespace
+
+// The weight is (N, K), or (K, N) if transposed.
+template <class T>
+void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, T* panels) {
+  constexpr int64_t STEP = 32;  // rows at a time
+  const int64_t width = panel_width(N, unit), padded_K = round_up(K, std::is_same_v<T, bf16> ? 2 : 1);
   at::parallel_for(0, (N + width - 1) / width, 1, [&](int64_t begin, int64_t end) {
+    float turned[STEP * MAX_COLUMNS];
     for (int64_t n = begin * width; n < std::min(N, end * width); n += width) {
       const int64_t columns = std::min(width, N - n);
-      T* to = panels + n * padded_K;
-      for (int64_t k = 0; k < padded_K; k += PAIR, to += PAIR * columns)
-        for (int64_t i = 0; i < PAIR; i++)
-          for (int64_t c = 0; c < columns; c++) to[PAIR * c + i] = k + i < K ? T(from(n + c, k + i)) : T(0.f);
+      for (int64_t k = 0; k < K; k += STEP) {
+        const int64_t rows = std::min(STEP, K - k);
+        T* to = panels + n * padded_K + k * columns;
+        if (transposed) {
+          put_rows(weight + k * N + n, N, rows, columns, to);
+        } else {
+          at::vec::transpose_mxn<float>(weight + n * K + k, K, turned, columns, columns, rows);
+          put_rows(turned, columns, rows, columns, to);
+        }
+      }
     }
   });
 }
-
-template <class T>
-void pack(const float* weight, int64_t N, int64_t K, int64_t unit, T* panels) {
-  pack_from([&](int64_t n, int64_t k) { return weight[n * K + k]; }, N, K, unit, panels);
-}
-
-template <class T>
-void pack_transposed(const float* weight, int64_t N, int64_t K, int64_t unit, T* panels) {
-  pack_from([&](int64_t n, int64_t k) { return weight[k * N + n]; }, N, K, unit, panels);
-}
-#define INSTANTIATE(T)                                                          \
-  template void pack<T>(const float*, int64_t, int64_t, int64_t, T*);           \
-  template void pack_transposed<T>(const float*, int64_t, int64_t, int64_t, T*);
+#define INSTANTIATE(T) template void pack<T>(const float*, int64_t, int64_t, int64_t, bool, T*);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

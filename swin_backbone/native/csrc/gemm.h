@@ -26,11 +26,9 @@ struct Linear {
   int64_t padded_K() const { return std::is_same_v<T, bf16> ? round_up(K, 2) : K; }
 };
 
+// Of W, or of W^T if transposed: then the weight is (K, N).
 template <class T>
-void pack(const float* weight_NK, int64_t N, int64_t K, int64_t unit, T* panels);
-// The same of W^T: from the weight (K, N).
-template <class T>
-void pack_transposed(const float* weight_KN, int64_t N, int64_t K, int64_t unit, T* panels);
+void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, T* panels);
 template <class T>
 int64_t packed_size(int64_t N, int64_t K) {
   return N * Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
