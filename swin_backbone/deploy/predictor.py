@@ -92,8 +92,9 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
     set_exported(cfg, str(folder))
     with tempfile.TemporaryDirectory() as work_dir:
         cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
-        cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None)
+        cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=None)
         cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
+        cfg.update(visualizer=None)  # one with a name is the process's, and writes to the first work_dir for ever
         try:
             runner = build_runner(cfg)
         except FileNotFoundError:

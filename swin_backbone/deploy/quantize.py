@@ -90,12 +90,20 @@ def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> Non
     import nncf
     import openvino
 
+    wide = openvino.Core().read_model(str(source))
+    products = [
+        op.get_friendly_name()
+        for op in wide.get_ops()
+        if op.get_type_name() == 'MatMul'
+        and not any(op.input_value(side).get_node().get_type_name() == 'Constant' for side in (0, 1))
+    ]
     with quiet():
         model = nncf.quantize(
-            openvino.Core().read_model(str(source)),
+            wide,
             nncf.Dataset(list(inputs), list),
             model_type=nncf.ModelType.TRANSFORMER,  # keeps norms and softmax as they are
             preset=nncf.QuantizationPreset.MIXED,
+            ignored_scope=nncf.IgnoredScope(names=products),
             subset_size=len(inputs),
         )
     openvino.save_model(model, str(target), compress_to_fp16=False)

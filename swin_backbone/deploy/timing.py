@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
 
+import torch
 from torch import Tensor, nn
 
 from .export import write_model
-from .formats import FORMATS, check_format
-from .graph import maps_graph
+from .formats import FORMATS, OPSET, check_format, quiet
+from .graph import Graph, maps_graph
 from .runtime import MANIFEST, Model
 
 RUNTIMES = {'onnxruntime': ('onnx', ('fp32',)), 'openvino': ('openvino', ('fp32', 'bf16'))}
@@ -18,7 +19,7 @@ RUNTIMES = {'onnxruntime': ('onnx', ('fp32',)), 'openvino': ('openvino', ('fp32'
 
 def exported_runs(
     models: dict[str, nn.Module],
-    free: Sequence[str],
+    ours: Sequence[str],
     runtimes: Sequence[str],
     image: Tensor,
     threads: Optional[int],
@@ -27,18 +28,21 @@ def exported_runs(
     """What runs each backbone as an ONNX model, by its name, sizes and runtime.
 
     Args:
-        models: each is exported for the size of the image.
-        free: those that are exported with free sizes as well.
+        models: each is exported for the size of the image; by `torch.onnx.export` alone, unless it is one of
+        ours: which are exported as `tools/export.py` does it, and with free sizes as well.
         runtimes: of `RUNTIMES`; OpenVINO in bf16 too.
         beside: an empty folder, for the files.
     """
     runs: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
-        for sizes in ('fixed size', 'free sizes') if name in free else ('fixed size',):
+        for sizes in ('fixed size', 'free sizes') if name in ours else ('fixed size',):
             graph = maps_graph(model, 'backbone', None if sizes == 'free sizes' else (image.shape[2], image.shape[3]))
             folder = beside / f'{name}, {sizes}'
             folder.mkdir()
-            write_model(graph, folder, 'onnx', 'fp32')
+            if name in ours:
+                write_model(graph, folder, 'onnx', 'fp32')
+            else:
+                _write_by_torch(graph, image[:1], folder / FORMATS['onnx'])
             for runtime in runtimes:
                 kind, precisions = RUNTIMES[runtime]
                 for precision in precisions:
@@ -49,3 +53,9 @@ def exported_runs(
                     run = Model(folder, threads=threads).run
                     runs[f'{name}, {sizes}, {runtime} {precision}'] = partial(run, [image.numpy()])
     return runs
+
+
+def _write_by_torch(graph: Graph, image: Tensor, path: Path) -> None:
+    names = dict(input_names=[port.name for port in graph.inputs], output_names=[port.name for port in graph.outputs])
+    with torch.no_grad(), quiet():
+        torch.onnx.export(graph.module, (image,), str(path), dynamo=True, opset_version=OPSET, verbose=False, **names)

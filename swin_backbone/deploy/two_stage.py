@@ -125,6 +125,8 @@ class RegionHead(nn.Module):
 
     def _masks(self, maps: Sequence[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor) -> Tensor:
         """Of each object its mask inside its box, from 0 to 1: (n, Y, X); of several heads the mean."""
+        if torch.compiler.is_exporting():
+            torch._check(label_n.shape[0] >= 1)  # a batch norm asks; what is captured is right for no object, too
         total: Any = 0
         features: Any = None
         for index, head in enumerate(self.mask_heads):

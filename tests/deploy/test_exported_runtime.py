@@ -22,7 +22,7 @@ pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 from small import save_checkpoint
 
-from swin_backbone.deploy import export, runtime
+from swin_backbone.deploy import export, formats, runtime
 from swin_backbone.openmmlab.inference import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,7 @@ pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 80), 
 dataset = dict(type='BaseSegDataset', data_root='DATA', data_prefix=dict(img_path='pictures', seg_map_path='labels'),
                img_suffix='.png', seg_map_suffix='.png', pipeline=pipeline,
                metainfo=dict(classes=('a', 'b', 'c', 'd'), palette=[[0, 0, 0], [9, 9, 9], [99, 9, 9], [9, 99, 9]]))
+param_scheduler = [dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=1)]
 train_dataloader = dict(batch_size=1, dataset=dataset)
 train_cfg = dict(type='IterBasedTrainLoop', max_iters=1)
 optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1))
@@ -181,19 +182,35 @@ def test_int8_needs_pictures(work):
 
 
 @pytest.mark.slow
-def test_int8_of_the_training_set(work):
-    import onnx
-
-    cfg = Config.fromfile(work / 'config.py')
-    manifest = export.export(cfg, str(work / 'model.pth'), work / 'int8', precision='int8')
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_int8_of_the_training_set(work, format):
+    for name in (*formats.NEEDED[format], *(['nncf'] if format == 'openvino' else [])):
+        pytest.importorskip(name, reason=f'{name} is not installed')
+    cfg, out = Config.fromfile(work / 'config.py'), work / f'int8-{format}'
+    manifest = export.export(cfg, str(work / 'model.pth'), out, format, precision='int8')
     assert all(figure['equal_labels'] > 0.8 for figure in manifest['verification'])
     before, after = (manifest['quantization'][when] for when in ('before', 'after'))
     assert after['bytes'] < before['bytes']
     assert abs(after['mIoU'] - before['mIoU']) < 5  # percent
-    assert sorted(path.name for path in (work / 'int8').iterdir()) == ['deploy.json', 'model.onnx']
-    kinds = [node.op_type for node in onnx.load(str(work / 'int8' / 'model.onnx')).graph.node]
-    assert kinds.count('QuantizeLinear') >= 10
-    assert kinds.count('Softmax') == 2
+    if format == 'onnx':
+        import onnx
+
+        assert sorted(path.name for path in out.iterdir()) == ['deploy.json', 'model.onnx']
+        kinds = [node.op_type for node in onnx.load(str(out / 'model.onnx')).graph.node]
+        assert kinds.count('QuantizeLinear') >= 10
+        assert kinds.count('Softmax') == 2
+        return
+    import openvino
+
+    assert sorted(path.name for path in out.iterdir()) == ['deploy.json', 'model.bin', 'model.xml']
+    quantized = {
+        use.get_node().get_type_name()
+        for op in openvino.Core().read_model(str(out / 'model.xml')).get_ops()
+        if op.get_type_name() == 'FakeQuantize'
+        for use in op.output(0).get_target_inputs()
+    }
+    assert {'MatMul', 'Convolution'} <= quantized
+    assert not quantized & {'MVN', 'Softmax', 'Add'}
 
 
 def test_a_checkpoint_that_does_not_fit(work, tmp_path):

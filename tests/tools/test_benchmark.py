@@ -13,6 +13,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
+RUNTIMES = ['onnxruntime fp32', 'openvino fp32', 'openvino bf16']
 
 
 def run(tmp_path, *arguments, **environment):
@@ -83,3 +84,15 @@ def test_an_unknown_bandwidth_is_asked_for(tmp_path):
     assert result.returncode != 0
     assert '--peak-gbs' in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+@pytest.mark.slow
+def test_exported_in_each_runtime_beside_mmdet(tmp_path):
+    for name in ('mmdet', 'onnxscript', 'onnxruntime', 'openvino'):
+        pytest.importorskip(name, reason=f'{name} is not installed')
+    out, rows = run(tmp_path, '--peers', 'mmdet', '--runtime', 'onnxruntime,openvino')
+    kinds = [f'{sizes}, {runtime}' for sizes in ('fixed size', 'free sizes') for runtime in RUNTIMES]
+    assert [row['model'] for row in rows] == [f'mmdet, fixed size, {runtime}' for runtime in RUNTIMES] + [
+        f'swin_backbone, {kind}' for kind in kinds
+    ]
+    assert 'largest difference of outputs to mmdet' in out
