@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ def exported_runs(
 
 
 def _write_by_torch(graph: Graph, image: Tensor, path: Path) -> None:
-    names = dict(input_names=[port.name for port in graph.inputs], output_names=[port.name for port in graph.outputs])
+    inputs, outputs = ([port.name for port in ports] for ports in (graph.inputs, graph.outputs))
+    names: Any = dict(input_names=inputs, output_names=outputs)
     with torch.no_grad(), quiet():
         torch.onnx.export(graph.module, (image,), str(path), dynamo=True, opset_version=OPSET, verbose=False, **names)
