@@ -176,13 +176,8 @@ class SwinBlock(CompiledLayer):
             y_BHWC = self._by_operator(x_BHWC, plan, plan.compiled)
             if y_BHWC is not None:
                 return y_BHWC
-        return self._by_torch(x_BHWC, plan=plan, settings=self._settings())
-
-    def _by_torch(
-        self, x_BHWC: Tensor, weights: Optional[BlockWeights] = None, *, plan: Plan, settings: BlockSettings
-    ) -> Tensor:
         windows, window_size = self._windows(x_BHWC, plan)
-        weights = weights or self._weights(x_BHWC, window_size, plan)
+        weights, settings = self._weights(x_BHWC, window_size, plan), self._settings()
         compute = partial(self.compute_fused if 'norm' in plan.fused else self.compute, settings=settings)
         draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
         return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
@@ -199,11 +194,16 @@ class SwinBlock(CompiledLayer):
             return None
         H, W = x_BHWC.shape[1:3]
         window_size, shift = fit_window(H, W, cut.window_size, cut.shift, cut.small_map)
-        whole = Plan()  # in float32, and nothing recomputed: what autograd can differentiate twice
-        weights = self._weights(x_BHWC, window_size, whole)
+        weights = self._weights(x_BHWC, window_size, plan._replace(dtype=None))
         way = operators.Way(dtype, settings, self.packed, window_size, shift, cut.mask_padding)
-        by_torch = partial(self._by_torch, plan=whole, settings=settings)
+        by_torch = partial(self._by_autograd, settings=settings)
         return operators.block(x_BHWC, weights, way, by_torch, plan.overwrite)
+
+    def _by_autograd(self, x_BHWC: Tensor, weights: BlockWeights, settings: BlockSettings) -> Tensor:
+        """On whole maps, in the dtype of the weights, and nothing recomputed: what has a second derivative."""
+        whole = Plan()
+        windows, _ = self._windows(x_BHWC, whole)
+        return run(partial(self.compute, settings=settings), x_BHWC, windows, weights, whole)
 
     def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> Any:
         """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""
