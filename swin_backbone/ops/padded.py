@@ -30,7 +30,6 @@ class PaddedGrid(WindowGrid):
         mask_padding: bool,
         device: torch.device,
     ):
-        self.num_tokens = batch * height * width
         self.tokens_per_image = height * width
         self.window_area = window_size[0] * window_size[1]
         rows_nW, columns_nW = (
@@ -43,7 +42,8 @@ class PaddedGrid(WindowGrid):
         token_at_LN = torch.where(on_map, y * width + x + images_B11, -1).view(-1, self.window_area)
         padded_L = (token_at_LN < 0).any(1)
         self.token_at_LN = token_at_LN[padded_L.long().argsort(stable=True)]  # those without padding first
-        self.runs = (Run(len(token_at_LN), None),)
+        self.num_windows = len(token_at_LN)
+        self.runs = (Run(self.num_windows, None),)
 
 
 class PaddedTables(TableWindows):

@@ -11,6 +11,7 @@ def windows(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / 'tools'))
     import benchmark_windows
 
+    monkeypatch.setattr(benchmark_windows.console, 'width', 140)
     return benchmark_windows
 
 
