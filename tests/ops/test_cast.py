@@ -128,7 +128,7 @@ def test_a_torch_that_copies_one_by_one(monkeypatch):
 def test_a_block_casts_its_linear_weights_in_one_launch(monkeypatch, backbone):
     arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=3, drop_path_rate=0.0)
     model = backbone(attention_backend='triton', **arguments).to(DEVICE).eval()
-    block, x_BHWC = model.stages[0].blocks[0], torch.randn(1, 5, 7, 32, device=DEVICE)
+    block, x_BHWC = model.stages[0].blocks[0], torch.randn(1, 3, 4, 32, device=DEVICE)
     for parameter in block.parameters():  # the norms of V2 begin at zero
         nn.init.normal_(parameter, std=0.3)
     results, counts = [], []
@@ -140,13 +140,13 @@ def test_a_block_casts_its_linear_weights_in_one_launch(monkeypatch, backbone):
             counts.append((copies.together, copies.alone))
             results.append([y, *torch.autograd.grad(y.float().square().mean(), list(block.parameters()))])
             with torch.no_grad(), Copies() as again:
-                for _ in range(3):
+                for _ in range(2):
                     block(x_BHWC)
     assert all(map(torch.equal, *results))
     (nothing, alone), (once, fewer) = counts
     assert (nothing, once) == (0, 1)
     assert fewer <= alone - (8 if backbone is SwinBackbone else 6)
-    assert again.together == 1, 'three forwards for no gradient cast once'
+    assert again.together == 1, 'two forwards for no gradient cast once'
 
     with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
         before = block(x_BHWC)

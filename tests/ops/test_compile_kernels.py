@@ -17,10 +17,10 @@ COUNTED_WITH = '3.7.1'  # another may take more registers
 # Of windows of 7 and heads of 32 channels in bfloat16, by kernel and whether it is shifted: registers of a thread, and
 # bytes of stack, to which registers are spilled; the most of all capabilities.
 LIMITS = {
-    ('attend', False): (255, 0),
-    ('attend', True): (255, 0),
-    ('attend_backward', False): (255, 200),
-    ('attend_backward', True): (255, 200),
+    ('attend', False): (142, 0),
+    ('attend', True): (229, 0),
+    ('attend_backward', False): (255, 160),
+    ('attend_backward', True): (255, 424),
 }
 CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
 

@@ -133,10 +133,10 @@ def test_sums_of_several_programs_are_deterministic():
 
 
 def test_a_gradient_of_padding_is_summed_in_all_windows_that_reach_over():
-    """Of both axes, with several windows a program."""
-    for height, width in ((15, 12), (12, 15), (11, 11)):
+    """Of both axes, each by itself."""
+    for height, width in ((7, 4), (4, 7)):
         for shifted in (False, True):
-            case = make_case(2, height, width, (4, 4), shifted, False, 1, 16)
+            case = make_case(1, height, width, (4, 4), shifted, False, 1, 16)
             assert_equal_with_gradients(*case, TOLERANCE[torch.float32], f'{height}x{width}, shifted {shifted}')
 
 
