@@ -69,7 +69,8 @@ def _has_autocast(device_type: str) -> bool:
 
 def without_autocast(device_type: str) -> AbstractContextManager:
     """Turn autocast off: operations keep the dtypes of their inputs."""
-    return nullcontext() if autocast_dtype(device_type) is None else torch.autocast(device_type, enabled=False)
+    is_on = _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()
 
 
 class _Linear(torch.autograd.Function):

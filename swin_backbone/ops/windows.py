@@ -150,7 +150,8 @@ class TableWindows:
         """See `Windows`."""
         qkv_LN3hd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1))
         q, k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in qkv_LN3hd.unbind(2))
-        logits_LhNN, biases = q.mul_(scale) @ k.transpose(-2, -1), self._biases(bias_hNN, q.dtype)
+        logits_LhNN, bias_hNN = q.mul_(scale) @ k.transpose(-2, -1), bias_hNN.to(q.dtype)
+        biases = [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.runs]
         parts = logits_LhNN.split([run.length for run in self.runs])
         if len(parts) == 1:
             logits_LhNN += biases[0]
@@ -162,11 +163,6 @@ class TableWindows:
         # Autocast would make half precision float32 here, unless the dtype is given; the sum is in float32 anyway.
         weights_LhNN = F.dropout(torch.softmax(logits_LhNN, dim=-1, dtype=logits_LhNN.dtype), dropout)
         return self.to_tokens((weights_LhNN @ v).transpose(1, 2).flatten(2))
-
-    def _biases(self, bias_hNN: Tensor, dtype: torch.dtype) -> list[Tensor]:
-        """The bias of each run, with its mask: (h, N, N)."""
-        bias_hNN = bias_hNN.to(dtype)
-        return [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.runs]
 
     def per_token(self, values_B: Tensor) -> Tensor:
         """(T, 1)."""
@@ -218,7 +214,8 @@ class SdpaWindows(TableWindows):
     def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
         """See `Windows`."""
         qkv_3LhNd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-        biases, counts = self._biases(bias_hNN, qkv_T3C.dtype), [run.length for run in self.runs]
+        bias_hNN, counts = bias_hNN.to(qkv_T3C.dtype), [run.length for run in self.runs]
+        biases = [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.runs]
         with without_cudnn_attention():
             parts = [
                 F.scaled_dot_product_attention(q, k, v, bias_hNN[None], dropout, scale=scale)
