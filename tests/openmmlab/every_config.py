@@ -117,7 +117,7 @@ def _kind(error):
 
 
 def _train(cfg, side, strict):
-    if cfg.optim_wrapper.type == 'AmpOptimWrapper' and not torch.cuda.is_available():
+    if cfg.optim_wrapper.get('type') == 'AmpOptimWrapper' and not torch.cuda.is_available():
         cfg.optim_wrapper = dict(
             {key: cfg.optim_wrapper[key] for key in cfg.optim_wrapper if key not in ('loss_scale', 'dtype')},
             type='OptimWrapper',
