@@ -42,7 +42,7 @@ EVERYTHING = dict(mask_padding=True, use_abs_pos_embed=True, pretrain_img_size=3
             id='V2, openvino',
             marks=pytest.mark.slow,
         ),
-        pytest.param(SwinMLPBackbone, dict(window_size=(3, 4)), 'onnx', None, id='MLP, onnx'),
+        pytest.param(SwinMLPBackbone, dict(window_size=(3, 4)), 'onnx', None, id='MLP, onnx', marks=pytest.mark.slow),
         pytest.param(SwinBackbone, dict(small_map='shrink'), 'onnx', (22, 50), id='shrink, one size'),
         pytest.param(SwinBackbone, {}, 'torch', None, id='V1, torch'),
     ],
