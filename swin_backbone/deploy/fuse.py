@@ -12,11 +12,35 @@ HEADS_FIRST = [2, 0, 3, 1, 4]  # (L, N, 3, h, d) to (3, L, h, N, d)
 
 
 def simplify(model: ir.Model) -> None:
-    """Project query, key and value each by itself: they need not be taken apart, and weights take up the scale."""
+    """Project query, key and value each by itself: they need not be taken apart, and weights take up the scale.
+    Norms take tokens of three dimensions: OpenVINO computes those of a map in three steps."""
     node: Any
     for node in list(model.graph):
+        if node.op_type == 'LayerNormalization' and node.inputs[0].shape is not None and len(node.inputs[0].shape) == 4:
+            _norm_tokens(model.graph, node)
         if node.op_type == 'Transpose' and list(node.attributes['perm'].value) == HEADS_FIRST:
             _split_projection(model.graph, node)
+
+
+def _norm_tokens(graph: ir.Graph, norm: Any) -> None:
+    """LayerNormalization of (B, H, W, C) as one of (B, H*W, C)."""
+    x, y = norm.inputs[0], norm.outputs[0]
+    tensor: Any = ir.tensor(np.array([0, -1, int(x.shape[-1])]), name=f'{y.name}_tokens_shape')
+    target: Any = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([3]), const_value=tensor)
+    graph.register_initializer(target)
+    tokens = ir.node('Reshape', [x, target])
+    shape = ir.node('Shape', [x])
+    back = ir.node('Reshape', [y, shape.outputs[0]])
+    for node, name in ((tokens, 'tokens'), (shape, 'shape'), (back, 'map')):
+        node.outputs[0].name = f'{y.name}_{name}'
+    for node in (tokens, back):
+        node.outputs[0].dtype = x.dtype
+    back.outputs[0].shape, y.shape = y.shape, None
+    y.replace_all_uses_with(back.outputs[0])
+    back.replace_input_with(0, y)
+    norm.replace_input_with(0, tokens.outputs[0])
+    graph.insert_before(norm, [tokens, shape])
+    graph.insert_after(norm, [back])
 
 
 def _split_projection(graph: ir.Graph, transpose: Any) -> None:

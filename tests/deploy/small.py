@@ -96,8 +96,6 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
             torch.nn.init.constant_(parameter, -2)
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
             parameter.data *= 6  # so that classes differ from place to place
-        if name.endswith('mask_head.conv_logits.bias'):
-            torch.nn.init.constant_(parameter, 1)  # so that there is something of masks
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
     head = next(h for h in ('decode_head', 'roi_head', 'bbox_head', 'panoptic_head') if h in cfg.model)

@@ -95,7 +95,6 @@ WHOLE = {
     'RetinaNet': 'retinanet/retinanet_swin-t-p4-w7_fpn_1x_coco.py',
     'ATSS': 'atss/atss_swin-t-p4-w7_fpn_ms-crop-3x_coco.py',
     'Mask R-CNN': 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
-    'Mask R-CNN with batch norm': 'demo/mask-rcnn_swin-nano_fpn_shapes.py',
     'Cascade Mask R-CNN': 'cascade_rcnn/cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco.py',
     'Mask2Former, instances': 'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py',
     'Mask2Former, semantic': 'mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',

@@ -12,14 +12,15 @@ from swin_backbone.deploy import export, formats
 from swin_backbone.deploy.graph import ExportError
 
 pytestmark = pytest.mark.slow
+FAMILIES = {**WHOLE, 'Mask R-CNN with batch norm': 'demo/mask-rcnn_swin-nano_fpn_shapes.py'}
 
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
-@pytest.mark.parametrize('family', WHOLE)
+@pytest.mark.parametrize('family', FAMILIES)
 def test_a_whole_model(family, format, tmp_path):
     for name in formats.NEEDED[format]:
         pytest.importorskip(name, reason=f'{name} is not installed')
-    cfg = small_config(WHOLE[family])
+    cfg = small_config(FAMILIES[family])
     checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
     manifest = export.export(cfg, str(checkpoint), tmp_path / 'out', format, precision='fp32')
     assert len(manifest['verification']) == 9
