@@ -62,7 +62,7 @@ def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     return None
 
 
-@torch.compiler.assume_constant_result  # which torch.compile cannot trace (torch 2.4 to 2.12)
+@torch.compiler.assume_constant_result  # which torch.compile of torch 2.11 cannot trace
 def _has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 
