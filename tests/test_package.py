@@ -67,7 +67,7 @@ ALLOWED = {
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
     'analysis': (
         *('torch', 'numpy', 'cv2', 'matplotlib', 'pytorch_grad_cam', 'rich', 'swin_backbone'),
-        *('mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'timm', 'transformers', 'torchvision'),
+        *('mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'timm', 'transformers', 'torchvision', 'triton'),
     ),
     'openmmlab': (
         'torch',

@@ -85,14 +85,14 @@ class TritonWindows:
 
 
 @torch.compiler.assume_constant_result
-def fusions() -> frozenset[str]:
+def fusions() -> tuple[str, ...]:
     """What of `FUSIONS` is asked for.
 
     Raises:
         ValueError: if SWIN_BACKBONE_FUSE names something else.
     """
-    asked = frozenset(filter(None, os.environ.get('SWIN_BACKBONE_FUSE', '').split(',')))
-    unknown = asked.difference(FUSIONS)
+    asked = tuple(filter(None, os.environ.get('SWIN_BACKBONE_FUSE', '').split(',')))
+    unknown = set(asked).difference(FUSIONS)
     if unknown:
         raise ValueError(f'SWIN_BACKBONE_FUSE takes {", ".join(FUSIONS)}, got {", ".join(sorted(unknown))}')
     return asked

@@ -67,7 +67,7 @@ class Plan(NamedTuple):
     overwrite: bool = False  # whether a block may put its output where its input is
     dtype: Optional[torch.dtype] = None  # of linear layers, under automatic mixed precision
     compiled: Optional[torch.dtype] = None  # that compiled operators compute in; None: they do not compute this stage
-    fused: frozenset[str] = frozenset()  # of `ops.fused.FUSIONS`
+    fused: tuple[str, ...] = ()  # of `ops.fused.FUSIONS`
     as_built: bool = False  # whether each layer of the backbone is known to be the one it was built with
 
     def windows(self, x_BHWC: Tensor, cut: WindowCut) -> tuple[list[Windows], Size]:
@@ -127,7 +127,7 @@ class Planner(NamedTuple):
             chosen = isinstance(self.strip_tokens, int) or self.attention_backend != 'auto' or device.type != 'cpu'
             if not chosen and takes_stage(dtype or x.dtype, self.window_size, self.head_dim):
                 compiled = dtype or x.dtype
-        fused = fusions() if kind is TritonWindows else frozenset()
+        fused = fusions() if kind is TritonWindows else ()
         return Plan(kind, strip_tokens, self.with_cp, dtype=dtype, compiled=compiled, fused=fused)
 
 
