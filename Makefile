@@ -54,7 +54,7 @@ test-slow: install
 
 FAULTS := work_dirs/faults.json
 test-faults: install
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile -m faults --faults-json $(FAULTS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile -m faults --faults-json=$(FAULTS)
 	$(RUN) tests/faults.py $(FAULTS) docs/reliability.md
 
 test-toolboxes: install-cls install-rotate

@@ -6,7 +6,7 @@ A test that takes the fixture `record_fault` gets the mark `faults`, and says ho
         ...
         record_fault('damages')
 
-`pytest -m faults --faults-json F` writes the counts of the tests that passed to F, and
+`pytest -m faults --faults-json=F` writes the counts of the tests that passed to F, and
 
     python tests/faults.py F docs/reliability.md
 

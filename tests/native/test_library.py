@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 CODE = """
 import torch
@@ -24,6 +25,11 @@ for v2 in (False, True):
     ours, truth = (gradients(lambda x, w: f(x, w, *how), x, weights, x.cos()) for f in (by_operator, by_reference))
     for name in truth:
         assert (ours[name] - truth[name]).abs().max() < 3e-5 * max(1e-3, truth[name].abs().max()), name
+"""
+AS_AVX512 = """
+from swin_backbone.native import library
+library._processor_flags = frozenset
+assert library._load()[0] == 'avx512'
 """
 
 
@@ -51,3 +57,10 @@ def test_environment_decides(environment, taken, said):
 def test_avx2_computes_what_the_reference_computes():
     tests = os.path.dirname(__file__)
     answer(BLOCK.format(tests=tests), ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2')
+
+
+@pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith('AVX512'), reason='this processor has no AVX-512'
+)
+def test_avx512_without_bf16_computes_what_the_reference_computes():
+    answer(AS_AVX512 + BLOCK.format(tests=os.path.dirname(__file__)), ONEDNN_MAX_CPU_ISA='AVX512_CORE')
