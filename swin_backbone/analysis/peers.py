@@ -52,6 +52,7 @@ def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone]) 
 
 
 def _mmdet(arch: str, weights: dict[str, Tensor]) -> Peer:
+    import_torchvision()  # which it imports by way of mmpretrain, where that is installed
     from mmdet.models.backbones.swin import SwinTransformer
 
     embed_dims, depths, num_heads = ARCHS[arch]
