@@ -1,4 +1,4 @@
-"""What each argument of a backbone takes, in one table by which all are checked; and what its input may be."""
+"""The checks of a backbone's arguments, which one table describes, and of its input."""
 
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -14,7 +14,7 @@ from .ranges import FLAG, INIT_CFG, PAIR, POSITIVE, POSITIVES, RATE, STRIP_TOKEN
 
 
 def of_size(archs: Mapping[str, Arch]) -> dict[str, Range]:
-    """What the arguments take that give width, depths and heads."""
+    """The allowed values of the arguments that set width, depths and heads."""
     return dict(
         arch=or_none(choice(*archs)),
         embed_dims=or_none(POSITIVE),
@@ -24,7 +24,7 @@ def of_size(archs: Mapping[str, Arch]) -> dict[str, Range]:
 
 
 def of_backbone(size: Arch) -> dict[str, Range]:
-    """What all other arguments of the backbones take, at a size."""
+    """The allowed values of all other arguments, for a backbone of this size."""
     channels, num_stages = size.embed_dims, len(size.depths)
     return dict(
         pretrain_img_size=PAIR,
@@ -58,18 +58,19 @@ def of_backbone(size: Arch) -> dict[str, Range]:
 
 
 def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> dict[str, Any]:
-    """The arguments of a backbone's constructor, each checked, as the pyramid and its blocks take them.
+    """Check the arguments of a backbone's constructor and convert them to what the pyramid and its blocks take.
 
     Args:
-        given: arguments by name, among other names: a constructor's `locals()`.
+        given: arguments by name, as in a constructor's `locals()`; other names are ignored.
         archs: the published sizes.
 
     Returns:
-        Values by name. `arch` is the `Arch` that it and embed_dims, depths and num_heads amount to; `init_cfg` the one
-        that it and `pretrained`, its deprecated spelling, do; convert_weights is gone, since it says nothing.
+        Values by name. `arch` is an `Arch` made from arch, embed_dims, depths and num_heads. `init_cfg` also stands
+        for `pretrained`, its deprecated spelling. convert_weights is left out, since it has no effect.
 
     Raises:
-        TypeError, ValueError: for the first that is of another type or outside its range, naming it.
+        TypeError, ValueError: for the first argument that has a wrong type or is out of its range. The message names
+            the argument.
     """
     size = _size(archs, **{name: read(name, given[name], inside) for name, inside in of_size(archs).items()})
     checked = {name: read(name, given[name], inside) for name, inside in of_backbone(size).items() if name in given}
@@ -101,7 +102,7 @@ def _size(
     depths: Optional[tuple[int, ...]],
     num_heads: Optional[tuple[int, ...]],
 ) -> Arch:
-    """Width, depths and heads: an explicit one, else the arch's, else Swin-T's."""
+    """Width, depths and heads: the explicit argument if there is one, else that of the arch, else that of 'tiny'."""
     published = archs[arch or 'tiny']
     size = Arch(embed_dims or published.embed_dims, depths or published.depths, num_heads or published.num_heads)
     if len(size.depths) != len(size.num_heads):
@@ -123,9 +124,8 @@ def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None
     """Refuse a batch of images that the patch embedding cannot take.
 
     Raises:
-        TypeError: if it is no tensor of floating-point numbers, or outside autocast, if these have another dtype than
-            the weights.
-        ValueError: if its shape is not (B, in_channels, H, W), or holds nothing.
+        TypeError: if it is not a floating-point tensor, or if, outside autocast, its dtype is not that of the weights.
+        ValueError: if its shape is not (B, in_channels, H, W), or if it is empty.
     """
     if not isinstance(x_BCHW, Tensor):
         raise TypeError(f'the input must be a Tensor (B, {in_channels}, H, W), got {type(x_BCHW).__name__}')
@@ -149,7 +149,9 @@ def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None
 
 
 def _dtype_of_weights(embedding: nn.Module) -> Optional[torch.dtype]:
-    """What the images meet first; None where a hook or a wrapper, as FSDP's, may cast either before they meet."""
+    """The dtype of the patch embedding's weights; None where a hook or a wrapper such as FSDP may cast images or
+    weights.
+    """
     projection = getattr(embedding, 'projection', None)
     if type(projection) is not nn.Conv2d or embedding._forward_pre_hooks or projection._forward_pre_hooks:
         return None

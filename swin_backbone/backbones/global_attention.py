@@ -17,16 +17,16 @@ from . import ranges
 
 @MODELS.register_module()
 class GlobalAttention(BaseModule):
-    """One transformer block over all tokens of the last map, as a neck before the neck.
+    """One transformer block over all tokens of the last map. A config puts it before the neck, as a first neck.
 
     The HTC++ runs of Liu et al. 2021 (section 4.2) have "an extra global self-attention layer appended at the output
-    of the last stage", of which no code was published; a block of 12 C^2 weights is what the printed parameters and
-    multiply-adds of both runs leave room for.
+    of the last stage". Its code was not published. A block of 12 C^2 weights explains the parameters and multiply-adds
+    that the paper prints for both runs.
 
     Args:
         embed_dims: channels of the last map.
-        num_heads: attention heads; divide embed_dims.
-        mlp_ratio: hidden channels of the MLP, in embed_dims.
+        num_heads: attention heads; must divide embed_dims.
+        mlp_ratio: hidden channels of the MLP, as a multiple of embed_dims.
         norm_cfg: norm before attention and before the MLP.
         init_cfg: any initializer of mmengine.
 
@@ -55,7 +55,7 @@ class GlobalAttention(BaseModule):
         self.ffn = FFN(embed_dims, hidden, act_cfg=dict(type='GELU'), add_identity=False)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Maps (B, C_i, H_i, W_i) to as many of the same shapes; only the last one changes."""
+        """Take maps (B, C_i, H_i, W_i) and return maps of the same shapes; only the last one changes."""
         *others, last_BCHW = maps
         x_BTC = last_BCHW.flatten(2).transpose(1, 2)
         normed = self.norm1(x_BTC)

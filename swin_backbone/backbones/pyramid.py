@@ -1,5 +1,5 @@
-"""What Swin V1, V2 and Swin-MLP share: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030), with a norm and an
-output at each stage that a neck or head asks for.
+"""The network that Swin V1, V2 and Swin-MLP share: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030), with a
+norm and an output at each stage that a neck or head uses.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -23,7 +23,10 @@ from . import arguments
 
 @known_layer
 class SwinStage(BaseModule):
-    """Blocks at one resolution, every other one with shifted windows, and a patch merging, behind or before them."""
+    """Blocks at one resolution, where every other block shifts its windows, and a patch merging after or before them.
+
+    `forward` runs the blocks alone; the pyramid calls the patch merging.
+    """
 
     def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging], planner: Planner):
         super().__init__()
@@ -32,7 +35,7 @@ class SwinStage(BaseModule):
         self.planner = planner
 
     def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
-        """A batch of maps to one of the same shape, computed as planned."""
+        """Run the blocks as `plan` says; the output has the shape of the input."""
         for block in self.blocks:
             x_BHWC = block(x_BHWC, plan) if isinstance(block, SwinBlock) else block(x_BHWC)
         return x_BHWC
@@ -64,7 +67,7 @@ class PyramidSettings(NamedTuple):
 
     @classmethod
     def of(cls, checked: dict[str, Any]) -> 'PyramidSettings':
-        """Those of a backbone's arguments, by name, that are shared."""
+        """Pick the shared arguments from all arguments of a backbone, given by name."""
         return cls(**{name: checked[name] for name in cls._fields})
 
 
@@ -76,10 +79,10 @@ class SwinPyramid(BaseModule):
         arch: width, depths and heads.
         window_sizes: (Wh, Ww) of each stage.
         make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that all kinds
-            share.
-        merging_first: whether a stage has the patch merging that leads to it, as in mmpretrain's Swin V2, or the one
-            that leads on, as in mmdet's and mmseg's Swin. It says what a checkpoint calls them, not what is computed.
-        post_norm: whether patch merging normalises what it has projected, or what it projects.
+            of block share.
+        merging_first: whether a stage owns the patch merging before it, as in mmpretrain's Swin V2, or the one after
+            it, as in mmdet's and mmseg's Swin. This changes parameter names in checkpoints, not what is computed.
+        post_norm: whether patch merging has its norm after the projection (True) or before it (False).
     """
 
     def __init__(
@@ -167,14 +170,15 @@ class SwinPyramid(BaseModule):
         """Images to feature maps.
 
         Args:
-            x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights; under autocast in any.
+            x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights. Under autocast any
+                floating-point dtype is allowed.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
             s of 4, 8, 16 and 32 by default, in contiguous memory.
 
         Raises:
-            TypeError, ValueError: if the input is not such a tensor, saying what it is.
+            TypeError, ValueError: if the input is not such a tensor. The message says what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
         plans = self._plans(x_BCHW)
@@ -193,24 +197,24 @@ class SwinPyramid(BaseModule):
             if index in self.out_indices:
                 outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
             if index == self.out_indices[-1]:
-                break  # nobody sees what comes after
+                break  # later stages have no output
             x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
         return tuple(outputs)
 
     def _plans(self, x_BCHW: Tensor) -> list[Plan]:
-        """How each stage is computed in this forward, decided once."""
+        """Decide once for this forward how each stage is computed."""
         as_built = is_as_built(self)
-        # Nobody but this forward needs what goes from layer to layer, unless a gradient does, or a hook keeps it; and
-        # somebody's layer in another's place may hand on the images themselves.
+        # Activations between layers may be overwritten unless a gradient needs them or a hook keeps them. A layer that
+        # a user put in place of one of ours may return the images themselves, which must not be overwritten.
         own = as_built and not torch.is_grad_enabled()
         plans = [stage.planner.plan(x_BCHW, self.training) for stage in self.stages]
         return [plan._replace(as_built=as_built, overwrite=own and plan.strip_tokens is not None) for plan in plans]
 
     def layer_order(self) -> list[list[str]]:
-        """The layers from the images up, each as the prefixes of its parameters' names.
+        """The layers from input to output; each is a list of prefixes of its parameters' names.
 
         Layer 0 is the patch embedding with the position embedding, layer l the l-th block. A patch merging and an
-        output norm belong to the block before them, whatever stage's name they carry.
+        output norm belong to the block before them, even if their names belong to another stage.
         """
         layers = [['patch_embed', 'absolute_pos_embed']]
         for index, stage in enumerate(self.stages):
@@ -224,7 +228,7 @@ class SwinPyramid(BaseModule):
     def init_weights(self) -> None:
         """Initialise as the paper's code does, then load `init_cfg`'s checkpoint or apply its initializers."""
         for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Conv1d)):  # a convolution is what mixes places in Swin-MLP
+            if isinstance(module, (nn.Linear, nn.Conv1d)):  # Swin-MLP mixes places by a Conv1d
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -259,5 +263,5 @@ class SwinPyramid(BaseModule):
 
 
 def _call(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
-    """A layer's output; somebody's layer in the place of one of ours knows no plan."""
+    """A layer's output. A layer that a user put in place of one of ours is called without the plan."""
     return layer(x, plan) if isinstance(layer, (PatchEmbed, PatchMerging)) else layer(x)

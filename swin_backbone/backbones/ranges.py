@@ -1,4 +1,4 @@
-"""What an argument may be: kinds of values, each in words, for an error, and as a function.
+"""The allowed values of arguments. Each range has words for error messages and a function that checks a value.
 
 Layout: B batch, H W height and width, C channels, T tokens.
 """
@@ -22,18 +22,18 @@ DEFAULT_STRIDES = (4, 2, 2, 2)
 
 
 class Range(NamedTuple):
-    """The values of one type, of which some may be left out."""
+    """The allowed values of an argument: all or some values of one type."""
 
     words: str
-    keep: Callable[[Any], Any]  # a value as it is kept; TypeError for another type, ValueError for one left out
+    keep: Callable[[Any], Any]  # converts a value; raises TypeError for a wrong type, ValueError out of range
 
 
 def read(name: str, value: Any, inside: Range) -> Any:
-    """An argument's value, as it is kept.
+    """Check an argument's value and return it in the form in which it is stored.
 
     Raises:
-        TypeError: for a value of another type.
-        ValueError: for one outside the range. Both name the argument, what it takes and what it got.
+        TypeError: for a value of a wrong type.
+        ValueError: for a value outside the range. Both messages name the argument, what it takes and what it got.
     """
     try:
         return inside.keep(value)
@@ -55,7 +55,7 @@ def integer(least: int, most: Optional[int] = None) -> Range:
 
 
 def number(words: str, is_inside: Callable[[float], bool]) -> Range:
-    """The finite numbers that `is_inside` tells."""
+    """The finite numbers for which `is_inside` is true."""
 
     def keep(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -94,12 +94,12 @@ def one_a_stage(inside: Range, num_stages: int) -> Range:
 
 
 def mlp_ratio(channels: int) -> Range:
-    """The finite numbers by which an MLP of so many channels gets a hidden channel at least."""
+    """The finite numbers that give an MLP on this many channels at least one hidden channel."""
     return number(f'a number of at least 1/{channels}', lambda ratio: 1 <= ratio * channels < math.inf)
 
 
 def windows(num_stages: int) -> Range:
-    """One for all stages, or one for each. Two ints are always (height, width), if there are two stages as well."""
+    """One window for all stages, or one for each stage. Two ints always mean (height, width), even with two stages."""
     each = one_a_stage(PAIR, num_stages)
 
     def keep(value: Any) -> tuple[Size, ...]:
@@ -110,7 +110,7 @@ def windows(num_stages: int) -> Range:
 
 
 def pretrained_windows(num_stages: int) -> Range:
-    """The windows that each stage was trained with; None, said by 0: those it has."""
+    """The window that each stage was pre-trained with. 0 becomes None, which means the stage's own window."""
 
     def keep_one(value: Any) -> Optional[Size]:
         return None if _is_int(value) and value == 0 else PAIR.keep(value)
@@ -120,7 +120,7 @@ def pretrained_windows(num_stages: int) -> Range:
 
 
 def strides(num_stages: int) -> Range:
-    """One a stage; of the default, fewer stages have the first ones."""
+    """One stride for each stage. With fewer than four stages, the default is cut to its first entries."""
     each = one_a_stage(POSITIVE, num_stages)
 
     def keep(value: Any) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def strides(num_stages: int) -> Range:
 
 
 def stages(num_stages: int) -> Range:
-    """Some of the stages, in ascending order, as they come out."""
+    """Some of the stages, sorted in ascending order, which is the order of the outputs."""
     one = integer(0, num_stages - 1)
 
     def keep(value: Any) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ def stages(num_stages: int) -> Range:
 
 
 def activation(channels: int) -> Range:
-    """A config of an activation, which is built and tried."""
+    """A config of an activation. The activation is built and tried on a small tensor."""
 
     def keep(cfg: Any) -> dict:
         layer = _build(cfg, lambda: build_activation_layer(cfg))
@@ -157,7 +157,10 @@ def activation(channels: int) -> Range:
 
 
 def norm(channels: int) -> Range:
-    """A config of a norm of each token by itself. Any but nn.LayerNorm is tried, where modules are made by default."""
+    """A config of a norm that normalises each token by itself.
+
+    Every norm but nn.LayerNorm is tried on a small tensor, on torch's default device.
+    """
 
     def keep(cfg: Any) -> dict:
         layer = _build(cfg, lambda: build_norm_layer(cfg, channels)[1])
@@ -165,7 +168,7 @@ def norm(channels: int) -> Range:
             read('its eps', layer.eps, EPS)
             return cfg
         x_TC = torch.arange(12.0 * channels, device=_device_of(layer)).sin().view(12, channels)
-        x_BHWC = (x_TC * torch.arange(1.0, 13, device=x_TC.device)[:, None]).view(2, 2, 3, channels)  # no two alike
+        x_BHWC = (x_TC * torch.arange(1.0, 13, device=x_TC.device)[:, None]).view(2, 2, 3, channels)  # all differ
         y_BHWC, y_TC, first_BHWC = (_run(layer, x) for x in (x_BHWC, x_BHWC.flatten(0, 2), x_BHWC[:1, :1, :1]))
         if y_BHWC.shape != x_BHWC.shape:
             raise ValueError('its output has another shape than its input')
@@ -186,7 +189,7 @@ def _build(cfg: Any, build: Callable[[], Any]) -> Any:
     try:
         with torch.device('cpu' if device.type == 'meta' else device):  # so that it can be tried
             return build()
-    except Exception as error:  # somebody's layer may raise anything
+    except Exception as error:  # a user's layer may raise anything
         _refuse('it cannot be built', error)
 
 
@@ -194,7 +197,7 @@ def _run(layer: nn.Module, x: Tensor) -> Tensor:
     try:
         with torch.no_grad():
             return layer(x)
-    except Exception as error:  # somebody's layer may raise anything
+    except Exception as error:  # a user's layer may raise anything
         _refuse(f'it does not take a tensor {tuple(x.shape)}', error)
 
 

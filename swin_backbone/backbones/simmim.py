@@ -1,4 +1,4 @@
-"""Backbones for mmpretrain's SimMIM (Xie et al. 2022), which hides patches and has the model predict their pixels.
+"""Backbones for mmpretrain's SimMIM (Xie et al. 2022), which hides patches and trains the model to predict them.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -15,10 +15,10 @@ from .swin_v2 import SwinV2Backbone
 
 
 class MaskedPyramid(SwinPyramid):
-    """A Swin some of whose tokens are replaced by one that is learnt, behind the patch embedding.
+    """A Swin that replaces hidden tokens by a learnt mask token, after the patch embedding.
 
-    What it is trained to, `SwinBackbone` and `SwinV2Backbone` load: without the mask token, and without the norm of the
-    last stage, which is not a detector's.
+    `SwinBackbone` and `SwinV2Backbone` load its trained weights. They leave out the mask token and the norm of the last
+    stage, because that norm was not trained for a detector.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -26,7 +26,7 @@ class MaskedPyramid(SwinPyramid):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.num_features[0]))
 
     def init_weights(self) -> None:
-        """As the pyramid's; the mask token from a normal distribution, as the paper's code does."""
+        """Initialise as the pyramid does, and the mask token from a normal distribution, as the paper's code does."""
         nn.init.trunc_normal_(self.mask_token, std=0.02)
         super().init_weights()
 
@@ -34,7 +34,7 @@ class MaskedPyramid(SwinPyramid):
         """Images to feature maps, see `SwinPyramid.forward`.
 
         Args:
-            mask_BHW: (B, H / patch, W / patch), 1 for patches that are hidden; None: none are.
+            mask_BHW: (B, H / patch, W / patch), 1 for patches that are hidden; None: no patch is hidden.
 
         Raises:
             ValueError: if the mask has another shape.
@@ -56,7 +56,7 @@ class MaskedPyramid(SwinPyramid):
 
 @MODELS.register_module()
 class SimMIMSwinBackbone(MaskedPyramid, SwinBackbone):
-    """`SwinBackbone` for mmpretrain's `SimMIM`: the same arguments; by default it emits the last stage alone."""
+    """`SwinBackbone` for mmpretrain's `SimMIM`, with the same arguments; by default it outputs only the last stage."""
 
 
 @MODELS.register_module()

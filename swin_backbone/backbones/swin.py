@@ -20,11 +20,11 @@ class SwinBackbone(SwinPyramid):
         pretrain_img_size: height and width of the pre-training images; sizes the absolute position embedding.
         in_channels: channels of the input.
         embed_dims: channels of the first stage; each further stage has twice as many. Default: of `arch`, or 96.
-        patch_size: side of a patch in pixels; equals strides[0], patches do not overlap.
+        patch_size: side of a patch in pixels; must equal strides[0], since patches do not overlap.
         window_size: side of a window in tokens, or (height, width); or one of these for each stage, as timm's
             Swin-S3 has them: (7, 7, 14, 7). Two ints are always (height, width), of all stages: a backbone of two
             stages takes ((7, 7), (14, 14)).
-        mlp_ratio: hidden channels of an MLP, in channels of its stage.
+        mlp_ratio: hidden channels of an MLP, as a multiple of the channels of its stage.
         depths: blocks in each stage. Default: of `arch`, or (2, 2, 6, 2).
         num_heads: attention heads in each stage. Default: of `arch`, or (3, 6, 12, 24).
         strides: of the patch embedding and of each patch merging, one a stage.
@@ -37,32 +37,33 @@ class SwinBackbone(SwinPyramid):
         drop_path_rate: stochastic depth of the last block; it rises linearly from 0 over all blocks.
         use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
         act_cfg: activation of the MLPs.
-        norm_cfg: norm of everything, over the last dimension: of each token by itself.
-        with_cp: recompute each block in backward instead of keeping what is inside; strips do so anyway.
+        norm_cfg: all norms; they are over the last dimension, so each token is normalised by itself.
+        with_cp: recompute each block in backward instead of storing its activations; strips always do this.
         pretrained: deprecated in mmdet; the same as init_cfg=dict(type='Pretrained', checkpoint=pretrained).
-        convert_weights: accepted and not needed: official weights are recognised by their names.
-        frozen_stages: -1: none; 0: the patch embedding; n: that and the first n stages, with their output norms.
+        convert_weights: accepted, but has no effect: official weights are recognised by their parameter names.
+        frozen_stages: -1: none; 0: the patch embedding; n: the patch embedding and the first n stages, with their
+            output norms.
             Frozen parts get no gradient and stay in eval mode.
         init_cfg: dict(type='Pretrained', checkpoint=PATH_OR_URL), or any initializer of mmengine.
-        arch: a published size, one of `swin_backbone.ARCHS`; an explicit argument beats it.
-        small_map: what happens to a map smaller than the window. 'pad': it is padded up to it, as mmdet and
-            mmseg do; 'shrink': the window becomes the map's smaller side and does not shift, as
-            microsoft/Swin-Transformer's classifiers do.
-        mask_padding: keep tokens from attending to the zeros that pad a map to whole windows. False is how all
-            published weights were trained.
-        strip_tokens: how many tokens (of windows, padding included) are run through a block at a time. Strips keep
-            a block's input alone for backward and recompute the rest there, strip by strip; they have no second
-            derivative. 'auto': strips that fit in cache on a CPU, as None elsewhere; None: all at once, and what
-            autograd keeps, or with `with_cp` the input alone. Where a CPU's compiled operators compute a block
-            (docs/native.md) it is theirs with 'auto' and None, and keeps its input alone.
+        arch: a published size, one of `swin_backbone.ARCHS`; explicit embed_dims, depths and num_heads override it.
+        small_map: what happens to a map smaller than the window. 'pad': the map is padded to the window, as in mmdet
+            and mmseg; 'shrink': the window becomes the map's smaller side and does not shift, as in
+            microsoft/Swin-Transformer's classifiers.
+        mask_padding: keep tokens from attending to the zeros that pad a map to whole windows. All published weights
+            were trained with False.
+        strip_tokens: how many tokens (in windows, padding included) run through a block at a time. Strips store only
+            a block's input for backward and recompute the rest there, strip by strip; they have no second derivative.
+            'auto': strips that fit in cache on a CPU, the same as None on other devices. None: the whole map at once;
+            autograd stores what it needs, or only the input if `with_cp`. With 'auto' and None, compiled operators
+            compute a block on a CPU where they can (docs/native.md); they store only the block's input.
         attention_backend: what computes attention inside windows. 'auto': on CUDA, in half precision or TF32, a Triton
-            kernel that keeps no attention weights for backward, if Triton is there, the window is at most 16x16, a
-            head has 16, 24, 32 or 64 channels, no weights are dropped and strip_tokens is no number; else, and on a
-            CPU, what is quickest of torch. 'triton': that kernel, in float32 too. 'sdpa': torch's
-            scaled_dot_product_attention. The kernel has no second derivative.
+            kernel that stores no attention weights for backward. It is used if Triton is installed, the window is at
+            most 16x16, a head has 16, 24, 32 or 64 channels, attn_drop_rate is not active and strip_tokens is not a
+            number. Otherwise, and on a CPU, the fastest way that torch has. 'triton': that kernel, in float32 too.
+            'sdpa': torch's scaled_dot_product_attention. The kernel has no second derivative.
 
     Raises:
-        ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
+        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
 
     Examples:
         >>> import torch

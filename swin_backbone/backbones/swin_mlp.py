@@ -14,23 +14,25 @@ from .pyramid import PyramidSettings, SwinPyramid
 
 @MODELS.register_module()
 class SwinMLPBackbone(SwinPyramid):
-    """Swin-MLP for detection and segmentation: where Swin attends, a linear layer mixes the places of a window.
+    """Swin-MLP for detection and segmentation: a linear layer over the places of a window replaces attention.
 
-    Each head has one such layer for all of its channels, and no two windows differ: there is no mask and no position
-    bias, and padding, which is zeros, adds nothing. Windows shift by padding: those of side w, shifted by w // 2, begin
-    w - w // 2 places before the map. Parameters are named as in `SwinBackbone`, `spatial_mlp` as in the official code.
-    The arguments mean what they mean in `SwinBackbone`, but for:
+    Each head has one such layer for all of its channels. All windows are treated alike: there is no mask and no
+    position bias, and padding, which is zeros, adds nothing. Windows shift by padding: windows of side w, shifted by
+    w // 2, begin w - w // 2 places before the map. Parameters are named as in `SwinBackbone`, and `spatial_mlp` as in
+    the official code. Arguments that are not listed here are those of `SwinBackbone`.
 
     Args:
         pretrain_img_size: see `SwinBackbone`.
-        window_size: see `SwinBackbone`; the published weights have 8, those of 'base' 7, and load into no other.
-        num_heads: groups of channels with a mixing layer each, in each stage.
-        arch: a published size, one of `swin_backbone.ARCHS_MLP`; an explicit argument beats it.
-        small_map: 'pad': windows shift on every map; 'shrink': not on one that is no larger than the window on some
-            side, as in microsoft/Swin-Transformer's classifiers. Either way it is padded up to the window.
+        window_size: see `SwinBackbone`. Published weights have window 8, or 7 for 'base'; they load into no other
+            window.
+        num_heads: groups of channels in each stage; each group has its own mixing layer.
+        arch: a published size, one of `swin_backbone.ARCHS_MLP`; explicit embed_dims, depths and num_heads override it.
+        small_map: 'pad': windows shift on every map. 'shrink': they do not shift on a map with a side no longer than
+            the window's, as in microsoft/Swin-Transformer's classifiers. In both cases a small map is padded to the
+            window.
 
     Raises:
-        ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
+        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
     """
 
     def __init__(

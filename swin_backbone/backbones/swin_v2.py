@@ -16,27 +16,29 @@ from .pyramid import PyramidSettings, SwinPyramid
 class SwinV2Backbone(SwinPyramid):
     """Swin Transformer V2 for detection and segmentation; parameters are named as in mmpretrain's `SwinTransformerV2`.
 
-    Residual post-norm, scaled cosine attention and a log-spaced continuous position bias. A map is padded to whole
-    windows before it is shifted, so tokens of far edges never meet. The arguments mean what they mean in
-    `SwinBackbone`, but for:
+    It has residual post-norm, scaled cosine attention and a log-spaced continuous position bias. A map is padded to
+    whole windows before it is shifted, so tokens of opposite edges never attend to each other. Arguments that are not
+    listed here are those of `SwinBackbone`.
 
     Args:
         pretrain_img_size: see `SwinBackbone`.
         window_size: side of a window in tokens, or (height, width); or one of these for each stage. Published weights
-            of window 16 at 256x256 have 8 in the last stage: (16, 16, 16, 8); those of window 24 at 384: 12. Two ints
-            are always (height, width), of all stages: a backbone of two takes ((3, 3), (13, 13)).
+            of window 16 at 256x256 have window 8 in the last stage: (16, 16, 16, 8). Those of window 24 at 384x384 have
+            12 there. Two ints are always (height, width), of all stages: a backbone of two stages takes
+            ((3, 3), (13, 13)).
         qkv_bias: whether query and value have a bias; the key has none.
-        frozen_stages: see `SwinBackbone`. A stage's patch merging is the one that leads to it, as in mmpretrain.
-        arch: a published size, one of `swin_backbone.ARCHS_V2`; an explicit argument beats it.
-        pretrained_window_sizes: the windows that each stage of the checkpoint was trained with, if they were others:
-            an int, a pair, or 0 for those of `window_size`. Published weights fine-tuned from window 12, at 16 or 24,
-            need (12, 12, 12, 6). Nothing is resized: the bias is computed for the window at hand.
-        extra_norm_every_n_blocks: a norm on the shortcut behind every so many blocks of a stage; 0: none. Default: of
-            `arch`, 6 for 'huge' and 'giant'.
+        frozen_stages: see `SwinBackbone`. A stage is frozen with the patch merging before it, as in mmpretrain.
+        arch: a published size, one of `swin_backbone.ARCHS_V2`; explicit embed_dims, depths and num_heads override it.
+        pretrained_window_sizes: the window that each stage of the checkpoint was trained with, if it differs from
+            `window_size`: for each stage an int, a pair, or 0 for the same window. Published weights that were
+            fine-tuned from window 12 to window 16 or 24 need (12, 12, 12, 6). Nothing is resized: the position bias is
+            computed for the window in use.
+        extra_norm_every_n_blocks: a norm on the shortcut after every n-th block of a stage; 0: none. Default: that of
+            `arch`, which is 6 for 'huge' and 'giant' and 0 for the others.
         small_map: as in `SwinBackbone`; under 'shrink' the bias is that of the smaller window.
 
     Raises:
-        ValueError, TypeError: for an argument out of its range or of the wrong type, naming it.
+        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
 
     Examples:
         >>> import torch

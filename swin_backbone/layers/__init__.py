@@ -1,4 +1,4 @@
-"""The modules a backbone is built of. Parameters are named as mmdet's, mmseg's and mmpretrain's Swin names them."""
+"""The modules that make up a backbone. Parameter names are those of mmdet's, mmseg's and mmpretrain's Swin."""
 
 from .patch_embed import PatchEmbed
 from .patch_merging import PatchMerging, normalised_output

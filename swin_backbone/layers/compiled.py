@@ -1,4 +1,4 @@
-"""What layers that compiled operators can compute have in common."""
+"""The base class of layers that compiled operators can compute."""
 
 from typing import Optional
 
@@ -10,14 +10,14 @@ from ..ops.cast import CastWeights
 
 
 class CompiledLayer(BaseModule):
-    """A layer that keeps its weights as they are computed with; see `native.Packed` and `ops.cast.CastWeights`."""
+    """A layer that stores packed or cast copies of its weights; see `native.Packed` and `ops.cast.CastWeights`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.packed, self.cast_weights = Packed(), CastWeights()
 
     def train(self, mode: bool = True) -> 'CompiledLayer':
-        """Set training or eval mode. What was written through `.data`, as mmengine's EMAHook does, is seen then."""
+        """Set training or eval mode, and notice values written through `.data`, as mmengine's EMAHook does."""
         self._forget()
         return super().train(mode)
 
@@ -31,5 +31,5 @@ class CompiledLayer(BaseModule):
 
 
 def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
-    """Weight, bias and eps of a norm; None of `nn.Identity`, which stands where there is none."""
+    """Weight, bias and eps of a norm; three times None for `nn.Identity`, which stands for no norm."""
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)

@@ -1,4 +1,4 @@
-"""Patches in: an image becomes a map of tokens.
+"""Patch embedding: an image becomes a map of tokens.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -22,7 +22,7 @@ from .published import is_as_built, known_layer, remember_layers
 class PatchEmbed(CompiledLayer):
     """Cut an image into patches and project each to a token.
 
-    The image is zero-padded at right and bottom to whole patches.
+    The image is zero-padded to whole patches on the right and at the bottom.
 
     Args:
         in_channels: channels of the image.
@@ -41,8 +41,8 @@ class PatchEmbed(CompiledLayer):
     def forward(self, image_BCHW: Tensor, plan: Plan = Plan()) -> Tensor:  # noqa: B008 - it has constants alone
         """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens.
 
-        On a CPU and for a compiler by one matrix product: a convolution asks for memory formats, and for symbolic
-        sizes that is a guard.
+        On a CPU and under torch.compile this is one matrix product. A convolution would check the memory format, and
+        with symbolic sizes such a check is a guard.
         """
         by_product = plan.strip_tokens is not None or torch.compiler.is_compiling()
         if not (by_product and self._is_as_built()):
@@ -66,12 +66,13 @@ class PatchEmbed(CompiledLayer):
         H, W = image_BCHW.shape[-2:]
         image_BCHW = F.pad(image_BCHW, (0, -W % self.patch_size[1], 0, -H % self.patch_size[0]))
         if not is_one_graph(image_BCHW):
-            # In channels_last memory the convolution writes tokens as they are read, and nothing is transposed.
+            # In channels_last memory the convolution writes tokens in the order in which they are read later, so that
+            # nothing is transposed.
             image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)
         return self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
 
     def _is_as_built(self) -> bool:
-        """Whether the projection is still the convolution of disjoint patches that it was made as."""
+        """Whether the projection is still the original convolution over patches that do not overlap."""
         conv = self.projection
         return is_as_built(self) and (
             (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)

@@ -1,4 +1,4 @@
-"""Patches merged between stages, and the norm of what a stage emits.
+"""Patch merging between stages, and the norm of a stage's output.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -21,15 +21,15 @@ from .published import has_hooks, is_as_built, known_layer, remember_layers
 
 @known_layer
 class PatchMerging(CompiledLayer):
-    """Concatenate 2 x 2 neighbours and project: half the resolution, `out_channels` wide.
+    """Concatenate 2 x 2 neighbours and project them to `out_channels`, at half the resolution.
 
-    The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg; a map that
-    the stride does not divide is zero-padded at right and bottom.
+    The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg. A map that the
+    stride does not divide is zero-padded on the right and at the bottom.
 
     Args:
-        stride: of the neighbourhoods, which stay 2 x 2.
-        norm_cfg: the norm of what is concatenated, or of what is projected; None for none.
-        post_norm: which of the two; Swin V2's is behind the projection.
+        stride: distance between neighbourhoods; they are 2 x 2 for any stride.
+        norm_cfg: the norm before or after the projection; None: no norm.
+        post_norm: whether the norm is after the projection, as in Swin V2.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class PatchMerging(CompiledLayer):
         if plan.compiled_layers is not None and x_BHWC.dtype == weight.dtype == torch.float32:
             norm = norm_weight, norm_bias, eps, post_norm
             return operators.merge(x_BHWC, plan.compiled_layers, weight, *norm, self.packed)
-        if not post_norm:  # it is over what is concatenated
+        if not post_norm:  # the norm is over the concatenated channels
             norm_weight, norm_bias = neighbours_first(norm_weight), neighbours_first(norm_bias)
         weights = MergingWeights(norm_weight, norm_bias, neighbours_first(plan.cast(weight)))
         if plan.strip_tokens is None:
             return merge_patches(x_BHWC, weights, eps, post_norm)
         B, H, W, C = x_BHWC.shape
-        if H % 2 == 0:  # then images are rows of one
+        if H % 2 == 0:  # then all images can be stacked into one tall image
             x_BHWC = x_BHWC.reshape(1, B * H, W, C)
         rows = row_strips(x_BHWC.shape, (2, 2), plan.strip_tokens)
         y_BHWC = run(
@@ -78,9 +78,10 @@ class PatchMerging(CompiledLayer):
 
 
 def normalised_output(norm: Any, x_BHWC: Tensor, plan: Plan) -> Tensor:
-    """The norm of a stage's output, as necks and heads read it: (B, C, H, W).
+    """Normalise a stage's output and return it as necks and heads read it: (B, C, H, W).
 
-    In contiguous memory, not as a channels_last view: mmcv's RoIAlign reads any memory as if it were (B, C, H, W).
+    The result is in contiguous memory, not a channels_last view, because mmcv's RoIAlign reads any memory as if it were
+    contiguous (B, C, H, W).
     """
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (x_BHWC, *norm.parameters()))
     plain = type(norm) is nn.LayerNorm and not has_hooks(norm) and 'forward' not in norm.__dict__

@@ -1,4 +1,4 @@
-"""Whether the functions of `ops`, which see weights alone, compute what the modules of a layer would."""
+"""Check whether the functions of `ops`, which take only weights, compute the same as the modules of a layer."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from ..compat import has_global_hooks
 
-# What the functions write out, to the exact type: a subclass may compute something else.
+# The layers whose computation the functions repeat. Types must match exactly: a subclass may compute something else.
 _known = {nn.LayerNorm, nn.Linear, Linear, nn.Conv1d, nn.Conv2d, nn.Dropout, nn.Identity, nn.ReLU, nn.Sequential}
 _known |= {DropPath, FFN, Sequential, ModuleList}
 
@@ -18,16 +18,16 @@ Layer = TypeVar('Layer', bound=type[nn.Module])
 
 
 def known_layer(layer: Layer) -> Layer:
-    """Decorate a class of this package whose `forward` the functions write out."""
+    """Decorate a class of this package whose `forward` the functions of `ops` repeat."""
     _known.add(layer)
     return layer
 
 
 def remember_layers(module: nn.Module, activations: tuple[nn.Module, ...] = ()) -> None:
-    """Note of which layers a module is built, at the end of its `__init__`.
+    """Record which layers a module consists of; called at the end of its `__init__`.
 
     Args:
-        activations: modules that the functions call, whatever they are, unless they have parameters.
+        activations: modules that the functions of `ops` call, so they may be of any type, but without parameters.
     """
     layers = list(module.modules())[1:]
     known = all(type(layer) in _known or layer in activations for layer in layers)
@@ -36,11 +36,10 @@ def remember_layers(module: nn.Module, activations: tuple[nn.Module, ...] = ()) 
 
 
 def is_as_built(module: nn.Module) -> bool:
-    """Whether a module is made of the very layers it was built of, and nobody watches or replaces what they do.
+    """Whether a module still has the layers it was built with, and no hook or replaced `forward` changes them.
 
-    Somebody may have put another layer in one's place (a norm of another kind, LoRA, quantization, a parametrization,
-    FSDP around a layer), given one a `forward` of its own (accelerate's offloading), or a hook. Then the modules
-    themselves must be called.
+    A user may have replaced a layer (another norm, LoRA, quantization, a parametrization, FSDP around a layer), given a
+    layer a `forward` of its own (accelerate's offloading), or added a hook. Then the modules themselves must be called.
     """
     return (
         module._built_of == _signatures(module)
@@ -50,12 +49,12 @@ def is_as_built(module: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to see, or change, what goes through a module."""
+    """Whether a module has forward or backward hooks."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
 def _signatures(module: nn.Module) -> tuple:
-    """Of each layer inside, what must not change: its type, and whether it has a bias."""
+    """For each layer inside: its type and whether it has no bias. These must not change."""
     return tuple((type(layer), getattr(layer, 'bias', None) is None) for layer in list(module.modules())[1:])

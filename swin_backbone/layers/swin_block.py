@@ -1,8 +1,8 @@
-"""The Swin block of figure 3b of the paper (Liu et al. 2021, arXiv 2103.14030): W-MSA or SW-MSA, then an MLP, each
-behind a norm and beside a shortcut.
+"""The Swin block of figure 3b of the paper (Liu et al. 2021, arXiv 2103.14030): W-MSA or SW-MSA, then an MLP, each with
+a norm before it and a shortcut around it.
 
-A module here holds parameters, under mmdet's names, and what they are for; a block hands them to the function of
-`ops/block.py`, unless somebody has exchanged or watches a layer inside: then it calls its modules one by one.
+The modules here hold parameters under mmdet's names. A block gives them to a function of `ops/block.py` that computes
+it. If a layer inside was replaced or has a hook, the block calls its modules one by one instead.
 
 Layout: B batch, H W height and width of a map, C channels, T tokens, N places of a window, h heads.
 """
@@ -34,8 +34,8 @@ class WindowAttention(BaseModule):
 
     Args:
         embed_dims: C.
-        num_heads: h; divides C.
-        window_size: (Wh, Ww) the bias table is made for.
+        num_heads: h; must divide C.
+        window_size: (Wh, Ww); sets the size of the relative position bias table.
         qkv_bias: whether query, key and value have a bias.
         qk_scale: the factor on q k^T; None: head_dim ** -0.5.
         attn_drop_rate: dropout of attention weights.
@@ -66,15 +66,15 @@ class WindowAttention(BaseModule):
 
     @property
     def dropout(self) -> float:
-        """The rate at which attention weights are dropped now."""
+        """The dropout rate of attention weights in the current mode: 0 in eval mode."""
         return self.attn_drop_rate if self.training else 0.0
 
     def position_bias(self, window_size: Size) -> Tensor:
-        """The relative position bias (h, N, N) of windows of `window_size`, at most that of the table."""
+        """The relative position bias (h, N, N) of windows of `window_size`, which is at most the table's window."""
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
 
     def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        """Attend inside windows: their tokens, normalised, to as many."""
+        """Attend inside windows: take their normalised tokens, return as many tokens."""
         qkv = self.qkv(windows.pad(x))
         bias_hNN = self.position_bias(window_size)
         return self.proj_drop(self.proj(windows.attend(qkv, bias_hNN, self.scale, self.dropout)))
@@ -95,7 +95,7 @@ class ShiftedWindowAttention(BaseModule):
         self.w_msa: Any = w_msa
 
     def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        """The normalised tokens of some windows to as many."""
+        """Take the normalised tokens of some windows, return as many tokens."""
         return self.w_msa(x, windows, window_size)
 
 
@@ -107,15 +107,15 @@ class SwinBlock(CompiledLayer):
         embed_dims: C.
         num_heads: h.
         window_size: (Wh, Ww).
-        shift: see `ops.plan.WindowCut`, as small_map and mask_padding.
+        shift, small_map, mask_padding: see `ops.plan.WindowCut`.
         feedforward_channels: hidden channels of the MLP.
         drop_rate: dropout after the attention's and the MLP's linear layers.
         drop_path_rate: probability with which a branch is dropped, for each sample.
-        planner: what decides how the stage is computed.
+        planner: decides how the stage is computed.
         attention: further arguments of `WindowAttention`.
     """
 
-    attention_kind: type[BaseModule] = WindowAttention  # Swin V2's block has others
+    attention_kind: type[BaseModule] = WindowAttention  # Swin V2's block overrides these three
     compute: Callable[..., Tensor] = staticmethod(swin_block)
     compute_fused: Callable[..., Tensor] = staticmethod(fused_swin_block)
 
@@ -152,7 +152,7 @@ class SwinBlock(CompiledLayer):
         remember_layers(self, self.activations)
 
     def _make_mixing(self, embed_dims: int, num_heads: int, cut: WindowCut, **attention) -> None:
-        """Make what mixes the places of a window."""
+        """Make the layer that mixes the places of a window: attention."""
         w_msa = self.attention_kind(
             embed_dims=embed_dims, num_heads=num_heads, window_size=cut.window_size, **attention
         )
@@ -164,10 +164,10 @@ class SwinBlock(CompiledLayer):
         return (self.ffn.layers[0][1],)
 
     def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
-        """A batch of maps to one of the same shape.
+        """Run the block on a batch of maps; the output has the same shape.
 
         Args:
-            plan: how the stage is computed in this forward; None: the block decides by itself.
+            plan: how the stage is computed in this forward; None: the block's planner decides.
         """
         plan = plan or self.planner.plan(x_BHWC, self.training)
         if not (plan.as_built or is_as_built(self)):
@@ -186,9 +186,9 @@ class SwinBlock(CompiledLayer):
         return plan.windows(x_BHWC, self.attn.cut)
 
     def _by_operator(self, x_BHWC: Tensor, plan: Plan, dtype: torch.dtype) -> Optional[Tensor]:
-        """By the compiled operator; None if it does not compute such a block."""
+        """Compute the block by the compiled operator; None if the operator does not support this block."""
         cut, settings = self.attn.cut, self._settings()
-        if x_BHWC.dtype == plan.dtype:  # autocast's, of a layer before that torch computed
+        if x_BHWC.dtype == plan.dtype:  # an earlier layer, computed by torch, returned autocast's dtype
             x_BHWC = x_BHWC.float()
         if not operators.takes_block(x_BHWC, self.attn.w_msa.qkv.weight, self.ffn.layers[0][0].weight, settings):
             return None
@@ -200,13 +200,13 @@ class SwinBlock(CompiledLayer):
         return operators.block(x_BHWC, weights, way, by_torch, plan.overwrite)
 
     def _by_autograd(self, x_BHWC: Tensor, weights: BlockWeights, settings: BlockSettings) -> Tensor:
-        """On whole maps, in the dtype of the weights, and nothing recomputed: what has a second derivative."""
+        """Compute whole maps in the dtype of the weights, without recomputation; this has a second derivative."""
         whole = Plan()
         windows, _ = self._windows(x_BHWC, whole)
         return run(partial(self.compute, settings=settings), x_BHWC, windows, weights, whole)
 
     def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> Any:
-        """What all strips share, made once: linear weights in autocast's dtype, the bias table looked up."""
+        """The weights that all strips share: linear weights in autocast's dtype, and the relative position bias."""
         attention = self.attn.w_msa
         layers = attention.qkv, attention.proj, self.ffn.layers[0][0], self.ffn.layers[1]
         tensors: list[Any] = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
@@ -247,7 +247,7 @@ class SwinBlock(CompiledLayer):
         )
 
     def _by_modules(self, x_BHWC: Tensor, plan: Plan) -> Tensor:
-        """Whole maps, by calling each module inside, whatever it is."""
+        """Compute whole maps by calling each module inside, of whatever type."""
         windows, window_size = self._windows(x_BHWC, plan)
         compute = partial(self._compute_by_modules, window_size=window_size)
         return run(compute, x_BHWC, windows, (), plan)
@@ -257,5 +257,5 @@ class SwinBlock(CompiledLayer):
         return x + self._drop_path_by_module(self.ffn(self.norm2(x)), windows)
 
     def _drop_path_by_module(self, y: Tensor, windows: Windows) -> Tensor:
-        """mmcv's module, which draws by the first dimension: images, not tokens."""
+        """Apply mmcv's DropPath, which draws one value for each entry of the first dimension: here an image."""
         return self.drop_path(windows.per_image(y)).reshape(y.shape)

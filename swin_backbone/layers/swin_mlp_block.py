@@ -1,5 +1,5 @@
-"""The block of Swin-MLP, the all-MLP variant of microsoft/Swin-Transformer: a linear layer over the places of a window
-in the place of attention, and windows that are shifted by padding.
+"""The block of Swin-MLP, the all-MLP variant of microsoft/Swin-Transformer. A linear layer over the places of a window
+replaces attention, and windows are shifted by padding.
 
 Layout: B batch, H W height and width of a map, C channels, T tokens, L windows, N places of a window, h heads.
 """
@@ -19,13 +19,14 @@ from .swin_block import SwinBlock
 
 @known_layer
 class SwinMLPBlock(SwinBlock):
-    """One block of Swin-MLP; its `spatial_mlp` is a convolution over channels that are the places of each head.
+    """One block of Swin-MLP. Its `spatial_mlp` is a grouped Conv1d: a group is a head, its channels are the places.
 
-    Under `small_map='shrink'` a map that is no larger than the window on some side does not shift, as in
-    microsoft/Swin-Transformer's classifiers; it is padded up to the window either way, as its weights are for one.
+    Under `small_map='shrink'` windows do not shift on a map with a side no longer than the window's, as in
+    microsoft/Swin-Transformer's classifiers. In both cases a small map is padded to the window, because the weights fit
+    only this window.
 
     Args:
-        block: arguments of `SwinBlock`, of which mask_padding and those of attention say nothing: padding is zeros,
+        block: arguments of `SwinBlock`. mask_padding and the arguments of attention have no effect: padding is zeros
             and adds nothing to a token.
     """
 
@@ -38,7 +39,7 @@ class SwinMLPBlock(SwinBlock):
 
     def _windows(self, x_BHWC: Tensor, plan: Plan) -> tuple[list, Size]:
         cut = self.cut._replace(small_map='pad')
-        # In this order: under 'pad' no size is asked for, which to a compiler would be a guard.
+        # 'shrink' is tested first: under 'pad' no size is read, since reading one would be a guard for torch.compile.
         if self.cut.small_map == 'shrink' and any(n <= side for n, side in zip(x_BHWC.shape[1:3], cut.window_size)):
             cut = cut._replace(shift=(0, 0))
         in_graph = isinstance(plan.windows_kind, type) and issubclass(plan.windows_kind, RolledWindows)

@@ -1,5 +1,5 @@
 """The Swin V2 block of figure 1 of the paper (Liu et al. 2022, arXiv 2111.09883): scaled cosine attention with a
-continuous position bias, and norms behind attention and MLP.
+continuous position bias, and norms after attention and MLP.
 
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
@@ -30,21 +30,20 @@ CPB_HIDDEN = 512  # channels inside the MLP that gives the position bias
 class WindowAttentionV2(BaseModule):
     """Scaled cosine attention inside each of many windows (sections 3.3 and 3.4).
 
-    The bias of a pair of places is 16 sigmoid(`cpb_mlp`(their offset on a log scale)): weights trained at one window
-    give the bias of any other.
+    The bias of a pair of places is 16 sigmoid(`cpb_mlp`(their offset on a log scale)). So weights trained with one
+    window give the bias of any other window.
 
     Args:
         embed_dims: C.
-        num_heads: h; divides C.
+        num_heads: h; must divide C.
         window_size: (Wh, Ww).
-        pretrained_window: the window the weights were trained with, by which offsets are scaled; None: by the window
-            that is used.
+        pretrained_window: the window the weights were trained with; it scales the offsets. None: the window in use.
         qkv_bias: whether query and value have a bias; the key has none.
         attn_drop_rate: dropout of attention weights.
         proj_drop_rate: dropout after the output projection.
     """
 
-    scale = 1.0  # of q k^T, beyond `cosine_scale`, which is q's length
+    scale = 1.0  # of q k^T; `cosine_scale` is already in q, as its length
 
     def __init__(
         self,
@@ -71,12 +70,12 @@ class WindowAttentionV2(BaseModule):
 
     @property
     def dropout(self) -> float:
-        """The rate at which attention weights are dropped now."""
+        """The dropout rate of attention weights in the current mode: 0 in eval mode."""
         return self.attn_drop_rate if self.training else 0.0
 
     @property
     def qkv_bias(self) -> Optional[Tensor]:
-        """The bias of query, key and value, one behind the other: (3C,), that of the key being 0."""
+        """The biases of query, key and value, concatenated: (3C,). The key's bias is 0."""
         if self.q_bias is None or self.v_bias is None:
             return None
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
@@ -88,7 +87,7 @@ class WindowAttentionV2(BaseModule):
     def position_bias(self, window_size: Size) -> Tensor:
         """The relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
 
-        It is computed in float32 at least, under autocast too: half precision would tell few offsets apart.
+        It is computed in at least float32, also under autocast: in half precision many offsets would get the same bias.
         """
         device, dtype = self.logit_scale.device, self.logit_scale.dtype
         wide = torch.promote_types(dtype, torch.float32)
@@ -103,7 +102,7 @@ class WindowAttentionV2(BaseModule):
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
 
     def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        """Attend inside windows: their tokens to as many."""
+        """Attend inside windows: take their tokens, return as many tokens."""
         qkv = self.qkv(windows.pad(x))
         if self.qkv_bias is not None:
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
@@ -114,13 +113,13 @@ class WindowAttentionV2(BaseModule):
 
 @known_layer
 class SwinV2Block(SwinBlock):
-    """One block: residual post-norm, scaled cosine attention.
+    """One block, with residual post-norm and scaled cosine attention.
 
     The norms start at zero, so that a block starts as the identity, as microsoft/Swin-Transformer's does.
 
     Args:
-        extra_norm: whether the shortcut is normalised too, behind the block (`norm3`), as in every sixth of Swin V2-H
-            and -G.
+        extra_norm: whether the shortcut is normalised too, after the block (`norm3`), as in every sixth block of Swin
+            V2-H and -G.
         block: arguments of `SwinBlock`, and of `WindowAttentionV2`.
     """
 

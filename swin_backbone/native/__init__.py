@@ -1,7 +1,7 @@
 """Compiled operators for CPUs: a whole block, forward and backward; patch embedding, patch merging, output norms.
 
-They are optional (`build.py`). `SWIN_BACKBONE_NATIVE=0` does without; `all` also takes what has not been measured on a
-processor that it is meant for: bfloat16 by AVX-512 without AMX.
+They are optional (`build.py`). `SWIN_BACKBONE_NATIVE=0` turns them off. `SWIN_BACKBONE_NATIVE=all` also turns on
+bfloat16 by AVX-512 without AMX, which has not been measured on such a processor.
 """
 
 from .library import is_available, why_not

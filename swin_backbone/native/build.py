@@ -1,7 +1,7 @@
-"""The compiled operators as setuptools builds them: the same sources once for each instruction set.
+"""Build the compiled operators with setuptools: the same sources once for each instruction set.
 
-Each is a library of its own, of which one is loaded: no function of one can take the place of another's, so no
-instruction runs where it is not known. `setup.py` runs this file without importing the package.
+Each instruction set has its own library, and only one library is loaded. So the linker cannot mix their functions, and
+no instruction runs on a processor that does not support it. `setup.py` runs this file without importing the package.
 """
 
 import json
@@ -31,7 +31,7 @@ INSTRUCTION_SETS = {
     'avx512': AVX512,
     'avx512_bf16': [*AVX512, '-mavx512bf16'],
 }
-# GCC warns of its own header of intrinsics, where a value is meant to be undefined.
+# The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose.
 FLAGS = [
     '-std=c++17',
     '-O3',
@@ -44,7 +44,8 @@ FLAGS = [
     '-Wno-unknown-pragmas',
 ]
 
-# Of the environment that is installed into: a build that pip isolates does not see it, and may not import it.
+# A program that asks the environment's own torch. It runs in a separate process, since an isolated build of pip may not
+# see or import torch.
 ASK_TORCH = """
 import json, torch
 from torch.utils import cpp_extension
@@ -54,13 +55,13 @@ print(json.dumps([torch.__version__, cpp_extension.include_paths(), cpp_extensio
 
 
 def library_name(instruction_set: str, torch_version: str) -> str:
-    """The name of a library: torch's C++ interface is another in each of its minor versions."""
+    """The name of a library. It has torch's minor version, since each one has a different C++ interface."""
     major, minor = torch_version.split('.')[:2]
     return f'_{instruction_set}_torch_{major}_{minor}'
 
 
 def extensions() -> list[Extension]:
-    """What to build; nothing, and one sentence that says why, where it cannot be."""
+    """The extensions to build. Where they cannot be built, the list is empty and one printed sentence says why."""
     if os.environ.get(SWITCH) == '0':
         return []
     if sys.platform != 'linux' or platform.machine() != 'x86_64':
@@ -91,7 +92,7 @@ def extensions() -> list[Extension]:
 
 
 class BuildNative(build_ext):
-    """Build what can be built, several at a time, and say in one sentence what could not."""
+    """Build the libraries in parallel, and say in one sentence which ones failed."""
 
     def finalize_options(self):
         super().finalize_options()

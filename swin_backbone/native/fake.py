@@ -1,4 +1,6 @@
-"""What torch.compile and export see of the operators: shapes and dtypes. Imported when the operators are loaded.
+"""Fake versions of the operators for torch.compile and export: they give shapes and dtypes.
+
+This module is imported when the operators are loaded.
 
 Layout: B batch, H W height and width, C channels.
 """
@@ -15,7 +17,7 @@ def _pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool
     if transposed:
         outputs, inputs = inputs, outputs
     if dtype == torch.bfloat16:
-        inputs += inputs % 2  # which are multiplied in pairs
+        inputs += inputs % 2  # bfloat16 inputs are multiplied in pairs
     return weight.new_empty(outputs * inputs, dtype=dtype)
 
 
@@ -34,7 +36,7 @@ def _block_backward(
     x_BHWC, grad_BHWC, packed, transposed, vectors, position_bias, cosine_scale, drop_path, heads, *args
 ):
     C = x_BHWC.shape[-1]
-    # A packed bfloat16 weight has no odd sum to fill up: channels are a multiple of 8, and hidden channels too.
+    # These packed bfloat16 weights have no filler: channels and hidden channels are multiples of 8, so never odd.
     D = packed[2].numel() // C
     linear = [(3 * C, C), (C, C), (D, C), (C, D)]
     vectors = [(C,), (C,), (3 * C,), (C,), (C,), (C,), (D,), (C,), (C,), (C,)]

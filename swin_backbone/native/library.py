@@ -1,4 +1,4 @@
-"""Which library of operators this processor takes, and whether it works."""
+"""Choose the library of operators for this processor, load it and check that it works."""
 
 import os
 import platform
@@ -15,13 +15,13 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def is_available(dtype: torch.dtype) -> bool:
-    """Whether the operators compute in `dtype` here, now."""
+    """Whether the operators can compute in `dtype` on this machine and with torch's current settings."""
     return bool(torch.backends.mkldnn.enabled) and why_not(dtype) is None
 
 
 @lru_cache(maxsize=len(DTYPES) + 1)
 def why_not(dtype: torch.dtype) -> Optional[str]:
-    """Why the operators do not compute in `dtype`, in one sentence; None: they do. It is found out once."""
+    """Why the operators do not compute in `dtype`, in one sentence; None: they do. The answer is cached."""
     if dtype not in DTYPES:
         return f'The compiled operators compute in float32 and bfloat16, not {dtype}.'
     instruction_set, reason = _load()
@@ -35,14 +35,18 @@ def why_not(dtype: torch.dtype) -> Optional[str]:
             return f'bfloat16 by AVX-512 without AMX has not been measured; {SWITCH}=all takes it.'
     try:
         torch.ops.swin_backbone.embed(*_sample(dtype))
-    except RuntimeError as error:  # such as of a oneDNN that is told to use less than there is
+    except RuntimeError as error:  # for example, oneDNN is set to use fewer instruction sets than there are
         return f'The compiled operators do not run in {dtype}: {str(error).splitlines()[0]}.'
     return None
 
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[Optional[str], Optional[str]]:
-    """Load the best library that the processor, torch and its environment variables allow: its name, or why none."""
+    """Load the best library that the processor, torch and its environment variables allow.
+
+    Returns:
+        Its instruction set and None; or None and the reason why no library was loaded.
+    """
     if os.environ.get(SWITCH) == '0':
         return None, f'{SWITCH}=0 is set.'
     if sys.platform != 'linux' or platform.machine() != 'x86_64':
@@ -67,7 +71,7 @@ def _load() -> tuple[Optional[str], Optional[str]]:
 
 
 def _best_instruction_set() -> Optional[str]:
-    capability = torch.backends.cpu.get_cpu_capability()  # which heeds ATEN_CPU_CAPABILITY
+    capability = torch.backends.cpu.get_cpu_capability()  # it respects ATEN_CPU_CAPABILITY
     if capability.startswith('AVX512'):
         return 'avx512_bf16' if 'avx512_bf16' in _processor_flags() else 'avx512'
     return 'avx2' if capability == 'AVX2' else None
@@ -83,6 +87,6 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _sample(dtype: torch.dtype) -> tuple:
-    """The smallest patch embedding."""
+    """Arguments of a very small patch embedding, to try the operators."""
     packed = torch.ops.swin_backbone.pack_linear(torch.zeros(16, 32), dtype, 1)
     return torch.zeros(1, 2, 4, 4), packed, None, None, None, None, [4, 4]

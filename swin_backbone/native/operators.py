@@ -1,4 +1,4 @@
-"""The operators as functions of a block's weights and settings, and when they can be taken.
+"""Functions that call the operators with a layer's weights and settings, and checks whether they can be used.
 
 Layout: B batch, H W height and width of a map, C channels.
 """
@@ -17,7 +17,7 @@ from .packing import Packed
 
 LARGEST_WINDOW = 16
 HEAD_DIMS = range(8, 65, 8)
-# Weights in the order of the operators, and of the gradients that `block_backward` gives behind that of its maps.
+# The order of weights in the operators' arguments, and of the gradients that `block_backward` returns after that of x.
 VECTORS = (
     *('norm1_weight', 'norm1_bias', 'qkv_bias', 'proj_bias', 'norm2_weight', 'norm2_bias'),
     *('fc1_bias', 'fc2_bias', 'norm3_weight', 'norm3_bias'),
@@ -29,12 +29,12 @@ GRADIENTS = (
 
 
 def takes_stage(dtype: torch.dtype, window_size: Size, head_dim: int) -> bool:
-    """Whether the operators compute blocks of such windows and heads in `dtype`, here and now."""
+    """Whether the operators can compute blocks with this window and head size in `dtype` on this machine."""
     return max(window_size) <= LARGEST_WINDOW and head_dim in HEAD_DIMS and is_available(dtype)
 
 
 def takes_block(x_BHWC: Tensor, qkv_weight: Tensor, fc1_weight: Tensor, settings: BlockSettings) -> bool:
-    """Whether the operator computes what the functions of `ops` would, of a stage that it takes."""
+    """Whether the operator computes the same as the functions of `ops`, for a block of a stage that it supports."""
     return (
         x_BHWC.dtype == qkv_weight.dtype == torch.float32
         and fc1_weight.shape[0] % 8 == 0
@@ -47,7 +47,7 @@ def takes_block(x_BHWC: Tensor, qkv_weight: Tensor, fc1_weight: Tensor, settings
 class Way(NamedTuple):
     """How a block is computed, besides its weights."""
 
-    dtype: torch.dtype  # that products are computed in; sums, norms, softmax and what goes on are float32
+    dtype: torch.dtype  # of matrix products; sums, norms, softmax and the block's output are float32
     settings: BlockSettings
     packed: Packed
     window_size: Size
@@ -58,14 +58,14 @@ class Way(NamedTuple):
 def block(
     x_BHWC: Tensor, w: BlockWeights, way: Way, by_torch: Callable[[Tensor, BlockWeights], Tensor], overwrite: bool
 ) -> Tensor:
-    """One block, of Swin V2 if its weights have a cosine scale, on float32 maps (B, H, W, C).
+    """Compute one block on float32 maps (B, H, W, C). It is a Swin V2 block if its weights have a cosine scale.
 
-    For backward it keeps its input alone; backward computes what lies between again.
+    For backward it stores only its input and weights; backward recomputes the rest.
 
     Args:
         w: weights in their own dtype, not cast for autocast.
-        by_torch: the same of the map and the weights, as autograd sees it: for a second derivative.
-        overwrite: put the result in the place of `x_BHWC`, where no gradient is wanted.
+        by_torch: computes the same block from map and weights by torch, for a second derivative.
+        overwrite: write the result into `x_BHWC`, if no gradient is needed.
     """
     x_BHWC = x_BHWC.contiguous()
     if torch.is_grad_enabled():
@@ -77,7 +77,7 @@ def block(
 
 
 def _arguments(w: BlockWeights, way: Way) -> tuple:
-    """What the operators want behind the maps."""
+    """The operators' arguments after the maps."""
     heads, C = len(w.position_bias_hNN), len(w.qkv_weight) // 3
     vectors = [getattr(w, name) for name in VECTORS]
     return (
@@ -102,7 +102,7 @@ class _Block(torch.autograd.Function):
     def backward(ctx, grad_BHWC):
         x_BHWC, *weights = ctx.saved_tensors
         w, needed = BlockWeights(*weights), ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():  # somebody wants to differentiate what comes out
+        if torch.is_grad_enabled():  # a second derivative is needed
             inputs = [tensor for tensor, n in zip((x_BHWC, *weights), needed) if n]
             found = iter(torch.autograd.grad(ctx.by_torch(x_BHWC, w), inputs, grad_BHWC, create_graph=True))
             return None, None, *(next(found) if n else None for n in needed)
@@ -131,11 +131,11 @@ def embed(
     eps: Optional[float],
     packed: Packed,
 ) -> Tensor:
-    """Patches to tokens (B, H', W', C), by the weight of a convolution (C, channels, rows, columns).
+    """Patch embedding to tokens (B, H', W', C), by the weight of a convolution (C, channels, rows, columns).
 
     Args:
-        image_BCHW: float32, in any memory.
-        eps: of the norm behind; None: there is none.
+        image_BCHW: float32, in any memory format.
+        eps: of the norm after the projection; None: there is no norm.
     """
     (panels,) = packed.get((weight,), dtype, (1,))
     return torch.ops.swin_backbone.embed(image_BCHW, panels, bias, norm_weight, norm_bias, eps, list(weight.shape[2:]))
@@ -151,10 +151,11 @@ def merge(
     post_norm: bool,
     packed: Packed,
 ) -> Tensor:
-    """2 x 2 neighbours to tokens (B, H/2, W/2, C'), by weights over channels in the order of `nn.Unfold`: (C, 2, 2).
+    """Patch merging of 2 x 2 neighbours to tokens (B, ceil(H/2), ceil(W/2), C').
 
     Args:
-        eps: of the norm, over what is concatenated or, with `post_norm`, projected; None: there is none.
+        weight: of the projection; its inputs are in the order of `nn.Unfold`: (C, 2, 2).
+        eps: of the norm, which is before the projection or, with `post_norm`, after it; None: there is no norm.
     """
     (panels,) = packed.get((weight,), dtype, (1,), neighbours_first)
     if not post_norm:

@@ -1,4 +1,4 @@
-"""How attention inside windows is computed: the names a user may give, and when the Triton kernel takes it."""
+"""The backends of attention inside windows, and the decision whether the Triton kernel computes it."""
 
 import warnings
 from functools import lru_cache
@@ -26,13 +26,13 @@ def takes_kernel(
     dropout: float,
     in_strips: bool,
 ) -> bool:
-    """Whether attention inside the windows of a whole map goes to the Triton kernel.
+    """Whether the Triton kernel computes attention inside the windows of a whole map.
 
     Args:
-        backend: 'triton' takes it wherever it can be taken, and 'auto' where it should be quicker: on CUDA, but not in
-            float32 without TF32, which has no tensor cores. Where it cannot, and was asked for or to be expected, one
-            warning says why.
-        in_strips: whether the map is to be run strip by strip.
+        backend: 'triton' uses the kernel wherever it works. 'auto' uses it where it should be faster: on CUDA, but not
+            in float32 without TF32, which cannot use tensor cores. If the kernel cannot be used although it was asked
+            for or expected, one warning says why.
+        in_strips: whether the map is run strip by strip.
     """
     if backend == 'sdpa' or device.type == 'meta' or torch.jit.is_tracing() or is_transformed():
         return False
@@ -54,7 +54,7 @@ def takes_kernel(
 
 
 def _why_unfit(dtype: torch.dtype, window_size: Size, head_dim: int, dropout: float, in_strips: bool) -> Optional[str]:
-    """Why the kernel is not for attention of this shape; None: it is."""
+    """Why the kernel does not support attention of this shape; None: it does."""
     if in_strips:
         return 'it takes whole maps, and strip_tokens asks for strips'
     if dropout:
@@ -70,7 +70,7 @@ def _why_unfit(dtype: torch.dtype, window_size: Size, head_dim: int, dropout: fl
 
 @torch.compiler.assume_constant_result
 def _why_not(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
-    """Why the kernel is not to be used here; None: it was tried once, and computed what the reference does."""
+    """Why the kernel must not be used here; None: it was tried once and agreed with the reference."""
     allow_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     try:
         return _try(device, dtype, tuple(window_size), head_dim, allow_tf32)
@@ -79,7 +79,7 @@ def _why_not(device: torch.device, dtype: torch.dtype, window_size: Size, head_d
 
 
 class _Capturing(Exception):
-    """A CUDA graph is being captured, in which nothing can be tried."""
+    """Raised while a CUDA graph is captured, since the kernel cannot be tried then."""
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +103,7 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
             raise _Capturing
     try:
         wrong = why_wrong(device, dtype, window_size, head_dim)
-    except torch.cuda.OutOfMemoryError:  # which says nothing of the kernel
+    except torch.cuda.OutOfMemoryError:  # it does not mean that the kernel is wrong
         raise
     except Exception as error:  # a compiler's errors have no common type
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''

@@ -1,4 +1,4 @@
-"""The weights of linear layers in the dtype of automatic mixed precision: all of a block's in one launch."""
+"""Cast the weights of linear layers to the dtype of automatic mixed precision, all weights of a block in one launch."""
 
 from typing import Any, Optional
 
@@ -9,19 +9,19 @@ from ..compat import foreach_copy
 
 
 class CastWeights:
-    """Casts the weights of one module, and remembers them while nothing can have changed them.
+    """Casts the weights of one module, and keeps the casts as long as the weights do not change.
 
-    They are remembered where no gradient is wanted, and cast again when a weight is another tensor, in other memory, of
-    another dtype, or changed in place. What is written through `.data`, as mmengine's EMAHook does, no version counts:
-    a module's `train` and `_apply` `clear` them. In a process group nothing is remembered, as FSDP exchanges values
-    behind a parameter's version. Copies and pickles of a module leave them out.
+    The casts are kept only where no gradient is needed. They are made again when a weight is another tensor, has other
+    memory or another dtype, or was changed in place. Writes through `.data`, as by mmengine's EMAHook, do not change a
+    tensor's version, so a module's `train` and `_apply` call `clear`. In a process group nothing is kept, since FSDP
+    changes values without changing a parameter's version. Copies and pickles of a module do not include the casts.
     """
 
     def __init__(self) -> None:
         self._made: Optional[tuple[tuple, list[Tensor]]] = None
 
     def get(self, weights: list[Any], dtype: torch.dtype) -> list[Any]:
-        """The weights in `dtype`, None for None; gradients go to the weights."""
+        """The weights in `dtype`, None for None. Gradients flow back to the weights."""
         there = iter(self._get([weight for weight in weights if weight is not None], dtype))
         return [None if weight is None else next(there) for weight in weights]
 
@@ -32,15 +32,15 @@ class CastWeights:
         if any(weight.is_inference() for weight in weights) or _in_a_group():
             return _cast(weights, dtype)
         key = dtype, *((id(w), w.data_ptr(), w._version, w.dtype, w.shape) for w in weights)
-        made = self._made  # once: another thread may exchange it
+        made = self._made  # read once: another thread may replace it
         if made is None or made[0] != key:
-            self._made = None  # first, so that there are never two
+            self._made = None  # first free the old copy, so that there are never two
             with torch.inference_mode(False):
                 self._made = made = key, _cast(weights, dtype)
         return made[1]
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget the casts."""
         self._made = None
 
     def __getstate__(self) -> dict[str, Any]:

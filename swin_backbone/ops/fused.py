@@ -1,5 +1,5 @@
-"""Blocks on a GPU: the windows of whole maps for the Triton kernel, which finds the tokens in them by arithmetic, and a
-block whose residual sums and norms are kernels too.
+"""Blocks on a GPU: the windows of whole maps for the Triton kernel, which computes where their tokens are, and a block
+whose residual sums and norms are Triton kernels too.
 
 Layout: B batch, H W height and width of a map, C channels, T = B*H*W tokens, h heads, N places of a window.
 """
@@ -16,16 +16,16 @@ from . import block
 from .grid import Size
 from .linear import linear
 
-# What may be fused besides attention: SWIN_BACKBONE_FUSE names it, with commas between. None of it is on by default, as
-# no GPU has shown yet what it is worth.
-#   norm: residual sums, with drop path, and the norms of them, V1 alone
-#   gelu: the bias in front of an exact GELU, and the gradients of both
+# Fusions besides attention. SWIN_BACKBONE_FUSE lists those to use, separated by commas. None is on by default, since
+# their speed has not been measured on a GPU yet.
+#   norm: residual sums, with drop path, and their norms (V1 only)
+#   gelu: the bias before an exact GELU, and the gradients of both
 #   weights: the casts of all weights of a block, under automatic mixed precision
 FUSIONS = 'norm', 'gelu', 'weights'
 
 
 class TritonWindows:
-    """All windows of a batch of maps, without a table of indices. The kernel drops no attention weights.
+    """All windows of a batch of maps, without a table of indices. The kernel has no dropout of attention weights.
 
     Args: see `WindowGrid`.
     """
@@ -33,12 +33,12 @@ class TritonWindows:
     def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
         self.settings = batch, height, width, list(window_size), list(shift), mask_padding
         self.tokens_per_image, self.num_tokens = height * width, batch * height * width
-        # One graph for all sizes does not ask whether they are multiples of the window.
+        # A graph for all sizes must not test whether sizes are multiples of the window.
         self.padded = torch.compiler.is_compiling() or bool(height % window_size[0] or width % window_size[1])
 
     @classmethod
     def cut(cls, window_tokens: Optional[int], *geometry) -> 'list[TritonWindows]':
-        """All windows as one piece: on a GPU one launch over all is best."""
+        """All windows as one piece, since on a GPU one launch for all is best."""
         return [cls(*geometry)]
 
     def linear(
@@ -66,12 +66,12 @@ class TritonWindows:
         return y_TC.view(x_BHWC.shape)
 
     def pad(self, x_TC: Tensor) -> Tensor:
-        """The tokens, and behind them, if it is not there yet, the zero token that windows over the edge read."""
+        """Add after the tokens the zero token that windows over the edge read, if it is needed and not there yet."""
         return F.pad(x_TC, (0, 0, 0, 1)) if self.padded and len(x_TC) == self.num_tokens else x_TC
 
     def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
         """See `Windows`."""
-        from .triton import attend_in_windows  # which torch before 2.4 cannot define
+        from .triton import attend_in_windows  # here, since torch before 2.4 cannot define this operator
 
         return attend_in_windows(qkv_T3C, bias_hNN, *self.settings, scale)[0]
 
@@ -86,7 +86,7 @@ class TritonWindows:
 
 @torch.compiler.assume_constant_result
 def fusions() -> tuple[str, ...]:
-    """What of `FUSIONS` is asked for.
+    """The fusions that SWIN_BACKBONE_FUSE asks for.
 
     Raises:
         ValueError: if SWIN_BACKBONE_FUSE names something else.
@@ -105,9 +105,9 @@ def swin_block(
     settings: block.BlockSettings,
     gradient_only: bool = False,
 ) -> Tensor:
-    """`ops.block.swin_block`; each residual sum, with its drop path, and the norm of it is one pass over memory.
+    """`ops.block.swin_block`, where each residual sum, with its drop path and its norm, is one pass over memory.
 
-    The first norm leaves room for the zero token, so that nothing is copied to pad it.
+    The first norm also writes the zero token, so that padding needs no copy.
     """
     from .triton.residual import add_norm
 

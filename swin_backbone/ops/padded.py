@@ -1,8 +1,8 @@
-"""Windows that are shifted by padding and not by rolling: those of Swin-MLP (microsoft/Swin-Transformer).
+"""Windows that are shifted by padding and not by rolling, as in Swin-MLP (microsoft/Swin-Transformer).
 
-Windows of w places that are shifted by s of them begin w - s places before a map; so there is one window more on an
-axis, tokens of far edges never meet, and no window has a mask. There are two kinds: tables of indices for eager
-PyTorch, and indices computed in the graph for everything that records one.
+Windows of side w that are shifted by s places begin w - s places before the map. So tokens of opposite edges are never
+in one window, and no window needs a mask, but an axis can have one more window. There are two implementations: tables
+of indices for eager PyTorch, and indices computed in the graph for torch.compile and export.
 
 Layout: B batch, H W height and width of a map, C channels, T tokens, L windows, N places of a window, h heads, d
 channels of a head.
@@ -18,7 +18,7 @@ from .windows import TableWindows
 
 
 class PaddedGrid(WindowGrid):
-    """See `WindowGrid`; its `mask_padding` says nothing here, where padding is zeros."""
+    """See `WindowGrid`. `mask_padding` has no effect, since padding is zeros."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class PaddedGrid(WindowGrid):
 
 
 class PaddedTables(TableWindows):
-    """Found by tables of indices, all or in strips."""
+    """Windows by tables of indices, all at once or in strips."""
 
     grid_kind = PaddedGrid
 
 
 class PaddedInGraph(ExportedWindows):
-    """Found by indices that are computed in the graph, from sizes that may be symbols."""
+    """Windows by indices that are computed in the graph, from sizes that may be symbolic."""
 
     def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
         super().__init__(batch, height, width, window_size, (0, 0), False, device)
@@ -62,7 +62,10 @@ class PaddedInGraph(ExportedWindows):
         self.padded_size = tuple(n * side for n, side in zip(self.counts, window_size))
 
     def _unrolled(self, axis: int, device: torch.device) -> Tensor:
-        """For each window of an axis where on the map its places are, the axis' length for those before it: (n, W)."""
+        """The coordinate on the map of each place of each window of an axis: (n, W).
+
+        Places before the map get the length of the axis, as padding.
+        """
         place = torch.arange(self.padded_size[axis], device=device) - self.before[axis]
         return torch.where(place < 0, self.size[axis], place).view(self.counts[axis], self.window_size[axis])
 
@@ -71,7 +74,7 @@ class PaddedInGraph(ExportedWindows):
 
 
 def places_before(window_size: Size, shift: Size) -> Size:
-    """The places of the first row and the first column of windows that are before the map."""
+    """How many places of the first row and the first column of windows are before the map."""
     rows, columns = (side - by if by else 0 for side, by in zip(window_size, shift))
     return rows, columns
 
@@ -82,7 +85,7 @@ def count_windows(length: int, side: int, before: int) -> int:
 
 
 def mix_places(x_LNC: Tensor, weight_hNN: Tensor, bias_hN: Tensor) -> Tensor:
-    """A linear layer over the places of each window, one a head, alike for all channels of the head: (L, N, C)."""
+    """Apply a linear layer over the places of each window, one for each head and its channels: (L, N, C)."""
     (L, N, C), h = x_LNC.shape, len(weight_hNN)
     x_hNLd = in_order(x_LNC.view(L, N, h, C // h).permute(2, 1, 0, 3)).view(h, N, L * (C // h))
     y_hNLd = torch.baddbmm(bias_hN[..., None], weight_hNN, x_hNLd)

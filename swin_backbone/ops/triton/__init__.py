@@ -1,4 +1,4 @@
-"""Attention inside windows as one kernel in Triton, forward and backward. Importing this imports no Triton."""
+"""Attention inside windows as one kernel in Triton, forward and backward. Importing it does not import Triton."""
 
 from .attention import attend_in_windows
 

@@ -1,4 +1,4 @@
-"""The kernels as operators of torch, which torch.compile and export see whole.
+"""The attention kernels as custom operators of torch, so that torch.compile and export treat each as one operator.
 
 Layout: T tokens, C channels, L windows, h heads, N places of a window, P programs that share the windows.
 """
@@ -28,14 +28,14 @@ def attend_in_windows(
     """Softmax(scale q k^T + bias) v inside each window of a batch of maps.
 
     Args:
-        qkv_T3C: query, key and value of each token of the maps, one behind the other, each with its heads one behind
-            the other; where the maps are no whole windows, behind the tokens a row of what padding holds.
-        bias_hNN: the relative position bias; read in float32.
+        qkv_T3C: query, key and value of each token of the maps, concatenated; inside each, the heads are concatenated.
+            If the maps are not a whole number of windows, one more row after the tokens holds q, k and v of padding.
+        bias_hNN: the relative position bias; the kernel reads it in float32.
         batch, height, width, window_size, shift, mask_padding: see `WindowGrid`.
 
     Returns:
-        (T, C), without padding; and (L, h, N) float32, the log2 of the sum that the softmax divides by, with logits
-        times log2(e), and windows row by row.
+        The attended tokens (T, C), without padding; and (L, h, N) float32, the log2 of the sum that the softmax divides
+        by, of logits times log2(e). Windows are in row-major order.
     """
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     return launch_forward(tiles, qkv_T3C, bias_hNN, scale)
@@ -83,7 +83,7 @@ def attend_in_windows_backward(
     scale: float,
     needs_bias: bool,
 ) -> Tuple[Tensor, Tensor]:
-    """The gradients of `attend_in_windows`' qkv and bias; without `needs_bias` that of the bias is empty."""
+    """The gradients of `attend_in_windows`' qkv and bias. Without `needs_bias`, the bias's gradient is empty."""
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     return launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, needs_bias)
 
@@ -126,7 +126,7 @@ def launch_backward(
             tiling = tiles.backward_queries()
             grid = tiles.grid(attend_backward_queries, tiling, constants)
             attend_backward_queries[grid](*tensors, *sizes, **constants, **tiling.options)
-    if has_padding:  # which is nobody's query
+    if has_padding:  # padding is never a query
         grad_qkv_T3C[-1, : tiles.channels] = 0
         grad_qkv_T3C[-1, tiles.channels :] = grad_padding_P2C.sum(0)
     grad_bias_hNN = grad_bias_PhNN.sum(0).to(bias_hNN.dtype) if needs_bias else bias_hNN.new_empty(0)
@@ -148,7 +148,7 @@ attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def on_device(device: torch.device) -> AbstractContextManager:
-    """Triton launches on the device that is current."""
+    """Make `device` the current one, since Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
 
 

@@ -1,7 +1,7 @@
-"""The gradient of attention inside windows: one kernel where a window fits in a tile, two where it does not.
+"""The gradient of attention inside windows: one kernel if a window fits in a tile, else two.
 
-Each gradient of a token is written once, and nothing is added atomically. Gradients of the bias and of what padding
-holds are summed in registers over the windows of a program, in float32; over programs, by the caller.
+Each gradient of a token is written once, without atomic adds. Gradients of the bias and of the padding's key and value
+are summed in registers over the windows of a program, in float32. The caller sums them over programs.
 
 Layout of a tile: Q query places, K key places, D channels of a head, each a power of two. P programs that share the
 windows, h heads, N places of a window, C channels.
@@ -23,9 +23,10 @@ def attend_backward(
     PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
     NEEDS_BIAS: tl.constexpr, NEEDS_PADDING: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of K keys and their values and biases, from all queries; where those are all keys, of queries too.
+    """The gradients of K keys, their values and their biases, summed over all queries.
 
-    `grad_bias` is (P, h, N, N), `grad_padding` (P, blocks, 2C): key and value.
+    If a tile holds all keys, it also computes the gradients of queries. `grad_bias` is (P, h, N, N), `grad_padding`
+    (P, blocks, 2C): key and value.
 
     Grid: heads, programs that share the windows, blocks of K places.
     """
@@ -66,7 +67,7 @@ def attend_backward(
         grad_weights = dot(grad, tl.trans(v), PRECISION, WIDEN)
         if PLACES <= K:
             along = tl.sum(weights * grad_weights, 1)
-        else:  # the same sum, as only some of its terms are here
+        else:  # the same sum, computed from the output, since this tile has only some of its terms
             out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=token_there, other=0.0)
             along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         grad_logits = weights * (grad_weights - along[:, None])
@@ -78,7 +79,7 @@ def attend_backward(
         there = k_there & (token_k < num_tokens)[:, None]
         tl.store(at_grad_k, grad_k.to(q.dtype), mask=there)
         tl.store(at_grad_k + channels, grad_v.to(q.dtype), mask=there)
-        if NEEDS_PADDING:  # noqa: SIM102 - the one is known when the kernel is compiled, the other window by window
+        if NEEDS_PADDING:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
             if reaches_over(window, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W):
                 is_padding = ((key < PLACES) & (token_k == num_tokens))[:, None]
                 grad_padding_k += tl.sum(tl.where(is_padding, grad_k, 0.0), 0)
@@ -121,7 +122,7 @@ def attend_backward_queries(
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
         )  # fmt: skip
         cut = is_cut(window, rows, columns, MASK_PADDING)
-        # Padding is nobody's query: its row gets the gradients of keys and values alone.
+        # Padding is never a query: its row gets gradients only as key and value.
         there = (query < PLACES)[:, None] & of_head & (token_q < num_tokens)[:, None]
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)

@@ -1,4 +1,4 @@
-"""The kernels against the literal algorithm, on a few windows: what a device shows before it is trusted with them.
+"""Compare the kernels with the reference algorithm on a few windows, before they are used on a device.
 
 Layout: T tokens, C channels, h heads, N places of a window.
 """
@@ -15,11 +15,12 @@ from ..grid import Size
 from .attention import launch_backward, launch_forward
 from .tiles import Tiles, is_interpreted
 
-# The largest error that rounding may make, to the largest value of a result, or 1; TF32 has as many bits as float16.
+# The largest allowed rounding error, relative to the largest value of a result or to 1, whichever is larger. TF32 has
+# as many mantissa bits as float16.
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 HEADS = 2
-PROGRAMS = 2  # for each head: each has two of the four windows, one after the other
-KINDS = {  # shifted, padded, with masked padding; the interpreter, which takes seconds a kind, takes the first
+PROGRAMS = 2  # for each head: each computes two of the four windows, one after the other
+KINDS = {  # shifted, padded, with masked padding; the interpreter runs only the first, since one kind takes seconds
     'shifted and padded windows': (True, True, False),
     'whole windows': (False, False, False),
     'padded windows': (False, True, False),
@@ -30,12 +31,12 @@ RESULTS = 'output', 'gradient of query, key and value', 'gradient of the bias'
 
 
 def why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
-    """What is wrong in outputs and gradients of the kernels on this device, with figures; None: nothing.
+    """Say which output or gradient of the kernels is wrong on this device, and by how much; None: all are right.
 
-    Of each kind there are four windows: inside the map, at its right and bottom edges, in the corner.
+    Each kind is checked on four windows: inside the map, at its right edge, at its bottom edge and in the corner.
     """
-    # A thread begins without the caller's autocast, grad mode, dispatch modes, hooks and stream; and where the caller
-    # is traced by torch.compile, nothing of this is.
+    # A new thread does not have the caller's autocast, grad mode, dispatch modes, hooks and stream. If torch.compile
+    # traces the caller, it does not trace this thread.
     with ThreadPoolExecutor(1) as alone:
         return alone.submit(_why_wrong, device, dtype, window_size, head_dim).result()
 
@@ -44,7 +45,8 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
     limit = LIMITS[torch.float16 if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else dtype]
     N, C, generator = window_size[0] * window_size[1], HEADS * head_dim, torch.Generator().manual_seed(0)
     for kind, (shifted, padded, mask_padding) in list(KINDS.items())[: 1 if is_interpreted() else None]:
-        # So little that tokens see padding behind the shift; masked, so much that it is in the window before, too.
+        # Little padding, so that tokens of shifted windows attend to it. With masked padding more, so that padding also
+        # reaches into the last but one window.
         missing = [padded * (side // 2 + 1 if mask_padding else max(1, side // 3)) for side in window_size]
         height, width = (2 * side - m for side, m in zip(window_size, missing))
         shift = [side // 2 * shifted for side in window_size]
@@ -63,7 +65,7 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
         for what, result, x in zip(RESULTS, (out_TC, *grads), (x.detach() for x in expected)):
             largest = max(1.0, float(x.abs().max()))
             error = float((result.cpu().double() - x).abs().max()) / largest
-            if not error <= limit:  # NaN is not
+            if not error <= limit:  # also true for NaN
                 return f'{what} of {kind} is off by {error:.1e} of its largest value, where {limit:.0e} is allowed'
     return None
 
@@ -79,7 +81,7 @@ def attend_literally(
     mask_padding: bool,
     scale: float,
 ) -> Tensor:
-    """The output of `attend_in_windows`, by `ops/reference.py`."""
+    """The output of `attend_in_windows`, computed by `ops/reference.py`."""
     token_BHW = torch.arange(batch * height * width, device=qkv_T3C.device).view(batch, height, width)
     padding = (0, -width % window_size[1], 0, -height % window_size[0])
     token_BHW = F.pad(token_BHW, padding, value=batch * height * width)

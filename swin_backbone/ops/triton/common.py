@@ -1,7 +1,7 @@
-"""What the kernels share: where the tokens of a window are, and the logits of a tile.
+"""Functions that the kernels share: they find the tokens of a window and compute the logits of a tile.
 
-Which token sits in which place of which window, and which places may attend to each other, is arithmetic on sizes (the
-paper's pad, roll and partition, and figure 4's regions): there is no table of indices and no mask.
+The kernels compute from sizes alone which token is at which place of which window, and which places may attend to each
+other (the paper's pad, roll and partition, and the regions of figure 4). There is no table of indices and no mask.
 
 Layout of a tile: Q query places, K key places, D channels of a head, each a power of two.
 """
@@ -9,9 +9,9 @@ Layout of a tile: Q query places, K key places, D channels of a head, each a pow
 import triton
 import triton.language as tl
 
-# For these arguments a kernel is not compiled anew when they become 1 or divisible by 16: pictures come in all sizes.
+# Triton does not compile a kernel again when one of these becomes 1 or divisible by 16, since pictures have all sizes.
 SIZES = ['num_windows', 'num_tokens', 'height', 'width', 'rows', 'columns']
-LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2E), and exp2 is what the hardware has
+LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2E); the hardware has exp2
 
 
 @triton.jit
@@ -20,9 +20,9 @@ def locate(
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
     MASK_PADDING: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """For places of a window: the token there, `num_tokens` for padding, and the region of the rolled map.
+    """For each place of a window: its token (`num_tokens` for padding) and its region of the rolled map.
 
-    What is beyond the window's last place is put where the first is, so that it is in some region.
+    Indices after the window's last place get the values of its first place, so that they have a valid region.
     """
     place = tl.where(place < WINDOW_H * WINDOW_W, place, 0)
     column, row = window % columns, (window // columns) % rows
@@ -45,7 +45,8 @@ def locate(
 def is_cut(window, rows, columns, MASK_PADDING: tl.constexpr):
     """Whether a window may hold several regions.
 
-    The roll cuts the last window of an axis alone; padding, if masked, can reach into the last but one.
+    The roll puts several regions only into the last window of an axis. Masked padding can also reach into the last but
+    one.
     """
     edge = 1 + MASK_PADDING
     return (window % columns >= columns - edge) | ((window // columns) % rows >= rows - edge)
@@ -56,14 +57,14 @@ def reaches_over(
     window, height, width, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
 ):  # fmt: skip
-    """Whether a window reaches over the edge of the map, so that padding, or what the roll brought, may be in it."""
+    """Whether a window reaches over the edge of the map, so that it may hold padding or tokens moved by the roll."""
     row, column = (window // columns) % rows, window % columns
     return ((row + 1) * WINDOW_H + SHIFT_H > height) | ((column + 1) * WINDOW_W + SHIFT_W > width)
 
 
 @triton.jit
 def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr):
-    """A tile of a head's bias times LOG2E, -inf for keys that are no place of a window."""
+    """A tile of a head's bias times LOG2E; -inf for keys after the window's last place."""
     there = (query < PLACES)[:, None] & (key < PLACES)[None, :]
     bias = tl.load(bias_ptr + (head * PLACES + query[:, None]) * PLACES + key[None, :], mask=there, other=0.0)
     bias = bias.to(tl.float32) * LOG2E
@@ -74,7 +75,7 @@ def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr)
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """a b, summed in float32. The interpreter's product of bfloat16 is wrong: there both are made float32 first."""
+    """The product a b, summed in float32. WIDEN casts to float32 first, as the interpreter's bfloat16 product is wrong."""
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -87,7 +88,7 @@ def logits_of(
 ):  # fmt: skip
     """LOG2E (scale q k^T) + bias, -inf between regions: (Q, K)."""
     logits = dot(q, tl.trans(k), PRECISION, WIDEN) * (scale * LOG2E) + bias
-    if MASKED:  # noqa: SIM102 - the one is known when the kernel is compiled, the other window by window
+    if MASKED:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
         if cut:
             logits = tl.where(region_q[:, None] == region_k[None, :], logits, float('-inf'))
     return logits

@@ -1,4 +1,4 @@
-"""Attention inside windows, as one kernel: q, k and v are read where the projection left them.
+"""Attention inside windows as one kernel, which reads q, k and v directly from the projection's output.
 
 Layout of a tile: Q query places, K key places, D channels of a head, each a power of two. L windows, h heads, N places
 of a window.
@@ -21,10 +21,10 @@ def attend(
 ):  # fmt: skip
     """softmax(scale q k^T + bias) v, and the log2 of the sum that the softmax divides by: (L, h, N).
 
-    A program serves Q queries of one head in several windows. Where they fit in a tile, all keys are taken at once, and
-    their bias is loaded once for all windows; else by K, with the softmax of what was seen so far.
+    A program computes Q queries of one head in several windows. If all keys fit in a tile, they are taken at once, and
+    their bias is loaded once for all windows. Otherwise K keys are taken at a time, with an online softmax.
 
-    Grid: heads, programs that share the windows, blocks of Q places. Row `num_tokens` of qkv is what padding holds.
+    Grid: heads, programs that share the windows, blocks of Q places. Row `num_tokens` of qkv holds padding's q, k, v.
     """
     PLACES: tl.constexpr = WINDOW_H * WINDOW_W
     heads, head = tl.num_programs(0), tl.program_id(0)
@@ -42,7 +42,7 @@ def attend(
         cut = is_cut(window, rows, columns, MASK_PADDING)
         q_there = (query < PLACES)[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
-        largest = tl.full((Q,), -1e30, tl.float32)  # finite, as all keys of a tile may be of other regions
+        largest = tl.full((Q,), -1e30, tl.float32)  # finite, since all keys of a tile may be in other regions
         total = tl.zeros((Q,), tl.float32)
         out = tl.zeros((Q, D), tl.float32)
         for start in range(0, PLACES, K):

@@ -1,6 +1,6 @@
 """A bias and the exact GELU of rows of hidden tokens, in one pass over memory: forward and backward.
 
-Layout of a tile: R rows (tokens), C channels of them, a power of two.
+Layout of a tile: R rows (tokens), C of their channels, a power of two.
 """
 
 import triton
@@ -27,7 +27,9 @@ def bias_gelu_backward(
     grad_ptr, hidden_ptr, bias_ptr, grad_hidden_ptr, grad_bias_ptr, num_tokens, channels,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of hidden, from its value again, and of the bias, summed over the rows of a program: (P, channels).
+    """The gradient of hidden, and that of the bias, summed over the rows of each program: (P, channels).
+
+    GELU's slope is computed again from hidden.
 
     Grid: programs that share the blocks of R rows, blocks of C channels.
     """

@@ -1,4 +1,4 @@
-"""The kernel of a bias and a GELU as operators of torch, which torch.compile and export see whole.
+"""The kernels of a bias and a GELU as custom operators of torch; torch.compile and export treat each as one operator.
 
 Layout: T tokens, D hidden channels, P programs that share the tokens.
 """
@@ -17,7 +17,7 @@ TILE = dict(R=16, C=256, num_warps=4)
 
 @torch.library.custom_op('swin_backbone::bias_gelu', mutates_args=())
 def bias_gelu(hidden_TD: Tensor, bias_D: Tensor) -> Tensor:
-    """GELU(hidden + bias), exact, in hidden's dtype; for backward hidden is kept, and nothing of the GELU."""
+    """GELU(hidden + bias), exact, in hidden's dtype. For backward it stores only its inputs."""
     from .gelu import bias_gelu_forward
 
     hidden_TD = hidden_TD.contiguous()

@@ -1,4 +1,4 @@
-"""A residual sum and the LayerNorm of it, of rows of tokens, in one pass over memory: forward and backward.
+"""A residual sum and its LayerNorm in one pass over memory, for rows of tokens: forward and backward.
 
 Layout of a tile: R rows (tokens), C channels of each, a power of two.
 """
@@ -48,9 +48,10 @@ def add_norm_backward(
     R: tl.constexpr, C: tl.constexpr,
     HAS_BRANCH: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of x, of the branch, and of the norm's weight and bias, those summed over the rows of a program.
+    """The gradients of x, of the branch, and of the norm's weight and bias.
 
-    Grid: programs that share the blocks of R rows. Nothing is added atomically: `grad_weight` has a row a program.
+    Grid: programs that share the blocks of R rows. There are no atomic adds: `grad_weight` and `grad_bias` have one row
+    for each program, summed over the rows of that program.
     """
     column = tl.arange(0, C)
     of_row = (column < channels)[None, :]

@@ -1,4 +1,4 @@
-"""The kernels of a residual sum and its LayerNorm as operators of torch, which torch.compile and export see whole.
+"""The kernels of a residual sum and its LayerNorm as custom operators; torch.compile and export see each as one operator.
 
 Layout: T tokens of all images, B images, C channels, P programs that share the tokens.
 """
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .attention import on_device
 
-TILE = 4096  # elements of a tile, of whole rows
-PROGRAMS_PER_MULTIPROCESSOR = 4  # in backward, each with sums of its own
+TILE = 4096  # elements of a tile, which holds whole rows
+PROGRAMS_PER_MULTIPROCESSOR = 4  # in backward; each program has sums of its own
 
 
 @torch.library.custom_op('swin_backbone::add_norm', mutates_args=())
@@ -26,18 +26,18 @@ def add_norm(
     dtype: torch.dtype,
     padded: bool,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x + factor * branch, and LayerNorm of that, both from one reading of x and branch.
+    """x + factor * branch, and the LayerNorm of this sum; x and branch are read once.
 
     Args:
-        branch_TC: in any dtype; None: there is no sum, but the norm of x.
-        factors_B: float32, stochastic depth's factor of each image; None: 1.
-        weight_C, bias_C: of the norm; None: there is none.
+        branch_TC: in any dtype; None: there is no sum, and the norm is that of x.
+        factors_B: float32, drop path's factor of each image; None: 1.
+        weight_C, bias_C: of the norm; None: there is no norm.
         dtype: of the norm's output.
-        padded: whether a row of zeros is wanted behind the norm's rows: the token that windows over the edge read.
+        padded: whether to add a row of zeros after the norm's rows: the token that windows over the edge read.
 
     Returns:
-        The sum, in x's dtype; its norm; and each token's mean and 1 / standard deviation, in float32. Empty: what there
-        is not.
+        The sum, in x's dtype; its norm; and each token's mean and 1 / standard deviation, in float32. Without a branch
+        the sum is empty; without a norm the other three are empty.
     """
     from .norm import add_norm_forward
 
@@ -84,12 +84,12 @@ def add_norm_backward(
     rstd_T: Tensor,
     branch_dtype: Optional[torch.dtype],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of `add_norm`'s x, branch, weight and bias; empty: of what there is not.
+    """The gradients of `add_norm`'s x, branch, weight and bias; empty for an input that was None.
 
     Args:
-        grad_out_TC: of the norm; a row of zeros behind it has no gradient.
-        sum_TC: what was normalised.
-        branch_dtype: None: there was no branch.
+        grad_out_TC: of the norm; the row of zeros after it has no gradient.
+        sum_TC: the norm's input.
+        branch_dtype: dtype of the branch; None: there was no branch.
     """
     from .norm import add_norm_backward as kernel
 
@@ -148,7 +148,7 @@ add_norm.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def _tile(channels: int) -> dict:
-    """Whole rows, of which a tile has as many as make a program worth its launch."""
+    """The sizes of a tile: whole rows, about `TILE` elements in total."""
     C = 1 << (channels - 1).bit_length()
     return dict(R=max(1, TILE // C), C=C, num_warps=4)
 
@@ -162,7 +162,7 @@ def _tokens_per_image(tokens: int, factors_B: Optional[Tensor]) -> int:
 
 
 def programs_of(device: torch.device) -> int:
-    """How many programs with sums of their own a device works on."""
+    """How many programs to launch in backward, each with sums of its own."""
     if device.type != 'cuda':
         return 2
     return PROGRAMS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count

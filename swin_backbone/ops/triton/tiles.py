@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-# Compilation tells, without a GPU, what a program needs of registers and shared memory: these were chosen so that
-# nothing, or little, is spilled on sm_80 to sm_120 with heads of 16 to 32 channels in half precision. They were not
-# tuned on a GPU.
-PROGRAMS_OF_A_CPU = 8  # which the interpreter runs one after the other
+# Compilation shows, without a GPU, how many registers and how much shared memory a program needs. These values were
+# chosen so that few or no registers are spilled on sm_80 to sm_120, for heads of 16 to 32 channels in half precision.
+# They were not tuned on a GPU.
+PROGRAMS_OF_A_CPU = 8  # the interpreter runs them one after the other
 ONE_TILE = 64  # windows of at most so many places are one tile
-STAGED_BYTES = 64  # of a head's channels: beyond, two stages of all queries of a window need too much shared memory
+STAGED_BYTES = 64  # bytes of a head's channels; with more, two stages of all queries need too much shared memory
 
 
 IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr')
@@ -29,10 +29,10 @@ class Tiling(NamedTuple):
 
 
 class Tiles:
-    """The sizes all launches share.
+    """The sizes that all launches share.
 
     Args:
-        programs: that share the windows of a head; None: as many as keep the device busy.
+        programs: how many programs share the windows of a head; None: as many as keep the device busy.
         others: see `attend_in_windows`.
     """
 
@@ -61,7 +61,7 @@ class Tiles:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the elements of q, k and v lie further apart than int32 counts."""
+        """Whether offsets of elements of q, k and v do not fit in int32."""
         return (self.num_tokens + 1) * self.row_stride >= 2**31
 
     @property
@@ -72,9 +72,9 @@ class Tiles:
         return self._blocks(64, 64, num_warps=4) if self.places > ONE_TILE else self._one_tile(num_warps=4)
 
     def backward(self) -> Tiling:
-        """Of keys and, in one tile, of queries too."""
+        """The tiling of the kernel for gradients of keys; with one tile it computes those of queries too."""
         if self.places <= ONE_TILE:
-            return self._one_tile(num_warps=4)  # 8 share no more than 64 queries: they would compute some twice
+            return self._one_tile(num_warps=4)  # 8 warps would compute some of 64 queries twice
         stages = 2 if self.head_tile * self.dtype.itemsize <= STAGED_BYTES else 1
         return self._blocks(_tile(self.places), 32, num_warps=8, num_stages=stages)
 
@@ -82,7 +82,7 @@ class Tiles:
         return self._blocks(64, 64, num_warps=4)
 
     def constants(self) -> dict[str, Any]:
-        """What is known when a kernel is compiled, besides its tiles."""
+        """The compile-time constants of a kernel, without its tile sizes."""
         from triton import language
 
         padded = any(count * window > length for count, window, length in zip(self.counts, self.window_size, self.size))
@@ -105,14 +105,14 @@ class Tiles:
         return self._blocks(_tile(self.places), _tile(self.places), num_warps)
 
     def _blocks(self, Q: int, K: int, num_warps: int, num_stages: int = 2) -> Tiling:
-        """Blocks of as many places as the shorter side of a tile."""
+        """A block has as many places as the shorter side of a tile."""
         blocks = -(-self.places // min(Q, K))
         return Tiling(blocks, dict(Q=Q, K=K, num_warps=num_warps, num_stages=num_stages))
 
     def grid(self, kernel: Any, tiling: Tiling, constants: dict[str, Any]) -> tuple[int, int, int]:
-        """Heads, programs that share the windows, blocks. Heads run first, as they share cache lines.
+        """Heads, programs that share the windows, blocks. Heads are the fastest axis, since they share cache lines.
 
-        There are as many programs as the device holds at a time, with as many windows for each, or one less.
+        There are about as many programs as the device holds at a time, and their numbers of windows are almost equal.
         """
         programs = self.programs
         if programs is None:
@@ -124,7 +124,7 @@ class Tiles:
 
 @lru_cache(maxsize=256)
 def resident_programs(kernel: Any, device: torch.device, dtype: torch.dtype, keywords: tuple) -> int:
-    """How many programs of a kernel a device holds at a time, by their registers, shared memory and warps.
+    """How many programs of a kernel a device can hold at a time, given their registers, shared memory and warps.
 
     Args:
         dtype: of queries, keys and values.
@@ -134,7 +134,7 @@ def resident_programs(kernel: Any, device: torch.device, dtype: torch.dtype, key
         return PROGRAMS_OF_A_CPU
     with torch.cuda.device(device):
         compiled = kernel.warmup(*signature(kernel, dtype, dict(keywords)), grid=(1, 1, 1), **dict(keywords))
-        compiled.run  # loads it, which tells its registers # noqa: B018
+        compiled.run  # loads the kernel, so that its number of registers is known # noqa: B018
     properties, warps = torch.cuda.get_device_properties(device), dict(keywords)['num_warps']
     return properties.multi_processor_count * programs_per_multiprocessor(
         compiled.n_regs, compiled.metadata.shared, warps, properties
@@ -142,8 +142,15 @@ def resident_programs(kernel: Any, device: torch.device, dtype: torch.dtype, key
 
 
 def programs_per_multiprocessor(registers: int, shared: int, warps: int, properties: Any) -> int:
-    """Args: registers of a thread, bytes of shared memory of a program, its warps, and what torch says of a device."""
-    # Registers are given to warps by 256; of shared memory a program takes 1 KiB that no kernel sees.
+    """How many programs a multiprocessor can hold at a time.
+
+    Args:
+        registers: of a thread.
+        shared: bytes of shared memory of a program.
+        warps: of a program.
+        properties: of the device, from torch.
+    """
+    # A warp gets registers in units of 256. A program takes 1 KiB more shared memory than its kernel asks for.
     by_registers = 65536 // (-(-registers * 32 // 256) * 256 * warps)
     by_shared = getattr(properties, 'shared_memory_per_multiprocessor', 100 * 1024) // (shared + 1024)
     by_warps = properties.max_threads_per_multi_processor // (32 * warps)
@@ -151,7 +158,7 @@ def programs_per_multiprocessor(registers: int, shared: int, warps: int, propert
 
 
 def signature(kernel: Any, dtype: torch.dtype, constants: dict[str, Any]) -> list[Any]:
-    """For each argument of a kernel that is no constant: the dtype of a pointer, or a number of its type."""
+    """For each argument of a kernel that is not a constant: the dtype for a pointer, or a number of the right type."""
     arguments: list[Any] = []
     for name in kernel.arg_names:
         if name.endswith('_ptr'):
@@ -167,5 +174,5 @@ def is_interpreted() -> bool:
 
 
 def _tile(length: int) -> int:
-    """What the tensor cores' tiles are made of: a power of two, at least 16."""
+    """The side of a tile for tensor cores: the next power of two, at least 16."""
     return max(16, 1 << (length - 1).bit_length())
