@@ -75,7 +75,7 @@ def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr)
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """The product a b, summed in float32. WIDEN casts to float32 first, as the interpreter's bfloat16 product is wrong."""
+    """The product a b, summed in float32. WIDEN casts to float32 first: the interpreter's bfloat16 product is wrong."""
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
