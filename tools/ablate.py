@@ -1,10 +1,10 @@
-"""Repeat table 4 of the paper (Liu et al. 2021) in small: what shifted windows and the position bias are worth.
+"""Repeat table 4 of the paper (Liu et al. 2021) on a small scale: what shifted windows and the position bias improve.
 
     python tools/ablate.py [--seeds N] [--steps N] [--out D] [--docs docs/ablations.md]
 
-A Swin-nano of window 4 learns to tell the shapes of tools/make_shapes_dataset.py from one another, each cut out of its
-picture, in grey: their colours would give them away. Every row is trained from the same seeds. A run whose result is
-in D is not repeated, so an interrupted table goes on where it was.
+A Swin-nano of window 4 learns to classify the shapes of tools/make_shapes_dataset.py. Each shape is cut out of its
+picture and turned grey, since its colour would show its class. Every row is trained with the same seeds. A run whose
+result is in D already is not repeated, so an interrupted table continues where it stopped.
 """
 
 import argparse
@@ -28,16 +28,16 @@ from torch import Tensor, nn
 
 from swin_backbone import SwinBackbone
 
-PICTURE, SIZE, WINDOW = 128, 64, 4  # sides: of a picture and of what is cut out, in pixels; of a window, in tokens
-TRAIN, VAL, BATCH = 1600, 800, 32  # pictures to learn from and held out; shapes of a step
-MARGIN = 1.2  # sides of what is cut out, in those of the shape's box
+PICTURE, SIZE, WINDOW = 128, 64, 4  # sides of a picture and of a cut-out, in pixels; side of a window, in tokens
+TRAIN, VAL, BATCH = 1600, 800, 32  # training pictures, validation pictures, shapes in a step
+MARGIN = 1.2  # side of a cut-out, as a multiple of the longer side of the shape's box
 LEARNING_RATE, WEIGHT_DECAY, WARM_UP = 2e-3, 0.05, 0.1
 BEGIN, END = '<!-- table: tools/ablate.py writes it -->', '<!-- end of table -->'
 console = Console()
 
 
 class Row(NamedTuple):
-    """A row of the table: what it is called, what is taken away, and whether there is an absolute embedding."""
+    """A row of the table: its name, what is removed, and whether there is an absolute position embedding."""
 
     name: str
     take_away: tuple[Callable[[SwinBackbone], None], ...] = ()
@@ -66,7 +66,7 @@ ROWS = {
 
 
 class Classifier(nn.Module):
-    """A backbone, and a linear layer on the mean of its last map."""
+    """A backbone with a linear layer on the mean of its last map."""
 
     def __init__(self, row: Row):
         super().__init__()
@@ -92,7 +92,7 @@ class Classifier(nn.Module):
 
 
 def draw(split: str, number: int) -> tuple[Tensor, Tensor]:
-    """The shapes of so many pictures, cut out: (shapes, 1, H, W), each of mean 0 and deviation 1; and what they are."""
+    """Cut the shapes out of `number` pictures: (shapes, 1, H, W), each of mean 0 and deviation 1; and their labels."""
     cuts, labels = [], []
     for index in range(number):
         picture, number_at, shapes = draw_picture(np.random.default_rng([0, split == 'val', index]), PICTURE)
@@ -106,7 +106,7 @@ def draw(split: str, number: int) -> tuple[Tensor, Tensor]:
 
 
 def cut_out(grey: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The square around a mask, (SIZE, SIZE)."""
+    """The square around a mask, resized to (SIZE, SIZE)."""
     ends = [(indices.min(), indices.max()) for indices in reversed(np.nonzero(mask))]  # columns, rows
     scale = SIZE / (MARGIN * max(1 + stop - start for start, stop in ends))
     moved = [SIZE / 2 - scale * (start + stop) / 2 for start, stop in ends]
@@ -140,7 +140,7 @@ def train(row: Row, seed: int, steps: int, images: Tensor, labels: Tensor, progr
 
 @torch.no_grad()
 def evaluate(model: Classifier, images: Tensor, labels: Tensor) -> dict[str, float]:
-    """The share of shapes that are told, in per cent, and the mean cross entropy."""
+    """The top-1 accuracy in per cent, and the mean cross entropy."""
     logits = torch.cat([model(x_BCHW) for x_BCHW in images.split(100)])
     top1 = (logits.argmax(1) == labels).double().mean()
     return dict(top1=100 * top1.item(), loss=F.cross_entropy(logits, labels).item())
@@ -158,7 +158,7 @@ def run_all(args: argparse.Namespace) -> None:
     console.print(f'{len(wanted) - len(missing)} of {len(wanted)} runs are there already', highlight=False)
     if not missing:
         return
-    MMLogger.get_current_instance().setLevel('WARNING')  # it says of each weight how it was initialised
+    MMLogger.get_current_instance().setLevel('WARNING')  # else it logs how each weight was initialised
     training, held_out = draw('train', TRAIN), draw('val', VAL)
     args.out.mkdir(parents=True, exist_ok=True)
     columns = TextColumn('{task.description}'), BarColumn(), TextColumn('loss {task.fields[loss]:.3f}')
@@ -199,7 +199,7 @@ def write_between_markers(text: str, document: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Beside, then renamed: nothing is ever half there."""
+    """Write a file beside `path` and rename it, so that `path` is never incomplete."""
     partial = path.with_name(f'.partial-{path.name}')
     partial.write_text(text, encoding='utf-8')
     partial.replace(path)
@@ -208,11 +208,15 @@ def write(path: Path, text: str) -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each row (default: 3)')
-    parser.add_argument('--steps', type=int, default=400, metavar='N', help='of a run (default: 400)')
+    parser.add_argument('--steps', type=int, default=400, metavar='N', help='steps of a run (default: 400)')
     parser.add_argument(
-        '--out', type=Path, default=Path('work_dirs/ablate'), metavar='D', help='results, one file a run'
+        '--out',
+        type=Path,
+        default=Path('work_dirs/ablate'),
+        metavar='D',
+        help='folder of results, one file for each run',
     )
-    parser.add_argument('--docs', type=Path, metavar='F', help='a document to put the table in, between its markers')
+    parser.add_argument('--docs', type=Path, metavar='F', help='a document to write the table to, between its markers')
     args = parser.parse_args()
     if min(args.seeds, args.steps) < 1:
         parser.error('--seeds and --steps take at least 1')

@@ -1,13 +1,13 @@
-"""Repeat table 5 of the paper (Liu et al. 2021): what each way to attend takes, the others written literally.
+"""Repeat table 5 of the paper (Liu et al. 2021): the time or memory of each way to attend in windows.
 
     python tools/benchmark_windows.py [--size HxW] [--train | --memory] [--arch tiny] [--runs N] [--threads N]
         [--busy-machine]
 
-The same Swin with the same weights attends in windows that slide with each token; in windows that do not shift; in
-windows shifted by padding, which makes more of them; in windows shifted cyclically, by rolling maps and masks of all
-windows; and as this package does, without and with its compiled operators. The blocks of each stage are timed, and a
-whole backbone.
-With --memory: what a training step keeps for backward, and by how much a process grows in a forward.
+The same Swin with the same weights attends in these ways: in sliding windows, one around each token; in windows that
+do not shift; in windows shifted by padding, which adds windows; in windows shifted cyclically, by rolling maps and with
+masks for all windows; and as this package does, without and with its compiled operators. The other ways are written as
+in the paper, without optimisation. The blocks of each stage are timed, and a whole backbone.
+With --memory: how much a training step stores for backward, and how much a process grows in a forward.
 """
 
 import argparse
@@ -31,10 +31,10 @@ console = Console()
 
 
 class SlidingWindows(RolledWindows):
-    """The window of each token is around it: keys and values of all its places are copied for each token."""
+    """Each token has its own window around it: keys and values of all its places are copied for each token."""
 
     def pad(self, x_BHWC: Tensor) -> Tensor:
-        """The maps as they are: no window begins anywhere."""
+        """The maps unchanged: sliding windows need no padding to whole windows."""
         return x_BHWC
 
     def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
@@ -59,7 +59,7 @@ class UnshiftedWindows(RolledWindows):
 
 
 class PaddedWindows(RolledWindows):
-    """Shifted windows begin before the map and end behind it, where nothing is attended to: one more on each axis."""
+    """Shifted windows begin before the map and end after it, where no token is attended to: one more on each axis."""
 
     def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
         """Softmax over the places of each window that are on the map."""
@@ -81,7 +81,7 @@ class PaddedWindows(RolledWindows):
 
 
 class LiteralPlanner(Planner):
-    """Plans whole maps, in windows of one kind."""
+    """Plans whole maps, with windows of one kind."""
 
     kind: Any
 
@@ -95,7 +95,7 @@ def planner_of(kind: type[RolledWindows]) -> type[LiteralPlanner]:
 
 
 class ByTorch(Planner):
-    """This package's own plan, less the compiled operators."""
+    """This package's own plan, without the compiled operators."""
 
     def plan(self, x: Tensor, training: bool) -> Plan:
         """See `Planner`."""
@@ -120,12 +120,12 @@ class Blocks(nn.Module):
         self.stage = stage
 
     def forward(self, x_BHWC: Tensor) -> tuple[Tensor]:
-        """A batch of maps to one of the same shape."""
+        """Run the blocks on a batch of maps; the output has the same shape."""
         return (self.stage(x_BHWC, self.stage.planner.plan(x_BHWC, self.training)),)
 
 
 def build(way: str, arch: str) -> SwinBackbone:
-    """A backbone that attends in one of the ways, with the weights that all of them get."""
+    """A backbone that attends in one of the ways; all ways get the same weights."""
     torch.manual_seed(0)
     backbone = SwinBackbone(arch=arch, drop_path_rate=0.0)
     for stage in backbone.stages:
@@ -134,7 +134,7 @@ def build(way: str, arch: str) -> SwinBackbone:
 
 
 def measure_times(args: argparse.Namespace) -> dict[str, list[float]]:
-    """Milliseconds of the blocks of each stage, and of a whole backbone."""
+    """Milliseconds for the blocks of each stage, and for a whole backbone."""
     images = torch.randn(1, 3, *args.size)
     backbones = {way: build(way, args.arch) for way in WAYS}
     medians: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -152,7 +152,7 @@ def measure_times(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def measure_memory(args: argparse.Namespace) -> dict[str, list[float]]:
-    """MiB that a training step keeps for backward, and by which a process grows in a forward."""
+    """MiB that a training step stores for backward, and MiB by which a process grows in a forward."""
     images = torch.randn(1, 3, *args.size)
     return {
         way: [
@@ -177,7 +177,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
-    parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
+    parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
     args = parser.parse_args()
     if min(*args.size, args.runs) < 1:
         parser.error('--size and --runs take at least 1')

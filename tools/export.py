@@ -1,11 +1,11 @@
-"""Export a trained model, or its backbone, to a folder that is run without this package.
+"""Export a trained model, or its backbone, to a folder that runs without this package.
 
 python tools/export.py CONFIG CKPT --out DIR [--format onnx|openvino|torch|aoti] [--part model|backbone|neck]
     [--shape H W] [--precision fp32|fp16|bf16|int8] [--pictures P ...] [--backbone swin-t] [--cfg-options K=V ...]
 
-DIR holds the model and deploy.json, which says how pictures are prepared, what goes in and comes out, and what the
-verification found: the file is run by its own runtime and compared with PyTorch before DIR is there. An int8 model is
-calibrated on --pictures, else on the pictures of the config's training set.
+DIR holds the model and deploy.json. deploy.json says how pictures are prepared, what the inputs and outputs are, and
+what the verification found. For verification, the file is run by its own runtime and compared with PyTorch before DIR
+is created. An int8 model is calibrated on --pictures, or without them on pictures of the config's training set.
 """
 
 import argparse
@@ -26,10 +26,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--format', default='onnx', help='onnx (default), openvino, torch or aoti')
     parser.add_argument('--part', default='model', help='model (default), backbone or neck')
     parser.add_argument(
-        '--shape', nargs=2, type=int, metavar=('H', 'W'), help='one size (default: free batch, height and width)'
+        '--shape', nargs=2, type=int, metavar=('H', 'W'), help='one fixed size (default: free batch, height and width)'
     )
-    parser.add_argument('--precision', help='fp32, fp16, bf16 or int8 (default: fp32; of openvino fp16 weights)')
-    parser.add_argument('--pictures', nargs='+', default=[], metavar='P', help='to verify on, and calibrate int8 on')
+    parser.add_argument('--precision', help='fp32, fp16, bf16 or int8 (default: fp32; for openvino fp16 weights)')
+    parser.add_argument(
+        '--pictures', nargs='+', default=[], metavar='P', help='pictures for verification and for int8 calibration'
+    )
     add_config_arguments(parser)
     add_unsafe_load(parser)
     return parser.parse_args()

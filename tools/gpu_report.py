@@ -1,9 +1,9 @@
-"""Everything that is asked of a GPU, as one table to paste into an issue: are the kernels right, and what does it cost.
+"""Check the kernels on a GPU and measure their time and memory, as one table to paste into an issue.
 
 python tools/gpu_report.py [--device cuda] [--arch tiny] [--size 800x1344] [--batch 2] [--dtype bfloat16]
     [--peers mmdet] [--compile] [--runs N] [--json F]
 
-A part that fails says why in its line, and the next one runs. The status is 1 if a kernel is wrong or a part failed.
+If a part fails, its line says why, and the next part runs. The exit status is 1 if a kernel is wrong or a part failed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 from command_line import run
 
 if not torch.cuda.is_available():
-    os.environ.setdefault('TRITON_INTERPRET', '1')  # read where a kernel is defined
+    os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads it when a kernel is defined
 
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import gpu
@@ -36,14 +36,14 @@ def size(text: str) -> tuple[int, int]:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--device', default='cuda', help='default: cuda; cpu shows that the program works')
+    parser.add_argument('--device', default='cuda', help='default: cuda; cpu only shows that the program works')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
     parser.add_argument('--size', type=size, default=(800, 1344), metavar='HxW', help='default: 800x1344')
     parser.add_argument('--batch', type=int, default=2, metavar='N', help='images (default: 2)')
     parser.add_argument('--dtype', choices=['bfloat16', 'float16'], default='bfloat16', help='by autocast')
     parser.add_argument('--peers', default='mmdet', help=f'of {",".join(PEERS)} (default: mmdet)')
     parser.add_argument('--windows', nargs='+', type=int, default=[7, 8, 12], metavar='N', help='default: 7 8 12')
-    parser.add_argument('--compile', action='store_true', help='all backbones through torch.compile as well')
+    parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
     parser.add_argument('--runs', type=int, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
     args = parser.parse_args()
@@ -66,14 +66,14 @@ def fused(names: str) -> Iterator[None]:
 
 
 def build(args: argparse.Namespace, name: str, variant: dict) -> torch.nn.Module:
-    """One of the backbones, with the weights that all of them get."""
+    """One of the backbones; all of them get the same weights."""
     torch.manual_seed(0)
     ours = SwinBackbone(arch=args.arch, drop_path_rate=0.0, **variant)
     return build_peer(name, args.arch, ours) if name in PEERS else ours
 
 
 def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
-    """What is measured, one after the other, each by its name."""
+    """The parts of the report, one after the other, each with its name."""
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     yield 'machine', gpu.describe(device, dtype)
     yield 'trial', trial(args, device)
@@ -96,7 +96,7 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
 
 
 def trial(args: argparse.Namespace, device: torch.device) -> Iterator[gpu.Row]:
-    """Whether the kernels pass what they must before they are used."""
+    """Whether the kernels pass the check that runs before they are used."""
     for dtype in backend.DTYPES:
         found = {}
         for side in args.windows:
@@ -119,7 +119,7 @@ def main() -> int:
     for name, part in parts(args):
         try:
             found = list(part)
-        except Exception as error:  # whatever it is, the rest is still worth measuring
+        except Exception as error:  # after any error, still measure the rest
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''
             found, failed = [gpu.Row(name, {'failed:': f'{type(error).__name__}: {first_line[:200]}'})], True
         for row in found:

@@ -1,4 +1,4 @@
-"""From a trained model to a file that runs without this package, and running it.
+"""Export a trained model to a file that runs without this package, and run it.
 
-`runtime.py` imports nothing of this package: copied beside an exported folder, it is all that is needed there.
+`runtime.py` imports nothing from this package. Copied next to an exported folder, it is the only code needed there.
 """

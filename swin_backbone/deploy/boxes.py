@@ -1,4 +1,4 @@
-"""Boxes on batches of any size: priors, decoding, the best of each level, suppression, regions on a pyramid.
+"""Boxes on batches of any size: priors, decoding, top-k of each level, NMS, regions on a feature pyramid.
 
 Layout: B batch, M boxes, K classes, R regions, n objects, C channels, H W height and width.
 """
@@ -13,23 +13,23 @@ from torch import Tensor, nn
 from .graph import refusal
 from .operators import nms, roi_align
 
-NEVER = -1.0  # the score of what is not there; all others are from 0 to 1
+NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to 1
 
 
 def check_nms(cfg: ConfigDict) -> None:
-    """Raises: ExportError, unless boxes are suppressed as ONNX does it."""
+    """Raises: ExportError, unless this NMS is what ONNX's NonMaxSuppression computes."""
     if cfg.get('type', 'nms') != 'nms' or cfg.get('class_agnostic', False):
         raise refusal(f'nms of type {cfg.get("type")!r}, or for all classes together,')
 
 
 def check_coder(coder: Any) -> None:
-    """Raises: ExportError, unless boxes are coded as `decode` reads them."""
+    """Raises: ExportError, unless `decode` computes what this coder does."""
     if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp or not coder.clip_border:
         raise refusal(f'{type(coder).__name__}, or how it is set,')
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
-    """Boxes (..., 4) moved by what a head predicts, clipped to the image (mmdet's DeltaXYWHBBoxCoder).
+    """Boxes (..., 4) moved by the deltas that a head predicts, and clipped to the image (mmdet's DeltaXYWHBBoxCoder).
 
     Args:
         image_size: height and width, (2,).
@@ -45,31 +45,31 @@ def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Ten
 
 
 def best(scores_BM: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The `most` best of each image, best first, or all there are: scores and indices."""
+    """The `most` best scores of each image, or all if there are fewer, best first: scores and indices."""
     return scores_BM.topk(torch.sym_min(most, scores_BM.shape[1]), dim=1)
 
 
 def take(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
-    """For each image some of its rows: (B, N, X)."""
+    """Take some rows of each image: (B, N, X)."""
     return x_BMX.gather(1, index_BN[..., None].expand(-1, -1, x_BMX.shape[-1]))
 
 
 def suppress(
     boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor, iou_threshold: float, score_threshold: float, most: int
 ) -> tuple[Tensor, Tensor]:
-    """The best boxes of each image that do not overlap a better one of their group.
+    """NMS: the best boxes of each image that do not overlap a better box of their group.
 
-    Groups are moved apart, as mmcv's batched_nms does it.
+    Groups are moved apart, as in mmcv's batched_nms.
 
     Returns:
-        Scores (B, most), best first, NEVER behind the last; and which boxes they are of.
+        Scores (B, most), best first, with NEVER after the last; and the indices of their boxes.
     """
     B, M = scores_BM.shape
     apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
     moved_BM4 = boxes_BM4 + group_BM[..., None].to(boxes_BM4.dtype) * apart_B11
     kept_n3 = nms(moved_BM4, scores_BM[:, None], iou_threshold, score_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
-    # One more row of places, so that there are at least `most` of them
+    # Append `most` empty entries, so that topk always finds at least `most`
     is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
     final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
     final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
@@ -78,7 +78,7 @@ def suppress(
 
 
 class Regions(nn.Module):
-    """mmdet's SingleRoIExtractor: each region from the level of the pyramid that suits its size.
+    """mmdet's SingleRoIExtractor: each region is cut from the pyramid level that fits its size.
 
     Raises:
         ExportError: for another extractor.
@@ -103,7 +103,8 @@ class Regions(nn.Module):
         for level, (map_BCHW, ((height, width), scale, samples)) in enumerate(zip(maps, self.layers)):
             index = (level_R == level).nonzero()[:, 0]
             parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], height, width, scale, samples, True))
-        # Where each region stands among the parts: behind those of lower levels, and those before it of its own
+        # The position of each region in the concatenated parts: after all regions of lower levels and the earlier ones
+        # of its own level
         is_of_RL = (level_R[:, None] == torch.arange(number, device=level_R.device)).long()
         count_L = is_of_RL.sum(0)
         place_RL = is_of_RL.cumsum(0) - 1 + count_L.cumsum(0) - count_L
@@ -111,7 +112,7 @@ class Regions(nn.Module):
 
 
 def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those objects that are there, of all images: image, boxes, scores, labels."""
+    """The objects of all images that were not removed: image, boxes, scores, labels."""
     image_n, index_n = (scores_BN > NEVER).nonzero().unbind(1)
     N = scores_BN.shape[1]
     flat_n = image_n * N + index_n
@@ -124,7 +125,7 @@ def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Te
 
 
 def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor:
-    """Masks of boxes put in their places in a picture, bilinearly: (n, height, width), 0 outside.
+    """Paste the masks of boxes into a picture by bilinear interpolation: (n, height, width), 0 outside the boxes.
 
     Bilinear interpolation is a matrix product along each axis, with weights max(0, 1 - distance).
     """
@@ -135,7 +136,7 @@ def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor
 
 
 def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
-    """How much of each cell of a box is seen at each place of an axis: (n, length, cells)."""
+    """The interpolation weight of each cell of a box at each pixel of an axis: (n, length, cells)."""
     place_L = torch.arange(length, device=start_n.device).to(start_n.dtype) + 0.5
     inside_nL = (place_L - start_n[:, None]) / (end_n - start_n)[:, None] * cells - 0.5
     cell_Y = torch.arange(cells, device=start_n.device).to(start_n.dtype)
@@ -144,7 +145,7 @@ def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
 
 
 def priors(generator: Any, maps: Sequence[Tensor]) -> list[Tensor]:
-    """The anchors of each level: (M, 4), those of a place one behind the other."""
+    """The anchors of each level: (M, 4); the anchors of one place are consecutive."""
     levels = []
     for base_A4, (step_x, step_y), one in zip(generator.base_anchors, generator.strides, maps):
         H, W = one.shape[-2:]
@@ -157,19 +158,19 @@ def priors(generator: Any, maps: Sequence[Tensor]) -> list[Tensor]:
 
 
 def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
-    """What a convolution says of each anchor: (B, M, values)."""
+    """The outputs of a convolution for each anchor: (B, M, values)."""
     x_BHWC = x_BCHW.permute(0, 2, 3, 1)
     B, H, W, C = x_BHWC.shape
     return x_BHWC.reshape(B, H * W * (C // values), values)
 
 
 def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
-    """Height and width as float values (2,); they may be symbols."""
+    """Height and width as float values (2,); they may be symbolic."""
     return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
 
 
 def optional_min_size(cfg: ConfigDict, boxes: Tensor) -> Optional[Tensor]:
-    """Which boxes are larger than the least side a head is set to, None: all."""
+    """Which boxes have sides larger than the head's `min_bbox_size`; None: there is no minimum."""
     least = cfg.get('min_bbox_size', -1)
     if least < 0:
         return None

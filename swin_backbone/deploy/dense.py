@@ -1,4 +1,4 @@
-"""Detectors whose head says at once what is where: RetinaNet, ATSS.
+"""One-stage detectors: RetinaNet, ATSS.
 
 Layout: B batch, M anchors, K classes, N candidates.
 """
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from . import boxes
 from .graph import refusal
 
-HEADS = ('RetinaHead', 'ATSSHead')  # that are exported and verified in the tests
+HEADS = ('RetinaHead', 'ATSSHead')  # the tests export and verify these
 
 
 class DenseHead(nn.Module):
-    """Maps to objects, in pixels of the picture itself.
+    """Turns maps into objects, in pixels of the original picture.
 
     Args:
         model: mmdet's SingleStageDetector.
@@ -40,7 +40,7 @@ class DenseHead(nn.Module):
         """
         Args:
             image_size: height and width without padding, (2,).
-            zoom_4: by what a box must be divided to be one of the picture.
+            zoom_4: divides a box of the resized picture to give one of the original picture.
         """
         head, cfg = self.head, self.cfg
         outputs = head(maps)

@@ -23,7 +23,7 @@ TWO_STAGE = ('FasterRCNN', 'MaskRCNN', 'CascadeRCNN')
 
 
 class Detector(nn.Module):
-    """From pixels to the objects of all pictures of a batch, in pixels of the picture itself."""
+    """From pixels to the objects of all pictures of a batch, in pixels of the original picture."""
 
     def __init__(self, model: Any, head: Any):
         super().__init__()
@@ -50,13 +50,13 @@ class Detector(nn.Module):
 
 
 def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
-    """A whole detector.
+    """The graph of a whole detector.
 
     Args:
-        shape: height and width to which a picture is resized, one at a time; None: free batch, height and width.
+        shape: height and width to which a picture is resized, for batch size 1; None: free batch, height and width.
 
     Raises:
-        ExportError: for one that cannot be exported.
+        ExportError: for a detector that cannot be exported.
     """
     name = type(model).__name__
     if name not in DENSE + TWO_STAGE + QUERIES:

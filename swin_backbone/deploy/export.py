@@ -1,4 +1,4 @@
-"""From a config and a checkpoint to a folder that is run without this package: captured, written, verified, renamed."""
+"""Export a config and a checkpoint to a folder that runs without this package: capture, write, verify, rename."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result, read_manifest
 
-WIDE = 'fp32'  # where, while an int8 model is made, that which it is made of is
+WIDE = 'fp32'  # the folder of the fp32 model while an int8 model is made from it
 
 
 def export(
@@ -39,23 +39,24 @@ def export(
     pictures: Sequence[np.ndarray] = (),
     unsafe_load: bool = False,
 ) -> dict:
-    """Write the folder `out`: the model and `deploy.json`, verified; what was there before is replaced.
+    """Write the folder `out` with the verified model and `deploy.json`; an earlier export there is replaced.
 
     Args:
         cfg: of mmdet or mmseg.
-        checkpoint: path or URL, of the whole model.
+        checkpoint: path or URL of the whole model.
         format: one of `formats.FORMATS`.
-        part: 'model', from pixels to result, or what comes before its head: 'backbone', 'neck'.
-        shape: height and width of what the model sees, one at a time, to which pictures are resized whatever their
-            proportions; None: batch, height and width stay free.
+        part: 'model', from pixels to result; 'backbone', or 'neck', which is the backbone with the neck.
+        shape: height and width of the model's input, for batch size 1. Pictures are resized to it without keeping their
+            proportions. None: batch, height and width stay free.
         precision: one of `formats.PRECISIONS` of the format; None: the first of them.
-        pictures: BGR pixels, to verify a whole model on; none: made ones.
+        pictures: BGR pixels to verify a whole model on, and to calibrate int8 on; none: generated pictures to verify,
+            pictures of the training set to calibrate.
 
     Returns:
-        What deploy.json says.
+        The contents of deploy.json.
 
     Raises:
-        ExportError: for what cannot be exported, or does not compute what PyTorch does.
+        ExportError: if the model cannot be exported, or the export does not compute the same as PyTorch.
         ValueError: if the config is of another toolbox, or the checkpoint does not fit.
     """
     precision = precision or formats.PRECISIONS.get(format, ('',))[0]
@@ -80,10 +81,10 @@ def export(
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
-    """What is to be exported of a model.
+    """The graph to export: a whole model or a part of it.
 
     Raises:
-        ExportError: if it cannot be.
+        ExportError: if it cannot be exported.
     """
     if part != 'model':
         return maps_graph(model, part, shape)
@@ -110,9 +111,9 @@ def write(
     """Capture a graph, write it and verify what was written: see `export`.
 
     Args:
-        wanted: what PyTorch sees on a picture, for a whole model.
-        calibration: inputs, for int8.
-        metric: of a folder; of int8, what is written says it before and after.
+        wanted: gives PyTorch's result for a picture, for a whole model.
+        calibration: inputs to calibrate int8 on.
+        metric: evaluates the model in a folder; for int8 the manifest holds it before and after quantization.
     """
     with new_folder(out) as folder:
         manifest: dict[str, Any] = dict(
@@ -148,7 +149,7 @@ def write(
 
 
 def write_model(graph: Graph, folder: Path, format: str, precision: str, calibration: Sequence[Feed] = ()) -> None:
-    """Capture a graph, and write it as `formats.FORMATS` says."""
+    """Capture a graph, and write it in a format to the file named in `formats.FORMATS`."""
     path = folder / formats.FORMATS[format]
     if format in ('torch', 'aoti') and precision != 'fp32':
         graph = formats.narrowed(graph, precision)
@@ -180,7 +181,7 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, calibra
 def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
     """The size of a model, and the median time of up to five of the inputs."""
     run, seconds = Model(folder).run, []
-    for feed in [inputs[0], *inputs[:5]]:  # the first makes ready
+    for feed in [inputs[0], *inputs[:5]]:  # the first is a warm-up
         start = time.perf_counter()
         run(feed)
         seconds.append(time.perf_counter() - start)
@@ -189,7 +190,7 @@ def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
 
 
 def open_maps(folder: Path, manifest: dict) -> verify.Run:
-    """What runs the maps in a folder."""
+    """A function that runs the exported backbone or neck in a folder."""
     path = folder / manifest['file']
     if manifest['format'] in ('onnx', 'openvino'):
         return Model(folder).run
@@ -217,7 +218,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def result_of(predictor: Predictor, picture: np.ndarray) -> Result:
-    """What the model itself sees on a picture, as `runtime.Model.predict` says it."""
+    """PyTorch's result for a picture, in the form that `runtime.Model.predict` yields."""
     frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, picture.shape[:2])
     (sample,) = predictor.predict([predictor.prepare(frame)])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
@@ -230,7 +231,7 @@ def result_of(predictor: Predictor, picture: np.ndarray) -> Result:
 
 
 def made_pictures(graph: Graph) -> list[np.ndarray]:
-    """Smooth pictures of three sizes, or of that which the graph takes."""
+    """Generated smooth pictures of three sizes, or of the one size that the graph takes."""
     import cv2
 
     sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
@@ -243,10 +244,10 @@ def made_pictures(graph: Graph) -> list[np.ndarray]:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, which takes its place when all is well, and is gone when it is not.
+    """A temporary folder next to `out`. On success it replaces `out`; on an error it is deleted.
 
     Raises:
-        ExportError: if `out` is a file, or a folder that no export made.
+        ExportError: if `out` is a file, or a folder that is neither empty nor an earlier export.
     """
     if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise ExportError(f'--out takes a new folder, or one of an earlier export, got {str(out)!r}')

@@ -1,4 +1,4 @@
-"""A captured graph as a file: ONNX, OpenVINO's IR, torch.export's .pt2, AOTInductor's package."""
+"""Write a captured graph to a file: ONNX, OpenVINO's IR, torch.export's .pt2, AOTInductor's package."""
 
 import copy
 import logging
@@ -33,7 +33,7 @@ NEEDED = {
 
 
 def check_format(format: str, precision: str) -> None:
-    """Whether there is such a format, in such a precision, and what it needs is installed.
+    """Check that the format exists, has this precision, and that the packages it needs are installed.
 
     Raises:
         ExportError: if not.
@@ -51,10 +51,10 @@ def check_format(format: str, precision: str) -> None:
 
 
 def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
-    """One graph of operators, for every size if sizes are free.
+    """Capture one graph of operators, valid for every size if sizes are free.
 
     Args:
-        example: inputs; of free dimensions no two of the same length, so that none is taken for another.
+        example: inputs. Free dimensions must have different lengths, so that torch does not take two for the same.
     """
     with torch.no_grad(), quiet():
         return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
@@ -84,13 +84,13 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
             value.shape = type(value.shape)(port.shape)
     model.metadata_props.clear()
     for node in model.graph:
-        node.metadata_props.clear()  # where in the sources it comes from
+        node.metadata_props.clear()  # the place in the source code
         node.doc_string = None
     exported.save(str(path))
 
 
 def halve_onnx(source: Path, target: Path) -> None:
-    """Turn an ONNX model to fp16; its inputs and outputs stay as they are."""
+    """Convert an ONNX model to fp16; the dtypes of its inputs and outputs do not change."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -118,7 +118,7 @@ def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:
     """Write OpenVINO's intermediate representation of an ONNX model.
 
     Args:
-        half: whether weights are stored in fp16; they are computed with in whatever the runtime is asked for.
+        half: whether weights are stored in fp16. The runtime's settings choose the dtype of the computation.
     """
     import openvino
 
@@ -126,10 +126,10 @@ def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:
 
 
 def write_torch(program: ExportedProgram, path: Path) -> None:
-    """Write what `torch.export.load` reads.
+    """Write a file for `torch.export.load`.
 
-    Without the guards of the capture, which are about the memory that maps lie in, and would refuse some sizes: the
-    operators are right for every size, or raise.
+    The guards of the capture are left out. They check the memory format of maps and would refuse some sizes, but the
+    operators are correct for every size, or raise an error.
     """
     program._guards_code = []
     torch.export.save(program, str(path))
@@ -143,7 +143,7 @@ def write_aoti(program: ExportedProgram, path: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of torch's exporters, which speak of their own insides."""
+    """Hide the warnings of torch's exporters, which are about their own internals."""
     disabled = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -155,7 +155,7 @@ def quiet() -> Iterator[None]:
 
 
 def versions(format: str) -> dict[str, Any]:
-    """Of what a file was made with."""
+    """The versions of the packages that a file was made with."""
     from importlib.metadata import version
 
     from ..version import __version__

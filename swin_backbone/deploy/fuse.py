@@ -1,4 +1,4 @@
-"""What a runtime would copy and need not: patterns of an ONNX graph, put simpler. Nothing of what is computed changes.
+"""Simplify patterns of an ONNX graph, to avoid copies that a runtime would make. The results do not change.
 
 Layout: L windows, h heads, N places of a window, d channels of a head, C = h*d.
 """
@@ -12,8 +12,11 @@ HEADS_FIRST = [2, 0, 3, 1, 4]  # (L, N, 3, h, d) to (3, L, h, N, d)
 
 
 def simplify(model: ir.Model) -> None:
-    """Project query, key and value each by itself: they need not be taken apart, and weights take up the scale.
-    Norms take tokens of three dimensions: OpenVINO computes those of a map in three steps."""
+    """Split the qkv projection into three, and apply norms to three-dimensional tokens.
+
+    With three projections, query, key and value need not be sliced apart, and the scale goes into the weights. OpenVINO
+    would compute the norm of a four-dimensional map in three steps.
+    """
     node: Any
     for node in list(model.graph):
         if node.op_type == 'LayerNormalization' and node.inputs[0].shape is not None and len(node.inputs[0].shape) == 4:
@@ -89,14 +92,14 @@ def _split_projection(graph: ir.Graph, transpose: Any) -> None:
 
 
 def _producer(node: Any, index: int, kind: str) -> Any:
-    """What gives an input of a node, if it is of a kind and gives it to nobody else."""
+    """The node that produces an input of `node`, if it is of this kind and its output has no other use."""
     value: Any = node.inputs[index] if node is not None else None
     found = value.producer() if value is not None else None
     return found if found is not None and found.op_type == kind and len(value.uses()) == 1 else None
 
 
 def _slice_of(node: Any) -> Optional[tuple[int, Any]]:
-    """Which of the three a Slice and the Squeeze behind it take, and the value; None: it is something else."""
+    """Which of q, k and v a Slice followed by a Squeeze takes (0, 1 or 2), and the value; None: another pattern."""
     if node.op_type != 'Slice' or len(node.outputs[0].uses()) != 1:
         return None
     (use,) = node.outputs[0].uses()

@@ -1,4 +1,4 @@
-"""What is exported: a module of tensors, and what its inputs and outputs are called.
+"""The graph that is exported: a module on tensors, with the names of its inputs and outputs.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -18,16 +18,16 @@ from ..ops.plan import WindowCut
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
-MOST_PIXELS = 1 << 26  # of a picture, or of what the model sees of it
+MOST_PIXELS = 1 << 26  # of a picture, before or after it is resized
 MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
 class ExportError(ValueError):
-    """What cannot be exported, or came out wrong, in one sentence."""
+    """Says in one sentence what cannot be exported, or what is wrong with the exported file."""
 
 
 def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
-    """What is said of a part of a model that cannot be exported."""
+    """The error for a part of a model that cannot be exported."""
     only = f', only {", ".join(known)}' if known else ''
     return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
 
@@ -43,13 +43,13 @@ class Port:
 
 @dataclass
 class Graph:
-    """A module whose forward takes and gives tensors alone.
+    """A module whose forward takes and returns only tensors.
 
     Args:
-        task: what comes out: 'maps', 'segmentation', 'boxes' or 'instances'.
-        free: whether batch, height and width are free; else they are those of the inputs' shapes.
-        example_size: height and width to capture it with, where they are free.
-        settings: what a runtime must know besides, for `deploy.json`.
+        task: the kind of output: 'maps', 'segmentation', 'boxes' or 'instances'.
+        free: whether batch, height and width are free; if not, they are those of the inputs' shapes.
+        example_size: height and width to capture the graph with, if they are free.
+        settings: further entries of `deploy.json` for the runtime.
     """
 
     module: nn.Module
@@ -71,7 +71,7 @@ class Graph:
 
 
 class Maps(nn.Module):
-    """The feature maps of a backbone, or of the neck behind it, from a normalised image."""
+    """The feature maps of a backbone, or of the neck after it, from a normalised image."""
 
     def __init__(self, backbone: Any, neck: Any):
         super().__init__()
@@ -84,11 +84,11 @@ class Maps(nn.Module):
 
 
 def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
-    """The backbone of a detector or segmentor, or its backbone and neck, or a backbone by itself.
+    """The graph of a model's backbone, of its backbone and neck, or of a backbone by itself.
 
     Args:
-        part: 'backbone' or 'neck'.
-        shape: height and width, for one image at a time; None: free batch, height and width.
+        part: 'backbone' or 'neck', which is the backbone with the neck.
+        shape: height and width, for batch size 1; None: free batch, height and width.
 
     Raises:
         ExportError: for a model without such a part.
@@ -117,14 +117,14 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
 
 
 def most_pixels(planes: int) -> int:
-    """How many pixels a picture may have of which so many masks or logits are made at its own size."""
+    """How many pixels a picture may have, if `planes` masks or logits are made at its own size."""
     return min(MOST_PIXELS, MOST_VALUES // planes)
 
 
 def example_size(backbone: Any) -> Size:
-    """A size at which every map has several windows on each axis, and padding in the last.
+    """A size at which every map has several windows on each axis, and padding in the last one.
 
-    What is captured holds for all sizes if nothing at this one is special: a length of 1 would be taken to broadcast.
+    The captured graph is valid for all sizes only if this size is not special: torch would broadcast a length of 1.
     """
     windows = [max(cut.window_size) for cut in _cuts(backbone)]
     least = 2 * LARGEST_STRIDE * max(windows, default=8)
@@ -132,12 +132,12 @@ def example_size(backbone: Any) -> Size:
 
 
 def _cuts(backbone: Any) -> list[WindowCut]:
-    """How the blocks of a backbone cut maps into windows; empty, if it is none of this package."""
+    """How the blocks of a backbone cut maps into windows; empty for a backbone of another package."""
     return [layer.cut for layer in backbone.modules() if isinstance(layer, (ShiftedWindowAttention, SwinMLPBlock))]
 
 
 def check_shape(backbone: Any, shape: Optional[Size]) -> None:
-    """Whether a backbone can be exported for pictures of `shape`, None being any.
+    """Check that a backbone can be exported for pictures of `shape`; None: for any size.
 
     Raises:
         ExportError: for a shape below one patch; for free sizes, if what is computed depends on them.

@@ -1,9 +1,9 @@
 """Mask2Former, of mmseg (the class of each pixel) and of mmdet (instances).
 
-Its pixel decoder samples maps by tables of their sizes, which an exporter would fix: here sizes stay what they are.
+mmdet's pixel decoder puts the maps' sizes into tensors, which an exporter would fix. Here sizes stay free.
 
-Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points a
-head and level, Q queries, K classes, N objects of an image.
+Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points for
+each head and level, Q queries, K classes, N objects of an image.
 """
 
 import copy
@@ -32,7 +32,7 @@ class PixelDecoder(nn.Module):
         self.decoder = decoder
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The map that masks are made of, and those that queries look at, from low resolution to high."""
+        """The map from which masks are made, and the maps to which queries attend, from low resolution to high."""
         decoder = self.decoder
         tokens, positions, places, sizes = [], [], [], []
         for level in range(decoder.num_encoder_levels):
@@ -73,7 +73,7 @@ def _levels(x_BTC: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
 def _sample(
     attention: Any, x_BTC: Tensor, position_BTC: Tensor, place_T2: Tensor, sizes: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """Multi-scale deformable attention of tokens to the maps that they are (mmcv's MultiScaleDeformableAttention)."""
+    """Multi-scale deformable self-attention of the tokens of all maps (mmcv's MultiScaleDeformableAttention)."""
     B, T, _ = x_BTC.shape
     h, levels, P = attention.num_heads, attention.num_levels, attention.num_points
     query_BTC = x_BTC + position_BTC
@@ -93,10 +93,10 @@ def _sample(
 
 
 class QueryHead(nn.Module):
-    """Maps to what each query says: logits (B, Q, K + 1), and its mask's logits (B, Q, H, W).
+    """Turns maps into the outputs of each query: class logits (B, Q, K + 1) and mask logits (B, Q, H, W).
 
     Args:
-        head: Mask2FormerHead of mmdet or mmseg; what is changed is a copy.
+        head: Mask2FormerHead of mmdet or mmseg; it is copied, not changed.
     """
 
     def __init__(self, head: Any):
@@ -110,7 +110,7 @@ class QueryHead(nn.Module):
 
 
 class SemanticHead(nn.Module):
-    """mmseg's: maps to the logits of each class, at the size of the image."""
+    """mmseg's head: turns maps into the logits of each class, at the size of the image."""
 
     def __init__(self, head: Any):
         super().__init__()
@@ -123,7 +123,7 @@ class SemanticHead(nn.Module):
 
 
 class InstanceHead(nn.Module):
-    """mmdet's: maps to objects, in pixels of the picture itself.
+    """mmdet's head: turns maps into objects, in pixels of the original picture.
 
     Raises:
         ExportError: for a model that gives no instances.
@@ -146,7 +146,7 @@ class InstanceHead(nn.Module):
     ) -> tuple[Tensor, ...]:
         """
         Args:
-            padded, inner, own: height and width of the image, of the picture in it, and of the picture itself.
+            padded, inner, own: height and width of the padded image, of the resized picture, of the original picture.
         """
         classes_BQK, masks_BQHW = self.queries(maps)
         masks = F.interpolate(masks_BQHW, size=padded, mode='bilinear', align_corners=False)
@@ -167,7 +167,7 @@ class InstanceHead(nn.Module):
 
 
 def around(masks_nhw: Tensor) -> Tensor:
-    """The box around each mask, all 0 around none: (n, 4)."""
+    """The box around each mask, all 0 for an empty mask: (n, 4)."""
     ends = []
     for axis in (1, 2):  # columns and rows that have a pixel
         seen_nL = masks_nhw.any(axis).to(torch.float32)

@@ -1,6 +1,6 @@
-"""The two operators of detectors that torch has not and ONNX has: non-maximum suppression, and RoIAlign.
+"""Two operators of detectors that ONNX has and torch does not have: non-maximum suppression and RoIAlign.
 
-In PyTorch they are computed by mmcv's; in an ONNX model they are the standard's own.
+In PyTorch mmcv computes them; in an ONNX model they are ONNX's standard operators.
 
 Layout: B batch, K classes, M boxes, R regions, n kept.
 """
@@ -14,9 +14,12 @@ from torch import Tensor
 
 @torch.library.custom_op('swin_deploy::nms', mutates_args=())
 def nms(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
-    """Of boxes of one class that overlap by more than `iou_threshold` the best: (n, 3), image, class and box.
+    """NMS: of boxes of one class that overlap by more than `iou_threshold`, keep the best.
 
-    Only boxes with a score above `score_threshold` take part. Those kept of one image and class are best first.
+    Only boxes with a score above `score_threshold` take part.
+
+    Returns:
+        (n, 3): image, class and box. The boxes of one image and class are sorted, best first.
     """
     from mmcv.ops import nms as of_one
 
@@ -52,8 +55,8 @@ def roi_align(
 
     Args:
         image_R: the image of the batch that each box is in.
-        scale: of the map in units of the boxes'.
-        samples: in a bin along each axis; 0: as many as the bin has cells.
+        scale: the map's resolution relative to the boxes' coordinates.
+        samples: samples in a bin along each axis; 0: as many as the bin has cells.
     """
     from mmcv.ops import roi_align as of_all
 
@@ -67,7 +70,7 @@ def _(map_BCHW, box_R4, image_R, height, width, scale, samples, aligned):
 
 
 def onnx_translations() -> dict[Callable, Any]:
-    """What these operators are in ONNX, for `torch.onnx.export`."""
+    """The ONNX versions of these operators, for `torch.onnx.export`."""
     from onnxscript import FLOAT, INT64
     from onnxscript import opset20 as op
 

@@ -1,4 +1,4 @@
-"""From pixels to what a model's backbone takes, inside the graph.
+"""From pixels to the input of a model's backbone, inside the graph.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -17,11 +17,11 @@ from .graph import ExportError
 
 
 class Normalise(nn.Module):
-    """What mmdet's and mmseg's data preprocessors do in a test: channel order, mean, std, padding to whole divisors.
+    """Does what mmdet's and mmseg's data preprocessors do in a test: channel order, mean, std, padding.
 
     Args:
-        preprocessor: of the model.
-        divisor: height and width are padded at bottom and right to multiples of it.
+        preprocessor: the model's data preprocessor.
+        divisor: height and width are padded at the bottom and on the right to multiples of it.
     """
 
     mean_C: Tensor
@@ -60,7 +60,7 @@ class Normalise(nn.Module):
 
 
 def resize_rule(pipeline: Sequence[dict]) -> Optional[dict]:
-    """How a test pipeline resizes a picture, as `runtime.resize` takes it; None: not at all.
+    """How a test pipeline resizes a picture, in the form that `runtime.resize` takes; None: it does not resize.
 
     Raises:
         ExportError: for a pipeline that does something else to the pixels.
@@ -84,7 +84,7 @@ def resize_rule(pipeline: Sequence[dict]) -> Optional[dict]:
 
 
 def at_one_size(cfg: Config, shape: Size) -> Config:
-    """A config whose test pipeline makes every picture `shape`, height and width, whatever its proportions.
+    """A config whose test pipeline resizes every picture to `shape`, height and width, without keeping proportions.
 
     Raises:
         ExportError: see `resize_rule`.
@@ -93,12 +93,12 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     dataset = cfg.test_dataloader.dataset
     resize = dict(type='Resize', scale=(shape[1], shape[0]), keep_ratio=False)
     if resize_rule(dataset.pipeline) is None:
-        dataset.pipeline = [dataset.pipeline[0], resize, *dataset.pipeline[1:]]  # behind what loads the picture
+        dataset.pipeline = [dataset.pipeline[0], resize, *dataset.pipeline[1:]]  # after the step that loads the picture
     else:
         dataset.pipeline = [resize if step['type'].split('.')[-1] == 'Resize' else step for step in dataset.pipeline]
     return cfg
 
 
 def preprocessing(cfg: Config, normalise: Normalise) -> dict:
-    """All that happens to a picture before the backbone; what is behind `resize` is in the graph of a whole model."""
+    """All preprocessing before the backbone. In a whole model, the steps after `resize` are part of the graph."""
     return dict(resize=resize_rule(cfg.test_dataloader.dataset.pipeline), **normalise.settings())

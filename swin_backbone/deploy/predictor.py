@@ -1,4 +1,4 @@
-"""An exported model where this package is: drawn and evaluated with the toolboxes, as a checkpoint is."""
+"""Use an exported model together with this package: draw and evaluate with the toolboxes, as with a checkpoint."""
 
 import copy
 import tempfile
@@ -25,14 +25,14 @@ def is_exported(path: str) -> bool:
 
 
 class ExportedPredictor(Predictor):
-    """What `Predictor` is for a checkpoint.
+    """Does for an exported model what `Predictor` does for a checkpoint.
 
     Args:
-        folder: of an exported whole model.
+        folder: the folder of an exported whole model.
         device, threads, batch: see `runtime.Model`.
 
     Raises:
-        RuntimeProblem: see `runtime.Model`; and for a part of a model.
+        RuntimeProblem: see `runtime.Model`; also if only a part of a model was exported.
     """
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
@@ -49,17 +49,17 @@ class ExportedPredictor(Predictor):
         self.visualizer.dataset_meta = self.meta
 
     def prepare(self, frame: Frame) -> dict:
-        """What the model takes, of a frame: its pixels."""
+        """The model's input for a frame: its pixels."""
         return dict(inputs=frame.pixels)
 
     def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
-        """What the model sees on each of a batch of frames."""
+        """The model's results for each of a batch of frames."""
         results = self.model.predict([item['inputs'] for item in prepared], self.batch)
         return [fill(_sample(self.scope), result) for result in results]
 
 
 class ExportedModel(BaseModel):
-    """An exported model as mmengine's test loop takes it: pictures are read anew, and nothing of the batch is used.
+    """An exported model for mmengine's test loop. It reads the pictures again and does not use the batch's inputs.
 
     Args:
         folder, device, threads: see `runtime.Model`.
@@ -70,7 +70,7 @@ class ExportedModel(BaseModel):
         self.runtime = open_whole(folder, device, threads)
 
     def test_step(self, data: dict) -> list[BaseDataElement]:
-        """What is seen on the pictures of a batch, in its samples."""
+        """The results for the pictures of a batch, written into its samples."""
         samples = data['data_samples']
         pictures = [read_picture(one.img_path) for one in samples]
         return [fill(*pair) for pair in zip(samples, self.runtime.predict(pictures))]
@@ -81,13 +81,13 @@ class ExportedModel(BaseModel):
 
 def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
     """Test an exported model with a config's data and metric."""
-    open_whole(folder, device, threads)  # what is wrong with it is said before the data are read
+    open_whole(folder, device, threads)  # errors appear before the data are read
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
     cfg.load_from = None
 
 
 def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
-    """The metric of an exported model on a config's test set; empty if that is not there."""
+    """The metric of an exported model on a config's test set; empty if the test set is missing."""
     cfg = copy.deepcopy(cfg)
     set_exported(cfg, str(folder))
     with tempfile.TemporaryDirectory() as work_dir:
@@ -103,7 +103,11 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
 
 
 def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
-    """Raises: RuntimeProblem, if there is none, or it is a part of a model."""
+    """Open an exported whole model.
+
+    Raises:
+        RuntimeProblem: if there is no exported model in the folder, or only a part of one.
+    """
     model = Model(folder, device, threads)
     if model.info['task'] == 'maps':
         raise RuntimeProblem(f'{folder} holds a part of a model, which gives maps: export it with --part model')
@@ -111,7 +115,7 @@ def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
 
 
 def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:
-    """Put what was seen into a sample, as the toolboxes' models do."""
+    """Put a result into a sample, as the toolboxes' models do."""
     if 'boxes' not in result:
         sample.set_data(dict(pred_sem_seg=PixelData(data=torch.from_numpy(result['labels'].astype(np.int64))[None])))
         return sample

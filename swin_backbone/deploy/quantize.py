@@ -23,10 +23,10 @@ Feed = list[np.ndarray]
 
 
 def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[np.ndarray]:
-    """Pictures of a config's training set, evenly chosen.
+    """Pictures of a config's training set, chosen at equal distances.
 
     Raises:
-        ExportError: if there are none.
+        ExportError: if they cannot be read.
     """
     settings = cfg.get('train_dataloader', {}).get('dataset')
     while settings is not None and 'dataset' in settings:  # repeated, or mixed
@@ -46,7 +46,7 @@ def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[np.
 
 
 def feeds(pictures: Sequence[np.ndarray], graph: Graph, cfg: Config, preprocessor: torch.nn.Module) -> list[Feed]:
-    """The inputs of a graph for pictures."""
+    """The inputs of a graph, made from pictures."""
     rule = resize_rule(cfg.test_dataloader.dataset.pipeline)
     if graph.task != 'maps':
         return [[resize(one, rule)[None], np.array(one.shape[:2], np.int64)] for one in pictures]

@@ -1,14 +1,14 @@
-"""Run an exported model: numpy, OpenCV, and onnxruntime or openvino, and nothing else of this package or of torch.
+"""Run an exported model with numpy, OpenCV, and onnxruntime or openvino, without torch or the rest of this package.
 
     from runtime import load
     model = load('DIR')
     for result in model.predict([cv2.imread('picture.jpg')]):
         ...
 
-Copied beside an exported folder, this file is all that is needed there. `python runtime.py DIR PICTURE...` prints what
-is seen.
+Copied next to an exported folder, this file is the only code needed there. `python runtime.py DIR PICTURE...` prints
+the results.
 
-Layout: B batch, H W height and width as the model sees a picture, h w the picture's own, n objects.
+Layout: B batch, H W height and width of the model's input, h w those of the original picture, n objects.
 """
 
 import json
@@ -22,13 +22,18 @@ import numpy as np
 
 MANIFEST = 'deploy.json'
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
-OPENVINO_TYPES = {'fp32': 'f32', 'fp16': 'f32', 'bf16': 'bf16', 'int8': 'f32'}  # that are computed in; fp16 is storage
+OPENVINO_TYPES = {
+    'fp32': 'f32',
+    'fp16': 'f32',
+    'bf16': 'bf16',
+    'int8': 'f32',
+}  # of computation; fp16 is for storage only
 
 Result = dict[str, np.ndarray]
 
 
 class RuntimeProblem(ValueError):
-    """What a user can put right: a folder, a missing runtime, a device, a picture."""
+    """A problem that a user can fix: a folder, a missing runtime, a device, a picture."""
 
 
 class Model:
@@ -38,14 +43,14 @@ class Model:
         folder: what `tools/export.py` made.
         device: 'cpu', or another that the runtime knows: 'cuda' or 'tensorrt' for onnxruntime, 'gpu', 'npu' or 'auto'
             for openvino.
-        threads: how many of the CPU's are used; None: as many as the runtime likes.
+        threads: number of CPU threads; None: the runtime's default.
 
     Attributes:
-        info: what deploy.json says.
+        info: the contents of deploy.json.
         classes: the name of each class.
 
     Raises:
-        RuntimeProblem: if the folder is none, or its runtime or the device is not there.
+        RuntimeProblem: if the folder is not an exported model, or its runtime or the device is missing.
     """
 
     def __init__(self, folder: Any, device: str = 'cpu', threads: Optional[int] = None):
@@ -63,7 +68,7 @@ class Model:
         self.classes: list[str] = self.info.get('classes', [])
 
     def predict(self, pictures: Iterable[np.ndarray], batch: int = 1, logits: bool = False) -> Iterator[Result]:
-        """What is seen on each picture, one after the other.
+        """The result for each picture, one after the other.
 
         Args:
             pictures: BGR pixels (h, w, 3) uint8, as `cv2.imread` gives them.
@@ -71,9 +76,9 @@ class Model:
             logits: whether a segmentor's logits are wanted too.
 
         Yields:
-            Of a segmentor `labels` (h, w), numbers of classes, and `logits` (K, h, w) float32. Of a detector, best
-            first, `boxes` (n, 4) as x1 y1 x2 y2 in pixels, `scores` (n,), `labels` (n,) and, if it has them, `masks`
-            (n, h, w) bool.
+            For a segmentor `labels` (h, w), the class indices, and, if asked for, `logits` (K, h, w) float32. For a
+            detector `boxes` (n, 4) as x1 y1 x2 y2 in pixels, `scores` (n,), `labels` (n,) and, if it has them, `masks`
+            (n, h, w) bool, all sorted best first.
 
         Raises:
             RuntimeProblem: for a picture that the model cannot take.
@@ -90,10 +95,11 @@ class Model:
                 yield self._result(outputs, index)
 
     def prepare(self, picture: np.ndarray) -> np.ndarray:
-        """A picture as the model sees it: resized as in its config, (H, W, 3) uint8.
+        """Resize a picture as in the model's config: (H, W, 3) uint8.
 
         Raises:
-            RuntimeProblem: if it is no picture, or of another size than a model of one size was exported for.
+            RuntimeProblem: if it is not a picture, is too large, or has another size than the one size that the model
+                was exported for.
         """
         if (
             not isinstance(picture, np.ndarray)
@@ -119,7 +125,7 @@ class Model:
         return resized
 
     def _groups(self, pictures: Iterable[np.ndarray], batch: int) -> Iterator[list[np.ndarray]]:
-        """Pictures in a row that are of one size, as many as are run at a time."""
+        """Groups of consecutive pictures of the same size, each run as one batch."""
         fixed = self.info['inputs'][0]['shape'][0]
         most = fixed if isinstance(fixed, int) else batch
         group: list[np.ndarray] = []
@@ -132,7 +138,7 @@ class Model:
             yield group
 
     def _result(self, outputs: dict[str, np.ndarray], index: int) -> Result:
-        """What is of one picture of a batch."""
+        """The result for one picture of a batch."""
         if self.info['task'] == 'segmentation':
             return {name: value[index] for name, value in outputs.items()}
         of_picture = outputs['image'] == index
@@ -146,10 +152,10 @@ load = Model
 
 
 def read_manifest(folder: Path) -> dict:
-    """What deploy.json says.
+    """The contents of deploy.json.
 
     Raises:
-        RuntimeProblem: if there is none.
+        RuntimeProblem: if it cannot be read.
     """
     try:
         return json.loads((folder / MANIFEST).read_text(encoding='utf-8'))
@@ -211,7 +217,7 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
     if device.upper() != 'AUTO' and device.upper() not in core.available_devices:
         there = ', '.join(name.lower() for name in core.available_devices)
         raise RuntimeProblem(f'openvino has no device {device!r} here; it has {there}')
-    # On a CPU with matrix units openvino would take bf16 for whatever it is not told otherwise.
+    # On a CPU with matrix units openvino would compute in bf16, unless it is told otherwise.
     settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': OPENVINO_TYPES[info['precision']]}
     if threads is not None:
         settings['INFERENCE_NUM_THREADS'] = threads
@@ -226,7 +232,7 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
 
 
 def main(folder: str, *paths: str) -> None:
-    """Print what is seen on pictures: of a detector the objects, of a segmentor the classes and their shares."""
+    """Print the results for pictures: a detector's objects, or a segmentor's classes and their shares of the pixels."""
     model = load(folder)
     pictures: Iterable[Any] = (cv2.imread(path) for path in paths)
     for path, result in zip(paths, model.predict(pictures)):

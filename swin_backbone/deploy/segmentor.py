@@ -1,4 +1,4 @@
-"""mmseg's EncoderDecoder as a graph: from pixels to the class of each.
+"""mmseg's EncoderDecoder as a graph: from pixels to the class of each pixel.
 
 Layout: B batch, K classes, C channels, H W height and width, h w those of the picture itself.
 """
@@ -21,8 +21,8 @@ HEADS = ('UPerHead', 'FCNHead', 'PSPHead', 'Mask2FormerHead')  # that are export
 
 
 class AdaptiveAvgPool(nn.Module):
-    """Adaptive average pooling, whose bins are computed from the size of the map: `nn.AdaptiveAvgPool2d`'s are fixed
-    by an exporter to the size it sees.
+    """Adaptive average pooling that computes its bins from the size of the map. An exporter would fix the bins of
+    `nn.AdaptiveAvgPool2d` to the example's size.
 
     Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n): a matrix (n, L) for each axis.
     """
@@ -47,10 +47,10 @@ def _bins(number: int, length: int, like: Tensor) -> Tensor:
 
 
 class PixelHead(nn.Module):
-    """Maps to the logits of each class, at the size of the image, by a head of convolutions.
+    """Turns maps into the logits of each class, at the size of the image, by a convolutional head.
 
     Args:
-        head: mmseg's; what is changed is a copy.
+        head: mmseg's head; it is copied, not changed.
     """
 
     def __init__(self, head: Any):
@@ -86,7 +86,7 @@ class Segmentor(nn.Module):
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         image = self.normalise(picture)
         maps = self.backbone(image)
-        # As mmseg does: to the size of the image, off with its padding, then to that of the picture.
+        # As in mmseg: resize to the size of the image, remove its padding, then resize to the original picture.
         logits = self.head(maps if self.neck is None else self.neck(maps), image.shape[-2:])
         logits = logits[:, :, : picture.shape[1], : picture.shape[2]]
         height, width = size.tolist()
@@ -102,13 +102,13 @@ class Segmentor(nn.Module):
 
 
 def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
-    """A whole segmentor.
+    """The graph of a whole segmentor.
 
     Args:
-        shape: height and width to which a picture is resized, one at a time; None: free batch, height and width.
+        shape: height and width to which a picture is resized, for batch size 1; None: free batch, height and width.
 
     Raises:
-        ExportError: for one that cannot be exported.
+        ExportError: for a segmentor that cannot be exported.
     """
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model).__name__ != 'EncoderDecoder' or type(head).__name__ not in HEADS:

@@ -1,4 +1,4 @@
-"""Backbones as files, in the runtimes of these, ready to be timed beside each other."""
+"""Export backbones and open them in their runtimes, to compare their times."""
 
 import json
 from collections.abc import Sequence
@@ -25,13 +25,14 @@ def exported_runs(
     threads: Optional[int],
     beside: Path,
 ) -> dict[str, Callable[[], object]]:
-    """What runs each backbone as an ONNX model, by its name, sizes and runtime.
+    """Functions that run each backbone as an ONNX model, by the backbone's name, sizes and runtime.
 
     Args:
-        models: each is exported for the size of the image; by `torch.onnx.export` alone, unless it is one of
-        ours: which are exported as `tools/export.py` does it, and with free sizes as well.
-        runtimes: of `RUNTIMES`; OpenVINO in bf16 too.
-        beside: an empty folder, for the files.
+        models: backbones by name; each is exported for the size of the image.
+        ours: names of backbones that are exported as by `tools/export.py`, and also with free sizes. The others are
+            exported by `torch.onnx.export` alone.
+        runtimes: names from `RUNTIMES`; OpenVINO also runs in bf16.
+        beside: an empty folder for the files.
     """
     runs: dict[str, Callable[[], object]] = {}
     for name, model in models.items():

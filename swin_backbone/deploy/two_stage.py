@@ -1,4 +1,4 @@
-"""Detectors of two stages: Faster and Mask R-CNN, Cascade and Cascade Mask R-CNN.
+"""Two-stage detectors: Faster R-CNN, Mask R-CNN, Cascade R-CNN and Cascade Mask R-CNN.
 
 Layout: B batch, M anchors, N proposals of an image, R = B*N regions, K classes, n objects, H W height and width.
 """
@@ -18,7 +18,7 @@ MASK_HEADS = ('FCNMaskHead',)
 
 
 class RegionHead(nn.Module):
-    """Maps to objects, in pixels of the picture itself.
+    """Turns maps into objects, in pixels of the original picture.
 
     Args:
         model: mmdet's TwoStageDetector.
@@ -58,8 +58,8 @@ class RegionHead(nn.Module):
         """
         Args:
             image_size: height and width without padding, (2,).
-            zoom_4: by what a box must be divided to be one of the picture.
-            own_size: the picture's height and width, for masks.
+            zoom_4: divides a box of the resized picture to give one of the original picture.
+            own_size: the original picture's height and width, for masks.
         """
         proposals_BN4, there_BN = self._propose(maps, image_size)
         scores_BNK, found_BNK4 = self._refine(maps, proposals_BN4, image_size)
@@ -86,7 +86,7 @@ class RegionHead(nn.Module):
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
     def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:
-        """Boxes (B, N, 4) that may hold something, and which of them there are."""
+        """Proposals (B, N, 4), and which of them are valid: (B, N)."""
         rpn, cfg = self.rpn, self.rpn.test_cfg
         outputs = rpn(maps)
         parts = []
@@ -124,7 +124,7 @@ class RegionHead(nn.Module):
         return scores_RK.reshape(B, N, -1), found_RK4.reshape(B, N, boxed, 4)
 
     def _masks(self, maps: Sequence[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor) -> Tensor:
-        """Of each object its mask inside its box, from 0 to 1: (n, Y, X); of several heads the mean."""
+        """The mask of each object inside its box, from 0 to 1: (n, Y, X). With several heads it is their mean."""
         if torch.compiler.is_exporting():
             torch._check(label_n.shape[0] >= 1)  # a batch norm asks; what is captured is right for no object, too
         total: Any = 0

@@ -1,4 +1,4 @@
-"""Whether what was exported computes what PyTorch does: the file in its own runtime, against the model it is of."""
+"""Verify an exported file: run it in its own runtime and compare it with the PyTorch model."""
 
 from collections.abc import Callable, Sequence
 from typing import Optional
@@ -11,7 +11,7 @@ from .runtime import Model, Result
 
 SIZES = ((224, 224), (97, 130), (250, 333))
 BATCHES = (1, 2)
-# How far maps may be off, in units of the largest value, or of 1 if that is less.
+# The allowed error of maps, relative to the largest value, or to 1 if that is less.
 MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': float('inf')}
 # The share of pixels whose label must be equal, and of objects that must be matched; int8 is judged by its metric.
 LEAST = {
@@ -20,19 +20,19 @@ LEAST = {
 }
 MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
 SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.5}
-CLEAR_SCORE = 0.05  # an object below may come or go with the last digit
+CLEAR_SCORE = 0.05  # below this score, rounding may add or remove an object
 
 Run = Callable[..., Sequence[np.ndarray]]
 
 
 def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict]:
-    """Made images through a file and through PyTorch.
+    """Run generated images through a file and through PyTorch, and compare the maps.
 
     Returns:
-        For each size and batch how far the maps are off.
+        The error of the maps for each size and batch.
 
     Raises:
-        ExportError: if one is further off than its precision allows.
+        ExportError: if an error is larger than the precision allows.
     """
     channels = graph.inputs[0].shape[1]
     if graph.free:
@@ -61,13 +61,13 @@ def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict]:
 def verify_results(
     model: Model, wanted: Callable[[np.ndarray], Result], pictures: Sequence, precision: str
 ) -> list[dict]:
-    """Pictures through a file and through PyTorch, one at a time and two, whose results must be alike.
+    """Run pictures through a file and through PyTorch, in batches of one and two, and compare the results.
 
     Args:
-        wanted: what PyTorch sees on a picture.
+        wanted: gives PyTorch's result for a picture.
 
     Raises:
-        ExportError: if a result is further off than its precision allows.
+        ExportError: if a result differs by more than the precision allows.
     """
     figures = []
     for picture in pictures:
@@ -86,11 +86,12 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
     """How alike two results are.
 
     Args:
-        most: how many objects a model gives; where there are as many, the last may be others.
+        most: the largest number of objects that a model gives; if there are that many, the last ones may differ.
 
     Returns:
-        Of labels the share that is equal. Of objects how many PyTorch has and the file, the share of PyTorch's that
-        is `matched`, at the IoU and with the score that a precision asks for, and the worst of each figure.
+        For labels, the share that is equal. For objects, their numbers in PyTorch and in the file, the share of
+        PyTorch's objects that are `matched` (with the IoU and score that the precision asks for), and the worst IoU
+        and score error.
     """
     if 'boxes' not in wanted:
         return dict(equal_labels=float((got['labels'] == wanted['labels']).mean()))
@@ -120,7 +121,7 @@ def _judge(figure: dict, precision: str) -> None:
 
 
 def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, float]:
-    """Of the object in `got` most like one of `wanted`, of its class: box IoU, how far the score is off, mask IoU."""
+    """Box IoU, score error and mask IoU of the best match in `got`, of the same class, for one object of `wanted`."""
     same = np.flatnonzero(got['labels'] == wanted['labels'][index])
     if not len(same):
         return 0.0, float('inf'), 0.0
@@ -144,7 +145,7 @@ def box_iou(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def map_error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest difference, in units of the largest value, or of 1 if that is less; infinite for another shape."""
+    """The largest difference, relative to the largest value or to 1 if that is less; infinite for another shape."""
     if got.shape != wanted.shape:
         return float('inf')
     return float(np.abs(got.astype(np.float32) - wanted).max() / max(1.0, np.abs(wanted).max()))

@@ -15,7 +15,7 @@ inline int64_t bias_stride(int64_t N) { return round_up(N, 16); }  // S
 
 constexpr float LOG2E = 1.4426950408889634f;  // softmax takes powers of 2
 
-// The position bias (h, N, N) in rows of S, times log2 e; behind N -inf: there is no key.
+// The position bias (h, N, N) in rows of S, times log2 e. After column N it is -inf, since there is no key.
 inline void pad_bias(const float* bias_hNN, int64_t rows, int64_t N, float* to) {
   const int64_t S = bias_stride(N);
   for (int64_t r = 0; r < rows; r++, to += S) {
@@ -24,17 +24,17 @@ inline void pad_bias(const float* bias_hNN, int64_t rows, int64_t N, float* to) 
   }
 }
 
-// What is computed with, for one head after another.
+// Buffers for the computation, used by one head after another.
 template <class T>
 struct AttentionRoom {
   float* logits;   // (N, S)
-  T* weights;      // (N, S), without their divisor
+  T* weights;      // (N, S), not yet divided by their sum
   T* keys;         // (d, S), pairs of d side by side for bf16
-  T* values;       // (S, d), pairs of places side by side; for float they are read where they are
+  T* values;       // (S, d), pairs of places side by side; unused for float, which reads v directly
   float* out;      // (N, d)
   float* inverse;  // (N): 1 / the sum of a row of weights
 
-  template <class Take>  // take(bytes) gives the next so many
+  template <class Take>  // take(bytes) returns the next `bytes` bytes
   AttentionRoom(int64_t N, int64_t d, const Take& take) {
     const int64_t S = bias_stride(N);
     logits = (float*)take(N * S * sizeof(float));
@@ -87,8 +87,8 @@ float softmax(float* logits, int64_t S, float scale, const float* bias, const fl
   return 1.f / sum_of(sum);
 }
 
-// room.weights, and room.inverse by which their rows are to be multiplied. q, k: (N, d) each. `bias` and `mask`: (N, S),
-// no mask if null.
+// Computes room.weights, and room.inverse, by which their rows must be multiplied. q, k: (N, d) each.
+// `bias` and `mask`: (N, S); a null mask means no mask.
 template <class T>
 void attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale, const float* bias, const float* mask,
                        const AttentionRoom<T>& room) {

@@ -8,13 +8,13 @@
 namespace swin {
 namespace {
 
-constexpr int64_t CACHE = 2 << 20;    // bytes of a group that should lie in L2 together
+constexpr int64_t CACHE = 2 << 20;    // bytes of a group that should fit in L2 together
 constexpr int64_t PRIVATE = 2 << 20;  // bytes of gradients of weights up to which each thread sums its own
 
 template <class T>
 class BackwardGroup : public Group<T> {
  public:
-  // sums: of this group's thread, as `VectorSums` has them.
+  // sums: those of this group's thread, in the layout of `VectorSums`.
   BackwardGroup(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows, int64_t count,
                 const float* x, const float* grad_y, float* grad_x, float* sums)
       : Group<T>(w, windows, count, x, grad_x), transposed(transposed), grad_y(grad_y), sums(sums),
@@ -26,14 +26,14 @@ class BackwardGroup : public Group<T> {
     return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C;
   }
 
-  // From here on grad_x has, for this group's tokens, the tokens behind the attention, and in the end the gradient.
+  // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
   void run(int64_t begin, int64_t end) {
     this->attention(begin, end);
     mlp_backward();
     attention_backward(end);
   }
 
-  // to (out, in) = or += the gradient of rows n, n + 1, ... n + MAX_COLUMNS - 1 of the weight of linear layer i.
+  // Writes or adds to `to` (out, in) the gradient of rows n ... n + MAX_COLUMNS - 1 of linear layer i's weight.
   void weight_gradient(int64_t i, int64_t n, float* to, bool add) const {
     constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
     const Linear<T>& linear = w.linear(i);
@@ -70,8 +70,8 @@ class BackwardGroup : public Group<T> {
   AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
   const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
 
-  // What the gradient of a weight wants of a linear layer: its input, and the gradient of its output turned, whose rows'
-  // sums are the gradient of its bias. Products are over whole steps of rows, so what is behind the last is 0.
+  // The gradient of a weight needs the linear layer's input and the transposed gradient of its output. The sums of the
+  // latter's rows are the gradient of the bias. Products run over whole steps of rows, so rows after the last are 0.
   void keep(int64_t i, T* input, const T* of_output, int64_t count) {
     const Linear<T>& linear = w.linear(i);
     const int64_t padded = round_up(count, ROW_STEP);
@@ -98,7 +98,7 @@ class BackwardGroup : public Group<T> {
             });
   }
 
-  // As far as gradients want it, with the slope of GELU.
+  // Recomputed as far as gradients need it, with the slope of GELU.
   void mlp_again() {
     const int64_t C = w.C, D = w.D;
     for (int64_t m = 0; m < tokens; m++) this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
@@ -113,7 +113,7 @@ class BackwardGroup : public Group<T> {
         });
       }
     });
-    if (!w.cosine_scale) return;  // V1 has no norm behind it that would want its value
+    if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value
     product(hidden, D, tokens, w.fc2, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++)
         over_columns(columns, [&](int64_t i, int64_t lanes) {
@@ -122,7 +122,7 @@ class BackwardGroup : public Group<T> {
     });
   }
 
-  // slim = the gradient of the branch's linear layer, whose values V2 normalises behind it.
+  // slim = the gradient of the output of the branch's last linear layer, after which V2 has a norm.
   void enter_branch(int64_t index, int64_t m, const float* value, const Affine& norm) {
     T* to = slim + m * w.C;
     const float* from = grad + m * w.C;
@@ -133,7 +133,7 @@ class BackwardGroup : public Group<T> {
     over_columns(w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(from + c, lanes) * Vec(factor), lanes); });
   }
 
-  // The gradient of the shortcut: V2 may have a norm on it, of tokens that are made again.
+  // The gradient of the shortcut. V2 may have a norm on it, whose input is recomputed.
   void shortcut_backward(int64_t m) {
     const float *from = token(grad_y, m), *before = token(this->out, m), *value = mlp_out + m * w.C;
     float* to = grad + m * w.C;
@@ -147,7 +147,7 @@ class BackwardGroup : public Group<T> {
                         [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
   }
 
-  // to = grad + the gradient of what went into a branch, from that of what V1 made of it by a norm.
+  // to = grad + the gradient of a branch's input; in V1 that gradient goes back through the norm.
   void leave_branch(int64_t m, int64_t at, const float* value, const Affine& norm, int64_t index, float* to) {
     const float *through = product_row + at * w.C, *past = grad + m * w.C;
     if (!w.cosine_scale)
@@ -202,7 +202,7 @@ class BackwardGroup : public Group<T> {
       leave_branch(m, this->place_of[m], token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
   }
 
-  // broad = gradients of q, k and v, of one head of the window whose places begin at `at`: (places, 3C).
+  // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (places, 3C).
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
     const auto values = [&](int64_t which) { return this->wide + (of_head(which) * rows + at) * d; };
@@ -255,7 +255,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
     panels[i + 1] = panels[i] + (w.linear(i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
   }
   const bool own = begins[LINEARS] * (int64_t)sizeof(float) <= PRIVATE;  // then no thread waits for another
-  // Sums of the first worker are the result, to which those of the others are added in their order.
+  // The sums of the first worker are the result; those of the others are added to it in order.
   std::vector<std::vector<float>> others(workers);
   for (int64_t worker = 1; worker < workers; worker++)
     others[worker].resize(of.size + (own ? begins[LINEARS] : 0));

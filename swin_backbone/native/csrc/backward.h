@@ -1,4 +1,4 @@
-// Gradients of one Swin block, V1 or V2, over a batch of maps, from its input alone: what lies between is made again.
+// Gradients of one Swin block, V1 or V2, over a batch of maps. Only its input is given; the rest is recomputed.
 //
 // Layout: as in block.h.
 #pragma once
@@ -9,7 +9,7 @@ namespace swin {
 
 enum { QKV, PROJ, FC1, FC2, LINEARS };
 
-// Sums of gradients, but for those of the weights of linear layers: where each is, in one array.
+// The layout, in one array, of the sums of all gradients except those of the weights of linear layers.
 template <class T>
 struct VectorSums {
   int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, cosine_scale, size;
@@ -28,7 +28,7 @@ struct VectorSums {
 //   transposed: W^T of each linear layer, packed.
 //   grad_y, grad_x: (B, H, W, C).
 //   weight_sums: gradients of the weights of linear layers, each (out, in).
-//   vector_sums: zeros, to which those of all else are added, as VectorSums has them.
+//   vector_sums: zeros, to which all other gradients are added, in the layout of VectorSums.
 template <class T>
 void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
                         const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],

@@ -1,4 +1,4 @@
-// The operators torch sees, in the namespace `swin_backbone`. Their fake twins are in ../operators.py.
+// The operators that torch sees, in the namespace `swin_backbone`. Their fake versions are in ../fake.py.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -13,7 +13,7 @@ namespace {
 using at::Tensor;
 using OptionalTensors = c10::List<std::optional<Tensor>>;
 
-// f of a zero of the dtype that is computed in.
+// Calls f with a zero of the dtype that is computed in.
 template <class F>
 auto dispatch(at::ScalarType dtype, const F& f) {
 #ifdef __AVX512BF16__
@@ -28,7 +28,7 @@ void check_map(const Tensor& x, const char* name) {
                     " must be a contiguous float32 map (B, H, W, C), got ", x.scalar_type(), " of ", x.sizes());
 }
 
-// float32 vectors, kept alive as long as what points into them.
+// float32 vectors, kept alive as long as something points into them.
 class Vectors {
  public:
   const float* get(const std::optional<Tensor>& vector, int64_t size, float otherwise) {
@@ -63,8 +63,8 @@ Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit, boo
   });
 }
 
-// Another number whenever a run of SAMPLED numbers or more has changed: of every so many the bits, mixed. No version of
-// a tensor counts what is written through `.data`.
+// A hash of the bits of every SAMPLED-th number. It changes when SAMPLED consecutive numbers or more have changed.
+// It is needed because writes through `.data` do not change a tensor's version.
 constexpr int64_t SAMPLED = 61;
 
 int64_t fingerprint(at::TensorList weights) {
@@ -77,7 +77,7 @@ int64_t fingerprint(at::TensorList weights) {
   return (int64_t)mixed;
 }
 
-// f(weights, windows), of the arguments of an operator.
+// Calls f(weights, windows), made from the arguments of an operator.
 template <class F>
 void with_block(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors, const Tensor& position_bias,
                 const std::optional<Tensor>& cosine_scale, const std::optional<Tensor>& drop_path, int64_t heads,
@@ -195,7 +195,7 @@ std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::Tens
   return grads;
 }
 
-// (out, in) of a packed weight of rows of K numbers.
+// The sizes (out, in) of a packed weight whose rows have K numbers.
 template <class T>
 Linear<T> linear_of_rows(const Tensor& panels, const std::optional<Tensor>& bias, int64_t K, Vectors& kept) {
   const int64_t N = panels.numel() / packed_size<T>(1, K);

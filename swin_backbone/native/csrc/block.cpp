@@ -9,7 +9,7 @@
 namespace swin {
 namespace {
 
-constexpr int64_t CACHE = 1 << 20;  // bytes of a group that should lie in L2 together, beside the weights
+constexpr int64_t CACHE = 1 << 20;  // bytes of a group that should fit in L2 together with the weights
 
 template <class T>
 int64_t bytes_of_row(const BlockWeights<T>& w) {

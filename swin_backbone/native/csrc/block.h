@@ -14,8 +14,8 @@ struct BlockWeights {
   Linear<T> qkv, proj, fc1, fc2;
   Affine norm1, norm2, norm3;
   const float* bias_hNS;      // the position bias, see `pad_bias`
-  const float* cosine_scale;  // of each head, which makes it a block of Swin V2; null for V1
-  const float* drop_path_2B;  // by what the two branches of each image are multiplied; null: by 1
+  const float* cosine_scale;  // of each head, for a block of Swin V2; null for V1
+  const float* drop_path_2B;  // factors of the two branches of each image; null: 1
   bool has_norm3;
   int64_t C, D, heads;
   float scale;

@@ -5,7 +5,7 @@
 
 namespace swin {
 
-// brgemm is internal to torch, so it may change; these functions alone name it.
+// brgemm is internal to torch, so it may change; only these functions use it.
 #if !defined(CPUBLAS_BRGEMM_F32F32F32) || !defined(CPUBLAS_BRGEMM_BF16BF16F32)
 #error "swin_backbone's compiled operators need a torch whose ATen/native/CPUBlas.h has brgemm (2.7 and later)"
 #endif
@@ -32,7 +32,7 @@ void release_brgemm<bf16>() {
 int64_t panel_width(int64_t N, int64_t unit) {
   for (int64_t width = MAX_COLUMNS / unit * unit; width >= MAX_COLUMNS / 2; width -= unit)
     if (N % width == 0 && width % ROW_STEP == 0) return width;
-  return std::max(unit, MAX_COLUMNS / unit * unit);  // and a narrower one at the end
+  return std::max(unit, MAX_COLUMNS / unit * unit);  // the last panel is narrower
 }
 
 namespace {
@@ -45,7 +45,7 @@ void put_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, 
 void put_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, bf16* to) {
   uint16_t pair[2][MAX_COLUMNS];
   for (int64_t k = 0; k < rows; k += 2, to += 2 * columns) {
-    std::memset(pair[1], 0, sizeof pair[1]);  // behind an odd sum
+    std::memset(pair[1], 0, sizeof pair[1]);  // filler after an odd number of terms
     for (int64_t i = 0; i < std::min<int64_t>(2, rows - k); i++)
       over_columns(columns, [&](int64_t c, int64_t lanes) {
         store((bf16*)pair[i] + c, load(from + (k + i) * stride + c, lanes), lanes);

@@ -1,4 +1,4 @@
-// Matrix products x W^T + b by torch's brgemm, with what becomes of the products done while they are in cache.
+// Matrix products x W^T + b by torch's brgemm. An epilogue uses each product while it is in cache.
 //
 // Layout: M rows, N columns, K terms of a sum.
 #pragma once
@@ -11,10 +11,11 @@
 namespace swin {
 
 constexpr int64_t ROW_STEP = 16;   // rows are multiplied in multiples of these: buffers have room for them
-constexpr int64_t MAX_ROWS = 96;   // of one product: as many as leave it in L1 or close by
+constexpr int64_t MAX_ROWS = 96;   // of one product, so that it stays in L1 or L2
 constexpr int64_t MAX_COLUMNS = 96;
 
-// Columns of one product: as many as possible that divide N and are a multiple of `unit`, what an epilogue wants whole.
+// Columns of one product: as many as possible, preferably a divisor of N, and a multiple of `unit`, which is the number
+// of columns that an epilogue needs together.
 int64_t panel_width(int64_t N, int64_t unit);
 
 // W (N, K) in panels of `panel_width` columns, each (K, width), bf16 with pairs of K side by side (VNNI), K made even.
@@ -26,7 +27,7 @@ struct Linear {
   int64_t padded_K() const { return std::is_same_v<T, bf16> ? round_up(K, 2) : K; }
 };
 
-// Of W, or of W^T if transposed: then the weight is (K, N).
+// Packs W, or W^T if transposed: then the weight is (K, N).
 template <class T>
 void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, T* panels);
 template <class T>
@@ -39,12 +40,12 @@ void brgemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t l
             float* c, bool add = false);
 void brgemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const bf16* a, const bf16* b,
             float* c, bool add = false);
-// What a thread must do behind its last product: AMX's tiles are given back.
+// A thread must call this after its last product: it releases AMX's tiles.
 template <class T>
 void release_brgemm();
 
 // epilogue(m, rows, n, columns, c): c holds a W^T of those rows and columns, without the bias, `columns` apart.
-// There is room for round_up(M, ROW_STEP) rows at `a`, and at `c` for MAX_ROWS * MAX_COLUMNS.
+// `a` must have room for round_up(M, ROW_STEP) rows, and `c` for MAX_ROWS * MAX_COLUMNS numbers.
 template <class T, class F>
 void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, float* c, const F& epilogue) {
   const int64_t K = w.padded_K();

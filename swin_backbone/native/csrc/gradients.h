@@ -1,4 +1,4 @@
-// Gradients of what stands between products, row by row, and the transposes that products over tokens want.
+// Gradients of the functions between matrix products, row by row, and the transposes that products over tokens need.
 //
 // Layout: N places of a window, S = N rounded up to whole vectors, d channels of a head.
 #pragma once
@@ -18,7 +18,7 @@ struct AffineSums {
   float *weight, *bias;
 };
 
-// put(column, gradient of x, count), given the gradient of LayerNorm(x), which is factor * dy.
+// Calls put(column, gradient of x, count), given the gradient of LayerNorm(x), which is factor * dy.
 template <class Put>
 inline void layer_norm_backward(const float* x, int64_t n, const Affine& norm, const float* dy, float factor,
                                 const AffineSums& sums, const Put& put) {
@@ -29,7 +29,7 @@ inline void layer_norm_backward(const float* x, int64_t n, const Affine& norm, c
     const Vec y = at::vec::fmadd(load(x + c, count), scale, shift), g = load(dy + c, count) * times;
     store(sums.weight + c, at::vec::fmadd(g, y, load(sums.weight + c, count)), count);
     store(sums.bias + c, load(sums.bias + c, count) + g, count);
-    const Vec of_y = g * load(norm.weight + c, count);  // 0 behind the row
+    const Vec of_y = g * load(norm.weight + c, count);  // 0 after the end of the row
     sum = sum + of_y;
     dot = at::vec::fmadd(of_y, y, dot);
   });
@@ -41,8 +41,8 @@ inline void layer_norm_backward(const float* x, int64_t n, const Affine& norm, c
   });
 }
 
-// Of a vector of length `length` that was multiplied by `factor` to become `v`: from the gradient of v, in its place.
-// Gives the gradient of `length`.
+// A vector was normalised and given length `length`, by multiplying it by `factor`, and became `v`. This replaces the
+// gradient of v by that of the vector, and returns the gradient of `length`.
 template <class T>
 inline float length_backward(float* gradient, const T* v, int64_t d, float factor, float length) {
   Vec sum(0.f);
@@ -74,7 +74,7 @@ template <class T>
 struct AttentionBackwardRoom {
   float* grads;  // (N, S), of weights
   T* logits;     // (N, S), gradients of logits, times the scale
-  T* turned;     // (N, S), of either, keys in front
+  T* turned;     // (N, S), the transpose of either, keys first
 
   template <class Take>
   AttentionBackwardRoom(int64_t N, const Take& take) {
@@ -85,8 +85,8 @@ struct AttentionBackwardRoom {
   }
 };
 
-// One row of `softmax`: weights with their divisor, and from their gradients those of logits and, times `scale`, `to`.
-// `to` may be `grads`.
+// One row of softmax's backward: divides the weights by their sum, and turns their gradients into those of logits and,
+// times `scale`, into `to`. `to` may be `grads`.
 template <class T>
 void softmax_backward(T* weights, float inverse, const float* grads, int64_t S, float scale, float* bias_sum, T* to) {
   Vec sum(0.f);
@@ -103,7 +103,8 @@ void softmax_backward(T* weights, float inverse, const float* grads, int64_t S, 
   }
 }
 
-// Gradients of `attend`, from that of its rows, `out` (N, d). put(0 query, 1 key or 2 value, place, row of d numbers).
+// Gradients of `attend`, from the gradient of its output, `out` (N, d). Calls put(which, place, row of d numbers),
+// where `which` is 0 for query, 1 for key, 2 for value.
 // bias_sum: (N, S), to which the gradient of the bias is added.
 template <class T, class Put>
 void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, const T* out, float scale,

@@ -1,5 +1,5 @@
-// The windows that a thread takes through a block together, so that all that lies between stays in its cache.
-// A group's rows: first all places of its windows, then, behind attention, only those of tokens.
+// The windows that a thread takes through a block together, so that all intermediate values stay in its cache.
+// A group's rows are first all places of its windows; after attention only those of tokens, without padding.
 #pragma once
 
 #include <cstring>
@@ -10,10 +10,10 @@
 
 namespace swin {
 
-// Memory for several arrays, each on cache lines of its own.
+// Memory for several arrays, each on its own cache lines.
 class Buffers {
  public:
-  // carve(take) is called twice: first take(bytes) counts and gives null, then it gives so many bytes.
+  // carve(take) is called twice: first take(bytes) counts and returns null, then it returns that many bytes.
   template <class Carve>
   void allocate(const Carve& carve) {
     int64_t bytes = LINE;
@@ -28,8 +28,8 @@ class Buffers {
   std::unique_ptr<char[]> memory;
 };
 
-// Windows of a group of about so many bytes: few enough to stay in cache, or, where the weights do not, many, so that they
-// are read seldom; and as many groups for each thread.
+// The number of windows in a group of about `bytes` bytes: few enough to stay in cache, or, if the weights do not fit
+// in cache, many, so that the weights are read less often. Each thread gets the same number of groups.
 inline int64_t windows_of_group(const Windows& windows, int64_t threads, int64_t bytes, int64_t bytes_of_row) {
   const int64_t fitting = std::max<int64_t>(1, bytes / (bytes_of_row * windows.area()));
   const int64_t rounds = (windows.count() + fitting * threads - 1) / (fitting * threads);
@@ -76,7 +76,7 @@ class Group {
     room = AttentionRoom<T>(N, d, take);
   }
 
-  // V1: normed tokens, V2: tokens; zeros for padding. Then which row each place has among tokens, and the reverse.
+  // V1: normalised tokens, V2: tokens; zeros for padding. Then the row of each place among tokens, and the reverse.
   void gather() {
     tokens = 0;
     for (int64_t p = 0; p < places; p += N) windows.tokens(first + p / N, row_of + p);
@@ -99,7 +99,7 @@ class Group {
     over_columns(w.C, [&](int64_t c, int64_t count) { store(to + c, load(token + c, count), count); });
   }
 
-  // q, k and v of each head by themselves: (3 h, rows, d).
+  // q, k and v of each head in separate arrays: (3 h, rows, d).
   void project_qkv() {
     product(normed, w.C, places, w.qkv, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
       for (int64_t from = 0; from < columns; from += d) {
@@ -119,7 +119,7 @@ class Group {
     });
   }
 
-  // By what a query or key is multiplied to be as long as the cosine's scale, or 1; the zero vector has no direction.
+  // The factor that gives a query the length of the cosine scale, or a key the length 1. The zero vector stays zero.
   float to_length(const float* row, const float* bias, int64_t head) const {
     Vec squares(0.f);
     over_columns(d, [&](int64_t i, int64_t lanes) {
@@ -178,8 +178,8 @@ class Group {
                           : 1.f;
   }
 
-  // out = shortcut + what the linear layer makes of `a`; V2 normalises that first, and so needs whole rows of it,
-  // `branch`.
+  // out = shortcut + the linear layer's output for `a`. V2 normalises that output first, so it needs whole rows of it
+  // in `branch`.
   void add_branch(const T* a, int64_t lda, const Linear<T>& linear, int64_t index, const float* shortcut,
                   const Affine& norm, float* branch) {
     product(a, lda, tokens, linear, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
@@ -219,7 +219,7 @@ class Group {
   AttentionRoom<T> room;
   T *wide, *normed, *attended;
   float *branch, *normed_row, *product_, *mask;
-  float* factors = nullptr;  // (3 h, rows): what each query and key was multiplied by, where that is wanted
+  float* factors = nullptr;  // (3 h, rows): the factor of each query and key, if it is needed
   int32_t *row_of, *token_of, *place_of;
   int64_t first = 0, places = 0, tokens = 0, masked_kind = 0;
 

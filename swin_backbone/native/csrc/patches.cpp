@@ -8,9 +8,9 @@
 namespace swin {
 namespace {
 
-constexpr int64_t TOKENS = 2 * MAX_ROWS;  // that a thread makes at a time
+constexpr int64_t TOKENS = 2 * MAX_ROWS;  // that a thread computes at a time
 
-// fill(token, row) gives w.padded_K() numbers of each; they are projected and, if there is a norm, normalised.
+// fill(token, row) writes w.padded_K() numbers for a token; they are projected and, if there is a norm, normalised.
 template <class T, class Fill>
 void project(int64_t tokens, const Linear<T>& w, const std::optional<Affine>& norm, float* out, const Fill& fill) {
   const int64_t K = w.padded_K();

@@ -1,6 +1,6 @@
-// Patch embedding, patch merging and the norm of an output: what makes maps and changes their resolution.
+// Patch embedding, patch merging and the norm of an output.
 //
-// Layout: B batch, C channels, H W height and width of what goes in.
+// Layout: B batch, C channels, H W height and width of the input.
 #pragma once
 
 #include <optional>
@@ -20,8 +20,8 @@ template <class T>
 void embed_patches(const Image& image, int64_t patch_height, int64_t patch_width, const Linear<T>& w,
                    const std::optional<Affine>& norm, float* out);
 
-// 2 x 2 neighbours of x (B, H, W, C), one behind the other and zero-padded, to a token: (B, ceil(H/2), ceil(W/2), w.N).
-// The norm is over what is concatenated, or behind the projection.
+// 2 x 2 neighbours of x (B, H, W, C), zero-padded and concatenated, to a token: (B, ceil(H/2), ceil(W/2), w.N).
+// The norm is before or after the projection.
 template <class T>
 void merge_patches(const float* x, int64_t batch, int64_t height, int64_t width, int64_t channels, const Linear<T>& w,
                    const std::optional<Affine>& norm, bool post_norm, float* out);

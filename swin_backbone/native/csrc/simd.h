@@ -1,7 +1,7 @@
-// Rows of numbers, a vector at a time: at::vec, and what it lacks.
+// Rows of numbers, one vector at a time: at::vec, and functions that it lacks.
 //
-// All files are compiled once for each instruction set, with CPU_CAPABILITY set as at::vec wants it, to libraries of
-// their own (../build.py). bf16 is there where the processor rounds to it itself: elsewhere brgemm has no kernel for it.
+// All files are compiled once for each instruction set, with CPU_CAPABILITY set as at::vec needs it, to separate
+// libraries (../build.py). bf16 exists only where the processor can round to it: elsewhere brgemm has no kernel for it.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -26,7 +26,7 @@ constexpr int64_t LANES = Vec::size();
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// `count` is LANES but at the end of a row; given as a constant, no mask is left of it.
+// `count` is LANES except at the end of a row. If it is a constant, the compiler removes the mask.
 inline Vec load(const float* from, int64_t count = LANES) { return Vec::loadu(from, count); }
 inline void store(float* to, Vec v, int64_t count = LANES) { v.store(to, count); }
 
@@ -52,8 +52,8 @@ inline void over_columns(int64_t n, const F& f) {
   if (c < n) f(c, n - c);
 }
 
-// 2^y for y <= 0, and 2^-60 below that: beside 1 nothing, and no denormal numbers, which are slow. The fraction's
-// polynomial is within 8e-8 of 2^r, relatively, or 8e-5 where bf16 is asked for.
+// 2^y for y <= 0, but at least 2^-60: this is negligible next to 1, and it avoids denormal numbers, which are slow. The
+// polynomial for the fraction has a relative error of 8e-8 from 2^r, or 8e-5 for bf16.
 template <class T>
 inline Vec exp2(Vec y) {
   y = at::vec::clamp_min(y, Vec(-60.f));

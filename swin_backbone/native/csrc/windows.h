@@ -1,4 +1,4 @@
-// Where the tokens of a map sit in windows, by arithmetic: what `swin_backbone/ops/windows.py` holds in tables.
+// Computes where the tokens of a map are in windows; `swin_backbone/ops/windows.py` stores this in tables.
 //
 // Layout: B batch, H W height and width of a map, L windows of all images, N = Wh*Ww places of a window.
 #pragma once
@@ -15,7 +15,7 @@ struct Axis {
   int64_t length, window, count;
   std::vector<int32_t> coordinate;  // (count, window): >= length for padding
   std::vector<int32_t> region;      // (count, window): only places of one region attend to each other
-  std::vector<int32_t> cut;         // (count): 0 where all is one region, else a number of the window's own
+  std::vector<int32_t> cut;         // (count): 0 if the window is one region, else its own number
 
   Axis(int64_t length, int64_t window, int64_t shift, bool mask_padding)
       : length(length), window(window), count((length + window - 1) / window) {
@@ -58,7 +58,7 @@ struct Windows {
     return rows.cut[row_of(window)] * (columns.count + 1) + columns.cut[column_of(window)];
   }
 
-  // 0 where the place of a row attends to that of a column, -inf elsewhere: (N, stride), 0 behind N.
+  // 0 where the place of a row attends to that of a column, -inf elsewhere: (N, stride), 0 after column N.
   void mask(int64_t window, int64_t stride, float* to) const {
     const int32_t* y = &rows.region[row_of(window) * rows.window];
     const int32_t* x = &columns.region[column_of(window) * columns.window];

@@ -1,4 +1,4 @@
-"""The kernels of a residual sum and its LayerNorm as custom operators, which torch.compile and export see as one each.
+"""A residual sum and its LayerNorm as custom operators of torch; torch.compile and export see each as one operator.
 
 Layout: T tokens of all images, B images, C channels, P programs that share the tokens.
 """
