@@ -27,6 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from swin_backbone import SwinBackbone
+from swin_backbone.openmmlab.whole_files import write_whole
 
 PICTURE, SIZE, WINDOW = 128, 64, 4  # sides of a picture and of a cut-out, in pixels; side of a window, in tokens
 TRAIN, VAL, BATCH = 1600, 800, 32  # training pictures, validation pictures, shapes in a step
@@ -167,7 +168,7 @@ def run_all(args: argparse.Namespace) -> None:
             begin = time.perf_counter()
             model = train(ROWS[name], seed, args.steps, *training, progress)
             figures = evaluate(model, *held_out) | dict(seconds=time.perf_counter() - begin)
-            write(path, json.dumps(figures))
+            write_whole(path, json.dumps(figures).encode())
             console.print(f'{name}, seed {seed}: top-1 {figures["top1"]:.2f} %', highlight=False)
 
 
@@ -195,14 +196,7 @@ def write_between_markers(text: str, document: Path) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f'{document} has no lines {BEGIN!r} and {END!r}')
-    write(document, f'{before}{begin}\n\n{text}\n\n{end}{after}')
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file beside `path` and rename it, so that `path` is never incomplete."""
-    partial = path.with_name(f'.partial-{path.name}')
-    partial.write_text(text, encoding='utf-8')
-    partial.replace(path)
+    write_whole(document, f'{before}{begin}\n\n{text}\n\n{end}{after}'.encode())
 
 
 def parse_args() -> argparse.Namespace:

@@ -23,6 +23,7 @@ if not torch.cuda.is_available():
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import gpu
 from swin_backbone.analysis.peers import PEERS, build_peer
+from swin_backbone.openmmlab.whole_files import write_whole
 from swin_backbone.ops import backend
 from swin_backbone.ops.fused import FUSIONS
 
@@ -127,7 +128,7 @@ def main() -> int:
             print(gpu.markdown([row]).splitlines()[-1], flush=True)
         rows += found
     if args.json:
-        args.json.write_text(json.dumps([row._asdict() for row in rows], indent=1, default=str))
+        write_whole(args.json, json.dumps([row._asdict() for row in rows], indent=1, default=str).encode())
     print(f'\nFor an issue:\n\n{gpu.markdown(rows)}')
     return int(failed)
 

@@ -1,11 +1,7 @@
 """tools/visualize.py and tools/plot_log.py with a user's command lines, and the curves of a training."""
 
-import contextlib
-import io
 import json
 import logging
-import runpy
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from in_process import ROOT, run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
@@ -21,33 +18,11 @@ from swin_backbone.openmmlab import monitor
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-ROOT = Path(__file__).parents[2]
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 DETECTION_V2 = ROOT / 'configs' / 'demo' / 'mask-rcnn_swinv2-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 RETINANET = ROOT / 'configs' / 'retinanet' / 'retinanet_swin-t-p4-w7_fpn_1x_coco.py'
 PHOTOGRAPHS = ROOT.parent / 'shared' / 'data' / 'tiny_coco' / 'images'
-
-
-def run(tool, *arguments):
-    """A tool as `python TOOL ARGUMENTS` runs it, but in this process: to import the toolboxes takes seconds."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    before = sys.argv, sys.path[:]
-    sys.argv = [tool, *map(str, arguments)]
-    sys.path.insert(0, str(ROOT / 'tools'))
-    code = 0
-    try:
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            runpy.run_path(str(ROOT / tool), run_name='__main__')
-    except SystemExit as stop:
-        code = stop.code or 0
-        if isinstance(code, str):
-            stderr.write(code)
-            code = 1
-    finally:
-        sys.argv, sys.path[:] = before
-        DefaultScope._instance_dict.clear()
-    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
 def visualize(*arguments):
