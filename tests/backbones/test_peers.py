@@ -28,7 +28,7 @@ def make_pair(arch, **arguments):
 
 
 @pytest.mark.parametrize(
-    'arch, sizes',
+    ('arch', 'sizes'),
     [
         ('tiny', [*SIZES, OF_COCO]),
         ('small', [*SIZES, OF_COCO]),
