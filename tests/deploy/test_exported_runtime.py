@@ -220,9 +220,10 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
         export.export(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
 
 
-def example(language):
-    """The example in a language, as it stands in docs/deploy.md."""
-    (found,) = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S)
+def example(language, holding=''):
+    """The example in a language, as it stands in docs/deploy.md; where there are several, the one that holds a word."""
+    found = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S)
+    (found,) = [one for one in found if holding in one]
     return found
 
 
@@ -241,18 +242,37 @@ def headers():
     return next((place for place in places if place and (Path(place) / 'onnxruntime_cxx_api.h').is_file()), None)
 
 
-@pytest.mark.skipif(not headers(), reason="ONNX Runtime's C++ headers are not installed (ONNXRUNTIME_INCLUDE)")
-def test_the_example_in_cpp_runs_as_it_stands(work, tmp_path):
-    import onnxruntime
+needs_compiler = pytest.mark.skipif(not shutil.which('c++'), reason='there is no C++ compiler, c++')
 
-    (library,) = (Path(onnxruntime.__file__).parent / 'capi').glob('libonnxruntime.so.*')
-    (tmp_path / 'libonnxruntime.so.1').symlink_to(library)
-    (tmp_path / 'example.cpp').write_text(example('cpp'))
-    compiler = ['c++', '-std=c++17', f'-I{headers()}', f'-Wl,-rpath,{tmp_path}', '-o', 'example']
-    subprocess.run([*compiler, 'example.cpp', 'libonnxruntime.so.1'], cwd=tmp_path, check=True)
+
+def compile_and_run(source, include, library, work, tmp_path):
+    """Compile an example, run it on a picture, and compare its labels with those that Python gets."""
+    (tmp_path / 'example.cpp').write_text(source)
+    compiler = ['c++', '-std=c++17', f'-I{include}', f'-Wl,-rpath,{library.parent}', '-o', 'example']
+    subprocess.run([*compiler, 'example.cpp', str(library)], cwd=tmp_path, check=True)
     model = runtime.load(work / 'out')
     picture = model.prepare(pictures_of(work)[0])
     command = [str(tmp_path / 'example'), str(work / 'out' / 'model.onnx'), *map(str, picture.shape[:2])]
     done = subprocess.run(command, input=picture.tobytes(), capture_output=True, check=True)
-    wanted = model.run([picture[None], np.array(picture.shape[:2])], ['labels'])[0]
-    assert np.array_equal(np.frombuffer(done.stdout, np.uint8).reshape(picture.shape[:2]), wanted[0])
+    (wanted,) = model.run([picture[None], np.array(picture.shape[:2])], ['labels'])[0]
+    assert len(np.unique(wanted)) > 1
+    assert (np.frombuffer(done.stdout, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
+
+
+@needs_compiler
+@pytest.mark.skipif(not headers(), reason='no onnxruntime_cxx_api.h: ONNXRUNTIME_INCLUDE names the folder that has it')
+def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
+    import onnxruntime
+
+    (library,) = (Path(onnxruntime.__file__).parent / 'capi').glob('libonnxruntime.so.*')
+    (tmp_path / 'libonnxruntime.so.1').symlink_to(library)
+    library = tmp_path / 'libonnxruntime.so.1'
+    compile_and_run(example('cpp', 'onnxruntime'), headers(), library, work, tmp_path)
+
+
+@needs_compiler
+def test_the_example_in_cpp_of_openvino_runs_as_it_stands(work, tmp_path):
+    openvino = pytest.importorskip('openvino', reason='openvino is not installed')
+    place = Path(openvino.__file__).parent  # its wheel brings the headers
+    (library,) = (place / 'libs').glob('libopenvino.so.*')
+    compile_and_run(example('cpp', 'openvino'), place / 'include', library, work, tmp_path)
