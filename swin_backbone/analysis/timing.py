@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, Optional
 
 import torch
@@ -102,7 +103,20 @@ def _rss_growth(build: Callable[[], nn.Module], shape: tuple[int, ...], threads:
     model, x_BCHW = build().eval(), torch.randn(shape)
     with torch.no_grad():
         model(torch.randn(shape[0], shape[1], 64, 64))  # what is allocated once, whatever the size
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak_rss()
         model(x_BCHW)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (after - before) * (1 if sys.platform == 'darwin' else 1024)
+    return peak_rss() - before
+
+
+def peak_rss() -> int:
+    """Bytes of resident memory that this process has had at its peak.
+
+    Linux says so in /proc; its `getrusage` does not, since it counts the peak of the process that started this one.
+    """
+    status = Path('/proc/self/status')
+    lines = status.read_text().splitlines() if status.is_file() else []
+    for line in lines:
+        if line.startswith('VmHWM:'):
+            return 1024 * int(line.split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == 'darwin' else 1024 * peak

@@ -40,7 +40,8 @@ def swap_backbone(
 
     Args:
         cfg: of mmdet, mmseg, mmpretrain or mmrotate; it is left as it is.
-        name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'.
+        name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'; also 'swin-s3-t', '-s' and '-b', and Swin V2 as
+            'swinv2-t'.
         at: the key of the backbone that goes, as 'model.img_backbone', in a model with several.
         recipe: 'swin': the optimizer is the Swin recipe's, see `recipe.apply_recipe`; 'keep': the config's own.
         verbose: print what changed.
@@ -136,19 +137,22 @@ def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
 
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
-    """Whether a backbone is a Swin of this size already, the toolbox's or ours."""
+    """Whether a backbone is a Swin of this size already, the toolbox's or ours, with the same windows by stage."""
     kinds = [swin.type]
     if swin.type == 'SwinBackbone':
         kinds += ['SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer']
     if type_name(old) not in kinds:
         return False
-    table, wanted = ARCHS[old.get('arch') or 'tiny'], ARCHS[swin.arch]
+    table, wanted = ARCHS[old.get('arch') or 'tiny'], swin.size
     depths, heads = (list(old.get(name) or getattr(table, name)) for name in ('depths', 'num_heads'))
+    windows = old.get('window_size')
+    by_stage = tuple(windows) if isinstance(windows, (list, tuple)) and len(windows) > 2 else None
     stages = len(wanted.depths)  # RTMDet P6 adds one to them
-    return (old.get('embed_dims') or table.embed_dims, depths[:stages], heads[:stages]) == (
+    return (old.get('embed_dims') or table.embed_dims, depths[:stages], heads[:stages], by_stage) == (
         wanted.embed_dims,
         list(wanted.depths),
         list(wanted.num_heads),
+        dict(swin.by_stage).get('window_size'),
     )
 
 
@@ -222,8 +226,8 @@ def _rewire(
     if outputs != (0, 1, 2, 3):
         new['out_indices'] = outputs
     if outputs[-1] < 3:  # no stage that nobody sees: a parameter without a gradient stops distributed training
-        arch, depth = ARCHS[swin.arch], outputs[-1] + 1
-        new.update(depths=arch.depths[:depth], num_heads=arch.num_heads[:depth], strides=(4, 2, 2, 2)[:depth])
+        by_stage = dict(swin.by_stage, depths=swin.size.depths, num_heads=swin.size.num_heads, strides=(4, 2, 2, 2))
+        new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
     return new, [
         f'note: what reads stage {stages[place]} gets stride {maps.new[place].stride} where it got '
         f'{levels[place].stride:g}'

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from swin_backbone.analysis.timing import peak_rss
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -81,10 +82,6 @@ def limit_addresses():
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def peak_mib():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def main():
     faulthandler.enable()
     for codec in ('cp437', 'raw_unicode_escape'):  # zipfile and pickletools import them
@@ -92,10 +89,10 @@ def main():
     watch = Watch()
     limit_addresses()
     for path in sys.argv[1:]:
-        before = peak_mib()
+        before = peak_rss()
         print(json.dumps(dict(path=path, outcome='begun')), flush=True)
         outcome, sentence, done, _ = try_reading(path, watch)
-        grown = peak_mib() - before
+        grown = (peak_rss() - before) / 2**20
         print(json.dumps(dict(path=path, outcome=outcome, sentence=sentence, done=done, peak_mib=grown)), flush=True)
 
 

@@ -12,6 +12,7 @@ from small_models import randomised
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.compat import import_torchvision
+from swin_backbone.openmmlab.swins import SWINS
 
 pytestmark = pytest.mark.peer
 
@@ -90,22 +91,16 @@ def test_timm(tmp_path, timm, fused, features_only):
     assert_equal(backbone(x), normalised(expected))
 
 
-# As docs/checkpoints.md has them.
 S3 = [
-    pytest.param('swin_s3_tiny_224', dict(arch='tiny', window_size=(7, 7, 14, 7)), id='S3-T'),
-    pytest.param('swin_s3_small_224', dict(arch='small', window_size=(14, 14, 14, 7)), id='S3-S', marks=slow),
-    pytest.param(
-        'swin_s3_base_224',
-        dict(arch='tiny', depths=(2, 2, 30, 2), window_size=(7, 7, 14, 7)),
-        id='S3-B',
-        marks=slow,
-    ),
+    pytest.param('swin_s3_tiny_224', SWINS['swin-s3-t'], id='S3-T'),
+    pytest.param('swin_s3_small_224', SWINS['swin-s3-s'], id='S3-S', marks=slow),
+    pytest.param('swin_s3_base_224', SWINS['swin-s3-b'], id='S3-B', marks=slow),
 ]
 
 
-@pytest.mark.parametrize(('name', 'arguments'), S3)
+@pytest.mark.parametrize(('name', 'swin'), S3)
 @torch.no_grad()
-def test_timm_windows_by_stage(tmp_path, timm, name, arguments):
+def test_timm_windows_by_stage(tmp_path, timm, name, swin):
     model = timm.create_model(name).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
@@ -114,7 +109,7 @@ def test_timm_windows_by_stage(tmp_path, timm, name, arguments):
     for layer in model.layers:
         y_BHWC = layer(y_BHWC)
         expected.append(y_BHWC)
-    backbone = SwinBackbone(**arguments, small_map='shrink').eval()
+    backbone = SwinBackbone(arch=swin.arch, **dict(swin.by_stage), small_map='shrink').eval()
     report = load_checkpoint(backbone, saved(model, tmp_path / 'timm.pth'))
     assert not report.resized
     assert_equal(backbone(x), normalised(expected))

@@ -1,6 +1,7 @@
 """What a swap writes into a config, key by key, and what it refuses."""
 
 import pytest
+import torch
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
@@ -10,6 +11,7 @@ from torch import nn
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab import swap as swap_module
 from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.swins import SWINS
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -60,6 +62,28 @@ def test_a_detector_keeps_its_strides():
     assert after.model.backbone.depths == (2, 2, 6)
     assert after.model.rpn_head.in_channels == after.model.roi_head.bbox_head.in_channels == 384
     assert after.model.rpn_head.anchor_generator.strides == [16]
+
+
+@pytest.mark.parametrize('name', SWINS)
+def test_a_swin_of_fewer_stages_has_as_many_windows(name):
+    after = swap('mmdet::faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py', name, init_cfg=None)
+    with torch.device('meta'):
+        backbone = MODELS.build(after.model.backbone)
+    whole = dict(SWINS[name].by_stage)
+    assert len(backbone.stages) == 3
+    if 'window_size' in whole:
+        assert backbone.window_size == tuple((side, side) for side in whole['window_size'][:3])
+
+
+@pytest.mark.parametrize('path', [FASTER, 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'])
+def test_the_windows_and_depths_that_were_searched_for_come_with_their_weights(path):
+    tiny, base = swap(path, 'swin-s3-t').model.backbone, swap(path, 'swin-s3-b').model.backbone
+    assert tiny.window_size == base.window_size == (7, 7, 14, 7)
+    assert 'depths' not in tiny
+    assert base.depths == (2, 2, 30, 2)
+    assert [cfg.init_cfg.checkpoint.rpartition('/')[2][:4] for cfg in (tiny, base)] == ['s3_t', 's3_b']
+    again = swap_backbone(dict(model=dict(type='MaskRCNN', backbone=tiny)), 'swin-s3-t', verbose=False)
+    assert again.model.backbone == tiny
 
 
 def test_recipe_swin_exchanges_sgd():

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections import Counter
 
 import cv2
 import numpy as np
@@ -73,7 +74,30 @@ def imagenet(tmp_path_factory):
     return root
 
 
-def test_the_published_recipe_trains_and_tests(tmp_path, imagenet):
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts which of mmpretrain's parts of the recipe are called in training."""
+    from mmpretrain.models.losses import LabelSmoothLoss
+    from mmpretrain.models.utils.batch_augments import CutMix, Mixup
+
+    counts = Counter()
+
+    def count(kind, name):
+        original = getattr(kind, name)
+
+        def call(self, *args, **kwargs):
+            counts[kind.__name__] += 1
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, name, call)
+
+    count(LabelSmoothLoss, 'forward')
+    count(Mixup, 'mix')
+    count(CutMix, 'mix')
+    return counts
+
+
+def test_the_published_recipe_trains_and_tests(tmp_path, imagenet, calls):
     """Its transforms, Mixup and CutMix, label smoothing, the warm-up; and EMA, which the paper does without."""
     config = tmp_path / 'config.py'
     config.write_text(
@@ -87,28 +111,10 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet):
     )
     work = tmp_path / 'work'
     common = options('default_hooks.checkpoint.interval=22')
-    seen = []
-    from mmpretrain.models.losses import LabelSmoothLoss
-    from mmpretrain.models.utils.batch_augments import CutMix, Mixup
-
-    def spy(kind, name):
-        original = getattr(kind, name)
-
-        def call(self, *args, **kwargs):
-            seen.append(kind.__name__)
-            return original(self, *args, **kwargs)
-
-        monkey.setattr(kind, name, call)
-
-    with pytest.MonkeyPatch.context() as monkey:
-        spy(LabelSmoothLoss, 'forward')
-        spy(Mixup, 'mix')
-        spy(CutMix, 'mix')
-        trained = run('tools/train.py', config, '--work-dir', work, *common)
+    trained = run('tools/train.py', config, '--work-dir', work, *common)
     assert trained.returncode == 0, trained.stderr[-2000:]
-    assert seen.count('LabelSmoothLoss') == 22
-    assert seen.count('Mixup') + seen.count('CutMix') == 22
-    assert min(seen.count('Mixup'), seen.count('CutMix')) > 0
+    assert calls['LabelSmoothLoss'] == calls['Mixup'] + calls['CutMix'] == 22
+    assert min(calls['Mixup'], calls['CutMix']) > 0
     (log,) = work.glob('*/vis_data/scalars.json')
     rates = [line['lr'] for line in map(json.loads, log.read_text().splitlines()) if 'lr' in line]
     assert rates[:20] == sorted(rates[:20])
@@ -131,6 +137,40 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet):
     refused = run('tools/test.py', *arguments, *outputs, '--tta', *common)
     assert refused.returncode == 1
     assert '--tta of a classifier takes no --show or --show-dir' in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model', METAFILE, ids=lambda model: model['Name'])
+def test_each_config_trains_and_tests(tmp_path, imagenet, calls, model):
+    """In its own size, on crops of 64 pixels: an epoch is one step; 20 of them warm up, one is behind that."""
+    config, epochs = ROOT / model['Config'], 21
+    more = options(
+        *(f'{loader}_dataloader.dataset.data_root={imagenet}' for loader in ('train', 'val', 'test')),
+        'train_dataloader.dataset.ann_file=train.txt',
+        'train_dataloader.dataset.pipeline.1.scale=64',
+        'train_dataloader.batch_size=4',
+        *(f'{loader}_dataloader.dataset.ann_file=val.txt' for loader in ('val', 'test')),
+        *(f'{loader}_dataloader.dataset.pipeline.1.scale=73' for loader in ('val', 'test')),
+        *(f'{loader}_dataloader.dataset.pipeline.2.crop_size=64' for loader in ('val', 'test')),
+        f'train_cfg.max_epochs={epochs}',
+        f'train_cfg.val_interval={epochs}',
+        f'default_hooks.checkpoint.interval={epochs}',
+        'default_hooks.checkpoint.save_optimizer=False',
+    )
+    trained = run('tools/train.py', config, '--work-dir', tmp_path, *more)
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    assert calls['LabelSmoothLoss'] == calls['Mixup'] + calls['CutMix'] == epochs
+    (log,) = tmp_path.glob('*/vis_data/scalars.json')
+    steps = [line for line in map(json.loads, log.read_text().splitlines()) if 'lr' in line]
+    assert len(steps) == epochs
+    assert np.isfinite([step['loss'] for step in steps]).all()
+    assert (steps[0]['lr'], steps[20]['lr']) == (pytest.approx(1e-6), pytest.approx(1e-3))
+
+    checkpoint = tmp_path / f'epoch_{epochs}.pth'
+    tested = run('tools/test.py', config, checkpoint, '--work-dir', tmp_path, *more)
+    checkpoint.unlink()  # of up to 800 MB, which pytest would keep
+    assert tested.returncode == 0, tested.stderr[-2000:]
+    assert 'accuracy/top5: ' in tested.stdout
 
 
 @pytest.fixture(scope='module')
