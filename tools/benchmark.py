@@ -30,6 +30,7 @@ from swin_backbone.analysis import machine, timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
 from swin_backbone.deploy.timing import RUNTIMES, exported_runs
 from swin_backbone.ops.backend import ATTENTION_BACKENDS
+from swin_backbone.whole_files import write_whole
 
 OURS = 'swin_backbone'
 console = Console()
@@ -73,13 +74,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
-    parser.add_argument('--plot', type=Path, metavar='F', help='write a plot of time, or memory, against size')
+    parser.add_argument(
+        '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
+    )
     args = parser.parse_args()
     if args.peers is None:
         args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
     if unknown:
         parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
+    if args.plot and args.plot.suffix not in ('.png', '.html'):
+        parser.error(f'--plot takes a name that ends in .png or .html, got {args.plot}')
     if set(filter(None, args.runtime.split(','))) - RUNTIMES.keys():
         parser.error(f'--runtime takes {",".join(RUNTIMES)}, got {args.runtime}')
     return args
@@ -258,12 +263,12 @@ def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: f
 
 
 def plot(path: Path, rows: list[dict], unit: str, title: str) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
+    from swin_backbone.analysis.files import save_figure
 
-    figure, axes = pyplot.subplots(figsize=(7, 5))
+    figure = Figure(figsize=(7, 5), layout='constrained')
+    axes = figure.subplots()
     for model in dict.fromkeys(row['model'] for row in rows):
         own = sorted((row['height'] * row['width'], row['value']) for row in rows if row['model'] == model)
         axes.loglog(*zip(*own), marker='o', label=model)
@@ -271,7 +276,7 @@ def plot(path: Path, rows: list[dict], unit: str, title: str) -> None:
     axes.set_title(textwrap.fill(title, 90), fontsize=9)
     axes.grid(True, which='both', alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches='tight')
+    save_figure(figure, path, dpi=120)
 
 
 def check_quiet(args: argparse.Namespace) -> None:
@@ -323,7 +328,7 @@ def main() -> None:
                 )
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
-        args.json.write_text(json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1))
+        write_whole(args.json, json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1).encode())
     if args.plot:
         title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
         plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)

@@ -46,7 +46,7 @@ def _print_no_more() -> None:
 
 
 def _cannot_write(error: OSError) -> bool:
-    from swin_backbone.openmmlab.whole_files import CANNOT_WRITE
+    from swin_backbone.whole_files import CANNOT_WRITE
 
     return error.errno in CANNOT_WRITE
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
 
-from swin_backbone.analysis.files import save_figure, write_whole
+from swin_backbone.analysis.files import save_figure
+from swin_backbone.whole_files import write_whole
 
 USER_ERRORS = (ValueError, TypeError, OSError)
 
