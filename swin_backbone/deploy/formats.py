@@ -46,7 +46,7 @@ def check_format(format: str, precision: str) -> None:
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise ExportError(
-            f"--format {format} needs {', '.join(missing)}, not installed: pip install 'swin_backbone[deploy]'"
+            f"--format {format} needs {', '.join(missing)}, not installed: pip install -e '.[deploy]'"
         )
 
 
