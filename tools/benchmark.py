@@ -44,36 +44,48 @@ def size(text: str) -> tuple[int, int]:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', nargs='+', type=size, default=[(512, 512)], metavar='HxW', help='default: 512x512')
-    parser.add_argument('--batch', type=int, default=1, metavar='N', help='images (default: 1)')
+    parser.add_argument('--batch', type=int, default=1, metavar='N', help='images in a batch (default: 1)')
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
-    parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='by autocast')
-    parser.add_argument('--device', default='cpu', help='default: cpu')
+    parser.add_argument(
+        '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
+    )
+    parser.add_argument('--device', default='cpu', help='where to measure (default: cpu)')
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
-    parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; of V2 mmpretrain, its only peer here)')
-    parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
-    parser.add_argument('--compile', action='store_true', help='all of them through torch.compile as well')
-    parser.add_argument('--ablate', action='store_true', help='this backbone also with one idea off in turn')
-    parser.add_argument('--memory', action='store_true', help='on CUDA the peak; else bytes kept, or process growth')
+    parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
+    parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
+    parser.add_argument('--compile', action='store_true', help='also measure all with torch.compile')
+    parser.add_argument('--ablate', action='store_true', help='also turn off one idea of this backbone at a time')
     parser.add_argument(
-        '--kernels', action='store_true', help='calls, bytes and time of each operation of this backbone'
+        '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
     )
     parser.add_argument(
-        '--peak-tflops', type=float, metavar='X', help="of the device's GEMMs (default: that of a large one, measured)"
+        '--kernels', action='store_true', help='print calls, bytes and time of each operation of this backbone'
     )
     parser.add_argument(
-        '--peak-gbs', type=float, metavar='X', help="of the device's memory (default: clock x width of a GPU's bus)"
+        '--peak-tflops', type=float, metavar='X', help="speed of the device's GEMMs (default: one is measured)"
     )
-    parser.add_argument('--sizes-in-turn', action='store_true', help='20 sizes against one size 20 times, by pixel')
-    parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also strips of N tokens')
     parser.add_argument(
-        '--attention-backend', nargs='+', choices=ATTENTION_BACKENDS, default=[], metavar='NAME', help='also with these'
+        '--peak-gbs',
+        type=float,
+        metavar='X',
+        help="bandwidth of the device's memory (default: clock x width of the bus)",
     )
-    parser.add_argument('--with-cp', action='store_true', help='also recomputing blocks in backward')
-    parser.add_argument('--runtime', default='', help='exported, in these of onnxruntime,openvino, instead of in torch')
+    parser.add_argument('--sizes-in-turn', action='store_true', help='compare 20 sizes in turn with one size')
+    parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also measure these')
+    parser.add_argument(
+        '--attention-backend',
+        nargs='+',
+        choices=ATTENTION_BACKENDS,
+        default=[],
+        metavar='NAME',
+        help='also measure these',
+    )
+    parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
+    parser.add_argument('--runtime', default='', help='measure exported models, in onnxruntime,openvino or one of them')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
-    parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
-    parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
+    parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
+    parser.add_argument('--json', type=Path, metavar='F', help='write all figures to F')
     parser.add_argument(
         '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
     )

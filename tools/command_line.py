@@ -81,7 +81,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, at: bool = True) -> No
 
     parser.add_argument('--backbone', choices=list(SWINS), help="put this backbone in place of the config's own")
     if at:
-        parser.add_argument('--at', metavar='KEY', help='with --backbone: which of several goes, as model.img_backbone')
+        parser.add_argument('--at', metavar='KEY', help='with --backbone: which of several is replaced')
     parser.add_argument(
         '--recipe',
         choices=RECIPES,
