@@ -117,28 +117,32 @@ docs: $(VENV)/.installed-docs
 docs-serve: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve --livereload
 
-# The demos are trained first, unless they are there already.
+# The demos are trained first, unless they are there already; the first one once more, for curves with a validation of
+# each epoch.
 LOOK := $(RUN) tools/visualize.py
 PICTURES := docs/pictures
 SHAPE := $(SHAPES)/images/val/000001.png
 CKPT := work_dirs/demo/epoch_4.pth
 CKPT_SEG := work_dirs/demo-seg/iter_600.pth
+VALIDATED := work_dirs/demo-validated
 docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	test -f $(CKPT) || $(MAKE) demo
 	test -f $(CKPT_SEG) || $(MAKE) demo-seg
+	test -f $(VALIDATED)/epoch_4.pth || \
+		$(RUN) tools/train.py $(DEMO) --work-dir $(VALIDATED) --cfg-options train_cfg.val_interval=1
 	mkdir -p $(PICTURES)
-	$(LOOK) windows --size 75 100 --dpi 70 --out $(PICTURES)/windows-plain.png
-	$(LOOK) windows --size 75 100 --shift --dpi 70 --out $(PICTURES)/windows.png
-	$(LOOK) windows --size 75 100 --shift --mask-padding --dpi 70 --out $(PICTURES)/mask-padding.png
-	$(LOOK) strips --size 200 320 --shift --dpi 70 --out $(PICTURES)/strips.png
-	$(LOOK) masks --size 75 100 --shift --dpi 70 --out $(PICTURES)/masks.png
-	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 --dpi 50 --out $(PICTURES)/attention.png
-	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) --dpi 55 --out $(PICTURES)/features.png
-	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 3 --dpi 60 --out $(PICTURES)/cam.png
-	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label circle --stage 3 --dpi 60 --out $(PICTURES)/cam-class.png
-	$(LOOK) bias $(CKPT) --to 12 --dpi 60 --out $(PICTURES)/bias.png
-	$(RUN) tools/plot_log.py work_dirs/demo --dpi 55 --out $(PICTURES)/curves.png
-	$(RUN) -c 'import sys; from PIL import Image; [Image.open(f).convert("RGB").quantize(256).save(f, optimize=True) \
+	$(LOOK) windows --size 75 100 --dpi 90 --out $(PICTURES)/windows-plain.png
+	$(LOOK) windows --size 75 100 --shift --dpi 90 --out $(PICTURES)/windows.png
+	$(LOOK) windows --size 75 100 --shift --mask-padding --dpi 90 --out $(PICTURES)/mask-padding.png
+	$(LOOK) strips --size 200 320 --shift --dpi 90 --out $(PICTURES)/strips.png
+	$(LOOK) masks --size 75 100 --shift --dpi 90 --out $(PICTURES)/masks.png
+	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 --dpi 90 --out $(PICTURES)/attention.png
+	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) --dpi 90 --out $(PICTURES)/features.png
+	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 2 --dpi 90 --out $(PICTURES)/cam.png
+	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label square --stage 2 --dpi 90 --out $(PICTURES)/cam-class.png
+	$(LOOK) bias $(CKPT) --to 12 --dpi 90 --out $(PICTURES)/bias.png
+	$(RUN) tools/plot_log.py $(VALIDATED) --dpi 90 --out $(PICTURES)/curves.png
+	$(RUN) -c 'import sys; from PIL import Image; [Image.open(f).convert("RGB").quantize(256, kmeans=3).save(f, optimize=True) \
 		for f in sys.argv[1:]]' $(PICTURES)/*.png
 
 # Whether the kernels are right on this GPU and what each part costs, as one table to paste into an issue.

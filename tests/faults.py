@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from swin_backbone.whole_files import write_between
+
 
 class Kind(NamedTuple):
     """A row of the table."""
@@ -61,13 +63,7 @@ def write_table(counts: dict[str, dict[str, int]], document: Path) -> None:
     Raises:
         ValueError: if it has no markers.
     """
-    before, begin, rest = document.read_text(encoding='utf-8').partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f'{document} has no lines {BEGIN!r} and {END!r}')
-    partial = document.with_name(f'.partial-{document.name}')
-    partial.write_text(f'{before}{begin}\n\n{table(counts)}\n\n{end}{after}', encoding='utf-8')
-    partial.replace(document)
+    write_between(document, BEGIN, END, table(counts))
 
 
 if __name__ == '__main__':

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab.whole_files import write_whole
+from swin_backbone.whole_files import write_between, write_whole
 
 PICTURE, SIZE, WINDOW = 128, 64, 4  # sides of a picture and of a cut-out, in pixels; side of a window, in tokens
 TRAIN, VAL, BATCH = 1600, 800, 32  # training pictures, validation pictures, shapes in a step
@@ -191,14 +191,6 @@ def spread(values: list[float], digits: int) -> str:
     return f'{statistics.mean(values):.{digits}f}{deviation}'
 
 
-def write_between_markers(text: str, document: Path) -> None:
-    before, begin, rest = document.read_text(encoding='utf-8').partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f'{document} has no lines {BEGIN!r} and {END!r}')
-    write_whole(document, f'{before}{begin}\n\n{text}\n\n{end}{after}'.encode())
-
-
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each row (default: 3)')
@@ -224,7 +216,7 @@ def main() -> None:
         text = table(args)
         print(text)
         if args.docs:
-            write_between_markers(text, args.docs)
+            write_between(args.docs, BEGIN, END, text)
 
 
 if __name__ == '__main__':

@@ -30,6 +30,7 @@ from swin_backbone.analysis import machine, timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
 from swin_backbone.deploy.timing import RUNTIMES, exported_runs
 from swin_backbone.ops.backend import ATTENTION_BACKENDS
+from swin_backbone.whole_files import write_whole
 
 OURS = 'swin_backbone'
 console = Console()
@@ -43,43 +44,59 @@ def size(text: str) -> tuple[int, int]:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', nargs='+', type=size, default=[(512, 512)], metavar='HxW', help='default: 512x512')
-    parser.add_argument('--batch', type=int, default=1, metavar='N', help='images (default: 1)')
+    parser.add_argument('--batch', type=int, default=1, metavar='N', help='images in a batch (default: 1)')
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
-    parser.add_argument('--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='by autocast')
-    parser.add_argument('--device', default='cpu', help='default: cpu')
+    parser.add_argument(
+        '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
+    )
+    parser.add_argument('--device', default='cpu', help='where to measure (default: cpu)')
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
-    parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; of V2 mmpretrain, its only peer here)')
-    parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
-    parser.add_argument('--compile', action='store_true', help='all of them through torch.compile as well')
-    parser.add_argument('--ablate', action='store_true', help='this backbone also with one idea off in turn')
-    parser.add_argument('--memory', action='store_true', help='on CUDA the peak; else bytes kept, or process growth')
+    parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
+    parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
+    parser.add_argument('--compile', action='store_true', help='also measure all with torch.compile')
+    parser.add_argument('--ablate', action='store_true', help='also turn off one idea of this backbone at a time')
     parser.add_argument(
-        '--kernels', action='store_true', help='calls, bytes and time of each operation of this backbone'
+        '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
     )
     parser.add_argument(
-        '--peak-tflops', type=float, metavar='X', help="of the device's GEMMs (default: that of a large one, measured)"
+        '--kernels', action='store_true', help='print calls, bytes and time of each operation of this backbone'
     )
     parser.add_argument(
-        '--peak-gbs', type=float, metavar='X', help="of the device's memory (default: clock x width of a GPU's bus)"
+        '--peak-tflops', type=float, metavar='X', help="speed of the device's GEMMs (default: one is measured)"
     )
-    parser.add_argument('--sizes-in-turn', action='store_true', help='20 sizes against one size 20 times, by pixel')
-    parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also strips of N tokens')
     parser.add_argument(
-        '--attention-backend', nargs='+', choices=ATTENTION_BACKENDS, default=[], metavar='NAME', help='also with these'
+        '--peak-gbs',
+        type=float,
+        metavar='X',
+        help="bandwidth of the device's memory (default: clock x width of the bus)",
     )
-    parser.add_argument('--with-cp', action='store_true', help='also recomputing blocks in backward')
-    parser.add_argument('--runtime', default='', help='exported, in these of onnxruntime,openvino, instead of in torch')
+    parser.add_argument('--sizes-in-turn', action='store_true', help='compare 20 sizes in turn with one size')
+    parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also measure these')
+    parser.add_argument(
+        '--attention-backend',
+        nargs='+',
+        choices=ATTENTION_BACKENDS,
+        default=[],
+        metavar='NAME',
+        help='also measure these',
+    )
+    parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
+    parser.add_argument('--runtime', default='', help='measure exported models, in onnxruntime,openvino or one of them')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
-    parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
-    parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
-    parser.add_argument('--plot', type=Path, metavar='F', help='write a plot of time, or memory, against size')
+    parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
+    parser.add_argument('--json', type=Path, metavar='F', help='write all figures to F')
+    parser.add_argument(
+        '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
+    )
     args = parser.parse_args()
     if args.peers is None:
         args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
     if unknown:
         parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
+    if args.plot and args.plot.suffix not in ('.png', '.html'):
+        parser.error(f'--plot takes a name that ends in .png or .html, got {args.plot}')
     if set(filter(None, args.runtime.split(','))) - RUNTIMES.keys():
         parser.error(f'--runtime takes {",".join(RUNTIMES)}, got {args.runtime}')
     return args
@@ -258,12 +275,12 @@ def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: f
 
 
 def plot(path: Path, rows: list[dict], unit: str, title: str) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
+    from swin_backbone.analysis.files import save_figure
 
-    figure, axes = pyplot.subplots(figsize=(7, 5))
+    figure = Figure(figsize=(7, 5), layout='constrained')
+    axes = figure.subplots()
     for model in dict.fromkeys(row['model'] for row in rows):
         own = sorted((row['height'] * row['width'], row['value']) for row in rows if row['model'] == model)
         axes.loglog(*zip(*own), marker='o', label=model)
@@ -271,7 +288,7 @@ def plot(path: Path, rows: list[dict], unit: str, title: str) -> None:
     axes.set_title(textwrap.fill(title, 90), fontsize=9)
     axes.grid(True, which='both', alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches='tight')
+    save_figure(figure, path, dpi=120)
 
 
 def check_quiet(args: argparse.Namespace) -> None:
@@ -323,7 +340,7 @@ def main() -> None:
                 )
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
-        args.json.write_text(json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1))
+        write_whole(args.json, json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1).encode())
     if args.plot:
         title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
         plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)

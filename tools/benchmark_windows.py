@@ -194,7 +194,7 @@ def main() -> None:
         figures = measure_memory(args) if args.memory else measure_times(args)
     what = 'MiB' if args.memory else 'training step, ms' if args.train else 'forward, ms'
     title = f'Swin {args.arch}, {args.size[0]}x{args.size[1]}, {what}; {machine.processor()}'
-    columns = ['kept for backward', 'growth'] if args.memory else [*(f'stage {i}' for i in range(1, 5)), 'backbone']
+    columns = ['stored for backward', 'growth'] if args.memory else [*(f'stage {i}' for i in range(1, 5)), 'backbone']
     table = Table('way', *columns, title=title, title_justify='left')
     for way, values in figures.items():
         table.add_row(way, *(f'{value:.1f}' for value in values))

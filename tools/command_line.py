@@ -46,7 +46,7 @@ def _print_no_more() -> None:
 
 
 def _cannot_write(error: OSError) -> bool:
-    from swin_backbone.openmmlab.whole_files import CANNOT_WRITE
+    from swin_backbone.whole_files import CANNOT_WRITE
 
     return error.errno in CANNOT_WRITE
 
@@ -81,7 +81,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, at: bool = True) -> No
 
     parser.add_argument('--backbone', choices=list(SWINS), help="put this backbone in place of the config's own")
     if at:
-        parser.add_argument('--at', metavar='KEY', help='with --backbone: which of several goes, as model.img_backbone')
+        parser.add_argument('--at', metavar='KEY', help='with --backbone: which of several is replaced')
     parser.add_argument(
         '--recipe',
         choices=RECIPES,

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from swin_backbone.analysis.report import print_report, report
 from swin_backbone.openmmlab import runtime
+from swin_backbone.whole_files import write_whole
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,9 +41,7 @@ def main() -> None:
         data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only)
     print_report(data, Console())
     if args.json:
-        partial = args.json.with_name(args.json.name + '.partial')
-        partial.write_text(json.dumps(data, indent=2) + '\n')
-        partial.replace(args.json)
+        write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())
 
 
 if __name__ == '__main__':

@@ -23,9 +23,9 @@ if not torch.cuda.is_available():
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import gpu
 from swin_backbone.analysis.peers import PEERS, build_peer
-from swin_backbone.openmmlab.whole_files import write_whole
 from swin_backbone.ops import backend
 from swin_backbone.ops.fused import FUSIONS
+from swin_backbone.whole_files import write_whole
 
 OURS = 'swin_backbone'
 

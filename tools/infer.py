@@ -57,7 +57,7 @@ def parse_args() -> argparse.Namespace:
         'the config (a path, or mmdet::..., mmseg::..., swin_backbone::...) and the checkpoint, or an exported folder',
     )
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
-    parser.add_argument('--device', help='default: CUDA if there is one; of an exported folder the CPU')
+    parser.add_argument('--device', help='default: CUDA if there is one; the CPU for an exported folder')
     parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument(
         '--score-thr', type=float, default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'

@@ -1,4 +1,4 @@
-"""torchrun, which ends as a training does that was stopped and can be resumed; torchrun itself always ends with 1.
+"""Run torchrun, and end with 75 where the training was stopped and can be resumed; torchrun itself ends with 1.
 
 python tools/launch.py [what torchrun takes] SCRIPT ...
 """

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_user_errors
+from mmengine.fileio import dump
 
 from swin_backbone.openmmlab import runtime
+from swin_backbone.whole_files import write_whole
 
 SUFFIXES = ('.py', '.json', '.yml', '.yaml')
 
@@ -36,12 +38,9 @@ def main() -> None:
         cfg.pop(key)
     print(cfg.pretty_text)
     if args.save_path:
-        partial = args.save_path.with_name(f'.partial-{args.save_path.name}')
-        try:
-            cfg.dump(partial)
-            partial.replace(args.save_path)
-        finally:
-            partial.unlink(missing_ok=True)
+        suffix = args.save_path.suffix
+        text = cfg.pretty_text if suffix == '.py' else dump(cfg.to_dict(), file_format=suffix[1:])
+        write_whole(args.save_path, text.encode())
 
 
 if __name__ == '__main__':

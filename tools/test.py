@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument('checkpoint', help='checkpoint of the whole model, or a folder that tools/export.py made')
-    parser.add_argument('--device', default='cpu', help='of an exported folder (default: cpu)')
+    parser.add_argument('--device', default='cpu', help='device of an exported model (default: cpu)')
     parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument(
         '--out',

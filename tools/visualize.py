@@ -19,7 +19,8 @@ from pathlib import Path
 
 from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
 
-from swin_backbone.analysis.files import save_figure, write_whole
+from swin_backbone.analysis.files import save_figure
+from swin_backbone.whole_files import write_whole
 
 USER_ERRORS = (ValueError, TypeError, OSError)
 
@@ -36,19 +37,29 @@ def parse_args() -> argparse.Namespace:
     ):
         command = _command(commands, name, draw, what)
         command.add_argument(
-            '--size', type=int, nargs=2, required=True, metavar=('H', 'W'), help='of the image in pixels'
+            '--size', type=int, nargs=2, required=True, metavar=('H', 'W'), help='size of the image in pixels'
         )
         command.add_argument(
-            '--window', type=int, nargs='+', default=[7], metavar='W', help='one side or two (default: 7)'
+            '--window',
+            type=int,
+            nargs='+',
+            default=[7],
+            metavar='W',
+            help='side of a window, or its two sides (default: 7)',
         )
-        command.add_argument('--stage', type=int, default=1, help='1 to 4 (default: 1)')
-        command.add_argument('--shift', action='store_true', help='of a block with shifted windows')
+        command.add_argument('--stage', type=int, default=1, help='stage, from 1 to 4 (default: 1)')
+        command.add_argument('--shift', action='store_true', help='show a block with shifted windows')
         command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
-        command.add_argument('--small-map', choices=['pad', 'shrink'], default='pad', help='default: pad')
+        command.add_argument(
+            '--small-map',
+            choices=['pad', 'shrink'],
+            default='pad',
+            help='what is done with a map smaller than the window (default: pad)',
+        )
 
         if name == 'strips':
             command.add_argument(
-                '--tokens', type=int, default=1024, metavar='N', help='of a strip at the most (default: 1024)'
+                '--tokens', type=int, default=1024, metavar='N', help='most tokens of a strip (default: 1024)'
             )
 
     attention = _command(
@@ -57,22 +68,24 @@ def parse_args() -> argparse.Namespace:
     _add_model(attention, optional=True)
     attention.add_argument('--at', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel')
     for name in ('stage', 'block', 'head'):
-        attention.add_argument(f'--{name}', type=int, default=1, help='from 1 (default: 1)')
+        attention.add_argument(f'--{name}', type=int, default=1, help=f'{name}, from 1 (default: 1)')
 
     _add_model(_command(commands, 'features', draw_features, 'the maps of each stage, principal components as colours'))
 
     cam = _command(commands, 'cam', draw_cam, "Grad-CAM or EigenCAM of a detector's box or a segmentor's class")
     _add_model(cam)
     cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='default: grad')
-    cam.add_argument('--label', metavar='CLASS', help="default: of the best box; a segmentor's most frequent class")
-    cam.add_argument('--number', type=int, default=1, metavar='N', help='the N-th best box (default: 1)')
-    cam.add_argument('--stage', type=int, default=4, help='whose map is looked at (default: 4)')
+    cam.add_argument('--label', metavar='CLASS', help='class (default: of the best box, or the most frequent one)')
+    cam.add_argument('--number', type=int, default=1, metavar='N', help='explain the N-th best box (default: 1)')
+    cam.add_argument('--stage', type=int, default=4, help='stage whose map is looked at (default: 4)')
 
     bias = _command(commands, 'bias', draw_bias, 'relative position bias tables, before and after resizing')
-    bias.add_argument('checkpoint', help='of any origin that is recognised')
-    bias.add_argument('--stage', type=int, default=1, help='from 1 (default: 1)')
-    bias.add_argument('--block', type=int, default=1, help='from 1 (default: 1)')
-    bias.add_argument('--window', type=int, nargs='+', metavar='W', help='of the checkpoint, if it does not say so')
+    bias.add_argument('checkpoint', help='checkpoint of any origin')
+    bias.add_argument('--stage', type=int, default=1, help='stage, from 1 (default: 1)')
+    bias.add_argument('--block', type=int, default=1, help='block, from 1 (default: 1)')
+    bias.add_argument(
+        '--window', type=int, nargs='+', metavar='W', help='window of the checkpoint, if it does not say it'
+    )
     bias.add_argument('--to', type=int, nargs='+', metavar='W', help='the other window (default: twice as large)')
     add_unsafe_load(bias)
     return parser.parse_args()
@@ -83,7 +96,11 @@ def _command(commands, name, draw, what):
     command.set_defaults(draw=draw)
     suffix = 'html' if name == 'explore' else 'png'
     command.add_argument(
-        '--out', type=Path, default=Path(f'{name}.{suffix}'), metavar='F', help=f'default: {name}.{suffix}'
+        '--out',
+        type=Path,
+        default=Path(f'{name}.{suffix}'),
+        metavar='F',
+        help=f'file to write (default: {name}.{suffix})',
     )
     if name != 'explore':
         command.add_argument('--dpi', type=int, default=100, metavar='N', help='pixels an inch (default: 100)')
@@ -95,7 +112,7 @@ def _add_model(command, optional=False):
     command.add_argument('config', metavar='CONFIG', help='path of the config, or mmdet::..., mmseg::...')
     without = 'default: the weights that the config starts from' if optional else 'of the whole model'
     command.add_argument('checkpoint', metavar='CKPT', nargs='?' if optional else None, help=without)
-    command.add_argument('--device', default='cpu', help='default: cpu')
+    command.add_argument('--device', default='cpu', help='where the model runs (default: cpu)')
     add_config_arguments(command, at=False)
     add_unsafe_load(command)
 

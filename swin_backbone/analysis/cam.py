@@ -17,9 +17,9 @@ METHODS = ('grad', 'eigen')
 
 
 def reshape_transform(x_BHWC: Tensor) -> Tensor:
-    """The output of a stage or block, as maps (B, C, H, W).
+    """The output of a stage, block or output norm, as maps (B, C, H, W).
 
-    For the package grad-cam: `GradCAM(model, [backbone.stages[-1].blocks[-1]], reshape_transform=reshape_transform)`.
+    For the package grad-cam: `GradCAM(model, [backbone.norm3], reshape_transform=reshape_transform)`.
     """
     return x_BHWC.permute(0, 3, 1, 2)
 
@@ -49,7 +49,8 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
     Args:
         model: what has a `SwinBackbone` or `SwinV2Backbone`.
         score: runs the model, and returns the number to be explained. EigenCAM looks at the features alone.
-        stage: from 1; its last block's output is looked at.
+        stage: from 1. Its map is looked at as the backbone emits it, after the output norm; if the score does not
+            depend on that, as the next stage takes it.
         method: 'grad' or 'eigen'.
 
     Raises:
@@ -62,26 +63,31 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
         raise ValueError(f'method must be one of {", ".join(METHODS)}, got {method!r}')
     if not 1 <= stage <= ran:
         raise ValueError(f'stage must be from 1 to {ran}, got {stage}')
-    outputs: list[Tensor] = []
+    # The emitted map first: before its norm a few tokens are so large that they hide the others.
+    places = [getattr(backbone, f'norm{stage - 1}', None), backbone.stages[stage - 1]]
+    outputs: dict[nn.Module, Tensor] = {}
 
-    def keep(_module: nn.Module, _inputs: tuple, x_BHWC: Tensor) -> Tensor:
+    def keep(place: nn.Module, _inputs: tuple, x_BHWC: Tensor) -> Tensor:
         if torch.is_grad_enabled() and not x_BHWC.requires_grad:  # all before it is frozen
             x_BHWC = x_BHWC.detach().requires_grad_()
-        outputs.append(x_BHWC)
+        outputs.setdefault(place, x_BHWC)
         return x_BHWC
 
-    handle = backbone.stages[stage - 1].register_forward_hook(keep)
+    handles = [place.register_forward_hook(keep) for place in places if place is not None]
     try:
         with torch.set_grad_enabled(method == 'grad'):
             value = score()
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+    maps_BHWC = [outputs[place] for place in places if place in outputs]
     if method == 'eigen':
-        return _to_one(eigen_cam(reshape_transform(outputs[0])))
-    gradient = torch.autograd.grad(value, outputs[0], allow_unused=True)[0] if value.requires_grad else None
-    if gradient is None:
-        raise ValueError(f"the score has no gradient at stage {stage}; method 'eigen' needs none")
-    return _to_one(grad_cam(reshape_transform(outputs[0].detach()), reshape_transform(gradient)))
+        return _to_one(eigen_cam(reshape_transform(maps_BHWC[0])))
+    gradients = torch.autograd.grad(value, maps_BHWC, allow_unused=True) if value.requires_grad else ()
+    for map_BHWC, gradient_BHWC in zip(maps_BHWC, gradients):
+        if gradient_BHWC is not None and gradient_BHWC.any():
+            return _to_one(grad_cam(reshape_transform(map_BHWC.detach()), reshape_transform(gradient_BHWC)))
+    raise ValueError(f"the score has no gradient at stage {stage}; method 'eigen' needs none")
 
 
 def _to_one(map_BHW: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
     """Loss terms, learning rate and validation metrics of one or several trainings."""
     if not logs:
         raise ValueError('logs must have at least one')
-    figure = Figure(figsize=(13, 4.6), layout='constrained')
+    figure = Figure(figsize=(11, 4.2), layout='constrained')
     loss, rate, metric = figure.subplots(1, 3, width_ratios=(1.25, 1, 1.25))
     _draw(loss, {log.name: log.losses for log in logs}, 'loss', first='loss')
     _draw(rate, {log.name: log.rates for log in logs}, 'learning rate')
@@ -83,7 +83,7 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
         axis.set_xlabel('iteration', fontsize=9)
     units = {'epoch' if log.by_epoch else 'iteration' for log in logs if log.metrics}
     metric.set_xlabel(' or '.join(sorted(units)) or 'epoch', fontsize=9)
-    metric.xaxis.get_major_locator().set_params(integer=True)
+    metric.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # at first there is one validation
     rate.ticklabel_format(axis='y', scilimits=(-2, 2))
     figure.suptitle('Training of ' + ', '.join(log.name for log in logs), fontsize=11)
     return figure

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ..whole_files import write_whole
+
 SUFFIXES = ('.png', '.html')
 
 PAGE = """<!doctype html>
@@ -34,11 +36,3 @@ def save_figure(figure: Figure, path: Path, dpi: int = 100) -> None:
         page = PAGE.format(title=title, drawing=drawing[drawing.index('<svg') :])
         buffer = io.BytesIO(page.encode())
     write_whole(path, buffer.getvalue())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file beside its place, then put it there, so that nobody ever sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'.partial-{path.name}')
-    partial.write_bytes(data)
-    partial.replace(path)

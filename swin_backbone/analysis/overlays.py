@@ -93,7 +93,7 @@ def features_figure(picture_HW3: np.ndarray, maps: Sequence[tuple[str, Tensor]],
     """
     columns = len(maps) + 1
     height, width = picture_HW3.shape[:2]
-    figure = Figure(figsize=(2.6 * columns, 2.6 * min(1.5, height / width) + 1.0), layout='constrained')
+    figure = Figure(figsize=(2.1 * columns, 2.1 * min(1.5, height / width) + 0.6), layout='constrained')
     axes = figure.subplots(1, columns)
     _draw(axes[0], picture_HW3, f'the picture, {height}x{width}')
     for axis, (name, map_CHW), stride in zip(axes[1:], maps, strides):
@@ -109,7 +109,7 @@ def cam_figure(
 ) -> Figure:
     """A class activation map from 0 to 1 over the picture, and a box (x1, y1, x2, y2) that it is of."""
     height, width = picture_HW3.shape[:2]
-    figure = Figure(figsize=(8.6, 4 * min(1.5, height / width) + 1.0), layout='constrained')
+    figure = Figure(figsize=(8.6, 4 * min(1.5, height / width) + 0.6), layout='constrained')
     left, right = figure.subplots(1, 2)
     _draw(left, picture_HW3, 'the picture')
     left.set_axis_off()

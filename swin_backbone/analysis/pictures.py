@@ -38,12 +38,12 @@ def windows_figure(layout: Layout) -> Figure:
     kinds = np.array([to_rgb(colour) for colour in KIND_COLOURS])[layout.kind_RC.ravel()[layout.window_HW]]
     shifted, several = any(layout.shift), len(layout.kinds) > 1
     H, W = layout.size
-    panels = [(f'The map of {H}x{W} tokens and its windows', layout.rolled_back(regions if shifted else plain), True)]
+    panels = [(f'The map of {H}x{W} tokens\nand its windows', layout.rolled_back(regions if shifted else plain), True)]
     if shifted:
         up, left = layout.shift
-        panels.append((f'Rolled up by {up} and left by {left}: windows tile it', regions, False))
+        panels.append((f'Rolled up by {up} and left by {left}:\nwindows tile it', regions, False))
     if several:
-        panels.append((f'{len(layout.kinds)} kinds of windows have different masks', kinds, False))
+        panels.append((f'{len(layout.kinds)} kinds of windows\nhave different masks', kinds, False))
     figure, axes = _panels(len(panels), layout.token_HW.shape)
     for axis, (title, colours_HW3, on_image) in zip(axes, panels):
         place = layout.rolled_back if on_image else np.asarray
@@ -115,9 +115,9 @@ def masks_figure(layout: Layout) -> Figure:
     _draw_bytes(axes[-1], stack_bytes, kind_bytes)
     N = Wh * Ww
     figure.suptitle(
-        f'Attention masks of a block {"with shifted windows" if any(layout.shift) else "without shift"}: map '
-        f'{layout.size[0]}x{layout.size[1]}, window {Wh}x{Ww}, {layout.kind_RC.size} masks of {N}x{N} that are of '
-        f'{len(kinds)} kinds',
+        f'Attention masks of a block {"with shifted windows" if any(layout.shift) else "without shift"}\n'
+        f'map {layout.size[0]}x{layout.size[1]}, window {Wh}x{Ww}: {layout.kind_RC.size} masks of {N}x{N}, '
+        f'of {len(kinds)} kinds',
         fontsize=12,
     )
     together = Patch(color=MASK_COLOURS(1), label='may attend')
@@ -180,9 +180,9 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
 
 def _panels(columns: int, map_shape: tuple[int, ...], rows: int = 1) -> tuple[Figure, list[Axes]]:
     height, width = map_shape
-    side = min(4.2, max(2.2, 13 / columns))
+    side = min(4.2, max(2.0, 10 / columns))  # 10 inches on a page of documentation leave text legible
     tall = side if rows > 1 else side * min(1.6, max(0.55, height / width))
-    figure = Figure(figsize=(max(side * columns, 5.6) + 0.4, tall * rows + 1.2), layout='constrained')
+    figure = Figure(figsize=(max(side * columns, 5.6) + 0.4, tall * rows + 1.5), layout='constrained')
     return figure, list(np.ravel(figure.subplots(rows, columns)))
 
 
@@ -211,7 +211,7 @@ def _borders(number_HW: np.ndarray) -> list[list[tuple[float, float]]]:
 
 
 def _draw_bytes(axis: Axes, stack_bytes: int, kind_bytes: int) -> None:
-    names = ['all windows,\nfloat32', 'one of each kind,\nbool']
+    names = ['all\nwindows,\nfloat32', 'one of\neach kind,\nbool']
     bars = axis.bar(names, [stack_bytes, max(kind_bytes, 1)], color=['#D55E00', '#0072B2'], width=0.6)
     axis.set_yscale('log')
     axis.bar_label(bars, labels=[readable_bytes(stack_bytes), readable_bytes(kind_bytes)], fontsize=9, padding=2)

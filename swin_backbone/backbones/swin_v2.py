@@ -31,8 +31,8 @@ class SwinV2Backbone(SwinPyramid):
         arch: a published size, one of `swin_backbone.ARCHS_V2`; explicit embed_dims, depths and num_heads override it.
         pretrained_window_sizes: the window that each stage of the checkpoint was trained with, if it differs from
             `window_size`: for each stage an int, a pair, or 0 for the same window. Published weights that were
-            fine-tuned from window 12 to window 16 or 24 need (12, 12, 12, 6). Nothing is resized: the position bias is
-            computed for the window in use.
+            fine-tuned from window 12 to window 16 or 24 need (12, 12, 12, 6). The position bias is computed for the
+            window in use; no table is resized.
         extra_norm_every_n_blocks: a norm on the shortcut after every n-th block of a stage; 0: none. Default: that of
             `arch`, which is 6 for 'huge' and 'giant' and 0 for the others.
         small_map: as in `SwinBackbone`; under 'shrink' the bias is that of the smaller window.

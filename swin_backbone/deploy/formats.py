@@ -45,9 +45,7 @@ def check_format(format: str, precision: str) -> None:
     needed = (*NEEDED[format], 'nncf') if (format, precision) == ('openvino', 'int8') else NEEDED[format]
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise ExportError(
-            f"--format {format} needs {', '.join(missing)}, not installed: pip install 'swin_backbone[deploy]'"
-        )
+        raise ExportError(f"--format {format} needs {', '.join(missing)}, not installed: pip install -e '.[deploy]'")
 
 
 def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:

@@ -7,8 +7,8 @@ from typing import Any, Optional, Union
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 
+from ..whole_files import PARTIAL, write_whole
 from .exact_resume import resume_state
-from .whole_files import PARTIAL, write_whole
 
 
 class WholeCheckpointHook(CheckpointHook):

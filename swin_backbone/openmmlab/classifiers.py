@@ -30,7 +30,7 @@ def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: s
     """Write the channels of a Swin's last stage into the neck and head of a classifier.
 
     Args:
-        levels: what the backbone that goes emits; its last map or vector is what is classified.
+        levels: what the old backbone emits; its last map or vector is what is classified.
         width: channels of the last stage.
         key: of the model in the config.
         neck_name: of the neck in the model.

@@ -145,7 +145,7 @@ def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> li
     """Write the new channels and indices into the heads of a segmentor; the places of the maps they read.
 
     Args:
-        prune: whether maps that nobody reads go.
+        prune: whether outputs of the backbone that no head uses are removed.
 
     Raises:
         ValueError: naming what it cannot place.

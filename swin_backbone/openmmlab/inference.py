@@ -17,6 +17,7 @@ from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from PIL import Image
 
+from ..whole_files import write_whole
 from .loading import load_from_file_or_address, read_checkpoints_safely
 from .media import Frame, Medium, VideoWriter
 from .own_data import set_num_classes
@@ -252,9 +253,8 @@ def _enlarge(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _write(path: Path, pixels: np.ndarray) -> None:
-    """Write a picture beside its place, then put it there."""
     encoded = cv2.imencode(path.suffix, pixels)[1]
-    _replace(path, encoded.tobytes())
+    write_whole(path, encoded.tobytes())
 
 
 def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> None:
@@ -263,15 +263,8 @@ def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int
     image.putpalette(np.asarray(palette[:256], np.uint8).tobytes())
     encoded = io.BytesIO()
     image.save(encoded, 'PNG')
-    _replace(path, encoded.getvalue())
+    write_whole(path, encoded.getvalue())
 
 
 def _write_json(path: Path, data: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, json.dumps(data).encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f'.partial-{path.name}')
-    partial.write_bytes(data)
-    partial.replace(path)
+    write_whole(path, json.dumps(data).encode())

@@ -10,6 +10,8 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from ..whole_files import PARTIAL
+
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
@@ -169,7 +171,7 @@ class VideoWriter:
     def __init__(self, path: Path, source: Medium):
         self.path = path
         self.rate = cv2.VideoCapture(str(source.path)).get(cv2.CAP_PROP_FPS) or 25.0
-        self.partial = path.with_name(f'.partial-{path.name}')
+        self.partial = path.with_name(PARTIAL + path.name)
         self.writer: Optional[cv2.VideoWriter] = None
 
     def write(self, pixels: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ..whole_files import CANNOT_WRITE
 from .checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 from .console import BriefRunner
 from .errors import TrainingStopped
@@ -16,7 +17,6 @@ from .exact_resume import restore
 from .latest_checkpoint import newest_whole_checkpoint
 from .loops import placed
 from .signals import SignalHook, WorkerInit
-from .whole_files import CANNOT_WRITE
 
 MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
 

@@ -42,10 +42,10 @@ def swap_backbone(
         cfg: of mmdet, mmseg, mmpretrain or mmrotate; it is left as it is.
         name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'; also 'swin-s3-t', '-s' and '-b', and Swin V2 as
             'swinv2-t'.
-        at: the key of the backbone that goes, as 'model.img_backbone', in a model with several.
+        at: in a model with several backbones, the key of the one to replace, such as 'model.img_backbone'.
         recipe: 'swin': the optimizer is the Swin recipe's, see `recipe.apply_recipe`; 'keep': the config's own.
         verbose: print what changed.
-        backbone: arguments of the backbone that differ from the named one's, as window_size=12, init_cfg=None.
+        backbone: further arguments of the new backbone, such as window_size=12 or init_cfg=None.
 
     Raises:
         ValueError: if something in the config cannot be placed, naming its key.
@@ -80,7 +80,7 @@ def swap_backbone(
             apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), layers, task)
         elif 'constructor' in (after.get('optim_wrapper') or {}):
             raise ValueError(
-                f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the backbone that goes; '
+                f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
                 "recipe 'swin' takes it out"
             )
     _import_swin_backbone(after)
@@ -91,7 +91,7 @@ def swap_backbone(
 
 
 def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str]:
-    """What has the backbone that goes: its key (the model, or what a wrapper or tracker holds), itself, and the name
+    """What has the old backbone: its key (the model, or what a wrapper or tracker holds), itself, and the name
     of the backbone in it."""
     model = cfg.get('model')
     if not isinstance(model, dict):

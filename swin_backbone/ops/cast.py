@@ -6,19 +6,15 @@ import torch
 from torch import Tensor, distributed
 
 from ..compat import foreach_copy
+from .weight_cache import WeightCache
 
 
-class CastWeights:
-    """Casts the weights of one module, and keeps the casts as long as the weights do not change.
+class CastWeights(WeightCache):
+    """Casts the weights of one module, and keeps the casts until the weights change: see `WeightCache.keep`.
 
-    The casts are kept only where no gradient is needed. They are made again when a weight is another tensor, has other
-    memory or another dtype, or was changed in place. Writes through `.data`, as by mmengine's EMAHook, do not change a
-    tensor's version, so a module's `train` and `_apply` call `clear`. In a process group nothing is kept, since FSDP
-    changes values without changing a parameter's version. Copies and pickles of a module do not include the casts.
+    The casts are kept only where no gradient is needed. In a process group nothing is kept, since FSDP changes values
+    without changing a parameter's version.
     """
-
-    def __init__(self) -> None:
-        self._made: Optional[tuple[tuple, list[Tensor]]] = None
 
     def get(self, weights: list[Any], dtype: torch.dtype) -> list[Any]:
         """The weights in `dtype`, None for None. Gradients flow back to the weights."""
@@ -27,24 +23,11 @@ class CastWeights:
 
     def _get(self, weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            self._made = None
+            self.clear()
             return list(_Cast.apply(dtype, *weights))
         if any(weight.is_inference() for weight in weights) or _in_a_group():
             return _cast(weights, dtype)
-        key = dtype, *((id(w), w.data_ptr(), w._version, w.dtype, w.shape) for w in weights)
-        made = self._made  # read once: another thread may replace it
-        if made is None or made[0] != key:
-            self._made = None  # first free the old copy, so that there are never two
-            with torch.inference_mode(False):
-                self._made = made = key, _cast(weights, dtype)
-        return made[1]
-
-    def clear(self) -> None:
-        """Forget the casts."""
-        self._made = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {'_made': None}
+        return self.keep(weights, (dtype,), lambda: _cast(weights, dtype))
 
 
 class _Cast(torch.autograd.Function):

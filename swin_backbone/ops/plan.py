@@ -1,4 +1,4 @@
-"""How one forward is computed: with which kind of windows, how much of a map at a time, and what is kept for backward.
+"""How one forward is computed: with which kind of windows, how much of a map at a time, what is stored for backward.
 
 Windows are independent, and so are rows of patches: each piece of a map can be computed by itself. On a CPU a map is
 run in strips that stay in cache. In training forward keeps the input alone, and backward recomputes each strip.

@@ -19,7 +19,7 @@ from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.openmmlab.checkpoint_hook import find_checkpoint_hook
 from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.openmmlab.latest_checkpoint import newest_whole_checkpoint
-from swin_backbone.openmmlab.whole_files import write_whole
+from swin_backbone.whole_files import write_whole
 
 
 def newest(folder):

@@ -15,10 +15,13 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 def write_whole(path: Union[str, Path], data: bytes) -> None:
     """Write to a temporary file beside `path`, flush it to the disk, then rename it to `path`.
 
+    Folders that are missing are made.
+
     Raises:
         OSError: if it cannot be written, as on a full disk. What was there stays, and nothing is left beside it.
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(PARTIAL + path.name)
     try:
         with partial.open('wb') as file:
@@ -34,6 +37,19 @@ def write_whole(path: Union[str, Path], data: bytes) -> None:
     _flush_names(path.parent)
 
 
+def write_between(document: Path, begin: str, end: str, text: str) -> None:
+    """Put `text` between two markers of a document, in the place of what is there.
+
+    Raises:
+        ValueError: if it does not have both, in this order.
+    """
+    before, found, rest = document.read_text(encoding='utf-8').partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f'{document} has no lines {begin!r} and {end!r}')
+    write_whole(document, f'{before}{begin}\n\n{text}\n\n{end}{after}'.encode())
+
+
 def _flush_names(folder: Path) -> None:
     """Wait until the disk has the folder's list of names too, without which a power cut undoes a renaming."""
     handle = os.open(folder, os.O_RDONLY)
@@ -47,7 +63,6 @@ class WholeFileBackend(LocalBackend):
     """mmengine's access to local files, whose `put` leaves no half-written file."""
 
     def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
-        Path(filepath).parent.mkdir(parents=True, exist_ok=True)
         write_whole(filepath, obj)
 
 
