@@ -21,9 +21,9 @@ class SwinBackbone(SwinPyramid):
         in_channels: channels of the input.
         embed_dims: channels of the first stage; each further stage has twice as many. Default: of `arch`, or 96.
         patch_size: side of a patch in pixels; must equal strides[0], since patches do not overlap.
-        window_size: side of a window in tokens, or (height, width); or one of these for each stage, as timm's
-            Swin-S3 has them: (7, 7, 14, 7). Two ints are always (height, width), of all stages: a backbone of two
-            stages takes ((7, 7), (14, 14)).
+        window_size: side of a window in tokens, 7 by default, or (height, width); or one of these for each stage, as
+            timm's Swin-S3 has them: (7, 7, 14, 7). Two ints are always (height, width), of all stages: a backbone of
+            two stages takes ((7, 7), (14, 14)).
         mlp_ratio: hidden channels of an MLP, as a multiple of the channels of its stage.
         depths: blocks in each stage. Default: of `arch`, or (2, 2, 6, 2).
         num_heads: attention heads in each stage. Default: of `arch`, or (3, 6, 12, 24).

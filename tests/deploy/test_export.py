@@ -118,7 +118,7 @@ def test_what_cannot_be_exported_is_said():
 
 def test_a_missing_runtime_is_said(monkeypatch):
     monkeypatch.setattr(formats, 'find_spec', lambda name: None)
-    with pytest.raises(ExportError, match=r"needs onnx, onnxscript, openvino, not installed: pip install 'swin_b"):
+    with pytest.raises(ExportError, match=r"needs onnx, onnxscript, openvino, not installed: pip install -e '.\[d"):
         formats.check_format('openvino', 'fp16')
 
 
