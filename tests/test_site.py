@@ -52,6 +52,15 @@ def test_links_and_pictures_lead_somewhere(page):
             assert anchor in anchors(there), f'{page.name}: {target}'
 
 
+def test_each_picture_of_the_pages_is_drawn_by_one_command():
+    drawn = re.findall(r'--out \$\(PICTURES\)/(\S+\.png)$', (ROOT / 'Makefile').read_text(encoding='utf-8'), re.M)
+    kept = {path.name: path for path in (ROOT / 'docs' / 'pictures').iterdir()}
+    assert sorted(drawn) == sorted(kept)
+    for name, path in kept.items():
+        assert any(f'pictures/{name})' in page.read_text(encoding='utf-8') for page in PAGES), f'no page shows {name}'
+        assert path.stat().st_size < 200_000, f'{name} was not made small: see make docs-pictures'
+
+
 @names
 def test_files_that_are_named_exist(page):
     written = prose(page).partition('<!-- generated')[0]  # by a test, of errors that name the toolboxes' files
