@@ -1,11 +1,15 @@
 """Windows for a graph that is exported: one gather to windows and one back, as a `WindowGrid` has, at symbolic sizes.
 
 A runtime has no compiler that fuses pad, roll and partition: each is a copy of the map. Here indices are computed in
-the graph, from its sizes, and are alike in all blocks of a stage: once for shifted ones, once for the others.
+the graph, from its sizes, and are alike in all blocks of a stage: once for shifted ones, once for the others. A block
+computes on tokens (B, T, C) from its input to its output: where a norm and a residual of other dimensions share their
+input, OpenVINO copies it.
 
 Layout: B batch, H W height and width of a map, C channels, T = H*W tokens of an image, L windows, N places of a window,
 P places of all windows of an image.
 """
+
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -20,24 +24,36 @@ class ExportedWindows(RolledWindows):
     Args: see `WindowGrid`.
     """
 
-    def pad(self, x_BHWC: Tensor) -> Tensor:
-        """The windows of a map, with zeros where they reach over it: (L, N, C)."""
+    def read(self, x_BHWC: Tensor) -> Tensor:
+        """The tokens of the maps: (B, T, C)."""
         B, H, W, C = x_BHWC.shape
-        x_BTC = x_BHWC.reshape(B, H * W, C)
+        return x_BHWC.reshape(B, H * W, C)
+
+    def write(self, y_BTC: Tensor, x_BHWC: Tensor, out_BHWC: Optional[Tensor]) -> Tensor:
+        """The maps that the tokens have become."""
+        return y_BTC.view(x_BHWC.shape)
+
+    def pad(self, x_BTC: Tensor) -> Tensor:
+        """The windows of a map, with zeros where they reach over it: (L, N, C)."""
+        B, C = x_BTC.shape[0], x_BTC.shape[-1]
         if not all(isinstance(n, int) and n == padded for n, padded in zip(self.size, self.padded_size)):
             x_BTC = F.pad(x_BTC, (0, 0, 0, 1))
         (rows, columns), (Wh, Ww) = self.counts, self.window_size
-        return x_BTC.index_select(1, self._token_at_P(x_BHWC.device)).view(B * rows * columns, Wh * Ww, C)
+        return x_BTC.index_select(1, self._token_at_P(x_BTC.device)).view(B * rows * columns, Wh * Ww, C)
 
     def to_windows(self, x_LNC: Tensor) -> Tensor:
         """`pad` has done this already."""
         return x_LNC
 
     def to_tokens(self, x_LNC: Tensor) -> Tensor:
-        """(L, N, C) to maps (B, H, W, C)."""
-        (rows, columns), (Wh, Ww), (H, W), C = self.counts, self.window_size, self.size, x_LNC.shape[-1]
+        """(L, N, C) to (B, T, C)."""
+        (rows, columns), (Wh, Ww), C = self.counts, self.window_size, x_LNC.shape[-1]
         x_BPC = x_LNC.reshape(self.batch, rows * columns * Wh * Ww, C)
-        return x_BPC.index_select(1, self._place_of_T(x_LNC.device)).view(self.batch, H, W, C)
+        return x_BPC.index_select(1, self._place_of_T(x_LNC.device))
+
+    def per_token(self, values_B: Tensor) -> Tensor:
+        """(B, 1, 1)."""
+        return values_B[:, None, None]
 
     def _token_at_P(self, device: torch.device) -> Tensor:
         """For each place its token, H*W for padding."""
