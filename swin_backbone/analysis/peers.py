@@ -112,6 +112,7 @@ def _timm(arch: str, weights: dict[str, Tensor]) -> Peer:
 
 
 def _transformers(arch: str, weights: dict[str, Tensor]) -> Peer:
+    import_torchvision()  # which it imports where that is installed
     import transformers
 
     embed_dim, depths, num_heads = ARCHS[arch]

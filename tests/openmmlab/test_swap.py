@@ -64,15 +64,13 @@ def test_a_detector_keeps_its_strides():
     assert after.model.rpn_head.anchor_generator.strides == [16]
 
 
-@pytest.mark.parametrize('name', SWINS)
+@pytest.mark.parametrize('name', [name for name, swin in SWINS.items() if swin.by_stage])
 def test_a_swin_of_fewer_stages_has_as_many_windows(name):
     after = swap('mmdet::faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py', name, init_cfg=None)
     with torch.device('meta'):
         backbone = MODELS.build(after.model.backbone)
-    whole = dict(SWINS[name].by_stage)
-    assert len(backbone.stages) == 3
-    if 'window_size' in whole:
-        assert backbone.window_size == tuple((side, side) for side in whole['window_size'][:3])
+    sides = dict(SWINS[name].by_stage)['window_size'][:3]
+    assert backbone.window_size == tuple((side, side) for side in sides)
 
 
 @pytest.mark.parametrize('path', [FASTER, 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'])
