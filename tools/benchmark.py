@@ -81,7 +81,7 @@ def parse_args() -> argparse.Namespace:
         help='also measure these',
     )
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
-    parser.add_argument('--runtime', default='', help='measure models exported to onnxruntime,openvino; ours in torch, too')
+    parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')

@@ -4,8 +4,8 @@ python tools/benchmark_parts.py [CONFIG ...] [--arch tiny] [--version 2] [--size
     [--runs N] [--threads N] [--busy-machine] [--json F]
 
 Without CONFIG: each part of SwinBackbone, and its floor, the time that its GEMMs take at the speed of torch's linear
-layer. With CONFIG: backbone, neck, RPN and RoI heads of two-stage detectors with random weights, run in turn on one
-image; below float32 only the backbone is under autocast, because mmcv's RoIAlign takes no bfloat16 on a CPU.
+layer. With CONFIG: backbone, neck, RPN and RoI heads of two-stage detectors, run in turn on one image with the same
+random weights; below float32 only the backbone is under autocast, because mmcv's RoIAlign takes no bfloat16 on a CPU.
 """
 
 import argparse
@@ -57,14 +57,16 @@ def build_detector(path: str) -> torch.nn.Module:
     return model
 
 
-def detect(model: Any, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def detect(model: Any, dtype: torch.dtype, shape: tuple[int, int]) -> int:
+    """Run a detector on an image of noise; returns the number of objects."""
     from mmdet.structures import DetDataSample
 
     meta = dict(img_shape=shape, ori_shape=shape, pad_shape=shape, batch_input_shape=shape, scale_factor=(1.0, 1.0))
     torch.manual_seed(0)
     image = torch.randn(1, 3, *shape)
     with torch.no_grad(), in_bfloat16(model.backbone) if dtype == torch.bfloat16 else nullcontext():
-        model.predict(image, [DetDataSample(metainfo=meta)])
+        (sample,) = model.predict(image, [DetDataSample(metainfo=meta)])
+    return len(sample.pred_instances)
 
 
 def show(title: str, shares: dict[str, Share]) -> None:
@@ -92,8 +94,13 @@ def main() -> None:
             raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
         if args.configs:
             models = {path: build_detector(path) for path in args.configs}
+            weights = next(iter(models.values())).state_dict()
+            for model in models.values():  # the toolboxes' Swin has the same names
+                model.load_state_dict({**model.state_dict(), **weights}, strict=False)
             runs = {path: lambda m=model: detect(m, dtype, args.size) for path, model in models.items()}
             found = detector_shares(runs, models, args.runs)
+            for path, detect_once in runs.items():
+                console.print(f'{path}: {detect_once()} objects')
         else:
             model = (SwinBackbone, SwinV2Backbone)[args.version - 1](arch=args.arch, drop_path_rate=0.0)
             name = f'Swin {args.arch}' if args.version == 1 else f'Swin V2 {args.arch}'
