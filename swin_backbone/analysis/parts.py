@@ -5,7 +5,7 @@ Layout: B batch, C channels, H W height and width.
 
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Optional
@@ -21,6 +21,7 @@ from . import machine
 
 REST = 'the rest'
 Place = tuple[Any, str]  # an object, and the name of its function
+Spent = defaultdict[str, float]  # by part
 
 
 class Share(NamedTuple):
@@ -80,7 +81,7 @@ def detector_shares(runs: dict[str, Callable[[], Any]], models: dict[str, nn.Mod
     Returns:
         For each model the `Share` of each part by its name.
     """
-    measured: dict[str, list[Counter]] = {name: [] for name in runs}
+    measured: dict[str, list[Spent]] = {name: [] for name in runs}
     for turn in range(-1, rounds):
         for name, run in runs.items():
             model: Any = models[name]
@@ -96,9 +97,9 @@ def detector_shares(runs: dict[str, Callable[[], Any]], models: dict[str, nn.Mod
     return {name: {part: Share(s) for part, s in _medians(of_one).items()} for name, of_one in measured.items()}
 
 
-def _spent(run: Callable[[], Any], places: dict[Place, Any], read: Callable[[], float]) -> Counter:
+def _spent(run: Callable[[], Any], places: dict[Place, Any], read: Callable[[], float]) -> Spent:
     """By how much what `read` returns grows in each part of a run, and in the rest of it."""
-    found: Counter = Counter()
+    found: Spent = defaultdict(float)
     with ExitStack() as stack:
         for place, part in places.items():
             stack.enter_context(_watched(place, part, read, found))
@@ -110,7 +111,7 @@ def _spent(run: Callable[[], Any], places: dict[Place, Any], read: Callable[[], 
 
 
 @contextmanager
-def _watched(place: Place, part: Any, read: Callable[[], float], found: Counter) -> Iterator[None]:
+def _watched(place: Place, part: Any, read: Callable[[], float], found: Spent) -> Iterator[None]:
     """While this lasts, add calls of a function to a part: a name, or what gives one for the arguments."""
     owner, name = place
     function, is_own = getattr(owner, name), name in vars(owner)
@@ -131,5 +132,5 @@ def _watched(place: Place, part: Any, read: Callable[[], float], found: Counter)
             delattr(owner, name)
 
 
-def _medians(measured: Sequence[Counter]) -> dict[str, float]:
+def _medians(measured: Sequence[Spent]) -> dict[str, float]:
     return {part: statistics.median(seconds[part] for seconds in measured) for part in measured[0]}
