@@ -81,7 +81,7 @@ def parse_args() -> argparse.Namespace:
         help='also measure these',
     )
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
-    parser.add_argument('--runtime', default='', help='measure exported models, in onnxruntime,openvino or one of them')
+    parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
     parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
@@ -178,8 +178,11 @@ def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, in
     if args.runtime:
         with tempfile.TemporaryDirectory() as beside:
             models = {name: model.eval() for name, model in models.items()}
-            exported = exported_runs(models, [OURS], args.runtime.split(','), x_BCHW, args.threads, Path(beside))
-            return timing.alternate(exported, args.runs)
+            runs = exported_runs(models, [OURS], args.runtime.split(','), x_BCHW, args.threads, Path(beside))
+            for dtype in (torch.float32, torch.bfloat16):
+                eager = timing.make_run(models[OURS], x_BCHW, False, dtype)
+                runs[f'{OURS}, torch {str(dtype).removeprefix("torch.")}'] = eager
+            return timing.alternate(runs, args.runs)
     if args.compile:
         models.update({f'{name}, compiled': torch.compile(model) for name, model in models.items()})
     dtype = getattr(torch, args.dtype)

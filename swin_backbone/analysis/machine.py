@@ -59,6 +59,20 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * side**3 / statistics.median(seconds[2:])
 
 
+def linear_rate(dtype: torch.dtype) -> float:
+    """Floating-point operations a second of torch's linear layer on a CPU, the median of some.
+
+    The layer is the one of Swin-T that does most: the MLP of stage 3, on the tokens of an image of 1024 x 1024 pixels.
+    """
+    x, layer, seconds = torch.randn(64 * 64, 384, dtype=dtype), torch.nn.Linear(384, 1536, dtype=dtype), []
+    with torch.no_grad():
+        for _ in range(12):
+            begin = time.perf_counter()
+            layer(x)
+            seconds.append(time.perf_counter() - begin)
+    return 2 * x.numel() * layer.out_features / statistics.median(seconds[2:])
+
+
 def pin_threads(threads: Optional[int]) -> None:
     """Set the number of threads of torch (default: its own choice), and keep the process on as many CPUs."""
     torch.set_num_threads(threads or torch.get_num_threads())

@@ -14,7 +14,7 @@ Units = Sequence[int]
 class Packed(WeightCache):
     """The packed weights of one module, in one dtype at a time; kept until the weights change: see `WeightCache.keep`.
 
-    Writes through `.data` are found too, by comparing one in 61 numbers of the weights.
+    Writes through `.data` are found too, by comparing samples, if a whole row or column of a weight has changed.
     """
 
     def get(

@@ -26,12 +26,12 @@ class CpuAmpOptimWrapper(OptimWrapper):
         with super().optim_context(model), ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, SwinPyramid):
-                    stack.enter_context(_in_bfloat16(module))
+                    stack.enter_context(in_bfloat16(module))
             yield
 
 
 @contextmanager
-def _in_bfloat16(backbone: nn.Module) -> Iterator[None]:
+def in_bfloat16(backbone: nn.Module) -> Iterator[None]:
     """While this lasts, forwards of a backbone run under autocast."""
     autocast = torch.autocast('cpu', torch.bfloat16)
 

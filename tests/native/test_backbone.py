@@ -168,6 +168,16 @@ def test_changed_weights_are_seen(change, without):
         torch.testing.assert_close(ours, truth, atol=3e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize('axis', [0, 1])
+def test_one_changed_row_or_column_of_a_weight_is_seen(axis):
+    for shape in ((96, 32), (32, 96), (128, 128), (1, 40), (40, 1)):
+        weight = torch.randn(shape)
+        for at in range(shape[axis]):
+            before = torch.ops.swin_backbone.fingerprint([weight])
+            weight.select(axis, at).add_(1)
+            assert torch.ops.swin_backbone.fingerprint([weight]) != before
+
+
 @torch.no_grad()
 def test_packed_weights_are_kept_once_and_not_copied():
     model, x = backbones()[0], torch.randn(1, 3, 64, 64)

@@ -93,6 +93,6 @@ def test_exported_in_each_runtime_beside_mmdet(tmp_path):
     out, rows = run(tmp_path, '--peers', 'mmdet', '--runtime', 'onnxruntime,openvino')
     kinds = [f'{sizes}, {runtime}' for sizes in ('fixed size', 'free sizes') for runtime in RUNTIMES]
     assert [row['model'] for row in rows] == [f'mmdet, fixed size, {runtime}' for runtime in RUNTIMES] + [
-        f'swin_backbone, {kind}' for kind in kinds
+        f'swin_backbone, {kind}' for kind in [*kinds, 'torch float32', 'torch bfloat16']
     ]
     assert 'largest difference of outputs to mmdet' in out

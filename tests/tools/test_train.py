@@ -111,6 +111,23 @@ def test_resume_goes_on_after_kill_minus_nine_and_test_draws(tmp_path, shapes):
     assert all(name in output for name in pictures)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason='on a GPU --amp is autocast of the whole model')
+def test_amp_on_a_cpu_trains_the_backbone_in_bfloat16(tmp_path, shapes):
+    weights, losses = {}, {}
+    for name, amp in (('float32', []), ('bfloat16', ['--amp'])):
+        work_dir = tmp_path / name
+        arguments = detection_options(shapes, 'train_cfg.max_epochs=1', 'train_cfg.val_interval=1')
+        run(sys.executable, 'tools/train.py', DETECTION, '--work-dir', work_dir, *amp, *arguments)
+        weights[name] = load(work_dir / 'epoch_1.pth')['state_dict']
+        (log,) = work_dir.glob('*/vis_data/scalars.json')
+        losses[name] = [row['loss'] for row in map(json.loads, log.read_text().splitlines()) if 'loss' in row]
+    assert all(weight.dtype == torch.float32 for weight in weights['bfloat16'].values() if weight.is_floating_point())
+    assert len(losses['bfloat16']) == len(losses['float32']) == 2
+    assert losses['bfloat16'] != losses['float32']
+    assert losses['bfloat16'][0] == pytest.approx(losses['float32'][0], rel=0.05)
+
+
 def test_segmentation_trains_tests_and_draws(tmp_path, shapes):
     arguments = options(
         shapes, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2'

@@ -27,17 +27,17 @@ class BackwardGroup : public Group<T> {
   }
 
   // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
-  void run(int64_t begin, int64_t end) {
-    this->attention(begin, end);
+  void run(const std::vector<int32_t>& group) {
+    this->attention(group);
     mlp_backward();
-    attention_backward(end);
+    attention_backward(group);
   }
 
   // Writes or adds to `to` (out, in) the gradient of rows n ... n + MAX_COLUMNS - 1 of linear layer i's weight.
   void weight_gradient(int64_t i, int64_t n, float* to, bool add) const {
     constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
     const Linear<T>& linear = w.linear(i);
-    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(counts[i], ROW_STEP), in = linear.K;
+    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, ROW_STEP), in = linear.K;
     for (int64_t c = 0; c < in; c += MAX_COLUMNS)
       brgemm(M, std::min(MAX_COLUMNS, in - c), K, rows, in, in, turned[i] + n * rows, inputs[i] + c * PAIR,
              to + n * in + c, add);
@@ -45,7 +45,8 @@ class BackwardGroup : public Group<T> {
 
  private:
   using Base = Group<T>;
-  using Base::w, Base::rows, Base::N, Base::S, Base::d, Base::tokens, Base::places, Base::token_of, Base::product_;
+  using Base::w, Base::rows, Base::N, Base::S, Base::d, Base::tokens, Base::places, Base::row_of, Base::token_of,
+      Base::product_;
 
   template <class Take>
   void carve(const Take& take) {
@@ -72,16 +73,15 @@ class BackwardGroup : public Group<T> {
 
   // The gradient of a weight needs the linear layer's input and the transposed gradient of its output. The sums of the
   // latter's rows are the gradient of the bias. Products run over whole steps of rows, so rows after the last are 0.
-  void keep(int64_t i, T* input, const T* of_output, int64_t count) {
+  void keep(int64_t i, T* input, const T* of_output) {
     const Linear<T>& linear = w.linear(i);
-    const int64_t padded = round_up(count, ROW_STEP);
-    counts[i] = count;
-    std::memset((void*)(input + count * linear.K), 0, (padded - count) * linear.K * sizeof(T));
-    inputs[i] = pack_values(input, count, linear.K, paired[i]);
-    transpose(of_output, linear.N, count, linear.N, turned[i], rows);
+    const int64_t padded = round_up(tokens, ROW_STEP);
+    std::memset((void*)(input + tokens * linear.K), 0, (padded - tokens) * linear.K * sizeof(T));
+    inputs[i] = pack_values(input, tokens, linear.K, paired[i]);
+    transpose(of_output, linear.N, tokens, linear.N, turned[i], rows);
     for (int64_t n = 0; n < linear.N; n++) {
       T* line = turned[i] + n * rows;
-      std::fill(line + count, line + padded, T(0.f));
+      std::fill(line + tokens, line + padded, T(0.f));
       Vec sum(0.f);
       for (int64_t m = 0; m < padded; m += LANES) sum = sum + load(line + m);
       sums[of.bias[i] + n] += sum_of(sum);
@@ -89,9 +89,9 @@ class BackwardGroup : public Group<T> {
   }
 
   // product_row = a W of linear layer i.
-  void times_weight(int64_t i, const T* a, int64_t count) {
+  void times_weight(int64_t i, const T* a) {
     const int64_t C = w.C;
-    product(a, w.linear(i).N, count, transposed[i], product_,
+    product(a, w.linear(i).N, tokens, transposed[i], product_,
             [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
               for (int64_t r = 0; r < count; r++)
                 std::copy_n(c + r * columns, columns, product_row + (m + r) * C + n);
@@ -148,8 +148,8 @@ class BackwardGroup : public Group<T> {
   }
 
   // to = grad + the gradient of a branch's input; in V1 that gradient goes back through the norm.
-  void leave_branch(int64_t m, int64_t at, const float* value, const Affine& norm, int64_t index, float* to) {
-    const float *through = product_row + at * w.C, *past = grad + m * w.C;
+  void leave_branch(int64_t m, const float* value, const Affine& norm, int64_t index, float* to) {
+    const float *through = product_row + m * w.C, *past = grad + m * w.C;
     if (!w.cosine_scale)
       return layer_norm_backward(value, w.C, norm, through, 1.f, norm_sums(index), [&](int64_t c, Vec g, int64_t lanes) {
         store(to + c, load(past + c, lanes) + g, lanes);
@@ -166,7 +166,7 @@ class BackwardGroup : public Group<T> {
       shortcut_backward(m);
       enter_branch(1, m, mlp_out, w.norm2);
     }
-    keep(FC2, hidden, slim, tokens);
+    keep(FC2, hidden, slim);
     product(slim, C, tokens, transposed[FC2], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++) {
         T* to = broad + (m + r) * D + n;
@@ -175,15 +175,15 @@ class BackwardGroup : public Group<T> {
         });
       }
     });
-    keep(FC1, mlp_in, broad, tokens);
-    times_weight(FC1, broad, tokens);
-    for (int64_t m = 0; m < tokens; m++) leave_branch(m, m, token(this->out, m), w.norm2, 1, grad + m * C);
+    keep(FC1, mlp_in, broad);
+    times_weight(FC1, broad);
+    for (int64_t m = 0; m < tokens; m++) leave_branch(m, token(this->out, m), w.norm2, 1, grad + m * C);
   }
 
-  void attention_backward(int64_t end) {
+  void attention_backward(const std::vector<int32_t>& group) {
     const int64_t C = w.C, per_head = rows * d;
     for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->branch, w.norm1);
-    keep(PROJ, this->attended, slim, tokens);
+    keep(PROJ, this->attended, slim);
     if (tokens < places) std::memset((void*)of_attended, 0, rows * C * sizeof(T));
     product(slim, C, tokens, transposed[PROJ], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++)
@@ -192,17 +192,17 @@ class BackwardGroup : public Group<T> {
           over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(c + r * columns + from + i, lanes), lanes); });
         }
     });
-    for (int64_t window = this->first; window < end; window++) {
-      const float* mask = this->mask_of(window);
-      for (int64_t head = 0; head < w.heads; head++) head_backward(head, (window - this->first) * N, mask);
+    for (int64_t at = 0; at < places; at += N) {
+      const float* mask = this->mask_of(group[at / N]);
+      for (int64_t head = 0; head < w.heads; head++) head_backward(head, at, mask);
     }
-    keep(QKV, this->normed, broad, places);
-    times_weight(QKV, broad, places);
-    for (int64_t m = 0; m < tokens; m++)
-      leave_branch(m, this->place_of[m], token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
+    keep(QKV, this->normed, broad);
+    times_weight(QKV, broad);
+    for (int64_t m = 0; m < tokens; m++) leave_branch(m, token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
   }
 
-  // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (places, 3C).
+  // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding has
+  // only the bias, so its gradient is added to the bias's.
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
     const auto values = [&](int64_t which) { return this->wide + (of_head(which) * rows + at) * d; };
@@ -215,8 +215,13 @@ class BackwardGroup : public Group<T> {
                         const float of_length = length_backward(g, values(which) + place * d, d, factor, length);
                         if (!which) sums[of.cosine_scale + head] += of_length;
                       }
-                      T* to = broad + (at + place) * 3 * w.C + of_head(which) * d;
-                      over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(g + i, lanes), lanes); });
+                      const int64_t row = row_of[at + place], column = of_head(which) * d;
+                      float* sum = sums + of.bias[QKV] + column;
+                      T* to = broad + row * 3 * w.C + column;
+                      over_columns(d, [&](int64_t i, int64_t lanes) {
+                        if (row < 0) return store(sum + i, load(sum + i, lanes) + load(g + i, lanes), lanes);
+                        store(to + i, load(g + i, lanes), lanes);
+                      });
                     });
   }
 
@@ -232,7 +237,6 @@ class BackwardGroup : public Group<T> {
   float *mlp_out, *row;
   T *turned[LINEARS], *paired[LINEARS];
   const T* inputs[LINEARS];
-  int64_t counts[LINEARS];
   Buffers memory;
 };
 
@@ -260,7 +264,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
   for (int64_t worker = 1; worker < workers; worker++)
     others[worker].resize(of.size + (own ? begins[LINEARS] : 0));
 
-  const auto window = [&](int64_t group) { return group * windows.count() / groups; };
+  const auto dealt = windows.deal(groups);
   const auto make = [&](int64_t worker) {
     return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
                                               worker ? others[worker].data() : vector_sums);
@@ -275,7 +279,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
     each_worker([&](int64_t worker) {
       const auto group = make(worker);
       for (int64_t g = worker; g < groups; g += workers) {
-        group->run(window(g), window(g + 1));
+        group->run(dealt[g]);
         for (int64_t i = 0; i < LINEARS; i++)
           for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
             group->weight_gradient(i, n, worker ? others[worker].data() + of.size + begins[i] : weight_sums[i],
@@ -289,7 +293,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
       each_worker([&](int64_t worker) {
         if (worker >= last) return;
         if (!made[worker]) made[worker] = make(worker);
-        made[worker]->run(window(first + worker), window(first + worker + 1));
+        made[worker]->run(dealt[first + worker]);
       });
       at::parallel_for(0, panels[LINEARS], 1, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {

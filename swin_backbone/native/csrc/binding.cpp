@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <numeric>
+
 #include "attention.h"
 #include "backward.h"
 #include "patches.h"
@@ -63,16 +65,18 @@ Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit, boo
   });
 }
 
-// A hash of the bits of every SAMPLED-th number. It changes when SAMPLED consecutive numbers or more have changed.
-// It is needed because writes through `.data` do not change a tensor's version.
-constexpr int64_t SAMPLED = 61;
-
+// A hash of the bits of some numbers. It is needed because writes through `.data` do not change a tensor's version.
+// It changes when a whole row or column of a weight has changed: the step from one number to the next is no longer than
+// a row or a column, and has no common factor with the length of a row.
 int64_t fingerprint(at::TensorList weights) {
   uint64_t mixed = 0;
   for (const Tensor& weight : weights) {
     const Tensor wide = weight.to(at::kFloat).contiguous();
+    const int64_t row = wide.numel() ? wide[0].numel() : 1;
+    int64_t step = std::max<int64_t>(std::min(row, wide.size(0)), 1);
+    while (std::gcd(step, row) > 1) step--;
     const auto* bits = (const uint32_t*)wide.data_ptr<float>();
-    for (int64_t i = 0; i < wide.numel(); i += SAMPLED) mixed = mixed * 0x9E3779B97F4A7C15u + bits[i] + 1;
+    for (int64_t i = 0; i < wide.numel(); i += step) mixed = mixed * 0x9E3779B97F4A7C15u + bits[i] + 1;
   }
   return (int64_t)mixed;
 }

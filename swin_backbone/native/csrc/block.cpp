@@ -23,11 +23,11 @@ void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x,
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const int64_t per_group = windows_of_group(windows, threads, std::max(CACHE, w.bytes()), bytes_of_row(w));
   const int64_t groups = (windows.count() + per_group - 1) / per_group;
+  const auto dealt = windows.deal(groups);
   std::atomic<int64_t> next{0};  // a window's result does not depend on who computes it
   at::parallel_for(0, std::min(threads, groups), 1, [&](int64_t, int64_t) {
     Group<T> group(w, windows, per_group, x, out);
-    for (int64_t g; (g = next++) < groups;)
-      group.run(g * windows.count() / groups, (g + 1) * windows.count() / groups);
+    for (int64_t g; (g = next++) < groups;) group.run(dealt[g]);
     release_brgemm<T>();
   });
 }

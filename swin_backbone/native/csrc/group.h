@@ -1,5 +1,5 @@
 // The windows that a thread takes through a block together, so that all intermediate values stay in its cache.
-// A group's rows are first all places of its windows; after attention only those of tokens, without padding.
+// Queries, keys and values have a row for each place of the windows; everything else only for tokens, not for padding.
 #pragma once
 
 #include <cstring>
@@ -45,19 +45,17 @@ class Group {
     memory.allocate([&](const auto& take) { carve(take); });
   }
 
-  void run(int64_t begin, int64_t end) {
-    attention(begin, end);
+  void run(const std::vector<int32_t>& group) {
+    attention(group);
     mlp();
   }
 
  protected:
   // The first half of the block: out = x + the branch of the attention.
-  void attention(int64_t begin, int64_t end) {
-    first = begin;
-    places = (end - begin) * N;
-    gather();
+  void attention(const std::vector<int32_t>& group) {
+    gather(group);
     project_qkv();
-    attend_in_windows(end);
+    attend_in_windows(group);
     add_branch(attended, w.C, w.proj, 0, x, w.norm1, branch);
   }
 
@@ -76,18 +74,15 @@ class Group {
     room = AttentionRoom<T>(N, d, take);
   }
 
-  // V1: normalised tokens, V2: tokens; zeros for padding. Then the row of each place among tokens, and the reverse.
-  void gather() {
+  // V1: normalised tokens, V2: tokens. Then the row of each place among tokens, -1 for padding, and the reverse.
+  void gather(const std::vector<int32_t>& group) {
     tokens = 0;
-    for (int64_t p = 0; p < places; p += N) windows.tokens(first + p / N, row_of + p);
+    places = group.size() * N;
+    for (int64_t p = 0; p < places; p += N) windows.tokens(group[p / N], row_of + p);
     for (int64_t p = 0; p < places; p++) {
-      T* to = normed + p * w.C;
       const int64_t token = row_of[p];
-      if (token < 0) {
-        std::memset((void*)to, 0, w.C * sizeof(T));
-        continue;
-      }
-      enter(x + token * w.C, w.norm1, to);
+      if (token < 0) continue;
+      enter(x + token * w.C, w.norm1, normed + tokens * w.C);
       row_of[p] = tokens;
       place_of[tokens] = p;
       token_of[tokens++] = token;
@@ -99,23 +94,27 @@ class Group {
     over_columns(w.C, [&](int64_t c, int64_t count) { store(to + c, load(token + c, count), count); });
   }
 
-  // q, k and v of each head in separate arrays: (3 h, rows, d).
+  // q, k and v of each head in separate arrays: (3 h, rows, d). Padding is zero before the projection.
   void project_qkv() {
-    product(normed, w.C, places, w.qkv, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
-      for (int64_t from = 0; from < columns; from += d) {
-        const int64_t head = (n + from) / d;
-        T* to = wide + (head * rows + m) * d;
-        const float* bias = w.qkv.bias + n + from;
-        for (int64_t r = 0; r < count; r++, to += d) {
-          float* row = c + r * columns + from;
-          float factor = 1.f;
-          if (w.cosine_scale && head < 2 * w.heads) factor = to_length(row, bias, head);
-          if (factors) factors[head * rows + m + r] = factor;
-          over_columns(d, [&](int64_t i, int64_t lanes) {
-            store(to + i, (load(row + i, lanes) + load(bias + i, lanes)) * Vec(factor), lanes);
-          });
-        }
-      }
+    product(normed, w.C, tokens, w.qkv, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
+      for (int64_t from = 0; from < columns; from += d)
+        for (int64_t r = 0; r < count; r++) put_in_head((n + from) / d, place_of[m + r], c + r * columns + from);
+    });
+    if (tokens == places) return;
+    constexpr float zeros[64] = {};  // a head has no more channels
+    for (int64_t p = 0; p < places; p++)
+      for (int64_t head = 0; head < 3 * w.heads && row_of[p] < 0; head++) put_in_head(head, p, zeros);
+  }
+
+  // `head` counts those of q, then of k, then of v. `row`: d numbers, without the bias.
+  void put_in_head(int64_t head, int64_t place, const float* row) {
+    const float* bias = w.qkv.bias + head * d;
+    float factor = 1.f;
+    if (w.cosine_scale && head < 2 * w.heads) factor = to_length(row, bias, head);
+    if (factors) factors[head * rows + place] = factor;
+    T* to = wide + (head * rows + place) * d;
+    over_columns(d, [&](int64_t i, int64_t lanes) {
+      store(to + i, (load(row + i, lanes) + load(bias + i, lanes)) * Vec(factor), lanes);
     });
   }
 
@@ -136,10 +135,9 @@ class Group {
     return kind ? mask : nullptr;
   }
 
-  void attend_in_windows(int64_t end) {
-    for (int64_t window = first; window < end; window++) {
-      const int64_t at = (window - first) * N;
-      const float* mask = mask_of(window);
+  void attend_in_windows(const std::vector<int32_t>& group) {
+    for (int64_t at = 0; at < places; at += N) {
+      const float* mask = mask_of(group[at / N]);
       for (int64_t head = 0; head < w.heads; head++) {
         const T* q = wide + (head * rows + at) * d;
         const int64_t apart = w.heads * rows * d;
@@ -221,7 +219,7 @@ class Group {
   float *branch, *normed_row, *product_, *mask;
   float* factors = nullptr;  // (3 h, rows): the factor of each query and key, if it is needed
   int32_t *row_of, *token_of, *place_of;
-  int64_t first = 0, places = 0, tokens = 0, masked_kind = 0;
+  int64_t places = 0, tokens = 0, masked_kind = 0;
 
  private:
   Buffers memory;

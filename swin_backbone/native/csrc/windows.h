@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 namespace swin {
@@ -41,6 +42,29 @@ struct Windows {
   int64_t area() const { return rows.window * columns.window; }
   int64_t row_of(int64_t window) const { return window / columns.count % rows.count; }
   int64_t column_of(int64_t window) const { return window % columns.count; }
+
+  // How many of a window's places are no padding.
+  int64_t tokens_in(int64_t window) const {
+    const auto inside = [](const Axis& axis, int64_t index) {
+      const auto first = axis.coordinate.begin() + index * axis.window;
+      return std::count_if(first, first + axis.window, [&](int32_t at) { return at < axis.length; });
+    };
+    return inside(rows, row_of(window)) * inside(columns, column_of(window));
+  }
+
+  // All windows in groups of about as many tokens: from the fullest to the emptiest they are dealt out to the groups,
+  // in turn forwards and backwards.
+  std::vector<std::vector<int32_t>> deal(int64_t groups) const {
+    std::vector<int32_t> order(count());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tokens_in(a) > tokens_in(b); });
+    std::vector<std::vector<int32_t>> dealt(groups);
+    for (int64_t i = 0; i < count(); i++) {
+      const int64_t at = i % groups;
+      dealt[i / groups % 2 ? groups - 1 - at : at].push_back(order[i]);
+    }
+    return dealt;
+  }
 
   // The token at each place, -1 for padding: (N,).
   void tokens(int64_t window, int32_t* token_at) const {
