@@ -44,6 +44,17 @@ def by_torch(monkeypatch):
     monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)
 
 
+@pytest.fixture
+def one_process(tmp_path):
+    """A process group of this process alone."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip('torch is built without gloo')
+    distributed.init_process_group('gloo', init_method=f'file://{tmp_path / "store"}', rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
 def pytest_addoption(parser):
     parser.addoption(
         '--write-swap-list',

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from data_parallel import data_parallel
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -154,3 +155,39 @@ def test_a_block_casts_its_linear_weights_in_one_launch(monkeypatch, backbone):
             parameter.data.copy_(parameter.data * 2)
         after = block.eval()(x_BHWC)
     assert not torch.equal(before, after)
+
+
+@needs_kernel
+@pytest.mark.skipif(torch.cuda.is_available(), reason='the wrappers are made for a CPU')
+@pytest.mark.usefixtures('one_process')
+@pytest.mark.parametrize('wrap', ['DDP', *(pytest.param(wrap, marks=pytest.mark.slow) for wrap in ('FSDP', 'FSDP2'))])
+def test_in_data_parallel_training_every_change_of_a_weight_is_seen(monkeypatch, wrap):
+    x, arguments = torch.randn(1, 3, 12, 16), dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,))
+
+    def train_and_change(fuse):
+        monkeypatch.setenv('SWIN_BACKBONE_FUSE', fuse)
+        torch.manual_seed(0)
+        backbone = SwinBackbone(window_size=3, drop_path_rate=0.0, attention_backend='triton', **arguments)
+        model, maps = data_parallel(wrap, backbone), []
+
+        def evaluate():
+            with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
+                maps.append(model.eval()(x)[0].clone())
+
+        evaluate()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with torch.autocast('cpu', torch.bfloat16):
+            loss = model.train()(x)[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        evaluate()
+        model.load_state_dict({name: value * 1.5 for name, value in model.state_dict().items()})
+        evaluate()
+        for parameter in model.parameters():  # behind all versions, as mmengine's EMAHook
+            parameter.data.mul_(0.5)
+        evaluate()
+        return maps
+
+    maps, expected = train_and_change('weights'), train_and_change('')
+    assert all(map(torch.equal, maps, expected))
+    assert not any(map(torch.equal, maps, maps[1:]))

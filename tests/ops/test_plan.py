@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from data_parallel import data_parallel
 from torch import nn
 
 from swin_backbone import SwinBackbone
@@ -202,33 +203,13 @@ def test_images_that_are_tokens_already_are_not_overwritten():
     assert torch.equal(tokens, before)
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_gloo_available()):
-        pytest.skip('torch is built without gloo')
-    distributed.init_process_group('gloo', init_method=f'file://{tmp_path / "store"}', rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize('wrap', ['DDP', 'FSDP', 'FSDP2'])
 def test_data_parallel_wrappers_get_every_gradient(one_process, wrap):
     x = torch.randn(1, 3, 64, 64)
     plain = make_backbone(60)
     sum(output.mean() for output in plain(x)).backward()
     expected = torch.cat([p.grad.flatten() for p in plain.parameters()])
-    backbone = make_backbone(60)
-    if wrap == 'FSDP2':
-        fsdp = pytest.importorskip('torch.distributed.fsdp')
-        for stage in backbone.stages:
-            for block in stage.blocks:
-                fsdp.fully_shard(block, mesh=torch.distributed.init_device_mesh('cpu', (1,)))
-        model = fsdp.fully_shard(backbone, mesh=torch.distributed.init_device_mesh('cpu', (1,)))
-    elif wrap == 'FSDP':
-        model = torch.distributed.fsdp.FullyShardedDataParallel(backbone, device_id=torch.device('cpu'))
-    else:
-        model = nn.parallel.DistributedDataParallel(backbone)
+    model = data_parallel(wrap, make_backbone(60))
     sum(output.mean() for output in model(x)).backward()
     found = [getattr(p.grad, 'full_tensor', lambda p=p: p.grad)().flatten() for p in model.parameters()]
     found = torch.cat(found)[: len(expected)]
