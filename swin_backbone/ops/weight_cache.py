@@ -17,8 +17,8 @@ class WeightCache:
         """What `make` gives for these weights and settings; it is called only if one of them has changed.
 
         A weight has changed if it is another tensor, has other memory or another dtype, or was written in place. Writes
-        through `.data`, as by mmengine's EMAHook, do not change a tensor's version, so a module's `train` and `_apply`
-        call `clear`.
+        through `.data`, as by mmengine's EMAHook, and steps of fused optimizers do not change a tensor's version, so a
+        module's `train` and `_apply` call `clear`.
         """
         key = *settings, *((id(w), w.data_ptr(), w._version, w.dtype, w.shape) for w in weights)
         made = self._made  # read once: another thread may replace it

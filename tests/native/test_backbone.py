@@ -135,6 +135,13 @@ def changed_by_a_step(model):
     optimizer.step()
 
 
+def changed_by_a_fused_step(model):
+    """Fused optimizers do not change a tensor's version."""
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True).step()
+
+
 def changed_by_loading(model):
     model.load_state_dict({k: 1.1 * v for k, v in model.state_dict().items()})
 
@@ -155,7 +162,15 @@ def changed_by_rounding(model):
 
 
 @pytest.mark.parametrize(
-    'change', [changed_by_a_step, changed_through_data, changed_by_loading, changed_by_swapping, changed_by_rounding]
+    'change',
+    [
+        changed_by_a_step,
+        changed_by_a_fused_step,
+        changed_through_data,
+        changed_by_loading,
+        changed_by_swapping,
+        changed_by_rounding,
+    ],
 )
 @torch.no_grad()
 def test_changed_weights_are_seen(change, without):
