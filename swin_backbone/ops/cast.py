@@ -5,7 +5,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, distributed
 
-from ..compat import foreach_copy
+from ..compat import address, foreach_copy
 
 
 class CastWeights:
@@ -31,7 +31,7 @@ class CastWeights:
             return list(_Cast.apply(dtype, *weights))
         if any(weight.is_inference() for weight in weights) or _in_a_group():
             return _cast(weights, dtype)
-        key = dtype, *((id(w), w.data_ptr(), w._version, w.dtype, w.shape) for w in weights)
+        key = dtype, *((id(w), address(w), w._version, w.dtype, w.shape) for w in weights)
         made = self._made  # read once: another thread may replace it
         if made is None or made[0] != key:
             self._made = None  # first free the old copy, so that there are never two
