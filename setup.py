@@ -48,7 +48,7 @@ setup(
     cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative']},
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
-    install_requires=['torch>=2.4', 'numpy', 'safetensors', 'filelock', 'tqdm', 'rich'],
+    install_requires=['torch>=2.11', 'numpy', 'safetensors', 'filelock', 'tqdm', 'rich'],
     extras_require={
         'onedl': [
             'onedl-mmengine>=0.10.12',
