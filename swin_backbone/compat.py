@@ -39,6 +39,24 @@ def is_exporting() -> bool:
     return bool(ask and ask())
 
 
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor's values are; 0 in a fake mode, whose tensors have none."""
+    return tensor.data_ptr() if fake_mode() is None else 0
+
+
+def fake_mode() -> Any:
+    """The mode in which operators give fake tensors now, or None. Without torch's function: None."""
+    ask = getattr(torch._guards, 'active_fake_mode', None)
+    return ask and ask()
+
+
+def fake_tensors() -> AbstractContextManager:
+    """Operators give shapes and compute nothing. Without torch's class: ImportError."""
+    from torch._subclasses import FakeTensorMode
+
+    return FakeTensorMode()
+
+
 def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its place: on CUDA one launch, whatever the dtypes. Without torch's function: one by one."""
     copy_all = getattr(torch, '_foreach_copy_', None)

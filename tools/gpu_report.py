@@ -1,7 +1,8 @@
 """Check the kernels on a GPU and measure their time and memory, as one table to paste into an issue.
 
 python tools/gpu_report.py [--device cuda] [--arch tiny] [--size 800x1344] [--batch 2] [--dtype bfloat16]
-    [--peers mmdet] [--compile] [--runs N] [--json F]
+    [--peers mmdet] [--compile] [--tune] [--runs N] [--json F]
+python tools/gpu_report.py --count [--arch ...] [--size ...] [--batch ...] [--dtype ...] [--peers ...] [--json F]
 
 If a part fails, its line says why, and the next part runs. The exit status is 1 if a kernel is wrong or a part failed.
 """
@@ -9,6 +10,7 @@ If a part fails, its line says why, and the next part runs. The exit status is 1
 import argparse
 import json
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +19,19 @@ from pathlib import Path
 import torch
 from command_line import run
 
-if not torch.cuda.is_available():
+if '--count' in sys.argv or not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads it when a kernel is defined
 
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import gpu
 from swin_backbone.analysis.peers import PEERS, build_peer
+from swin_backbone.analysis.traffic import count_traffic
 from swin_backbone.ops import backend
 from swin_backbone.ops.fused import FUSIONS
 from swin_backbone.whole_files import write_whole
 
 OURS = 'swin_backbone'
+DROP_PATH = 0.2  # of all backbones, in training
 
 
 def size(text: str) -> tuple[int, int]:
@@ -45,9 +49,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--peers', default='mmdet', help=f'of {",".join(PEERS)} (default: mmdet)')
     parser.add_argument('--windows', nargs='+', type=int, default=[7, 8, 12], metavar='N', help='default: 7 8 12')
     parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
+    parser.add_argument(
+        '--tune', action='store_true', help='time the kernels with other numbers of warps and so on too'
+    )
+    parser.add_argument(
+        '--count', action='store_true', help='only count bytes and operators from shapes, which needs no GPU'
+    )
     parser.add_argument('--runs', type=int, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
     args = parser.parse_args()
+    if args.count:
+        args.device = 'cpu'
     if args.device != 'cpu' and not torch.cuda.is_available():
         parser.error(f'--device {args.device}: torch {torch.__version__} sees no GPU')
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
@@ -69,13 +81,20 @@ def fused(names: str) -> Iterator[None]:
 def build(args: argparse.Namespace, name: str, variant: dict) -> torch.nn.Module:
     """One of the backbones; all of them get the same weights."""
     torch.manual_seed(0)
-    ours = SwinBackbone(arch=args.arch, drop_path_rate=0.0, **variant)
-    return build_peer(name, args.arch, ours) if name in PEERS else ours
+    ours = SwinBackbone(arch=args.arch, drop_path_rate=DROP_PATH, **variant)
+    return build_peer(name, args.arch, ours, DROP_PATH) if name in PEERS else ours
 
 
 def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
     """The parts of the report, one after the other, each with its name."""
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    if args.count:
+        for train in (False, True):
+            for title, name, variant, fusion in variants(args):
+                if variant.get('attention_backend') == 'sdpa':  # whose tables of indices need values
+                    continue
+                yield title, counted(args, title, name, variant, fusion, train)
+        return
     yield 'machine', gpu.describe(device, dtype)
     yield 'trial', trial(args, device)
     stages = gpu.stages(ARCHS[args.arch], args.size)
@@ -83,17 +102,40 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
         for stage in stages:
             for shifted in (False, True):
                 yield 'attention', gpu.attention(stage, args.batch, window, shifted, dtype, device)
+    if args.tune:
+        for stage in stages:
+            for shifted in (False, True):
+                yield 'tuning', gpu.tuning(stage, args.batch, args.windows[0], shifted, dtype, device)
     x_BCHW = torch.randn(args.batch, 3, *args.size, device=device)
-    on_cpu = dict(attention_backend='triton') if device.type == 'cpu' else {}
-    ours = {'': on_cpu, ', sdpa': dict(attention_backend='sdpa'), ', with_cp': {**on_cpu, 'with_cp': True}}
-    variants = [(OURS + how, OURS, variant, '') for how, variant in ours.items()]
-    variants += [(f'{OURS}, fused: {fusion}', OURS, on_cpu, fusion) for fusion in FUSIONS]
-    variants += [(peer, peer, {}, '') for peer in filter(None, args.peers.split(','))]
     for train in (False, True):
         for compiled in (False, True) if args.compile else (False,):
-            for title, name, variant, fusion in variants:
+            for title, name, variant, fusion in variants(args):
                 title += ', compiled' if compiled else ''
                 yield title, backbone(args, title, name, variant, fusion, compiled, x_BCHW, train)
+
+
+def variants(args: argparse.Namespace) -> list[tuple[str, str, dict, str]]:
+    """The backbones that are compared: title, who built it, its further arguments, and its fusions."""
+    kernel = dict(attention_backend='triton') if args.device == 'cpu' else {}
+    ours = {'': kernel, ', sdpa': dict(attention_backend='sdpa'), ', with_cp': {**kernel, 'with_cp': True}}
+    found = [(OURS + how, OURS, variant, '') for how, variant in ours.items()]
+    found += [(f'{OURS}, fused: {fusion}', OURS, kernel, fusion) for fusion in (*FUSIONS, ','.join(FUSIONS))]
+    return found + [(peer, peer, {}, '') for peer in filter(None, args.peers.split(','))]
+
+
+def counted(args, title, name, variant, fusion, train) -> Iterator[gpu.Row]:
+    with fused(fusion):
+        found = count_traffic(
+            build(args, name, variant), (args.batch, 3, *args.size), train, getattr(torch, args.dtype)
+        )
+    everything = sum(found.bytes.values())
+    shares = {
+        name.split('::')[1]: f'{found.bytes[name] / 1e9:.2f} GB in {found.calls[name]}'
+        for name, moved in found.bytes.most_common()
+        if moved > everything / 50
+    }
+    totals = {'GB': everything / 1e9, 'operators': sum(found.calls.values())}
+    yield gpu.Row(f'{"step" if train else "forward"}, {title}', {**totals, **shares})
 
 
 def trial(args: argparse.Namespace, device: torch.device) -> Iterator[gpu.Row]:
@@ -109,6 +151,8 @@ def trial(args: argparse.Namespace, device: torch.device) -> Iterator[gpu.Row]:
 def backbone(args, title, name, variant, fusion, compiled, x_BCHW, train) -> Iterator[gpu.Row]:
     with fused(fusion):
         model = build(args, name, variant)
+        if not compiled:
+            yield from gpu.kernels(title, model, x_BCHW, train, getattr(torch, args.dtype), min(args.runs, 5))
         model = torch.compile(model) if compiled else model
         yield from gpu.backbone(title, model, x_BCHW, train, getattr(torch, args.dtype), args.runs)
 

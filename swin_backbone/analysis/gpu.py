@@ -9,20 +9,45 @@ Layout: B batch, H W height and width of a map, C channels, T tokens, h heads, N
 import gc
 import importlib.metadata
 import platform
+import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from ..ops.triton.attention import attend_in_windows, attend_in_windows_backward
+from ..ops.triton.attention import attend_in_windows, attend_in_windows_backward, launch_backward, launch_forward
 from ..ops.triton.check import LIMITS, attend_literally
+from ..ops.triton.tiles import Tiles, Tiling
 from . import machine, timing
 
 PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'timm', 'transformers'
 WIDTHS_FORWARD, WIDTHS_BACKWARD = 4, 8  # what attention reads and writes of each token, in widths of the map
+
+TUNED: dict[str, dict] = {  # other choices than those of `ops/triton/tiles.py`
+    '4 warps': dict(num_warps=4),
+    '8 warps': dict(num_warps=8),
+    '1 stage': dict(num_stages=1),
+    '3 stages': dict(num_stages=3),
+    'half the programs': dict(share=0.5),
+    'twice the programs': dict(share=2),
+}
+KINDS = {  # of kernels, and on a CPU of operators: the first whose pattern is found in the name
+    'attention': r'attend|fmha|flash|soft_?max',
+    'GEMM': r'gemm|cutlass|nvjet|xmma|cublas|cudnn|splitk|[^a-z]b?mm\b|addmm|conv',
+    'norm': r'norm|gammabeta',
+    'GELU': r'gelu',
+    'casts, copies, padding': r'copy|memcpy|catarray|pad|roll|index|clone',
+    'sums': r'reduce|sum',
+    'fills': r'fill|memset|zero',
+    'elementwise': r'elementwise|add|mul',
+}
+LONGEST = 10  # kernels that have a line each
 
 
 class Row(NamedTuple):
@@ -134,6 +159,74 @@ def attention(
         if bandwidth:
             values[f'{name}, of its floor'] = f'{widths * T * C * dtype.itemsize / bandwidth / seconds:.0%}'
     yield Row(what, values)
+
+
+class _Tried(Tiles):
+    """Tiles with other options of the kernels, and another number of programs."""
+
+    def __init__(self, *arguments: Any, share: float = 1, **options: int):
+        super().__init__(*arguments)
+        self.share, self.options = share, options
+
+    def _blocks(self, *arguments: Any, **options: Any) -> Tiling:
+        blocks, options = super()._blocks(*arguments, **options)
+        return Tiling(blocks, {**options, **self.options})
+
+    def grid(self, *arguments: Any) -> tuple[int, int, int]:
+        heads, programs, blocks = super().grid(*arguments)
+        return heads, max(1, min(self.num_windows, round(programs * self.share))), blocks
+
+
+def tuning(
+    stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
+) -> Iterator[Row]:
+    """The kernels' times with other numbers of warps, pipeline stages and programs, in milliseconds."""
+    C, h, H, W = stage
+    T, N, shift = batch * H * W, window**2, window // 2 * shifted
+    padded = bool(H % window or W % window)
+    shapes, scale = ((T + padded, 3 * C), (h, N, N), (T, C)), (C // h) ** -0.5
+    qkv_T3C, bias_hNN, grad_TC = (torch.randn(shape).to(device, dtype) for shape in shapes)
+    settings = batch, H, W, [window, window], [shift, shift], False
+    out_TC, lse_LhN = launch_forward(Tiles(qkv_T3C, bias_hNN, *settings), qkv_T3C, bias_hNN, scale)
+    rows = {name: Row(f'tuning, {name} {H}x{W}, {h} heads, {shift=}', {}) for name in ('forward', 'backward')}
+    for what, options in {'as it is': {}, **TUNED}.items():
+        tiles = _Tried(qkv_T3C, bias_hNN, *settings, **options)
+
+        def forward(tiles: Tiles = tiles) -> None:
+            launch_forward(tiles, qkv_T3C, bias_hNN, scale)
+
+        def backward(tiles: Tiles = tiles) -> None:
+            launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, True)
+
+        for name, run in (('forward', forward), ('backward', backward)):
+            try:
+                rows[name].values[what] = median_seconds(run, device) * 1e3
+            except Exception as error:  # a compiler's errors, as for too much shared memory, have no common type
+                rows[name].values[what] = type(error).__name__
+    yield from rows.values()
+
+
+def kernels(name: str, model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, runs: int) -> Iterator[Row]:
+    """Where the time of a forward or a training step goes: the kernels by kind, and the longest by name."""
+    device = x_BCHW.device
+    run = timing.make_run(model.to(device), x_BCHW, train, dtype)
+    run()
+    on_cuda = device.type == 'cuda'
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as profiled:
+        for _ in range(runs):
+            run()
+    where, of_device = ('CUDA', 'self_device_time_total') if on_cuda else ('CPU', 'self_cpu_time_total')
+    events = [event for event in profiled.key_averages() if event.device_type == getattr(DeviceType, where)]
+    times = Counter({event.key: getattr(event, of_device) / runs / 1e3 for event in events})
+    kinds: Counter[str] = Counter()
+    for key, milliseconds in times.items():
+        found = next((kind for kind, pattern in KINDS.items() if re.search(pattern, key, re.I)), 'others')
+        kinds[found] += milliseconds
+    what = f'{"step" if train else "forward"}, {name}'
+    launched = sum(event.count for event in events) / runs
+    yield Row(f'{what}, kernels', {'ms in all:': sum(times.values()), 'number': launched, **dict(kinds.most_common())})
+    longest = {f'`{key[:80]}`'.replace('|', ' '): milliseconds for key, milliseconds in times.most_common(LONGEST)}
+    yield Row(f'{what}, longest kernels', longest)
 
 
 def backbone(name: str, model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, runs: int) -> Iterator[Row]:

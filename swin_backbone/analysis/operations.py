@@ -17,6 +17,9 @@ from ..ops import triton as _triton  # noqa: F401 - defines the operators
 # the map: norm and qkv 1 + 3, attention 3 + 1, projection and sum 2 + 1, norm, fc1 and GELU 1 + 4, fc2 and sum 5 + 1.
 LEAST_WIDTHS = 22
 
+# Operators that are not views to torch's schemas, and neither read nor write.
+IDLE = 'aten::empty', 'aten::new_empty', 'aten::_unsafe_view', 'prim::'
+
 
 class Operation(NamedTuple):
     """All calls of one operator of torch in one run."""
@@ -35,7 +38,7 @@ def operations(run: Callable[[], Any], device: torch.device, runs: int = 5) -> l
         device: where it computes.
     """
     run()  # compiles, and fills caches
-    with _Traffic() as traffic:
+    with Traffic() as traffic:
         run()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == 'cuda' else [])]
     with profile(activities=activities) as profiled:
@@ -73,8 +76,8 @@ def least_bytes(maps: tuple[Tensor, ...], depths: tuple[int, ...], itemsize: int
     return sum(LEAST_WIDTHS * depth * x.numel() * itemsize for x, depth in zip(maps, depths))
 
 
-class _Traffic(TorchDispatchMode):
-    """Calls and bytes of each operator that computes; views do not, nor does what only allocates."""
+class Traffic(TorchDispatchMode):
+    """Calls and bytes of each operator that computes; views do not, nor does what only allocates or asks."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +87,7 @@ class _Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
         name = func._schema.name
-        if not func.is_view and not name.startswith(('aten::empty', 'aten::new_empty')):
+        if not func.is_view and not name.startswith(IDLE):
             tensors = [*_tensors(args), *_tensors((kwargs or {}).values()), *_tensors([results])]
             self.calls[name] += 1
             self.bytes[name] += sum(x.numel() * x.itemsize for x in tensors)

@@ -36,7 +36,7 @@ class Peer(nn.Module):
         return [F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2) for x in maps]
 
 
-def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone]) -> Peer:
+def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone], drop_path_rate: float = 0.0) -> Peer:
     """The backbone of 'mmdet', 'mmpretrain', 'timm', 'transformers' or 'torchvision', with our weights; windows of 7.
 
     Of Swin V2, with windows of 8, 'mmpretrain'.
@@ -48,42 +48,42 @@ def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone]) 
     peers = PEERS if isinstance(ours, SwinBackbone) else PEERS_V2
     if name not in peers:
         raise ValueError(f'peers of Swin V2 are {", ".join(PEERS_V2)}, got {name!r}')
-    return peers[name](arch, ours.state_dict())
+    return peers[name](arch, ours.state_dict(), drop_path_rate)
 
 
-def _mmdet(arch: str, weights: dict[str, Tensor]) -> Peer:
+def _mmdet(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     import_torchvision()  # which it imports by way of mmpretrain, where that is installed
     from mmdet.models.backbones.swin import SwinTransformer
 
     embed_dims, depths, num_heads = ARCHS[arch]
-    model = SwinTransformer(embed_dims=embed_dims, depths=depths, num_heads=num_heads, drop_path_rate=0.0)
+    model = SwinTransformer(embed_dims=embed_dims, depths=depths, num_heads=num_heads, drop_path_rate=drop_path_rate)
     _load(model, weights)
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
 
 
-def _mmpretrain(arch: str, weights: dict[str, Tensor]) -> Peer:
+def _mmpretrain(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     import_torchvision()  # which it imports
     from mmpretrain.models import SwinTransformer
 
     sizes = ARCHS[arch]._asdict()
-    model = SwinTransformer(arch=sizes, drop_path_rate=0.0, out_indices=(0, 1, 2, 3), pad_small_map=True)
+    model = SwinTransformer(arch=sizes, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True)
     _load(model, weights)
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
 
 
-def _mmpretrain_v2(arch: str, weights: dict[str, Tensor]) -> Peer:
+def _mmpretrain_v2(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     import_torchvision()
     from mmpretrain.models import SwinTransformerV2
 
     sizes = dict(ARCHS[arch]._asdict(), extra_norm_every_n_blocks=0)
     model = SwinTransformerV2(
-        arch=sizes, window_size=8, drop_path_rate=0.0, out_indices=(0, 1, 2, 3), pad_small_map=True
+        arch=sizes, window_size=8, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True
     )
     _load(model, weights)
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
 
 
-def _timm(arch: str, weights: dict[str, Tensor]) -> Peer:
+def _timm(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     import_torchvision()  # which it imports
     import timm
 
@@ -93,7 +93,7 @@ def _timm(arch: str, weights: dict[str, Tensor]) -> Peer:
         embed_dim=embed_dim,
         depths=depths,
         num_heads=num_heads,
-        drop_path_rate=0.0,
+        drop_path_rate=drop_path_rate,
         num_classes=0,
         strict_img_size=False,
     )
@@ -111,14 +111,14 @@ def _timm(arch: str, weights: dict[str, Tensor]) -> Peer:
     return Peer(model, run, has_output_norms=False)
 
 
-def _transformers(arch: str, weights: dict[str, Tensor]) -> Peer:
+def _transformers(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     import_torchvision()  # which it imports where that is installed
     import transformers
 
     embed_dim, depths, num_heads = ARCHS[arch]
     stages = [f'stage{number}' for number in range(1, len(depths) + 1)]
     config = transformers.SwinConfig(
-        embed_dim=embed_dim, depths=depths, num_heads=num_heads, out_features=stages, drop_path_rate=0.0
+        embed_dim=embed_dim, depths=depths, num_heads=num_heads, out_features=stages, drop_path_rate=drop_path_rate
     )
     # Its own loader knows how its files' names became its modules'.
     model = transformers.SwinBackbone.from_pretrained(
@@ -127,12 +127,14 @@ def _transformers(arch: str, weights: dict[str, Tensor]) -> Peer:
     return Peer(model, lambda model, x: list(model(x).feature_maps), has_output_norms=True)
 
 
-def _torchvision(arch: str, weights: dict[str, Tensor]) -> Peer:
+def _torchvision(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     import_torchvision()
     from torchvision.models.swin_transformer import SwinTransformer
 
     embed_dim, depths, num_heads = ARCHS[arch]
-    model = SwinTransformer([4, 4], embed_dim, list(depths), list(num_heads), [7, 7], stochastic_depth_prob=0.0)
+    model = SwinTransformer(
+        [4, 4], embed_dim, list(depths), list(num_heads), [7, 7], stochastic_depth_prob=drop_path_rate
+    )
     _load(model, from_here(weights, TORCHVISION))
 
     def run(model: Any, x: Tensor) -> Maps:

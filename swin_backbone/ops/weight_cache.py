@@ -6,6 +6,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from ..compat import address
+
 
 class WeightCache:
     """Keeps what was made last from the weights of one module. Copies and pickles of a module do not include it."""
@@ -20,7 +22,7 @@ class WeightCache:
         through `.data`, as by mmengine's EMAHook, and steps of fused optimizers do not change a tensor's version, so a
         module's `train` and `_apply` call `clear`.
         """
-        key = *settings, *((id(w), w.data_ptr(), w._version, w.dtype, w.shape) for w in weights)
+        key = *settings, *((id(w), address(w), w._version, w.dtype, w.shape) for w in weights)
         made = self._made  # read once: another thread may replace it
         if made is None or made[0] != key:
             self._made = None  # first free the old copy, so that there are never two

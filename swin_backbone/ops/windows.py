@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..compat import without_cudnn_attention
+from ..compat import fake_mode, without_cudnn_attention
 from .grid import Run, Size, WindowGrid
 from .linear import eager_linear
 
@@ -25,16 +25,19 @@ CACHED_GRIDS = 64  # a Swin at one input size uses 8: two shifts in each of four
 
 
 def bounded_cache(build: Callable) -> Callable:
-    """A bounded cache for index tables. Under torch.compile and export it calls the function directly."""
+    """A bounded cache for index tables. Under torch.compile and export it calls the function directly.
+
+    Fake tensors, which have no values, are kept for their own fake mode alone.
+    """
 
     @lru_cache(maxsize=CACHED_GRIDS)
-    def cached(*args):
+    def cached(_fake_mode, *args):
         with torch.inference_mode(False):  # an inference tensor could not be saved for a later backward
             return build(*args)
 
     @wraps(build)
     def call(*args):
-        return build(*args) if torch.compiler.is_compiling() else cached(*args)
+        return build(*args) if torch.compiler.is_compiling() else cached(fake_mode(), *args)
 
     call.cache_info, call.cache_clear = cached.cache_info, cached.cache_clear  # type: ignore[attr-defined]
     return call

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from in_process import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,10 +29,35 @@ def test_without_a_gpu_it_says_so():
 
 
 @pytest.mark.slow
+def test_counts_without_a_gpu(monkeypatch):
+    pytest.importorskip('triton', reason='triton is not installed')
+    monkeypatch.setenv('TRITON_INTERPRET', '1')
+    result = run(
+        *('tools/gpu_report.py', '--count', '--arch', 'nano', '--size', '64x96', '--batch', '1', '--peers', '')
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [line for line in result.stdout.split('For an issue:')[1].splitlines() if line.startswith('| forward, ')]
+    assert [line for line in lines if 'fused: norm,gelu,weights' in line and 'add_norm' in line]
+    assert all(' GB 0.0' in line and 'operators ' in line for line in lines)
+
+
+@pytest.mark.slow
 def test_one_table_of_everything(tmp_path):
     pytest.importorskip('triton', reason='triton is not installed')
     result = report(
-        *('--device', 'cpu', '--peers', '', '--windows', '3', '--runs', '1', '--json', str(tmp_path / 'gpu.json'))
+        *(
+            '--device',
+            'cpu',
+            '--peers',
+            '',
+            '--windows',
+            '3',
+            '--runs',
+            '1',
+            '--tune',
+            '--json',
+            str(tmp_path / 'gpu.json'),
+        )
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     table = result.stdout.split('For an issue:')[1].strip().splitlines()
@@ -43,4 +69,8 @@ def test_one_table_of_everything(tmp_path):
     for what in ('forward', 'step'):
         for variant in ('', ', sdpa', ', with_cp', ', fused: norm', ', fused: gelu', ', fused: weights'):
             assert f'{what}, swin_backbone{variant}' in names
+            assert f'{what}, swin_backbone{variant}, kernels' in names
+    tuned = [values for name, values in rows if name.startswith('tuning')]
+    assert len(tuned) == 2 * 4 * 2
+    assert all(isinstance(milliseconds, float) for values in tuned for milliseconds in values.values())
     assert not [values for _, values in rows if 'failed:' in values]
