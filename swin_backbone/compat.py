@@ -44,10 +44,8 @@ def address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() if fake_mode() is None else 0
 
 
-def fake_mode() -> Any:
-    """The mode in which operators give fake tensors now, or None. Without torch's function: None."""
-    ask = getattr(torch._guards, 'active_fake_mode', None)
-    return ask and ask()
+# The mode in which operators give fake tensors now, or None. Without torch's function: None.
+fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
 
 def fake_tensors() -> AbstractContextManager:
