@@ -30,6 +30,7 @@ def test_layer_norm_reads_and_writes_float32_as_under_autocast_on_cuda():
 
 
 @needs_kernel
+@pytest.mark.slow
 @pytest.mark.parametrize('train', [False, True])
 def test_counting_leaves_the_model_and_its_tables_as_they_were(train):
     model, x = make(attention_backend='triton').eval(), torch.randn(1, 3, 40, 52)
