@@ -45,19 +45,8 @@ def test_counts_without_a_gpu(monkeypatch):
 def test_one_table_of_everything(tmp_path):
     pytest.importorskip('triton', reason='triton is not installed')
     result = report(
-        *(
-            '--device',
-            'cpu',
-            '--peers',
-            '',
-            '--windows',
-            '3',
-            '--runs',
-            '1',
-            '--tune',
-            '--json',
-            str(tmp_path / 'gpu.json'),
-        )
+        *('--device', 'cpu', '--peers', '', '--windows', '3', '--runs', '1', '--tune', '--json'),
+        str(tmp_path / 'gpu.json'),
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     table = result.stdout.split('For an issue:')[1].strip().splitlines()
