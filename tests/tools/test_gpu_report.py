@@ -45,7 +45,7 @@ def test_counts_without_a_gpu(monkeypatch):
 def test_one_table_of_everything(tmp_path):
     pytest.importorskip('triton', reason='triton is not installed')
     result = report(
-        *('--device', 'cpu', '--peers', '', '--windows', '3', '--runs', '1', '--tune', '--json'),
+        *('--device', 'cpu', '--peers', '', '--windows', '3', '--runs', '1', '--json'),
         str(tmp_path / 'gpu.json'),
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
@@ -59,7 +59,4 @@ def test_one_table_of_everything(tmp_path):
         for variant in ('', ', sdpa', ', with_cp', ', fused: norm', ', fused: gelu', ', fused: weights'):
             assert f'{what}, swin_backbone{variant}' in names
             assert f'{what}, swin_backbone{variant}, kernels' in names
-    tuned = [values for name, values in rows if name.startswith('tuning')]
-    assert len(tuned) == 2 * 4 * 2
-    assert all(isinstance(milliseconds, float) for values in tuned for milliseconds in values.values())
     assert not [values for _, values in rows if 'failed:' in values]
