@@ -4,6 +4,7 @@ Each instruction set has its own library, and only one library is loaded. So the
 no instruction runs on a processor that does not support it. `setup.py` runs this file without importing the package.
 """
 
+import copy
 import json
 import os
 import platform
@@ -98,6 +99,12 @@ class BuildNative(build_ext):
         super().finalize_options()
         given: Optional[int] = getattr(self, 'parallel', None)
         self.parallel = given or min(len(INSTRUCTION_SETS), os.cpu_count() or 1)
+
+    def build_extension(self, ext):
+        # The same sources make objects of the same names: each library has a folder of its own for them.
+        own = copy.copy(self)
+        own.build_temp = str(Path(self.build_temp, ext.name))
+        super(BuildNative, own).build_extension(ext)
 
     def run(self):
         super().run()

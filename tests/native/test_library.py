@@ -1,11 +1,16 @@
 """Which library is taken, and what is said where none is."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+from swin_backbone import native
 
 CODE = """
 import torch
@@ -33,6 +38,12 @@ assert library._load()[0] == 'avx512'
 """
 
 
+FOREIGN = {  # registers and instructions that a library's processors do not have
+    'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
+    'avx512': r'bf16',
+}
+
+
 def answer(code: str = CODE, **environment: str) -> str:
     command = [sys.executable, '-c', code]
     result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
@@ -52,6 +63,18 @@ def test_environment_decides(environment, taken, said):
     found = answer(**environment)
     assert found.startswith(taken)
     assert said in found
+
+
+@pytest.mark.skipif(not shutil.which('objdump'), reason='objdump is not installed')
+@pytest.mark.parametrize('name', list(FOREIGN))
+def test_a_library_has_the_instructions_of_its_own_set_alone(name):
+    libraries = list(Path(native.__file__).parent.glob(f'_{name}_torch_*.so'))
+    if not libraries:
+        pytest.skip('the compiled operators are not built')
+    for library in libraries:
+        code = subprocess.run(['objdump', '-d', '--no-show-raw-insn', library], stdout=subprocess.PIPE).stdout.decode()
+        assert 'vfmadd' in code
+        assert not re.search(FOREIGN[name], code.split('Disassembly of section .text')[1])
 
 
 def test_avx2_computes_what_the_reference_computes():
