@@ -122,17 +122,26 @@ def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 
     return statistics.median(seconds)
 
 
-def attention(
+def _inputs(
     stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
-) -> Iterator[Row]:
-    """The kernels by themselves: errors to the literal algorithm in float64, twice the same, time and its floor."""
+) -> tuple[list[Tensor], tuple]:
+    """Random qkv (T, 3C), bias (h, N, N) and gradient (T, C) of a stage, and the kernels' arguments but the scale."""
     C, h, H, W = stage
     T, N, shift = batch * H * W, window**2, window // 2 * shifted
     padded = bool(H % window or W % window)
     generator = torch.Generator().manual_seed(0)
     shapes = (T + padded, 3 * C), (h, N, N), (T, C)
-    qkv_T3C, bias_hNN, grad_TC = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
-    settings = batch, H, W, [window, window], [shift, shift], False, (C // h) ** -0.5
+    tensors = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+    return tensors, (batch, H, W, [window, window], [shift, shift], False)
+
+
+def attention(
+    stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
+) -> Iterator[Row]:
+    """The kernels by themselves: errors to the literal algorithm in float64, twice the same, time and its floor."""
+    C, h, H, W = stage
+    (qkv_T3C, bias_hNN, grad_TC), geometry = _inputs(stage, batch, window, shifted, dtype, device)
+    settings = *geometry, (C // h) ** -0.5
 
     def forward() -> tuple[Tensor, Tensor]:
         return attend_in_windows(qkv_T3C, bias_hNN, *settings)
@@ -158,7 +167,7 @@ def attention(
         seconds = median_seconds(run, device)
         values[f'{name} ms'] = seconds * 1e3
         if bandwidth:
-            values[f'{name}, of its floor'] = f'{widths * T * C * dtype.itemsize / bandwidth / seconds:.0%}'
+            values[f'{name}, of its floor'] = f'{widths * grad_TC.numel() * dtype.itemsize / bandwidth / seconds:.0%}'
     yield Row(what, values)
 
 
@@ -183,11 +192,8 @@ def tuning(
 ) -> Iterator[Row]:
     """The kernels' times with other numbers of warps, pipeline stages and programs, in milliseconds."""
     C, h, H, W = stage
-    T, N, shift = batch * H * W, window**2, window // 2 * shifted
-    padded = bool(H % window or W % window)
-    shapes, scale = ((T + padded, 3 * C), (h, N, N), (T, C)), (C // h) ** -0.5
-    qkv_T3C, bias_hNN, grad_TC = (torch.randn(shape).to(device, dtype) for shape in shapes)
-    settings = batch, H, W, [window, window], [shift, shift], False
+    (qkv_T3C, bias_hNN, grad_TC), settings = _inputs(stage, batch, window, shifted, dtype, device)
+    shift, scale = window // 2 * shifted, (C // h) ** -0.5
     out_TC, lse_LhN = launch_forward(Tiles(qkv_T3C, bias_hNN, *settings), qkv_T3C, bias_hNN, scale)
     rows = {name: Row(f'tuning, {name} {H}x{W}, {h} heads, {shift=}', {}) for name in ('forward', 'backward')}
     for what, options in {'as it is': {}, **TUNED}.items():

@@ -4,8 +4,9 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -49,14 +50,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a large product of matrices, the median of some."""
     side = 8192 if device.type == 'cuda' else 512
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(12):
-        begin = time.perf_counter()
-        a @ b
-        if device.type == 'cuda':
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begin)
-    return 2 * side**3 / statistics.median(seconds[2:])
+    return 2 * side**3 / _seconds(lambda: a @ b, device)
 
 
 def linear_rate(dtype: torch.dtype) -> float:
@@ -64,13 +58,21 @@ def linear_rate(dtype: torch.dtype) -> float:
 
     The layer is the one of Swin-T that does most: the MLP of stage 3, on the tokens of an image of 1024 x 1024 pixels.
     """
-    x, layer, seconds = torch.randn(64 * 64, 384, dtype=dtype), torch.nn.Linear(384, 1536, dtype=dtype), []
+    x, layer = torch.randn(64 * 64, 384, dtype=dtype), torch.nn.Linear(384, 1536, dtype=dtype)
     with torch.no_grad():
-        for _ in range(12):
-            begin = time.perf_counter()
-            layer(x)
-            seconds.append(time.perf_counter() - begin)
-    return 2 * x.numel() * layer.out_features / statistics.median(seconds[2:])
+        return 2 * x.numel() * layer.out_features / _seconds(lambda: layer(x), x.device)
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Of one run: the median of ten, after two that warm up."""
+    seconds = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        run()
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[2:])
 
 
 def pin_threads(threads: Optional[int]) -> None:

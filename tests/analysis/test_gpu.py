@@ -25,6 +25,15 @@ def test_the_kernels_are_compared_and_timed(shifted):
     assert row.values['backward ms'] > 0
 
 
+def test_the_kernels_are_tuned(monkeypatch):
+    monkeypatch.setattr(gpu, 'TUNED', {'8 warps': dict(num_warps=8), 'twice the programs': dict(share=2)})
+    rows = list(gpu.tuning(gpu.Stage(16, 1, 3, 2), 1, 3, False, torch.bfloat16, DEVICE))
+    assert [row.what.split()[1] for row in rows] == ['forward', 'backward']
+    for row in rows:
+        assert list(row.values) == ['as it is', *gpu.TUNED]
+        assert all(isinstance(milliseconds, float) for milliseconds in row.values.values())
+
+
 def test_a_wrong_kernel_is_said(monkeypatch):
     literal = check.attend_literally
     monkeypatch.setattr(gpu, 'attend_literally', lambda *arguments: 1.1 * literal(*arguments))
