@@ -57,7 +57,9 @@ struct Windows {
   std::vector<std::vector<int32_t>> deal(int64_t groups) const {
     std::vector<int32_t> order(count());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tokens_in(a) > tokens_in(b); });
+    std::vector<int64_t> tokens(count());
+    for (const int32_t window : order) tokens[window] = tokens_in(window);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tokens[a] > tokens[b]; });
     std::vector<std::vector<int32_t>> dealt(groups);
     for (int64_t i = 0; i < count(); i++) {
       const int64_t at = i % groups;
