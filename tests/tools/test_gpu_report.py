@@ -50,7 +50,7 @@ def test_one_table_of_everything(tmp_path):
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     table = result.stdout.split('For an issue:')[1].strip().splitlines()
-    rows = json.loads((tmp_path / 'gpu.json').read_text())
+    rows = [tuple(row.values()) for row in json.loads((tmp_path / 'gpu.json').read_text())]
     assert len(table) == len(rows) + 2
     names = [what for what, _ in rows]
     assert sum(name.startswith('attention') for name in names) == 4 * 2
