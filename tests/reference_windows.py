@@ -12,7 +12,7 @@ class ReferenceWindows(RolledWindows):
         super().__init__(batch, height, width, window_size, shift, mask_padding, device)
         self.mask_padding = mask_padding
 
-    def attend(self, qkv_BHW3C, bias_hNN, scale, dropout):
+    def attend(self, qkv_BHW3C, bias_hNN, scale, dropout, qkv_bias_3C=None):
         assert not dropout
         geometry = self.size, self.window_size, self.shift, self.mask_padding
         return reference.attend_in_shifted_windows(qkv_BHW3C, bias_hNN, scale, *geometry)

@@ -33,11 +33,11 @@ console = Console()
 class SlidingWindows(RolledWindows):
     """Each token has its own window around it: keys and values of all its places are copied for each token."""
 
-    def pad(self, x_BHWC: Tensor) -> Tensor:
+    def pad(self, x_BHWC: Tensor, by_bias: bool = False) -> Tensor:
         """The maps unchanged: sliding windows need no padding to whole windows."""
         return x_BHWC
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """Softmax over the places of the map that are in each token's own window."""
         (Wh, Ww), h, N = self.window_size, len(bias_hNN), bias_hNN.shape[-1]
         q_BCHW, k_BCHW, v_BCHW = qkv_BHW3C.permute(0, 3, 1, 2).chunk(3, dim=1)
@@ -61,7 +61,7 @@ class UnshiftedWindows(RolledWindows):
 class PaddedWindows(RolledWindows):
     """Shifted windows begin before the map and end after it, where no token is attended to: one more on each axis."""
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """Softmax over the places of each window that are on the map."""
         if not any(self.shift):
             return super().attend(qkv_BHW3C, bias_hNN, scale, dropout)

@@ -179,7 +179,7 @@ class _RecordedWindows(RolledWindows):
         self.device = geometry[-1]
         self.weights_LhNN: Optional[Tensor] = None
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         q, k, v = self.to_windows(qkv_BHW3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias = bias_hNN if self.mask_L1NN is None else bias_hNN.masked_fill(~self.mask_L1NN, -torch.inf)
         self.weights_LhNN = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias, dim=-1, dtype=q.dtype)

@@ -124,15 +124,14 @@ def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 
 
 def _inputs(
     stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[list[Tensor], tuple]:
-    """Random qkv (T, 3C), bias (h, N, N) and gradient (T, C) of a stage, and the kernels' arguments but the scale."""
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, tuple]:
+    """Random qkv (T, 3C), padding (3C,) and bias (h, N, N) of a stage; gradient (T, C); and how maps are cut."""
     C, h, H, W = stage
     T, N, shift = batch * H * W, window**2, window // 2 * shifted
-    padded = bool(H % window or W % window)
     generator = torch.Generator().manual_seed(0)
-    shapes = (T + padded, 3 * C), (h, N, N), (T, C)
-    tensors = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
-    return tensors, (batch, H, W, [window, window], [shift, shift], False)
+    shapes = (T, 3 * C), (3 * C,), (h, N, N), (T, C)
+    qkv, padding, bias, grad = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
+    return (qkv, padding, bias), grad, (batch, H, W, [window, window], [shift, shift], False)
 
 
 def attention(
@@ -140,23 +139,23 @@ def attention(
 ) -> Iterator[Row]:
     """The kernels by themselves: errors to the literal algorithm in float64, twice the same, time and its floor."""
     C, h, H, W = stage
-    (qkv_T3C, bias_hNN, grad_TC), geometry = _inputs(stage, batch, window, shifted, dtype, device)
+    tensors, grad_TC, geometry = _inputs(stage, batch, window, shifted, dtype, device)
     settings = *geometry, (C // h) ** -0.5
 
     def forward() -> tuple[Tensor, Tensor]:
-        return attend_in_windows(qkv_T3C, bias_hNN, *settings)
+        return attend_in_windows(*tensors, *settings)
 
     out_TC, lse_LhN = forward()
 
-    def backward() -> tuple[Tensor, Tensor]:
-        return attend_in_windows_backward(grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, *settings, True)
+    def backward() -> tuple[Tensor, Tensor, Tensor]:
+        return attend_in_windows_backward(grad_TC, *tensors, out_TC, lse_LhN, *settings, True, True)
 
-    exact_qkv, exact_bias = (x.double().requires_grad_() for x in (qkv_T3C, bias_hNN))
-    literal = attend_literally(exact_qkv, exact_bias, *settings)
-    expected = [literal.detach(), *torch.autograd.grad(literal, (exact_qkv, exact_bias), grad_TC.double())]
-    del literal, exact_qkv, exact_bias
+    qkv_T3C, padding_3C, bias_hNN = exact = [x.double().requires_grad_() for x in tensors]
+    literal = attend_literally(qkv_T3C, padding_3C, bias_hNN, *settings)
+    expected = [literal.detach(), *torch.autograd.grad(literal, exact, grad_TC.double())]
+    del literal, exact, qkv_T3C, padding_3C, bias_hNN
     first, second = ([forward()[0], *backward()] for _ in range(2))
-    largest = [float(e.abs().max()) or 1.0 for e in expected]  # the bias of a lone token has no gradient
+    largest = [float(e.abs().max()) or 1.0 for e in expected]  # padding that is not there has no gradient
     errors = [float((x.double() - e).abs().max()) / most for x, e, most in zip(first, expected, largest)]
     good = all(error <= LIMITS[dtype] for error in errors) and all(map(torch.equal, first, second))
     what = f'attention {H}x{W}, {h} heads, window {window}, {"shifted" if shifted else "unshifted"}'
@@ -192,18 +191,19 @@ def tuning(
 ) -> Iterator[Row]:
     """The kernels' times with other numbers of warps, pipeline stages and programs, in milliseconds."""
     C, h, H, W = stage
-    (qkv_T3C, bias_hNN, grad_TC), settings = _inputs(stage, batch, window, shifted, dtype, device)
+    tensors, grad_TC, settings = _inputs(stage, batch, window, shifted, dtype, device)
     shift, scale = window // 2 * shifted, (C // h) ** -0.5
-    out_TC, lse_LhN = launch_forward(Tiles(qkv_T3C, bias_hNN, *settings), qkv_T3C, bias_hNN, scale)
+    qkv_T3C, _, bias_hNN = tensors
+    out_TC, lse_LhN = launch_forward(Tiles(qkv_T3C, bias_hNN, *settings), *tensors, scale)
     rows = {name: Row(f'tuning, {name} {H}x{W}, {h} heads, {shift=}', {}) for name in ('forward', 'backward')}
     for what, options in {'as it is': {}, **TUNED}.items():
         tiles = _Tried(qkv_T3C, bias_hNN, *settings, **options)
 
         def forward(tiles: Tiles = tiles) -> None:
-            launch_forward(tiles, qkv_T3C, bias_hNN, scale)
+            launch_forward(tiles, *tensors, scale)
 
         def backward(tiles: Tiles = tiles) -> None:
-            launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, True)
+            launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, True, True)
 
         for name, run in (('forward', forward), ('backward', backward)):
             try:

@@ -103,12 +103,12 @@ def _tensors(values):
 
 
 @register_flop_formula(torch.ops.swin_backbone.attend_in_windows)
-def _(qkv_shape, bias_shape, *_, out_shape, **__) -> int:
+def _(qkv_shape, _padding_shape, bias_shape, *_, out_shape, **__) -> int:
     return _flops(qkv_shape, bias_shape, lse_shape=out_shape[1], products=2)
 
 
 @register_flop_formula(torch.ops.swin_backbone.attend_in_windows_backward)
-def _(grad_shape, qkv_shape, bias_shape, attended_shape, lse_shape, *_, **__) -> int:
+def _(_grad_shape, qkv_shape, _padding_shape, bias_shape, _out_shape, lse_shape, *_, **__) -> int:
     return _flops(qkv_shape, bias_shape, lse_shape, products=5)
 
 

@@ -64,8 +64,10 @@ class PatchEmbed(CompiledLayer):
 
     def _by_modules(self, image_BCHW: Tensor) -> Tensor:
         H, W = image_BCHW.shape[-2:]
-        image_BCHW = F.pad(image_BCHW, (0, -W % self.patch_size[1], 0, -H % self.patch_size[0]))
-        if not is_one_graph(image_BCHW):
+        one_graph, missing = is_one_graph(image_BCHW), (-H % self.patch_size[0], -W % self.patch_size[1])
+        if one_graph or any(missing):  # which copies, though nothing be missing; but a graph takes all sizes
+            image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
+        if not one_graph:
             # In channels_last memory the convolution writes tokens in the order in which they are read later, so that
             # nothing is transposed.
             image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)

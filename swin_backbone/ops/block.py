@@ -108,10 +108,10 @@ def swin_mlp_block(
 def attention(x_TC: Tensor, windows: Windows, w: BlockWeights, settings: BlockSettings) -> Tensor:
     """Multi-head self-attention inside windows, W-MSA or SW-MSA, with its projections: (T, C)."""
     # Padding comes behind the norm and before qkv, so that a padded token carries the bias of qkv.
-    qkv_T3C = windows.linear(windows.pad(x_TC), w.qkv_weight, w.qkv_bias)
-    if w.cosine_scale_h is not None:
+    qkv_T3C = windows.linear(windows.pad(x_TC, by_bias=True), w.qkv_weight, w.qkv_bias)
+    if w.cosine_scale_h is not None:  # in Swin V2 keys have no bias, so that the one of padding stays 0
         qkv_T3C = normalise_qk(qkv_T3C, w.cosine_scale_h)
-    y_TC = windows.attend(qkv_T3C, w.position_bias_hNN, settings.scale, settings.attn_drop)
+    y_TC = windows.attend(qkv_T3C, w.position_bias_hNN, settings.scale, settings.attn_drop, w.qkv_bias)
     return F.dropout(windows.linear(y_TC, w.proj_weight, w.proj_bias), settings.proj_drop)
 
 

@@ -33,7 +33,7 @@ class ExportedWindows(RolledWindows):
         """The maps that the tokens have become."""
         return y_BTC.view(x_BHWC.shape)
 
-    def pad(self, x_BTC: Tensor) -> Tensor:
+    def pad(self, x_BTC: Tensor, by_bias: bool = False) -> Tensor:
         """The windows of a map, with zeros where they reach over it: (L, N, C)."""
         B, C = x_BTC.shape[0], x_BTC.shape[-1]
         if not all(isinstance(n, int) and n == padded for n, padded in zip(self.size, self.padded_size)):

@@ -65,15 +65,21 @@ class TritonWindows:
         """See `Windows`."""
         return y_TC.view(x_BHWC.shape)
 
-    def pad(self, x_TC: Tensor) -> Tensor:
-        """Add after the tokens the zero token that windows over the edge read, if it is needed and not there yet."""
-        return F.pad(x_TC, (0, 0, 0, 1)) if self.padded and len(x_TC) == self.num_tokens else x_TC
+    def pad(self, x_TC: Tensor, by_bias: bool = False) -> Tensor:
+        """The tokens, and after them one zero token, unless the kernel gets the bias of qkv."""
+        return F.pad(x_TC, (0, 0, 0, 1)) if self.padded and not by_bias else x_TC
 
-    def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(
+        self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """See `Windows`."""
         from .triton import attend_in_windows  # here, since torch before 2.4 cannot define this operator
 
-        return attend_in_windows(qkv_T3C, bias_hNN, *self.settings, scale)[0]
+        padding_3C = qkv_bias_3C if self.padded else None
+        if len(qkv_T3C) > self.num_tokens:  # the module before this one computed that of the zero token
+            qkv_T3C, row_13C = qkv_T3C.split((self.num_tokens, 1))
+            padding_3C = row_13C[0]
+        return attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *self.settings, scale)[0]
 
     def per_token(self, values_B: Tensor) -> Tensor:
         """(T, 1)."""
@@ -105,18 +111,15 @@ def swin_block(
     settings: block.BlockSettings,
     gradient_only: bool = False,
 ) -> Tensor:
-    """`ops.block.swin_block`, where each residual sum, with its drop path and its norm, is one pass over memory.
-
-    The first norm also writes the zero token, so that padding needs no copy.
-    """
+    """`ops.block.swin_block`, where each residual sum, with its drop path and its norm, is one pass over memory."""
     from .triton.residual import add_norm
 
     if w.norm1_weight is None or w.norm2_weight is None:
         return block.swin_block(x_TC, windows, w, settings, gradient_only)
     factors_2B, dtype = w.drop_path_2B if w.drop_path_2B is not None else (None, None), w.qkv_weight.dtype
     norms = (w.norm1_weight, w.norm1_bias, settings.eps[0]), (w.norm2_weight, w.norm2_bias, settings.eps[1])
-    _, y_TC, _, _ = add_norm(x_TC, None, None, *norms[0], dtype, windows.padded)
+    _, y_TC, _, _ = add_norm(x_TC, None, None, *norms[0], dtype)
     y_TC = block.attention(y_TC, windows, w, settings)
-    x_TC, y_TC, _, _ = add_norm(x_TC, y_TC, factors_2B[0], *norms[1], dtype, False)
+    x_TC, y_TC, _, _ = add_norm(x_TC, y_TC, factors_2B[0], *norms[1], dtype)
     y_TC = block.mlp(y_TC, windows, w, settings, gradient_only)
-    return add_norm(x_TC, y_TC, factors_2B[1], None, None, 0.0, dtype, False)[0]
+    return add_norm(x_TC, y_TC, factors_2B[1], None, None, 0.0, dtype)[0]

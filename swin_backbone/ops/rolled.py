@@ -45,7 +45,7 @@ class RolledWindows:
         """The maps as they have become."""
         return y_BHWC
 
-    def pad(self, x_BHWC: Tensor) -> Tensor:
+    def pad(self, x_BHWC: Tensor, by_bias: bool = False) -> Tensor:
         """The maps padded with zeros to whole windows."""
         return pad_map(x_BHWC, *self.padded_size)
 
@@ -66,7 +66,7 @@ class RolledWindows:
             x_BHWC = x_BHWC.roll(self.shift, dims=(1, 2))
         return in_order(x_BHWC[:, : self.size[0], : self.size[1]])
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """See `Windows`. One expression over all windows, which a compiler fuses with that of the mask."""
         qkv_LN3C = self.to_windows(qkv_BHW3C)
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)

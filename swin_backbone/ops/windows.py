@@ -65,19 +65,19 @@ class Windows(Protocol):
     ) -> Tensor:
         """A linear layer over tokens: `ops.linear.linear`, or a faster equivalent."""
 
-    def pad(self, x: Tensor) -> Tensor:
-        """The tokens, with zeros for the places of windows that lie outside the map."""
+    def pad(self, x: Tensor, by_bias: bool = False) -> Tensor:
+        """The tokens, with zeros for places outside the map; `by_bias`: or not, as `attend` gets the bias of qkv."""
 
-    def attend(self, qkv: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(self, qkv: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """Softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4).
 
         Tokens that are neighbours only because of the cyclic shift do not attend to each other.
 
         Args:
-            qkv: query, key and value of each padded token, one behind the other, each with its heads one behind
-                the other.
+            qkv: query, key and value of each padded token, concatenated; in each of the three, its heads.
             bias_hNN: the relative position bias.
             dropout: probability with which an attention weight is dropped.
+            qkv_bias_3C: of tokens padded `by_bias`: what qkv has for zeros; None: zeros.
 
         Returns:
             The tokens, without padding.
@@ -134,7 +134,7 @@ class TableWindows:
     # A block's output is where its input was, and so are their gradients.
     read_gradient, write_gradient = read, write
 
-    def pad(self, x_TC: Tensor) -> Tensor:
+    def pad(self, x_TC: Tensor, by_bias: bool = False) -> Tensor:
         """The tokens, and behind them one zero token, which `to_windows` puts at every place of padding."""
         return F.pad(x_TC, (0, 0, 0, 1)) if self.padded else x_TC
 
@@ -149,7 +149,7 @@ class TableWindows:
         x_PC = x_LNC.flatten(0, 1)
         return x_PC if self.place_of_T is None else _ToTokens.apply(x_PC, self)
 
-    def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """See `Windows`."""
         qkv_LN3hd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1))
         q, k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in qkv_LN3hd.unbind(2))
@@ -214,7 +214,7 @@ class TableWindows:
 class SdpaWindows(TableWindows):
     """The same, with attention by torch's scaled_dot_product_attention."""
 
-    def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float) -> Tensor:
+    def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """See `Windows`."""
         qkv_3LhNd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias_hNN, counts = bias_hNN.to(qkv_T3C.dtype), [run.length for run in self.runs]

@@ -57,8 +57,8 @@ def test_flops_know_the_kernel_and_agree_with_the_other_ways():
     assert counts['triton'] == counts['sdpa']
     qkv, bias = torch.randn(49, 96, device=device, requires_grad=True), torch.randn(2, 49, 49, device=device)
     settings = 1, 7, 7, [7, 7], [0, 0], False, 1.0
-    forward = count_flops(lambda: attend_in_windows(qkv, bias, *settings))
-    whole = count_flops(lambda: attend_in_windows(qkv, bias, *settings)[0].sum().backward())
+    forward = count_flops(lambda: attend_in_windows(qkv, None, bias, *settings))
+    whole = count_flops(lambda: attend_in_windows(qkv, None, bias, *settings)[0].sum().backward())
     assert forward == 2 * 2 * 49 * 49 * 32
     assert whole == 7 / 2 * forward
 

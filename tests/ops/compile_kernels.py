@@ -62,7 +62,7 @@ def main():
         qkv_13C = torch.empty(1, 3 * 4 * head_dim, dtype=dtype, device='meta')
         bias_hNN = torch.empty(4, side**2, side**2, dtype=dtype, device='meta')
         cut = tiles.Tiles(qkv_13C, bias_hNN, 2, 200, 336, [side, side], [side // 2 * shifted] * 2, False)
-        constants = cut.constants()
+        constants = cut.constants(has_padding=True)
         needs = dict(NEEDS_BIAS=True, NEEDS_PADDING=True)
         kernels = [(forward.attend, cut.forward(), constants)]
         kernels.append((backward.attend_backward, cut.backward(), {**constants, **needs}))

@@ -66,12 +66,12 @@ FAULTS = {
     'one value is NaN': (wrong_forward(lambda out, lse: out[0, 0].fill_(torch.nan)), 'output'),
     'a log-sum-exp': (wrong_forward(lambda out, lse: lse[0, 0, 0].add_(3)), 'gradient of'),
     'gradient of one key': (
-        wrong_backward(lambda qkv, bias: qkv[7, 32:64].zero_()),
+        wrong_backward(lambda qkv, padding, bias: qkv[7, 32:64].zero_()),
         'gradient of query, key and value',
     ),
-    'padding': (wrong_backward(lambda qkv, bias: qkv[-1, 32:].mul_(2)), 'gradient of query, key and value'),
-    'a head of the bias': (wrong_backward(lambda qkv, bias: bias[1].zero_()), 'gradient of the bias'),
-    'NaN behind': (wrong_backward(lambda qkv, bias: bias[0, 0, 0].fill_(torch.nan)), 'gradient of the bias'),
+    'padding': (wrong_backward(lambda qkv, padding, bias: padding[32:].mul_(2)), 'gradient of padding'),
+    'a head of the bias': (wrong_backward(lambda qkv, padding, bias: bias[1].zero_()), 'gradient of the bias'),
+    'NaN behind': (wrong_backward(lambda qkv, padding, bias: bias[0, 0, 0].fill_(torch.nan)), 'gradient of the bias'),
 }
 
 
@@ -89,7 +89,7 @@ def test_a_wrong_kernel_is_not_used(monkeypatch, fault):
 def test_a_kernel_without_masks_is_caught_in_windows_that_are_shifted(monkeypatch):
     def unmasked(tiles, *arguments):
         constants = tiles.constants
-        monkeypatch.setattr(tiles, 'constants', lambda: {**constants(), 'MASKED': False})
+        monkeypatch.setattr(tiles, 'constants', lambda *has: {**constants(*has), 'MASKED': False})
         return LAUNCH[0](tiles, *arguments)
 
     monkeypatch.setattr(check, 'launch_forward', unmasked)

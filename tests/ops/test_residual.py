@@ -40,7 +40,7 @@ def results_and_gradients(outputs, inputs, weights):
 
 
 def assert_equal_with_gradients(case, dtype, tolerance):
-    summed, normed, _, _ = add_norm(*case, dtype, False)
+    summed, normed, _, _ = add_norm(*case, dtype)
     twin = exact(case)
     literal_sum, literal_norm = reference.add_norm(*twin)
     pairs = [(summed, literal_sum)] * (case[1] is not None) + [(normed, literal_norm)] * (case[3] is not None)
@@ -62,7 +62,7 @@ def test_outputs_and_gradients_equal_the_twins(kind, channels):
 @pytest.mark.parametrize('kind', ['norm', 'factors and norm'])
 def test_a_branch_in_half_precision_beside_a_sum_in_float32(kind, dtype):
     case = make_case(kind, dtype=dtype)
-    summed, normed, mean, rstd = add_norm(*case, dtype, False)
+    summed, normed, mean, rstd = add_norm(*case, dtype)
     assert (summed.dtype, normed.dtype) == (torch.float32, dtype)
     assert mean.dtype == rstd.dtype == torch.float32
     assert_equal_with_gradients(case, dtype, TOLERANCE[dtype])
@@ -70,25 +70,14 @@ def test_a_branch_in_half_precision_beside_a_sum_in_float32(kind, dtype):
 
 def test_a_sum_in_half_precision_is_normalised_as_it_is_kept():
     case = make_case('branch and norm', dtype=torch.bfloat16, of_sum=torch.bfloat16)
-    summed, normed, _, _ = add_norm(*case, torch.float32, False)
+    summed, normed, _, _ = add_norm(*case, torch.float32)
     _, expected = reference.add_norm(summed.double(), None, None, *case[3:])
     torch.testing.assert_close(normed.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('kind', ['norm', 'factors and norm'])
-def test_a_row_of_zeros_behind_the_norm(kind):
-    case = make_case(kind)
-    wanted = [x for x in case if isinstance(x, torch.Tensor) and x.requires_grad]
-    plain, padded = (add_norm(*case, torch.float32, pad)[1] for pad in (False, True))
-    assert torch.equal(padded, torch.nn.functional.pad(plain, (0, 0, 0, 1)))
-    weight = torch.randn_like(padded)
-    gradients = [torch.autograd.grad(x, wanted, weight[: len(x)]) for x in (plain, padded)]
-    assert all(map(torch.equal, *gradients))
-
-
 def test_a_dropped_branch_adds_nothing_and_has_no_gradient():
     case = make_case('factors and norm')
-    summed, normed, _, _ = add_norm(*case, torch.float32, False)
+    summed, normed, _, _ = add_norm(*case, torch.float32)
     assert torch.equal(summed[:37], case[0][:37])
     (gradient,) = torch.autograd.grad(normed.square().sum(), case[1])
     assert not gradient[:37].any()
@@ -98,18 +87,16 @@ def test_a_dropped_branch_adds_nothing_and_has_no_gradient():
 def test_sums_over_programs_are_deterministic():
     case = make_case('factors and norm', tokens=2 * 300, channels=40)
     wanted = [x for x in case if isinstance(x, torch.Tensor) and x.requires_grad]
-    first, second = (
-        torch.autograd.grad(add_norm(*case, torch.float32, False)[1].square().sum(), wanted) for _ in range(2)
-    )
+    first, second = (torch.autograd.grad(add_norm(*case, torch.float32)[1].square().sum(), wanted) for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize('kind', ['norm', 'factors', 'factors and norm'])
 def test_opcheck(kind):
     case = make_case(kind, tokens=6, channels=5, dtype=torch.bfloat16)
-    torch.library.opcheck(add_norm, (*case, torch.bfloat16, True))
+    torch.library.opcheck(add_norm, (*case, torch.bfloat16))
     with torch.no_grad():
-        summed, normed, mean, rstd = add_norm(*case, torch.bfloat16, False)
+        summed, normed, mean, rstd = add_norm(*case, torch.bfloat16)
     of_norm = (case[0] if case[1] is None else summed).detach() if case[3] is not None else None
     weight = None if case[3] is None else case[3].detach()
     branch_dtype = None if case[1] is None else torch.bfloat16

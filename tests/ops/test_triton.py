@@ -21,24 +21,25 @@ HALF = [torch.float16, torch.bfloat16]
 
 
 def make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim, dtype=torch.float32):
-    """q, k and v of all tokens and of padding; the bias; and the settings of the operator."""
+    """q, k and v of all tokens; those of padding; the bias; and the settings of the operator."""
     T, N = batch * height * width, window_size[0] * window_size[1]
-    padded = height % window_size[0] > 0 or width % window_size[1] > 0
-    qkv_T3C = torch.randn(T + padded, 3 * heads * head_dim, device=DEVICE).to(dtype)
+    qkv_T3C = torch.randn(T, 3 * heads * head_dim, device=DEVICE).to(dtype)
+    padding_3C = torch.randn(3 * heads * head_dim, device=DEVICE).to(dtype)
     bias_hNN = torch.randn(heads, N, N, device=DEVICE).to(dtype)
     shift = [window_size[0] // 2, window_size[1] // 2] if shifted else [0, 0]
-    return qkv_T3C, bias_hNN, (batch, height, width, list(window_size), shift, mask_padding, head_dim**-0.5)
+    return qkv_T3C, padding_3C, bias_hNN, (batch, height, width, list(window_size), shift, mask_padding, head_dim**-0.5)
 
 
-def assert_equal_with_gradients(qkv_T3C, bias_hNN, settings, tolerance, message=''):
-    inputs = [qkv_T3C.requires_grad_(), bias_hNN.requires_grad_()]
+def assert_equal_with_gradients(qkv_T3C, padding_3C, bias_hNN, settings, tolerance, message=''):
+    inputs = [x.requires_grad_() for x in (qkv_T3C, padding_3C, bias_hNN)]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     outputs = attend_in_windows(*inputs, *settings)[0], attend_literally(*exact, *settings)
     weight = torch.randn_like(outputs[0])
     results = [[x, *torch.autograd.grad(x, i, weight.to(x.dtype))] for x, i in zip(outputs, (inputs, exact))]
-    for name, fast, literal in zip(('output', 'gradient of qkv', 'gradient of the bias'), *results):
+    names = 'output', 'gradient of qkv', 'gradient of padding', 'gradient of the bias'
+    for name, fast, literal in zip(names, *results):
         assert fast.dtype == qkv_T3C.dtype, name
-        error = (fast.double() - literal).abs().max() / literal.abs().max()
+        error = (fast.double() - literal).abs().max() / (literal.abs().max() or 1)  # 0 without padding
         assert error < tolerance, f'{name} is off by {error:.1e} {message}'
 
 
@@ -81,10 +82,10 @@ def test_half_precision_sums_in_float32(window_size, head_dim, dtype):
 
 
 def test_logits_beyond_half_precision_and_far_apart():
-    qkv_T3C, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.float16)
+    qkv_T3C, _, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.float16)
     qkv_T3C[:, :64] *= 60  # q k^T reaches beyond 65504
-    out_TC, lse_LhN = attend_in_windows(qkv_T3C, bias_hNN, *settings)
-    literal = attend_literally(qkv_T3C.double(), bias_hNN.double(), *settings)
+    out_TC, lse_LhN = attend_in_windows(qkv_T3C, None, bias_hNN, *settings)
+    literal = attend_literally(qkv_T3C.double(), None, bias_hNN.double(), *settings)
     assert lse_LhN.isfinite().all()
     assert (out_TC.double() - literal).abs().max() < 2e-3 * literal.abs().max()
 
@@ -96,12 +97,13 @@ def test_offsets_beyond_int32(monkeypatch):
 
 
 def test_rows_need_not_lie_one_behind_the_other():
-    qkv_T3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    spread_3C = torch.stack([padding_3C, padding_3C + 1], 1)[:, 0]
     wide = torch.cat([qkv_T3C, torch.full_like(qkv_T3C, 7.0)], dim=1)[:, : qkv_T3C.shape[1]].requires_grad_()
     turned = qkv_T3C.t().contiguous().t().requires_grad_()
     results = []
-    for qkv in (qkv_T3C.requires_grad_(), wide, turned):
-        out_TC, _ = attend_in_windows(qkv, bias_hNN.transpose(1, 2), *settings)
+    for qkv, padding in ((qkv_T3C.requires_grad_(), padding_3C), (wide, padding_3C), (turned, spread_3C)):
+        out_TC, _ = attend_in_windows(qkv, padding, bias_hNN.transpose(1, 2), *settings)
         (grad,) = torch.autograd.grad(out_TC.sum(), qkv)  # the gradient of a sum is expanded
         results.append((out_TC, grad))
     for result in results[1:]:
@@ -111,21 +113,21 @@ def test_rows_need_not_lie_one_behind_the_other():
 def backward_grid(tiles):
     from swin_backbone.ops.triton.backward import attend_backward
 
-    constants = {**tiles.constants(), 'NEEDS_BIAS': True, 'NEEDS_PADDING': True}
+    constants = {**tiles.constants(has_padding=True), 'NEEDS_BIAS': True, 'NEEDS_PADDING': True}
     return tiles.grid(attend_backward, tiles.backward(), constants)
 
 
 def test_sums_of_several_programs_are_deterministic():
     case = make_case(2, 15, 16, (7, 7), True, False, 2, 16)
-    _, programs, _ = backward_grid(Tiles(*case[:2], *case[2][:-1]))
+    _, programs, _ = backward_grid(Tiles(case[0], case[2], *case[3][:-1]))
     if DEVICE.type == 'cpu':
         assert 1 < programs < 2 * 3 * 3
-    inputs = [tensor.requires_grad_() for tensor in case[:2]]
+    inputs = [tensor.requires_grad_() for tensor in case[:3]]
     gradients = []
     torch.use_deterministic_algorithms(True)
     try:
         for _ in range(2):
-            out_TC, _ = attend_in_windows(*inputs, *case[2])
+            out_TC, _ = attend_in_windows(*inputs, *case[3])
             gradients.append(torch.autograd.grad(out_TC.square().sum(), inputs))
     finally:
         torch.use_deterministic_algorithms(False)
@@ -142,13 +144,13 @@ def test_a_gradient_of_padding_is_summed_in_all_windows_that_reach_over():
 
 def test_the_bias_stays_in_float32():
     """Read and summed so, whatever the dtype of query, key and value."""
-    qkv_T3C, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.bfloat16)
+    qkv_T3C, _, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.bfloat16)
     bias_hNN = torch.randn(2, 16, 16, device=DEVICE, requires_grad=True)
-    out_TC, _ = attend_in_windows(qkv_T3C, bias_hNN, *settings)
+    out_TC, _ = attend_in_windows(qkv_T3C, None, bias_hNN, *settings)
     (grad_hNN,) = torch.autograd.grad(out_TC.sum(), bias_hNN)
     assert grad_hNN.dtype == torch.float32
     assert not torch.equal(grad_hNN, grad_hNN.bfloat16().float())
-    rounded, _ = attend_in_windows(qkv_T3C, bias_hNN.bfloat16(), *settings)
+    rounded, _ = attend_in_windows(qkv_T3C, None, bias_hNN.bfloat16(), *settings)
     assert not torch.equal(rounded, out_TC)
 
 
@@ -205,43 +207,56 @@ def test_what_the_bias_gradient_needs_does_not_grow_with_the_map(window_size):
 
 
 def test_backward_keeps_the_inputs_the_output_and_the_log_sum_exp():
-    qkv_T3C, bias_hNN, settings = make_case(2, 15, 9, (7, 7), True, False, 2, 16)
+    qkv_T3C, padding_3C, bias_hNN, settings = make_case(2, 15, 9, (7, 7), True, False, 2, 16)
 
     class Attention(torch.nn.Module):
         def forward(self, qkv_T3C):
-            return attend_in_windows(qkv_T3C.requires_grad_() + 0, bias_hNN, *settings)[0]
+            return attend_in_windows(qkv_T3C.requires_grad_() + 0, padding_3C, bias_hNN, *settings)[0]
 
     B, H, W = settings[:3]
     num_windows, C = B * 3 * 2, 32
     kept = bytes_kept(Attention(), qkv_T3C, torch.float32)
-    assert kept == 4 * ((B * H * W + 1) * 3 * C + bias_hNN.numel() + B * H * W * C + num_windows * 2 * 49)
+    inputs = B * H * W * 3 * C + 3 * C + bias_hNN.numel()
+    assert kept == 4 * (inputs + B * H * W * C + num_windows * 2 * 49)
 
 
 def test_what_wants_no_gradient_gets_none():
-    qkv_T3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
-    attend_in_windows(qkv_T3C.requires_grad_(), bias_hNN, *settings)[0].sum().backward()
-    assert bias_hNN.grad is None
-    qkv_grad, qkv_T3C = qkv_T3C.grad, qkv_T3C.detach()
-    attend_in_windows(qkv_T3C, bias_hNN.requires_grad_(), *settings)[0].sum().backward()
-    assert qkv_T3C.grad is None
-    assert bias_hNN.grad.shape == bias_hNN.shape
-    assert qkv_grad.shape == qkv_T3C.shape
+    *inputs, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    for wanted in range(3):
+        tensors = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(inputs)]
+        attend_in_windows(*tensors, *settings)[0].sum().backward()
+        assert [x.grad is not None for x in tensors] == [i == wanted for i in range(3)]
+        assert tensors[wanted].grad.shape == inputs[wanted].shape
+
+
+@pytest.mark.parametrize('window_size', [(4, 4), (9, 8)])
+def test_padding_without_a_row_of_its_own_is_zero(window_size):
+    """What qkv without a bias has for it; of windows of one tile and of several."""
+    qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 9, 7, window_size, True, False, 2, 16)
+    inputs = [qkv_T3C.requires_grad_(), bias_hNN.requires_grad_()]
+    results = []
+    for row_3C in (None, torch.zeros_like(padding_3C), padding_3C):
+        out_TC, _ = attend_in_windows(inputs[0], row_3C, inputs[1], *settings)
+        results.append([out_TC, *torch.autograd.grad(out_TC.square().sum(), inputs)])
+    assert all(map(torch.equal, *results[:2]))
+    assert not any(map(torch.equal, *results[1:]))
 
 
 @pytest.mark.parametrize(('window_size', 'size'), [((3, 4), (7, 8)), ((9, 8), (9, 8))])
 def test_opcheck(window_size, size):
-    qkv_T3C, bias_hNN, settings = make_case(1, *size, window_size, True, True, 1, 16)
-    torch.library.opcheck(attend_in_windows, (qkv_T3C.requires_grad_(), bias_hNN.requires_grad_(), *settings))
-    qkv_T3C, bias_hNN = qkv_T3C.detach(), bias_hNN.detach()
-    out_TC, lse_LhN = attend_in_windows(qkv_T3C, bias_hNN, *settings)
-    for needs_bias in (True, False):
-        arguments = torch.ones_like(out_TC), qkv_T3C, bias_hNN, out_TC, lse_LhN, *settings, needs_bias
+    *inputs, settings = make_case(1, *size, window_size, True, True, 1, 16)
+    torch.library.opcheck(attend_in_windows, (*(x.detach().requires_grad_() for x in inputs), *settings))
+    qkv_T3C, padding_3C, bias_hNN = inputs
+    for row_3C, needs in ((padding_3C, (True, False)), (None, (False, True))):
+        tensors = qkv_T3C, row_3C, bias_hNN
+        out_TC, lse_LhN = attend_in_windows(*tensors, *settings)
+        arguments = torch.ones_like(out_TC), *tensors, out_TC, lse_LhN, *settings, *needs
         torch.library.opcheck(attend_in_windows_backward, arguments)
 
 
 def test_a_second_derivative_is_refused():
-    qkv_T3C, bias_hNN, settings = make_case(1, 4, 4, (4, 4), False, False, 1, 16)
-    out_TC, _ = attend_in_windows(qkv_T3C.requires_grad_(), bias_hNN, *settings)
+    qkv_T3C, _, bias_hNN, settings = make_case(1, 4, 4, (4, 4), False, False, 1, 16)
+    out_TC, _ = attend_in_windows(qkv_T3C.requires_grad_(), None, bias_hNN, *settings)
     (grad,) = torch.autograd.grad(out_TC.square().sum(), qkv_T3C, create_graph=True)
     with pytest.raises(RuntimeError, match='attend_in_windows_backward'):
         torch.autograd.grad(grad.sum(), qkv_T3C)

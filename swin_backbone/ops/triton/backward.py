@@ -10,17 +10,17 @@ windows, h heads, N places of a window, C channels.
 import triton
 import triton.language as tl
 
-from .common import SIZES, dot, is_cut, load_bias, locate, logits_of, reaches_over
+from .common import SIZES, dot, is_cut, load_bias, load_keys_values, locate, logits_of, reaches_over
 
 
 @triton.jit(do_not_specialize=SIZES)
 def attend_backward(
-    grad_ptr, qkv_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr, grad_bias_ptr, grad_padding_ptr,
+    grad_ptr, qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr, grad_bias_ptr, grad_padding_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
     NEEDS_BIAS: tl.constexpr, NEEDS_PADDING: tl.constexpr,
 ):  # fmt: skip
     """The gradients of K keys, their values and their biases, summed over all queries.
@@ -37,7 +37,7 @@ def attend_backward(
     query, key, dim = tl.arange(0, Q), block * K + tl.arange(0, K), tl.arange(0, D)
     at_head = head * HEAD_DIM + dim[None, :]
     of_head = (dim < HEAD_DIM)[None, :]
-    q_there, k_there = (query < PLACES)[:, None] & of_head, (key < PLACES)[:, None] & of_head
+    k_there = (key < PLACES)[:, None] & of_head
     bias = load_bias(bias_ptr, head, query, key, PLACES, K)
     if NEEDS_BIAS:
         grad_bias = tl.zeros((Q, K), tl.float32)
@@ -53,12 +53,12 @@ def attend_backward(
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
         )  # fmt: skip
         cut = is_cut(window, rows, columns, MASK_PADDING)
-        token_there = q_there & (token_q < num_tokens)[:, None]
-        at_k = qkv_ptr + token_k[:, None] * qkv_stride + at_head + channels
+        q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
-        k = tl.load(at_k, mask=k_there, other=0.0)
-        v = tl.load(at_k + channels, mask=k_there, other=0.0)
-        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=token_there, other=0.0)
+        k, v = load_keys_values(
+            qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there, PADDED
+        )
+        grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
         logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
@@ -68,7 +68,7 @@ def attend_backward(
         if PLACES <= K:
             along = tl.sum(weights * grad_weights, 1)
         else:  # the same sum, computed from the output, since this tile has only some of its terms
-            out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=token_there, other=0.0)
+            out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
             along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         grad_logits = weights * (grad_weights - along[:, None])
         if NEEDS_BIAS:
@@ -87,7 +87,7 @@ def attend_backward(
         if PLACES <= K:
             grad_q = dot(narrow, k, PRECISION, WIDEN) * scale
             at_grad_q = grad_qkv_ptr + token_q[:, None] * (3 * channels) + at_head
-            tl.store(at_grad_q, grad_q.to(q.dtype), mask=token_there)
+            tl.store(at_grad_q, grad_q.to(q.dtype), mask=q_there)
     if NEEDS_BIAS:
         at_bias = ((tl.cast(program, tl.int64) * heads + head) * PLACES + query[:, None]) * PLACES + key[None, :]
         tl.store(grad_bias_ptr + at_bias, grad_bias, mask=(query < PLACES)[:, None] & (key < PLACES)[None, :])
@@ -99,12 +99,12 @@ def attend_backward(
 
 @triton.jit(do_not_specialize=SIZES)
 def attend_backward_queries(
-    grad_ptr, qkv_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr,
+    grad_ptr, qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr, grad_qkv_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradients of Q queries, from all keys, K at a time.
 
@@ -122,7 +122,6 @@ def attend_backward_queries(
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
         )  # fmt: skip
         cut = is_cut(window, rows, columns, MASK_PADDING)
-        # Padding is never a query: its row gets gradients only as key and value.
         there = (query < PLACES)[:, None] & of_head & (token_q < num_tokens)[:, None]
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
@@ -138,9 +137,9 @@ def attend_backward_queries(
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
             )  # fmt: skip
             k_there = (key < PLACES)[:, None] & of_head
-            at_k = qkv_ptr + token_k[:, None] * qkv_stride + at_head + channels
-            k = tl.load(at_k, mask=k_there, other=0.0)
-            v = tl.load(at_k + channels, mask=k_there, other=0.0)
+            k, v = load_keys_values(
+                qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there, PADDED
+            )
             bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
             weights = tl.exp2(logits - lse[:, None])

@@ -27,7 +27,7 @@ KINDS = {  # shifted, padded, with masked padding; the interpreter runs only the
     'shifted windows': (True, False, False),
     'shifted windows with masked padding': (True, True, True),
 }
-RESULTS = 'output', 'gradient of query, key and value', 'gradient of the bias'
+RESULTS = 'output', 'gradient of query, key and value', 'gradient of padding', 'gradient of the bias'
 
 
 def why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
@@ -50,19 +50,21 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
         missing = [padded * (side // 2 + 1 if mask_padding else max(1, side // 3)) for side in window_size]
         height, width = (2 * side - m for side, m in zip(window_size, missing))
         shift = [side // 2 * shifted for side in window_size]
-        has_padding = any(length % side for length, side in zip((height, width), window_size))
-        shapes = (height * width + has_padding, 3 * C), (HEADS, N, N), (height * width, C)
+        shapes = (height * width, 3 * C), (3 * C,), (HEADS, N, N), (height * width, C)
         inputs = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes]
-        qkv_T3C, bias_hNN, grad_TC = (x.to(device) for x in inputs)
+        qkv_T3C, padding_3C, bias_hNN, grad_TC = (x.to(device) for x in inputs)
         settings = 1, height, width, list(window_size), shift, mask_padding
         scale, tiles = head_dim**-0.5, Tiles(qkv_T3C, bias_hNN, *settings, programs=PROGRAMS)
-        out_TC, lse_LhN = launch_forward(tiles, qkv_T3C, bias_hNN, scale)
-        grads = launch_backward(tiles, grad_TC, qkv_T3C, bias_hNN, out_TC, lse_LhN, scale, True)
-        exact_qkv, exact_bias, exact_grad = (x.double() for x in inputs)
-        exact_qkv.requires_grad_(), exact_bias.requires_grad_()
-        exact = attend_literally(exact_qkv, exact_bias, *settings, scale)
-        expected = exact, *torch.autograd.grad(exact, (exact_qkv, exact_bias), exact_grad)
+        tensors = qkv_T3C, padding_3C if padded else None, bias_hNN  # whole windows have a kernel of their own
+        out_TC, lse_LhN = launch_forward(tiles, *tensors, scale)
+        grads = launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, padded, True)
+        wanted = [x.double().requires_grad_() for x in inputs[:-1]]
+        exact_qkv, exact_padding, exact_bias = wanted
+        exact = attend_literally(exact_qkv, exact_padding, exact_bias, *settings, scale)
+        expected = exact, *torch.autograd.grad(exact, wanted, inputs[-1].double())
         for what, result, x in zip(RESULTS, (out_TC, *grads), (x.detach() for x in expected)):
+            if what == 'gradient of padding' and not padded:
+                continue
             largest = max(1.0, float(x.abs().max()))
             error = float((result.cpu().double() - x).abs().max()) / largest
             if not error <= limit:  # also true for NaN
@@ -72,6 +74,7 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
 
 def attend_literally(
     qkv_T3C: Tensor,
+    padding_3C: Optional[Tensor],
     bias_hNN: Tensor,
     batch: int,
     height: int,
@@ -85,8 +88,9 @@ def attend_literally(
     token_BHW = torch.arange(batch * height * width, device=qkv_T3C.device).view(batch, height, width)
     padding = (0, -width % window_size[1], 0, -height % window_size[0])
     token_BHW = F.pad(token_BHW, padding, value=batch * height * width)
+    row_13C = torch.zeros_like(qkv_T3C[:1]) if padding_3C is None else padding_3C[None]
     x_BHWC = reference.attend_in_shifted_windows(
-        qkv_T3C[token_BHW],
+        torch.cat([qkv_T3C, row_13C])[token_BHW],
         bias_hNN,
         scale,
         (height, width),

@@ -74,6 +74,20 @@ def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr)
 
 
 @triton.jit
+def load_keys_values(
+    qkv_ptr, padding_ptr, token, num_tokens, qkv_stride, at_head, channels, there, PADDED: tl.constexpr
+):  # fmt: skip
+    """k and v of a head's tokens: (K, D) each. Padding has those of `padding`, or without PADDED zeros."""
+    row = qkv_ptr + token * qkv_stride
+    if PADDED:
+        row = tl.where(token < num_tokens, row, padding_ptr)
+    else:
+        there = there & (token < num_tokens)[:, None]
+    at_k = row[:, None] + at_head + channels
+    return tl.load(at_k, mask=there, other=0.0), tl.load(at_k + channels, mask=there, other=0.0)
+
+
+@triton.jit
 def dot(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
     """The product a b, summed in float32. WIDEN casts to float32 first: the interpreter's bfloat16 product is wrong."""
     if WIDEN:

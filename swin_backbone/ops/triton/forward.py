@@ -7,24 +7,26 @@ of a window.
 import triton
 import triton.language as tl
 
-from .common import SIZES, dot, is_cut, load_bias, locate, logits_of
+from .common import SIZES, dot, is_cut, load_bias, load_keys_values, locate, logits_of
 
 
 @triton.jit(do_not_specialize=SIZES)
 def attend(
-    qkv_ptr, bias_ptr, out_ptr, lse_ptr,
+    qkv_ptr, padding_ptr, bias_ptr, out_ptr, lse_ptr,
     qkv_stride, num_windows, num_tokens, height, width, rows, columns, scale,
     HEAD_DIM: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, MASK_PADDING: tl.constexpr, MASKED: tl.constexpr,
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """softmax(scale q k^T + bias) v, and the log2 of the sum that the softmax divides by: (L, h, N).
 
     A program computes Q queries of one head in several windows. If all keys fit in a tile, they are taken at once, and
     their bias is loaded once for all windows. Otherwise K keys are taken at a time, with an online softmax.
 
-    Grid: heads, programs that share the windows, blocks of Q places. Row `num_tokens` of qkv holds padding's q, k, v.
+    Padding as a key has k and v of `padding`; as a query it is not computed.
+
+    Grid: heads, programs that share the windows, blocks of Q places.
     """
     PLACES: tl.constexpr = WINDOW_H * WINDOW_W
     heads, head = tl.num_programs(0), tl.program_id(0)
@@ -40,7 +42,7 @@ def attend(
             WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
         )  # fmt: skip
         cut = is_cut(window, rows, columns, MASK_PADDING)
-        q_there = (query < PLACES)[:, None] & of_head
+        q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
         largest = tl.full((Q,), -1e30, tl.float32)  # finite, since all keys of a tile may be in other regions
         total = tl.zeros((Q,), tl.float32)
@@ -52,9 +54,9 @@ def attend(
                 WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
             )  # fmt: skip
             k_there = (key < PLACES)[:, None] & of_head
-            at_k = qkv_ptr + token_k[:, None] * qkv_stride + at_head + channels
-            k = tl.load(at_k, mask=k_there, other=0.0)
-            v = tl.load(at_k + channels, mask=k_there, other=0.0)
+            k, v = load_keys_values(
+                qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there, PADDED
+            )
             if PLACES > K:
                 bias = load_bias(bias_ptr, head, query, key, PLACES, K)
             logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
@@ -64,8 +66,7 @@ def attend(
             total = total * shrink + tl.sum(weights, 1)
             out = out * shrink[:, None] + dot(weights.to(v.dtype), v, PRECISION, WIDEN)
             largest = now_largest
-        out_there = q_there & (token_q < num_tokens)[:, None]
         out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + token_q[:, None] * channels + at_head, out, mask=out_there)
+        tl.store(out_ptr + token_q[:, None] * channels + at_head, out, mask=q_there)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         tl.store(lse_ptr + at_lse, largest + tl.log2(total), mask=query < PLACES)

@@ -24,7 +24,6 @@ def add_norm(
     bias_C: Optional[Tensor],
     eps: float,
     dtype: torch.dtype,
-    padded: bool,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """x + factor * branch, and the LayerNorm of this sum; x and branch are read once.
 
@@ -33,7 +32,6 @@ def add_norm(
         factors_B: float32, drop path's factor of each image; None: 1.
         weight_C, bias_C: of the norm; None: there is no norm.
         dtype: of the norm's output.
-        padded: whether to add a row of zeros after the norm's rows: the token that windows over the edge read.
 
     Returns:
         The sum, in x's dtype; its norm; and each token's mean and 1 / standard deviation, in float32. Without a branch
@@ -42,7 +40,7 @@ def add_norm(
     from .norm import add_norm_forward
 
     x_TC, branch_TC = x_TC.contiguous(), None if branch_TC is None else branch_TC.contiguous()
-    results = _outputs(x_TC, branch_TC, weight_C, dtype, padded)
+    results = _outputs(x_TC, branch_TC, weight_C, dtype)
     tokens, channels = x_TC.shape
     tile = _tile(channels)
     with on_device(x_TC.device):
@@ -52,22 +50,20 @@ def add_norm(
             **tile,
             **_has(branch_TC is not None, factors_B, weight_C),
         )
-    if padded:
-        results[1][tokens:] = 0
     return results
 
 
 @add_norm.register_fake
-def _(x_TC, branch_TC, factors_B, weight_C, bias_C, eps, dtype, padded):
-    return _outputs(x_TC, branch_TC, weight_C, dtype, padded)
+def _(x_TC, branch_TC, factors_B, weight_C, bias_C, eps, dtype):
+    return _outputs(x_TC, branch_TC, weight_C, dtype)
 
 
-def _outputs(x_TC, branch_TC, weight_C, dtype, padded) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    (tokens, channels), has_norm = x_TC.shape, weight_C is not None
-    stats = (tokens,) if has_norm else (0,)
+def _outputs(x_TC, branch_TC, weight_C, dtype) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    has_norm = weight_C is not None
+    stats = x_TC.shape[:1] if has_norm else (0,)
     return (
         x_TC.new_empty(x_TC.shape if branch_TC is not None else (0,)),
-        x_TC.new_empty((tokens + padded, channels) if has_norm else (0,), dtype=dtype),
+        x_TC.new_empty(x_TC.shape if has_norm else (0,), dtype=dtype),
         x_TC.new_empty(stats, dtype=torch.float32),
         x_TC.new_empty(stats, dtype=torch.float32),
     )
@@ -87,7 +83,7 @@ def add_norm_backward(
     """The gradients of `add_norm`'s x, branch, weight and bias; empty for an input that was None.
 
     Args:
-        grad_out_TC: of the norm; the row of zeros after it has no gradient.
+        grad_out_TC: of the norm.
         sum_TC: the norm's input.
         branch_dtype: dtype of the branch; None: there was no branch.
     """
@@ -141,7 +137,7 @@ def _backward(ctx, grad_sum_TC, grad_out_TC, _grad_mean, _grad_rstd):
     grad_x_TC, grad_branch_TC, grad_weight_C, grad_bias_C = grads
     of_branch = grad_branch_TC if ctx.branch_dtype is not None else None
     of_norm = (grad_weight_C, grad_bias_C) if has_norm else (None, None)
-    return grad_x_TC, of_branch, None, *of_norm, None, None, None
+    return grad_x_TC, of_branch, None, *of_norm, None, None
 
 
 add_norm.register_autograd(_backward, setup_context=_keep_for_backward)

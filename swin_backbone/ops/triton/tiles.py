@@ -62,7 +62,7 @@ class Tiles:
     @property
     def is_wide(self) -> bool:
         """Whether offsets of elements of q, k and v do not fit in int32."""
-        return (self.num_tokens + 1) * self.row_stride >= 2**31
+        return self.num_tokens * self.row_stride >= 2**31
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -81,8 +81,12 @@ class Tiles:
     def backward_queries(self) -> Tiling:
         return self._blocks(64, 64, num_warps=4)
 
-    def constants(self) -> dict[str, Any]:
-        """The compile-time constants of a kernel, without its tile sizes."""
+    def constants(self, has_padding: bool) -> dict[str, Any]:
+        """The compile-time constants of a kernel, without its tile sizes.
+
+        Args:
+            has_padding: whether padding has a query, a key and a value of its own; else they are zeros.
+        """
         from triton import language
 
         padded = any(count * window > length for count, window, length in zip(self.counts, self.window_size, self.size))
@@ -99,6 +103,7 @@ class Tiles:
             PRECISION='tf32' if tf32 else 'ieee',
             WIDEN=self.dtype == torch.bfloat16 and is_interpreted(),
             INDEX=language.int64 if self.is_wide else language.int32,
+            PADDED=has_padding,
         )
 
     def _one_tile(self, num_warps: int) -> Tiling:
