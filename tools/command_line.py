@@ -138,7 +138,7 @@ class CfgOptions(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
 
 
-USER_ERRORS = (ValueError, TypeError, FileNotFoundError)
+USER_ERRORS = (ValueError, TypeError, OSError)
 BUILD_ERRORS = (Exception,)  # where everything follows from the command line and the config
 
 

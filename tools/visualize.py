@@ -22,8 +22,6 @@ from command_line import add_config_arguments, add_unsafe_load, run, stop_on_use
 from swin_backbone.analysis.files import save_figure
 from swin_backbone.whole_files import write_whole
 
-USER_ERRORS = (ValueError, TypeError, OSError)
-
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -240,7 +238,7 @@ def draw_bias(args):
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(USER_ERRORS):
+    with stop_on_user_errors():
         figure = args.draw(args)
         if figure is not None:
             save_figure(figure, args.out, args.dpi)
