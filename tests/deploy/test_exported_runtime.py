@@ -23,6 +23,7 @@ pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 from small import save_checkpoint
 
 from swin_backbone.deploy import export, formats, runtime
+from swin_backbone.deploy.predictor import evaluate
 from swin_backbone.openmmlab.inference import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -171,6 +172,12 @@ def test_the_metric_is_that_of_pytorch(work, tmp_path):
         printed = run(ROOT / 'tools' / 'test.py', work / 'config.py', model, '--work-dir', tmp_path, cwd=tmp_path)
         found.append(float(re.search(r'^mIoU: ([\d.]+)', printed, re.M)[1]))
     assert abs(found[0] - found[1]) < 0.1  # percent
+
+
+def test_there_is_no_metric_without_a_test_set(work):
+    cfg = Config.fromfile(work / 'config.py')
+    cfg.test_dataloader.dataset.data_root = str(work / 'missing')
+    assert evaluate(cfg, work / 'out') == {}
 
 
 def test_int8_needs_pictures(work):
