@@ -96,6 +96,16 @@ def test_a_whole_model_of_one_size(work):
     assert [result['labels'].shape for result in found] == SIZES
 
 
+def test_what_is_wrong_with_its_own_command_line_is_a_sentence(work, tmp_path):
+    (tmp_path / 'thesis.txt').write_text('no picture')
+    with pytest.raises(runtime.RuntimeProblem, match=r'thesis\.txt cannot be read as a picture'):
+        runtime.main(str(work / 'out'), str(tmp_path / 'thesis.txt'))
+    command = [sys.executable, runtime.__file__, work / 'out']
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.endswith('takes DIR PICTURE...: a folder that tools/export.py made, and pictures\n')
+
+
 WITHOUT_TORCH = """
 import importlib.abc, sys
 
