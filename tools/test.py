@@ -1,4 +1,4 @@
-"""Test a detector or segmentor: the command line of mmdet's and mmseg's own tools/test.py.
+"""Test a detector, segmentor or classifier: the command line of mmdet's and mmseg's own tools/test.py.
 
 python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
     [--backbone swin-t] [--skip-unreadable] [--allow-missing] [--cfg-options K=V ...]

@@ -17,7 +17,7 @@ display is needed.
 import argparse
 from pathlib import Path
 
-from command_line import add_config_arguments, add_unsafe_load, positive, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, add_unsafe_load, positive, run, stop_on_user_errors
 
 from swin_backbone.analysis.files import save_figure
 from swin_backbone.whole_files import write_whole
@@ -241,7 +241,8 @@ def draw_bias(args):
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    # What builds a model has --traceback, and any error of it may be the config's.
+    with stop_on_user_errors(*((BUILD_ERRORS, args.traceback) if 'traceback' in args else ())):
         figure = args.draw(args)
         if figure is not None:
             save_figure(figure, args.out, args.dpi)

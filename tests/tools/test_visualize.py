@@ -121,6 +121,15 @@ def test_a_users_mistake_is_one_sentence(files, arguments, message):
     assert 'Traceback' not in result.stderr
 
 
+def test_what_cannot_be_built_is_a_sentence_and_with_traceback_more(files):
+    model = [files / 'picture.png', DETECTION, files / f'{DETECTION.stem}.pth', '--cfg-options', 'model.neck.type=FPNN']
+    result = run('tools/visualize.py', 'features', *model)
+    assert result.returncode == 1
+    assert 'FPNN is not in the mmdet::model registry' in result.stderr
+    with pytest.raises(KeyError, match='FPNN is not in the mmdet::model registry'):
+        run('tools/visualize.py', 'features', *model, '--traceback')
+
+
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
