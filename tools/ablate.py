@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from command_line import run, stop_on_user_errors
+from command_line import positive, run, stop_on_user_errors
 from make_shapes_dataset import SHAPES, draw_picture
 from mmengine.logging import MMLogger
 from rich.console import Console
@@ -193,8 +193,8 @@ def spread(values: list[float], digits: int) -> str:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seeds', type=int, default=3, metavar='N', help='runs of each row (default: 3)')
-    parser.add_argument('--steps', type=int, default=400, metavar='N', help='steps of a run (default: 400)')
+    parser.add_argument('--seeds', type=positive, default=3, metavar='N', help='runs of each row (default: 3)')
+    parser.add_argument('--steps', type=positive, default=400, metavar='N', help='steps of a run (default: 400)')
     parser.add_argument(
         '--out',
         type=Path,
@@ -203,10 +203,7 @@ def parse_args() -> argparse.Namespace:
         help='folder of results, one file for each run',
     )
     parser.add_argument('--docs', type=Path, metavar='F', help='a document to write the table to, between its markers')
-    args = parser.parse_args()
-    if min(args.seeds, args.steps) < 1:
-        parser.error('--seeds and --steps take at least 1')
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:

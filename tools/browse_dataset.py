@@ -5,18 +5,20 @@ python tools/browse_dataset.py CONFIG [--output-dir D] [--not-show] [--show-inte
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-import mmcv
+import cv2
 import numpy as np
-from command_line import BUILD_ERRORS, add_config_arguments, add_skip_unreadable, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, add_skip_unreadable, positive, run, stop_on_user_errors
 from mmengine.registry import VISUALIZERS, init_default_scope
 from rich.progress import track
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.guard import build_dataset
 from swin_backbone.openmmlab.places import make_folder, require_data
+from swin_backbone.whole_files import write_whole
+
+VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
 
 
 def parse_args() -> argparse.Namespace:
@@ -26,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--not-show', action='store_true', help='open no window')
     parser.add_argument('--show-interval', type=float, default=2, metavar='S', help='seconds a picture stays')
     parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
-    parser.add_argument('--show-number', type=int, metavar='N', help='stop after N pictures')
+    parser.add_argument('--show-number', type=positive, metavar='N', help='stop after N pictures')
     add_skip_unreadable(parser)
     add_config_arguments(parser)
     args = parser.parse_args()
@@ -45,6 +47,9 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
+        if cfg.get('default_scope') not in VISUALIZERS_OF:
+            known = ' or '.join(VISUALIZERS_OF)
+            raise ValueError(f'the config must be one of {known}, got default_scope={cfg.get("default_scope")!r}')
         init_default_scope(cfg.default_scope)
         loader = cfg.get(f'{args.phase}_dataloader')
         if loader is None:
@@ -53,8 +58,7 @@ def main() -> None:
             make_folder(args.output_dir, '--output-dir')
         require_data(cfg, (args.phase,))
         dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
-    kind = 'DetLocalVisualizer' if cfg.default_scope == 'mmdet' else 'SegLocalVisualizer'
-    visualizer = VISUALIZERS.build(dict(type=kind, name='browse'))
+    visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo
     number = min(len(dataset), args.show_number or len(dataset))
     for index in track(range(number), description=f'{args.phase} data'):
@@ -72,9 +76,9 @@ def main() -> None:
             show=not args.not_show, wait_time=args.show_interval,
         )  # fmt: skip
         if args.output_dir:
-            path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
-            if not mmcv.imwrite(visualizer.get_image()[..., ::-1], str(path)):
-                sys.exit(f'{path} could not be written')
+            jpeg = cv2.imencode('.jpg', visualizer.get_image()[..., ::-1])[1]
+            with stop_on_user_errors((OSError,), args.traceback):
+                write_whole(args.output_dir / f'{index:06d}_{source.stem}.jpg', jpeg.tobytes())
     if args.output_dir:
         print(f'{number} pictures in {args.output_dir}')
 

@@ -123,6 +123,17 @@ def add_allow_missing(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def positive(text: str) -> int:
+    """The type of an option that takes a whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'it takes a whole number of at least 1, got {text!r}')
+    return number
+
+
 class CfgOptions(argparse.Action):
     """`--cfg-options`, once or several times: a dict of values by their keys."""
 
@@ -138,7 +149,7 @@ class CfgOptions(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
 
 
-USER_ERRORS = (ValueError, TypeError, FileNotFoundError)
+USER_ERRORS = (ValueError, TypeError, OSError)
 BUILD_ERRORS = (Exception,)  # where everything follows from the command line and the config
 
 

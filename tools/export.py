@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, add_unsafe_load, run, stop_on_user_errors
 
 from swin_backbone.deploy.export import export
 from swin_backbone.openmmlab import media, runtime
@@ -39,7 +39,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(traceback=args.traceback):
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         found = [one for one in media.find_media(args.pictures) if not one.is_video] if args.pictures else []
         pictures = [frame.pixels for one in found for frame in media.read_frames(one)]
         cfg = runtime.load_config(

@@ -41,7 +41,8 @@ def main() -> None:
         data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only)
     print_report(data, Console())
     if args.json:
-        write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())
+        with stop_on_user_errors((OSError,), args.traceback):
+            write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())
 
 
 if __name__ == '__main__':

@@ -32,6 +32,7 @@ from command_line import (
     add_allow_missing,
     add_config_arguments,
     add_unsafe_load,
+    positive,
     run,
     stop_on_user_errors,
 )
@@ -58,14 +59,14 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
     parser.add_argument('--device', help='default: CUDA if there is one; the CPU for an exported folder')
-    parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
+    parser.add_argument('--threads', type=positive, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument(
         '--score-thr', type=float, default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
     )
-    parser.add_argument('--batch-size', type=int, default=1, metavar='N', help='pictures at a time (default: 1)')
+    parser.add_argument('--batch-size', type=positive, default=1, metavar='N', help='pictures at a time (default: 1)')
     parser.add_argument(
         '--max-pixels',
-        type=int,
+        type=positive,
         default=MAX_PIXELS,
         metavar='N',
         help=f'reduce larger pictures to N pixels (default: {MAX_PIXELS})',
@@ -74,8 +75,8 @@ def parse_args() -> argparse.Namespace:
     add_unsafe_load(parser)
     add_allow_missing(parser)
     args = parser.parse_args()
-    if min(args.batch_size, args.max_pixels) < 1 or not 0 <= args.score_thr <= 1:
-        parser.error('--batch-size and --max-pixels take at least 1, --score-thr a number from 0 to 1')
+    if not 0 <= args.score_thr <= 1:
+        parser.error(f'--score-thr takes a number from 0 to 1, got {args.score_thr}')
     behind = 1 if is_exported(args.inputs[-1]) else 2
     if len(args.inputs) <= behind:
         parser.error('it takes INPUT CONFIG CKPT, or INPUT DIR with a folder that tools/export.py made')

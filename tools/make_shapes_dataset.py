@@ -18,7 +18,7 @@ from typing import Optional
 
 import cv2
 import numpy as np
-from command_line import run
+from command_line import run, stop_on_user_errors
 from pycocotools import mask as coco_mask
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
@@ -131,24 +131,27 @@ def write_split(out: Path, split: str, number: int, seed: int, size: int, crops:
                 cropped.append(f'{crop_name} {shape}\n')
     categories = [{'id': position + 1, 'name': name} for position, name in enumerate(SHAPES)]
     coco = json.dumps({'images': images, 'annotations': annotations, 'categories': categories})
-    write_text(out / 'annotations' / f'instances_{split}.json', coco)
+    write_whole(out / 'annotations' / f'instances_{split}.json', coco.encode())
     if crops:
-        write_text(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped))
+        write_whole(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped).encode())
     seen = f', {len(cropped)} of them cropped' if crops else ''
     print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes{seen}')
 
 
 def write_picture(path: Path, pixels: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not cv2.imwrite(str(path), pixels):
-        raise OSError(f'could not write {path}')
+    write_whole(path, cv2.imencode('.png', pixels)[1].tobytes())
 
 
-def write_text(path: Path, text: str) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Write beside `path`, then rename. `swin_backbone.whole_files` does more, but its import takes seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix('.partial')
-    partial.write_text(text)
-    partial.replace(path)
+    partial = path.with_name(f'.partial-{path.name}')
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def parse_args() -> argparse.Namespace:
@@ -167,8 +170,9 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    for split, number in (('train', args.train), ('val', args.val)):
-        write_split(args.out, split, number, args.seed, args.size, args.crops)
+    with stop_on_user_errors():
+        for split, number in (('train', args.train), ('val', args.val)):
+            write_split(args.out, split, number, args.seed, args.size, args.crops)
 
 
 if __name__ == '__main__':

@@ -12,9 +12,8 @@ from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_user_e
 from mmengine.fileio import dump
 
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config_files import SUFFIXES
 from swin_backbone.whole_files import write_whole
-
-SUFFIXES = ('.py', '.json', '.yml', '.yaml')
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,7 +39,8 @@ def main() -> None:
     if args.save_path:
         suffix = args.save_path.suffix
         text = cfg.pretty_text if suffix == '.py' else dump(cfg.to_dict(), file_format=suffix[1:])
-        write_whole(args.save_path, text.encode())
+        with stop_on_user_errors((OSError,), args.traceback):
+            write_whole(args.save_path, text.encode())
 
 
 if __name__ == '__main__':

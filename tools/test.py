@@ -1,4 +1,4 @@
-"""Test a detector or segmentor: the command line of mmdet's and mmseg's own tools/test.py.
+"""Test a detector, segmentor or classifier: the command line of mmdet's and mmseg's own tools/test.py.
 
 python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
     [--backbone swin-t] [--skip-unreadable] [--allow-missing] [--cfg-options K=V ...]
@@ -15,6 +15,7 @@ from command_line import (
     add_allow_missing,
     add_common_arguments,
     add_skip_unreadable,
+    positive,
     run,
     stop_on_user_errors,
 )
@@ -29,7 +30,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument('checkpoint', help='checkpoint of the whole model, or a folder that tools/export.py made')
     parser.add_argument('--device', default='cpu', help='device of an exported model (default: cpu)')
-    parser.add_argument('--threads', type=int, metavar='N', help='threads of an exported model on a CPU')
+    parser.add_argument('--threads', type=positive, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument(
         '--out',
         metavar='F',

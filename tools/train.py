@@ -1,4 +1,4 @@
-"""Train a detector or segmentor: the command line of mmdet's and mmseg's own tools/train.py.
+"""Train a detector, segmentor or classifier: the command line of mmdet's and mmseg's own tools/train.py.
 
 python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
     [--backbone swin-t [--recipe keep]] [--skip-unreadable] [--vis tensorboard|wandb] [--cfg-options K=V ...]

@@ -17,12 +17,10 @@ display is needed.
 import argparse
 from pathlib import Path
 
-from command_line import add_config_arguments, add_unsafe_load, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, add_unsafe_load, positive, run, stop_on_user_errors
 
 from swin_backbone.analysis.files import save_figure
 from swin_backbone.whole_files import write_whole
-
-USER_ERRORS = (ValueError, TypeError, OSError)
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,11 +35,11 @@ def parse_args() -> argparse.Namespace:
     ):
         command = _command(commands, name, draw, what)
         command.add_argument(
-            '--size', type=int, nargs=2, required=True, metavar=('H', 'W'), help='size of the image in pixels'
+            '--size', type=positive, nargs=2, required=True, metavar=('H', 'W'), help='size of the image in pixels'
         )
         command.add_argument(
             '--window',
-            type=int,
+            type=positive,
             nargs='+',
             default=[7],
             metavar='W',
@@ -59,7 +57,7 @@ def parse_args() -> argparse.Namespace:
 
         if name == 'strips':
             command.add_argument(
-                '--tokens', type=int, default=1024, metavar='N', help='most tokens of a strip (default: 1024)'
+                '--tokens', type=positive, default=1024, metavar='N', help='most tokens of a strip (default: 1024)'
             )
 
     attention = _command(
@@ -76,7 +74,7 @@ def parse_args() -> argparse.Namespace:
     _add_model(cam)
     cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='default: grad')
     cam.add_argument('--label', metavar='CLASS', help='class (default: of the best box, or the most frequent one)')
-    cam.add_argument('--number', type=int, default=1, metavar='N', help='explain the N-th best box (default: 1)')
+    cam.add_argument('--number', type=positive, default=1, metavar='N', help='explain the N-th best box (default: 1)')
     cam.add_argument('--stage', type=int, default=4, help='stage whose map is looked at (default: 4)')
 
     bias = _command(commands, 'bias', draw_bias, 'relative position bias tables, before and after resizing')
@@ -84,9 +82,9 @@ def parse_args() -> argparse.Namespace:
     bias.add_argument('--stage', type=int, default=1, help='stage, from 1 (default: 1)')
     bias.add_argument('--block', type=int, default=1, help='block, from 1 (default: 1)')
     bias.add_argument(
-        '--window', type=int, nargs='+', metavar='W', help='window of the checkpoint, if it does not say it'
+        '--window', type=positive, nargs='+', metavar='W', help='window of the checkpoint, if it does not say it'
     )
-    bias.add_argument('--to', type=int, nargs='+', metavar='W', help='the other window (default: twice as large)')
+    bias.add_argument('--to', type=positive, nargs='+', metavar='W', help='the other window (default: twice as large)')
     add_unsafe_load(bias)
     return parser.parse_args()
 
@@ -103,7 +101,7 @@ def _command(commands, name, draw, what):
         help=f'file to write (default: {name}.{suffix})',
     )
     if name != 'explore':
-        command.add_argument('--dpi', type=int, default=100, metavar='N', help='pixels an inch (default: 100)')
+        command.add_argument('--dpi', type=positive, default=100, metavar='N', help='pixels an inch (default: 100)')
     return command
 
 
@@ -118,7 +116,10 @@ def _add_model(command, optional=False):
 
 
 def _pixel(text):
-    column, row = map(int, text.split(','))
+    try:
+        column, row = map(int, text.split(','))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'it takes a pixel X,Y, got {text!r}') from None
     return column, row
 
 
@@ -240,7 +241,8 @@ def draw_bias(args):
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(USER_ERRORS):
+    # What builds a model has --traceback, and any error of it may be the config's.
+    with stop_on_user_errors(*((BUILD_ERRORS, args.traceback) if 'traceback' in args else ())):
         figure = args.draw(args)
         if figure is not None:
             save_figure(figure, args.out, args.dpi)

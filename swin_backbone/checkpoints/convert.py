@@ -32,7 +32,8 @@ def convert_checkpoint(
 
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.
-        target: the file to write, of safetensors if that is what its name ends in, else of torch.save.
+        target: the file to write, of safetensors if that is what its name ends in, else of torch.save. Missing folders
+            are made.
         to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a Swin V2
             the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
         unsafe_load: see `load_checkpoint`.
@@ -42,7 +43,8 @@ def convert_checkpoint(
 
     Raises:
         ValueError: if there is no such format.
-        CheckpointError: if the source cannot be read, or holds no Swin, or one that the format has not.
+        CheckpointError: if the source cannot be read, or holds no Swin, or one that the format has not; if the target
+            cannot be written.
 
     Examples:
         >>> import tempfile, torch
@@ -113,12 +115,16 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
-    """Write to a temporary file, then rename it, so that a file is never half-written.
+    """Write to a temporary file, then rename it, so that a file is never half-written. Missing folders are made.
 
     Raises:
         CheckpointError: if it cannot be written, as on a full disk.
     """
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f'.{target.name}.')
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f'.{target.name}.')
+    except OSError as error:
+        raise CheckpointError(f'{target} cannot be written ({error.strerror})') from error
     os.close(handle)
     try:
         if target.suffix == '.safetensors':

@@ -1,5 +1,13 @@
-"""What this package raises for a checkpoint."""
+"""What this package raises for a checkpoint, and how errors list names."""
+
+from collections.abc import Sequence
 
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be read, is not what it should be, or does not fit the model; one sentence says why."""
+
+
+def first_of(names: Sequence[object], number: int = 3) -> str:
+    """The first of some names, and how many there are more."""
+    rest = len(names) - number
+    return ', '.join(map(str, names[:number])) + (f' and {rest} more' if rest > 0 else '')

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..ops.grid import Size
-from .errors import CheckpointError
+from .errors import CheckpointError, first_of
 from .formats import MLP, V1, V2
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
@@ -42,7 +42,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         resized = ', '.join(dict.fromkeys(self.resized.values()))
-        ignored = '; '.join(f'{reason}: {_some(names)}' for reason, names in self.ignored.items())
+        ignored = '; '.join(f'{reason}: {first_of(names)}' for reason, names in self.ignored.items())
         return (
             f'Loaded {self.checkpoint} ({self.origin}): {len(self.loaded)} tensors, '
             f'{len(self.resized)} of them resized{f" ({resized})" if resized else ""}, '
@@ -57,7 +57,7 @@ class LoadReport:
         if self.missing:
             warnings.append(f'Left at their initialisation: {", ".join(self.missing)}')
         if self.missing_elsewhere:
-            warnings.append(f'Outside the backbone, not in the checkpoint: {_some(self.missing_elsewhere)}')
+            warnings.append(f'Outside the backbone, not in the checkpoint: {first_of(self.missing_elsewhere)}')
         for warning in warnings:
             print_log(warning, logger='current', level=logging.WARNING)
 
@@ -147,7 +147,7 @@ def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
     if broken:
         raise CheckpointError(
             f'checkpoint {checkpoint!r}: {len(broken)} of its {len(weights)} weights are not finite (NaN or infinite): '
-            f'{_some(broken)}; its training has diverged, or the file is damaged'
+            f'{first_of(broken)}; its training has diverged, or the file is damaged'
         )
 
 
@@ -191,7 +191,7 @@ def _note_unasked_windows(trained: dict[str, Size], backbone: Any, report: LoadR
         if source != own and unasked:
             tables = [key for key in trained if _stage(key) == stage]
             report.warnings.append(
-                f'{_some(tables, 1)} of its stage were resized from window {times(source)} to {times(own)}, and '
+                f'{first_of(tables, 1)} of its stage were resized from window {times(source)} to {times(own)}, and '
                 f'outputs are others; as the checkpoint was trained: window_size={_shortest(windows)}'
             )
 
@@ -284,7 +284,3 @@ def _fit_elsewhere(
                 f'{key} has shape {tuple(value.shape)} in the checkpoint and {tuple(own[here].shape)} in the model: '
                 'it was not loaded'
             )
-
-
-def _some(names: list[str], number: int = 3) -> str:
-    return ', '.join(names[:number]) + (f' and {len(names) - number} more' if len(names) > number else '')

@@ -36,9 +36,9 @@ def load_checkpoint(
         What was loaded, resized, ignored and missing.
 
     Raises:
-        CheckpointError: a ValueError: the file cannot be read, is not safe, or holds no Swin, or one of another
+        CheckpointError: (a ValueError) if the file cannot be read, is not safe, or holds no Swin, or one of another
             family, depth or width.
-        ValueError: if the model has none.
+        ValueError: if the model has no backbone of this package.
 
     Examples:
         >>> import tempfile, torch

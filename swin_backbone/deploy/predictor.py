@@ -15,6 +15,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
 from ..openmmlab.inference import Predictor
 from ..openmmlab.media import Frame, read_picture
+from ..openmmlab.places import require_data
 from ..openmmlab.runtime import build_runner
 from .runtime import MANIFEST, Model, Result, RuntimeProblem
 
@@ -88,6 +89,10 @@ def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optiona
 
 def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
     """The metric of an exported model on a config's test set; empty if the test set is missing."""
+    try:
+        require_data(cfg, ('test',))
+    except ValueError:
+        return {}
     cfg = copy.deepcopy(cfg)
     set_exported(cfg, str(folder))
     with tempfile.TemporaryDirectory() as work_dir:
@@ -95,11 +100,7 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
         cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=None)
         cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
         cfg.update(visualizer=None)  # one with a name is the process's, and writes to the first work_dir for ever
-        try:
-            runner = build_runner(cfg)
-        except FileNotFoundError:
-            return {}
-        return {name: float(value) for name, value in runner.test().items()}
+        return {name: float(value) for name, value in build_runner(cfg).test().items()}
 
 
 def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:

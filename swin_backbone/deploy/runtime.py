@@ -234,8 +234,7 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
 def main(folder: str, *paths: str) -> None:
     """Print the results for pictures: a detector's objects, or a segmentor's classes and their shares of the pixels."""
     model = load(folder)
-    pictures: Iterable[Any] = (cv2.imread(path) for path in paths)
-    for path, result in zip(paths, model.predict(pictures)):
+    for path, result in zip(paths, model.predict(map(_read, paths))):
         if 'boxes' in result:
             clear = [
                 (model.classes[i], float(score)) for i, score in zip(result['labels'], result['scores']) if score > 0.3
@@ -247,7 +246,16 @@ def main(folder: str, *paths: str) -> None:
     print('torch was imported' if 'torch' in sys.modules else 'without torch')
 
 
+def _read(path: str) -> np.ndarray:
+    pixels = cv2.imread(path)
+    if pixels is None:
+        raise RuntimeProblem(f'{path} cannot be read as a picture')
+    return pixels
+
+
 if __name__ == '__main__':
+    if len(sys.argv) < 3:
+        sys.exit(f'{sys.argv[0]} takes DIR PICTURE...: a folder that tools/export.py made, and pictures')
     try:
         main(*sys.argv[1:])
     except RuntimeProblem as error:

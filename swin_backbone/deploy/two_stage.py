@@ -4,7 +4,7 @@ Layout: B batch, M anchors, N proposals of an image, R = B*N regions, K classes,
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -53,19 +53,19 @@ class RegionHead(nn.Module):
             self.mask_regions = nn.ModuleList(map(boxes.Regions, _listed(extractors)))
 
     def forward(
-        self, maps: tuple[Tensor, ...], image_size: Tensor, zoom_4: Tensor, own_size: tuple[int, int]
+        self, maps: tuple[Tensor, ...], image_size: Tensor, zoom_4: Tensor, own_size: Optional[tuple[int, int]] = None
     ) -> tuple[Tensor, ...]:
         """
         Args:
             image_size: height and width without padding, (2,).
             zoom_4: divides a box of the resized picture to give one of the original picture.
-            own_size: the original picture's height and width, for masks.
+            own_size: the original picture's height and width, to which masks are pasted; None: there are no masks.
         """
         proposals_BN4, there_BN = self._propose(maps, image_size)
         scores_BNK, found_BNK4 = self._refine(maps, proposals_BN4, image_size)
         B, N, K = scores_BNK.shape
         scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, boxes.NEVER)
-        if not self.with_masks:
+        if own_size is None:
             found_BNK4 = found_BNK4 / zoom_4
         found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
@@ -78,7 +78,7 @@ class RegionHead(nn.Module):
             self.cfg.max_per_img,
         )
         image_n, box_n4, score_n, label_n = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
-        if not self.with_masks:
+        if own_size is None:
             return image_n, box_n4, score_n, label_n
         masks_nYX = self._masks(maps, box_n4, image_n, label_n)
         box_n4 = box_n4 / zoom_4

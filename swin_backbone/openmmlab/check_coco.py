@@ -10,8 +10,10 @@ from typing import Any, Union
 
 from mmengine.registry import DATASETS
 
+from ..checkpoints.errors import first_of
 from .errors import DataError
 
+CLASSES_SHOWN = 10  # in an error
 NEEDED = {
     'images': ('id', 'file_name', 'height', 'width'),
     'annotations': ('id', 'image_id', 'category_id', 'bbox', 'area'),
@@ -74,7 +76,7 @@ def read_coco(path: Union[str, Path]) -> dict[str, list[dict[str, Any]]]:
         found = ', '.join(f'{number} ({count} objects)' for number, count in unknown.most_common(5))
         raise DataError(
             f'{path} has objects of unknown category_id {found}; its categories are '
-            + _few(f'{category["id"]} ({category["name"]})' for category in data['categories'])
+            + first_of([f'{category["id"]} ({category["name"]})' for category in data['categories']], CLASSES_SHOWN)
         )
     return data
 
@@ -90,16 +92,12 @@ def compare_classes(path: Union[str, Path], names: Sequence[str], classes: Seque
     missing = [name for name in classes if name not in names]
     if missing:
         raise DataError(
-            f'the classes {_few(missing)} of metainfo are no categories of {path}, whose categories are {_few(names)}'
+            f'the classes {first_of(missing, CLASSES_SHOWN)} of metainfo are no categories of {path}, whose categories '
+            f'are {first_of(names, CLASSES_SHOWN)}'
         )
     shared = [name for name in names if name in classes]
     if shared != list(classes):
         raise DataError(
             f'the classes of metainfo must be in the order of the categories of {path}, because mmdet numbers them so: '
-            f'{_few(shared)}; got {_few(classes)}'
+            f'{first_of(shared, CLASSES_SHOWN)}; got {first_of(classes, CLASSES_SHOWN)}'
         )
-
-
-def _few(names: Any, limit: int = 10) -> str:
-    names = [str(name) for name in names]
-    return ', '.join(names[:limit]) + (f' and {len(names) - limit} more' if len(names) > limit else '')

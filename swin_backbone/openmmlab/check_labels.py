@@ -45,7 +45,7 @@ class LabelRule(NamedTuple):
         return mapped
 
     def forbidden_values(self) -> np.ndarray:
-        """1 for each value from 0 to 255 that no class and not ignored, (256,) uint8."""
+        """1 for each value from 0 to 255 that is no class and not ignored, (256,) uint8."""
         classes = self.classes_of_values()
         return ((classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)).astype(np.uint8)
 

@@ -14,6 +14,7 @@ from ..compat import distribution_names, find_base_configs_by, import_torchvisio
 
 OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
+SUFFIXES = ('.py', '.yml', '.yaml', '.json')
 
 
 def register_prefixes() -> None:
@@ -39,17 +40,22 @@ def read_config(path: Union[str, Path]) -> Config:
             `mmpretrain::`, `mmrotate::` and `swin_backbone::`.
 
     Raises:
-        ValueError: if the prefix is of a package that is not installed.
+        ValueError: if the prefix is of a package that is not installed, or the file is of no kind that is read.
         FileNotFoundError: if there is no such file.
     """
     use_torchvision()  # which mmpretrain and mmrotate import, and a config may import them
     prefix, colons, name = str(path).partition('::')
-    if not colons:
-        return Config.fromfile(str(path))
-    configs = _configs_of(prefix)
-    if configs is None:
-        raise ValueError(f'a config is a path or package::path with an installed package, got {prefix!r}')
-    return Config.fromfile(configs / name)
+    file = Path(path)
+    if colons:
+        configs = _configs_of(prefix)
+        if configs is None:
+            raise ValueError(f'a config is a path or package::path with an installed package, got {prefix!r}')
+        file = configs / name
+    if not file.is_file():
+        raise FileNotFoundError(f'there is no config {str(path)!r}')
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f'a config is a file of one of the kinds {", ".join(SUFFIXES)}, got {str(path)!r}')
+    return Config.fromfile(str(file))
 
 
 def use_torchvision() -> None:

@@ -20,6 +20,8 @@ def sentence_of(error: Exception) -> str:
     """The message of an error, with its kind where the message alone does not say what is wrong."""
     if isinstance(error, DataError):
         return error.sentence
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f'{error.filename} ({error.strerror})'  # as tools/command_line.py says it, without a number
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return (
         message

@@ -40,7 +40,8 @@ class Predictor:
         allow_missing: go on where the checkpoint leaves weights of the model random.
 
     Raises:
-        ValueError: if the config is of another toolbox, or the checkpoint does not fit the model.
+        ValueError: if the config is of another toolbox, torch has no such device, or the checkpoint does not fit the
+            model.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Predictor:
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
+        _require_device(device)
         read_checkpoints_safely(unsafe_load)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
@@ -206,6 +208,16 @@ class Results:
         if self.video is not None:
             self.video[1].close()
             self.video = None
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the second where torch is a build without CUDA
+        reason = str(error).partition('\n')[0]
+        raise ValueError(
+            f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: {reason}'
+        ) from error
 
 
 def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:

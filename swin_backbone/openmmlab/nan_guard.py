@@ -13,6 +13,7 @@ from mmengine.registry import HOOKS
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
+from ..checkpoints.errors import first_of
 from .checkpoint_hook import find_checkpoint_hook, name_of_last
 from .errors import TrainingStopped
 
@@ -158,10 +159,9 @@ def _describe(problem: str, seen: list[tuple[dict[str, float], list[str]]]) -> s
     for rank, (found, names) in enumerate(of_ranks):
         if found or problem != 'loss':
             where = f' on rank {rank}' if len(of_ranks) > 1 else ''
-            more = f' and {len(names) - MAX_NAMED} more' if len(names) > MAX_NAMED else ''
             sentences.append(
                 f'Not finite{where}: {", ".join(found) or problem}; images: '
-                f'{", ".join(names[:MAX_NAMED]) or "without names"}{more}.'
+                f'{first_of(names, MAX_NAMED) or "without names"}.'
             )
     return ' '.join(sentences)
 

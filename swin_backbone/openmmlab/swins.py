@@ -57,7 +57,8 @@ SWINS: dict[str, Swin] = {
     'swin-s': Swin('small', _RELEASES + 'swin_small_patch4_window7_224.pth', 0.2),
     'swin-b': Swin('base', _RELEASES + 'swin_base_patch4_window7_224.pth', 0.3),
     'swin-l': Swin('large', _RELEASES + 'swin_large_patch4_window7_224_22k.pth', 0.3),
-    # Chen et al. 2021, arXiv 2111.14725, who searched for windows and depths. Drop path in detection is Swin's.
+    # Chen et al. 2021, arXiv 2111.14725, who searched for windows and depths. Drop path is Swin's, as microsoft/Cream,
+    # where the weights are from, has no training.
     'swin-s3-t': Swin('tiny', _RELEASES_TIMM + 's3_t-1d53f6a8.pth', 0.2, by_stage=(('window_size', (7, 7, 14, 7)),)),
     'swin-s3-s': Swin('small', _RELEASES_TIMM + 's3_s-3bb4c69d.pth', 0.2, by_stage=(('window_size', (14, 14, 14, 7)),)),
     'swin-s3-b': Swin(

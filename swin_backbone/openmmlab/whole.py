@@ -6,6 +6,7 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from ..checkpoints import CheckpointError
+from ..checkpoints.errors import first_of
 from ..checkpoints.fit import backbones_of, check_finite, fit
 
 # The heads whose labels are a data set's classes; those of a panoptic model are not, nor those of a language model.
@@ -64,7 +65,7 @@ def _check_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: 
         )
     reasons = []
     if missing:
-        reasons.append(f'does not have {len(missing)} of the {len(own)} weights of the model ({_some(missing)})')
+        reasons.append(f'does not have {len(missing)} of the {len(own)} weights of the model ({first_of(missing)})')
     if wrong:
         reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {own[wrong[0]]})')
     raise CheckpointError(
@@ -116,7 +117,3 @@ def _check_classes(model: nn.Module, data: Mapping[str, Any]) -> None:
                 f'the model has {number} classes ({name}), the data it is to be tested on {len(classes)}: the config '
                 'of one does not fit the other'
             )
-
-
-def _some(names: list[str], number: int = 3) -> str:
-    return ', '.join(names[:number]) + (f' and {len(names) - number} more' if len(names) > number else '')

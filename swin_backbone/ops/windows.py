@@ -1,9 +1,9 @@
-"""The windows of a map, and attention inside them: what every kind of windows can do, and the kind for eager PyTorch.
+"""The windows of a map, and attention inside them: what every kind of windows can do, and the kinds for eager PyTorch.
 
-There are three kinds. `TableWindows`, here, gathers tokens by tables of indices, one gather for pad, roll and
-partition, and can be cut into strips. `RolledWindows` (`ops/rolled.py`) pads, rolls and partitions whole maps in one
-graph, at sizes that may be symbols. `TritonWindows` (`ops/fused.py`) hands whole maps to a kernel that finds tokens by
-arithmetic. A block does not ask which it has.
+`TableWindows` and `SdpaWindows`, here, gather tokens by tables of indices, one gather for pad, roll and partition, and
+can be cut into strips. `RolledWindows` (`ops/rolled.py`) pads, rolls and partitions whole maps in one graph, at sizes
+that may be symbols; `ExportedWindows` (`ops/exported.py`) gathers in such a graph. `TritonWindows` (`ops/fused.py`)
+hands whole maps to a kernel that finds tokens by arithmetic. A block does not ask which it has.
 
 Layout: B batch, H W height and width of a map, C channels, T tokens, P places of all windows, L windows, N places of
 a window, h heads, d channels of a head, R offsets between places of a window.

@@ -37,6 +37,14 @@ def test_there_and_back_gives_the_same_bits(tmp_path, to, suffix):
     assert {path.name for path in tmp_path.iterdir()} == {'source.pth', f'there.{suffix}', f'back.{suffix}'}
 
 
+def test_a_missing_folder_is_made_and_one_that_cannot_be_is_said(tmp_path):
+    torch.save(randomised(False).state_dict(), tmp_path / 'a.pth')
+    convert_checkpoint(tmp_path / 'a.pth', tmp_path / 'new' / 'folder' / 'b.pth', 'official')
+    assert [path.name for path in (tmp_path / 'new' / 'folder').iterdir()] == ['b.pth']
+    with pytest.raises(CheckpointError, match=r'a\.pth/b\.pth cannot be written \((Not a directory|File exists)\)'):
+        convert_checkpoint(tmp_path / 'a.pth', tmp_path / 'a.pth' / 'b.pth', 'official')
+
+
 @pytest.mark.parametrize(
     ('to', 'origin'),
     [('official', 'official'), ('timm', 'timm'), ('torchvision', 'torchvision'), ('hf', 'hugging_face')],

@@ -12,6 +12,7 @@ from swin_backbone.deploy import export, verify
 from swin_backbone.deploy.runtime import resize
 from swin_backbone.openmmlab.config_files import read_config
 from swin_backbone.openmmlab.inference import Predictor
+from swin_backbone.openmmlab.swap import swap_backbone
 
 SWIN = dict(embed_dims=32, depths=(1, 2, 1, 1), num_heads=(2, 4, 8, 16), arch=None, init_cfg=None)
 WIDTHS = [32, 64, 128, 256]
@@ -37,8 +38,12 @@ def randomise(model):
 
 
 def small_config(name, pipeline=True):
-    """A published config with a narrow, shallow Swin and few queries, that sees pictures at 320x256 at most."""
-    cfg = read_config(f'swin_backbone::{name}')
+    """A published config, of a toolbox where it says so, with a narrow, shallow Swin and few queries, that sees
+    pictures at 320x256 at most."""
+    if '::' in name:
+        cfg = swap_backbone(read_config(name), 'swin-t', verbose=False)
+    else:
+        cfg = read_config(f'swin_backbone::{name}')
     cfg.model.backbone.update(SWIN)
     if 'neck' in cfg.model:
         cfg.model.neck.in_channels = WIDTHS[-len(cfg.model.neck.in_channels) :]
@@ -69,7 +74,7 @@ def small_config(name, pipeline=True):
 
 
 def _narrow(settings):
-    """The heads of published configs have 256 channels, which is slow; UPerNet's inputs are its backbone's."""
+    """The heads of published configs have 256 channels, which is slow; UPerNet and FCN read the backbone's maps."""
     if isinstance(settings, list):
         for one in settings:
             _narrow(one)
@@ -81,6 +86,8 @@ def _narrow(settings):
                 settings[name] = 64
             elif name == 'in_channels' and value == [96, 192, 384, 768]:
                 settings.update(in_channels=WIDTHS, channels=32)
+            elif name == 'in_channels' and value == 768:
+                settings.update(in_channels=WIDTHS[3], channels=32)
             else:
                 _narrow(value)
 
@@ -96,10 +103,12 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
             torch.nn.init.constant_(parameter, -2)
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
             parameter.data *= 6  # so that classes differ from place to place
+        if name.endswith('rpn_cls.weight'):
+            parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
     head = next(h for h in ('decode_head', 'roi_head', 'bbox_head', 'panoptic_head') if h in cfg.model)
-    part = getattr(model, head) if head != 'roi_head' else model.roi_head.mask_head
+    part = getattr(model, head) if head != 'roi_head' else model.roi_head.bbox_head
     number = (part[0] if isinstance(part, torch.nn.ModuleList) else part).num_classes
     meta = dict(dataset_meta=dict(classes=[f'class {i}' for i in range(number)]))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), path)

@@ -92,9 +92,12 @@ def test_the_box_around_a_mask():
 
 WHOLE = {
     'UPerNet': 'upernet/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py',
+    'FCN': 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py',
     'RetinaNet': 'retinanet/retinanet_swin-t-p4-w7_fpn_1x_coco.py',
     'ATSS': 'atss/atss_swin-t-p4-w7_fpn_ms-crop-3x_coco.py',
+    'Faster R-CNN': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
     'Mask R-CNN': 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
+    'Cascade R-CNN': 'mmdet::cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
     'Cascade Mask R-CNN': 'cascade_rcnn/cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco.py',
     'Mask2Former, instances': 'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py',
     'Mask2Former, semantic': 'mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',

@@ -23,6 +23,7 @@ pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 from small import save_checkpoint
 
 from swin_backbone.deploy import export, formats, runtime
+from swin_backbone.deploy.predictor import evaluate
 from swin_backbone.openmmlab.inference import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,16 @@ def test_a_whole_model_of_one_size(work):
     assert [figure['equal_labels'] > 0.99 for figure in manifest['verification']] == [True]
     found = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
     assert [result['labels'].shape for result in found] == SIZES
+
+
+def test_what_is_wrong_with_its_own_command_line_is_a_sentence(work, tmp_path):
+    (tmp_path / 'thesis.txt').write_text('no picture')
+    with pytest.raises(runtime.RuntimeProblem, match=r'thesis\.txt cannot be read as a picture'):
+        runtime.main(str(work / 'out'), str(tmp_path / 'thesis.txt'))
+    command = [sys.executable, runtime.__file__, work / 'out']
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.endswith('takes DIR PICTURE...: a folder that tools/export.py made, and pictures\n')
 
 
 WITHOUT_TORCH = """
@@ -171,6 +182,12 @@ def test_the_metric_is_that_of_pytorch(work, tmp_path):
         printed = run(ROOT / 'tools' / 'test.py', work / 'config.py', model, '--work-dir', tmp_path, cwd=tmp_path)
         found.append(float(re.search(r'^mIoU: ([\d.]+)', printed, re.M)[1]))
     assert abs(found[0] - found[1]) < 0.1  # percent
+
+
+def test_there_is_no_metric_without_a_test_set(work):
+    cfg = Config.fromfile(work / 'config.py')
+    cfg.test_dataloader.dataset.data_root = str(work / 'missing')
+    assert evaluate(cfg, work / 'out') == {}
 
 
 def test_int8_needs_pictures(work):

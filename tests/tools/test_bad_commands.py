@@ -120,6 +120,15 @@ def test_a_folder_that_is_a_file_or_cannot_be_written_to(record_fault, own, tool
     record_fault('bad_commands', 3)
 
 
+@pytest.mark.parametrize(('tool', 'option'), [('flops', '--json'), ('print_config', '--save-path')])
+def test_a_file_that_cannot_be_written(tool, option, tmp_path):
+    (tmp_path / 'file').write_text('precious')
+    config = 'configs/demo/swin-nano_upernet_shapes.py'
+    said = sentence(run(f'tools/{tool}.py', ROOT / config, option, tmp_path / 'file' / 'a.json'))
+    assert f'{tmp_path / "file"} (File exists)' in said
+    assert (tmp_path / 'file').read_text() == 'precious'
+
+
 @pytest.mark.parametrize(
     ('launcher', 'message'),
     [

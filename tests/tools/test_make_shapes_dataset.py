@@ -8,6 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from in_process import run
 from pycocotools import mask as coco_mask
 
 TOOL = Path(__file__).parents[2] / 'tools' / 'make_shapes_dataset.py'
@@ -78,3 +79,11 @@ def test_bad_numbers_are_refused(tmp_path, arguments):
     result = subprocess.run([sys.executable, str(TOOL), str(tmp_path), *arguments], capture_output=True, text=True)
     assert result.returncode == 2
     assert '--train and --val take at least 1' in result.stderr
+
+
+def test_a_folder_that_is_a_file_is_said_in_a_sentence(tmp_path):
+    (tmp_path / 'file').write_text('precious')
+    result = run('tools/make_shapes_dataset.py', tmp_path / 'file', '--train', '1', '--val', '1')
+    assert result.returncode == 1
+    assert result.stderr.endswith(f'tools/make_shapes_dataset.py: {tmp_path}/file/images/train (Not a directory)')
+    assert (tmp_path / 'file').read_text() == 'precious'

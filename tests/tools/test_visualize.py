@@ -99,12 +99,15 @@ def test_attention_of_a_photograph_without_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (['windows', '--size', '0', '9'], 'size takes two positive sides, got (0, 3)'),
         (['windows', '--size', '9', '9', '--stage', '5'], 'stage must be from 1 to 4, got 5'),
         (['windows', '--size', '9', '9', '--window', '1', '2', '3'], 'a window has one side or two, got [1, 2, 3]'),
         (['masks', '--size', '9', '9', '--out', 'a.gif'], "written as .png or .html, got 'a.gif'"),
         (['explore', '--size', '9', '9', '--out', 'a.png'], "the explorer is written as .html, got 'a.png'"),
         (['bias', 'missing.pth'], 'missing.pth'),
+        (['features', '{files}/picture.png', 'missing.py', 'a.pth'], "there is no config 'missing.py'"),
+        (['features', '{files}/picture.png', '{files}/picture.png', 'a.pth'], 'of the kinds .py, .yml, .yaml, .json'),
+        (['attention', '{files}/picture.png', str(DETECTION), '--at', '1,1', '--device', 'warp'],
+         "device must be one that torch has here, as cpu or cuda:0, got 'warp'"),
         (['attention', 'missing.png', str(DETECTION), '--at', '1,1'], "'missing.png' is none"),
         (['attention', '{files}/picture.png', str(DETECTION), '--at', '128,1'], '128 wide and 96 high, got 128,1'),
         (['cam', '{files}/picture.png', str(SEGMENTATION), '{files}/swin-nano_upernet_shapes.pth', '--label', 'cat'],
@@ -116,6 +119,29 @@ def test_a_users_mistake_is_one_sentence(files, arguments, message):
     assert result.returncode == 1
     assert message in result.stderr
     assert 'Traceback' not in result.stderr
+
+
+def test_what_cannot_be_built_is_a_sentence_and_with_traceback_more(files):
+    model = [files / 'picture.png', DETECTION, files / f'{DETECTION.stem}.pth', '--cfg-options', 'model.neck.type=FPNN']
+    result = run('tools/visualize.py', 'features', *model)
+    assert result.returncode == 1
+    assert 'FPNN is not in the mmdet::model registry' in result.stderr
+    with pytest.raises(KeyError, match='FPNN is not in the mmdet::model registry'):
+        run('tools/visualize.py', 'features', *model, '--traceback')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['windows', '--size', '0', '9'], "--size: it takes a whole number of at least 1, got '0'"),
+        (['bias', 'a.pth', '--to', 'x'], "--to: it takes a whole number of at least 1, got 'x'"),
+        (['attention', 'a.png', 'a.py', '--at', '60'], "--at: it takes a pixel X,Y, got '60'"),
+    ],
+)
+def test_a_wrong_number_is_said_with_its_option(arguments, message):
+    result = run('tools/visualize.py', *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
 
 
 def write_scalars(work_dir):
