@@ -22,9 +22,16 @@ class BackwardGroup : public Group<T> {
     memory.allocate([&](const auto& take) { carve(take); });
   }
 
-  static int64_t bytes_of_row(const BlockWeights<T>& w) {
-    return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C;
+  // Whether gradients of weights are products in the pieces of tiles.h.
+  static bool has_tiles_for(const BlockWeights<T>& w) {
+    return w.qkv.in_tiles() && w.fc1.in_tiles() && w.C % TILED_ROWS == 0 && w.D % TILED_ROWS == 0;
   }
+  static int64_t bytes_of_row(const BlockWeights<T>& w) {
+    const int64_t pieces = has_tiles_for(w) ? PIECES * sizeof(bf16) * (3 * w.C + w.D) : 0;
+    return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C + pieces;
+  }
+
+  const ProductRoom<T>& room_of_products() const { return product_; }
 
   // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
   void run(const std::vector<int32_t>& group) {
@@ -34,10 +41,21 @@ class BackwardGroup : public Group<T> {
   }
 
   // Writes or adds to `to` (out, in) the gradient of rows n ... n + MAX_COLUMNS - 1 of linear layer i's weight.
-  void weight_gradient(int64_t i, int64_t n, float* to, bool add) const {
+  void weight_gradient(int64_t i, int64_t n, const ProductRoom<T>& room, float* to, bool add) const {
     constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
     const Linear<T>& linear = w.linear(i);
     const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, ROW_STEP), in = linear.K;
+    if constexpr (std::is_same_v<T, float>)
+      if (in_tiles) {
+        const TilesInUse tiles;
+        for (int64_t k = 0; k < tokens; k += MAX_TERMS) {
+          const int64_t terms = std::min(MAX_TERMS, tokens - k);
+          split_rows(turned[i] + n * rows + k, rows, M, terms, room.rows);
+          multiply_tiles(M, in, tiles_of(terms), room.rows, paired[i] + k * PIECES * TILE_ROWS,
+                         tiles_of(tokens), to + n * in, in, add || k);
+        }
+        return;
+      }
     for (int64_t c = 0; c < in; c += MAX_COLUMNS)
       brgemm(M, std::min(MAX_COLUMNS, in - c), K, rows, in, in, turned[i] + n * rows, inputs[i] + c * PAIR,
              to + n * in + c, add);
@@ -60,10 +78,16 @@ class BackwardGroup : public Group<T> {
     product_row = (float*)take(rows * C * sizeof(float));
     mlp_out = (float*)take(v2 * rows * C * sizeof(float));
     row = (float*)take(C * sizeof(float));
+    // It takes the place of the forward pass's, which is never touched.
+    product_ = ProductRoom<T>({&w.qkv, &w.proj, &w.fc1, &w.fc2, &transposed[QKV], &transposed[PROJ], &transposed[FC1],
+                               &transposed[FC2]},
+                              take);
     if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
     for (int64_t i = 0; i < LINEARS; i++) {
       turned[i] = (T*)take(w.linear(i).N * rows * sizeof(T));
-      paired[i] = (T*)take(std::is_same_v<T, bf16> ? w.linear(i).K * rows * sizeof(T) : 0);
+      const int64_t in = w.linear(i).K;
+      paired[i] = std::is_same_v<T, bf16> ? (bf16*)take(in * rows * sizeof(bf16))
+                                          : (bf16*)take(in_tiles * in * tiles_of(rows) * TILE_TERMS * PIECES * sizeof(bf16));
     }
     more = AttentionBackwardRoom<T>(N, take);
   }
@@ -77,7 +101,11 @@ class BackwardGroup : public Group<T> {
     const Linear<T>& linear = w.linear(i);
     const int64_t padded = round_up(tokens, ROW_STEP);
     std::memset((void*)(input + tokens * linear.K), 0, (padded - tokens) * linear.K * sizeof(T));
-    inputs[i] = pack_values(input, tokens, linear.K, paired[i]);
+    inputs[i] = input;
+    if constexpr (std::is_same_v<T, bf16>)
+      inputs[i] = pack_values(input, tokens, linear.K, paired[i]);
+    else if (in_tiles)
+      split_columns(input, linear.K, tokens, linear.K, paired[i]);
     transpose(of_output, linear.N, tokens, linear.N, turned[i], rows);
     for (int64_t n = 0; n < linear.N; n++) {
       T* line = turned[i] + n * rows;
@@ -235,8 +263,10 @@ class BackwardGroup : public Group<T> {
   T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
   float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
   float *mlp_out, *row;
-  T *turned[LINEARS], *paired[LINEARS];
-  const T* inputs[LINEARS];
+  T* turned[LINEARS];       // gradients of outputs, (out, rows)
+  const T* inputs[LINEARS];  // (tokens, in), in pairs of tokens for bf16
+  bf16* paired[LINEARS];     // the memory for these pairs, or for the pieces of float32 inputs
+  const bool in_tiles = has_tiles_for(this->w);
   Buffers memory;
 };
 
@@ -282,8 +312,8 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
         group->run(dealt[g]);
         for (int64_t i = 0; i < LINEARS; i++)
           for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
-            group->weight_gradient(i, n, worker ? others[worker].data() + of.size + begins[i] : weight_sums[i],
-                                   g >= workers);
+            group->weight_gradient(i, n, group->room_of_products(),
+                                   worker ? others[worker].data() + of.size + begins[i] : weight_sums[i], g >= workers);
       }
     });
   } else {
@@ -296,10 +326,13 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
         made[worker]->run(dealt[first + worker]);
       });
       at::parallel_for(0, panels[LINEARS], 1, [&](int64_t begin, int64_t end) {
+        ProductRoom<T> room;
+        Buffers memory;
+        memory.allocate([&](const auto& take) { room = ProductRoom<T>({&w.qkv}, take); });
         for (int64_t task = begin; task < end; task++) {
           const int64_t i = std::upper_bound(panels, panels + LINEARS, task) - panels - 1;
           for (int64_t worker = 0; worker < last; worker++)
-            made[worker]->weight_gradient(i, (task - panels[i]) * MAX_COLUMNS, weight_sums[i], first + worker > 0);
+            made[worker]->weight_gradient(i, (task - panels[i]) * MAX_COLUMNS, room, weight_sums[i], first + worker > 0);
         }
         release_brgemm<T>();
       });

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "simd.h"
+#include "tiles.h"
 
 namespace swin {
 
@@ -25,6 +25,7 @@ struct Linear {
   const float* bias;
   int64_t N, K, width;
   int64_t padded_K() const { return std::is_same_v<T, bf16> ? round_up(K, 2) : K; }
+  bool in_tiles() const { return std::is_same_v<T, float> && has_tiles() && N % TILE_ROWS == 0 && width % TILE_ROWS == 0; }
 };
 
 // Packs W, or W^T if transposed: then the weight is (K, N).
@@ -44,19 +45,78 @@ void brgemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t l
 template <class T>
 void release_brgemm();
 
+// Of float32 numbers this many are split into pieces at a time, so that these stay in L2: of a sum, and of all rows.
+constexpr int64_t MAX_TERMS = 768;
+constexpr int64_t MAX_SPLIT = MAX_TERMS * 2 * MAX_ROWS;
+
+// How many rows of `terms` numbers are split at a time. A panel of the weight is split once for all of them.
+inline int64_t rows_at_a_time(int64_t terms) {
+  return std::min(4 * MAX_ROWS, MAX_SPLIT / round_up(std::min(terms, MAX_TERMS), TILE_TERMS) / MAX_ROWS * MAX_ROWS);
+}
+
+// Buffers for the product with any of some linear layers.
+template <class T>
+struct ProductRoom {
+  float* c = nullptr;
+  bf16 *rows = nullptr, *columns = nullptr;  // pieces of tokens, and of a panel of the weight
+
+  ProductRoom() = default;
+  template <class Take>  // take(bytes) returns the next `bytes` bytes
+  ProductRoom(std::initializer_list<const Linear<T>*> linears, const Take& take) {
+    int64_t numbers = 0;
+    bool in_tiles = false;
+    for (const Linear<T>* w : linears) {
+      const bool parts = w->in_tiles() && w->K > MAX_TERMS;  // then all columns are summed up at the same time
+      numbers = std::max(numbers, parts ? rows_at_a_time(w->K) * w->N : MAX_ROWS * std::max(w->width, MAX_COLUMNS));
+      in_tiles |= w->in_tiles();
+    }
+    c = (float*)take(numbers * sizeof(float));
+    rows = (bf16*)take(in_tiles * MAX_SPLIT * PIECES * sizeof(bf16));
+    columns = (bf16*)take(in_tiles * MAX_COLUMNS * MAX_TERMS * PIECES * sizeof(bf16));
+  }
+};
+
+// `product` of numbers in pieces.
+template <class F>
+void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float>& w, const ProductRoom<float>& room,
+                      const F& epilogue) {
+  const TilesInUse tiles;
+  const int64_t step = rows_at_a_time(w.K);
+  for (int64_t begin = 0; begin < M; begin += step) {
+    const int64_t end = std::min(M, begin + step);
+    for (int64_t k = 0; k < w.K; k += MAX_TERMS) {
+      const int64_t terms = std::min(MAX_TERMS, w.K - k), depth = tiles_of(terms);
+      split_rows(a + begin * lda + k, lda, end - begin, terms, room.rows);
+      for (int64_t n = 0; n < w.N; n += w.width) {
+        const int64_t columns = std::min(w.width, w.N - n);
+        split_columns(w.panels + n * w.K + k * columns, columns, terms, columns, room.columns);
+        for (int64_t m = begin; m < end; m += MAX_ROWS) {
+          const int64_t rows = std::min(MAX_ROWS, end - m);
+          float* c = room.c + (w.K > MAX_TERMS ? n * step + (m - begin) * columns : 0);
+          multiply_tiles(round_up(rows, TILED_ROWS), columns, depth, room.rows + (m - begin) * depth * PIECES * TILE_TERMS,
+                         room.columns, depth, c, columns, k > 0);
+          if (k + terms == w.K) epilogue(m, rows, n, columns, c);
+        }
+      }
+    }
+  }
+}
+
 // epilogue(m, rows, n, columns, c): c holds a W^T of those rows and columns, without the bias, `columns` apart.
-// `a` must have room for round_up(M, ROW_STEP) rows, and `c` for MAX_ROWS * MAX_COLUMNS numbers.
+// `a` must have room for round_up(M, ROW_STEP) rows.
 template <class T, class F>
-void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, float* c, const F& epilogue) {
-  const int64_t K = w.padded_K();
+void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductRoom<T>& room, const F& epilogue) {
+  if constexpr (std::is_same_v<T, float>)
+    if (w.in_tiles()) return product_in_tiles(a, lda, M, w, room, epilogue);
   const int64_t chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
+  const int64_t K = w.padded_K();
   for (int64_t n = 0; n < w.N; n += w.width) {
     const int64_t columns = std::min(w.width, w.N - n);
     for (int64_t m = 0; m < M; m += step) {
       const int64_t rows = std::min(step, M - m);
-      brgemm(round_up(rows, ROW_STEP), columns, K, lda, columns, columns, a + m * lda, w.panels + n * K, c);
-      epilogue(m, rows, n, columns, c);
+      brgemm(round_up(rows, ROW_STEP), columns, K, lda, columns, columns, a + m * lda, w.panels + n * K, room.c);
+      epilogue(m, rows, n, columns, room.c);
     }
   }
 }

@@ -3,30 +3,12 @@
 #pragma once
 
 #include <cstring>
-#include <memory>
 
 #include "attention.h"
 #include "block.h"
+#include "buffers.h"
 
 namespace swin {
-
-// Memory for several arrays, each on its own cache lines.
-class Buffers {
- public:
-  // carve(take) is called twice: first take(bytes) counts and returns null, then it returns that many bytes.
-  template <class Carve>
-  void allocate(const Carve& carve) {
-    int64_t bytes = LINE;
-    carve([&](int64_t n) -> char* { bytes += round_up(n, LINE); return nullptr; });
-    memory.reset(new char[bytes]);
-    char* at = (char*)round_up((int64_t)memory.get(), LINE);
-    carve([&](int64_t n) { char* taken = at; at += round_up(n, LINE); return taken; });
-  }
-
- private:
-  static constexpr int64_t LINE = 64;
-  std::unique_ptr<char[]> memory;
-};
 
 // The number of windows in a group of about `bytes` bytes: few enough to stay in cache, or, if the weights do not fit
 // in cache, many, so that the weights are read less often. Each thread gets the same number of groups.
@@ -66,7 +48,7 @@ class Group {
     attended = (T*)take(rows * w.C * sizeof(T));
     branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
     normed_row = (float*)take(w.cosine_scale ? w.C * sizeof(float) : 0);
-    product_ = (float*)take(MAX_ROWS * std::max(w.qkv.width, MAX_COLUMNS) * sizeof(float));
+    product_ = ProductRoom<T>({&w.qkv, &w.proj, &w.fc1, &w.fc2}, take);
     mask = (float*)take(N * S * sizeof(float));
     row_of = (int32_t*)take(rows * sizeof(int32_t));
     token_of = (int32_t*)take(rows * sizeof(int32_t));
@@ -216,7 +198,8 @@ class Group {
   const int64_t rows;  // there is room for
   AttentionRoom<T> room;
   T *wide, *normed, *attended;
-  float *branch, *normed_row, *product_, *mask;
+  float *branch, *normed_row, *mask;
+  ProductRoom<T> product_;
   float* factors = nullptr;  // (3 h, rows): the factor of each query and key, if it is needed
   int32_t *row_of, *token_of, *place_of;
   int64_t places = 0, tokens = 0, masked_kind = 0;

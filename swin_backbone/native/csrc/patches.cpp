@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "buffers.h"
+
 namespace swin {
 namespace {
 
@@ -15,12 +17,17 @@ template <class T, class Fill>
 void project(int64_t tokens, const Linear<T>& w, const std::optional<Affine>& norm, float* out, const Fill& fill) {
   const int64_t K = w.padded_K();
   at::parallel_for(0, (tokens + TOKENS - 1) / TOKENS, 1, [&](int64_t begin, int64_t end) {
-    const std::unique_ptr<T[]> rows(new T[round_up(TOKENS, ROW_STEP) * K]);
-    const std::unique_ptr<float[]> products(new float[MAX_ROWS * MAX_COLUMNS]);
+    T* rows;
+    ProductRoom<T> room;
+    Buffers memory;
+    memory.allocate([&](const auto& take) {
+      rows = (T*)take(TOKENS * K * sizeof(T));
+      room = ProductRoom<T>({&w}, take);
+    });
     for (int64_t first = begin * TOKENS; first < std::min(tokens, end * TOKENS); first += TOKENS) {
       const int64_t count = std::min(TOKENS, tokens - first);
-      for (int64_t m = 0; m < count; m++) fill(first + m, rows.get() + m * K);
-      product(rows.get(), K, count, w, products.get(),
+      for (int64_t m = 0; m < count; m++) fill(first + m, rows + m * K);
+      product(rows, K, count, w, room,
               [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
                 for (int64_t r = 0; r < count; r++) {
                   float* to = out + (first + m + r) * w.N + n;
