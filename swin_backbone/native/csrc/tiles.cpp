@@ -79,13 +79,15 @@ void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* 
 }
 
 void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t columns, bf16* tiles) {
-  const int64_t depth = tiles_of(terms), column = depth * PIECES * TILE;
-  for (int64_t k = 0; k < depth * TILE_TERMS; k += 2) {
-    const float *even = b + k * ldb, *odd = even + ldb;
-    bf16* to = tiles + k / TILE_TERMS * PIECES * TILE + k % TILE_TERMS * TILE_ROWS;
-    for (int64_t n = 0; n < columns; n += TILE_ROWS, to += column)
-      split(k < terms ? load(even + n) : Vec(0.f), k + 1 < terms ? load(odd + n) : Vec(0.f), to, in_pairs);
-  }
+  const Vec zero(0.f);
+  for (int64_t n = 0; n < columns; n += TILE_ROWS)  // one column of tiles after another: written in order
+    for (int64_t k = 0; k < terms; k += TILE_TERMS, tiles += PIECES * TILE) {
+      const float* from = b + k * ldb + n;
+      for (int64_t i = 0; i < TILE_TERMS; i += 2, from += 2 * ldb) {
+        const Vec even = k + i < terms ? load(from) : zero, odd = k + i + 1 < terms ? load(from + ldb) : zero;
+        split(even, odd, tiles + i * TILE_ROWS, in_pairs);
+      }
+    }
 }
 
 #define SWIN_TILES __attribute__((target("amx-tile,amx-bf16")))
