@@ -309,9 +309,13 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
   }
   const bool own = begins[LINEARS] * (int64_t)sizeof(float) <= PRIVATE;  // then no thread waits for another
   // The sums of the first worker are the result; those of the others are added to it in order.
-  std::vector<std::vector<float>> others(workers);
-  for (int64_t worker = 1; worker < workers; worker++)
-    others[worker].resize(of.size + (own ? begins[LINEARS] : 0));
+  std::vector<Buffers> memory(workers);
+  std::vector<float*> others(workers);
+  for (int64_t worker = 1; worker < workers; worker++) {
+    const int64_t bytes = (of.size + (own ? begins[LINEARS] : 0)) * sizeof(float);
+    memory[worker].allocate([&](const auto& take) { others[worker] = (float*)take(bytes); });
+    std::memset(others[worker], 0, of.size * sizeof(float));
+  }
 
   const int64_t N = windows.area(), S = bias_stride(N);
   std::vector<float> turned_bias(w.heads * N * S, -std::numeric_limits<float>::infinity());
@@ -319,7 +323,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
   const auto dealt = windows.deal(groups);
   const auto make = [&](int64_t worker) {
     return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
-                                              worker ? others[worker].data() : vector_sums, turned_bias.data());
+                                              worker ? others[worker] : vector_sums, turned_bias.data());
   };
   const auto each_worker = [&](const auto& f) {
     at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -335,7 +339,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
         for (int64_t i = 0; i < LINEARS; i++)
           for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
             group->weight_gradient(i, n, group->room_of_products(),
-                                   worker ? others[worker].data() + of.size + begins[i] : weight_sums[i], g >= workers);
+                                   worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
       }
     });
   } else {
@@ -364,9 +368,9 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
     const auto add = [&](float* to, const float* from, int64_t count) {
       over_columns(count, [&](int64_t c, int64_t lanes) { store(to + c, load(to + c, lanes) + load(from + c, lanes), lanes); });
     };
-    add(vector_sums, others[worker].data(), of.size);
+    add(vector_sums, others[worker], of.size);
     for (int64_t i = 0; i < LINEARS && own; i++)
-      add(weight_sums[i], others[worker].data() + of.size + begins[i], begins[i + 1] - begins[i]);
+      add(weight_sums[i], others[worker] + of.size + begins[i], begins[i + 1] - begins[i]);
   }
   float *bias_sums = vector_sums + of.bias_hNS, *turned_sums = vector_sums + of.turned_bias;
   for (int64_t at = 0; at < w.heads * N * S; at += S)  // a row of a head's keys
