@@ -57,16 +57,25 @@ inline void pack_keys(const bf16* k, int64_t N, int64_t d, bf16* to) {
 }
 
 inline const float* pack_values(const float* v, int64_t, int64_t, float*) { return v; }
+#ifdef __AVX512BF16__
 inline const bf16* pack_values(const bf16* v, int64_t N, int64_t d, bf16* to) {
-  const auto *from = (const uint16_t*)v, *next = from + d;
+  const auto *even = (const uint16_t*)v, *odd = even + d;
   auto* pairs = (uint16_t*)to;
-  for (int64_t n = 0; n + 1 < N; n += 2, from += 2 * d, next += 2 * d, pairs += 2 * d)
-    for (int64_t c = 0; c < d; c++) pairs[2 * c] = from[c], pairs[2 * c + 1] = next[c];
-  if (N % 2)
-    for (int64_t c = 0; c < d; c++, pairs += 2) pairs[0] = from[c], pairs[1] = 0;
+  for (int64_t n = 0; n < N; n += 2, even += 2 * d, odd += 2 * d, pairs += 2 * d) {
+    const bool both = n + 1 < N;
+    int64_t c = 0;
+    for (; c + 32 <= d; c += 32) {
+      const auto [first, second] =
+          mixed(_mm512_loadu_si512(even + c), both ? _mm512_loadu_si512(odd + c) : _mm512_setzero_si512());
+      _mm512_storeu_si512(pairs + 2 * c, first);
+      _mm512_storeu_si512(pairs + 2 * c + 32, second);
+    }
+    for (; c < d; c++) pairs[2 * c] = even[c], pairs[2 * c + 1] = both ? odd[c] : 0;
+  }
   std::memset(pairs, 0, (bias_stride(N) - round_up(N, 2)) * d * sizeof(uint16_t));
   return to;
 }
+#endif
 
 // One row: 2^(scale logits + bias + mask, less their maximum), and 1 / their sum. `weights` may be `logits`.
 template <bool masked, class T>
@@ -80,7 +89,7 @@ float softmax(float* logits, int64_t S, float scale, const float* bias, const fl
   }
   const Vec highest(max_of(top));
   for (int64_t k = 0; k < S; k += LANES) {
-    const Vec e = exp2<T>(load(logits + k) - highest);
+    const Vec e = exp2(load(logits + k) - highest, T());
     sum = sum + e;
     store(weights + k, e);
   }

@@ -16,10 +16,13 @@ class BackwardGroup : public Group<T> {
  public:
   // sums: those of this group's thread, in the layout of `VectorSums`.
   BackwardGroup(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows, int64_t count,
-                const float* x, const float* grad_y, float* grad_x, float* sums)
+                const float* x, const float* grad_y, float* grad_x, float* sums, const float* turned_bias)
       : Group<T>(w, windows, count, x, grad_x), transposed(transposed), grad_y(grad_y), sums(sums),
-        of(w, this->N, this->S), more(this->N, [](int64_t) { return nullptr; }) {
+        of(w, this->N, this->S), turned_bias(turned_bias), more(this->N, [](int64_t) { return nullptr; }) {
     memory.allocate([&](const auto& take) { carve(take); });
+#ifdef SWIN_HAS_TILES
+    if (this->heads_in_tiles) tile_backward_room.clear(N);
+#endif
   }
 
   // Whether gradients of weights are products in the pieces of tiles.h.
@@ -44,7 +47,7 @@ class BackwardGroup : public Group<T> {
   void weight_gradient(int64_t i, int64_t n, const ProductRoom<T>& room, float* to, bool add) const {
     constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
     const Linear<T>& linear = w.linear(i);
-    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, ROW_STEP), in = linear.K;
+    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, TILE_TERMS), in = linear.K;
     if constexpr (std::is_same_v<T, float>)
       if (in_tiles) {
         const TilesInUse tiles;
@@ -73,7 +76,7 @@ class BackwardGroup : public Group<T> {
     mlp_in = (T*)take(rows * C * sizeof(T));
     broad = (T*)take(rows * std::max(3 * C, D) * sizeof(T));
     slim = (T*)take(rows * C * sizeof(T));
-    of_attended = (T*)take(rows * C * sizeof(T));
+    of_attended = (T*)take((rows + ROW_STEP) * C * sizeof(T));
     grad = (float*)take(rows * C * sizeof(float));
     product_row = (float*)take(rows * C * sizeof(float));
     mlp_out = (float*)take(v2 * rows * C * sizeof(float));
@@ -90,6 +93,9 @@ class BackwardGroup : public Group<T> {
                                           : (bf16*)take(in_tiles * in * tiles_of(rows) * TILE_TERMS * PIECES * sizeof(bf16));
     }
     more = AttentionBackwardRoom<T>(N, take);
+#ifdef SWIN_HAS_TILES
+    if (this->heads_in_tiles) tile_backward_room = HeadTileBackwardRoom(N, take);
+#endif
   }
 
   AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
@@ -99,20 +105,18 @@ class BackwardGroup : public Group<T> {
   // latter's rows are the gradient of the bias. Products run over whole steps of rows, so rows after the last are 0.
   void keep(int64_t i, T* input, const T* of_output) {
     const Linear<T>& linear = w.linear(i);
-    const int64_t padded = round_up(tokens, ROW_STEP);
+    const int64_t padded = round_up(tokens, TILE_TERMS);
     std::memset((void*)(input + tokens * linear.K), 0, (padded - tokens) * linear.K * sizeof(T));
     inputs[i] = input;
     if constexpr (std::is_same_v<T, bf16>)
-      inputs[i] = pack_values(input, tokens, linear.K, paired[i]);
+      inputs[i] = pack_values(input, padded, linear.K, paired[i]);
     else if (in_tiles)
       split_columns(input, linear.K, tokens, linear.K, paired[i]);
     transpose(of_output, linear.N, tokens, linear.N, turned[i], rows);
     for (int64_t n = 0; n < linear.N; n++) {
       T* line = turned[i] + n * rows;
       std::fill(line + tokens, line + padded, T(0.f));
-      Vec sum(0.f);
-      for (int64_t m = 0; m < padded; m += LANES) sum = sum + load(line + m);
-      sums[of.bias[i] + n] += sum_of(sum);
+      sums[of.bias[i] + n] += sum_of(line, padded);
     }
   }
 
@@ -122,7 +126,9 @@ class BackwardGroup : public Group<T> {
     product(a, w.linear(i).N, tokens, transposed[i], product_,
             [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
               for (int64_t r = 0; r < count; r++)
-                std::copy_n(c + r * columns, columns, product_row + (m + r) * C + n);
+                over_columns(columns, [&](int64_t i, int64_t lanes) {
+                  store(product_row + (m + r) * C + n + i, load(c + r * columns + i, lanes), lanes);
+                });
             });
   }
 
@@ -234,30 +240,43 @@ class BackwardGroup : public Group<T> {
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
     const auto values = [&](int64_t which) { return this->wide + (of_head(which) * rows + at) * d; };
-    attend_backward(N, d, values(0), values(1), values(2), of_attended + (head * rows + at) * d, w.scale,
-                    w.bias_hNS + head * N * S, mask, sums + of.bias_hNS + head * N * S, this->room, more,
-                    [&](int64_t which, int64_t place, float* g) {
-                      if (w.cosine_scale && which < 2) {
-                        const float length = which ? 1.f : w.cosine_scale[head];
-                        const float factor = this->factors[of_head(which) * rows + at + place];
-                        const float of_length = length_backward(g, values(which) + place * d, d, factor, length);
-                        if (!which) sums[of.cosine_scale + head] += of_length;
-                      }
-                      const int64_t row = row_of[at + place], column = of_head(which) * d;
-                      float* sum = sums + of.bias[QKV] + column;
-                      T* to = broad + row * 3 * w.C + column;
-                      over_columns(d, [&](int64_t i, int64_t lanes) {
-                        if (row < 0) return store(sum + i, load(sum + i, lanes) + load(g + i, lanes), lanes);
-                        store(to + i, load(g + i, lanes), lanes);
-                      });
-                    });
+    const auto put = [&](int64_t which, int64_t place, float* g) {
+      if (w.cosine_scale && which < 2) {
+        const float length = which ? 1.f : w.cosine_scale[head];
+        const float factor = this->factors[of_head(which) * rows + at + place];
+        const float of_length = length_backward(g, values(which) + place * d, d, factor, length);
+        if (!which) sums[of.cosine_scale + head] += of_length;
+      }
+      const int64_t row = row_of[at + place], column = of_head(which) * d;
+      float* sum = sums + of.bias[QKV] + column;
+      T* to = broad + row * 3 * w.C + column;
+      over_columns(d, [&](int64_t i, int64_t lanes) {
+        if (row < 0) return store(sum + i, load(sum + i, lanes) + load(g + i, lanes), lanes);
+        store(to + i, load(g + i, lanes), lanes);
+      });
+    };
+    const T* out = of_attended + (head * rows + at) * d;
+    const int64_t square = head * N * S;
+#ifdef SWIN_HAS_TILES
+    if constexpr (std::is_same_v<T, bf16>)
+      if (this->heads_in_tiles && attend_backward_in_tiles(N, values(0), values(1), values(2), out, w.scale,
+                                                     turned_bias + square, mask, sums + of.turned_bias + square,
+                                                     tile_backward_room, put))
+        return;
+#endif
+    attend_backward(N, d, values(0), values(1), values(2), out, w.scale, w.bias_hNS + square, mask,
+                    sums + of.bias_hNS + square, this->room, more, put);
   }
 
   const Linear<T> (&transposed)[LINEARS];
   const float* grad_y;
   float* sums;
   const VectorSums<T> of;
+  const float* turned_bias;       // (h, N, S): w.bias_hNS with keys first
   AttentionBackwardRoom<T> more;
+#ifdef SWIN_HAS_TILES
+  HeadTileBackwardRoom tile_backward_room;
+#endif
   T *hidden, *mlp_in;             // the MLP's hidden tokens, and what goes into it
   T* broad;                        // GELU's slope, gradients of hidden tokens, then of q, k and v
   T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
@@ -290,14 +309,21 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
   }
   const bool own = begins[LINEARS] * (int64_t)sizeof(float) <= PRIVATE;  // then no thread waits for another
   // The sums of the first worker are the result; those of the others are added to it in order.
-  std::vector<std::vector<float>> others(workers);
-  for (int64_t worker = 1; worker < workers; worker++)
-    others[worker].resize(of.size + (own ? begins[LINEARS] : 0));
+  std::vector<Buffers> memory(workers);
+  std::vector<float*> others(workers);
+  for (int64_t worker = 1; worker < workers; worker++) {
+    const int64_t bytes = (of.size + (own ? begins[LINEARS] : 0)) * sizeof(float);
+    memory[worker].allocate([&](const auto& take) { others[worker] = (float*)take(bytes); });
+    std::memset(others[worker], 0, of.size * sizeof(float));
+  }
 
+  const int64_t N = windows.area(), S = bias_stride(N);
+  std::vector<float> turned_bias(w.heads * N * S, -std::numeric_limits<float>::infinity());
+  for (int64_t at = 0; at < w.heads * N * S; at += N * S) transpose(w.bias_hNS + at, S, N, N, turned_bias.data() + at, S);
   const auto dealt = windows.deal(groups);
   const auto make = [&](int64_t worker) {
     return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
-                                              worker ? others[worker].data() : vector_sums);
+                                              worker ? others[worker] : vector_sums, turned_bias.data());
   };
   const auto each_worker = [&](const auto& f) {
     at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -313,7 +339,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
         for (int64_t i = 0; i < LINEARS; i++)
           for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
             group->weight_gradient(i, n, group->room_of_products(),
-                                   worker ? others[worker].data() + of.size + begins[i] : weight_sums[i], g >= workers);
+                                   worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
       }
     });
   } else {
@@ -342,10 +368,13 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
     const auto add = [&](float* to, const float* from, int64_t count) {
       over_columns(count, [&](int64_t c, int64_t lanes) { store(to + c, load(to + c, lanes) + load(from + c, lanes), lanes); });
     };
-    add(vector_sums, others[worker].data(), of.size);
+    add(vector_sums, others[worker], of.size);
     for (int64_t i = 0; i < LINEARS && own; i++)
-      add(weight_sums[i], others[worker].data() + of.size + begins[i], begins[i + 1] - begins[i]);
+      add(weight_sums[i], others[worker] + of.size + begins[i], begins[i + 1] - begins[i]);
   }
+  float *bias_sums = vector_sums + of.bias_hNS, *turned_sums = vector_sums + of.turned_bias;
+  for (int64_t at = 0; at < w.heads * N * S; at += S)  // a row of a head's keys
+    for (int64_t q = 0; q < N; q++) bias_sums[at / (N * S) * N * S + q * S + at / S % N] += turned_sums[at + q];
 }
 #define INSTANTIATE(T)                                                                                            \
   template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&,        \

@@ -12,14 +12,19 @@ enum { QKV, PROJ, FC1, FC2, LINEARS };
 // The layout, in one array, of the sums of all gradients except those of the weights of linear layers.
 template <class T>
 struct VectorSums {
-  int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, cosine_scale, size;
+  int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, turned_bias, cosine_scale, size;
 
   VectorSums(const BlockWeights<T>& w, int64_t N, int64_t S) {
     size = 0;
-    const auto take = [&](int64_t numbers) { size += numbers; return size - numbers; };
+    const auto take = [&](int64_t numbers) {  // whole cache lines
+      const int64_t begin = size;
+      size += round_up(numbers, 16);
+      return begin;
+    };
     for (int64_t i = 0; i < 3; i++) norm_weight[i] = take(w.C), norm_bias[i] = take(w.C);
     for (int64_t i = 0; i < LINEARS; i++) bias[i] = take(w.linear(i).N);
     bias_hNS = take(w.heads * N * S);
+    turned_bias = take(w.heads * N * S);
     cosine_scale = take(w.heads);
   }
 };

@@ -10,7 +10,7 @@ namespace swin {
 // The slope of GELU: Phi(x) + x phi(x), given Phi(x).
 template <class T>
 inline Vec gelu_slope(Vec x, Vec cdf) {
-  return at::vec::fmadd(x * Vec(0.398942280f), exp2<T>(x * x * Vec(-0.5f * LOG2E)), cdf);
+  return at::vec::fmadd(x * Vec(0.398942280f), exp2(x * x * Vec(-0.5f * LOG2E), T()), cdf);
 }
 
 // Where the gradients of a norm's weight and bias are summed.
@@ -22,22 +22,24 @@ struct AffineSums {
 template <class Put>
 inline void layer_norm_backward(const float* x, int64_t n, const Affine& norm, const float* dy, float factor,
                                 const AffineSums& sums, const Put& put) {
-  const Moments m = moments(x, n, norm.eps);
-  const Vec scale(m.rstd), shift(-m.mean * m.rstd), times(factor);
-  Vec sum(0.f), dot(0.f);
+  Vec total(0.f);
+  over_columns(n, [&](int64_t c, int64_t count) { total = total + load(x + c, count); });
+  const Vec times(factor), minus(-sum_of(total) / n);
+  Vec squares(0.f), sum(0.f), dot(0.f);  // of x - its mean, of the gradient of y, of both
   over_columns(n, [&](int64_t c, int64_t count) {
-    const Vec y = at::vec::fmadd(load(x + c, count), scale, shift), g = load(dy + c, count) * times;
+    const Vec of_y = load(dy + c, count) * times * load(norm.weight + c, count);  // 0 after the end of the row
+    const Vec d = count == LANES ? load(x + c) + minus : Vec::set(Vec(0.f), load(x + c, count) + minus, count);
+    squares = at::vec::fmadd(d, d, squares);
+    sum = sum + of_y;
+    dot = at::vec::fmadd(of_y, d, dot);
+  });
+  const float rstd = 1.f / std::sqrt(sum_of(squares) / n + norm.eps);
+  const Vec scale(rstd), mean(sum_of(sum) / n), along(sum_of(dot) * rstd / n);
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec y = (load(x + c, count) + minus) * scale, g = load(dy + c, count) * times;
     store(sums.weight + c, at::vec::fmadd(g, y, load(sums.weight + c, count)), count);
     store(sums.bias + c, load(sums.bias + c, count) + g, count);
-    const Vec of_y = g * load(norm.weight + c, count);  // 0 after the end of the row
-    sum = sum + of_y;
-    dot = at::vec::fmadd(of_y, y, dot);
-  });
-  const Vec mean(sum_of(sum) / n), along(sum_of(dot) / n);
-  over_columns(n, [&](int64_t c, int64_t count) {
-    const Vec y = at::vec::fmadd(load(x + c, count), scale, shift);
-    const Vec of_y = load(dy + c, count) * times * load(norm.weight + c, count);
-    put(c, (of_y - mean - y * along) * scale, count);
+    put(c, (g * load(norm.weight + c, count) - mean - y * along) * scale, count);
   });
 }
 
@@ -62,13 +64,30 @@ inline float length_backward(float* gradient, const T* v, int64_t d, float facto
 inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t N, float* to, int64_t to_stride) {
   at::vec::transpose_mxn<float>(from, from_stride, to, to_stride, M, N);
 }
+#ifdef __AVX512BF16__
+// Of at most 32 x 32. Rows are paired, then pairs are moved as numbers of 32 bits. at::vec's kernel for bf16 takes more than
+// twice the time, because it does not keep its 64 vectors in registers.
+inline void transpose_tile(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
+  const __mmask32 columns = ((uint64_t)1 << N) - 1, rows = ((uint64_t)1 << M) - 1;
+  alignas(64) float pairs[2][16][16] = {}, turned[2][16][16];  // [i] has every second four of columns
+  for (int64_t m = 0; m < M; m += 2) {
+    const __m512i even = _mm512_maskz_loadu_epi16(columns, from + m * from_stride);
+    const __m512i odd = _mm512_maskz_loadu_epi16(m + 1 < M ? columns : 0, from + (m + 1) * from_stride);
+    _mm512_store_si512(pairs[0][m / 2], _mm512_unpacklo_epi16(even, odd));
+    _mm512_store_si512(pairs[1][m / 2], _mm512_unpackhi_epi16(even, odd));
+  }
+  for (int64_t i = 0; i < 2; i++) at::vec::transpose_mxn<float, 16, 16>(pairs[i][0], 16, turned[i][0], 16);
+  for (int64_t n = 0; n < N; n++)
+    _mm512_mask_storeu_epi16(to + n * to_stride, rows, _mm512_load_si512(turned[n / 4 % 2][n / 8 * 4 + n % 4]));
+}
 inline void transpose(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
-  constexpr int64_t TILE = 32;  // of at::vec's kernel
+  constexpr int64_t TILE = 32;
   for (int64_t m = 0; m < M; m += TILE)
     for (int64_t n = 0; n < N; n += TILE)
-      at::vec::transpose_mxn<bf16>(from + m * from_stride + n, from_stride, to + n * to_stride + m, to_stride,
-                                   std::min(TILE, M - m), std::min(TILE, N - n));
+      transpose_tile(from + m * from_stride + n, from_stride, std::min(TILE, M - m), std::min(TILE, N - n),
+                     to + n * to_stride + m, to_stride);
 }
+#endif
 
 template <class T>
 struct AttentionBackwardRoom {

@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "block.h"
 #include "buffers.h"
+#include "head_tiles.h"
 
 namespace swin {
 
@@ -23,8 +24,11 @@ class Group {
  public:
   Group(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out)
       : w(w), windows(windows), N(windows.area()), S(bias_stride(N)), d(w.C / w.heads), x(x), out(out),
-        rows(round_up(count * N, ROW_STEP)), room(N, d, [](int64_t) { return nullptr; }) {
+        rows(round_up(count * N, TILE_TERMS)), room(N, d, [](int64_t) { return nullptr; }) {
     memory.allocate([&](const auto& take) { carve(take); });
+#ifdef SWIN_HAS_TILES
+    if (heads_in_tiles) tile_room.clear(N);
+#endif
   }
 
   void run(const std::vector<int32_t>& group) {
@@ -43,7 +47,7 @@ class Group {
 
   template <class Take>
   void carve(const Take& take) {
-    wide = (T*)take(rows * std::max(3 * w.C, w.D) * sizeof(T));
+    wide = (T*)take((rows * std::max(3 * w.C, w.D) + ROW_STEP * d) * sizeof(T));
     normed = (T*)take(rows * w.C * sizeof(T));
     attended = (T*)take(rows * w.C * sizeof(T));
     branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
@@ -54,6 +58,9 @@ class Group {
     token_of = (int32_t*)take(rows * sizeof(int32_t));
     place_of = (int32_t*)take(rows * sizeof(int32_t));
     room = AttentionRoom<T>(N, d, take);
+#ifdef SWIN_HAS_TILES
+    if (heads_in_tiles) tile_room = HeadTileRoom(N, take);
+#endif
   }
 
   // V1: normalised tokens, V2: tokens. Then the row of each place among tokens, -1 for padding, and the reverse.
@@ -62,6 +69,7 @@ class Group {
     places = group.size() * N;
     for (int64_t p = 0; p < places; p += N) windows.tokens(group[p / N], row_of + p);
     for (int64_t p = 0; p < places; p++) {
+      if (p + AHEAD < places && row_of[p + AHEAD] >= 0) fetch(x + row_of[p + AHEAD] * w.C);
       const int64_t token = row_of[p];
       if (token < 0) continue;
       enter(x + token * w.C, w.norm1, normed + tokens * w.C);
@@ -69,6 +77,11 @@ class Group {
       place_of[tokens] = p;
       token_of[tokens++] = token;
     }
+  }
+
+  static constexpr int64_t AHEAD = 8;  // tokens that are fetched before they are needed
+  void fetch(const float* token) const {
+    for (int64_t c = 0; c < w.C; c += 16) __builtin_prefetch(token + c);
   }
 
   void enter(const float* token, const Affine& norm, T* to) const {
@@ -80,24 +93,34 @@ class Group {
   void project_qkv() {
     product(normed, w.C, tokens, w.qkv, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
       for (int64_t from = 0; from < columns; from += d)
-        for (int64_t r = 0; r < count; r++) put_in_head((n + from) / d, place_of[m + r], c + r * columns + from);
+        put_in_head((n + from) / d, count, place_of + m, c + from, columns);
     });
     if (tokens == places) return;
     constexpr float zeros[64] = {};  // a head has no more channels
     for (int64_t p = 0; p < places; p++)
-      for (int64_t head = 0; head < 3 * w.heads && row_of[p] < 0; head++) put_in_head(head, p, zeros);
+      for (int64_t head = 0; head < 3 * w.heads && row_of[p] < 0; head++) {
+        const int32_t place = p;
+        put_in_head(head, 1, &place, zeros, 0);
+      }
   }
 
-  // `head` counts those of q, then of k, then of v. `row`: d numbers, without the bias.
-  void put_in_head(int64_t head, int64_t place, const float* row) {
+  // `head` counts those of q, then of k, then of v. Each row has d numbers, without the bias.
+  void put_in_head(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
     const float* bias = w.qkv.bias + head * d;
-    float factor = 1.f;
-    if (w.cosine_scale && head < 2 * w.heads) factor = to_length(row, bias, head);
-    if (factors) factors[head * rows + place] = factor;
-    T* to = wide + (head * rows + place) * d;
-    over_columns(d, [&](int64_t i, int64_t lanes) {
-      store(to + i, (load(row + i, lanes) + load(bias + i, lanes)) * Vec(factor), lanes);
-    });
+    const bool has_length = w.cosine_scale && head < 2 * w.heads;
+    T* first = wide + head * rows * d;
+    const auto put = [&, d = this->d](int64_t r, Vec factor) {
+      T* to = first + places[r] * d;
+      const float* from = row + r * stride;
+      over_columns(d, [&](int64_t i, int64_t lanes) {
+        store(to + i, (load(from + i, lanes) + load(bias + i, lanes)) * factor, lanes);
+      });
+    };
+    for (int64_t r = 0; r < count; r++) {
+      const float factor = has_length ? to_length(row + r * stride, bias, head) : 1.f;
+      if (factors) factors[head * rows + places[r]] = factor;
+      put(r, Vec(factor));
+    }
   }
 
   // The factor that gives a query the length of the cosine scale, or a key the length 1. The zero vector stays zero.
@@ -120,21 +143,34 @@ class Group {
   void attend_in_windows(const std::vector<int32_t>& group) {
     for (int64_t at = 0; at < places; at += N) {
       const float* mask = mask_of(group[at / N]);
-      for (int64_t head = 0; head < w.heads; head++) {
-        const T* q = wide + (head * rows + at) * d;
-        const int64_t apart = w.heads * rows * d;
-        attend(N, d, q, q + apart, q + 2 * apart, w.scale, w.bias_hNS + head * N * S, mask, room,
-               [&](int64_t place, const float* o, float inverse) {
-                 const int64_t row = row_of[at + place];
-                 if (row < 0) return;
-                 T* to = attended + row * w.C + head * d;
-                 const Vec factor(inverse);
-                 over_columns(d, [&](int64_t i, int64_t lanes) {
-                   store(to + i, load(o + i, lanes) * factor, lanes);
-                 });
-               });
-      }
+      for (int64_t head = 0; head < w.heads; head++) attend_in_window(head, at, mask);
     }
+  }
+
+  // One head of the window whose places begin at `at`.
+  void attend_in_window(int64_t head, int64_t at, const float* mask) {
+    const T* q = wide + (head * rows + at) * d;
+    const int64_t apart = w.heads * rows * d;
+    const float* bias = w.bias_hNS + head * N * S;
+    const auto row_in_attended = [&](int64_t place) {
+      const int64_t row = row_of[at + place];
+      return row < 0 ? nullptr : attended + row * w.C + head * d;
+    };
+#ifdef SWIN_HAS_TILES
+    if constexpr (std::is_same_v<T, bf16>)
+      if (heads_in_tiles && attend_in_tiles(N, q, q + apart, q + 2 * apart, w.scale, bias, mask, tile_room,
+                                      [&](int64_t place, __m512i o) {
+                                        if (T* to = row_in_attended(place)) _mm512_store_si512(to, o);
+                                      }))
+        return;
+#endif
+    attend(N, d, q, q + apart, q + 2 * apart, w.scale, bias, mask, room,
+           [&](int64_t place, const float* o, float inverse) {
+             T* to = row_in_attended(place);
+             if (!to) return;
+             const Vec factor(inverse);
+             over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(o + i, lanes) * factor, lanes); });
+           });
   }
 
   void mlp() {
@@ -197,6 +233,10 @@ class Group {
   float* out;
   const int64_t rows;  // there is room for
   AttentionRoom<T> room;
+#ifdef SWIN_HAS_TILES
+  const bool heads_in_tiles = has_head_tiles<T>(d);
+  HeadTileRoom tile_room;
+#endif
   T *wide, *normed, *attended;
   float *branch, *normed_row, *mask;
   ProductRoom<T> product_;

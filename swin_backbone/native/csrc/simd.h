@@ -7,10 +7,12 @@
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 namespace swin {
 
@@ -31,6 +33,17 @@ inline Vec load(const float* from, int64_t count = LANES) { return Vec::loadu(fr
 inline void store(float* to, Vec v, int64_t count = LANES) { v.store(to, count); }
 
 #ifdef __AVX512BF16__
+// 32 numbers of two rows: the first of each, the second of each, and so on, in two vectors.
+inline std::pair<__m512i, __m512i> mixed(__m512i a, __m512i b) {
+  alignas(64) static constexpr auto order = [] {
+    std::array<uint16_t, 64> order{};
+    for (uint16_t i = 0; i < 32; i++) order[2 * i] = i, order[2 * i + 1] = 32 + i;
+    return order;
+  }();
+  return {_mm512_permutex2var_epi16(a, _mm512_load_si512(order.data()), b),
+          _mm512_permutex2var_epi16(a, _mm512_load_si512(order.data() + 32), b)};
+}
+
 inline Vec load(const bf16* from, int64_t count = LANES) {
   __m256i bits = _mm256_setzero_si256();
   std::memcpy((void*)&bits, from, count * sizeof(bf16));
@@ -53,24 +66,17 @@ inline void over_columns(int64_t n, const F& f) {
 }
 
 // 2^y for y <= 0, but at least 2^-60: this is negligible next to 1, and it avoids denormal numbers, which are slow. The
-// polynomial for the fraction has a relative error of 8e-8 from 2^r, or 8e-5 for bf16.
-template <class T>
-inline Vec exp2(Vec y) {
+// polynomial for the fraction has a relative error of 8e-8 from 2^r.
+inline Vec exp2(Vec y, float) {
   y = at::vec::clamp_min(y, Vec(-60.f));
   const Vec magic(12582912.f);  // 1.5 * 2^23: what is added to it is rounded, and stands in the last bits
   const Vec n = y + magic, r = y - (n - magic);
   Vec p(0.00132764718f);
-  if constexpr (std::is_same_v<T, float>) {
-    p = at::vec::fmadd(p, r, Vec(0.00967554133f));
-    p = at::vec::fmadd(p, r, Vec(0.0555071327f));
-    p = at::vec::fmadd(p, r, Vec(0.240221197f));
-    p = at::vec::fmadd(p, r, Vec(0.693146967f));
-    p = at::vec::fmadd(p, r, Vec(1.00000007f));
-  } else {
-    p = at::vec::fmadd(r, Vec(0.0551716672f), Vec(0.242611122f));
-    p = at::vec::fmadd(p, r, Vec(0.693260986f));
-    p = at::vec::fmadd(p, r, Vec(0.999928074f));
-  }
+  p = at::vec::fmadd(p, r, Vec(0.00967554133f));
+  p = at::vec::fmadd(p, r, Vec(0.0555071327f));
+  p = at::vec::fmadd(p, r, Vec(0.240221197f));
+  p = at::vec::fmadd(p, r, Vec(0.693146967f));
+  p = at::vec::fmadd(p, r, Vec(1.00000007f));
   at::vec::Vectorized<int32_t> exponent, bits;
   std::memcpy((void*)&exponent, &n, sizeof n);
   std::memcpy((void*)&bits, &p, sizeof p);
@@ -78,9 +84,35 @@ inline Vec exp2(Vec y) {
   std::memcpy((void*)&p, &bits, sizeof p);
   return p;
 }
+#ifdef __AVX512BF16__
+// 2^y for any y and a result in bf16: a relative error of 8e-5. These two intrinsics make it 6 instructions instead of 12.
+inline Vec exp2(Vec y, bf16) {
+  const Vec r = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // y - floor(y)
+  Vec p = at::vec::fmadd(r, Vec(0.0780245215f), Vec(0.226067156f));
+  p = at::vec::fmadd(p, r, Vec(0.695833564f));
+  p = at::vec::fmadd(p, r, Vec(0.999925196f));
+  return _mm512_scalef_ps(p, y);
+}
+#endif
 
 inline float sum_of(Vec v) { return v.reduce_add(); }
 inline float max_of(Vec v) { return v.reduce_max(); }
+
+// Of n numbers, a multiple of LANES.
+inline float sum_of(const float* x, int64_t n) {
+  Vec sum(0.f);
+  for (int64_t i = 0; i < n; i += LANES) sum = sum + load(x + i);
+  return sum_of(sum);
+}
+#ifdef __AVX512BF16__
+// Of a multiple of 32, aligned to cache lines. The dot product with ones takes a sixth of the instructions of at::vec.
+inline float sum_of(const bf16* x, int64_t n) {
+  const auto ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < n; i += 2 * LANES) sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_load_si512(x + i), ones);
+  return sum_of(Vec(sum));
+}
+#endif
 
 // Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials as
 // fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6.
@@ -100,18 +132,16 @@ inline Vec normal_cdf(Vec x, float) {
   return at::vec::fmadd(c, p / q, Vec(0.5f));
 }
 
-// The same for a result in bf16, by one polynomial on |x| <= 4.5: x Phi(x) is within 7e-5.
+// The same for a result in bf16, by one polynomial on |x| <= 4: x Phi(x) is within 2e-4.
 inline Vec normal_cdf(Vec x, bf16) {
-  const Vec c = at::vec::clamp(x, Vec(-4.5f), Vec(4.5f)), u = c * c;
-  Vec p(3.0000117e-11f);
-  p = at::vec::fmadd(p, u, Vec(-3.2839166e-09f));
-  p = at::vec::fmadd(p, u, Vec(1.5802588e-07f));
-  p = at::vec::fmadd(p, u, Vec(-4.431688e-06f));
-  p = at::vec::fmadd(p, u, Vec(8.1209753e-05f));
-  p = at::vec::fmadd(p, u, Vec(-0.0010362536f));
-  p = at::vec::fmadd(p, u, Vec(0.0095806547f));
-  p = at::vec::fmadd(p, u, Vec(-0.065977272f));
-  p = at::vec::fmadd(p, u, Vec(0.39870858f));
+  const Vec c = at::vec::clamp(x, Vec(-4.f), Vec(4.f)), u = c * c;
+  Vec p(2.2781240e-08f);
+  p = at::vec::fmadd(p, u, Vec(-1.5985922e-06f));
+  p = at::vec::fmadd(p, u, Vec(4.7955324e-05f));
+  p = at::vec::fmadd(p, u, Vec(-0.00081401359f));
+  p = at::vec::fmadd(p, u, Vec(0.0087723797f));
+  p = at::vec::fmadd(p, u, Vec(-0.064573094f));
+  p = at::vec::fmadd(p, u, Vec(0.39788333f));
   return at::vec::fmadd(c, p, Vec(0.5f));
 }
 

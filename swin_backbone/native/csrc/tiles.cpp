@@ -4,9 +4,7 @@
 
 #include <array>
 
-#if defined(__AVX512BF16__) && __has_include(<amxbf16intrin.h>)
-#define SWIN_HAS_TILES
-#endif
+#include "gemm.h"
 
 namespace swin {
 
@@ -156,7 +154,10 @@ SWIN_TILES void multiply_block(int64_t depth, const bf16* a, const bf16* b, int6
 
 }  // namespace
 
-TilesInUse::TilesInUse() { configure(); }
+TilesInUse::TilesInUse() {
+  release_brgemm<bf16>();
+  configure();
+}
 TilesInUse::~TilesInUse() { release(); }
 
 void multiply_tiles(int64_t rows, int64_t columns, int64_t depth, const bf16* a, const bf16* b, int64_t b_depth, float* c,

@@ -8,6 +8,10 @@
 
 #include "simd.h"
 
+#if defined(__AVX512BF16__) && __has_include(<amxbf16intrin.h>)
+#define SWIN_HAS_TILES
+#endif
+
 namespace swin {
 
 constexpr int64_t PIECES = 3;
@@ -24,7 +28,7 @@ void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* 
 // Columns of `terms` numbers, a multiple of 16, in pieces: (columns / 16, ceil(terms / 32), PIECES, TILE).
 void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t columns, bf16* tiles);
 
-// AMX's tiles are usable as long as this lives.
+// AMX's tiles are usable as long as this lives, and brgemm is not.
 class TilesInUse {
  public:
   TilesInUse();
