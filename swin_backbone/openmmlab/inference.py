@@ -271,8 +271,11 @@ def _write(path: Path, pixels: np.ndarray) -> None:
 
 def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> None:
     """Write classes as a PNG with a palette of RGB colours: viewers show colours, programs read numbers."""
+    # All 256 colours: Pillow writes fewer bits a pixel for a short palette, and changes values that are beyond it.
+    colours = np.zeros((256, 3), np.uint8)
+    colours[: len(palette)] = palette[:256]
     image = Image.fromarray(labels.astype(np.uint8))
-    image.putpalette(np.asarray(palette[:256], np.uint8).tobytes())
+    image.putpalette(colours.tobytes())
     encoded = io.BytesIO()
     image.save(encoded, 'PNG')
     write_whole(path, encoded.getvalue())

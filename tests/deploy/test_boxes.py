@@ -104,6 +104,16 @@ WHOLE = {
 }
 
 
+@pytest.mark.slow
+def test_a_segmentor_of_one_logit_sees_what_the_toolbox_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)
+    cfg = small_config(WHOLE['FCN'])
+    cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.4)
+    for figures, wanted in compare_eager(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')):
+        assert figures['equal_labels'] > 0.9999
+        assert set(np.unique(wanted['labels'])) == {0, 1}
+
+
 @pytest.mark.parametrize('family', WHOLE)
 def test_a_whole_model_sees_what_the_toolbox_does(family, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)  # random weights magnify rounding: one way for both

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from in_process import run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import PixelData
 from PIL import Image
 
 from swin_backbone import swap_backbone
@@ -21,6 +23,8 @@ from swin_backbone.openmmlab.config_files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from mmdet.structures import DetDataSample
 
 ROOT = Path(__file__).parents[2]
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
@@ -160,6 +164,20 @@ def test_a_test_with_weights_left_random_stops(tmp_path, checkpoints):
     result = run(*command, '--allow-missing', *options)
     assert result.returncode == 0, result.stderr
     assert 'mIoU' in result.stdout
+
+
+def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
+    """mmdet numbers instances: class + 1000 * instance; 2 is what no query sees."""
+    meta = dict(classes=('person', 'sky'), palette=[(9, 9, 9), (7, 7, 7)])
+    predictor = SimpleNamespace(scope='mmdet', meta=meta, draw=lambda frame, *_: frame.pixels)
+    classes_HW = torch.tensor([[0, 1000, 2], [1, 1, 2000]])
+    sample = DetDataSample(pred_panoptic_seg=PixelData(sem_seg=classes_HW[None]))
+    results = inference.Results(tmp_path, predictor, 0.3)
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    results.add(media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, pixels, (2, 3)), sample)
+    results.close()
+    assert np.asarray(Image.open(tmp_path / 'labels' / 'a.png')).tolist() == [[0, 0, 2], [1, 1, 0]]
+    assert json.loads((tmp_path / 'results.json').read_text()) == []
 
 
 def test_browse_dataset_draws_what_is_trained_on(tmp_path):
