@@ -18,7 +18,9 @@ def project(x_TC, weight):
     return y_BHWC[0, 0]
 
 
-@pytest.mark.parametrize('tokens, inputs, outputs', [(500, 96, 96), (401, 48, 144), (230, 1600, 32), (70, 801, 16)])
+@pytest.mark.parametrize(
+    ('tokens', 'inputs', 'outputs'), [(500, 96, 96), (401, 48, 144), (230, 1600, 32), (70, 801, 16)]
+)
 @pytest.mark.parametrize('scale', [1e-20, 1.0, 1e15])
 def test_error_is_that_of_float32(tokens, inputs, outputs, scale):
     x_TC, weight = torch.randn(tokens, inputs) * scale, torch.randn(outputs, inputs) / inputs**0.5
