@@ -14,13 +14,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KIB_OF_SHARED_MEMORY = 99  # a program of any GPU since Ampere has so much, those of data centres more
 COUNTED_WITH = '3.7.1'  # another may take more registers
-# Of windows of 7 and heads of 32 channels in bfloat16, by kernel and whether it is shifted: registers of a thread, and
-# bytes of stack, to which registers are spilled; the most of all capabilities.
+# Of windows of 7 and heads of 32 channels in bfloat16, by capability, kernel and whether it is shifted: registers of a
+# thread, and bytes of stack, to which registers are spilled. docs/benchmarks.md has the same table.
 LIMITS = {
-    ('attend', False): (142, 0),
-    ('attend', True): (229, 0),
-    ('attend_backward', False): (255, 160),
-    ('attend_backward', True): (255, 424),
+    ('attend', False): {80: (135, 0), 89: (135, 0), 90: (127, 0), 100: (134, 0), 120: (138, 0)},
+    ('attend', True): {80: (194, 0), 89: (194, 0), 90: (146, 0), 100: (168, 8), 120: (200, 0)},
+    ('attend_backward', False): {80: (255, 88), 89: (255, 120), 90: (255, 48), 100: (255, 160), 120: (255, 88)},
+    ('attend_backward', True): {80: (255, 152), 89: (255, 120), 90: (255, 72), 100: (255, 256), 120: (255, 248)},
 }
 CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
 
@@ -45,7 +45,7 @@ def test_swins_kernels_fit(tmp_path, capability):
         assert kernel['shared'] <= KIB_OF_SHARED_MEMORY * 1024, kernel
         assert kernel['num_warps'] == 4, kernel
         if triton.__version__ == COUNTED_WITH:
-            registers, stack = LIMITS[kernel['kernel'], kernel['shifted']]
+            registers, stack = LIMITS[kernel['kernel'], kernel['shifted']][capability]
             assert kernel['registers'] <= registers, kernel
             assert kernel['stack'] <= stack, kernel
 
@@ -57,7 +57,7 @@ def test_windows_of_several_tiles_fit(tmp_path, capability):
     for kernel in compile_for(tmp_path, '--capability', str(capability), '--window', '12'):
         assert kernel['shared'] <= KIB_OF_SHARED_MEMORY * 1024, kernel
         if triton.__version__ == COUNTED_WITH:
-            assert kernel['stack'] <= (200 if kernel['kernel'] == 'attend_backward' else 0), kernel
+            assert kernel['stack'] <= (0 if kernel['kernel'] == 'attend' else 16), kernel
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ windows, h heads, N places of a window, C channels.
 import triton
 import triton.language as tl
 
-from .common import SIZES, dot, is_cut, load_bias, load_keys_values, locate, logits_of, reaches_over
+from .common import SIZES, dot, load_bias, load_keys_values, logits_of, reaches_over, tokens_of
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -44,15 +44,14 @@ def attend_backward(
     if NEEDS_PADDING:
         grad_padding_k, grad_padding_v = tl.zeros((D,), tl.float32), tl.zeros((D,), tl.float32)
     for window in range(program, num_windows, tl.num_programs(1)):
-        token_q, region_q = locate(
+        token_q = tokens_of(
             window, query, num_tokens, height, width, rows, columns,
-            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        token_k, region_k = locate(
+        token_k = tokens_of(
             window, key, num_tokens, height, width, rows, columns,
-            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        cut = is_cut(window, rows, columns, MASK_PADDING)
         q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
         k, v = load_keys_values(
@@ -61,7 +60,10 @@ def attend_backward(
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
         at_lse = (tl.cast(window, INDEX) * heads + head) * PLACES + query
         lse = tl.load(lse_ptr + at_lse, mask=query < PLACES, other=0.0)
-        logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
+        logits = logits_of(
+            q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
+        )  # fmt: skip
         weights = tl.exp2(logits - lse[:, None])
         grad_v = dot(tl.trans(weights.to(q.dtype)), grad, PRECISION, WIDEN)
         grad_weights = dot(grad, tl.trans(v), PRECISION, WIDEN)
@@ -117,11 +119,10 @@ def attend_backward_queries(
     at_head = head * HEAD_DIM + dim[None, :]
     of_head = (dim < HEAD_DIM)[None, :]
     for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
-        token_q, region_q = locate(
+        token_q = tokens_of(
             window, query, num_tokens, height, width, rows, columns,
-            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        cut = is_cut(window, rows, columns, MASK_PADDING)
         there = (query < PLACES)[:, None] & of_head & (token_q < num_tokens)[:, None]
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=there, other=0.0)
         grad = tl.load(grad_ptr + token_q[:, None] * channels + at_head, mask=there, other=0.0)
@@ -132,16 +133,19 @@ def attend_backward_queries(
         grad_q = tl.zeros((Q, D), tl.float32)
         for start in range(0, PLACES, K):
             key = start + tl.arange(0, K)
-            token_k, region_k = locate(
+            token_k = tokens_of(
                 window, key, num_tokens, height, width, rows, columns,
-                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
             k_there = (key < PLACES)[:, None] & of_head
             k, v = load_keys_values(
                 qkv_ptr, padding_ptr, token_k, num_tokens, qkv_stride, at_head, channels, k_there, PADDED
             )
             bias = load_bias(bias_ptr, head, query, key, PLACES, K)
-            logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
+            logits = logits_of(
+                q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
+                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
+            )  # fmt: skip
             weights = tl.exp2(logits - lse[:, None])
             grad_logits = weights * (dot(grad, tl.trans(v), PRECISION, WIDEN) - along[:, None])
             grad_q += dot(grad_logits.to(q.dtype), k, PRECISION, WIDEN)

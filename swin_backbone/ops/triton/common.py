@@ -15,34 +15,53 @@ LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2E); the hardwa
 
 
 @triton.jit
-def locate(
-    window, place, num_tokens, height, width, rows, columns,
+def _coordinates(
+    window, place, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
-    MASK_PADDING: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """For each place of a window: its token (`num_tokens` for padding) and its region of the rolled map.
+    """Row and column of each place, on the rolled map and on the map itself.
 
     Indices after the window's last place get the values of its first place, so that they have a valid region.
     """
     place = tl.where(place < WINDOW_H * WINDOW_W, place, 0)
     column, row = window % columns, (window // columns) % rows
-    image = tl.cast(window // (rows * columns), INDEX)
     rolled_y = row * WINDOW_H + place // WINDOW_W
     rolled_x = column * WINDOW_W + place % WINDOW_W
     y, x = rolled_y + SHIFT_H, rolled_x + SHIFT_W
     y = tl.where(y >= rows * WINDOW_H, y - rows * WINDOW_H, y)
     x = tl.where(x >= columns * WINDOW_W, x - columns * WINDOW_W, x)
-    token = tl.where((y < height) & (x < width), (image * height + y) * width + x, num_tokens)
+    return rolled_y, rolled_x, y, x
+
+
+@triton.jit
+def tokens_of(
+    window, place, num_tokens, height, width, rows, columns,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """For each place of a window its token; `num_tokens` for padding."""
+    _, _, y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
+    image = tl.cast(window // (rows * columns), INDEX)
+    return tl.where((y < height) & (x < width), (image * height + y) * width + x, num_tokens)
+
+
+@triton.jit
+def _regions_of(
+    window, place, height, width, rows, columns,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
+    MASK_PADDING: tl.constexpr,
+):  # fmt: skip
+    """For each place of a window its region of the rolled map."""
+    rolled_y, rolled_x, y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
     region_y = (rolled_y >= rows * WINDOW_H - SHIFT_H).to(tl.int32)
     region_x = (rolled_x >= columns * WINDOW_W - SHIFT_W).to(tl.int32)
     if MASK_PADDING:
         region_y = tl.where(y >= height, 2, region_y)
         region_x = tl.where(x >= width, 2, region_x)
-    return token, region_y * 3 + region_x
+    return region_y * 3 + region_x
 
 
 @triton.jit
-def is_cut(window, rows, columns, MASK_PADDING: tl.constexpr):
+def _is_cut(window, rows, columns, MASK_PADDING: tl.constexpr):
     """Whether a window may hold several regions.
 
     The roll puts several regions only into the last window of an axis. Masked padding can also reach into the last but
@@ -97,12 +116,22 @@ def dot(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 @triton.jit
 def logits_of(
-    q, k, bias, scale, cut, region_q, region_k,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
+    MASK_PADDING: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """LOG2E (scale q k^T) + bias, -inf between regions: (Q, K)."""
     logits = dot(q, tl.trans(k), PRECISION, WIDEN) * (scale * LOG2E) + bias
     if MASKED:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
-        if cut:
+        if _is_cut(window, rows, columns, MASK_PADDING):
+            # 0, but the compiler cannot know that. It would compute what depends on places alone before the loop over
+            # windows, and keep it in registers that are not there.
+            zero = window // num_windows
+            region_q = _regions_of(
+                window, query + zero, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING
+            )
+            region_k = _regions_of(
+                window, key + zero, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING
+            )
             logits = tl.where(region_q[:, None] == region_k[None, :], logits, float('-inf'))
     return logits

@@ -7,7 +7,7 @@ of a window.
 import triton
 import triton.language as tl
 
-from .common import SIZES, dot, is_cut, load_bias, load_keys_values, locate, logits_of
+from .common import SIZES, dot, load_bias, load_keys_values, logits_of, tokens_of
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -37,11 +37,10 @@ def attend(
     if PLACES <= K:
         bias = load_bias(bias_ptr, head, query, tl.arange(0, K), PLACES, K)
     for window in range(tl.program_id(1), num_windows, tl.num_programs(1)):
-        token_q, region_q = locate(
+        token_q = tokens_of(
             window, query, num_tokens, height, width, rows, columns,
-            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+            WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
         )  # fmt: skip
-        cut = is_cut(window, rows, columns, MASK_PADDING)
         q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
         largest = tl.full((Q,), -1e30, tl.float32)  # finite, since all keys of a tile may be in other regions
@@ -49,9 +48,9 @@ def attend(
         out = tl.zeros((Q, D), tl.float32)
         for start in range(0, PLACES, K):
             key = start + tl.arange(0, K)
-            token_k, region_k = locate(
+            token_k = tokens_of(
                 window, key, num_tokens, height, width, rows, columns,
-                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, INDEX,
+                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, INDEX,
             )  # fmt: skip
             k_there = (key < PLACES)[:, None] & of_head
             k, v = load_keys_values(
@@ -59,7 +58,10 @@ def attend(
             )
             if PLACES > K:
                 bias = load_bias(bias_ptr, head, query, key, PLACES, K)
-            logits = logits_of(q, k, bias, scale, cut, region_q, region_k, MASKED, PRECISION, WIDEN)
+            logits = logits_of(
+                q, k, bias, scale, window, num_windows, query, key, height, width, rows, columns,
+                WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING, MASKED, PRECISION, WIDEN,
+            )  # fmt: skip
             now_largest = tl.maximum(largest, tl.max(logits, 1))
             weights = tl.exp2(logits - now_largest[:, None])
             shrink = tl.exp2(largest - now_largest)
