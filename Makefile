@@ -149,7 +149,8 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 FIGURES := work_dirs/benchmark
 benchmark-gpu: install
 	mkdir -p $(FIGURES)
-	$(RUN) tools/gpu_report.py --compile --tune --json $(FIGURES)/gpu.json
+	$(RUN) tools/gpu_report.py --compile --tune --tools \
+		--detector configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py --json $(FIGURES)/gpu.json
 
 # The backbones' tests on another torch, in an environment of its own: make test-torch TORCH=torch==2.11.0
 OTHER := .venv-$(subst =,,$(TORCH))

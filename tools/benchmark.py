@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from command_line import run, stop_on_user_errors
+from command_line import run, size, stop_on_user_errors
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -34,11 +34,6 @@ from swin_backbone.whole_files import write_whole
 
 OURS = 'swin_backbone'
 console = Console()
-
-
-def size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition('x')
-    return int(height), int(width or height)
 
 
 def parse_args() -> argparse.Namespace:

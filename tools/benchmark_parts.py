@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmark import size
-from command_line import BUILD_ERRORS, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, run, size, stop_on_user_errors
 from rich.console import Console
 from rich.table import Table
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from command_line import run, stop_on_user_errors
+from command_line import run, size, stop_on_user_errors
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -161,11 +161,6 @@ def measure_memory(args: argparse.Namespace) -> dict[str, list[float]]:
         ]
         for way in WAYS
     }
-
-
-def size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition('x')
-    return int(height), int(width or height)
 
 
 def parse_args() -> argparse.Namespace:

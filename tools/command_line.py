@@ -59,6 +59,12 @@ def _is_stdout_broken() -> bool:
     return False
 
 
+def size(text: str) -> tuple[int, int]:
+    """HxW, or one side of a square."""
+    height, _, width = text.partition('x')
+    return int(height), int(width or height)
+
+
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """The toolboxes' conventions; a launcher's own --local-rank is passed on to mmengine."""
     parser.add_argument(

@@ -1,10 +1,12 @@
 """Check the kernels on a GPU and measure their time and memory, as one table to paste into an issue.
 
 python tools/gpu_report.py [--device cuda] [--arch tiny] [--size 800x1344] [--batch 2] [--dtype bfloat16]
-    [--peers mmdet] [--compile] [--tune] [--runs N] [--json F]
+    [--peers mmdet] [--v2-window 16] [--compile] [--tune] [--tools] [--detector CONFIG] [--runs N] [--json F]
 python tools/gpu_report.py --count [--arch ...] [--size ...] [--batch ...] [--dtype ...] [--peers ...] [--json F]
+ncu python tools/gpu_report.py --launch [--size ...] [--batch ...] [--dtype ...] [--windows N ...]
 
-If a part fails, its line says why, and the next part runs. The exit status is 1 if a kernel is wrong or a part failed.
+If a part fails, its line says why, and the next part runs; what is not installed is left out. The exit status is 1 if a
+kernel is wrong or a part failed.
 """
 
 import argparse
@@ -17,26 +19,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from command_line import run
+from command_line import run, size
 
 if '--count' in sys.argv or not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads it when a kernel is defined
 
-from swin_backbone import ARCHS, SwinBackbone
-from swin_backbone.analysis import gpu
-from swin_backbone.analysis.peers import PEERS, build_peer
+from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
+from swin_backbone.analysis import gpu, gpu_models, gpu_tools
+from swin_backbone.analysis.peers import PEERS, PEERS_V2, build_peer
 from swin_backbone.analysis.traffic import count_traffic
 from swin_backbone.ops import backend
 from swin_backbone.ops.fused import FUSIONS
 from swin_backbone.whole_files import write_whole
 
-OURS = 'swin_backbone'
+OURS, OURS_V2 = 'swin_backbone', 'swin_backbone V2'
+# What compute-sanitizer runs: it is slow. Windows of one tile and of several, shifted, at the edge and padded.
+SMALL = '--arch', 'nano', '--size', '120x136', '--batch', '1', '--windows', '7', '12'
 DROP_PATH = 0.2  # of all backbones, in training
-
-
-def size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition('x')
-    return int(height), int(width or height)
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,10 +47,18 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--dtype', choices=['bfloat16', 'float16'], default='bfloat16', help='by autocast')
     parser.add_argument('--peers', default='mmdet', help=f'of {",".join(PEERS)} (default: mmdet)')
     parser.add_argument('--windows', nargs='+', type=int, default=[7, 8, 12], metavar='N', help='default: 7 8 12')
+    parser.add_argument('--v2-window', type=int, default=16, metavar='N', help='of Swin V2 (default: 16)')
     parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
     parser.add_argument(
         '--tune', action='store_true', help='time the kernels with other numbers of warps and so on too'
     )
+    parser.add_argument(
+        '--tools', action='store_true', help='run the attention kernels under ncu and compute-sanitizer, if there, too'
+    )
+    parser.add_argument(
+        '--detector', default='', metavar='CONFIG', help='measure its whole training step, with and without ours, too'
+    )
+    parser.add_argument('--launch', action='store_true', help='only run each attention kernel once, for tools')
     parser.add_argument(
         '--count', action='store_true', help='only count bytes and operators from shapes, which needs no GPU'
     )
@@ -79,9 +86,10 @@ def fused(names: str) -> Iterator[None]:
 
 
 def build(args: argparse.Namespace, name: str, variant: dict) -> torch.nn.Module:
-    """One of the backbones; all of them get the same weights."""
+    """One of the backbones; all of a version get the same weights."""
     torch.manual_seed(0)
-    ours = SwinBackbone(arch=args.arch, drop_path_rate=DROP_PATH, **variant)
+    kind = SwinV2Backbone if 'window_size' in variant else SwinBackbone
+    ours = kind(arch=args.arch, drop_path_rate=DROP_PATH, **variant)
     return build_peer(name, args.arch, ours, DROP_PATH) if name in PEERS else ours
 
 
@@ -96,9 +104,14 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
                     continue
                 yield title, counted(args, title, name, variant, fusion, train)
         return
-    yield 'machine', gpu.describe(device, dtype)
-    yield 'trial', trial(args, device)
     stages = gpu.stages(ARCHS[args.arch], args.size)
+    if args.launch:
+        for window in args.windows:
+            for shifted in (False, True):
+                yield 'launch', (gpu.launch(stage, args.batch, window, shifted, dtype, device) for stage in stages)
+        return
+    yield 'machine', gpu.describe(device, dtype, stages[0], args.batch)
+    yield 'trial', trial(args, device)
     for window in args.windows:
         for stage in stages:
             for shifted in (False, True):
@@ -107,12 +120,19 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
         for stage in stages:
             for shifted in (False, True):
                 yield 'tuning', gpu.tuning(stage, args.batch, args.windows[0], shifted, dtype, device)
+    if args.tools:
+        launch = [sys.executable, __file__, '--launch', '--device', args.device, '--dtype', args.dtype]
+        yield 'compute-sanitizer', gpu_tools.compute_sanitizer([*launch, *SMALL])
+        sizes = ['--arch', args.arch, '--size', 'x'.join(map(str, args.size)), '--batch', str(args.batch)]
+        yield 'ncu', gpu_tools.nsight_compute([*launch, *sizes, '--windows', str(args.windows[0])])
     x_BCHW = torch.randn(args.batch, 3, *args.size, device=device)
     for train in (False, True):
         for compiled in (False, True) if args.compile else (False,):
             for title, name, variant, fusion in variants(args):
                 title += ', compiled' if compiled else ''
                 yield title, backbone(args, title, name, variant, fusion, compiled, x_BCHW, train)
+    for ours in (True, False) if args.detector else ():
+        yield args.detector, detector(args, ours, device)
 
 
 def variants(args: argparse.Namespace) -> list[tuple[str, str, dict, str]]:
@@ -121,7 +141,12 @@ def variants(args: argparse.Namespace) -> list[tuple[str, str, dict, str]]:
     ours = {'': kernel, ', sdpa': dict(attention_backend='sdpa'), ', with_cp': {**kernel, 'with_cp': True}}
     found = [(OURS + how, OURS, variant, '') for how, variant in ours.items()]
     found += [(f'{OURS}, fused: {fusion}', OURS, kernel, fusion) for fusion in (*FUSIONS, ','.join(FUSIONS))]
-    return found + [(peer, peer, {}, '') for peer in filter(None, args.peers.split(','))]
+    found += [(peer, peer, {}, '') for peer in filter(None, args.peers.split(','))]
+    if args.count:
+        return found
+    of_v2 = {'window_size': args.v2_window}
+    titles = {OURS_V2: {**kernel, **of_v2}, **dict.fromkeys(PEERS_V2, of_v2)}
+    return found + [(f'{name}, windows of {args.v2_window}', name, how, '') for name, how in titles.items()]
 
 
 def counted(args, title, name, variant, fusion, train) -> Iterator[gpu.Row]:
@@ -149,13 +174,22 @@ def trial(args: argparse.Namespace, device: torch.device) -> Iterator[gpu.Row]:
         yield gpu.Row(f'trial of the kernels, {str(dtype).split(".")[1]}', found)
 
 
+def detector(args: argparse.Namespace, ours: bool, device: torch.device) -> Iterator[gpu.Row]:
+    from swin_backbone.openmmlab.runtime import enable_amp, load_config
+
+    cfg = load_config(args.detector, None, None, 'none', with_data=False)
+    enable_amp(cfg)
+    what = f'training step, {Path(args.detector).stem}'
+    yield from gpu_models.detector_step(what, cfg, ours, args.batch, args.size, device, args.runs)
+
+
 def backbone(args, title, name, variant, fusion, compiled, x_BCHW, train) -> Iterator[gpu.Row]:
     with fused(fusion):
         model = build(args, name, variant)
         if not compiled:
-            yield from gpu.kernels(title, model, x_BCHW, train, getattr(torch, args.dtype), min(args.runs, 5))
+            yield from gpu_models.kernels(title, model, x_BCHW, train, getattr(torch, args.dtype), min(args.runs, 5))
         model = torch.compile(model) if compiled else model
-        yield from gpu.backbone(title, model, x_BCHW, train, getattr(torch, args.dtype), args.runs)
+        yield from gpu_models.backbone(title, model, x_BCHW, train, getattr(torch, args.dtype), args.runs)
 
 
 def main() -> int:
@@ -165,6 +199,8 @@ def main() -> int:
     for name, part in parts(args):
         try:
             found = list(part)
+        except ImportError as error:
+            found = [gpu.Row(name, {'left out:': str(error)})]
         except Exception as error:  # after any error, still measure the rest
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''
             found, failed = [gpu.Row(name, {'failed:': f'{type(error).__name__}: {first_line[:200]}'})], True

@@ -1,32 +1,36 @@
-"""What is asked of a GPU: whether the kernels are right there, at the sizes they are for, and what each part costs.
+"""What is asked of a GPU: what it reaches, and whether the attention kernels are right there and how fast.
 
-Every function gives rows of a table; on a CPU, where Triton's interpreter runs the kernels, small maps show that the
-program works.
+`gpu_models.py` measures backbones and detectors, `gpu_tools.py` runs NVIDIA's tools. Every function gives rows of a
+table; on a CPU, where Triton's interpreter runs the kernels, small maps show that the program works.
 
 Layout: B batch, H W height and width of a map, C channels, T tokens, h heads, N places of a window.
 """
 
-import gc
 import importlib.metadata
 import platform
-import re
+import shutil
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+import torch.nn.functional as F
+from torch import Tensor
 
 from ..ops.triton.attention import attend_in_windows, attend_in_windows_backward, launch_backward, launch_forward
 from ..ops.triton.check import LIMITS, attend_literally
 from ..ops.triton.tiles import Tiles, Tiling
-from . import machine, timing
+from . import machine
 
-PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'timm', 'transformers'
+PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'mmpretrain', 'onedl-mmpretrain', 'timm', 'transformers'
+PROGRAMS = 'ncu', 'compute-sanitizer', 'nvidia-smi'
+SLIM_LAYERS = (
+    (1, 3),
+    (1, 1),
+    (1, 4),
+    (4, 1),
+)  # of a block: qkv, projection, and the two of the MLP, in widths of the map
 WIDTHS_FORWARD, WIDTHS_BACKWARD = 4, 8  # what attention reads and writes of each token, in widths of the map
 
 TUNED: dict[str, dict] = {  # other choices than those of `ops/triton/tiles.py`
@@ -37,17 +41,6 @@ TUNED: dict[str, dict] = {  # other choices than those of `ops/triton/tiles.py`
     'half the programs': dict(share=0.5),
     'twice the programs': dict(share=2),
 }
-KINDS = {  # of kernels, and on a CPU of operators: the first whose pattern is found in the name
-    'attention': r'attend|fmha|flash|soft_?max',
-    'GEMM': r'gemm|cutlass|nvjet|xmma|cublas|cudnn|splitk|[^a-z]b?mm\b|addmm|conv',
-    'norm': r'norm|gammabeta',
-    'GELU': r'gelu',
-    'casts, copies, padding': r'copy|memcpy|catarray|pad|roll|index|clone',
-    'sums': r'reduce|sum',
-    'fills': r'fill|memset|zero',
-    'elementwise': r'elementwise|add|mul',
-}
-LONGEST = 10  # kernels that have a line each
 
 
 class Row(NamedTuple):
@@ -77,8 +70,12 @@ def stages(arch: tuple[int, tuple[int, ...], tuple[int, ...]], size: tuple[int, 
     return found
 
 
-def describe(device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
-    """The machine: names, versions, and what its memory, tensor cores and launches reach."""
+def describe(device: torch.device, dtype: torch.dtype, stage: Stage, batch: int) -> Iterator[Row]:
+    """The machine: names, versions, and its ceilings: what its memory, tensor cores and launches reach.
+
+    Args:
+        stage: whose linear layers are measured; those of the first are slim.
+    """
     versions = {'python': platform.python_version(), 'cuda': torch.version.cuda}
     for package in PACKAGES:
         try:
@@ -86,20 +83,43 @@ def describe(device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
         except importlib.metadata.PackageNotFoundError:
             continue
     yield Row('versions', versions)
+    yield Row('tools', {name: 'there' if shutil.which(name) else 'not there' for name in PROGRAMS})
     if device.type == 'cuda':
         p = torch.cuda.get_device_properties(device)
-        capability, gib = f'{p.major}.{p.minor}', p.total_memory / 2**30
-        yield Row(p.name, {'capability': capability, 'multiprocessors': p.multi_processor_count, 'GiB': gib})
+        names = {'capability': f'{p.major}.{p.minor}', 'multiprocessors': p.multi_processor_count}
+        sizes = {'GiB': p.total_memory / 2**30, 'MiB of L2': p.L2_cache_size / 2**20}
+        yield Row(p.name, {**names, **sizes})
     told = machine.peak_bandwidth(device)
     x = torch.empty(2**30 if device.type == 'cuda' else 2**22, dtype=torch.uint8, device=device)
     seconds = median_seconds(lambda: x.clone(), device)
     yield Row('memory', {'GB/s told': told and told / 1e9, 'GB/s of a copy': 2 * x.numel() / seconds / 1e9})
     yield Row('large GEMM', {'TFLOP/s': machine.matmul_rate(device, dtype) / 1e12})
+    yield from _linear_layers(stage, batch, dtype, device)
     small = torch.ones(16, device=device)
     begin = time.perf_counter()
     for _ in range(1000):
         small.add_(1)
-    yield Row('a launch', {'us of the CPU': (time.perf_counter() - begin) * 1e3})
+    launched = time.perf_counter() - begin
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+    yield Row('a launch', {'us of the CPU': launched * 1e3, 'us in all': (time.perf_counter() - begin) * 1e3})
+
+
+def _linear_layers(stage: Stage, batch: int, dtype: torch.dtype, device: torch.device) -> Iterator[Row]:
+    """What the linear layers of a stage's blocks reach, by themselves."""
+    tokens = batch * stage.height * stage.width
+    for inputs, outputs in SLIM_LAYERS:
+        C, D = inputs * stage.channels, outputs * stage.channels
+        shapes = (tokens, C), (D, C), (D,)
+        x_TC, weight_DC, bias_D = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
+
+        def run(x=x_TC, weight=weight_DC, bias=bias_D) -> None:
+            F.linear(x, weight, bias)
+
+        seconds = median_seconds(run, device)
+        rates = 2 * tokens * C * D / 1e12, tokens * (C + D) * dtype.itemsize / 1e9
+        values = {name: rate / seconds for name, rate in zip(('TFLOP/s', 'GB/s'), rates)}
+        yield Row(f'linear layer, {tokens} tokens, {C} to {D} channels', {'ms': seconds * 1e3, **values})
 
 
 def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
@@ -186,6 +206,16 @@ class _Tried(Tiles):
         return heads, max(1, min(self.num_windows, round(programs * self.share))), blocks
 
 
+def launch(stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device) -> Row:
+    """Run each attention kernel once, and say whether all it gave is finite: for a profiler or a sanitizer."""
+    tensors, grad_TC, settings = _inputs(stage, batch, window, shifted, dtype, device)
+    scale, tiles = (stage.channels // stage.heads) ** -0.5, Tiles(tensors[0], tensors[2], *settings)
+    out_TC, lse_LhN = launch_forward(tiles, *tensors, scale)
+    grads = launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, True, True)
+    finite = all(bool(x.isfinite().all()) for x in (out_TC, lse_LhN, *grads))
+    return Row(f'launch {stage.height}x{stage.width}, window {window}, {shifted=}', {'good': finite})
+
+
 def tuning(
     stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
 ) -> Iterator[Row]:
@@ -211,70 +241,6 @@ def tuning(
             except Exception as error:  # a compiler's errors, as for too much shared memory, have no common type
                 rows[name].values[what] = type(error).__name__
     yield from rows.values()
-
-
-def kernels(name: str, model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, runs: int) -> Iterator[Row]:
-    """Where the time of a forward or a training step goes: the kernels by kind, and the longest by name."""
-    device = x_BCHW.device
-    run = timing.make_run(model.to(device), x_BCHW, train, dtype)
-    run()
-    on_cuda = device.type == 'cuda'
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]) as profiled:
-        for _ in range(runs):
-            run()
-    where, of_device = ('CUDA', 'self_device_time_total') if on_cuda else ('CPU', 'self_cpu_time_total')
-    events = [event for event in profiled.key_averages() if event.device_type == getattr(DeviceType, where)]
-    times = Counter({event.key: getattr(event, of_device) / runs / 1e3 for event in events})
-    kinds: Counter[str] = Counter()
-    for key, milliseconds in times.items():
-        found = next((kind for kind, pattern in KINDS.items() if re.search(pattern, key, re.I)), 'others')
-        kinds[found] += milliseconds
-    what = f'{"step" if train else "forward"}, {name}'
-    launched = sum(event.count for event in events) / runs
-    yield Row(f'{what}, kernels', {'ms in all:': sum(times.values()), 'number': launched, **dict(kinds.most_common())})
-    longest = {f'`{key[:80]}`'.replace('|', ' '): milliseconds for key, milliseconds in times.most_common(LONGEST)}
-    yield Row(f'{what}, longest kernels', longest)
-
-
-def backbone(name: str, model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, runs: int) -> Iterator[Row]:
-    """A forward or a training step: latency, what launching takes of it, one replay of a CUDA graph, peak memory."""
-    device = x_BCHW.device
-    run = timing.make_run(model.to(device), x_BCHW, train, dtype)
-    warm_up = 2 if device.type == 'cuda' else 0
-    values: dict[str, Any] = {'ms': timing.alternate({name: run}, runs, warm_up)[name].median * 1e3}
-    if device.type == 'cuda':
-        launch = timing.make_run(model, x_BCHW, train, dtype, wait=False)
-        torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        launch()
-        values['ms to launch'] = (time.perf_counter() - begin) * 1e3
-        torch.cuda.synchronize(device)
-        values['peak MiB'] = timing.peak_device_growth(run, device) / 2**20
-        values['ms, CUDA graph'] = _graph_milliseconds(launch, runs)
-    yield Row(f'{"step" if train else "forward"}, {name}', values)
-    del run, model
-    gc.collect()
-    if device.type == 'cuda':
-        torch.cuda.empty_cache()
-
-
-def _graph_milliseconds(run: Callable[[], None], replays: int) -> Optional[float]:
-    """Of one replay, without the CPU: median; None where it cannot be captured."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            run()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return None
-    return median_seconds(graph.replay, torch.device('cuda', torch.cuda.current_device()), replays) * 1e3
 
 
 def markdown(rows: list[Row]) -> str:

@@ -39,16 +39,17 @@ class Peer(nn.Module):
 def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone], drop_path_rate: float = 0.0) -> Peer:
     """The backbone of 'mmdet', 'mmpretrain', 'timm', 'transformers' or 'torchvision', with our weights; windows of 7.
 
-    Of Swin V2, with windows of 8, 'mmpretrain'.
+    Of Swin V2, with the windows of our first stage in all, 'mmpretrain'.
 
     Raises:
         ImportError: if it is not installed.
         ValueError: for another peer of Swin V2.
     """
-    peers = PEERS if isinstance(ours, SwinBackbone) else PEERS_V2
-    if name not in peers:
+    if isinstance(ours, SwinBackbone):
+        return PEERS[name](arch, ours.state_dict(), drop_path_rate)
+    if name not in PEERS_V2:
         raise ValueError(f'peers of Swin V2 are {", ".join(PEERS_V2)}, got {name!r}')
-    return peers[name](arch, ours.state_dict(), drop_path_rate)
+    return PEERS_V2[name](arch, ours.state_dict(), drop_path_rate, ours.window_size[0][0])
 
 
 def _mmdet(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
@@ -71,13 +72,13 @@ def _mmpretrain(arch: str, weights: dict[str, Tensor], drop_path_rate: float) ->
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
 
 
-def _mmpretrain_v2(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
+def _mmpretrain_v2(arch: str, weights: dict[str, Tensor], drop_path_rate: float, window: int) -> Peer:
     import_torchvision()
     from mmpretrain.models import SwinTransformerV2
 
     sizes = dict(ARCHS[arch]._asdict(), extra_norm_every_n_blocks=0)
     model = SwinTransformerV2(
-        arch=sizes, window_size=8, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True
+        arch=sizes, window_size=window, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True
     )
     _load(model, weights)
     return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)

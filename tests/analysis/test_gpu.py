@@ -34,6 +34,25 @@ def test_the_kernels_are_tuned(monkeypatch):
         assert all(isinstance(milliseconds, float) for milliseconds in row.values.values())
 
 
+def test_the_ceilings_of_the_machine():
+    stage = gpu.Stage(16, 1, 5, 7)
+    rows = {row.what: row.values for row in gpu.describe(DEVICE, torch.bfloat16, stage, 2)}
+    assert set(rows['tools']) == {'ncu', 'compute-sanitizer', 'nvidia-smi'}
+    layers = [values for what, values in rows.items() if what.startswith('linear layer, 70 tokens, ')]
+    assert len(layers) == 4
+    assert all(values['TFLOP/s'] > 0 and values['GB/s'] > 0 for values in layers)
+    assert rows['memory']['GB/s of a copy'] > 0
+    assert rows['a launch']['us in all'] >= rows['a launch']['us of the CPU'] > 0
+
+
+def test_each_kernel_is_launched_once(monkeypatch):
+    stage = gpu.Stage(16, 1, 5, 4)
+    assert gpu.launch(stage, 1, 3, True, torch.bfloat16, DEVICE).values == {'good': True}
+    forward = gpu.launch_forward
+    monkeypatch.setattr(gpu, 'launch_forward', lambda *arguments: [x * torch.nan for x in forward(*arguments)])
+    assert gpu.launch(stage, 1, 3, True, torch.bfloat16, DEVICE).values == {'good': False}
+
+
 def test_a_wrong_kernel_is_said(monkeypatch):
     literal = check.attend_literally
     monkeypatch.setattr(gpu, 'attend_literally', lambda *arguments: 1.1 * literal(*arguments))
