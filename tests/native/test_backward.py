@@ -53,6 +53,18 @@ def test_bfloat16_gradients_are_nearer_to_float32_than_autocasts(case):
     assert statistics.median(ratios) < 1
 
 
+@pytest.mark.usefixtures('_bf16')
+def test_bfloat16_gradients_of_large_logits_are_about_as_near_as_autocasts():
+    x, weights = torch.randn(2, 14, 14, 64), random_weights(64, 2, (7, 7), v2=False)
+    weights['attn.w_msa.qkv.weight'] *= 10  # softmax without a maximum would overflow
+    grad = torch.randn_like(x)
+    truth = of_reference(x, weights, *WINDOW, grad=grad)
+    with torch.autocast('cpu', torch.bfloat16):
+        autocast = of_reference(x, weights, *WINDOW, grad=grad)
+    ours = of_operator(x, weights, *WINDOW, grad=grad, dtype=torch.bfloat16)
+    assert all(rms(ours[name] - truth[name]) < 1.5 * rms(autocast[name] - truth[name]) for name in truth)
+
+
 @pytest.mark.parametrize('v2', [False, True])
 def test_a_dropped_branch_has_no_gradient_and_a_half_one_half(v2):
     x, weights = torch.randn(2, 9, 8, 32), random_weights(32, 2, (4, 4), v2)

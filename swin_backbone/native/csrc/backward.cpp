@@ -318,8 +318,9 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
   }
 
   const int64_t N = windows.area(), S = bias_stride(N);
-  std::vector<float> turned_bias(w.heads * N * S, -std::numeric_limits<float>::infinity());
-  for (int64_t at = 0; at < w.heads * N * S; at += N * S) transpose(w.bias_hNS + at, S, N, N, turned_bias.data() + at, S);
+  const int64_t to_turn = std::is_same_v<T, bf16> ? w.heads * N * S : 0;  // numbers of the position bias
+  std::vector<float> turned_bias(to_turn, -std::numeric_limits<float>::infinity());
+  for (int64_t at = 0; at < to_turn; at += N * S) transpose(w.bias_hNS + at, S, N, N, turned_bias.data() + at, S);
   const auto dealt = windows.deal(groups);
   const auto make = [&](int64_t worker) {
     return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
@@ -373,7 +374,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
       add(weight_sums[i], others[worker] + of.size + begins[i], begins[i + 1] - begins[i]);
   }
   float *bias_sums = vector_sums + of.bias_hNS, *turned_sums = vector_sums + of.turned_bias;
-  for (int64_t at = 0; at < w.heads * N * S; at += S)  // a row of a head's keys
+  for (int64_t at = 0; at < to_turn; at += S)  // the row of a key
     for (int64_t q = 0; q < N; q++) bias_sums[at / (N * S) * N * S + q * S + at / S % N] += turned_sums[at + q];
 }
 #define INSTANTIATE(T)                                                                                            \

@@ -54,14 +54,15 @@ void embed_patches(const Image& image, int64_t patch_height, int64_t patch_width
     const int64_t x = token % columns * patch_width, y = token / columns % rows * patch_height;
     const float* from = image.pixels + token / (rows * columns) * image.stride[0] + x * image.stride[3];
     const int64_t inside = std::min(patch_width, image.width - x);
+    thread_local std::vector<float> patch;  // is rounded as a whole: a single number takes as long as a vector
+    patch.assign(w.padded_K(), 0.f);
+    float* at = patch.data();
     for (int64_t c = 0; c < image.channels; c++)
-      for (int64_t i = 0; i < patch_height; i++) {
+      for (int64_t i = 0; i < patch_height; i++, at += patch_width) {
         const float* pixels = from + c * image.stride[1] + (y + i) * image.stride[2];
-        const int64_t count = y + i < image.height ? inside : 0;
-        for (int64_t j = 0; j < count; j++) *to++ = T(pixels[j * image.stride[3]]);
-        for (int64_t j = count; j < patch_width; j++) *to++ = T(0.f);
+        for (int64_t j = 0; j < inside && y + i < image.height; j++) at[j] = pixels[j * image.stride[3]];
       }
-    if (w.padded_K() > w.K) *to = T(0.f);
+    over_columns(w.padded_K(), [&](int64_t c, int64_t lanes) { store(to + c, load(&patch[c], lanes), lanes); });
   });
 }
 
