@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
 namespace swin {
 
@@ -34,7 +33,10 @@ inline void store(float* to, Vec v, int64_t count = LANES) { v.store(to, count);
 
 #ifdef __AVX512BF16__
 // 32 numbers of two rows: the first of each, the second of each, and so on, in two vectors.
-inline std::pair<__m512i, __m512i> mixed(__m512i a, __m512i b) {
+struct Mixed {
+  __m512i first, second;
+};
+inline Mixed mixed(__m512i a, __m512i b) {
   alignas(64) static constexpr auto order = [] {
     std::array<uint16_t, 64> order{};
     for (uint16_t i = 0; i < 32; i++) order[2 * i] = i, order[2 * i + 1] = 32 + i;

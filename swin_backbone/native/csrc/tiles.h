@@ -1,6 +1,6 @@
-// float32 products by AMX. Its tiles multiply only bf16, so each number is split into the sum of three: the first has the
-// leading 8 bits of 24, the second the next 8, the third the rest. Of the nine products of two such sums, six are computed
-// and summed in float32. The other three are below 2^-25 of the largest, so float32 could not hold them.
+// AMX's tiles, and float32 products by them. AMX multiplies only bf16, so each number is split into the sum of three: the
+// first has the leading 8 bits of 24, the second the next 8, the third the rest. Of the nine products of two such sums, six
+// are computed and summed in float32. The other three are below 2^-25 of the largest, so float32 could not hold them.
 //
 // A tile is 16 rows of 32 terms, or 16 pairs of terms for 16 columns: 1 KiB, contiguous. Pieces of a number are in one tile
 // each, one after another.
@@ -8,7 +8,8 @@
 
 #include "simd.h"
 
-#if defined(__AVX512BF16__) && __has_include(<amxbf16intrin.h>)
+// Clang wants AMX to be on for a whole file, and has not been tried.
+#if defined(__AVX512BF16__) && __has_include(<amxbf16intrin.h>) && !defined(__clang__)
 #define SWIN_HAS_TILES
 #endif
 

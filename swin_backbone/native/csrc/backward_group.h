@@ -1,0 +1,288 @@
+// A group of windows whose gradients a thread computes together; see group.h. It recomputes the block for them.
+#pragma once
+
+#include "backward.h"
+#include "gradients.h"
+#include "group.h"
+
+namespace swin {
+
+template <class T>
+class BackwardGroup : public Group<T> {
+ public:
+  // sums: those of this group's thread, in the layout of `VectorSums`.
+  BackwardGroup(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows, int64_t count,
+                const float* x, const float* grad_y, float* grad_x, float* sums, const float* turned_bias)
+      : Group<T>(w, windows, count, x, grad_x), transposed(transposed), grad_y(grad_y), sums(sums),
+        of(w, this->N, this->S), turned_bias(turned_bias), more(this->N, [](int64_t) { return nullptr; }) {
+    memory.allocate([&](const auto& take) { carve(take); });
+#ifdef SWIN_HAS_TILES
+    if (this->heads_in_tiles) tile_backward_room.clear(N);
+#endif
+  }
+
+  // Whether gradients of weights are products in the pieces of tiles.h.
+  static bool has_tiles_for(const BlockWeights<T>& w) {
+    return w.qkv.in_tiles() && w.fc1.in_tiles() && w.C % TILED_ROWS == 0 && w.D % TILED_ROWS == 0;
+  }
+  static int64_t bytes_of_row(const BlockWeights<T>& w) {
+    const int64_t pieces = has_tiles_for(w) ? PIECES * sizeof(bf16) * (3 * w.C + w.D) : 0;
+    return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C + pieces;
+  }
+
+  const ProductRoom<T>& room_of_products() const { return product_; }
+
+  // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
+  void run(const std::vector<int32_t>& group) {
+    this->attention(group);
+    mlp_backward();
+    attention_backward(group);
+  }
+
+  // Writes or adds to `to` (out, in) the gradient of rows n ... n + MAX_COLUMNS - 1 of linear layer i's weight.
+  void weight_gradient(int64_t i, int64_t n, const ProductRoom<T>& room, float* to, bool add) const {
+    constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
+    const Linear<T>& linear = w.linear(i);
+    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, TILE_TERMS), in = linear.K;
+    if constexpr (std::is_same_v<T, float>)
+      if (in_tiles) {
+        const TilesInUse tiles;
+        for (int64_t k = 0; k < tokens; k += MAX_TERMS) {
+          const int64_t terms = std::min(MAX_TERMS, tokens - k);
+          split_rows(turned[i] + n * rows + k, rows, M, terms, room.rows);
+          multiply_tiles(M, in, tiles_of(terms), room.rows, paired[i] + k * PIECES * TILE_ROWS,
+                         tiles_of(tokens), to + n * in, in, add || k);
+        }
+        return;
+      }
+    for (int64_t c = 0; c < in; c += MAX_COLUMNS)
+      brgemm(M, std::min(MAX_COLUMNS, in - c), K, rows, in, in, turned[i] + n * rows, inputs[i] + c * PAIR,
+             to + n * in + c, add);
+  }
+
+ private:
+  using Base = Group<T>;
+  using Base::w, Base::rows, Base::N, Base::S, Base::d, Base::tokens, Base::places, Base::row_of, Base::token_of,
+      Base::product_;
+
+  template <class Take>
+  void carve(const Take& take) {
+    const int64_t C = w.C, D = w.D, v2 = w.cosine_scale ? 1 : 0;
+    hidden = (T*)take(rows * D * sizeof(T));
+    mlp_in = (T*)take(rows * C * sizeof(T));
+    broad = (T*)take(rows * std::max(3 * C, D) * sizeof(T));
+    slim = (T*)take(rows * C * sizeof(T));
+    of_attended = (T*)take((rows + ROW_STEP) * C * sizeof(T));
+    grad = (float*)take(rows * C * sizeof(float));
+    product_row = (float*)take(rows * C * sizeof(float));
+    mlp_out = (float*)take(v2 * rows * C * sizeof(float));
+    row = (float*)take(C * sizeof(float));
+    // It takes the place of the forward pass's, which is never touched.
+    product_ = ProductRoom<T>({&w.qkv, &w.proj, &w.fc1, &w.fc2, &transposed[QKV], &transposed[PROJ], &transposed[FC1],
+                               &transposed[FC2]},
+                              take);
+    if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
+    for (int64_t i = 0; i < LINEARS; i++) {
+      turned[i] = (T*)take(w.linear(i).N * rows * sizeof(T));
+      const int64_t in = w.linear(i).K;
+      paired[i] = std::is_same_v<T, bf16> ? (bf16*)take(in * rows * sizeof(bf16))
+                                          : (bf16*)take(in_tiles * in * tiles_of(rows) * TILE_TERMS * PIECES * sizeof(bf16));
+    }
+    more = AttentionBackwardRoom<T>(N, take);
+#ifdef SWIN_HAS_TILES
+    if (this->heads_in_tiles) tile_backward_room = HeadTileBackwardRoom(N, take);
+#endif
+  }
+
+  AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
+  const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
+
+  // The gradient of a weight needs the linear layer's input and the transposed gradient of its output. The sums of the
+  // latter's rows are the gradient of the bias. Products run over whole steps of rows, so rows after the last are 0.
+  void keep(int64_t i, T* input, const T* of_output) {
+    const Linear<T>& linear = w.linear(i);
+    const int64_t padded = round_up(tokens, TILE_TERMS);
+    std::memset((void*)(input + tokens * linear.K), 0, (padded - tokens) * linear.K * sizeof(T));
+    inputs[i] = input;
+    if constexpr (std::is_same_v<T, bf16>)
+      inputs[i] = pack_values(input, padded, linear.K, paired[i]);
+    else if (in_tiles)
+      split_columns(input, linear.K, tokens, linear.K, paired[i]);
+    transpose(of_output, linear.N, tokens, linear.N, turned[i], rows);
+    for (int64_t n = 0; n < linear.N; n++) {
+      T* line = turned[i] + n * rows;
+      std::fill(line + tokens, line + padded, T(0.f));
+      sums[of.bias[i] + n] += sum_of(line, padded);
+    }
+  }
+
+  // product_row = a W of linear layer i.
+  void times_weight(int64_t i, const T* a) {
+    const int64_t C = w.C;
+    product(a, w.linear(i).N, tokens, transposed[i], product_,
+            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+              for (int64_t r = 0; r < count; r++)
+                over_columns(columns, [&](int64_t i, int64_t lanes) {
+                  store(product_row + (m + r) * C + n + i, load(c + r * columns + i, lanes), lanes);
+                });
+            });
+  }
+
+  // Recomputed as far as gradients need it, with the slope of GELU.
+  void mlp_again() {
+    const int64_t C = w.C, D = w.D;
+    for (int64_t m = 0; m < tokens; m++) this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+    product(mlp_in, C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++) {
+        const int64_t at = (m + r) * D + n;
+        const float *row = c + r * columns, *bias = w.fc1.bias + n;
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          const Vec x = load(row + i, lanes) + load(bias + i, lanes), cdf = normal_cdf(x, T());
+          store(hidden + at + i, x * cdf, lanes);
+          store(broad + at + i, gelu_slope<T>(x, cdf), lanes);
+        });
+      }
+    });
+    if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value
+    product(hidden, D, tokens, w.fc2, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++)
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          store(mlp_out + (m + r) * C + n + i, load(c + r * columns + i, lanes) + load(w.fc2.bias + n + i, lanes), lanes);
+        });
+    });
+  }
+
+  // slim = the gradient of the output of the branch's last linear layer, after which V2 has a norm.
+  void enter_branch(int64_t index, int64_t m, const float* value, const Affine& norm) {
+    T* to = slim + m * w.C;
+    const float* from = grad + m * w.C;
+    const float factor = this->keep_rate(index, token_of[m]);
+    if (w.cosine_scale)
+      return layer_norm_backward(value + m * w.C, w.C, norm, from, factor, norm_sums(index),
+                                 [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
+    over_columns(w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(from + c, lanes) * Vec(factor), lanes); });
+  }
+
+  // The gradient of the shortcut. V2 may have a norm on it, whose input is recomputed.
+  void shortcut_backward(int64_t m) {
+    const float *from = token(grad_y, m), *before = token(this->out, m), *value = mlp_out + m * w.C;
+    float* to = grad + m * w.C;
+    if (!w.has_norm3) return (void)std::copy_n(from, w.C, to);
+    layer_norm(value, w.C, w.norm2, row);
+    const Vec factor(this->keep_rate(1, token_of[m]));
+    over_columns(w.C, [&](int64_t c, int64_t lanes) {
+      store(row + c, at::vec::fmadd(load(row + c, lanes), factor, load(before + c, lanes)), lanes);
+    });
+    layer_norm_backward(row, w.C, w.norm3, from, 1.f, norm_sums(2),
+                        [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
+  }
+
+  // to = grad + the gradient of a branch's input; in V1 that gradient goes back through the norm.
+  void leave_branch(int64_t m, const float* value, const Affine& norm, int64_t index, float* to) {
+    const float *through = product_row + m * w.C, *past = grad + m * w.C;
+    if (!w.cosine_scale)
+      return layer_norm_backward(value, w.C, norm, through, 1.f, norm_sums(index), [&](int64_t c, Vec g, int64_t lanes) {
+        store(to + c, load(past + c, lanes) + g, lanes);
+      });
+    over_columns(w.C, [&](int64_t c, int64_t lanes) {
+      store(to + c, load(past + c, lanes) + load(through + c, lanes), lanes);
+    });
+  }
+
+  void mlp_backward() {
+    const int64_t C = w.C, D = w.D;
+    mlp_again();
+    for (int64_t m = 0; m < tokens; m++) {
+      shortcut_backward(m);
+      enter_branch(1, m, mlp_out, w.norm2);
+    }
+    keep(FC2, hidden, slim);
+    product(slim, C, tokens, transposed[FC2], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++) {
+        T* to = broad + (m + r) * D + n;
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          store(to + i, load(to + i, lanes) * load(c + r * columns + i, lanes), lanes);
+        });
+      }
+    });
+    keep(FC1, mlp_in, broad);
+    times_weight(FC1, broad);
+    for (int64_t m = 0; m < tokens; m++) leave_branch(m, token(this->out, m), w.norm2, 1, grad + m * C);
+  }
+
+  void attention_backward(const std::vector<int32_t>& group) {
+    const int64_t C = w.C, per_head = rows * d;
+    for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->branch, w.norm1);
+    keep(PROJ, this->attended, slim);
+    if (tokens < places) std::memset((void*)of_attended, 0, rows * C * sizeof(T));
+    product(slim, C, tokens, transposed[PROJ], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+      for (int64_t r = 0; r < count; r++)
+        for (int64_t from = 0; from < columns; from += d) {
+          T* to = of_attended + (n + from) / d * per_head + this->place_of[m + r] * d;
+          over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(c + r * columns + from + i, lanes), lanes); });
+        }
+    });
+    for (int64_t at = 0; at < places; at += N) {
+      const float* mask = this->mask_of(group[at / N]);
+      for (int64_t head = 0; head < w.heads; head++) head_backward(head, at, mask);
+    }
+    keep(QKV, this->normed, broad);
+    times_weight(QKV, broad);
+    for (int64_t m = 0; m < tokens; m++) leave_branch(m, token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
+  }
+
+  // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding has
+  // only the bias, so its gradient is added to the bias's.
+  void head_backward(int64_t head, int64_t at, const float* mask) {
+    const auto of_head = [&](int64_t which) { return which * w.heads + head; };
+    const auto values = [&](int64_t which) { return this->wide + (of_head(which) * rows + at) * d; };
+    const auto put = [&](int64_t which, int64_t place, float* g) {
+      if (w.cosine_scale && which < 2) {
+        const float length = which ? 1.f : w.cosine_scale[head];
+        const float factor = this->factors[of_head(which) * rows + at + place];
+        const float of_length = length_backward(g, values(which) + place * d, d, factor, length);
+        if (!which) sums[of.cosine_scale + head] += of_length;
+      }
+      const int64_t row = row_of[at + place], column = of_head(which) * d;
+      float* sum = sums + of.bias[QKV] + column;
+      T* to = broad + row * 3 * w.C + column;
+      over_columns(d, [&](int64_t i, int64_t lanes) {
+        if (row < 0) return store(sum + i, load(sum + i, lanes) + load(g + i, lanes), lanes);
+        store(to + i, load(g + i, lanes), lanes);
+      });
+    };
+    const T* out = of_attended + (head * rows + at) * d;
+    const int64_t square = head * N * S;
+#ifdef SWIN_HAS_TILES
+    if constexpr (std::is_same_v<T, bf16>)
+      if (this->heads_in_tiles && attend_backward_in_tiles(N, values(0), values(1), values(2), out, w.scale,
+                                                     turned_bias + square, mask, sums + of.turned_bias + square,
+                                                     tile_backward_room, put))
+        return;
+#endif
+    attend_backward(N, d, values(0), values(1), values(2), out, w.scale, w.bias_hNS + square, mask,
+                    sums + of.bias_hNS + square, this->room, more, put);
+  }
+
+  const Linear<T> (&transposed)[LINEARS];
+  const float* grad_y;
+  float* sums;
+  const VectorSums<T> of;
+  const float* turned_bias;       // (h, N, S): w.bias_hNS with keys first
+  AttentionBackwardRoom<T> more;
+#ifdef SWIN_HAS_TILES
+  HeadTileBackwardRoom tile_backward_room;
+#endif
+  T *hidden, *mlp_in;             // the MLP's hidden tokens, and what goes into it
+  T* broad;                        // GELU's slope, gradients of hidden tokens, then of q, k and v
+  T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
+  float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
+  float *mlp_out, *row;
+  T* turned[LINEARS];       // gradients of outputs, (out, rows)
+  const T* inputs[LINEARS];  // (tokens, in), in pairs of tokens for bf16
+  bf16* paired[LINEARS];     // the memory for these pairs, or for the pieces of float32 inputs
+  const bool in_tiles = has_tiles_for(this->w);
+  Buffers memory;
+};
+
+}  // namespace swin
