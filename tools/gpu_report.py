@@ -116,6 +116,8 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
         for stage in stages:
             for shifted in (False, True):
                 yield 'attention', gpu.attention(stage, args.batch, window, shifted, dtype, device)
+    number, side = (40, 60) if device.type == 'cuda' else (2, 9)
+    yield 'attention of any size', gpu.any_size(number, side, dtype, device)
     if args.tune:
         for stage in stages:
             for shifted in (False, True):

@@ -12,7 +12,8 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -142,52 +143,94 @@ def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 
     return statistics.median(seconds)
 
 
-def _inputs(
-    stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, tuple]:
-    """Random qkv (T, 3C), padding (3C,) and bias (h, N, N) of a stage; gradient (T, C); and how maps are cut."""
+class _Case(NamedTuple):
+    """What the kernels get, as a backbone gives it."""
+
+    tensors: tuple[
+        Tensor, Optional[Tensor], Tensor
+    ]  # qkv (T, 3C), what padding has (3C,) if there is any, bias (h, N, N)
+    grad_TC: Tensor
+    geometry: tuple
+    scale: float
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return attend_in_windows(*self.tensors, *self.geometry, self.scale)
+
+    def backward(self, out_TC: Tensor, lse_LhN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        settings = *self.geometry, self.scale, self.tensors[1] is not None, True
+        return attend_in_windows_backward(self.grad_TC, *self.tensors, out_TC, lse_LhN, *settings)
+
+    def errors(self) -> tuple[bool, list[float]]:
+        """Whether output and gradients are right, and twice the same; and how far each is from the literal one's."""
+        qkv_T3C, padding_3C, bias_hNN = self.tensors
+        exact_qkv, exact_bias = (x.double().requires_grad_() for x in (qkv_T3C, bias_hNN))
+        exact_padding = None if padding_3C is None else padding_3C.double().requires_grad_()
+        settings = *self.geometry, self.scale
+        literal = attend_literally(exact_qkv, exact_padding, exact_bias, *settings)
+        wanted = [x for x in (exact_qkv, exact_padding, exact_bias) if x is not None]
+        expected = [literal.detach(), *torch.autograd.grad(literal, wanted, self.grad_TC.double())]
+        results = []
+        for _ in range(2):
+            out_TC, lse_LhN = self.forward()
+            results.append([x for x in (out_TC, *self.backward(out_TC, lse_LhN)) if x.numel()])
+        largest = [float(e.abs().max()) or 1.0 for e in expected]  # the bias of a lone token has no gradient
+        errors = [float((x.double() - e).abs().max()) / most for x, e, most in zip(results[0], expected, largest)]
+        limit = LIMITS[self.grad_TC.dtype]
+        return all(error <= limit for error in errors) and all(map(torch.equal, *results)), errors
+
+
+def _case(
+    stage: Stage,
+    batch: int,
+    window: int,
+    shifted: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    mask_padding: bool = False,
+) -> _Case:
     C, h, H, W = stage
     T, N, shift = batch * H * W, window**2, window // 2 * shifted
     generator = torch.Generator().manual_seed(0)
     shapes = (T, 3 * C), (3 * C,), (h, N, N), (T, C)
     qkv, padding, bias, grad = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
-    return (qkv, padding, bias), grad, (batch, H, W, [window, window], [shift, shift], False)
+    tensors = qkv, padding if H % window or W % window else None, bias
+    return _Case(tensors, grad, (batch, H, W, [window, window], [shift, shift], mask_padding), (C // h) ** -0.5)
 
 
 def attention(
     stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
 ) -> Iterator[Row]:
     """The kernels by themselves: errors to the literal algorithm in float64, twice the same, time and its floor."""
-    C, h, H, W = stage
-    tensors, grad_TC, geometry = _inputs(stage, batch, window, shifted, dtype, device)
-    settings = *geometry, (C // h) ** -0.5
-
-    def forward() -> tuple[Tensor, Tensor]:
-        return attend_in_windows(*tensors, *settings)
-
-    out_TC, lse_LhN = forward()
-
-    def backward() -> tuple[Tensor, Tensor, Tensor]:
-        return attend_in_windows_backward(grad_TC, *tensors, out_TC, lse_LhN, *settings, True, True)
-
-    qkv_T3C, padding_3C, bias_hNN = exact = [x.double().requires_grad_() for x in tensors]
-    literal = attend_literally(qkv_T3C, padding_3C, bias_hNN, *settings)
-    expected = [literal.detach(), *torch.autograd.grad(literal, exact, grad_TC.double())]
-    del literal, exact, qkv_T3C, padding_3C, bias_hNN
-    first, second = ([forward()[0], *backward()] for _ in range(2))
-    largest = [float(e.abs().max()) or 1.0 for e in expected]  # padding that is not there has no gradient
-    errors = [float((x.double() - e).abs().max()) / most for x, e, most in zip(first, expected, largest)]
-    good = all(error <= LIMITS[dtype] for error in errors) and all(map(torch.equal, first, second))
+    _, h, H, W = stage
+    case = _case(stage, batch, window, shifted, dtype, device)
+    good, errors = case.errors()
     what = f'attention {H}x{W}, {h} heads, window {window}, {"shifted" if shifted else "unshifted"}'
     values: dict[str, Any] = {'good': good, 'errors': ' '.join(f'{error:.0e}' for error in errors)}
-    del expected, first, second
+    out_TC, lse_LhN = case.forward()
+    runs: dict[str, Callable[[], Any]] = {'forward': case.forward, 'backward': partial(case.backward, out_TC, lse_LhN)}
     bandwidth = machine.peak_bandwidth(device)
-    for name, run, widths in (('forward', forward, WIDTHS_FORWARD), ('backward', backward, WIDTHS_BACKWARD)):
+    for (name, run), widths in zip(runs.items(), (WIDTHS_FORWARD, WIDTHS_BACKWARD)):
         seconds = median_seconds(run, device)
         values[f'{name} ms'] = seconds * 1e3
         if bandwidth:
-            values[f'{name}, of its floor'] = f'{widths * grad_TC.numel() * dtype.itemsize / bandwidth / seconds:.0%}'
+            moved = widths * case.grad_TC.numel() * dtype.itemsize
+            values[f'{name}, of its floor'] = f'{moved / bandwidth / seconds:.0%}'
     yield Row(what, values)
+
+
+def any_size(number: int, largest: int, dtype: torch.dtype, device: torch.device) -> Iterator[Row]:
+    """Whether the kernels are right for a number of maps of random sizes, up to a side; which are wrong."""
+    generator, wrong = torch.Generator().manual_seed(1), []
+    for _ in range(number):
+        height, width, batch, window, shifted, mask_padding = (
+            int(torch.randint(least, most + 1, (), generator=generator))
+            for least, most in ((1, largest), (1, largest), (1, 3), (7, 8), (0, 1), (0, 1))
+        )
+        settings = batch, window, bool(shifted), dtype, device, bool(mask_padding)
+        good, errors = _case(Stage(32, 1, height, width), *settings).errors()
+        if not good:
+            wrong.append(f'{batch}x{height}x{width}, {window=}, {shifted=}, {mask_padding=}: {max(errors):.0e}')
+    yield Row('attention of any size', {'good': not wrong, 'maps': number, 'wrong:': '; '.join(wrong) or None})
 
 
 class _Tried(Tiles):
@@ -208,11 +251,9 @@ class _Tried(Tiles):
 
 def launch(stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device) -> Row:
     """Run each attention kernel once, and say whether all it gave is finite: for a profiler or a sanitizer."""
-    tensors, grad_TC, settings = _inputs(stage, batch, window, shifted, dtype, device)
-    scale, tiles = (stage.channels // stage.heads) ** -0.5, Tiles(tensors[0], tensors[2], *settings)
-    out_TC, lse_LhN = launch_forward(tiles, *tensors, scale)
-    grads = launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, True, True)
-    finite = all(bool(x.isfinite().all()) for x in (out_TC, lse_LhN, *grads))
+    case = _case(stage, batch, window, shifted, dtype, device)
+    out_TC, lse_LhN = case.forward()
+    finite = all(bool(x.isfinite().all()) for x in (out_TC, lse_LhN, *case.backward(out_TC, lse_LhN)))
     return Row(f'launch {stage.height}x{stage.width}, window {window}, {shifted=}', {'good': finite})
 
 
@@ -220,11 +261,11 @@ def tuning(
     stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device
 ) -> Iterator[Row]:
     """The kernels' times with other numbers of warps, pipeline stages and programs, in milliseconds."""
-    C, h, H, W = stage
-    tensors, grad_TC, settings = _inputs(stage, batch, window, shifted, dtype, device)
-    shift, scale = window // 2 * shifted, (C // h) ** -0.5
-    qkv_T3C, _, bias_hNN = tensors
+    _, h, H, W = stage
+    tensors, grad_TC, settings, scale = _case(stage, batch, window, shifted, dtype, device)
+    (qkv_T3C, padding_3C, bias_hNN), shift = tensors, window // 2 * shifted
     out_TC, lse_LhN = launch_forward(Tiles(qkv_T3C, bias_hNN, *settings), *tensors, scale)
+    needs = padding_3C is not None, True
     rows = {name: Row(f'tuning, {name} {H}x{W}, {h} heads, {shift=}', {}) for name in ('forward', 'backward')}
     for what, options in {'as it is': {}, **TUNED}.items():
         tiles = _Tried(qkv_T3C, bias_hNN, *settings, **options)
@@ -233,7 +274,7 @@ def tuning(
             launch_forward(tiles, *tensors, scale)
 
         def backward(tiles: Tiles = tiles) -> None:
-            launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, True, True)
+            launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, *needs)
 
         for name, run in (('forward', forward), ('backward', backward)):
             try:

@@ -48,8 +48,8 @@ def test_the_ceilings_of_the_machine():
 def test_each_kernel_is_launched_once(monkeypatch):
     stage = gpu.Stage(16, 1, 5, 4)
     assert gpu.launch(stage, 1, 3, True, torch.bfloat16, DEVICE).values == {'good': True}
-    forward = gpu.launch_forward
-    monkeypatch.setattr(gpu, 'launch_forward', lambda *arguments: [x * torch.nan for x in forward(*arguments)])
+    forward = gpu.attend_in_windows
+    monkeypatch.setattr(gpu, 'attend_in_windows', lambda *arguments: [x * torch.nan for x in forward(*arguments)])
     assert gpu.launch(stage, 1, 3, True, torch.bfloat16, DEVICE).values == {'good': False}
 
 
@@ -58,6 +58,14 @@ def test_a_wrong_kernel_is_said(monkeypatch):
     monkeypatch.setattr(gpu, 'attend_literally', lambda *arguments: 1.1 * literal(*arguments))
     (row,) = gpu.attention(gpu.Stage(16, 1, 3, 3), 1, 3, False, torch.bfloat16, DEVICE)
     assert row.values['good'] is False
+    (row,) = gpu.any_size(1, 5, torch.bfloat16, DEVICE)
+    assert row.values['good'] is False
+    assert row.values['wrong:'].count('window=') == 1
+
+
+def test_maps_of_any_size():
+    (row,) = gpu.any_size(2, 5, torch.bfloat16, DEVICE)
+    assert row.values == {'good': True, 'maps': 2, 'wrong:': None}
 
 
 def test_one_line_for_each_row():
