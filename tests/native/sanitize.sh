@@ -16,4 +16,4 @@ CFLAGS=$flags LDFLAGS='-fsanitize=address,undefined' "$python" setup.py --quiet 
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libubsan.so)"
 export ASAN_OPTIONS=detect_leaks=0:protect_shadow_gap=0 UBSAN_OPTIONS=print_stacktrace=1
 PYTHONPATH=$copy "$python" -m pytest -q -p no:cacheprovider \
-  tests/native/test_block.py tests/native/test_backward.py tests/native/test_compiled_patches.py
+  tests/native/test_block.py tests/native/test_backward.py tests/native/test_compiled_patches.py tests/native/test_tiles.py
