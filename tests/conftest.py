@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from faults import KINDS
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault('OMP_NUM_THREADS', '2')
 if not torch.cuda.is_available():  # read where a kernel is defined: before any is
@@ -18,6 +19,10 @@ if find_spec('torchvision'):  # which mmdet imports by way of mmpretrain, where 
     from swin_backbone.compat import import_torchvision
 
     import_torchvision()
+
+# On a machine that does other work, too, examples are drawn slowly, and this is no fault of the code.
+settings.register_profile('any machine', deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile('any machine')
 
 FAULT = 'fault'  # the property of a test's report that record_fault adds
 FAULTS = {}  # what the tests that passed tried, by their ids
