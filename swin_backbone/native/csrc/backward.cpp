@@ -60,8 +60,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
         group->run(dealt[g]);
         for (int64_t i = 0; i < LINEARS; i++)
           for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
-            group->weight_gradient(i, n, group->room_of_products(),
-                                   worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
+            group->weight_gradient(i, n, worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
       }
     });
   } else {
@@ -74,13 +73,10 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
         made[worker]->run(dealt[first + worker]);
       });
       at::parallel_for(0, panels[LINEARS], 1, [&](int64_t begin, int64_t end) {
-        ProductRoom<T> room;
-        Buffers of_room;
-        of_room.allocate([&](const auto& take) { room = ProductRoom<T>({&w.qkv}, take); });
         for (int64_t task = begin; task < end; task++) {
           const int64_t i = std::upper_bound(panels, panels + LINEARS, task) - panels - 1;
           for (int64_t worker = 0; worker < last; worker++)
-            made[worker]->weight_gradient(i, (task - panels[i]) * MAX_COLUMNS, room, weight_sums[i], first + worker > 0);
+            made[worker]->weight_gradient(i, (task - panels[i]) * MAX_COLUMNS, weight_sums[i], first + worker > 0);
         }
         release_brgemm<T>();
       });

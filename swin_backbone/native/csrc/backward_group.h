@@ -21,16 +21,9 @@ class BackwardGroup : public Group<T> {
 #endif
   }
 
-  // Whether gradients of weights are products in the pieces of tiles.h.
-  static bool has_tiles_for(const BlockWeights<T>& w) {
-    return w.qkv.in_tiles() && w.fc1.in_tiles() && w.C % TILED_ROWS == 0 && w.D % TILED_ROWS == 0;
-  }
   static int64_t bytes_of_row(const BlockWeights<T>& w) {
-    const int64_t pieces = has_tiles_for(w) ? PIECES * sizeof(bf16) * (3 * w.C + w.D) : 0;
-    return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C + pieces;
+    return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C;
   }
-
-  const ProductRoom<T>& room_of_products() const { return product_; }
 
   // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
   void run(const std::vector<int32_t>& group) {
@@ -40,21 +33,10 @@ class BackwardGroup : public Group<T> {
   }
 
   // Writes or adds to `to` (out, in) the gradient of rows n ... n + MAX_COLUMNS - 1 of linear layer i's weight.
-  void weight_gradient(int64_t i, int64_t n, const ProductRoom<T>& room, float* to, bool add) const {
+  void weight_gradient(int64_t i, int64_t n, float* to, bool add) const {
     constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
     const Linear<T>& linear = w.linear(i);
     const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, TILE_TERMS), in = linear.K;
-    if constexpr (std::is_same_v<T, float>)
-      if (in_tiles) {
-        const TilesInUse tiles;
-        for (int64_t k = 0; k < tokens; k += MAX_TERMS) {
-          const int64_t terms = std::min(MAX_TERMS, tokens - k);
-          split_rows(turned[i] + n * rows + k, rows, M, terms, room.rows);
-          multiply_tiles(M, in, tiles_of(terms), room.rows, paired[i] + k * PIECES * TILE_ROWS,
-                         tiles_of(tokens), to + n * in, in, add || k);
-        }
-        return;
-      }
     for (int64_t c = 0; c < in; c += MAX_COLUMNS)
       brgemm(M, std::min(MAX_COLUMNS, in - c), K, rows, in, in, turned[i] + n * rows, inputs[i] + c * PAIR,
              to + n * in + c, add);
@@ -84,9 +66,7 @@ class BackwardGroup : public Group<T> {
     if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
     for (int64_t i = 0; i < LINEARS; i++) {
       turned[i] = (T*)take(w.linear(i).N * rows * sizeof(T));
-      const int64_t in = w.linear(i).K;
-      paired[i] = std::is_same_v<T, bf16> ? (bf16*)take(in * rows * sizeof(bf16))
-                                          : (bf16*)take(in_tiles * in * tiles_of(rows) * TILE_TERMS * PIECES * sizeof(bf16));
+      paired[i] = (T*)take(std::is_same_v<T, bf16> ? w.linear(i).K * rows * sizeof(T) : 0);
     }
     more = AttentionBackwardRoom<T>(N, take);
 #ifdef SWIN_HAS_TILES
@@ -103,11 +83,7 @@ class BackwardGroup : public Group<T> {
     const Linear<T>& linear = w.linear(i);
     const int64_t padded = round_up(tokens, TILE_TERMS);
     std::memset((void*)(input + tokens * linear.K), 0, (padded - tokens) * linear.K * sizeof(T));
-    inputs[i] = input;
-    if constexpr (std::is_same_v<T, bf16>)
-      inputs[i] = pack_values(input, padded, linear.K, paired[i]);
-    else if (in_tiles)
-      split_columns(input, linear.K, tokens, linear.K, paired[i]);
+    inputs[i] = pack_values(input, padded, linear.K, paired[i]);
     transpose(of_output, linear.N, tokens, linear.N, turned[i], rows);
     for (int64_t n = 0; n < linear.N; n++) {
       T* line = turned[i] + n * rows;
@@ -278,10 +254,8 @@ class BackwardGroup : public Group<T> {
   T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
   float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
   float *mlp_out, *row;
-  T* turned[LINEARS];       // gradients of outputs, (out, rows)
-  const T* inputs[LINEARS];  // (tokens, in), in pairs of tokens for bf16
-  bf16* paired[LINEARS];     // the memory for these pairs, or for the pieces of float32 inputs
-  const bool in_tiles = has_tiles_for(this->w);
+  T *turned[LINEARS], *paired[LINEARS];  // gradients of outputs, (out, rows); memory for pairs of tokens of bf16 inputs
+  const T* inputs[LINEARS];               // (tokens, in), in pairs of tokens for bf16
   Buffers memory;
 };
 

@@ -94,7 +94,7 @@ void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float
           const int64_t rows = std::min(MAX_ROWS, end - m);
           float* c = room.c + (w.K > MAX_TERMS ? n * step + (m - begin) * columns : 0);
           multiply_tiles(round_up(rows, TILED_ROWS), columns, depth, room.rows + (m - begin) * depth * PIECES * TILE_TERMS,
-                         room.columns, depth, c, columns, k > 0);
+                         room.columns, c, columns, k > 0);
           if (k + terms == w.K) epilogue(m, rows, n, columns, c);
         }
       }

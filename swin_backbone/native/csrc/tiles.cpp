@@ -14,7 +14,7 @@ void split_rows(const float*, int64_t, int64_t, int64_t, bf16*) {}
 void split_columns(const float*, int64_t, int64_t, int64_t, bf16*) {}
 TilesInUse::TilesInUse() {}
 TilesInUse::~TilesInUse() {}
-void multiply_tiles(int64_t, int64_t, int64_t, const bf16*, const bf16*, int64_t, float*, int64_t, bool) {}
+void multiply_tiles(int64_t, int64_t, int64_t, const bf16*, const bf16*, float*, int64_t, bool) {}
 #else
 
 bool has_tiles() {
@@ -104,9 +104,8 @@ SWIN_TILES void release() { _tile_release(); }
 
 // c (32, 32) or, for one column of tiles, (32, 16). Tiles 0 to 3 hold c, 4 and 5 rows of a, 6 and 7 columns of b.
 template <bool two_columns>
-SWIN_TILES void multiply_block(int64_t depth, const bf16* a, const bf16* b, int64_t b_depth, float* c, int64_t ldc,
-                               bool add) {
-  const bf16 *below = a + depth * PIECES * TILE, *beside = b + b_depth * PIECES * TILE;
+SWIN_TILES void multiply_block(int64_t depth, const bf16* a, const bf16* b, float* c, int64_t ldc, bool add) {
+  const bf16 *below = a + depth * PIECES * TILE, *beside = b + depth * PIECES * TILE;
   float* c_below = c + TILE_ROWS * ldc;
   if (add) {
     _tile_loadd(0, c, 4 * ldc);
@@ -160,15 +159,15 @@ TilesInUse::TilesInUse() {
 }
 TilesInUse::~TilesInUse() { release(); }
 
-void multiply_tiles(int64_t rows, int64_t columns, int64_t depth, const bf16* a, const bf16* b, int64_t b_depth, float* c,
-                    int64_t ldc, bool add) {
-  for (int64_t n = 0; n < columns; n += 2 * TILE_ROWS, b += 2 * b_depth * PIECES * TILE)
+void multiply_tiles(int64_t rows, int64_t columns, int64_t depth, const bf16* a, const bf16* b, float* c, int64_t ldc,
+                    bool add) {
+  for (int64_t n = 0; n < columns; n += 2 * TILE_ROWS, b += 2 * depth * PIECES * TILE)
     for (int64_t m = 0; m < rows; m += TILED_ROWS) {
       const bf16* from = a + m / TILE_ROWS * depth * PIECES * TILE;
       if (n + TILE_ROWS < columns)
-        multiply_block<true>(depth, from, b, b_depth, c + m * ldc + n, ldc, add);
+        multiply_block<true>(depth, from, b, c + m * ldc + n, ldc, add);
       else
-        multiply_block<false>(depth, from, b, b_depth, c + m * ldc + n, ldc, add);
+        multiply_block<false>(depth, from, b, c + m * ldc + n, ldc, add);
     }
 }
 #endif

@@ -36,9 +36,8 @@ class TilesInUse {
   ~TilesInUse();
 };
 
-// c = a b, or c += a b, for rows in multiples of TILED_ROWS, columns of TILE_ROWS, and `depth` tiles of terms, of which `b`
-// has `b_depth`.
-void multiply_tiles(int64_t rows, int64_t columns, int64_t depth, const bf16* a, const bf16* b, int64_t b_depth, float* c,
-                    int64_t ldc, bool add);
+// c = a b, or c += a b, for rows in multiples of TILED_ROWS, columns of TILE_ROWS, and `depth` tiles of terms.
+void multiply_tiles(int64_t rows, int64_t columns, int64_t depth, const bf16* a, const bf16* b, float* c, int64_t ldc,
+                    bool add);
 
 }  // namespace swin
