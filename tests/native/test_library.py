@@ -40,7 +40,7 @@ assert library._load()[0] == 'avx512'
 
 FOREIGN = {  # registers and instructions that a library's processors do not have
     'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
-    'avx512': r'bf16',
+    'avx512': r'\t(v\w*bf16|tdp|tile|ldtilecfg)',  # after a tab: an address may have these letters, too
 }
 
 
