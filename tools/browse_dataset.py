@@ -7,7 +7,6 @@ python tools/browse_dataset.py CONFIG [--output-dir D] [--not-show] [--show-inte
 import argparse
 from pathlib import Path
 
-import cv2
 import numpy as np
 from command_line import BUILD_ERRORS, add_config_arguments, add_skip_unreadable, positive, run, stop_on_user_errors
 from mmengine.registry import VISUALIZERS, init_default_scope
@@ -15,8 +14,8 @@ from rich.progress import track
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.guard import build_dataset
+from swin_backbone.openmmlab.media import write_picture
 from swin_backbone.openmmlab.places import make_folder, require_data
-from swin_backbone.whole_files import write_whole
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
 
@@ -76,9 +75,9 @@ def main() -> None:
             show=not args.not_show, wait_time=args.show_interval,
         )  # fmt: skip
         if args.output_dir:
-            jpeg = cv2.imencode('.jpg', visualizer.get_image()[..., ::-1])[1]
+            path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
             with stop_on_user_errors((OSError,), args.traceback):
-                write_whole(args.output_dir / f'{index:06d}_{source.stem}.jpg', jpeg.tobytes())
+                write_picture(path, visualizer.get_image()[..., ::-1])
     if args.output_dir:
         print(f'{number} pictures in {args.output_dir}')
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from ..whole_files import write_whole
 from .loading import load_from_file_or_address, read_checkpoints_safely
-from .media import Frame, Medium, VideoWriter
+from .media import Frame, Medium, VideoWriter, write_picture
 from .own_data import set_num_classes
 from .whole import dataset_meta_of, fit_to_model
 
@@ -165,7 +165,7 @@ class Results:
                 self.video = frame.medium, VideoWriter(self._path('overlays', frame.medium.name, '.mp4'), frame.medium)
             self.video[1].write(overlay)
         else:
-            _write(self._path('overlays', frame.name, '.jpg'), overlay)
+            write_picture(self._path('overlays', frame.name, '.jpg'), overlay)
 
     def close(self) -> None:
         """Write what is about all frames together."""
@@ -262,11 +262,6 @@ def _encode(mask: np.ndarray) -> dict:
 def _enlarge(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Classes or a mask, (H, W) uint8, at another height and width."""
     return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
-
-
-def _write(path: Path, pixels: np.ndarray) -> None:
-    encoded = cv2.imencode(path.suffix, pixels)[1]
-    write_whole(path, encoded.tobytes())
 
 
 def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> None:

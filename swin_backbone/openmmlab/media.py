@@ -1,4 +1,4 @@
-"""Pictures and videos: finding them, and reading them frame by frame."""
+"""Pictures and videos: finding them, reading them frame by frame, and writing a picture."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from ..whole_files import PARTIAL
+from ..whole_files import PARTIAL, write_whole
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
@@ -184,3 +184,12 @@ class VideoWriter:
         if self.writer is not None:
             self.writer.release()
             self.partial.replace(self.path)
+
+
+def write_picture(path: Path, pixels: np.ndarray) -> None:
+    """Write BGR pixels (H, W, 3) uint8 to a file that is whole or not there, of the kind that its suffix says.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    write_whole(path, cv2.imencode(path.suffix, pixels)[1].tobytes())
