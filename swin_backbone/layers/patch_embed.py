@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
-from ..native import operators
+from ..native.patches import embed
 from ..ops.linear import eager_linear
 from ..ops.patches import EmbeddingWeights, embed_patches, row_strips
 from ..ops.plan import Plan, is_one_graph, run
@@ -44,15 +44,13 @@ class PatchEmbed(CompiledLayer):
         On a CPU and under torch.compile this is one matrix product. A convolution would check the memory format, and
         with symbolic sizes such a check is a guard.
         """
-        by_product = plan.strip_tokens is not None or torch.compiler.is_compiling()
-        if not (by_product and self._is_as_built()):
+        by_modules = plan.strip_tokens is None and plan.compiled is None and not torch.compiler.is_compiling()
+        if by_modules or not self._is_as_built():
             return self._by_modules(image_BCHW)
         projection, (norm_weight, norm_bias, eps) = self.projection, norm_values(self.norm)
-        if plan.compiled_layers is not None and image_BCHW.dtype == projection.weight.dtype == torch.float32:
+        if plan.compiled is not None and image_BCHW.dtype == projection.weight.dtype == torch.float32:
             norm = norm_weight, norm_bias, eps
-            return operators.embed(
-                image_BCHW, plan.compiled_layers, projection.weight, projection.bias, *norm, self.packed
-            )
+            return embed(image_BCHW, plan.compiled, projection.weight, projection.bias, *norm, self.packed)
         image_BHWC, cast = image_BCHW.permute(0, 2, 3, 1), plan.cast
         weights = EmbeddingWeights(cast(projection.weight), cast(projection.bias), norm_weight, norm_bias)
         if plan.strip_tokens is None:

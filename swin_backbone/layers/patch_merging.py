@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
-from ..native import operators
+from ..native.patches import merge, output_norm
 from ..ops.linear import eager_linear
 from ..ops.patches import MergingWeights, merge_patches, neighbours_first, normalise_output, row_strips
 from ..ops.plan import Plan, run
@@ -48,9 +48,9 @@ class PatchMerging(CompiledLayer):
         if self.stride != 2 or not (plan.as_built or is_as_built(self)):
             return self._by_modules(x_BHWC)
         weight, (norm_weight, norm_bias, eps), post_norm = self.reduction.weight, norm_values(self.norm), self.post_norm
-        if plan.compiled_layers is not None and x_BHWC.dtype == weight.dtype == torch.float32:
+        if plan.compiled is not None and x_BHWC.dtype == weight.dtype == torch.float32:
             norm = norm_weight, norm_bias, eps, post_norm
-            return operators.merge(x_BHWC, plan.compiled_layers, weight, *norm, self.packed)
+            return merge(x_BHWC, plan.compiled, weight, *norm, self.packed)
         if not post_norm:  # the norm is over the concatenated channels
             norm_weight, norm_bias = neighbours_first(norm_weight), neighbours_first(norm_bias)
         weights = MergingWeights(norm_weight, norm_bias, neighbours_first(plan.cast(weight)))
@@ -85,8 +85,8 @@ def normalised_output(norm: Any, x_BHWC: Tensor, plan: Plan) -> Tensor:
     """
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (x_BHWC, *norm.parameters()))
     plain = type(norm) is nn.LayerNorm and not has_hooks(norm) and 'forward' not in norm.__dict__
-    if plain and not needs_grad and plan.compiled is not None and x_BHWC.dtype == torch.float32:
-        return operators.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
+    if plain and plan.compiled is not None and x_BHWC.dtype == torch.float32:
+        return output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
     if plain and not needs_grad and plan.strip_tokens is not None:
         return normalise_output(x_BHWC, norm.weight, norm.bias, norm.eps)
     return in_order(norm(x_BHWC).permute(0, 3, 1, 2))

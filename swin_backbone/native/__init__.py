@@ -5,8 +5,9 @@ bfloat16 by AVX-512 without AMX, which has not been measured on such a processor
 """
 
 from .library import is_available, why_not
-from .operators import Way, block, embed, merge, output_norm, takes_block, takes_stage
+from .operators import Way, block, takes_block, takes_stage
 from .packing import Packed
+from .patches import embed, merge, output_norm
 
 __all__ = [
     'Packed',

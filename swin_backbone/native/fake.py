@@ -53,13 +53,37 @@ def _embed(image_BCHW: Tensor, packed: Tensor, bias, norm_weight, norm_bias, eps
     return image_BCHW.new_empty(B, -(-H // patch[0]), -(-W // patch[1]), packed.numel() // inputs)
 
 
+@register('swin_backbone::embed_backward')
+def _embed_backward(image, grad, packed, transposed, bias, norm_weight, norm_bias, eps, patch: list[int]):
+    channels, K = grad.shape[-1], image.shape[1] * patch[0] * patch[1]
+    return _project_backward(image, grad, transposed, K, 0 if eps is None else channels)
+
+
 @register('swin_backbone::merge')
 def _merge(x_BHWC: Tensor, packed: Tensor, *norm) -> Tensor:
     B, H, W, C = x_BHWC.shape
     return x_BHWC.new_empty(B, -(-H // 2), -(-W // 2), packed.numel() // (4 * C))
 
 
+@register('swin_backbone::merge_backward')
+def _merge_backward(x, grad, packed, transposed, norm_weight, norm_bias, eps, post_norm: bool):
+    K = 4 * x.shape[-1]
+    return _project_backward(x, grad, transposed, K, 0 if eps is None else grad.shape[-1] if post_norm else K)
+
+
+def _project_backward(x, grad, transposed, K: int, normed: int) -> list[Tensor]:
+    channels = grad.shape[-1]
+    shapes = [x.shape if transposed is not None else (0,), (channels, K), (channels,), (normed,), (normed,)]
+    return [grad.new_empty(shape) for shape in shapes]
+
+
 @register('swin_backbone::output_norm')
 def _output_norm(x_BHWC: Tensor, *norm) -> Tensor:
     B, H, W, C = x_BHWC.shape
     return x_BHWC.new_empty(B, C, H, W)
+
+
+@register('swin_backbone::output_norm_backward')
+def _output_norm_backward(x_BHWC: Tensor, *others) -> list[Tensor]:
+    C = x_BHWC.shape[-1]
+    return [x_BHWC.new_empty(shape) for shape in (x_BHWC.shape, (C,), (C,))]

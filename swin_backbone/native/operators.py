@@ -4,14 +4,13 @@ Layout: B batch, H W height and width of a map, C channels.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..ops.block import BlockSettings, BlockWeights
 from ..ops.grid import Size
-from ..ops.patches import neighbours_first
 from .library import is_available
 from .packing import Packed
 
@@ -119,50 +118,3 @@ class _Block(torch.autograd.Function):
         by_name = dict(zip(GRADIENTS, grads))
         by_weight = (by_name.get(name) if n else None for name, n in zip(w._fields, needed[1:]))
         return None, None, grad_x_BHWC if needed[0] else None, *by_weight
-
-
-def embed(
-    image_BCHW: Tensor,
-    dtype: torch.dtype,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    norm_weight: Optional[Tensor],
-    norm_bias: Optional[Tensor],
-    eps: Optional[float],
-    packed: Packed,
-) -> Tensor:
-    """Patch embedding to tokens (B, H', W', C), by the weight of a convolution (C, channels, rows, columns).
-
-    Args:
-        image_BCHW: float32, in any memory format.
-        eps: of the norm after the projection; None: there is no norm.
-    """
-    (panels,) = packed.get((weight,), dtype, (1,))
-    return torch.ops.swin_backbone.embed(image_BCHW, panels, bias, norm_weight, norm_bias, eps, list(weight.shape[2:]))
-
-
-def merge(
-    x_BHWC: Tensor,
-    dtype: torch.dtype,
-    weight: Tensor,
-    norm_weight: Optional[Tensor],
-    norm_bias: Optional[Tensor],
-    eps: Optional[float],
-    post_norm: bool,
-    packed: Packed,
-) -> Tensor:
-    """Patch merging of 2 x 2 neighbours to tokens (B, ceil(H/2), ceil(W/2), C').
-
-    Args:
-        weight: of the projection; its inputs are in the order of `nn.Unfold`: (C, 2, 2).
-        eps: of the norm, which is before the projection or, with `post_norm`, after it; None: there is no norm.
-    """
-    (panels,) = packed.get((weight,), dtype, (1,), neighbours_first)
-    if not post_norm:
-        norm_weight, norm_bias = (None if w is None else neighbours_first(w) for w in (norm_weight, norm_bias))
-    return torch.ops.swin_backbone.merge(x_BHWC.contiguous(), panels, norm_weight, norm_bias, eps, post_norm)
-
-
-def output_norm(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-    """Layer norm of a float32 map, transposed: (B, C, H, W)."""
-    return torch.ops.swin_backbone.output_norm(x_BHWC.contiguous(), weight, bias, eps)

@@ -135,6 +135,12 @@ def neighbours_first(weight: Weight) -> Weight:
     return weight.unflatten(channels, (-1, 2, 2)).movedim(channels, channels + 2).flatten(channels)
 
 
+def neighbours_last(weight: Tensor) -> Tensor:
+    """Undo `neighbours_first`."""
+    channels = weight.dim() - 1
+    return weight.unflatten(channels, (2, 2, weight.shape[-1] // 4)).movedim(channels + 2, channels).flatten(channels)
+
+
 def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
     """Layer norm, then the map that necks and heads read: (B, C, H, W), contiguous. It has no gradient."""
     B, H, W, C = x_BHWC.shape

@@ -79,11 +79,6 @@ class Plan(NamedTuple):
         geometry = B, H, W, window_size, shift, cut.mask_padding, x_BHWC.device
         return self.windows_kind.cut(self.strip_tokens, *geometry), window_size
 
-    @property
-    def compiled_layers(self) -> Optional[torch.dtype]:
-        """`compiled`, for patch embedding, patch merging and output norms, whose operators have no gradient."""
-        return None if torch.is_grad_enabled() else self.compiled
-
     def cast(self, weight: Weight) -> Weight:
         """A weight of a linear layer in the dtype it is used in, so that it is cast once and not for every strip."""
         return weight if weight is None or self.dtype is None else weight.to(self.dtype)

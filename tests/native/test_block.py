@@ -130,10 +130,20 @@ def test_operators_have_a_fake_for_compile_and_export():
     for dtype in (torch.float32, torch.bfloat16)[: 1 + native.is_available(torch.bfloat16)]:
         torch.library.opcheck(ops.pack_linear.default, (weight, dtype, 1), test_utils=which)
         panels = ops.pack_linear(weight, dtype, 1)
-        torch.library.opcheck(ops.embed.default, (image, panels, None, None, None, None, [3, 3]), test_utils=which)
-        panels = ops.pack_linear(torch.randn(64, 128), dtype, 1)
-        torch.library.opcheck(ops.merge.default, (x, panels, None, None, 1e-5, True), test_utils=which)
+        args = panels, None, None, None, None, [3, 3]
+        torch.library.opcheck(ops.embed.default, (image, *args), test_utils=which)
+        grad, turned = torch.randn(1, 3, 4, 16), ops.pack_linear(weight, dtype, 1, True)
+        torch.library.opcheck(ops.embed_backward.default, (image, grad, panels, turned, *args[1:]), test_utils=which)
+        torch.library.opcheck(ops.embed_backward.default, (image, grad, panels, None, *args[1:]), test_utils=which)
+        weight = torch.randn(64, 128)
+        args = ops.pack_linear(weight, dtype, 1), None, None, 1e-5, True
+        torch.library.opcheck(ops.merge.default, (x, *args), test_utils=which)
+        grad, turned = torch.randn(1, 5, 5, 64), ops.pack_linear(weight, dtype, 1, True)
+        torch.library.opcheck(ops.merge_backward.default, (x, grad, args[0], turned, *args[1:]), test_utils=which)
+        weight = torch.randn(16, 3, 3, 3)
     torch.library.opcheck(ops.output_norm.default, (x, None, None, 1e-5), test_utils=which)
+    grad = torch.randn(1, 32, 9, 10)
+    torch.library.opcheck(ops.output_norm_backward.default, (x, grad, None, None, 1e-5), test_utils=which)
 
 
 @pytest.mark.parametrize(

@@ -1,57 +1,19 @@
-// The operators that torch sees, in the namespace `swin_backbone`. Their fake versions are in ../fake.py.
+// The operators that torch sees, in the namespace `swin_backbone`: a block, and what packs its weights. Their fake versions
+// are in ../fake.py.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <numeric>
 
+#include "arguments.h"
 #include "attention.h"
 #include "backward.h"
-#include "patches.h"
 
 namespace swin {
 namespace {
 
-using at::Tensor;
 using OptionalTensors = c10::List<std::optional<Tensor>>;
-
-// Calls f with a zero of the dtype that is computed in.
-template <class F>
-auto dispatch(at::ScalarType dtype, const F& f) {
-#ifdef __AVX512BF16__
-  if (dtype == at::kBFloat16) return f(bf16());
-#endif
-  TORCH_CHECK_VALUE(dtype == at::kFloat, "this processor's compiled operators do not compute in ", dtype);
-  return f(float());
-}
-
-void check_map(const Tensor& x, const char* name) {
-  TORCH_CHECK_VALUE(x.dim() == 4 && x.scalar_type() == at::kFloat && x.is_contiguous(), name,
-                    " must be a contiguous float32 map (B, H, W, C), got ", x.scalar_type(), " of ", x.sizes());
-}
-
-// float32 vectors, kept alive as long as something points into them.
-class Vectors {
- public:
-  const float* get(const std::optional<Tensor>& vector, int64_t size, float otherwise) {
-    kept.push_back(vector ? vector->to(at::kFloat).contiguous() : at::full({size}, otherwise, at::kFloat));
-    TORCH_CHECK_VALUE(kept.back().numel() == size, "a vector of ", size, " numbers was expected, got ",
-                      kept.back().sizes());
-    return kept.back().data_ptr<float>();
-  }
-
- private:
-  std::vector<Tensor> kept;
-};
-
-template <class T>
-Linear<T> linear(const Tensor& panels, const float* bias, int64_t N, int64_t K, int64_t unit) {
-  TORCH_CHECK_VALUE(panels.scalar_type() == c10::CppTypeToScalarType<T>::value && panels.is_contiguous() &&
-                        panels.numel() == packed_size<T>(N, K),
-                    "a packed weight of (", N, ", ", K, ") was expected, got ", panels.scalar_type(), " of ",
-                    panels.sizes());
-  return {panels.data_ptr<T>(), bias, N, K, panel_width(N, unit)};
-}
 
 Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit, bool transposed) {
   TORCH_CHECK_VALUE(weight.dim() >= 2, "a weight (out, in...) was expected, got ", weight.sizes());
@@ -199,64 +161,6 @@ std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::Tens
   return grads;
 }
 
-// The sizes (out, in) of a packed weight whose rows have K numbers.
-template <class T>
-Linear<T> linear_of_rows(const Tensor& panels, const std::optional<Tensor>& bias, int64_t K, Vectors& kept) {
-  const int64_t N = panels.numel() / packed_size<T>(1, K);
-  return linear<T>(panels, kept.get(bias, N, 0.f), N, K, 1);
-}
-
-std::optional<Affine> affine_of(const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                                std::optional<double> eps, int64_t size, Vectors& kept) {
-  if (!eps) return std::nullopt;
-  return Affine{kept.get(weight, size, 1.f), kept.get(bias, size, 0.f), (float)*eps};
-}
-
-Tensor embed(const Tensor& image, const Tensor& packed, const std::optional<Tensor>& bias,
-             const std::optional<Tensor>& norm_weight, const std::optional<Tensor>& norm_bias,
-             std::optional<double> eps, at::IntArrayRef patch) {
-  TORCH_CHECK_VALUE(image.dim() == 4 && image.scalar_type() == at::kFloat && patch.size() == 2 && patch[0] > 0 &&
-                        patch[1] > 0,
-                    "float32 images (B, C, H, W) and the sides of a patch were expected, got ", image.scalar_type(),
-                    " of ", image.sizes(), " and ", patch);
-  const int64_t K = image.size(1) * patch[0] * patch[1];
-  const Image from{image.data_ptr<float>(), image.size(0), image.size(1), image.size(2), image.size(3),
-                   {image.stride(0), image.stride(1), image.stride(2), image.stride(3)}};
-  Vectors kept;
-  return dispatch(packed.scalar_type(), [&](auto type) {
-    const auto w = linear_of_rows<decltype(type)>(packed, bias, K, kept);
-    Tensor out = at::empty({from.batch, (from.height + patch[0] - 1) / patch[0], (from.width + patch[1] - 1) / patch[1],
-                            w.N},
-                           image.options().memory_format(at::MemoryFormat::Contiguous));
-    embed_patches(from, patch[0], patch[1], w, affine_of(norm_weight, norm_bias, eps, w.N, kept),
-                  out.data_ptr<float>());
-    return out;
-  });
-}
-
-Tensor merge(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& norm_weight,
-             const std::optional<Tensor>& norm_bias, std::optional<double> eps, bool post_norm) {
-  check_map(x, "x");
-  Vectors kept;
-  return dispatch(packed.scalar_type(), [&](auto type) {
-    const auto w = linear_of_rows<decltype(type)>(packed, std::nullopt, 4 * x.size(3), kept);
-    Tensor out = at::empty({x.size(0), (x.size(1) + 1) / 2, (x.size(2) + 1) / 2, w.N}, x.options());
-    merge_patches(x.data_ptr<float>(), x.size(0), x.size(1), x.size(2), x.size(3), w,
-                  affine_of(norm_weight, norm_bias, eps, post_norm ? w.N : w.K, kept), post_norm,
-                  out.data_ptr<float>());
-    return out;
-  });
-}
-
-Tensor output_norm(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps) {
-  check_map(x, "x");
-  Tensor out = at::empty({x.size(0), x.size(3), x.size(1), x.size(2)}, x.options());
-  Vectors kept;
-  normalise_output(x.data_ptr<float>(), x.size(0), x.size(1) * x.size(2), x.size(3),
-                   *affine_of(weight, bias, eps, x.size(3), kept), out.data_ptr<float>());
-  return out;
-}
-
 }  // namespace
 }  // namespace swin
 
@@ -273,12 +177,6 @@ TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
       "block_backward(Tensor x, Tensor grad, Tensor[] packed, Tensor[] transposed, Tensor?[] vectors, "
       "Tensor position_bias, Tensor? cosine_scale, Tensor? drop_path, int heads, int[] window, int[] shift, "
       "bool mask_padding, float scale, float[] eps) -> Tensor[]");
-  m.def(
-      "embed(Tensor image, Tensor packed, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, float? eps, "
-      "int[] patch) -> Tensor");
-  m.def(
-      "merge(Tensor x, Tensor packed, Tensor? norm_weight, Tensor? norm_bias, float? eps, bool post_norm) -> Tensor");
-  m.def("output_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
@@ -287,7 +185,4 @@ TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
   m.impl("block", swin::block);
   m.impl("block_", swin::block_);
   m.impl("block_backward", swin::block_backward);
-  m.impl("embed", swin::embed);
-  m.impl("merge", swin::merge);
-  m.impl("output_norm", swin::output_norm);
 }

@@ -3,88 +3,92 @@
 #include <ATen/Parallel.h>
 
 #include <memory>
-#include <vector>
 
 #include "buffers.h"
 
 namespace swin {
-namespace {
 
-constexpr int64_t TOKENS = 2 * MAX_ROWS;  // that a thread computes at a time
+// f(index, image, channel, y, x, count) for each row of a patch inside the image: `count` pixels from there on are
+// the numbers of the patch from `index` on.
+template <class F>
+void Patches::over_rows(int64_t token, const F& f) const {
+  const int64_t x = token % columns() * patch_width, y = token / columns() % rows() * patch_height;
+  const int64_t tall = std::min(patch_height, height - y), wide = std::min(patch_width, width - x);
+  for (int64_t c = 0; c < channels; c++)
+    for (int64_t i = 0; i < tall; i++)
+      f((c * patch_height + i) * patch_width, token / (rows() * columns()), c, y + i, x, wide);
+}
 
-// fill(token, row) writes w.padded_K() numbers for a token; they are projected and, if there is a norm, normalised.
-template <class T, class Fill>
-void project(int64_t tokens, const Linear<T>& w, const std::optional<Affine>& norm, float* out, const Fill& fill) {
-  const int64_t K = w.padded_K();
-  at::parallel_for(0, (tokens + TOKENS - 1) / TOKENS, 1, [&](int64_t begin, int64_t end) {
+void Patches::read(int64_t token, float* to) const {
+  std::fill_n(to, channels * patch_height * patch_width, 0.f);
+  over_rows(token, [&](int64_t index, int64_t image, int64_t c, int64_t y, int64_t x, int64_t count) {
+    const float* from = pixels + image * stride[0] + c * stride[1] + y * stride[2] + x * stride[3];
+    for (int64_t i = 0; i < count; i++) to[index + i] = from[i * stride[3]];
+  });
+}
+
+void Patches::write(int64_t token, const float* from, float* images) const {
+  over_rows(token, [&](int64_t index, int64_t image, int64_t c, int64_t y, int64_t x, int64_t count) {
+    std::copy_n(from + index, count, images + ((image * channels + c) * height + y) * width + x);
+  });
+}
+
+// f(index of a neighbour, its offset in the map, or -1 for padding)
+template <class F>
+void Neighbours::over_neighbours(int64_t token, const F& f) const {
+  const int64_t image = token / (rows() * columns()), x = token % columns() * 2, y = token / columns() % rows() * 2;
+  for (int64_t i = 0; i < 4; i++) {
+    const int64_t at_y = y + i / 2, at_x = x + i % 2;
+    f(i, at_y < height && at_x < width ? ((image * height + at_y) * width + at_x) * channels : -1);
+  }
+}
+
+void Neighbours::read(int64_t token, float* to) const {
+  over_neighbours(token, [&](int64_t i, int64_t at) {
+    if (at < 0)
+      std::fill_n(to + i * channels, channels, 0.f);
+    else
+      std::copy_n(x + at, channels, to + i * channels);
+  });
+}
+
+void Neighbours::write(int64_t token, const float* from, float* map) const {
+  over_neighbours(token, [&](int64_t i, int64_t at) {
+    if (at >= 0) std::copy_n(from + i * channels, channels, map + at);
+  });
+}
+
+template <class T, class Source>
+void project(const Source& source, const Projection<T>& p, float* out) {
+  const Linear<T>& w = p.linear;
+  const int64_t tokens = source.tokens(), K = w.padded_K();
+  at::parallel_for(0, (tokens + PROJECTED - 1) / PROJECTED, 1, [&](int64_t begin, int64_t end) {
+    float* raw;
     T* rows;
     ProductRoom<T> room;
     Buffers memory;
     memory.allocate([&](const auto& take) {
-      rows = (T*)take(TOKENS * K * sizeof(T));
+      raw = (float*)take(K * sizeof(float));
+      rows = (T*)take(PROJECTED * K * sizeof(T));
       room = ProductRoom<T>({&w}, take);
     });
-    for (int64_t first = begin * TOKENS; first < std::min(tokens, end * TOKENS); first += TOKENS) {
-      const int64_t count = std::min(TOKENS, tokens - first);
-      for (int64_t m = 0; m < count; m++) fill(first + m, rows + m * K);
-      product(rows, K, count, w, room,
-              [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
-                for (int64_t r = 0; r < count; r++) {
-                  float* to = out + (first + m + r) * w.N + n;
-                  const float *row = c + r * columns, *bias = w.bias + n;
-                  over_columns(columns, [&](int64_t i, int64_t lanes) {
-                    store(to + i, load(row + i, lanes) + load(bias + i, lanes), lanes);
-                  });
-                }
-              });
-      for (int64_t m = first; m < first + count && norm; m++) layer_norm(out + m * w.N, w.N, *norm, out + m * w.N);
+    std::fill_n(raw, K, 0.f);
+    for (int64_t first = begin * PROJECTED; first < std::min(tokens, end * PROJECTED); first += PROJECTED) {
+      const int64_t count = std::min(PROJECTED, tokens - first);
+      for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
+      product(rows, K, count, w, room, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+        for (int64_t r = 0; r < count; r++) {
+          float* to = out + (first + m + r) * w.N + n;
+          const float *row = c + r * columns, *bias = w.bias + n;
+          over_columns(columns, [&](int64_t i, int64_t lanes) {
+            store(to + i, load(row + i, lanes) + load(bias + i, lanes), lanes);
+          });
+        }
+      });
+      for (int64_t m = first; m < first + count && p.after; m++)
+        layer_norm(out + m * w.N, w.N, *p.after, out + m * w.N);
     }
     release_brgemm<T>();
-  });
-}
-
-}  // namespace
-
-template <class T>
-void embed_patches(const Image& image, int64_t patch_height, int64_t patch_width, const Linear<T>& w,
-                   const std::optional<Affine>& norm, float* out) {
-  const int64_t rows = (image.height + patch_height - 1) / patch_height;
-  const int64_t columns = (image.width + patch_width - 1) / patch_width;
-  project(image.batch * rows * columns, w, norm, out, [&](int64_t token, T* to) {
-    const int64_t x = token % columns * patch_width, y = token / columns % rows * patch_height;
-    const float* from = image.pixels + token / (rows * columns) * image.stride[0] + x * image.stride[3];
-    const int64_t inside = std::min(patch_width, image.width - x);
-    thread_local std::vector<float> patch;  // is rounded as a whole: a single number takes as long as a vector
-    patch.assign(w.padded_K(), 0.f);
-    float* at = patch.data();
-    for (int64_t c = 0; c < image.channels; c++)
-      for (int64_t i = 0; i < patch_height; i++, at += patch_width) {
-        const float* pixels = from + c * image.stride[1] + (y + i) * image.stride[2];
-        for (int64_t j = 0; j < inside && y + i < image.height; j++) at[j] = pixels[j * image.stride[3]];
-      }
-    over_columns(w.padded_K(), [&](int64_t c, int64_t lanes) { store(to + c, load(&patch[c], lanes), lanes); });
-  });
-}
-
-template <class T>
-void merge_patches(const float* x, int64_t batch, int64_t height, int64_t width, int64_t channels, const Linear<T>& w,
-                   const std::optional<Affine>& norm, bool post_norm, float* out) {
-  const int64_t rows = (height + 1) / 2, columns = (width + 1) / 2;
-  const std::optional<Affine> before = post_norm ? std::nullopt : norm, behind = post_norm ? norm : std::nullopt;
-  project(batch * rows * columns, w, behind, out, [&](int64_t token, T* to) {
-    thread_local std::vector<float> neighbours;
-    neighbours.resize(4 * channels);
-    const int64_t y = token / columns % rows * 2, x0 = token % columns * 2, image = token / (rows * columns);
-    for (int64_t i = 0; i < 4; i++) {
-      const int64_t at_y = y + i / 2, at_x = x0 + i % 2;
-      float* part = neighbours.data() + i * channels;
-      if (at_y < height && at_x < width)
-        std::copy_n(x + ((image * height + at_y) * width + at_x) * channels, channels, part);
-      else
-        std::fill_n(part, channels, 0.f);
-    }
-    if (before) return layer_norm(neighbours.data(), 4 * channels, *before, to);
-    over_columns(4 * channels, [&](int64_t c, int64_t lanes) { store(to + c, load(&neighbours[c], lanes), lanes); });
   });
 }
 
@@ -103,11 +107,8 @@ void normalise_output(const float* x, int64_t batch, int64_t area, int64_t chann
   });
 }
 
-#define INSTANTIATE(T)                                                                                          \
-  template void embed_patches<T>(const Image&, int64_t, int64_t, const Linear<T>&, const std::optional<Affine>&, \
-                                 float*);                                                                       \
-  template void merge_patches<T>(const float*, int64_t, int64_t, int64_t, int64_t, const Linear<T>&,            \
-                                 const std::optional<Affine>&, bool, float*);
+#define INSTANTIATE_FOR(T, Source) template void project<T, Source>(const Source&, const Projection<T>&, float*);
+#define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

@@ -1,6 +1,6 @@
-// Patch embedding, patch merging and the norm of an output.
+// Patch embedding, patch merging and the norm of an output, and their gradients, for which only the input is stored.
 //
-// Layout: B batch, C channels, H W height and width of the input.
+// Layout: B batch, C channels, H W height and width of the input, K numbers that become a token, N channels of a token.
 #pragma once
 
 #include <optional>
@@ -9,24 +9,81 @@
 
 namespace swin {
 
-struct Image {
+// The patches of images, zero-padded at the bottom and right edge: K = channels * patch_height * patch_width.
+struct Patches {
   const float* pixels;
   int64_t batch, channels, height, width;
   int64_t stride[4];  // of image, channel, row, column
+  int64_t patch_height, patch_width;
+
+  int64_t rows() const { return (height + patch_height - 1) / patch_height; }
+  int64_t columns() const { return (width + patch_width - 1) / patch_width; }
+  int64_t tokens() const { return batch * rows() * columns(); }
+  void read(int64_t token, float* to) const;
+  void write(int64_t token, const float* from, float* images) const;  // to contiguous images, without padding
+
+ private:
+  template <class F>
+  void over_rows(int64_t token, const F& f) const;
 };
 
-// Each patch, zero-padded at the bottom and right edge, to a token: (B, ceil(H / patch), ceil(W / patch), w.N).
-template <class T>
-void embed_patches(const Image& image, int64_t patch_height, int64_t patch_width, const Linear<T>& w,
-                   const std::optional<Affine>& norm, float* out);
+// 2 x 2 neighbours of x (B, H, W, C), zero-padded and concatenated: K = 4C.
+struct Neighbours {
+  const float* x;
+  int64_t batch, height, width, channels;
 
-// 2 x 2 neighbours of x (B, H, W, C), zero-padded and concatenated, to a token: (B, ceil(H/2), ceil(W/2), w.N).
-// The norm is before or after the projection.
+  int64_t rows() const { return (height + 1) / 2; }
+  int64_t columns() const { return (width + 1) / 2; }
+  int64_t tokens() const { return batch * rows() * columns(); }
+  void read(int64_t token, float* to) const;
+  void write(int64_t token, const float* from, float* map) const;  // without padding
+
+ private:
+  template <class F>
+  void over_neighbours(int64_t token, const F& f) const;
+};
+
+// A linear layer from K numbers to a token. A norm may be before or after it.
 template <class T>
-void merge_patches(const float* x, int64_t batch, int64_t height, int64_t width, int64_t channels, const Linear<T>& w,
-                   const std::optional<Affine>& norm, bool post_norm, float* out);
+struct Projection {
+  Linear<T> linear;
+  std::optional<Affine> before, after;
+};
+
+constexpr int64_t PROJECTED = 2 * MAX_ROWS;  // tokens that a thread computes at a time
+
+// One row that the linear layer takes. `raw`: room for padded_K numbers, those after K are zero.
+template <class T, class Source>
+void read_row(const Source& source, const Projection<T>& p, int64_t token, float* raw, T* to) {
+  source.read(token, raw);
+  if (p.before) return layer_norm(raw, p.linear.K, *p.before, to);
+  over_columns(p.linear.padded_K(), [&](int64_t k, int64_t lanes) { store(to + k, load(raw + k, lanes), lanes); });
+}
+
+// Patches or Neighbours to tokens (B, rows, columns, N).
+template <class T, class Source>
+void project(const Source& source, const Projection<T>& p, float* out);
+
+// Where gradients are summed; the vectors are zeros before.
+struct ProjectionSums {
+  float *weight, *bias;            // (N, K) and (N)
+  float *norm_weight, *norm_bias;  // null: there is no norm
+};
+
+// transposed: W^T of the linear layer, packed; null: the gradient of images or the map is not needed.
+// grad: of tokens; N is even.
+// grad_source: of images or the map.
+template <class T, class Source>
+void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
+                      float* grad_source, const ProjectionSums& sums);
+
+#define SWIN_FOR_EACH_PROJECTION(instantiate, T) instantiate(T, Patches) instantiate(T, Neighbours)
 
 // LayerNorm of tokens (B, H*W, C), transposed: (B, C, H*W).
 void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm, float* out);
+
+// grad: (B, C, H*W); grad_x: (B, H*W, C); the sums of C numbers each are zeros before.
+void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
+                               const Affine& norm, float* grad_x, float* norm_weight, float* norm_bias);
 
 }  // namespace swin

@@ -1,0 +1,168 @@
+// The operators that torch sees for patch embedding, patch merging and output norms; see binding.cpp.
+
+#include <torch/library.h>
+
+#include "arguments.h"
+#include "patches.h"
+
+namespace swin {
+namespace {
+
+// The sizes (out, in) of a packed weight whose rows have K numbers.
+template <class T>
+Linear<T> linear_of_rows(const Tensor& panels, const std::optional<Tensor>& bias, int64_t K, Vectors& kept) {
+  const int64_t N = panels.numel() / packed_size<T>(1, K);
+  return linear<T>(panels, kept.get(bias, N, 0.f), N, K, 1);
+}
+
+std::optional<Affine> affine_of(const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                                std::optional<double> eps, int64_t size, Vectors& kept) {
+  if (!eps) return std::nullopt;
+  return Affine{kept.get(weight, size, 1.f), kept.get(bias, size, 0.f), (float)*eps};
+}
+
+Patches patches_of(const Tensor& image, at::IntArrayRef patch) {
+  TORCH_CHECK_VALUE(image.dim() == 4 && image.scalar_type() == at::kFloat && patch.size() == 2 && patch[0] > 0 &&
+                        patch[1] > 0,
+                    "float32 images (B, C, H, W) and the sides of a patch were expected, got ", image.scalar_type(),
+                    " of ", image.sizes(), " and ", patch);
+  return {image.data_ptr<float>(), image.size(0), image.size(1), image.size(2), image.size(3),
+          {image.stride(0), image.stride(1), image.stride(2), image.stride(3)}, patch[0], patch[1]};
+}
+
+Neighbours neighbours_of(const Tensor& x) {
+  check_map(x, "x");
+  return {x.data_ptr<float>(), x.size(0), x.size(1), x.size(2), x.size(3)};
+}
+
+// Calls f(projection), made from the arguments of an operator; `size` is that of a row.
+template <class F>
+auto with_projection(const Tensor& packed, int64_t size, const std::optional<Tensor>& bias,
+                     const std::optional<Tensor>& norm_weight, const std::optional<Tensor>& norm_bias,
+                     std::optional<double> eps, bool norm_after, const F& f) {
+  Vectors kept;
+  return dispatch(packed.scalar_type(), [&](auto type) {
+    using T = decltype(type);
+    const Linear<T> w = linear_of_rows<T>(packed, bias, size, kept);
+    const auto norm = affine_of(norm_weight, norm_bias, eps, norm_after ? w.N : w.K, kept);
+    return f(Projection<T>{w, norm_after ? std::nullopt : norm, norm_after ? norm : std::nullopt});
+  });
+}
+
+template <class T, class Source>
+Tensor tokens_of(const Source& source, const Projection<T>& p, const Tensor& x) {
+  const Tensor out = at::empty({source.batch, source.rows(), source.columns(), p.linear.N}, x.options(),
+                               at::MemoryFormat::Contiguous);
+  project(source, p, out.data_ptr<float>());
+  return out;
+}
+
+// Gradients of x (of no size if `transposed` is not given), the weight (N, K), the bias, and the norm's weight and bias.
+template <class T, class Source>
+std::vector<Tensor> gradients_of(const Source& source, const Projection<T>& p, const std::optional<Tensor>& transposed,
+                                 const Tensor& x, const Tensor& grad) {
+  const Linear<T>& w = p.linear;
+  check_map(grad, "grad");
+  TORCH_CHECK_VALUE(grad.sizes() == at::IntArrayRef({source.batch, source.rows(), source.columns(), w.N}) &&
+                        w.N % 2 == 0,
+                    "a gradient of tokens with an even number of channels was expected, got ", grad.sizes());
+  const Linear<T> turned = transposed ? linear<T>(*transposed, nullptr, w.K, w.N, 1) : w;
+  const int64_t normed = p.before ? w.K : p.after ? w.N : 0;
+  const auto zeros = [&](at::IntArrayRef shape) { return at::zeros(shape, grad.options()); };
+  std::vector<Tensor> grads{transposed ? at::empty(x.sizes(), x.options(), at::MemoryFormat::Contiguous) : zeros({0}),
+                            grad.numel() ? at::empty({w.N, w.K}, grad.options()) : zeros({w.N, w.K}),
+                            zeros({w.N}), zeros({normed}), zeros({normed})};
+  const auto data = [&](int64_t i) { return grads[i].data_ptr<float>(); };
+  if (grad.numel())
+    project_backward(source, p, transposed ? &turned : nullptr, grad.data_ptr<float>(), data(0),
+                     {data(1), data(2), data(3), data(4)});
+  return grads;
+}
+
+Tensor embed(const Tensor& image, const Tensor& packed, const std::optional<Tensor>& bias,
+             const std::optional<Tensor>& norm_weight, const std::optional<Tensor>& norm_bias,
+             std::optional<double> eps, at::IntArrayRef patch) {
+  const Patches patches = patches_of(image, patch);
+  return with_projection(packed, patches.channels * patch[0] * patch[1], bias, norm_weight, norm_bias, eps, true,
+                         [&](const auto& p) { return tokens_of(patches, p, image); });
+}
+
+std::vector<Tensor> embed_backward(const Tensor& image, const Tensor& grad, const Tensor& packed,
+                                   const std::optional<Tensor>& transposed, const std::optional<Tensor>& bias,
+                                   const std::optional<Tensor>& norm_weight, const std::optional<Tensor>& norm_bias,
+                                   std::optional<double> eps, at::IntArrayRef patch) {
+  const Patches patches = patches_of(image, patch);
+  return with_projection(packed, patches.channels * patch[0] * patch[1], bias, norm_weight, norm_bias, eps, true,
+                         [&](const auto& p) { return gradients_of(patches, p, transposed, image, grad); });
+}
+
+Tensor merge(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& norm_weight,
+             const std::optional<Tensor>& norm_bias, std::optional<double> eps, bool post_norm) {
+  const Neighbours neighbours = neighbours_of(x);
+  return with_projection(packed, 4 * x.size(3), std::nullopt, norm_weight, norm_bias, eps, post_norm,
+                         [&](const auto& p) { return tokens_of(neighbours, p, x); });
+}
+
+std::vector<Tensor> merge_backward(const Tensor& x, const Tensor& grad, const Tensor& packed,
+                                   const std::optional<Tensor>& transposed, const std::optional<Tensor>& norm_weight,
+                                   const std::optional<Tensor>& norm_bias, std::optional<double> eps, bool post_norm) {
+  const Neighbours neighbours = neighbours_of(x);
+  return with_projection(packed, 4 * x.size(3), std::nullopt, norm_weight, norm_bias, eps, post_norm,
+                         [&](const auto& p) { return gradients_of(neighbours, p, transposed, x, grad); });
+}
+
+Tensor output_norm(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                   double eps) {
+  check_map(x, "x");
+  Tensor out = at::empty({x.size(0), x.size(3), x.size(1), x.size(2)}, x.options());
+  Vectors kept;
+  normalise_output(x.data_ptr<float>(), x.size(0), x.size(1) * x.size(2), x.size(3),
+                   *affine_of(weight, bias, eps, x.size(3), kept), out.data_ptr<float>());
+  return out;
+}
+
+// Gradients of x, the weight and the bias.
+std::vector<Tensor> output_norm_backward(const Tensor& x, const Tensor& grad, const std::optional<Tensor>& weight,
+                                         const std::optional<Tensor>& bias, double eps) {
+  check_map(x, "x");
+  const int64_t B = x.size(0), C = x.size(3), area = x.size(1) * x.size(2);
+  TORCH_CHECK_VALUE(grad.sizes() == at::IntArrayRef({B, C, x.size(1), x.size(2)}) && grad.is_contiguous() &&
+                        grad.scalar_type() == at::kFloat,
+                    "a contiguous float32 gradient (B, C, H, W) was expected, got ", grad.scalar_type(), " of ",
+                    grad.sizes());
+  std::vector<Tensor> grads{at::empty_like(x), at::zeros({C}, x.options()), at::zeros({C}, x.options())};
+  Vectors kept;
+  if (x.numel())
+    normalise_output_backward(x.data_ptr<float>(), grad.data_ptr<float>(), B, area, C,
+                              *affine_of(weight, bias, eps, C, kept), grads[0].data_ptr<float>(),
+                              grads[1].data_ptr<float>(), grads[2].data_ptr<float>());
+  return grads;
+}
+
+}  // namespace
+}  // namespace swin
+
+TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
+  m.def(
+      "embed(Tensor image, Tensor packed, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, float? eps, "
+      "int[] patch) -> Tensor");
+  m.def(
+      "embed_backward(Tensor image, Tensor grad, Tensor packed, Tensor? transposed, Tensor? bias, Tensor? norm_weight, "
+      "Tensor? norm_bias, float? eps, int[] patch) -> Tensor[]");
+  m.def(
+      "merge(Tensor x, Tensor packed, Tensor? norm_weight, Tensor? norm_bias, float? eps, bool post_norm) -> Tensor");
+  m.def(
+      "merge_backward(Tensor x, Tensor grad, Tensor packed, Tensor? transposed, Tensor? norm_weight, "
+      "Tensor? norm_bias, float? eps, bool post_norm) -> Tensor[]");
+  m.def("output_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
+  m.def("output_norm_backward(Tensor x, Tensor grad, Tensor? weight, Tensor? bias, float eps) -> Tensor[]");
+}
+
+TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
+  m.impl("embed", swin::embed);
+  m.impl("embed_backward", swin::embed_backward);
+  m.impl("merge", swin::merge);
+  m.impl("merge_backward", swin::merge_backward);
+  m.impl("output_norm", swin::output_norm);
+  m.impl("output_norm_backward", swin::output_norm_backward);
+}
