@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..ops.block import BlockSettings, BlockWeights
 from ..ops.grid import Size
+from .gradients import Operator
 from .library import is_available
 from .packing import Packed
 
@@ -67,12 +68,29 @@ def block(
         overwrite: write the result into `x_BHWC`, if no gradient is needed.
     """
     x_BHWC = x_BHWC.contiguous()
-    if torch.is_grad_enabled():
-        return _Block.apply(way, by_torch, x_BHWC, *w)
-    if overwrite:
+    if overwrite and not torch.is_grad_enabled():
         torch.ops.swin_backbone.block_(x_BHWC, *_arguments(w, way))
         return x_BHWC
-    return torch.ops.swin_backbone.block(x_BHWC, *_arguments(w, way))
+
+    def compute(x, *weights):
+        return torch.ops.swin_backbone.block(x, *_arguments(BlockWeights(*weights), way))
+
+    def gradients(grad, _, x, *weights):
+        w = BlockWeights(*weights)
+        packed, *others = _arguments(w, way)
+        units = 1, x.shape[-1] // len(w.position_bias_hNN), 1, 1
+        transposed = [
+            torch.ops.swin_backbone.pack_linear(weight, way.dtype, unit, transposed=True)
+            for weight, unit in zip(_linear_weights(w), units)
+        ]
+        of_x, *of_weights = torch.ops.swin_backbone.block_backward(x, grad, packed, transposed, *others)
+        by_name = dict(zip(GRADIENTS, of_weights))
+        return of_x, *(by_name.get(name) for name in w._fields)
+
+    def with_second_derivative(x, *weights):
+        return by_torch(x, BlockWeights(*weights))
+
+    return Operator.apply(compute, gradients, with_second_derivative, x_BHWC, *w)
 
 
 def _arguments(w: BlockWeights, way: Way) -> tuple:
@@ -88,33 +106,3 @@ def _arguments(w: BlockWeights, way: Way) -> tuple:
 
 def _linear_weights(w: BlockWeights) -> tuple[Tensor, ...]:
     return w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
-
-
-class _Block(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, way, by_torch, x_BHWC, *weights):
-        ctx.save_for_backward(x_BHWC, *weights)
-        ctx.way, ctx.by_torch = way, by_torch
-        return torch.ops.swin_backbone.block(x_BHWC, *_arguments(BlockWeights(*weights), way))
-
-    @staticmethod
-    def backward(ctx, grad_BHWC):
-        x_BHWC, *weights = ctx.saved_tensors
-        w, needed = BlockWeights(*weights), ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():  # a second derivative is needed
-            inputs = [tensor for tensor, n in zip((x_BHWC, *weights), needed) if n]
-            found = iter(torch.autograd.grad(ctx.by_torch(x_BHWC, w), inputs, grad_BHWC, create_graph=True))
-            return None, None, *(next(found) if n else None for n in needed)
-        heads, linear = len(w.position_bias_hNN), _linear_weights(w)
-        units = 1, x_BHWC.shape[-1] // heads, 1, 1
-        transposed = [
-            torch.ops.swin_backbone.pack_linear(weight, ctx.way.dtype, unit, transposed=True)
-            for weight, unit in zip(linear, units)
-        ]
-        packed, *others = _arguments(w, ctx.way)
-        grad_x_BHWC, *grads = torch.ops.swin_backbone.block_backward(
-            x_BHWC, grad_BHWC.contiguous(), packed, transposed, *others
-        )
-        by_name = dict(zip(GRADIENTS, grads))
-        by_weight = (by_name.get(name) if n else None for name, n in zip(w._fields, needed[1:]))
-        return None, None, grad_x_BHWC if needed[0] else None, *by_weight
