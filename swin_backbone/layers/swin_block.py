@@ -195,7 +195,8 @@ class SwinBlock(CompiledLayer):
         H, W = x_BHWC.shape[1:3]
         window_size, shift = fit_window(H, W, cut.window_size, cut.shift, cut.small_map)
         weights = self._weights(x_BHWC, window_size, plan._replace(dtype=None))
-        way = operators.Way(dtype, settings, self.packed, window_size, shift, cut.mask_padding)
+        save = plan.strip_tokens is None and not plan.with_cp and operators.saves_block(dtype, x_BHWC.shape[3])
+        way = operators.Way(dtype, settings, self.packed, window_size, shift, cut.mask_padding, save)
         by_torch = partial(self._by_autograd, settings=settings)
         return operators.block(x_BHWC, weights, way, by_torch, plan.overwrite)
 

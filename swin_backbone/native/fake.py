@@ -26,6 +26,12 @@ def _block(x_BHWC: Tensor, *args) -> Tensor:
     return torch.empty_like(x_BHWC)
 
 
+@register('swin_backbone::block_saving')
+def _block_saving(x_BHWC: Tensor, *args) -> tuple[Tensor, Tensor]:
+    groups, saved_bytes = (torch.library.get_ctx().new_dynamic_size() for _ in range(2))
+    return torch.empty_like(x_BHWC), x_BHWC.new_empty(groups, saved_bytes, dtype=torch.uint8)
+
+
 @register('swin_backbone::block_')
 def _block_in_place(x_BHWC: Tensor, *args) -> None:
     return None

@@ -17,6 +17,9 @@ from .packing import Packed
 
 LARGEST_WINDOW = 16
 HEAD_DIMS = range(8, 65, 8)
+# With fewer channels, or in bfloat16, a block's values are computed again for backward as fast as they are written and
+# read.
+SAVED_CHANNELS = 384
 # The order of weights in the operators' arguments, and of the gradients that `block_backward` returns after that of x.
 VECTORS = (
     *('norm1_weight', 'norm1_bias', 'qkv_bias', 'proj_bias', 'norm2_weight', 'norm2_bias'),
@@ -31,6 +34,11 @@ GRADIENTS = (
 def takes_stage(dtype: torch.dtype, window_size: Size, head_dim: int) -> bool:
     """Whether the operators can compute blocks with this window and head size in `dtype` on this machine."""
     return max(window_size) <= LARGEST_WINDOW and head_dim in HEAD_DIMS and is_available(dtype)
+
+
+def saves_block(dtype: torch.dtype, channels: int) -> bool:
+    """Whether a forward that need not save memory should save a block's intermediate values for backward."""
+    return dtype == torch.float32 and channels >= SAVED_CHANNELS
 
 
 def takes_block(x_BHWC: Tensor, qkv_weight: Tensor, fc1_weight: Tensor, settings: BlockSettings) -> bool:
@@ -53,14 +61,13 @@ class Way(NamedTuple):
     window_size: Size
     shift: Size
     mask_padding: bool
+    save: bool  # intermediate values for backward, which otherwise recomputes them
 
 
 def block(
     x_BHWC: Tensor, w: BlockWeights, way: Way, by_torch: Callable[[Tensor, BlockWeights], Tensor], overwrite: bool
 ) -> Tensor:
     """Compute one block on float32 maps (B, H, W, C). It is a Swin V2 block if its weights have a cosine scale.
-
-    For backward it stores only its input and weights; backward recomputes the rest.
 
     Args:
         w: weights in their own dtype, not cast for autocast.
@@ -72,18 +79,24 @@ def block(
         torch.ops.swin_backbone.block_(x_BHWC, *_arguments(w, way))
         return x_BHWC
 
-    def compute(x, *weights):
-        return torch.ops.swin_backbone.block(x, *_arguments(BlockWeights(*weights), way))
+    saves = way.save and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x_BHWC, *w))
 
-    def gradients(grad, _, x, *weights):
-        w = BlockWeights(*weights)
+    def compute(x, *weights):
+        arguments = x, *_arguments(BlockWeights(*weights), way)
+        if saves:
+            return torch.ops.swin_backbone.block_saving(*arguments)
+        return (torch.ops.swin_backbone.block(*arguments),)
+
+    def gradients(grad, _, x, *stored):
+        w = BlockWeights(*stored[: len(BlockWeights._fields)])
+        saved = stored[-1] if saves else None
         packed, *others = _arguments(w, way)
         units = 1, x.shape[-1] // len(w.position_bias_hNN), 1, 1
         transposed = [
             torch.ops.swin_backbone.pack_linear(weight, way.dtype, unit, transposed=True)
             for weight, unit in zip(_linear_weights(w), units)
         ]
-        of_x, *of_weights = torch.ops.swin_backbone.block_backward(x, grad, packed, transposed, *others)
+        of_x, *of_weights = torch.ops.swin_backbone.block_backward(x, grad, packed, transposed, *others, saved)
         by_name = dict(zip(GRADIENTS, of_weights))
         return of_x, *(by_name.get(name) for name in w._fields)
 

@@ -41,7 +41,7 @@ def embed(
 
     def compute(image, weight, *others):
         (panels,) = packed.get((weight,), dtype, (1,))
-        return torch.ops.swin_backbone.embed(image, panels, *others, eps, patch)
+        return (torch.ops.swin_backbone.embed(image, panels, *others, eps, patch),)
 
     def gradients(grad, needed, image, weight, *others):
         (panels,) = packed.get((weight,), dtype, (1,))
@@ -78,7 +78,7 @@ def merge(
 
     def compute(x, weight, *norm):
         (panels,) = packed.get((weight,), dtype, (1,), neighbours_first)
-        return torch.ops.swin_backbone.merge(x, panels, *in_order(norm), eps, post_norm)
+        return (torch.ops.swin_backbone.merge(x, panels, *in_order(norm), eps, post_norm),)
 
     def gradients(grad, needed, x, weight, *norm):
         (panels,) = packed.get((weight,), dtype, (1,), neighbours_first)
@@ -101,7 +101,7 @@ def output_norm(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     """Layer norm of a float32 map, transposed: (B, C, H, W)."""
 
     def compute(x, weight, bias):
-        return torch.ops.swin_backbone.output_norm(x, weight, bias, eps)
+        return (torch.ops.swin_backbone.output_norm(x, weight, bias, eps),)
 
     def gradients(grad, _, x, weight, bias):
         return torch.ops.swin_backbone.output_norm_backward(x, grad, weight, bias, eps)

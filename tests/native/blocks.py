@@ -90,11 +90,12 @@ def by_operator(
     dtype=torch.float32,
     drop_path_2B=None,
     overwrite=False,
+    save=False,
 ) -> Tensor:
     w, settings = block_weights(weights, heads, window, drop_path_2B)
     assert native.takes_stage(dtype, window, x_BHWC.shape[-1] // heads)
     assert native.takes_block(x_BHWC, w.qkv_weight, w.fc1_weight, settings)
-    way = native.Way(dtype, settings, native.Packed(), window, shift, mask_padding)
+    way = native.Way(dtype, settings, native.Packed(), window, shift, mask_padding, save)
 
     def by_torch(x_BHWC: Tensor, w: BlockWeights) -> Tensor:
         (windows,) = TableWindows.cut(None, *x_BHWC.shape[:3], window, shift, mask_padding, x_BHWC.device)

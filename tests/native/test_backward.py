@@ -9,6 +9,8 @@ import torch
 from blocks import by_operator, by_reference, cases, gradients, random_weights, rms
 from hypothesis import assume, given, settings
 
+from swin_backbone import SwinBackbone
+
 WINDOW = 2, (7, 7), (3, 3), False  # heads, window, shift, mask_padding
 
 
@@ -36,6 +38,39 @@ def test_float32_gradients_are_the_references(case):
     for name in truth:
         # Where it says less than float32 can, as the slope of a hardly used bias, the reference errs alike.
         assert relative(ours[name], truth[name]) < max(1e-5, 3 * relative(plain[name], truth[name])), name
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_values_that_forward_saved_are_those_that_backward_recomputes(case):
+    x, weights, *how = case
+    grad = torch.randn_like(x)
+    saved, recomputed = (of_operator(x, weights, *how, grad=grad, save=save) for save in (True, False))
+    assert all(torch.equal(saved[name], recomputed[name]) for name in recomputed)
+
+
+@pytest.mark.usefixtures('_bf16')
+@pytest.mark.parametrize('v2', [False, True])
+def test_bfloat16_values_that_forward_saved_are_rounded(v2):
+    x, weights = torch.randn(2, 30, 20, 64), random_weights(64, 2, (7, 7), v2)
+    grad = torch.randn_like(x)
+    saved, recomputed = (
+        of_operator(x, weights, *WINDOW, grad=grad, dtype=torch.bfloat16, save=save) for save in (True, False)
+    )
+    assert all(rms(saved[name] - recomputed[name]) < 0.01 * rms(recomputed[name]) for name in recomputed)
+
+
+@pytest.mark.parametrize(('arguments', 'blocks'), [({}, 2), ({'with_cp': True}, 0), ({'strip_tokens': 'auto'}, 0)])
+def test_values_are_saved_in_wide_blocks_where_memory_is_no_concern(arguments, blocks):
+    arguments = {'strip_tokens': None, **arguments}
+    backbone = SwinBackbone(
+        embed_dims=192, depths=(1, 2), num_heads=(6, 12), strides=(4, 2), out_indices=(1,), **arguments
+    ).train()
+    stored = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
+        (y,) = backbone(torch.randn(1, 3, 64, 64))
+    assert sum(t.dtype == torch.uint8 for t in stored) == blocks
+    y.sum().backward()
 
 
 @pytest.mark.usefixtures('_bf16')

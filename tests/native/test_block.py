@@ -116,6 +116,7 @@ def test_operators_have_a_fake_for_compile_and_export():
     x, ops, which = torch.randn(1, 9, 10, 32), torch.ops.swin_backbone, ('test_schema', 'test_faketensor')
     torch.library.opcheck(ops.block.default, (x, *args), test_utils=which)
     torch.library.opcheck(ops.block_.default, (x, *args), test_utils=which)
+    torch.library.opcheck(ops.block_saving.default, (x, *args), test_utils='test_schema')
     linear = (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight)
     turned = [ops.pack_linear(a, torch.float32, unit, True) for a, unit in zip(linear, (1, 16, 1, 1))]
     gradient = torch.randn_like(x)

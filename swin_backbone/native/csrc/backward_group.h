@@ -1,4 +1,5 @@
-// A group of windows whose gradients a thread computes together; see group.h. It recomputes the block for them.
+// A group of windows whose gradients a thread computes together; see group.h. It recomputes the block for them, if the
+// forward pass saved nothing.
 #pragma once
 
 #include "backward.h"
@@ -26,8 +27,14 @@ class BackwardGroup : public Group<T> {
   }
 
   // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
-  void run(const std::vector<int32_t>& group) {
-    this->attention(group);
+  void run(const std::vector<int32_t>& group, char* saved) {
+    if (saved) {
+      this->use(saved);
+      this->gather(group);
+      for (int64_t m = 0; m < tokens; m++) std::copy_n(this->middle + m * w.C, w.C, this->out + token_of[m] * w.C);
+    } else {
+      this->attention(group);
+    }
     mlp_backward();
     attention_backward(group);
   }
@@ -104,19 +111,32 @@ class BackwardGroup : public Group<T> {
             });
   }
 
-  // Recomputed as far as gradients need it, with the slope of GELU.
+  // The hidden tokens of row m and columns n ... n + columns - 1, and the slope of GELU; before(i, lanes) is before GELU.
+  template <class Before>
+  void through_gelu(int64_t m, int64_t n, int64_t columns, const Before& before) {
+    const int64_t at = m * w.D + n;
+    over_columns(columns, [&](int64_t i, int64_t lanes) {
+      const Vec x = before(i, lanes), cdf = normal_cdf(x, T());
+      store(hidden + at + i, x * cdf, lanes);
+      store(broad + at + i, gelu_slope<T>(x, cdf), lanes);
+    });
+  }
+
+  // Recomputed as far as gradients need it.
   void mlp_again() {
     const int64_t C = w.C, D = w.D;
     for (int64_t m = 0; m < tokens; m++) this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+    if (const T* saved = this->before_gelu) {
+      for (int64_t m = 0; m < tokens; m++)
+        through_gelu(m, 0, D, [&](int64_t i, int64_t lanes) { return load(saved + m * D + i, lanes); });
+      mlp_out = this->mlp_branch;
+      return;
+    }
     product(mlp_in, C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++) {
-        const int64_t at = (m + r) * D + n;
         const float *row = c + r * columns, *bias = w.fc1.bias + n;
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          const Vec x = load(row + i, lanes) + load(bias + i, lanes), cdf = normal_cdf(x, T());
-          store(hidden + at + i, x * cdf, lanes);
-          store(broad + at + i, gelu_slope<T>(x, cdf), lanes);
-        });
+        through_gelu(m + r, n, columns,
+                     [&](int64_t i, int64_t lanes) { return load(row + i, lanes) + load(bias + i, lanes); });
       }
     });
     if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value
@@ -188,7 +208,7 @@ class BackwardGroup : public Group<T> {
 
   void attention_backward(const std::vector<int32_t>& group) {
     const int64_t C = w.C, per_head = rows * d;
-    for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->branch, w.norm1);
+    for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->attention_branch, w.norm1);
     keep(PROJ, this->attended, slim);
     if (tokens < places) std::memset((void*)of_attended, 0, rows * C * sizeof(T));
     product(slim, C, tokens, transposed[PROJ], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
@@ -211,7 +231,7 @@ class BackwardGroup : public Group<T> {
   // only the bias, so its gradient is added to the bias's.
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
-    const auto values = [&](int64_t which) { return this->wide + (of_head(which) * rows + at) * d; };
+    const auto values = [&](int64_t which) { return this->qkv + (of_head(which) * rows + at) * d; };
     const auto put = [&](int64_t which, int64_t place, float* g) {
       if (w.cosine_scale && which < 2) {
         const float length = which ? 1.f : w.cosine_scale[head];

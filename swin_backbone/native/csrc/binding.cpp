@@ -106,6 +106,25 @@ Tensor block(const Tensor& x, at::TensorList packed, const OptionalTensors& vect
   return out;
 }
 
+// The output, and what `block_backward` need not recompute then: (groups of windows, bytes).
+std::tuple<Tensor, Tensor> block_saving(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors,
+                                        const Tensor& position_bias, const std::optional<Tensor>& cosine_scale,
+                                        const std::optional<Tensor>& drop_path, int64_t heads, at::IntArrayRef window,
+                                        at::IntArrayRef shift, bool mask_padding, double scale,
+                                        at::ArrayRef<double> eps) {
+  const Tensor out = at::empty_like(x);
+  Tensor saved = at::empty({0, 0}, x.options().dtype(at::kByte));
+  with_block(x, packed, vectors, position_bias, cosine_scale, drop_path, heads, window, shift, mask_padding, scale, eps,
+             [&](const auto& w, const Windows& windows) {
+               if (!x.numel()) return;
+               const int64_t groups = groups_of_backward(w, windows), bytes = saved_bytes(w, windows, groups);
+               saved = at::empty({groups, bytes}, saved.options());
+               run_block(w, windows, x.data_ptr<float>(), out.data_ptr<float>(),
+                         {(char*)saved.data_ptr(), groups, bytes});
+             });
+  return {out, saved};
+}
+
 void block_(const Tensor& x, at::TensorList packed, const OptionalTensors& vectors, const Tensor& position_bias,
             const std::optional<Tensor>& cosine_scale, const std::optional<Tensor>& drop_path, int64_t heads,
             at::IntArrayRef window, at::IntArrayRef shift, bool mask_padding, double scale, at::ArrayRef<double> eps) {
@@ -116,12 +135,13 @@ void block_(const Tensor& x, at::TensorList packed, const OptionalTensors& vecto
 }
 
 // Gradients of x, the 4 weights (out, in), the 10 vectors, the position bias and the cosine scale.
-// `transposed`: W^T of the 4 weights, packed.
+// `transposed`: W^T of the 4 weights, packed. `saved`: by `block_saving`.
 std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::TensorList packed,
                                    at::TensorList transposed, const OptionalTensors& vectors,
                                    const Tensor& position_bias, const std::optional<Tensor>& cosine_scale,
                                    const std::optional<Tensor>& drop_path, int64_t heads, at::IntArrayRef window,
-                                   at::IntArrayRef shift, bool mask_padding, double scale, at::ArrayRef<double> eps) {
+                                   at::IntArrayRef shift, bool mask_padding, double scale, at::ArrayRef<double> eps,
+                                   const std::optional<Tensor>& saved) {
   check_map(grad, "grad");
   TORCH_CHECK_VALUE(grad.sizes() == x.sizes() && transposed.size() == LINEARS,
                     "a gradient of x's shape and 4 packed weights were expected, got ", grad.sizes(), " for ",
@@ -144,9 +164,15 @@ std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::Tens
       grads.push_back(x.numel() ? at::empty(shape, x.options()) : at::zeros(shape, x.options()));
       weights[i] = grads.back().data_ptr<float>();
     }
+    SavedGroups groups;
+    if (saved) {
+      groups = {(char*)saved->data_ptr(), saved->size(0), saved->size(1)};
+      TORCH_CHECK_VALUE(!x.numel() || (groups.groups > 0 && groups.bytes == saved_bytes(w, windows, groups.groups)),
+                        "what block_saving saved was expected, got ", saved->sizes());
+    }
     if (x.numel())
       run_block_backward<T>(w, of_gradients, windows, x.data_ptr<float>(), grad.data_ptr<float>(),
-                            grads[0].data_ptr<float>(), weights, sums.data_ptr<float>());
+                            grads[0].data_ptr<float>(), weights, sums.data_ptr<float>(), groups);
     const auto norm = [&](int64_t i) {
       grads.push_back(part(of.norm_weight[i], C));
       grads.push_back(part(of.norm_bias[i], C));
@@ -176,7 +202,11 @@ TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
   m.def(
       "block_backward(Tensor x, Tensor grad, Tensor[] packed, Tensor[] transposed, Tensor?[] vectors, "
       "Tensor position_bias, Tensor? cosine_scale, Tensor? drop_path, int heads, int[] window, int[] shift, "
-      "bool mask_padding, float scale, float[] eps) -> Tensor[]");
+      "bool mask_padding, float scale, float[] eps, Tensor? saved=None) -> Tensor[]");
+  m.def(
+      "block_saving(Tensor x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
+      "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) "
+      "-> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
@@ -184,5 +214,6 @@ TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
   m.impl("pack_linear", swin::pack_linear);
   m.impl("block", swin::block);
   m.impl("block_", swin::block_);
+  m.impl("block_saving", swin::block_saving);
   m.impl("block_backward", swin::block_backward);
 }

@@ -19,19 +19,28 @@ int64_t bytes_of_row(const BlockWeights<T>& w) {
 }  // namespace
 
 template <class T>
-void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out) {
+int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t groups) {
+  const int64_t rows = rows_of_group(windows, (windows.count() + groups - 1) / groups);
+  return bytes_of([&](const auto& take) { return Saved<T>(w, rows, take); });
+}
+
+template <class T>
+void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out, const SavedGroups& saved) {
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  const int64_t per_group = windows_of_group(windows, threads, std::max(CACHE, w.bytes()), bytes_of_row(w));
-  const int64_t groups = (windows.count() + per_group - 1) / per_group;
+  const int64_t fitting = windows_of_group(windows, threads, std::max(CACHE, w.bytes()), bytes_of_row(w));
+  const int64_t groups = saved.memory ? saved.groups : (windows.count() + fitting - 1) / fitting;
+  const int64_t per_group = (windows.count() + groups - 1) / groups;
   const auto dealt = windows.deal(groups);
   std::atomic<int64_t> next{0};  // a window's result does not depend on who computes it
   at::parallel_for(0, std::min(threads, groups), 1, [&](int64_t, int64_t) {
     Group<T> group(w, windows, per_group, x, out);
-    for (int64_t g; (g = next++) < groups;) group.run(dealt[g]);
+    for (int64_t g; (g = next++) < groups;) group.run(dealt[g], saved.of(g));
     release_brgemm<T>();
   });
 }
-#define INSTANTIATE(T) template void run_block<T>(const BlockWeights<T>&, const Windows&, const float*, float*);
+#define INSTANTIATE(T)                                                                                              \
+  template int64_t saved_bytes<T>(const BlockWeights<T>&, const Windows&, int64_t);                                \
+  template void run_block<T>(const BlockWeights<T>&, const Windows&, const float*, float*, const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

@@ -24,8 +24,19 @@ struct BlockWeights {
   const Linear<T>& linear(int64_t i) const { return i == 0 ? qkv : i == 1 ? proj : i == 2 ? fc1 : fc2; }
 };
 
+// Memory for what the forward pass saves of each group of windows; null: it saves nothing.
+struct SavedGroups {
+  char* memory = nullptr;
+  int64_t groups = 0, bytes = 0;  // bytes: of each group
+
+  char* of(int64_t group) const { return memory ? memory + group * bytes : nullptr; }
+};
+template <class T>
+int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t groups);
+
 // `out` may be `x`: (B, H, W, C).
 template <class T>
-void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out);
+void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out,
+               const SavedGroups& saved = {});
 
 }  // namespace swin

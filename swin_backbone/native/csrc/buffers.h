@@ -7,21 +7,31 @@
 
 namespace swin {
 
-// Memory for several arrays, each on its own cache lines.
+constexpr int64_t LINE = 64;  // bytes of a cache line
+
+// carve(take) takes several arrays, each on its own cache lines. It is called with a take(bytes) that counts and returns
+// null, or with one that returns that many bytes of the memory.
+template <class Carve>
+int64_t bytes_of(const Carve& carve) {
+  int64_t bytes = 0;
+  carve([&](int64_t n) -> char* { bytes += round_up(n, LINE); return nullptr; });
+  return bytes;
+}
+template <class Carve>
+auto carve_out(char* memory, const Carve& carve) {
+  return carve([&](int64_t n) { char* taken = memory; memory += round_up(n, LINE); return taken; });
+}
+
+// Memory for several arrays.
 class Buffers {
  public:
-  // carve(take) is called twice: first take(bytes) counts and returns null, then it returns that many bytes.
   template <class Carve>
   void allocate(const Carve& carve) {
-    int64_t bytes = LINE;
-    carve([&](int64_t n) -> char* { bytes += round_up(n, LINE); return nullptr; });
-    memory.reset(new char[bytes]);
-    char* at = (char*)round_up((int64_t)memory.get(), LINE);
-    carve([&](int64_t n) { char* taken = at; at += round_up(n, LINE); return taken; });
+    memory.reset(new char[bytes_of(carve) + LINE]);
+    carve_out((char*)round_up((int64_t)memory.get(), LINE), carve);
   }
 
  private:
-  static constexpr int64_t LINE = 64;
   std::unique_ptr<char[]> memory;
 };
 

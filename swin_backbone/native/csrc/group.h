@@ -19,38 +19,74 @@ inline int64_t windows_of_group(const Windows& windows, int64_t threads, int64_t
   return (windows.count() + rounds * threads - 1) / (rounds * threads);
 }
 
+// Values of a group of windows that the backward pass otherwise recomputes.
+template <class T>
+struct Saved {
+  T *qkv = nullptr, *attended = nullptr;  // (3 h, rows, d) and (rows, C)
+  float* middle = nullptr;                // (rows, C): tokens after attention
+  T* before_gelu = nullptr;               // (rows, D)
+  float *branches[2] = {};                // V2: (rows, C), outputs of attention and MLP before their norms
+  float* factors = nullptr;               // V2: (3 h, rows), of each query and key
+
+  Saved() = default;
+  template <class Take>  // take(bytes) returns the next `bytes` bytes
+  Saved(const BlockWeights<T>& w, int64_t rows, const Take& take) {
+    qkv = (T*)take((3 * rows * w.C + ROW_STEP * w.C / w.heads) * sizeof(T));
+    attended = (T*)take(rows * w.C * sizeof(T));
+    middle = (float*)take(rows * w.C * sizeof(float));
+    before_gelu = (T*)take(rows * w.D * sizeof(T));
+    if (!w.cosine_scale) return;
+    for (float*& branch : branches) branch = (float*)take(rows * w.C * sizeof(float));
+    factors = (float*)take(3 * w.heads * rows * sizeof(float));
+  }
+};
+
+// There is room for this many places of windows in a group.
+inline int64_t rows_of_group(const Windows& windows, int64_t count) { return round_up(count * windows.area(), TILE_TERMS); }
+
 template <class T>
 class Group {
  public:
   Group(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out)
       : w(w), windows(windows), N(windows.area()), S(bias_stride(N)), d(w.C / w.heads), x(x), out(out),
-        rows(round_up(count * N, TILE_TERMS)), room(N, d, [](int64_t) { return nullptr; }) {
+        rows(rows_of_group(windows, count)), room(N, d, [](int64_t) { return nullptr; }) {
     memory.allocate([&](const auto& take) { carve(take); });
 #ifdef SWIN_HAS_TILES
     if (heads_in_tiles) tile_room.clear(N);
 #endif
   }
 
-  void run(const std::vector<int32_t>& group) {
+  // saved: where values for the backward pass go; null: it will recompute them.
+  void run(const std::vector<int32_t>& group, char* saved = nullptr) {
+    if (saved) use(saved);
     attention(group);
+    for (int64_t m = 0; m < tokens && middle; m++) std::copy_n(out + token_of[m] * w.C, w.C, middle + m * w.C);
     mlp();
   }
 
  protected:
+  // Values that the backward pass needs are in this memory from now on.
+  void use(char* memory) {
+    const Saved<T> saved = carve_out(memory, [&](const auto& take) { return Saved<T>(w, rows, take); });
+    qkv = saved.qkv, attended = saved.attended, middle = saved.middle;
+    before_gelu = saved.before_gelu;
+    if (w.cosine_scale) attention_branch = saved.branches[0], mlp_branch = saved.branches[1], factors = saved.factors;
+  }
+
   // The first half of the block: out = x + the branch of the attention.
   void attention(const std::vector<int32_t>& group) {
     gather(group);
     project_qkv();
     attend_in_windows(group);
-    add_branch(attended, w.C, w.proj, 0, x, w.norm1, branch);
+    add_branch(attended, w.C, w.proj, 0, x, w.norm1, attention_branch);
   }
 
   template <class Take>
   void carve(const Take& take) {
-    wide = (T*)take((rows * std::max(3 * w.C, w.D) + ROW_STEP * d) * sizeof(T));
+    qkv = wide = (T*)take((rows * std::max(3 * w.C, w.D) + ROW_STEP * d) * sizeof(T));
     normed = (T*)take(rows * w.C * sizeof(T));
     attended = (T*)take(rows * w.C * sizeof(T));
-    branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
+    attention_branch = mlp_branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
     normed_row = (float*)take(w.cosine_scale ? w.C * sizeof(float) : 0);
     product_ = ProductRoom<T>({&w.qkv, &w.proj, &w.fc1, &w.fc2}, take);
     mask = (float*)take(N * S * sizeof(float));
@@ -108,7 +144,7 @@ class Group {
   void put_in_head(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
     const float* bias = w.qkv.bias + head * d;
     const bool has_length = w.cosine_scale && head < 2 * w.heads;
-    T* first = wide + head * rows * d;
+    T* first = qkv + head * rows * d;
     const auto put = [&, d = this->d](int64_t r, Vec factor) {
       T* to = first + places[r] * d;
       const float* from = row + r * stride;
@@ -149,7 +185,7 @@ class Group {
 
   // One head of the window whose places begin at `at`.
   void attend_in_window(int64_t head, int64_t at, const float* mask) {
-    const T* q = wide + (head * rows + at) * d;
+    const T* q = qkv + (head * rows + at) * d;
     const int64_t apart = w.heads * rows * d;
     const float* bias = w.bias_hNS + head * N * S;
     const auto row_in_attended = [&](int64_t place) {
@@ -177,14 +213,16 @@ class Group {
     for (int64_t m = 0; m < tokens; m++) enter(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
     product(normed, w.C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
       for (int64_t r = 0; r < count; r++) {
-        T* to = wide + (m + r) * w.D + n;
+        const int64_t at = (m + r) * w.D + n;
         const float *row = c + r * columns, *bias = w.fc1.bias + n;
         over_columns(columns, [&](int64_t i, int64_t lanes) {
-          store(to + i, gelu<T>(load(row + i, lanes) + load(bias + i, lanes)), lanes);
+          const Vec v = load(row + i, lanes) + load(bias + i, lanes);
+          if (before_gelu) store(before_gelu + at + i, v, lanes);
+          store(wide + at + i, gelu<T>(v), lanes);
         });
       }
     });
-    add_branch(wide, w.D, w.fc2, 1, out, w.norm2, branch);
+    add_branch(wide, w.D, w.fc2, 1, out, w.norm2, mlp_branch);
     if (w.has_norm3)
       for (int64_t m = 0; m < tokens; m++) layer_norm(out + token_of[m] * w.C, w.C, w.norm3, out + token_of[m] * w.C);
   }
@@ -238,7 +276,11 @@ class Group {
   HeadTileRoom tile_room;
 #endif
   T *wide, *normed, *attended;
-  float *branch, *normed_row, *mask;
+  T* qkv;                                 // is `wide`, unless it is saved
+  T* before_gelu = nullptr;               // if it is saved
+  float* middle = nullptr;                // tokens after attention, if they are saved
+  float *attention_branch, *mlp_branch;   // one array, unless they are saved
+  float *normed_row, *mask;
   ProductRoom<T> product_;
   float* factors = nullptr;  // (3 h, rows): the factor of each query and key, if it is needed
   int32_t *row_of, *token_of, *place_of;
