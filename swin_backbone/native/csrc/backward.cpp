@@ -59,8 +59,8 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
       for (int64_t g = worker; g < groups; g += workers) {
         group->run(dealt[g]);
         for (int64_t i = 0; i < LINEARS; i++)
-          for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
-            group->weight_gradient(i, n, worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
+          weight_gradient({&group->kept[i]}, 0, w.linear(i).N,
+                          worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
       }
     });
   } else {
@@ -75,8 +75,10 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
       at::parallel_for(0, panels[LINEARS], 1, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
           const int64_t i = std::upper_bound(panels, panels + LINEARS, task) - panels - 1;
-          for (int64_t worker = 0; worker < last; worker++)
-            made[worker]->weight_gradient(i, (task - panels[i]) * MAX_COLUMNS, weight_sums[i], first + worker > 0);
+          const int64_t n = (task - panels[i]) * MAX_COLUMNS;
+          std::vector<const Kept<T>*> kept;
+          for (int64_t worker = 0; worker < last; worker++) kept.push_back(&made[worker]->kept[i]);
+          weight_gradient(kept, n, std::min(MAX_COLUMNS, w.linear(i).N - n), weight_sums[i], first > 0);
         }
         release_brgemm<T>();
       });

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "backward.h"
-#include "gradients.h"
 #include "group.h"
+#include "weight_gradients.h"
 
 namespace swin {
 
@@ -32,15 +32,7 @@ class BackwardGroup : public Group<T> {
     attention_backward(group);
   }
 
-  // Writes or adds to `to` (out, in) the gradient of rows n ... n + MAX_COLUMNS - 1 of linear layer i's weight.
-  void weight_gradient(int64_t i, int64_t n, float* to, bool add) const {
-    constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
-    const Linear<T>& linear = w.linear(i);
-    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, TILE_TERMS), in = linear.K;
-    for (int64_t c = 0; c < in; c += MAX_COLUMNS)
-      brgemm(M, std::min(MAX_COLUMNS, in - c), K, rows, in, in, turned[i] + n * rows, inputs[i] + c * PAIR,
-             to + n * in + c, add);
-  }
+  Kept<T> kept[LINEARS];  // by `run`
 
  private:
   using Base = Group<T>;
@@ -64,10 +56,7 @@ class BackwardGroup : public Group<T> {
                                &transposed[FC2]},
                               take);
     if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
-    for (int64_t i = 0; i < LINEARS; i++) {
-      turned[i] = (T*)take(w.linear(i).N * rows * sizeof(T));
-      paired[i] = (T*)take(std::is_same_v<T, bf16> ? w.linear(i).K * rows * sizeof(T) : 0);
-    }
+    for (int64_t i = 0; i < LINEARS; i++) kept[i] = Kept<T>(w.linear(i), rows, take);
     more = AttentionBackwardRoom<T>(N, take);
 #ifdef SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_room = HeadTileBackwardRoom(N, take);
@@ -77,20 +66,7 @@ class BackwardGroup : public Group<T> {
   AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
   const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
 
-  // The gradient of a weight needs the linear layer's input and the transposed gradient of its output. The sums of the
-  // latter's rows are the gradient of the bias. Products run over whole steps of rows, so rows after the last are 0.
-  void keep(int64_t i, T* input, const T* of_output) {
-    const Linear<T>& linear = w.linear(i);
-    const int64_t padded = round_up(tokens, TILE_TERMS);
-    std::memset((void*)(input + tokens * linear.K), 0, (padded - tokens) * linear.K * sizeof(T));
-    inputs[i] = pack_values(input, padded, linear.K, paired[i]);
-    transpose(of_output, linear.N, tokens, linear.N, turned[i], rows);
-    for (int64_t n = 0; n < linear.N; n++) {
-      T* line = turned[i] + n * rows;
-      std::fill(line + tokens, line + padded, T(0.f));
-      sums[of.bias[i] + n] += sum_of(line, padded);
-    }
-  }
+  void keep(int64_t i, T* input, const T* of_output) { kept[i].keep(input, of_output, tokens, sums + of.bias[i]); }
 
   // product_row = a W of linear layer i.
   void times_weight(int64_t i, const T* a) {
@@ -254,8 +230,6 @@ class BackwardGroup : public Group<T> {
   T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
   float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
   float *mlp_out, *row;
-  T *turned[LINEARS], *paired[LINEARS];  // gradients of outputs, (out, rows); memory for pairs of tokens of bf16 inputs
-  const T* inputs[LINEARS];               // (tokens, in), in pairs of tokens for bf16
   Buffers memory;
 };
 
