@@ -11,10 +11,14 @@ template <class T>
 class BackwardGroup : public Group<T> {
  public:
   // sums: those of this group's thread, in the layout of `VectorSums`.
+  // weight_sums: the thread's own gradients of the four weights, or null: then they are computed from `kept`.
   BackwardGroup(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows, int64_t count,
-                const float* x, const float* grad_y, float* grad_x, float* sums, const float* turned_bias)
-      : Group<T>(w, windows, count, x, grad_x), transposed(transposed), grad_y(grad_y), sums(sums),
-        of(w, this->N, this->S), turned_bias(turned_bias), more(this->N, [](int64_t) { return nullptr; }) {
+                const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
+                const float* turned_bias)
+      : Group<T>(w, windows, count, x, grad_x,
+                 {&transposed[QKV], &transposed[PROJ], &transposed[FC1], &transposed[FC2]}),
+        transposed(transposed), grad_y(grad_y), sums(sums), weight_sums(weight_sums), of(w, this->N, this->S),
+        turned_bias(turned_bias), more(this->N, [](int64_t) { return nullptr; }) {
     memory.allocate([&](const auto& take) { carve(take); });
 #ifdef SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_room.clear(N);
@@ -30,9 +34,10 @@ class BackwardGroup : public Group<T> {
     this->attention(group);
     mlp_backward();
     attention_backward(group);
+    first_run = false;
   }
 
-  Kept<T> kept[LINEARS];  // by `run`
+  Kept<T> kept[LINEARS];  // by `run`, unless the thread has sums of its own
 
  private:
   using Base = Group<T>;
@@ -51,12 +56,9 @@ class BackwardGroup : public Group<T> {
     product_row = (float*)take(rows * C * sizeof(float));
     mlp_out = (float*)take(v2 * rows * C * sizeof(float));
     row = (float*)take(C * sizeof(float));
-    // It takes the place of the forward pass's, which is never touched.
-    product_ = ProductRoom<T>({&w.qkv, &w.proj, &w.fc1, &w.fc2, &transposed[QKV], &transposed[PROJ], &transposed[FC1],
-                               &transposed[FC2]},
-                              take);
     if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
-    for (int64_t i = 0; i < LINEARS; i++) kept[i] = Kept<T>(w.linear(i), rows, take);
+    for (int64_t i = 0; i < LINEARS && !weight_sums; i++) kept[i] = Kept<T>(w.linear(i).K, w.linear(i).N, rows, take);
+    if (weight_sums) kept[0] = Kept<T>(std::max(C, D), std::max(3 * C, D), rows, take);
     more = AttentionBackwardRoom<T>(N, take);
 #ifdef SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_room = HeadTileBackwardRoom(N, take);
@@ -66,7 +68,12 @@ class BackwardGroup : public Group<T> {
   AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
   const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
 
-  void keep(int64_t i, T* input, const T* of_output) { kept[i].keep(input, of_output, tokens, sums + of.bias[i]); }
+  // A thread's own sum is computed at once, as long as what it needs is in cache.
+  void keep(int64_t i, T* input, const T* of_output) {
+    Kept<T>& k = kept[weight_sums ? 0 : i];
+    k.keep(w.linear(i), input, of_output, tokens, sums + of.bias[i]);
+    if (weight_sums) weight_gradient({&k}, 0, k.out, weight_sums[i], !first_run);
+  }
 
   // product_row = a W of linear layer i.
   void times_weight(int64_t i, const T* a) {
@@ -218,9 +225,10 @@ class BackwardGroup : public Group<T> {
 
   const Linear<T> (&transposed)[LINEARS];
   const float* grad_y;
-  float* sums;
+  float *sums, *const* weight_sums;
+  bool first_run = true;
   const VectorSums<T> of;
-  const float* turned_bias;       // (h, N, S): w.bias_hNS with keys first
+  const float* turned_bias;       // (h, N, S): w.bias_hNS with keys first, for heads in tiles
   AttentionBackwardRoom<T> more;
 #ifdef SWIN_HAS_TILES
   HeadTileBackwardRoom tile_backward_room;

@@ -15,7 +15,7 @@
 
 namespace swin {
 
-// What a group of windows keeps of one linear layer, for the products over its tokens.
+// What a group of windows keeps of a linear layer (in, out), or of one after another, for the products over its tokens.
 template <class T>
 class Kept {
  public:
@@ -25,12 +25,13 @@ class Kept {
 
   Kept() = default;
   template <class Take>  // take(bytes) returns the next `bytes` bytes
-  Kept(const Linear<T>& linear, int64_t rows, const Take& take) : in(linear.K), out(linear.N), rows(rows) {
-    turned = (float*)take(out * rows * sizeof(float));
+  Kept(int64_t, int64_t most_out, int64_t rows, const Take& take) : rows(rows) {
+    turned = (float*)take(most_out * rows * sizeof(float));
   }
 
   // `a`: the layer's input, which stays in use, with room for `rows` tokens. Adds the gradient of the bias to `bias_sum`.
-  void keep(T* a, const T* of_output, int64_t count, float* bias_sum) {
+  void keep(const Linear<T>& linear, T* a, const T* of_output, int64_t count, float* bias_sum) {
+    in = linear.K, out = linear.N;
     tokens = round_up(count, TILE_TERMS);  // few different sums, for each of which brgemm makes a kernel
     std::memset(a + count * in, 0, (tokens - count) * in * sizeof(T));
     input = a;
@@ -66,12 +67,13 @@ class Kept<bf16> {
 
   Kept() = default;
   template <class Take>
-  Kept(const Linear<bf16>& linear, int64_t rows, const Take& take) : in(linear.K), out(linear.N) {
-    paired = (bf16*)take(round_up(in, BLOCK) * rows * sizeof(bf16));
-    turned = (bf16*)take(round_up(out, BLOCK) * rows * sizeof(bf16));
+  Kept(int64_t most_in, int64_t most_out, int64_t rows, const Take& take) {
+    paired = (bf16*)take(round_up(most_in, BLOCK) * rows * sizeof(bf16));
+    turned = (bf16*)take(round_up(most_out, BLOCK) * rows * sizeof(bf16));
   }
 
-  void keep(const bf16* a, const bf16* of_output, int64_t count, float* bias_sum) {
+  void keep(const Linear<bf16>& linear, const bf16* a, const bf16* of_output, int64_t count, float* bias_sum) {
+    in = linear.K, out = linear.N;
     depth = tiles_of(count);
     for (int64_t m = 0; m < count; m += BLOCK) {
       const int64_t tokens = std::min(BLOCK, count - m);
@@ -140,6 +142,10 @@ using Groups = std::vector<const Kept<bf16>*>;
 #ifdef SWIN_HAS_TILES
 inline void add_block_in_tiles(const Groups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool add) {
   float* below = c + TILE_ROWS * ldc;
+  for (int64_t r = 0; r < 2 * TILE_ROWS; r++) {  // so that stores need not wait
+    __builtin_prefetch(c + r * ldc, 1);
+    __builtin_prefetch(c + r * ldc + TILE_ROWS, 1);
+  }
   if (add) {
     _tile_loadd(0, c, 4 * ldc);
     _tile_loadd(1, c + TILE_ROWS, 4 * ldc);
