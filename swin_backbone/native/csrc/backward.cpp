@@ -30,29 +30,34 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
   const int64_t workers = std::min(threads, groups);
   const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
 
-  int64_t begins[LINEARS + 1] = {0}, panels[LINEARS + 1] = {0};  // of weights in one array; of tasks
+  const auto size_of = [&](int64_t i) { return w.linear(i).N * w.linear(i).K; };
+  int64_t numbers = 0, panels[LINEARS + 1] = {0};  // of all weights; tasks of the layers before
   for (int64_t i = 0; i < LINEARS; i++) {
-    begins[i + 1] = begins[i] + w.linear(i).N * w.linear(i).K;
+    numbers += size_of(i);
     panels[i + 1] = panels[i] + (w.linear(i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
   }
-  const bool own = begins[LINEARS] * (int64_t)sizeof(float) <= PRIVATE;  // then no thread waits for another
+  const bool own = numbers * (int64_t)sizeof(float) <= PRIVATE;  // then no thread waits for another
   // The sums of the first worker are the result; those of the others are added to it in order.
   std::vector<Buffers> memory(workers);
-  std::vector<float*> others(workers);
+  std::vector<float*> vectors(workers, vector_sums);
+  std::vector<std::array<float*, LINEARS>> weights(workers);
+  std::copy_n(weight_sums, LINEARS, weights[0].begin());
   for (int64_t worker = 1; worker < workers; worker++) {
-    const int64_t bytes = (of.size + (own ? begins[LINEARS] : 0)) * sizeof(float);
-    memory[worker].allocate([&](const auto& take) { others[worker] = (float*)take(bytes); });
-    std::memset(others[worker], 0, of.size * sizeof(float));
+    memory[worker].allocate([&](const auto& take) {
+      vectors[worker] = (float*)take(of.size * sizeof(float));
+      for (int64_t i = 0; i < LINEARS; i++) weights[worker][i] = (float*)take(own ? size_of(i) * sizeof(float) : 0);
+    });
+    std::memset(vectors[worker], 0, of.size * sizeof(float));
   }
 
   const int64_t N = windows.area(), S = bias_stride(N);
-  const int64_t to_turn = std::is_same_v<T, bf16> ? w.heads * N * S : 0;  // numbers of the position bias
+  const int64_t to_turn = of.turned_numbers;  // of the position bias
   std::vector<float> turned_bias(to_turn, -std::numeric_limits<float>::infinity());
   for (int64_t at = 0; at < to_turn; at += N * S) transpose(w.bias_hNS + at, S, N, N, turned_bias.data() + at, S);
   const auto dealt = windows.deal(groups);
   const auto make = [&](int64_t worker) {
-    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
-                                              worker ? others[worker] : vector_sums, turned_bias.data());
+    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x, vectors[worker],
+                                              own ? weights[worker].data() : nullptr, turned_bias.data());
   };
   const auto each_worker = [&](const auto& f) {
     at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -63,12 +68,7 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
   if (own) {
     each_worker([&](int64_t worker) {
       const auto group = make(worker);
-      for (int64_t g = worker; g < groups; g += workers) {
-        group->run(dealt[g], saved.of(g));
-        for (int64_t i = 0; i < LINEARS; i++)
-          for (int64_t n = 0; n < w.linear(i).N; n += MAX_COLUMNS)
-            group->weight_gradient(i, n, worker ? others[worker] + of.size + begins[i] : weight_sums[i], g >= workers);
-      }
+      for (int64_t g = worker; g < groups; g += workers) group->run(dealt[g], saved.of(g));
     });
   } else {
     std::vector<std::unique_ptr<BackwardGroup<T>>> made(workers);
@@ -82,8 +82,10 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
       at::parallel_for(0, panels[LINEARS], 1, [&](int64_t begin, int64_t end) {
         for (int64_t task = begin; task < end; task++) {
           const int64_t i = std::upper_bound(panels, panels + LINEARS, task) - panels - 1;
-          for (int64_t worker = 0; worker < last; worker++)
-            made[worker]->weight_gradient(i, (task - panels[i]) * MAX_COLUMNS, weight_sums[i], first + worker > 0);
+          const int64_t n = (task - panels[i]) * MAX_COLUMNS;
+          std::vector<const Kept<T>*> kept;
+          for (int64_t worker = 0; worker < last; worker++) kept.push_back(&made[worker]->kept[i]);
+          weight_gradient(kept, n, std::min(MAX_COLUMNS, w.linear(i).N - n), weight_sums[i], first > 0);
         }
         release_brgemm<T>();
       });
@@ -93,9 +95,8 @@ void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[
     const auto add = [&](float* to, const float* from, int64_t count) {
       over_columns(count, [&](int64_t c, int64_t lanes) { store(to + c, load(to + c, lanes) + load(from + c, lanes), lanes); });
     };
-    add(vector_sums, others[worker], of.size);
-    for (int64_t i = 0; i < LINEARS && own; i++)
-      add(weight_sums[i], others[worker] + of.size + begins[i], begins[i + 1] - begins[i]);
+    add(vector_sums, vectors[worker], of.size);
+    for (int64_t i = 0; i < LINEARS && own; i++) add(weight_sums[i], weights[worker][i], size_of(i));
   }
   float *bias_sums = vector_sums + of.bias_hNS, *turned_sums = vector_sums + of.turned_bias;
   for (int64_t at = 0; at < to_turn; at += S)  // the row of a key

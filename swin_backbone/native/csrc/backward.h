@@ -4,6 +4,7 @@
 #pragma once
 
 #include "block.h"
+#include "head_tiles.h"
 
 namespace swin {
 
@@ -13,6 +14,7 @@ enum { QKV, PROJ, FC1, FC2, LINEARS };
 template <class T>
 struct VectorSums {
   int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, turned_bias, cosine_scale, size;
+  int64_t turned_numbers;  // of the position bias: with AMX its gradient is summed with keys first
 
   VectorSums(const BlockWeights<T>& w, int64_t N, int64_t S) {
     size = 0;
@@ -24,7 +26,8 @@ struct VectorSums {
     for (int64_t i = 0; i < 3; i++) norm_weight[i] = take(w.C), norm_bias[i] = take(w.C);
     for (int64_t i = 0; i < LINEARS; i++) bias[i] = take(w.linear(i).N);
     bias_hNS = take(w.heads * N * S);
-    turned_bias = take(w.heads * N * S);
+    turned_numbers = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
+    turned_bias = take(turned_numbers);
     cosine_scale = take(w.heads);
   }
 };

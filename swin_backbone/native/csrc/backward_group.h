@@ -3,8 +3,8 @@
 #pragma once
 
 #include "backward.h"
-#include "gradients.h"
 #include "group.h"
+#include "weight_gradients.h"
 
 namespace swin {
 
@@ -12,10 +12,14 @@ template <class T>
 class BackwardGroup : public Group<T> {
  public:
   // sums: those of this group's thread, in the layout of `VectorSums`.
+  // weight_sums: the thread's own gradients of the four weights, or null: then they are computed from `kept`.
   BackwardGroup(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows, int64_t count,
-                const float* x, const float* grad_y, float* grad_x, float* sums, const float* turned_bias)
-      : Group<T>(w, windows, count, x, grad_x), transposed(transposed), grad_y(grad_y), sums(sums),
-        of(w, this->N, this->S), turned_bias(turned_bias), more(this->N, [](int64_t) { return nullptr; }) {
+                const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
+                const float* turned_bias)
+      : Group<T>(w, windows, count, x, grad_x,
+                 {&transposed[QKV], &transposed[PROJ], &transposed[FC1], &transposed[FC2]}),
+        transposed(transposed), grad_y(grad_y), sums(sums), weight_sums(weight_sums), of(w, this->N, this->S),
+        turned_bias(turned_bias), more(this->N, [](int64_t) { return nullptr; }) {
     memory.allocate([&](const auto& take) { carve(take); });
 #ifdef SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_room.clear(N);
@@ -37,17 +41,10 @@ class BackwardGroup : public Group<T> {
     }
     mlp_backward();
     attention_backward(group);
+    first_run = false;
   }
 
-  // Writes or adds to `to` (out, in) the gradient of rows n ... n + MAX_COLUMNS - 1 of linear layer i's weight.
-  void weight_gradient(int64_t i, int64_t n, float* to, bool add) const {
-    constexpr int64_t PAIR = std::is_same_v<T, bf16> ? 2 : 1;
-    const Linear<T>& linear = w.linear(i);
-    const int64_t M = std::min(MAX_COLUMNS, linear.N - n), K = round_up(tokens, TILE_TERMS), in = linear.K;
-    for (int64_t c = 0; c < in; c += MAX_COLUMNS)
-      brgemm(M, std::min(MAX_COLUMNS, in - c), K, rows, in, in, turned[i] + n * rows, inputs[i] + c * PAIR,
-             to + n * in + c, add);
-  }
+  Kept<T> kept[LINEARS];  // by `run`, unless the thread has sums of its own
 
  private:
   using Base = Group<T>;
@@ -66,15 +63,9 @@ class BackwardGroup : public Group<T> {
     product_row = (float*)take(rows * C * sizeof(float));
     mlp_out = (float*)take(v2 * rows * C * sizeof(float));
     row = (float*)take(C * sizeof(float));
-    // It takes the place of the forward pass's, which is never touched.
-    product_ = ProductRoom<T>({&w.qkv, &w.proj, &w.fc1, &w.fc2, &transposed[QKV], &transposed[PROJ], &transposed[FC1],
-                               &transposed[FC2]},
-                              take);
     if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
-    for (int64_t i = 0; i < LINEARS; i++) {
-      turned[i] = (T*)take(w.linear(i).N * rows * sizeof(T));
-      paired[i] = (T*)take(std::is_same_v<T, bf16> ? w.linear(i).K * rows * sizeof(T) : 0);
-    }
+    for (int64_t i = 0; i < LINEARS && !weight_sums; i++) kept[i] = Kept<T>(w.linear(i).K, w.linear(i).N, rows, take);
+    if (weight_sums) kept[0] = Kept<T>(std::max(C, D), std::max(3 * C, D), rows, take);
     more = AttentionBackwardRoom<T>(N, take);
 #ifdef SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_room = HeadTileBackwardRoom(N, take);
@@ -84,19 +75,11 @@ class BackwardGroup : public Group<T> {
   AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
   const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
 
-  // The gradient of a weight needs the linear layer's input and the transposed gradient of its output. The sums of the
-  // latter's rows are the gradient of the bias. Products run over whole steps of rows, so rows after the last are 0.
+  // A thread's own sum is computed at once, as long as what it needs is in cache.
   void keep(int64_t i, T* input, const T* of_output) {
-    const Linear<T>& linear = w.linear(i);
-    const int64_t padded = round_up(tokens, TILE_TERMS);
-    std::memset((void*)(input + tokens * linear.K), 0, (padded - tokens) * linear.K * sizeof(T));
-    inputs[i] = pack_values(input, padded, linear.K, paired[i]);
-    transpose(of_output, linear.N, tokens, linear.N, turned[i], rows);
-    for (int64_t n = 0; n < linear.N; n++) {
-      T* line = turned[i] + n * rows;
-      std::fill(line + tokens, line + padded, T(0.f));
-      sums[of.bias[i] + n] += sum_of(line, padded);
-    }
+    Kept<T>& k = kept[weight_sums ? 0 : i];
+    k.keep(w.linear(i), input, of_output, tokens, sums + of.bias[i]);
+    if (weight_sums) weight_gradient({&k}, 0, k.out, weight_sums[i], !first_run);
   }
 
   // product_row = a W of linear layer i.
@@ -262,9 +245,10 @@ class BackwardGroup : public Group<T> {
 
   const Linear<T> (&transposed)[LINEARS];
   const float* grad_y;
-  float* sums;
+  float *sums, *const* weight_sums;
+  bool first_run = true;
   const VectorSums<T> of;
-  const float* turned_bias;       // (h, N, S): w.bias_hNS with keys first
+  const float* turned_bias;       // (h, N, S): w.bias_hNS with keys first, for heads in tiles
   AttentionBackwardRoom<T> more;
 #ifdef SWIN_HAS_TILES
   HeadTileBackwardRoom tile_backward_room;
@@ -274,8 +258,6 @@ class BackwardGroup : public Group<T> {
   T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
   float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
   float *mlp_out, *row;
-  T *turned[LINEARS], *paired[LINEARS];  // gradients of outputs, (out, rows); memory for pairs of tokens of bf16 inputs
-  const T* inputs[LINEARS];               // (tokens, in), in pairs of tokens for bf16
   Buffers memory;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "tiles.h"
 
@@ -62,7 +63,7 @@ struct ProductRoom {
 
   ProductRoom() = default;
   template <class Take>  // take(bytes) returns the next `bytes` bytes
-  ProductRoom(std::initializer_list<const Linear<T>*> linears, const Take& take) {
+  ProductRoom(const std::vector<const Linear<T>*>& linears, const Take& take) {
     int64_t numbers = 0;
     bool in_tiles = false;
     for (const Linear<T>* w : linears) {

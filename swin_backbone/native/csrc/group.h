@@ -47,10 +47,13 @@ inline int64_t rows_of_group(const Windows& windows, int64_t count) { return rou
 template <class T>
 class Group {
  public:
-  Group(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out)
+  // linears: those that are used besides the layers of `w`.
+  Group(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out,
+        std::vector<const Linear<T>*> linears = {})
       : w(w), windows(windows), N(windows.area()), S(bias_stride(N)), d(w.C / w.heads), x(x), out(out),
         rows(rows_of_group(windows, count)), room(N, d, [](int64_t) { return nullptr; }) {
-    memory.allocate([&](const auto& take) { carve(take); });
+    linears.insert(linears.end(), {&w.qkv, &w.proj, &w.fc1, &w.fc2});
+    memory.allocate([&](const auto& take) { carve(linears, take); });
 #ifdef SWIN_HAS_TILES
     if (heads_in_tiles) tile_room.clear(N);
 #endif
@@ -82,13 +85,13 @@ class Group {
   }
 
   template <class Take>
-  void carve(const Take& take) {
+  void carve(const std::vector<const Linear<T>*>& linears, const Take& take) {
     qkv = wide = (T*)take((rows * std::max(3 * w.C, w.D) + ROW_STEP * d) * sizeof(T));
     normed = (T*)take(rows * w.C * sizeof(T));
     attended = (T*)take(rows * w.C * sizeof(T));
     attention_branch = mlp_branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
     normed_row = (float*)take(w.cosine_scale ? w.C * sizeof(float) : 0);
-    product_ = ProductRoom<T>({&w.qkv, &w.proj, &w.fc1, &w.fc2}, take);
+    product_ = ProductRoom<T>(linears, take);
     mask = (float*)take(N * S * sizeof(float));
     row_of = (int32_t*)take(rows * sizeof(int32_t));
     token_of = (int32_t*)take(rows * sizeof(int32_t));

@@ -15,12 +15,12 @@
 
 namespace swin {
 
-#ifdef SWIN_HAS_TILES
 template <class T>
 bool has_head_tiles(int64_t d) {
   return std::is_same_v<T, bf16> && d == TILE_TERMS && has_tiles();
 }
 
+#ifdef SWIN_HAS_TILES
 // The gradients need all logits of a window at once, a forward those of 16 queries.
 inline int64_t padded_places(int64_t N) { return round_up(N, 32); }  // K
 
