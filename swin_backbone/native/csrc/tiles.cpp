@@ -12,6 +12,7 @@ namespace swin {
 bool has_tiles() { return false; }
 void split_rows(const float*, int64_t, int64_t, int64_t, bf16*) {}
 void split_columns(const float*, int64_t, int64_t, int64_t, bf16*) {}
+void split_turned(const float*, int64_t, int64_t, int64_t, bf16*) {}
 TilesInUse::TilesInUse() {}
 TilesInUse::~TilesInUse() {}
 void multiply_tiles(int64_t, int64_t, int64_t, const bf16*, const bf16*, float*, int64_t, bool) {}
@@ -85,6 +86,23 @@ void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t columns, 
         const Vec even = k + i < terms ? load(from) : zero, odd = k + i + 1 < terms ? load(from + ldb) : zero;
         split(even, odd, tiles + i * TILE_ROWS, in_pairs);
       }
+    }
+}
+
+void split_turned(const float* a, int64_t lda, int64_t terms, int64_t columns, bf16* tiles) {
+  alignas(64) float turned[2][TILE_ROWS][LANES];  // of 16 terms each
+  for (int64_t n = 0; n < columns; n += TILE_ROWS)
+    for (int64_t k = 0; k < terms; k += TILE_TERMS, tiles += PIECES * TILE) {
+      for (int64_t i = 0; i < 2; i++) {
+        const int64_t first = k + i * LANES, count = clamp(terms - first);
+        if (count < LANES) std::memset(turned[i], 0, sizeof turned[i]);
+        if (count == LANES)
+          at::vec::transpose_mxn<float, TILE_ROWS, LANES>(a + first * lda + n, lda, turned[i][0], LANES);
+        else if (count)
+          at::vec::transpose_mxn<float>(a + first * lda + n, lda, turned[i][0], LANES, count, TILE_ROWS);
+      }
+      for (int64_t r = 0; r < TILE_ROWS; r++)
+        split(load(turned[0][r]), load(turned[1][r]), tiles + r * TILE_TERMS, side_by_side);
     }
 }
 

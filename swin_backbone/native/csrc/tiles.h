@@ -29,6 +29,9 @@ void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* 
 // Columns of `terms` numbers, a multiple of 16, in pieces: (columns / 16, ceil(terms / 32), PIECES, TILE).
 void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t columns, bf16* tiles);
 
+// The same for the transpose of `terms` rows: of each of `columns` numbers, a multiple of 16, the terms are a row.
+void split_turned(const float* a, int64_t lda, int64_t terms, int64_t columns, bf16* tiles);
+
 // AMX's tiles are usable as long as this lives, and brgemm is not.
 class TilesInUse {
  public:

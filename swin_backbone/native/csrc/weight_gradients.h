@@ -19,28 +19,40 @@ namespace swin {
 template <class T>
 class Kept {
  public:
-  const float* input;  // (tokens, in)
-  float* turned;       // (out, rows): the transposed gradient of the output
   int64_t in, out, rows, tokens;
+  const float* input;           // (tokens, in)
+  float* turned;                // (out, rows): the transposed gradient of the output
+  bf16 *paired, *turned_tiles;  // with AMX, both in pieces, see tiles.h
+  bool in_tiles;
 
   Kept() = default;
   template <class Take>  // take(bytes) returns the next `bytes` bytes
-  Kept(int64_t, int64_t most_out, int64_t rows, const Take& take) : rows(rows) {
-    turned = (float*)take(most_out * rows * sizeof(float));
+  Kept(int64_t most_in, int64_t most_out, int64_t rows, const Take& take) : rows(rows) {
+    const int64_t bytes_in_pieces = has_tiles() ? PIECES * sizeof(bf16) : 0;
+    paired = (bf16*)take(most_in * rows * bytes_in_pieces);
+    turned_tiles = (bf16*)take(most_out * rows * std::max<int64_t>(bytes_in_pieces, sizeof(float)));
+    turned = (float*)turned_tiles;
   }
 
   // `a`: the layer's input, which stays in use, with room for `rows` tokens. Adds the gradient of the bias to `bias_sum`.
   void keep(const Linear<T>& linear, T* a, const T* of_output, int64_t count, float* bias_sum) {
     in = linear.K, out = linear.N;
+    for (int64_t m = 0; m < count; m++)
+      over_columns(out, [&](int64_t n, int64_t lanes) {
+        store(bias_sum + n, load(bias_sum + n, lanes) + load(of_output + m * out + n, lanes), lanes);
+      });
+    in_tiles = has_tiles() && in % TILE_ROWS == 0 && out % TILED_ROWS == 0;
+    if (in_tiles) {
+      tokens = count;
+      split_columns(a, in, count, in, paired);
+      split_turned(of_output, out, count, out, turned_tiles);
+      return;
+    }
     tokens = round_up(count, TILE_TERMS);  // few different sums, for each of which brgemm makes a kernel
     std::memset(a + count * in, 0, (tokens - count) * in * sizeof(T));
     input = a;
     transpose(of_output, out, count, out, turned, rows);
-    for (int64_t n = 0; n < out; n++) {
-      float* line = turned + n * rows;
-      std::fill(line + count, line + tokens, 0.f);
-      bias_sum[n] += sum_of(line, tokens);
-    }
+    for (int64_t n = 0; n < out; n++) std::fill(turned + n * rows + count, turned + n * rows + tokens, 0.f);
   }
 };
 
@@ -48,10 +60,16 @@ class Kept {
 // sums over the tokens of all `groups`.
 inline void weight_gradient(const std::vector<const Kept<float>*>& groups, int64_t n, int64_t count, float* to, bool add) {
   for (const Kept<float>* g : groups) {
-    for (int64_t m = n; m < n + count; m += MAX_COLUMNS)
-      for (int64_t c = 0; c < g->in; c += MAX_COLUMNS)
-        brgemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g->in - c), g->tokens, g->rows, g->in, g->in,
-               g->turned + m * g->rows, g->input + c, to + m * g->in + c, add);
+    if (g->in_tiles) {
+      const TilesInUse tiles;
+      const int64_t depth = tiles_of(g->tokens), tile_row = depth * PIECES * TILE;
+      multiply_tiles(count, g->in, depth, g->turned_tiles + n / TILE_ROWS * tile_row, g->paired, to + n * g->in, g->in, add);
+    } else {
+      for (int64_t m = n; m < n + count; m += MAX_COLUMNS)
+        for (int64_t c = 0; c < g->in; c += MAX_COLUMNS)
+          brgemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g->in - c), g->tokens, g->rows, g->in, g->in,
+                 g->turned + m * g->rows, g->input + c, to + m * g->in + c, add);
+    }
     add = true;
   }
 }
