@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Union
 
@@ -13,28 +14,32 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 
 
 def write_whole(path: Union[str, Path], data: bytes) -> None:
-    """Write to a temporary file beside `path`, flush it to the disk, then rename it to `path`.
+    """Write `data` to `path`; see `write_whole_by`."""
+    write_whole_by(path, lambda partial: partial.write_bytes(data))
 
-    Folders that are missing are made.
+
+def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> None:
+    """Let `write` write to a temporary file beside `path`, flush it to the disk, then rename it to `path`.
+
+    Folders that are missing are made. The temporary file's name ends as that of `path`.
 
     Raises:
-        OSError: if it cannot be written, as on a full disk. What was there stays, and nothing is left beside it.
+        OSError: if it cannot be written, as on a full disk. What was there stays, and nothing is left beside it, as for
+            any other error of `write`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(PARTIAL + path.name)
     try:
-        with partial.open('wb') as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write(partial)
+        _flush(partial)
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename = str(path)  # a write does not say of what
         raise
-    _flush_names(path.parent)
+    _flush(path.parent)  # its list of names, without which a power cut undoes the renaming
 
 
 def write_between(document: Path, begin: str, end: str, text: str) -> None:
@@ -50,9 +55,9 @@ def write_between(document: Path, begin: str, end: str, text: str) -> None:
     write_whole(document, f'{before}{begin}\n\n{text}\n\n{end}{after}'.encode())
 
 
-def _flush_names(folder: Path) -> None:
-    """Wait until the disk has the folder's list of names too, without which a power cut undoes a renaming."""
-    handle = os.open(folder, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from command_line import run, size, stop_on_user_errors
+from command_line import positive, run, size, stop_on_user_errors
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -39,7 +39,7 @@ console = Console()
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', nargs='+', type=size, default=[(512, 512)], metavar='HxW', help='default: 512x512')
-    parser.add_argument('--batch', type=int, default=1, metavar='N', help='images in a batch (default: 1)')
+    parser.add_argument('--batch', type=positive, default=1, metavar='N', help='images in a batch (default: 1)')
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
     parser.add_argument(
         '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
@@ -66,7 +66,7 @@ def parse_args() -> argparse.Namespace:
         help="bandwidth of the device's memory (default: clock x width of the bus)",
     )
     parser.add_argument('--sizes-in-turn', action='store_true', help='compare 20 sizes in turn with one size')
-    parser.add_argument('--strip-tokens', nargs='+', type=int, default=[], metavar='N', help='also measure these')
+    parser.add_argument('--strip-tokens', nargs='+', type=positive, default=[], metavar='N', help='also measure these')
     parser.add_argument(
         '--attention-backend',
         nargs='+',
@@ -77,8 +77,8 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
     parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
-    parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
+    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures to F')
     parser.add_argument(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import BUILD_ERRORS, run, size, stop_on_user_errors
+from command_line import BUILD_ERRORS, positive, run, size, stop_on_user_errors
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +24,7 @@ from swin_backbone.analysis import machine
 from swin_backbone.analysis.parts import Share, backbone_shares, detector_shares
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.amp import in_bfloat16
+from swin_backbone.whole_files import write_whole
 
 console = Console()
 
@@ -35,8 +36,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='of the backbone alone (default: 1)')
     parser.add_argument('--size', type=size, default=(800, 1344), metavar='HxW', help='default: 800x1344')
     parser.add_argument('--dtype', choices=['float32', 'bfloat16'], default='float32', help='by autocast')
-    parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
+    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
     return parser.parse_args()
@@ -110,7 +111,7 @@ def main() -> None:
         rows = [
             dict(model=name, part=part, **s._asdict()) for name, shares in found.items() for part, s in shares.items()
         ]
-        args.json.write_text(json.dumps(dict(machine=where, rows=rows), indent=1))
+        write_whole(args.json, json.dumps(dict(machine=where, rows=rows), indent=1).encode())
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from command_line import run, size, stop_on_user_errors
+from command_line import positive, run, size, stop_on_user_errors
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -170,13 +170,10 @@ def parse_args() -> argparse.Namespace:
     what.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
     what.add_argument('--memory', action='store_true', help='memory instead of time')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
-    parser.add_argument('--runs', type=int, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--threads', type=int, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
+    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
-    args = parser.parse_args()
-    if min(*args.size, args.runs) < 1:
-        parser.error('--size and --runs take at least 1')
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:

@@ -60,9 +60,9 @@ def _is_stdout_broken() -> bool:
 
 
 def size(text: str) -> tuple[int, int]:
-    """HxW, or one side of a square."""
+    """The type of an option that takes HxW, or one side of a square."""
     height, _, width = text.partition('x')
-    return int(height), int(width or height)
+    return positive(height), positive(width or height)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from command_line import run, size
+from command_line import positive, run, size
 
 if '--count' in sys.argv or not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads it when a kernel is defined
@@ -43,11 +43,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--device', default='cuda', help='default: cuda; cpu only shows that the program works')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
     parser.add_argument('--size', type=size, default=(800, 1344), metavar='HxW', help='default: 800x1344')
-    parser.add_argument('--batch', type=int, default=2, metavar='N', help='images (default: 2)')
+    parser.add_argument('--batch', type=positive, default=2, metavar='N', help='images (default: 2)')
     parser.add_argument('--dtype', choices=['bfloat16', 'float16'], default='bfloat16', help='by autocast')
     parser.add_argument('--peers', default='mmdet', help=f'of {",".join(PEERS)} (default: mmdet)')
-    parser.add_argument('--windows', nargs='+', type=int, default=[7, 8, 12], metavar='N', help='default: 7 8 12')
-    parser.add_argument('--v2-window', type=int, default=16, metavar='N', help='of Swin V2 (default: 16)')
+    parser.add_argument('--windows', nargs='+', type=positive, default=[7, 8, 12], metavar='N', help='default: 7 8 12')
+    parser.add_argument('--v2-window', type=positive, default=16, metavar='N', help='of Swin V2 (default: 16)')
     parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
     parser.add_argument(
         '--tune', action='store_true', help='time the kernels with other numbers of warps and so on too'
@@ -62,7 +62,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--count', action='store_true', help='only count bytes and operators from shapes, which needs no GPU'
     )
-    parser.add_argument('--runs', type=int, default=20, metavar='N', help='timed runs of each (default: 20)')
+    parser.add_argument('--runs', type=positive, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
     args = parser.parse_args()
     if args.count:

@@ -1,8 +1,6 @@
 """A checkpoint in another origin's format."""
 
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Optional, Union
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.windows import relative_position_index
+from ..whole_files import write_whole_by
 from .errors import CheckpointError
 from .formats import MLP, TORCHVISION, V1, V2, WRITTEN, Format, from_here
 from .formats_mlp import WRITTEN_MLP
@@ -115,34 +114,23 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
-    """Write to a temporary file, then rename it, so that a file is never half-written. Missing folders are made.
+    """Write a file that is whole or not there.
 
     Raises:
         CheckpointError: if it cannot be written, as on a full disk.
     """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f'.{target.name}.')
-    except OSError as error:
-        raise CheckpointError(f'{target} cannot be written ({error.strerror})') from error
-    os.close(handle)
-    try:
+
+    def write(partial: Path) -> None:
         if target.suffix == '.safetensors':
-            safetensors.torch.save_file(weights, name, metadata={'format': 'pt'})
+            safetensors.torch.save_file(weights, partial, metadata={'format': 'pt'})
         else:
             container = {'official': 'model', 'mmdet': 'state_dict'}.get(format.name)
-            torch.save({container: weights} if container else weights, name)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
+            torch.save({container: weights} if container else weights, partial)
+
+    try:
+        write_whole_by(target, write)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch and safetensors have their own kinds
-        free = f'{shutil.disk_usage(target.parent).free:,} bytes are free'  # torch only says that it could not
-        why = error.strerror if isinstance(error, OSError) and error.strerror else free
+        why = error.strerror if isinstance(error, OSError) else None
+        if not why:  # torch only says that it could not
+            why = f'{shutil.disk_usage(target.parent).free:,} bytes are free'
         raise CheckpointError(f'{target} cannot be written ({why})') from error
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

@@ -1,5 +1,8 @@
 """From one format to another, and back."""
 
+import errno
+import os
+
 import pytest
 import torch
 from origins import ORIGINS, official, official_backbone
@@ -95,4 +98,19 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     with pytest.raises(ValueError, match="to must be one of official, mmdet, timm, torchvision, hf, got 'tf'"):
         convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'tf')
     assert (tmp_path / 'target.pth').read_bytes() == b'mine'
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
+def test_a_disk_that_takes_no_more_leaves_what_was_there(tmp_path, monkeypatch, suffix):
+    def fsync(handle):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    target = tmp_path / f'target.{suffix}'
+    target.write_bytes(b'mine')
+    torch.save(randomised(False).state_dict(), tmp_path / 'source.pth')
+    monkeypatch.setattr(os, 'fsync', fsync)
+    with pytest.raises(CheckpointError, match=rf'{target} cannot be written \(No space left on device\)'):
+        convert_checkpoint(tmp_path / 'source.pth', target, 'timm')
+    assert target.read_bytes() == b'mine'
     assert len(list(tmp_path.iterdir())) == 2

@@ -19,7 +19,7 @@ from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.openmmlab.checkpoint_hook import find_checkpoint_hook
 from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.openmmlab.latest_checkpoint import newest_whole_checkpoint
-from swin_backbone.whole_files import write_whole
+from swin_backbone.whole_files import write_whole, write_whole_by
 
 
 def newest(folder):
@@ -191,6 +191,8 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'fsync', fsync)
     with pytest.raises(OSError, match=rf"No space left on device: '{path}'"):
         write_whole(path, b'after')
+    with pytest.raises(ZeroDivisionError):
+        write_whole_by(path, lambda partial: partial.write_bytes(b'after') // 0)
     assert path.read_bytes() == b'before'
     assert os.listdir(tmp_path) == ['file']
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from in_process import run
 
 TOOLS = Path(__file__).parents[2] / 'tools'
 PROGRAM = """
@@ -51,3 +52,19 @@ def test_another_broken_pipe_is_an_error():
     )  # fmt: skip
     assert result.returncode == 1
     assert 'BrokenPipeError' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ('tool', 'options'),
+    [
+        ('benchmark', ['--size', '--batch', '--runs', '--threads', '--strip-tokens']),
+        ('benchmark_parts', ['--size', '--runs', '--threads']),
+        ('benchmark_windows', ['--size', '--runs', '--threads']),
+        ('gpu_report', ['--size', '--batch', '--runs', '--windows', '--v2-window']),
+    ],
+)
+def test_what_is_counted_is_at_least_one(tool, options):
+    for option in options:
+        result = run(f'tools/{tool}.py', option, '0')
+        assert result.returncode == 2
+        assert f"argument {option}: it takes a whole number of at least 1, got '0'" in result.stderr

@@ -26,7 +26,9 @@ struct Linear {
   const float* bias;
   int64_t N, K, width;
   int64_t padded_K() const { return std::is_same_v<T, bf16> ? round_up(K, 2) : K; }
-  bool in_tiles() const { return std::is_same_v<T, float> && has_tiles() && N % TILE_ROWS == 0 && width % TILE_ROWS == 0; }
+  bool in_tiles() const {
+    return std::is_same_v<T, float> && has_tiles() && N % TILE_ROWS == 0 && width % TILE_ROWS == 0;
+  }
 };
 
 // Packs W, or W^T if transposed: then the weight is (K, N).
@@ -94,8 +96,8 @@ void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float
         for (int64_t m = begin; m < end; m += MAX_ROWS) {
           const int64_t rows = std::min(MAX_ROWS, end - m);
           float* c = room.c + (w.K > MAX_TERMS ? n * step + (m - begin) * columns : 0);
-          multiply_tiles(round_up(rows, TILED_ROWS), columns, depth, room.rows + (m - begin) * depth * PIECES * TILE_TERMS,
-                         room.columns, c, columns, k > 0);
+          const bf16* pieces = room.rows + (m - begin) * depth * PIECES * TILE_TERMS;
+          multiply_tiles(round_up(rows, TILED_ROWS), columns, depth, pieces, room.columns, c, columns, k > 0);
           if (k + terms == w.K) epilogue(m, rows, n, columns, c);
         }
       }

@@ -231,8 +231,8 @@ class Group {
   }
 
   float keep_rate(int64_t index, int64_t token) const {
-    return w.drop_path_2B ? w.drop_path_2B[index * windows.batch + token / (windows.rows.length * windows.columns.length)]
-                          : 1.f;
+    if (!w.drop_path_2B) return 1.f;
+    return w.drop_path_2B[index * windows.batch + token / (windows.rows.length * windows.columns.length)];
   }
 
   // out = shortcut + the linear layer's output for `a`. V2 normalises that output first, so it needs whole rows of it

@@ -87,7 +87,7 @@ inline Vec exp2(Vec y, float) {
   return p;
 }
 #ifdef __AVX512BF16__
-// 2^y for any y and a result in bf16: a relative error of 8e-5. These two intrinsics make it 6 instructions instead of 12.
+// 2^y for any y and a result in bf16: a relative error of 8e-5. The two intrinsics make 6 instructions of 12.
 inline Vec exp2(Vec y, bf16) {
   const Vec r = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // y - floor(y)
   Vec p = at::vec::fmadd(r, Vec(0.0780245215f), Vec(0.226067156f));
@@ -116,8 +116,8 @@ inline float sum_of(const bf16* x, int64_t n) {
 }
 #endif
 
-// Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials as
-// fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6.
+// Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials
+// as fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6.
 inline Vec normal_cdf(Vec x, float) {
   const Vec c = at::vec::clamp(x, Vec(-5.4f), Vec(5.4f)), u = c * c;
   Vec p(2.27765523e-08f), q(1.20864537e-06f);

@@ -26,8 +26,8 @@ bool has_tiles() {
 
 namespace {
 
-// The upper half of a float32 number is a bf16 number. The first piece is rounded, so that what is left has either sign and
-// errors do not add up; the others are cut off.
+// The upper half of a float32 number is a bf16 number. The first piece is rounded, so that what is left has either sign
+// and errors do not add up; the others are cut off.
 struct Numbers {
   __m512i first, rest;  // the next piece, with its lower half 0 or not used; and what it leaves
 };
@@ -71,9 +71,11 @@ void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* 
   const int64_t depth = tiles_of(terms);
   for (int64_t m = 0; m < rows; m++, a += lda) {
     bf16* to = tiles + m / TILE_ROWS * depth * PIECES * TILE + m % TILE_ROWS * TILE_TERMS;
+    const auto part = [&](int64_t k) { return load(a + k, clamp(terms - k)); };
     int64_t k = 0;
-    for (; k + TILE_TERMS <= terms; k += TILE_TERMS, to += PIECES * TILE) split(load(a + k), load(a + k + LANES), to, side_by_side);
-    if (k < terms) split(load(a + k, clamp(terms - k)), load(a + k + LANES, clamp(terms - k - LANES)), to, side_by_side);
+    for (; k + TILE_TERMS <= terms; k += TILE_TERMS, to += PIECES * TILE)
+      split(load(a + k), load(a + k + LANES), to, side_by_side);
+    if (k < terms) split(part(k), part(k + LANES), to, side_by_side);
   }
 }
 

@@ -1,9 +1,10 @@
-// AMX's tiles, and float32 products by them. AMX multiplies only bf16, so each number is split into the sum of three: the
-// first has the leading 8 bits of 24, the second the next 8, the third the rest. Of the nine products of two such sums, six
-// are computed and summed in float32. The other three are below 2^-25 of the largest, so float32 could not hold them.
+// AMX's tiles, and float32 products by them. AMX multiplies only bf16, so each number is split into the sum of three:
+// the first has the leading 8 bits of 24, the second the next 8, the third the rest. Of the nine products of two such
+// sums, six are computed and summed in float32. The other three are below 2^-25 of the largest, so float32 could not
+// hold them.
 //
-// A tile is 16 rows of 32 terms, or 16 pairs of terms for 16 columns: 1 KiB, contiguous. Pieces of a number are in one tile
-// each, one after another.
+// A tile is 16 rows of 32 terms, or 16 pairs of terms for 16 columns: 1 KiB, contiguous. Pieces of a number are in one
+// tile each, one after another.
 #pragma once
 
 #include "simd.h"
@@ -24,7 +25,8 @@ inline int64_t tiles_of(int64_t terms) { return (terms + TILE_TERMS - 1) / TILE_
 // Whether the processor has AMX and this process may use it.
 bool has_tiles();
 
-// Rows of `terms` numbers in pieces: (ceil(rows / 16), ceil(terms / 32), PIECES, TILE). Rows after the last are not written.
+// Rows of `terms` numbers in pieces: (ceil(rows / 16), ceil(terms / 32), PIECES, TILE). Rows after the last are not
+// written.
 void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* tiles);
 // Columns of `terms` numbers, a multiple of 16, in pieces: (columns / 16, ceil(terms / 32), PIECES, TILE).
 void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t columns, bf16* tiles);
