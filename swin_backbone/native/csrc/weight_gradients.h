@@ -142,16 +142,18 @@ class Kept<bf16> {
       high = _mm512_dpbf16_ps(high, (__m512bh)b, ones);
     }
     for (int64_t i = 0; i < 2; i++) at::vec::transpose_mxn<float, 16, 16>(pairs[i][0], 16, turned[i][0], 16);
+#pragma GCC unroll 32
     for (int64_t n = 0; n < BLOCK; n++)
       _mm512_store_si512(to + n / TILE_ROWS * depth * TILE + n % TILE_ROWS * TILE_TERMS,
                          _mm512_load_si512(turned[n / 4 % 2][n / 8 * 4 + n % 4]));
-    alignas(64) float found[2][16];
-    _mm512_store_ps(found[0], low);
-    _mm512_store_ps(found[1], high);
-    for (int64_t n = 0; n < channels; n += 4) {
-      const int64_t count = std::min<int64_t>(4, channels - n);
-      store(sums + n, load(sums + n, count) + load(found[n / 4 % 2] + n / 8 * 4, count), count);
-    }
+    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i after = _mm512_add_epi32(order, _mm512_set1_epi32(8));
+    const auto add = [&](int64_t n, __m512 v) {
+      const int64_t count = std::clamp<int64_t>(channels - n, 0, LANES);
+      store(sums + n, load(sums + n, count) + Vec(v), count);
+    };
+    add(0, _mm512_permutex2var_ps(low, order, high));
+    add(LANES, _mm512_permutex2var_ps(low, after, high));
   }
 };
 
