@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <optional>
+
 #include "backward_group.h"
 
 namespace swin {
@@ -21,9 +23,16 @@ int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows) {
 }
 
 template <class T>
-void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
+void run_block_backward(const BlockWeights<T>& of_block, const Linear<T> (&packed)[LINEARS], const Windows& windows,
                         const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
                         float* vector_sums, const SavedGroups& saved) {
+  BlockWeights<T> w = of_block;
+  Linear<T> transposed[] = {packed[QKV], packed[PROJ], packed[FC1], packed[FC2]};
+  std::optional<Split> split, split_transposed;
+  if (w.worth_splitting(windows.tokens())) {
+    if (!saved.memory) split.emplace(std::vector{&w.qkv, &w.proj, &w.fc1, &w.fc2});
+    split_transposed.emplace(std::vector{transposed, transposed + 1, transposed + 2, transposed + 3});
+  }
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const int64_t groups = saved.memory ? saved.groups : groups_of_backward(w, windows);
   const int64_t per_group = (windows.count() + groups - 1) / groups;

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <atomic>
+#include <optional>
 
 #include "group.h"
 
@@ -25,7 +26,11 @@ int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t gr
 }
 
 template <class T>
-void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out, const SavedGroups& saved) {
+void run_block(const BlockWeights<T>& weights, const Windows& windows, const float* x, float* out,
+               const SavedGroups& saved) {
+  BlockWeights<T> w = weights;
+  std::optional<Split> split;
+  if (w.worth_splitting(windows.tokens())) split.emplace(std::vector{&w.qkv, &w.proj, &w.fc1, &w.fc2});
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const int64_t fitting = windows_of_group(windows, threads, std::max(CACHE, w.bytes()), bytes_of_row(w));
   const int64_t groups = saved.memory ? saved.groups : (windows.count() + fitting - 1) / fitting;

@@ -21,6 +21,8 @@ struct BlockWeights {
   float scale;
 
   int64_t bytes() const { return sizeof(T) * (4 * C * C + 2 * C * D); }
+  // Whether so many tokens use the weights that it is worth to split them once, see `Split`.
+  bool worth_splitting(int64_t tokens) const { return tokens >= 2 * C; }
   const Linear<T>& linear(int64_t i) const { return i == 0 ? qkv : i == 1 ? proj : i == 2 ? fc1 : fc2; }
 };
 

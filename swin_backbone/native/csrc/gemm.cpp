@@ -35,6 +35,29 @@ int64_t panel_width(int64_t N, int64_t unit) {
   return std::max(unit, MAX_COLUMNS / unit * unit);  // the last panel is narrower
 }
 
+Split::Split(const std::vector<Linear<float>*>& linears) {
+  std::vector<bf16*> pieces(linears.size());
+  memory.allocate([&](const auto& take) {
+    for (size_t i = 0; i < linears.size(); i++) {
+      const Linear<float>& w = *linears[i];
+      pieces[i] = (bf16*)take(w.in_tiles() ? w.N * round_up(w.K, TILE_TERMS) * PIECES * sizeof(bf16) : 0);
+    }
+  });
+  for (size_t i = 0; i < linears.size(); i++) {
+    Linear<float>& w = *linears[i];
+    if (!w.in_tiles()) continue;
+    at::parallel_for(0, (w.N + w.width - 1) / w.width, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin * w.width; n < std::min(w.N, end * w.width); n += w.width) {
+        const int64_t columns = std::min(w.width, w.N - n);
+        for (int64_t k = 0; k < w.K; k += MAX_TERMS)
+          split_columns(w.panels + n * w.K + k * columns, columns, std::min(MAX_TERMS, w.K - k), columns,
+                        pieces[i] + pieces_at(w, n, k));
+      }
+    });
+    w.pieces = pieces[i];
+  }
+}
+
 namespace {
 
 // Rows of `columns` numbers to rows of a panel.

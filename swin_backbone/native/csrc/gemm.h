@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "buffers.h"
 #include "tiles.h"
 
 namespace swin {
@@ -25,6 +26,7 @@ struct Linear {
   const T* panels;
   const float* bias;
   int64_t N, K, width;
+  const bf16* pieces = nullptr;  // the panels in pieces, see `Split`
   int64_t padded_K() const { return std::is_same_v<T, bf16> ? round_up(K, 2) : K; }
   bool in_tiles() const {
     return std::is_same_v<T, float> && has_tiles() && N % TILE_ROWS == 0 && width % TILE_ROWS == 0;
@@ -55,6 +57,20 @@ constexpr int64_t MAX_SPLIT = MAX_TERMS * 2 * MAX_ROWS;
 // How many rows of `terms` numbers are split at a time. A panel of the weight is split once for all of them.
 inline int64_t rows_at_a_time(int64_t terms) {
   return std::min(4 * MAX_ROWS, MAX_SPLIT / round_up(std::min(terms, MAX_TERMS), TILE_TERMS) / MAX_ROWS * MAX_ROWS);
+}
+
+// Splits weights once, as long as it lives, instead of for each few hundred tokens. This takes 1.5 times their memory.
+class Split {
+ public:
+  Split(const std::vector<Linear<float>*>& linears);
+  Split(const std::vector<Linear<bf16>*>&) {}  // bf16 is multiplied as it is
+
+ private:
+  Buffers memory;
+};
+// The pieces of a panel's terms k ... min(K, k + MAX_TERMS) - 1 begin here.
+inline int64_t pieces_at(const Linear<float>& w, int64_t n, int64_t k) {
+  return PIECES * (k * w.N + n * round_up(std::min(MAX_TERMS, w.K - k), TILE_TERMS));
 }
 
 // Buffers for the product with any of some linear layers.
@@ -92,12 +108,13 @@ void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float
       split_rows(a + begin * lda + k, lda, end - begin, terms, room.rows);
       for (int64_t n = 0; n < w.N; n += w.width) {
         const int64_t columns = std::min(w.width, w.N - n);
-        split_columns(w.panels + n * w.K + k * columns, columns, terms, columns, room.columns);
+        const bf16* panel = w.pieces ? w.pieces + pieces_at(w, n, k) : room.columns;
+        if (!w.pieces) split_columns(w.panels + n * w.K + k * columns, columns, terms, columns, room.columns);
         for (int64_t m = begin; m < end; m += MAX_ROWS) {
           const int64_t rows = std::min(MAX_ROWS, end - m);
           float* c = room.c + (w.K > MAX_TERMS ? n * step + (m - begin) * columns : 0);
           const bf16* pieces = room.rows + (m - begin) * depth * PIECES * TILE_TERMS;
-          multiply_tiles(round_up(rows, TILED_ROWS), columns, depth, pieces, room.columns, c, columns, k > 0);
+          multiply_tiles(round_up(rows, TILED_ROWS), columns, depth, pieces, panel, c, columns, k > 0);
           if (k + terms == w.K) epilogue(m, rows, n, columns, c);
         }
       }

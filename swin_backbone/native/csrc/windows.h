@@ -39,6 +39,7 @@ struct Windows {
   Axis rows, columns;
 
   int64_t count() const { return batch * rows.count * columns.count; }
+  int64_t tokens() const { return batch * rows.length * columns.length; }
   int64_t area() const { return rows.window * columns.window; }
   int64_t row_of(int64_t window) const { return window / columns.count % rows.count; }
   int64_t column_of(int64_t window) const { return window % columns.count; }
