@@ -62,7 +62,7 @@ ALLOWED = {
     ),
     'checkpoints': (
         *('torch', 'numpy', 'safetensors', 'filelock', 'tqdm', 'mmengine'),
-        *('swin_backbone.archs', 'swin_backbone.ops', 'swin_backbone.checkpoints'),
+        *('swin_backbone.archs', 'swin_backbone.ops', 'swin_backbone.whole_files', 'swin_backbone.checkpoints'),
     ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
     'analysis': (
