@@ -209,8 +209,9 @@ inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scal
   }
 }
 
-// As `attend_backward`, but `bias` and `bias_sum` are transposed, and there must be memory for 16 rows after the last of
-// each head. `room` is a copy, so that its pointers are not read again after each store. Returns whether it has done it.
+// As `attend_backward`, but `bias` and `bias_sum` are transposed, and there must be memory for 16 rows after the last
+// of each head. `room` is a copy, so that its pointers are not read again after each store. Returns whether it has done
+// it.
 template <class Put>
 bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, const bf16* out, float scale,
                               const float* bias, const float* mask, float* bias_sum, HeadTileBackwardRoom room,
