@@ -74,6 +74,9 @@ class BackwardGroup : public Group<T> {
 
   AffineSums norm_sums(int64_t i) const { return {sums + of.norm_weight[i], sums + of.norm_bias[i]}; }
   const float* token(const float* map, int64_t m) const { return map + token_of[m] * w.C; }
+  void fetch_ahead(const float* map, int64_t m) const {
+    if (m + this->AHEAD < tokens) this->fetch(token(map, m + this->AHEAD));
+  }
 
   // A thread's own sum is computed at once, as long as what it needs is in cache.
   void keep(int64_t i, T* input, const T* of_output) {
@@ -108,7 +111,10 @@ class BackwardGroup : public Group<T> {
   // Recomputed as far as gradients need it.
   void mlp_again() {
     const int64_t C = w.C, D = w.D;
-    for (int64_t m = 0; m < tokens; m++) this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+    for (int64_t m = 0; m < tokens; m++) {
+      fetch_ahead(this->out, m);
+      this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+    }
     if (const T* saved = this->before_gelu) {
       for (int64_t m = 0; m < tokens; m++)
         through_gelu(m, 0, D, [&](int64_t i, int64_t lanes) { return load(saved + m * D + i, lanes); });
@@ -172,6 +178,7 @@ class BackwardGroup : public Group<T> {
     const int64_t C = w.C, D = w.D;
     mlp_again();
     for (int64_t m = 0; m < tokens; m++) {
+      fetch_ahead(grad_y, m);
       shortcut_backward(m);
       enter_branch(1, m, mlp_out, w.norm2);
     }
@@ -186,7 +193,10 @@ class BackwardGroup : public Group<T> {
     });
     keep(FC1, mlp_in, broad);
     times_weight(FC1, broad);
-    for (int64_t m = 0; m < tokens; m++) leave_branch(m, token(this->out, m), w.norm2, 1, grad + m * C);
+    for (int64_t m = 0; m < tokens; m++) {
+      fetch_ahead(this->out, m);
+      leave_branch(m, token(this->out, m), w.norm2, 1, grad + m * C);
+    }
   }
 
   void attention_backward(const std::vector<int32_t>& group) {
@@ -207,7 +217,11 @@ class BackwardGroup : public Group<T> {
     }
     keep(QKV, this->normed, broad);
     times_weight(QKV, broad);
-    for (int64_t m = 0; m < tokens; m++) leave_branch(m, token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
+    for (int64_t m = 0; m < tokens; m++) {
+      fetch_ahead(this->x, m);
+      fetch_ahead(this->out, m);
+      leave_branch(m, token(this->x, m), w.norm1, 0, this->out + token_of[m] * C);
+    }
   }
 
   // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding has

@@ -186,7 +186,7 @@ struct HeadTileBackwardRoom {
 // Weights and their gradients, not yet divided by their sum. Matrices are (keys, queries) here: so sums over keys need no
 // reduction of vectors, and two of three products take them as they are. `bias` (N, S) is transposed, too.
 inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias, const float* mask,
-                             const HeadTileBackwardRoom& room) {
+                             HeadTileBackwardRoom room) {
   const int64_t S = bias_stride(N), K = padded_places(N);
   std::fill_n(room.sums, K, 0.f);
   std::fill_n(room.dots, K, 0.f);
@@ -209,11 +209,12 @@ inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scal
   }
 }
 
-// As `attend_backward`, but `bias` and `bias_sum` are transposed, and there must be memory for 16 rows after the last of
-// each head. Returns whether it has done it.
+// As `attend_backward`, but `bias` and `bias_sum` are transposed, and there must be memory for 16 rows after the last
+// of each head. `room` is a copy, so that its pointers are not read again after each store. Returns whether it has done
+// it.
 template <class Put>
 bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, const bf16* out, float scale,
-                              const float* bias, const float* mask, float* bias_sum, const HeadTileBackwardRoom& room,
+                              const float* bias, const float* mask, float* bias_sum, HeadTileBackwardRoom room,
                               const Put& put) {
   const TilesInUse tiles;
   const int64_t S = bias_stride(N), K = padded_places(N);

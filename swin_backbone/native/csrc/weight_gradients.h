@@ -1,5 +1,5 @@
-// Gradients of the weights of linear layers. Each is a sum over tokens of products of the layer's input and the gradient of
-// its output, in float32.
+// Gradients of the weights of linear layers. Each is a sum over tokens of products of the layer's input and the gradient
+// of its output, in float32.
 //
 // Layout: a weight is (out, in).
 #pragma once
@@ -103,7 +103,9 @@ class Kept<bf16> {
   }
 
   // Where the tiles of a block's first 16 channels are; those of the others are `depth` tiles later.
-  int64_t block(int64_t token, int64_t channel) const { return (channel / TILE_ROWS * depth + token / TILE_TERMS) * TILE; }
+  int64_t block(int64_t token, int64_t channel) const {
+    return (channel / TILE_ROWS * depth + token / TILE_TERMS) * TILE;
+  }
 
   static constexpr int64_t BLOCK = 32;  // channels, and tokens
 
