@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Optional
 
 import torch
 from command_line import positive, run, size, stop_on_user_errors
@@ -66,7 +67,14 @@ def parse_args() -> argparse.Namespace:
         help="bandwidth of the device's memory (default: clock x width of the bus)",
     )
     parser.add_argument('--sizes-in-turn', action='store_true', help='compare 20 sizes in turn with one size')
-    parser.add_argument('--strip-tokens', nargs='+', type=positive, default=[], metavar='N', help='also measure these')
+    parser.add_argument(
+        '--strip-tokens',
+        nargs='+',
+        type=strip_tokens,
+        default=[],
+        metavar='N',
+        help='also measure these (None: no strips)',
+    )
     parser.add_argument(
         '--attention-backend',
         nargs='+',
@@ -121,10 +129,10 @@ def build_all(args: argparse.Namespace) -> dict:
         variants['SDPA, no Triton kernel'] = dict(attention_backend='sdpa')
         variants['pad, roll, masks; no Triton kernel'] = dict(attention_backend='sdpa')
     elif args.ablate:
+        variants['no compiled operators'] = {}  # nor are there any below
         # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
         variants['one strip'] = dict(strip_tokens=sys.maxsize)
         variants['autograd, no strips'] = dict(strip_tokens=None)
-        variants['no compiled operators'] = {}  # nor are there any below
         variants['F.linear, no oneDNN'] = {}
         variants['pad, roll, masks; no strips'] = dict(strip_tokens=None)
     ours = partial(build, OURS, args.version, args.arch)
@@ -145,7 +153,7 @@ def ablated(name: str, run):
         original = plan.TableWindows, plan.SdpaWindows
         plan.TableWindows = plan.SdpaWindows = plan.RolledWindows
         try:
-            run()
+            without_operators()
         finally:
             plan.TableWindows, plan.SdpaWindows = original
 
@@ -160,7 +168,14 @@ def ablated(name: str, run):
 
     if name.startswith('pad, roll, masks'):
         return with_masks
-    return {'F.linear, no oneDNN': without_onednn, 'no compiled operators': without_operators}.get(name, run)
+    if name in ('no compiled operators', 'autograd, no strips'):
+        return without_operators
+    return without_onednn if name == 'F.linear, no oneDNN' else run
+
+
+def strip_tokens(text: str) -> Optional[int]:
+    """A value of --strip-tokens."""
+    return None if text == 'None' else positive(text)
 
 
 def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, timing.Spread]:
