@@ -81,7 +81,7 @@ class BackwardGroup : public Group<T> {
   // A thread's own sum is computed at once, as long as what it needs is in cache.
   void keep(int64_t i, T* input, const T* of_output) {
     Kept<T>& k = kept[weight_sums ? 0 : i];
-    k.keep(w.linear(i), input, of_output, tokens, sums + of.bias[i]);
+    k.keep(w.linear(i).K, w.linear(i).N, input, of_output, tokens, sums + of.bias[i]);
     if (weight_sums) weight_gradient({&k}, 0, k.out, weight_sums[i], !first_run);
   }
 

@@ -67,16 +67,17 @@ std::vector<Tensor> gradients_of(const Source& source, const Projection<T>& p, c
                         w.N % 2 == 0,
                     "a gradient of tokens with an even number of channels was expected, got ", grad.sizes());
   const Linear<T> turned = transposed ? linear<T>(*transposed, nullptr, w.K, w.N, 1) : w;
-  const int64_t normed = p.before ? w.K : p.after ? w.N : 0;
-  const auto zeros = [&](at::IntArrayRef shape) { return at::zeros(shape, grad.options()); };
-  std::vector<Tensor> grads{transposed ? at::empty(x.sizes(), x.options(), at::MemoryFormat::Contiguous) : zeros({0}),
-                            grad.numel() ? at::empty({w.N, w.K}, grad.options()) : zeros({w.N, w.K}),
-                            zeros({w.N}), zeros({normed}), zeros({normed})};
-  const auto data = [&](int64_t i) { return grads[i].data_ptr<float>(); };
+  const auto zeros = [&](int64_t size) { return at::zeros({size}, grad.options()); };
+  const Tensor of_x = transposed ? at::empty(x.sizes(), x.options(), at::MemoryFormat::Contiguous) : zeros(0);
+  const Tensor of_weight = at::empty({w.N, w.padded_K()}, grad.options()), vectors = zeros(p.vectors());
   if (grad.numel())
-    project_backward(source, p, transposed ? &turned : nullptr, grad.data_ptr<float>(), data(0),
-                     {data(1), data(2), data(3), data(4)});
-  return grads;
+    project_backward(source, p, transposed ? &turned : nullptr, grad.data_ptr<float>(), of_x.data_ptr<float>(),
+                     of_weight.data_ptr<float>(), vectors.data_ptr<float>());
+  else
+    of_weight.zero_();
+  const auto part = [&](int64_t begin, int64_t size) { return vectors.narrow(0, begin, size).clone(); };
+  return {of_x, of_weight.narrow(1, 0, w.K).contiguous(), part(0, w.N), part(w.N, p.normed()),
+          part(w.N + p.normed(), p.normed())};
 }
 
 Tensor embed(const Tensor& image, const Tensor& packed, const std::optional<Tensor>& bias,
@@ -130,13 +131,12 @@ std::vector<Tensor> output_norm_backward(const Tensor& x, const Tensor& grad, co
                         grad.scalar_type() == at::kFloat,
                     "a contiguous float32 gradient (B, C, H, W) was expected, got ", grad.scalar_type(), " of ",
                     grad.sizes());
-  std::vector<Tensor> grads{at::empty_like(x), at::zeros({C}, x.options()), at::zeros({C}, x.options())};
+  const Tensor of_x = at::empty_like(x), sums = at::zeros({2 * C}, x.options());
   Vectors kept;
   if (x.numel())
     normalise_output_backward(x.data_ptr<float>(), grad.data_ptr<float>(), B, area, C,
-                              *affine_of(weight, bias, eps, C, kept), grads[0].data_ptr<float>(),
-                              grads[1].data_ptr<float>(), grads[2].data_ptr<float>());
-  return grads;
+                              *affine_of(weight, bias, eps, C, kept), of_x.data_ptr<float>(), sums.data_ptr<float>());
+  return {of_x, sums.narrow(0, 0, C).clone(), sums.narrow(0, C, C).clone()};
 }
 
 }  // namespace

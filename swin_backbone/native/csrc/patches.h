@@ -43,11 +43,21 @@ struct Neighbours {
   void over_neighbours(int64_t token, const F& f) const;
 };
 
+// Where gradients of vectors are summed.
+struct ProjectionSums {
+  float *bias, *norm_weight, *norm_bias;
+};
+
 // A linear layer from K numbers to a token. A norm may be before or after it.
 template <class T>
 struct Projection {
   Linear<T> linear;
   std::optional<Affine> before, after;
+
+  int64_t normed() const { return before ? linear.K : after ? linear.N : 0; }  // channels of the norm
+  // In one array: gradients of the bias, and of the norm's weight and bias.
+  int64_t vectors() const { return linear.N + 2 * normed(); }
+  ProjectionSums sums(float* of) const { return {of, of + linear.N, of + linear.N + normed()}; }
 };
 
 constexpr int64_t PROJECTED = 2 * MAX_ROWS;  // tokens that a thread computes at a time
@@ -64,26 +74,22 @@ void read_row(const Source& source, const Projection<T>& p, int64_t token, float
 template <class T, class Source>
 void project(const Source& source, const Projection<T>& p, float* out);
 
-// Where gradients are summed; the vectors are zeros before.
-struct ProjectionSums {
-  float *weight, *bias;            // (N, K) and (N)
-  float *norm_weight, *norm_bias;  // null: there is no norm
-};
-
 // transposed: W^T of the linear layer, packed; null: the gradient of images or the map is not needed.
 // grad: of tokens; N is even.
 // grad_source: of images or the map.
+// weight_sum: the gradient of the weight, (N, padded_K).
+// vector_sums: zeros, to which the other gradients are added, in the layout of `Projection::sums`.
 template <class T, class Source>
 void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
-                      float* grad_source, const ProjectionSums& sums);
+                      float* grad_source, float* weight_sum, float* vector_sums);
 
 #define SWIN_FOR_EACH_PROJECTION(instantiate, T) instantiate(T, Patches) instantiate(T, Neighbours)
 
 // LayerNorm of tokens (B, H*W, C), transposed: (B, C, H*W).
 void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm, float* out);
 
-// grad: (B, C, H*W); grad_x: (B, H*W, C); the sums of C numbers each are zeros before.
+// grad: (B, C, H*W); grad_x: (B, H*W, C); norm_sums: zeros, to which gradients of the norm's weight and bias are added.
 void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
-                               const Affine& norm, float* grad_x, float* norm_weight, float* norm_bias);
+                               const Affine& norm, float* grad_x, float* norm_sums);
 
 }  // namespace swin

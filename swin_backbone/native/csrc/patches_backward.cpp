@@ -3,83 +3,67 @@
 #include <memory>
 #include <vector>
 
-#include "buffers.h"
-#include "gradients.h"
 #include "patches.h"
+#include "weight_gradients.h"
 
 namespace swin {
 namespace {
 
-constexpr int64_t SHARE = 1 << 20;  // bytes that a thread should keep of a strip of tokens
-constexpr int64_t WEIGHT_ROWS = 3 * TILE_ROWS;  // of a weight, whose gradient is computed at a time
+constexpr int64_t SHARE = 1 << 20;  // bytes of inputs and outputs of the linear layer that a thread takes at a time
 
-// Sums of each worker. Those of the first are the result; the others' are added to it in order.
+// Sums of vectors of each worker. Those of the first are the result; the others' are added to it in order.
 class WorkerSums {
  public:
-  WorkerSums(int64_t workers, int64_t size, float* weight, float* bias) : size(size), of(1, {weight, bias}) {
-    for (int64_t i = 1; i < workers; i++) of.push_back({new_zeros(), new_zeros()});
+  WorkerSums(int64_t workers, int64_t size, float* result) : size(size), of(workers, result) {
+    for (int64_t i = 1; i < workers; i++) of[i] = memory.emplace_back(new float[size]()).get();
   }
   void add() const {
     for (size_t i = 1; i < of.size(); i++)
       over_columns(size, [&](int64_t c, int64_t lanes) {
-        store(of[0].weight + c, load(of[0].weight + c, lanes) + load(of[i].weight + c, lanes), lanes);
-        store(of[0].bias + c, load(of[0].bias + c, lanes) + load(of[i].bias + c, lanes), lanes);
+        store(of[0] + c, load(of[0] + c, lanes) + load(of[i] + c, lanes), lanes);
       });
   }
-  const AffineSums& operator[](int64_t worker) const { return of[worker]; }
+  float* operator[](int64_t worker) const { return of[worker]; }
 
  private:
-  float* new_zeros() { return memory.emplace_back(new float[size]()).get(); }
-
   int64_t size;
   std::vector<std::unique_ptr<float[]>> memory;
-  std::vector<AffineSums> of;
+  std::vector<float*> of;
 };
 
-// Some tokens, and what the gradient of the weight needs of them: inputs of the linear layer (tokens, K), for bf16 in
-// pairs of tokens, and gradients of its outputs, transposed: (N, stride).
-template <class T>
-struct Strip {
-  int64_t stride = 0;
-  T *inputs = nullptr, *turned = nullptr;
-};
-
+// The tokens that a thread computes at a time.
 template <class T, class Source>
 class Projected {
  public:
+  // most: how many tokens, a multiple of TILE_TERMS. sums: this thread's.
   Projected(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
-            float* grad_source, const AffineSums& sums)
+            float* grad_source, int64_t most, const ProjectionSums& sums)
       : source(source), p(p), transposed(transposed), grad(grad), grad_source(grad_source), sums(sums) {
     memory.allocate([&](const auto& take) {
       raw = (float*)take(K * sizeof(float));
-      rows = (T*)take(PAIRS ? PROJECTED * K * sizeof(T) : 0);
-      tokens = (float*)take(p.after ? PROJECTED * N * sizeof(float) : 0);
-      of_tokens = (T*)take(PROJECTED * N * sizeof(T));
-      of_rows = (float*)take(transposed ? PROJECTED * transposed->N * sizeof(float) : 0);
+      rows = (T*)take(most * K * sizeof(T));
+      tokens = (float*)take(p.after ? most * N * sizeof(float) : 0);
+      of_tokens = (T*)take(most * N * sizeof(T));
+      of_rows = (float*)take(transposed ? most * transposed->N * sizeof(float) : 0);
       room = ProductRoom<T>({&p.linear, transposed ? transposed : &p.linear}, take);
+      kept = Kept<T>(K, N, most, take);
     });
     std::fill_n(raw, K, 0.f);
   }
 
-  // `count` tokens from `first` on; they are those of the strip from `at` on.
-  void run(int64_t first, int64_t count, const Strip<T>& strip, int64_t at) {
-    const int64_t padded = round_up(count, TILE_TERMS);
-    T *inputs = strip.inputs + at * K, *to = PAIRS ? rows : inputs, *turned = strip.turned + at;
-    for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, to + m * K);
-    std::memset((void*)(to + count * K), 0, (padded - count) * K * sizeof(T));
-    pack_values(to, padded, K, inputs);
-    if (p.after) multiply(to, K, count, p.linear, tokens);
+  void run(int64_t first, int64_t count) {
+    for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
+    if (p.after) multiply(rows, K, count, p.linear, tokens);
     for (int64_t m = 0; m < count; m++) enter(first + m, tokens + m * N, of_tokens + m * N);
-    transpose(of_tokens, N, count, N, turned, strip.stride);
-    for (int64_t n = 0; n < N; n++) std::fill_n(turned + n * strip.stride + count, padded - count, T(0.f));
+    kept.keep(K, N, rows, of_tokens, count, sums.bias);
     if (!transposed) return;
     multiply(of_tokens, N, count, *transposed, of_rows);
     for (int64_t m = 0; m < count; m++) leave(first + m, of_rows + m * transposed->N);
   }
 
- private:
-  static constexpr bool PAIRS = std::is_same_v<T, bf16>;
+  Kept<T> kept;  // by `run`
 
+ private:
   // to = a W^T + the bias, if there is one.
   void multiply(const T* a, int64_t lda, int64_t count, const Linear<T>& w, float* to) const {
     product(a, lda, count, w, room, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
@@ -95,7 +79,7 @@ class Projected {
   void enter(int64_t token, const float* value, T* to) const {
     const float* from = grad + token * N;
     if (p.after)
-      return layer_norm_backward(value, N, *p.after, from, 1.f, sums,
+      return layer_norm_backward(value, N, *p.after, from, 1.f, norm_sums(),
                                  [&](int64_t n, Vec g, int64_t lanes) { store(to + n, g, lanes); });
     over_columns(N, [&](int64_t n, int64_t lanes) { store(to + n, load(from + n, lanes), lanes); });
   }
@@ -104,21 +88,23 @@ class Projected {
   void leave(int64_t token, float* row) const {
     if (p.before) {
       source.read(token, raw);
-      layer_norm_backward(raw, p.linear.K, *p.before, row, 1.f, sums,
+      layer_norm_backward(raw, p.linear.K, *p.before, row, 1.f, norm_sums(),
                           [&](int64_t k, Vec g, int64_t lanes) { store(row + k, g, lanes); });
     }
     source.write(token, row, grad_source);
   }
+
+  AffineSums norm_sums() const { return {sums.norm_weight, sums.norm_bias}; }
 
   const Source& source;
   const Projection<T>& p;
   const Linear<T>* transposed;
   const float* grad;
   float* grad_source;
-  const AffineSums sums;
+  const ProjectionSums sums;
   const int64_t K = p.linear.padded_K(), N = p.linear.N;
   float *raw, *tokens, *of_rows;  // one row before its norm; tokens before their norm; gradients of rows
-  T *rows, *of_tokens;            // gradients of the linear layer's outputs
+  T *rows, *of_tokens;            // of_tokens: gradients of the linear layer's outputs
   ProductRoom<T> room;
   Buffers memory;
 };
@@ -127,58 +113,45 @@ class Projected {
 
 template <class T, class Source>
 void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
-                      float* grad_source, const ProjectionSums& sums) {
-  const Linear<T>& w = p.linear;
-  const int64_t tokens = source.tokens(), K = w.padded_K(), N = w.N;
+                      float* grad_source, float* weight_sum, float* vector_sums) {
+  const int64_t tokens = source.tokens(), K = p.linear.padded_K(), N = p.linear.N;
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const int64_t share = std::max<int64_t>(PROJECTED, SHARE / ((N + K) * sizeof(T)));
-  const int64_t strips = (tokens + threads * share - 1) / (threads * share);
-  Strip<T> strip{round_up((tokens + strips - 1) / strips, TILE_TERMS)};
-  const int64_t step = std::min(PROJECTED, round_up((strip.stride + threads - 1) / threads, TILE_TERMS));
-  const int64_t workers = std::min(threads, (strip.stride + step - 1) / step);
-  Buffers memory;
-  memory.allocate([&](const auto& take) {
-    strip.inputs = (T*)take(strip.stride * K * sizeof(T));
-    strip.turned = (T*)take(strip.stride * N * sizeof(T));
-  });
-  const bool has_norm = p.before || p.after;
-  const WorkerSums norm_sums(workers, has_norm ? p.before ? w.K : N : 0, sums.norm_weight, sums.norm_bias);
+  const int64_t rounds = (tokens + threads * share - 1) / (threads * share);
+  const int64_t most = round_up((tokens + rounds * threads - 1) / (rounds * threads), TILE_TERMS);
+  const int64_t workers = std::min(threads, (tokens + most - 1) / most);
+  const WorkerSums sums(workers, p.vectors(), vector_sums);
   std::vector<std::unique_ptr<Projected<T, Source>>> made(workers);
-  for (int64_t first = 0; first < tokens; first += strip.stride) {
-    const int64_t count = std::min(strip.stride, tokens - first);
-    at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+  for (int64_t first = 0; first < tokens; first += workers * most) {
+    const int64_t active = std::min(workers, (tokens - first + most - 1) / most);
+    at::parallel_for(0, active, 1, [&](int64_t begin, int64_t end) {
       for (int64_t worker = begin; worker < end; worker++) {
         auto& part = made[worker];
         if (!part)
-          part = std::make_unique<Projected<T, Source>>(source, p, transposed, grad, grad_source, norm_sums[worker]);
-        for (int64_t at = worker * step; at < count; at += workers * step)
-          part->run(first + at, std::min(step, count - at), strip, at);
+          part = std::make_unique<Projected<T, Source>>(source, p, transposed, grad, grad_source, most,
+                                                        p.sums(sums[worker]));
+        part->run(first + worker * most, std::min(most, tokens - first - worker * most));
       }
       release_brgemm<T>();
     });
-    at::parallel_for(0, (N + WEIGHT_ROWS - 1) / WEIGHT_ROWS, 1, [&](int64_t begin, int64_t end) {
-      const int64_t terms = round_up(count, TILE_TERMS);
-      for (int64_t n = begin * WEIGHT_ROWS; n < std::min(N, end * WEIGHT_ROWS); n += WEIGHT_ROWS) {
-        const int64_t rows = std::min(WEIGHT_ROWS, N - n);
-        const T* turned = strip.turned + n * strip.stride;
-        for (int64_t k = 0; k < w.K; k += MAX_COLUMNS)
-          brgemm(rows, std::min(MAX_COLUMNS, w.K - k), terms, strip.stride, K, w.K, turned,
-                 strip.inputs + k * (std::is_same_v<T, bf16> ? 2 : 1), sums.weight + n * w.K + k, first > 0);
-        for (int64_t r = 0; r < rows; r++) sums.bias[n + r] += sum_of(turned + r * strip.stride, terms);
-      }
+    std::vector<const Kept<T>*> kept;
+    for (int64_t worker = 0; worker < active; worker++) kept.push_back(&made[worker]->kept);
+    at::parallel_for(0, (N + MAX_COLUMNS - 1) / MAX_COLUMNS, 1, [&](int64_t begin, int64_t end) {
+      const int64_t n = begin * MAX_COLUMNS, stop = std::min(N, end * MAX_COLUMNS);
+      weight_gradient(kept, n, stop - n, weight_sum, first > 0);
       release_brgemm<T>();
     });
   }
-  norm_sums.add();
+  sums.add();
 }
 
 void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
-                               const Affine& norm, float* grad_x, float* norm_weight, float* norm_bias) {
+                               const Affine& norm, float* grad_x, float* norm_sums) {
   constexpr int64_t STRIP = 64;  // tokens
   const int64_t strips = (area + STRIP - 1) / STRIP;
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   const int64_t workers = std::min(threads, batch * strips), each = (batch * strips + workers - 1) / workers;
-  const WorkerSums sums(workers, channels, norm_weight, norm_bias);
+  const WorkerSums sums(workers, 2 * channels, norm_sums);
   at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
     const std::unique_ptr<float[]> of_tokens(new float[STRIP * channels]);
     for (int64_t worker = begin; worker < end; worker++)
@@ -187,7 +160,8 @@ void normalise_output_backward(const float* x, const float* grad, int64_t batch,
         transpose(grad + image * channels * area + first, area, channels, count, of_tokens.get(), channels);
         for (int64_t m = 0; m < count; m++) {
           const int64_t at = (image * area + first + m) * channels;
-          layer_norm_backward(x + at, channels, norm, of_tokens.get() + m * channels, 1.f, sums[worker],
+          layer_norm_backward(x + at, channels, norm, of_tokens.get() + m * channels, 1.f,
+                              {sums[worker], sums[worker] + channels},
                               [&](int64_t c, Vec g, int64_t lanes) { store(grad_x + at + c, g, lanes); });
         }
       }
@@ -197,7 +171,7 @@ void normalise_output_backward(const float* x, const float* grad, int64_t batch,
 
 #define INSTANTIATE_FOR(T, Source)                                                                       \
   template void project_backward<T, Source>(const Source&, const Projection<T>&, const Linear<T>*,      \
-                                            const float*, float*, const ProjectionSums&);
+                                            const float*, float*, float*, float*);
 #define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 

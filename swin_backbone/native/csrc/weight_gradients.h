@@ -34,9 +34,10 @@ class Kept {
     turned = (float*)turned_tiles;
   }
 
-  // `a`: the layer's input, which stays in use, with room for `rows` tokens. Adds the gradient of the bias to `bias_sum`.
-  void keep(const Linear<T>& linear, T* a, const T* of_output, int64_t count, float* bias_sum) {
-    in = linear.K, out = linear.N;
+  // `a`: the input (tokens, K) of the layer, which stays in use, with room for `rows` tokens. of_output: (tokens, N).
+  // Adds the gradient of the bias to `bias_sum`.
+  void keep(int64_t K, int64_t N, T* a, const T* of_output, int64_t count, float* bias_sum) {
+    in = K, out = N;
     for (int64_t m = 0; m < count; m++)
       over_columns(out, [&](int64_t n, int64_t lanes) {
         store(bias_sum + n, load(bias_sum + n, lanes) + load(of_output + m * out + n, lanes), lanes);
@@ -75,7 +76,7 @@ inline void weight_gradient(const std::vector<const Kept<float>*>& groups, int64
 }
 
 #ifdef __AVX512BF16__
-// In tiles, since brgemm reaches half of their speed for sums over some hundred tokens.
+// In the order of tiles, so that neither operand is packed a second time.
 template <>
 class Kept<bf16> {
  public:
@@ -90,8 +91,8 @@ class Kept<bf16> {
     turned = (bf16*)take(round_up(most_out, BLOCK) * rows * sizeof(bf16));
   }
 
-  void keep(const Linear<bf16>& linear, const bf16* a, const bf16* of_output, int64_t count, float* bias_sum) {
-    in = linear.K, out = linear.N;
+  void keep(int64_t K, int64_t N, const bf16* a, const bf16* of_output, int64_t count, float* bias_sum) {
+    in = K, out = N;
     depth = tiles_of(count);
     for (int64_t m = 0; m < count; m += BLOCK) {
       const int64_t tokens = std::min(BLOCK, count - m);
