@@ -102,7 +102,9 @@ void run_block_backward(const BlockWeights<T>& of_block, const Linear<T> (&packe
   }
   for (int64_t worker = 1; worker < workers; worker++) {
     const auto add = [&](float* to, const float* from, int64_t count) {
-      over_columns(count, [&](int64_t c, int64_t lanes) { store(to + c, load(to + c, lanes) + load(from + c, lanes), lanes); });
+      over_columns(count, [&](int64_t c, int64_t lanes) {
+        store(to + c, load(to + c, lanes) + load(from + c, lanes), lanes);
+      });
     };
     add(vector_sums, vectors[worker], of.size);
     for (int64_t i = 0; i < LINEARS && own; i++) add(weight_sums[i], weights[worker][i], size_of(i));
@@ -114,7 +116,8 @@ void run_block_backward(const BlockWeights<T>& of_block, const Linear<T> (&packe
 #define INSTANTIATE(T)                                                                                            \
   template int64_t groups_of_backward<T>(const BlockWeights<T>&, const Windows&);                                 \
   template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&,        \
-                                      const float*, const float*, float*, float* const (&)[LINEARS], float*, const SavedGroups&);
+                                      const float*, const float*, float*, float* const (&)[LINEARS], float*,       \
+                                      const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace swin

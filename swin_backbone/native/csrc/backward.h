@@ -1,4 +1,4 @@
-// Gradients of one Swin block, V1 or V2, over a batch of maps. Only its input is given; the rest is recomputed.
+// Gradients of one Swin block, V1 or V2, over a batch of maps. What the forward pass did not save is recomputed.
 //
 // Layout: as in block.h.
 #pragma once

@@ -97,7 +97,7 @@ class BackwardGroup : public Group<T> {
             });
   }
 
-  // The hidden tokens of row m and columns n ... n + columns - 1, and the slope of GELU; before(i, lanes) is before GELU.
+  // Row m, columns n ... n + columns - 1 of the hidden tokens and of GELU's slope; before(i, lanes) is before GELU.
   template <class Before>
   void through_gelu(int64_t m, int64_t n, int64_t columns, const Before& before) {
     const int64_t at = m * w.D + n;
@@ -121,7 +121,8 @@ class BackwardGroup : public Group<T> {
       mlp_out = this->mlp_branch;
       return;
     }
-    product(mlp_in, C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+    product(mlp_in, C, tokens, w.fc1, product_,
+            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++) {
         const float *row = c + r * columns, *bias = w.fc1.bias + n;
         through_gelu(m + r, n, columns,
@@ -129,10 +130,12 @@ class BackwardGroup : public Group<T> {
       }
     });
     if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value
-    product(hidden, D, tokens, w.fc2, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+    product(hidden, D, tokens, w.fc2, product_,
+            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++)
         over_columns(columns, [&](int64_t i, int64_t lanes) {
-          store(mlp_out + (m + r) * C + n + i, load(c + r * columns + i, lanes) + load(w.fc2.bias + n + i, lanes), lanes);
+          store(mlp_out + (m + r) * C + n + i,
+                load(c + r * columns + i, lanes) + load(w.fc2.bias + n + i, lanes), lanes);
         });
     });
   }
@@ -166,9 +169,9 @@ class BackwardGroup : public Group<T> {
   void leave_branch(int64_t m, const float* value, const Affine& norm, int64_t index, float* to) {
     const float *through = product_row + m * w.C, *past = grad + m * w.C;
     if (!w.cosine_scale)
-      return layer_norm_backward(value, w.C, norm, through, 1.f, norm_sums(index), [&](int64_t c, Vec g, int64_t lanes) {
-        store(to + c, load(past + c, lanes) + g, lanes);
-      });
+      return layer_norm_backward(
+          value, w.C, norm, through, 1.f, norm_sums(index),
+          [&](int64_t c, Vec g, int64_t lanes) { store(to + c, load(past + c, lanes) + g, lanes); });
     over_columns(w.C, [&](int64_t c, int64_t lanes) {
       store(to + c, load(past + c, lanes) + load(through + c, lanes), lanes);
     });
@@ -183,7 +186,8 @@ class BackwardGroup : public Group<T> {
       enter_branch(1, m, mlp_out, w.norm2);
     }
     keep(FC2, hidden, slim);
-    product(slim, C, tokens, transposed[FC2], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+    product(slim, C, tokens, transposed[FC2], product_,
+            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++) {
         T* to = broad + (m + r) * D + n;
         over_columns(columns, [&](int64_t i, int64_t lanes) {
@@ -204,11 +208,14 @@ class BackwardGroup : public Group<T> {
     for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->attention_branch, w.norm1);
     keep(PROJ, this->attended, slim);
     if (tokens < places) std::memset((void*)of_attended, 0, rows * C * sizeof(T));
-    product(slim, C, tokens, transposed[PROJ], product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+    product(slim, C, tokens, transposed[PROJ], product_,
+            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
       for (int64_t r = 0; r < count; r++)
         for (int64_t from = 0; from < columns; from += d) {
           T* to = of_attended + (n + from) / d * per_head + this->place_of[m + r] * d;
-          over_columns(d, [&](int64_t i, int64_t lanes) { store(to + i, load(c + r * columns + from + i, lanes), lanes); });
+          over_columns(d, [&](int64_t i, int64_t lanes) {
+            store(to + i, load(c + r * columns + from + i, lanes), lanes);
+          });
         }
     });
     for (int64_t at = 0; at < places; at += N) {
@@ -224,8 +231,8 @@ class BackwardGroup : public Group<T> {
     }
   }
 
-  // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding has
-  // only the bias, so its gradient is added to the bias's.
+  // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding
+  // has only the bias, so its gradient is added to the bias's.
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
     const auto values = [&](int64_t which) { return this->qkv + (of_head(which) * rows + at) * d; };

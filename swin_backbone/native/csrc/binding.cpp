@@ -1,5 +1,5 @@
-// The operators that torch sees, in the namespace `swin_backbone`: a block, and what packs its weights. Their fake versions
-// are in ../fake.py.
+// The operators that torch sees, in the namespace `swin_backbone`: a block, and what packs its weights. Their fake
+// versions are in ../fake.py.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -71,7 +71,9 @@ void with_block(const Tensor& x, at::TensorList packed, const OptionalTensors& v
   dispatch(packed[0].scalar_type(), [&](auto type) {
     using T = decltype(type);
     const int64_t D = packed[2].numel() / C;
-    const auto vector = [&](int64_t i, int64_t size, float otherwise) { return kept.get(vectors.get(i), size, otherwise); };
+    const auto vector = [&](int64_t i, int64_t size, float otherwise) {
+      return kept.get(vectors.get(i), size, otherwise);
+    };
     const auto affine = [&](int64_t i, int64_t which) {
       return Affine{vector(i, C, 1.f), vector(i + 1, C, 0.f), which < (int64_t)eps.size() ? (float)eps[which] : 0.f};
     };
@@ -195,7 +197,8 @@ TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
   m.def("pack_linear(Tensor weight, ScalarType dtype, int unit, bool transposed=False) -> Tensor");
   m.def(
       "block(Tensor x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
-      "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) -> Tensor");
+      "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) "
+      "-> Tensor");
   m.def(
       "block_(Tensor(a!) x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
       "Tensor? drop_path, int heads, int[] window, int[] shift, bool mask_padding, float scale, float[] eps) -> ()");

@@ -57,7 +57,7 @@ Tensor tokens_of(const Source& source, const Projection<T>& p, const Tensor& x) 
   return out;
 }
 
-// Gradients of x (of no size if `transposed` is not given), the weight (N, K), the bias, and the norm's weight and bias.
+// Gradients of x (of no size if `transposed` is not given), the weight (N, K), the bias, the norm's weight and bias.
 template <class T, class Source>
 std::vector<Tensor> gradients_of(const Source& source, const Projection<T>& p, const std::optional<Tensor>& transposed,
                                  const Tensor& x, const Tensor& grad) {

@@ -9,8 +9,8 @@ namespace swin {
 
 constexpr int64_t LINE = 64;  // bytes of a cache line
 
-// carve(take) takes several arrays, each on its own cache lines. It is called with a take(bytes) that counts and returns
-// null, or with one that returns that many bytes of the memory.
+// carve(take) takes several arrays, each on its own cache lines. It is called with a take(bytes) that counts and
+// returns null, or with one that returns that many bytes of the memory.
 template <class Carve>
 int64_t bytes_of(const Carve& carve) {
   int64_t bytes = 0;

@@ -65,8 +65,8 @@ inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t
   at::vec::transpose_mxn<float>(from, from_stride, to, to_stride, M, N);
 }
 #ifdef __AVX512BF16__
-// Of at most 32 x 32. Rows are paired, then pairs are moved as numbers of 32 bits. at::vec's kernel for bf16 takes more than
-// twice the time, because it does not keep its 64 vectors in registers.
+// Of at most 32 x 32. Rows are paired, then pairs are moved as numbers of 32 bits. at::vec's kernel for bf16 takes more
+// than twice the time, because it does not keep its 64 vectors in registers.
 inline void transpose_tile(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
   const __mmask32 columns = ((uint64_t)1 << N) - 1, rows = ((uint64_t)1 << M) - 1;
   alignas(64) float pairs[2][16][16] = {}, turned[2][16][16];  // [i] has every second four of columns

@@ -42,7 +42,9 @@ struct Saved {
 };
 
 // There is room for this many places of windows in a group.
-inline int64_t rows_of_group(const Windows& windows, int64_t count) { return round_up(count * windows.area(), TILE_TERMS); }
+inline int64_t rows_of_group(const Windows& windows, int64_t count) {
+  return round_up(count * windows.area(), TILE_TERMS);
+}
 
 template <class T>
 class Group {
@@ -71,8 +73,7 @@ class Group {
   // Values that the backward pass needs are in this memory from now on.
   void use(char* memory) {
     const Saved<T> saved = carve_out(memory, [&](const auto& take) { return Saved<T>(w, rows, take); });
-    qkv = saved.qkv, attended = saved.attended, middle = saved.middle;
-    before_gelu = saved.before_gelu;
+    qkv = saved.qkv, attended = saved.attended, middle = saved.middle, before_gelu = saved.before_gelu;
     if (w.cosine_scale) attention_branch = saved.branches[0], mlp_branch = saved.branches[1], factors = saved.factors;
   }
 

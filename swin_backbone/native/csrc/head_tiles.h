@@ -1,6 +1,6 @@
-// Attention of heads of 32 channels by AMX, for bf16. A tile is 16 rows of 64 bytes: 16 places of a head, or 16 pairs of
-// channels or places. brgemm takes 0.8 us for each product of this size, these loops 0.15 us, because nothing is looked up
-// or configured between products.
+// Attention of heads of 32 channels by AMX, for bf16. A tile is 16 rows of 64 bytes: 16 places of a head, or 16 pairs
+// of channels or places. brgemm takes 0.8 us for each product of this size, these loops 0.15 us, because nothing is
+// looked up or configured between products.
 //
 // Layout: N places of a window, S = N rounded up to whole vectors, K = N rounded up to 32.
 #pragma once
@@ -24,7 +24,8 @@ bool has_head_tiles(int64_t d) {
 // The gradients need all logits of a window at once, a forward those of 16 queries.
 inline int64_t padded_places(int64_t N) { return round_up(N, 32); }  // K
 
-// Rows (N, 32) as the B operand of a sum over channels: (16 pairs of channels, K). Places after the last are not written.
+// Rows (N, 32) as the B operand of a sum over channels: (16 pairs of channels, K). Places after the last are not
+// written.
 inline void turn_head(const bf16* rows, int64_t N, bf16* to) {
   at::vec::transpose_mxn<float>((const float*)rows, TILE_TERMS / 2, (float*)to, padded_places(N), N, TILE_TERMS / 2);
 }
@@ -57,7 +58,8 @@ inline void multiply_channels(const bf16* a, const bf16* b, int64_t K, float* c)
 }
 
 constexpr int64_t OUT = 48;
-// out (16, 48) = a (16, K) b, for b by `pair_head`. Its last 16 columns are the sums of the rows of a, if `ones` is given.
+// out (16, 48) = a (16, K) b, for b by `pair_head`. Its last 16 columns are the sums of the rows of a, if `ones` is
+// given.
 inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16* ones, float* out) {
   _tile_zero(0);
   _tile_zero(1);
@@ -78,8 +80,8 @@ inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16*
 
 // Softmax here does not subtract the maximum. This is right as long as the sums of weights are in this range.
 inline bool all_in_range(Vec low, Vec high, __mmask16 lanes = 0xffff) {
-  return (_mm512_cmp_ps_mask(low, Vec(1e-30f), _CMP_GT_OQ) & _mm512_cmp_ps_mask(high, Vec(1e30f), _CMP_LT_OQ) & lanes) ==
-         lanes;
+  const __mmask16 above = _mm512_cmp_ps_mask(low, Vec(1e-30f), _CMP_GT_OQ);
+  return (above & _mm512_cmp_ps_mask(high, Vec(1e30f), _CMP_LT_OQ) & lanes) == lanes;
 }
 
 inline void store_pair(bf16* to, Vec first, Vec second) {
@@ -113,8 +115,8 @@ struct HeadTileRoom {
   }
 };
 
-// As `attend`, but put(place, row of 32 bf16 numbers), and there must be memory for 16 rows after the last query. Returns
-// whether the result is right.
+// As `attend`, but put(place, row of 32 bf16 numbers), and there must be memory for 16 rows after the last query.
+// Returns whether the result is right.
 template <class Put>
 bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, float scale, const float* bias,
                      const float* mask, const HeadTileRoom& room, const Put& put) {
@@ -183,8 +185,8 @@ struct HeadTileBackwardRoom {
   std::array<bf16**, 4> squares() { return {&weights_bf16, &logits, &paired, &turned}; }
 };
 
-// Weights and their gradients, not yet divided by their sum. Matrices are (keys, queries) here: so sums over keys need no
-// reduction of vectors, and two of three products take them as they are. `bias` (N, S) is transposed, too.
+// Weights and their gradients, not yet divided by their sum. Matrices are (keys, queries) here: so sums over keys need
+// no reduction of vectors, and two of three products take them as they are. `bias` (N, S) is transposed, too.
 inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias, const float* mask,
                              HeadTileBackwardRoom room) {
   const int64_t S = bias_stride(N), K = padded_places(N);
@@ -243,7 +245,8 @@ bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf1
       };
       const Vec even = of_logits(n), odd = n + 1 < N ? of_logits(n + 1) : Vec(0.f);
       const auto rounded = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-      _mm512_store_si512(room.paired + n * K + 2 * i, mixed(rounded, _mm512_shuffle_i64x2(rounded, rounded, 0xee)).first);
+      const __m512i upper = _mm512_shuffle_i64x2(rounded, rounded, 0xee);
+      _mm512_store_si512(room.paired + n * K + 2 * i, mixed(rounded, upper).first);
     }
   at::vec::transpose_mxn<float>((const float*)room.paired, K, (float*)room.turned, K / 2, (N + 1) / 2, N);
   const auto times = [&](const bf16* a, const bf16* b, int64_t which, float factor) {

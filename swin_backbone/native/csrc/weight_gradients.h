@@ -1,5 +1,5 @@
-// Gradients of the weights of linear layers. Each is a sum over tokens of products of the layer's input and the gradient
-// of its output, in float32.
+// Gradients of the weights of linear layers. Each is a sum over tokens of products of the layer's input and the
+// gradient of its output, in float32.
 //
 // Layout: a weight is (out, in).
 #pragma once
@@ -57,19 +57,21 @@ class Kept {
   }
 };
 
-// Writes or adds to `to`, which is the whole gradient, rows n ... n + count - 1, where n is a multiple of MAX_COLUMNS. It
-// sums over the tokens of all `groups`.
-inline void weight_gradient(const std::vector<const Kept<float>*>& groups, int64_t n, int64_t count, float* to, bool add) {
+// Writes or adds to `to`, which is the whole gradient, rows n ... n + count - 1, where n is a multiple of MAX_COLUMNS.
+// It sums over the tokens of all `groups`.
+inline void weight_gradient(const std::vector<const Kept<float>*>& groups, int64_t n, int64_t count, float* to,
+                            bool add) {
   for (const Kept<float>* g : groups) {
     if (g->in_tiles) {
       const TilesInUse tiles;
       const int64_t depth = tiles_of(g->tokens), tile_row = depth * PIECES * TILE;
-      multiply_tiles(count, g->in, depth, g->turned_tiles + n / TILE_ROWS * tile_row, g->paired, to + n * g->in, g->in, add);
+      multiply_tiles(count, g->in, depth, g->turned_tiles + n / TILE_ROWS * tile_row, g->paired, to + n * g->in,
+                     g->in, add);
     } else {
       for (int64_t m = n; m < n + count; m += MAX_COLUMNS)
         for (int64_t c = 0; c < g->in; c += MAX_COLUMNS)
-          brgemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g->in - c), g->tokens, g->rows, g->in, g->in,
-                 g->turned + m * g->rows, g->input + c, to + m * g->in + c, add);
+          brgemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g->in - c), g->tokens, g->rows, g->in,
+                 g->in, g->turned + m * g->rows, g->input + c, to + m * g->in + c, add);
     }
     add = true;
   }
