@@ -100,11 +100,11 @@ class BackwardGroup : public Group<T> {
   // Row m, columns n ... n + columns - 1 of the hidden tokens and of GELU's slope; before(i, lanes) is before GELU.
   template <class Before>
   void through_gelu(int64_t m, int64_t n, int64_t columns, const Before& before) {
-    const int64_t at = m * w.D + n;
-    over_columns(columns, [&](int64_t i, int64_t lanes) {
+    T *value = hidden + m * w.D + n, *slope = broad + m * w.D + n;
+    over_columns(columns, [=](int64_t i, int64_t lanes) {
       const Vec x = before(i, lanes), cdf = normal_cdf(x, T());
-      store(hidden + at + i, x * cdf, lanes);
-      store(broad + at + i, gelu_slope<T>(x, cdf), lanes);
+      store(value + i, x * cdf, lanes);
+      store(slope + i, gelu_slope<T>(x, cdf), lanes);
     });
   }
 
@@ -116,8 +116,8 @@ class BackwardGroup : public Group<T> {
       this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
     }
     if (const T* saved = this->before_gelu) {
-      for (int64_t m = 0; m < tokens; m++)
-        through_gelu(m, 0, D, [&](int64_t i, int64_t lanes) { return load(saved + m * D + i, lanes); });
+      for (int64_t m = 0; m < tokens; m++, saved += D)
+        through_gelu(m, 0, D, [=](int64_t i, int64_t lanes) { return load(saved + i, lanes); });
       mlp_out = this->mlp_branch;
       return;
     }
@@ -126,7 +126,7 @@ class BackwardGroup : public Group<T> {
       for (int64_t r = 0; r < count; r++) {
         const float *row = c + r * columns, *bias = w.fc1.bias + n;
         through_gelu(m + r, n, columns,
-                     [&](int64_t i, int64_t lanes) { return load(row + i, lanes) + load(bias + i, lanes); });
+                     [=](int64_t i, int64_t lanes) { return load(row + i, lanes) + load(bias + i, lanes); });
       }
     });
     if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value

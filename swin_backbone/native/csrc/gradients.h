@@ -20,8 +20,8 @@ struct AffineSums {
 
 // Calls put(column, gradient of x, count), given the gradient of LayerNorm(x), which is factor * dy.
 template <class Put>
-inline void layer_norm_backward(const float* x, int64_t n, const Affine& norm, const float* dy, float factor,
-                                const AffineSums& sums, const Put& put) {
+inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const float* dy, float factor,
+                                AffineSums sums, const Put& put) {
   Vec total(0.f);
   over_columns(n, [&](int64_t c, int64_t count) { total = total + load(x + c, count); });
   const Vec times(factor), minus(-sum_of(total) / n);

@@ -218,11 +218,12 @@ class Group {
     product(normed, w.C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
       for (int64_t r = 0; r < count; r++) {
         const int64_t at = (m + r) * w.D + n;
+        T *to = wide + at, *before = before_gelu ? before_gelu + at : nullptr;
         const float *row = c + r * columns, *bias = w.fc1.bias + n;
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
+        over_columns(columns, [&, to, before](int64_t i, int64_t lanes) {
           const Vec v = load(row + i, lanes) + load(bias + i, lanes);
-          if (before_gelu) store(before_gelu + at + i, v, lanes);
-          store(wide + at + i, gelu<T>(v), lanes);
+          if (before) store(before + i, v, lanes);
+          store(to + i, gelu<T>(v), lanes);
         });
       }
     });

@@ -180,7 +180,7 @@ struct Affine {
 
 // LayerNorm of a row of n numbers, which may be put in its own place.
 template <class T>
-inline void layer_norm(const float* x, int64_t n, const Affine& norm, T* y) {
+inline void layer_norm(const float* x, int64_t n, Affine norm, T* y) {
   const Moments m = moments(x, n, norm.eps);
   const Vec scale(m.rstd), shift(-m.mean * m.rstd);
   over_columns(n, [&](int64_t c, int64_t count) {
