@@ -83,10 +83,10 @@ def normalised_output(norm: Any, x_BHWC: Tensor, plan: Plan) -> Tensor:
     The result is in contiguous memory, not a channels_last view, because mmcv's RoIAlign reads any memory as if it were
     contiguous (B, C, H, W).
     """
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (x_BHWC, *norm.parameters()))
     plain = type(norm) is nn.LayerNorm and not has_hooks(norm) and 'forward' not in norm.__dict__
     if plain and plan.compiled is not None and x_BHWC.dtype == torch.float32:
         return output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (x_BHWC, *norm.parameters()))
     if plain and not needs_grad and plan.strip_tokens is not None:
         return normalise_output(x_BHWC, norm.weight, norm.bias, norm.eps)
     return in_order(norm(x_BHWC).permute(0, 3, 1, 2))
