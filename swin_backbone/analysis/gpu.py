@@ -26,15 +26,11 @@ from . import machine
 
 PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'mmpretrain', 'onedl-mmpretrain', 'timm', 'transformers'
 PROGRAMS = 'ncu', 'compute-sanitizer', 'nvidia-smi'
-SLIM_LAYERS = (
-    (1, 3),
-    (1, 1),
-    (1, 4),
-    (4, 1),
-)  # of a block: qkv, projection, and the two of the MLP, in widths of the map
+# Of a block: qkv, projection, and the two linear layers of the MLP, in widths of the map.
+SLIM_LAYERS = (1, 3), (1, 1), (1, 4), (4, 1)
 WIDTHS_FORWARD, WIDTHS_BACKWARD = 4, 8  # what attention reads and writes of each token, in widths of the map
 
-TUNED: dict[str, dict] = {  # other choices than those of `ops/triton/tiles.py`
+TUNED: dict[str, dict[str, Any]] = {  # other choices than those of `ops/triton/tiles.py`
     '4 warps': dict(num_warps=4),
     '8 warps': dict(num_warps=8),
     '1 stage': dict(num_stages=1),
@@ -114,7 +110,7 @@ def _linear_layers(stage: Stage, batch: int, dtype: torch.dtype, device: torch.d
         shapes = (tokens, C), (D, C), (D,)
         x_TC, weight_DC, bias_D = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
 
-        def run(x=x_TC, weight=weight_DC, bias=bias_D) -> None:
+        def run(x: Tensor = x_TC, weight: Tensor = weight_DC, bias: Tensor = bias_D) -> None:
             F.linear(x, weight, bias)
 
         seconds = median_seconds(run, device)
@@ -125,7 +121,7 @@ def _linear_layers(stage: Stage, batch: int, dtype: torch.dtype, device: torch.d
 
 def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
     """Of one run, by the GPU's own clock where there is one."""
-    seconds = []
+    seconds: list[float] = []
     for turn in range(-2, repeats) if device.type == 'cuda' else range(1):
         if device.type == 'cuda':
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -146,19 +142,21 @@ def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 
 class Case(NamedTuple):
     """What the kernels get, as a backbone gives it."""
 
-    tensors: tuple[
-        Tensor, Optional[Tensor], Tensor
-    ]  # qkv (T, 3C), what padding has (3C,) if there is any, bias (h, N, N)
+    tensors: tuple[Tensor, Optional[Tensor], Tensor]  # qkv (T, 3C); padding's (3C,), if there is any; bias (h, N, N)
     grad_TC: Tensor
-    geometry: tuple
+    geometry: tuple[Any, ...]
     scale: float
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        return attend_in_windows(*self.tensors, *self.geometry, self.scale)
+        results: tuple[Tensor, Tensor] = attend_in_windows(*self.tensors, *self.geometry, self.scale)
+        return results
 
     def backward(self, out_TC: Tensor, lse_LhN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         settings = *self.geometry, self.scale, self.tensors[1] is not None, True
-        return attend_in_windows_backward(self.grad_TC, *self.tensors, out_TC, lse_LhN, *settings)
+        grads: tuple[Tensor, Tensor, Tensor] = attend_in_windows_backward(
+            self.grad_TC, *self.tensors, out_TC, lse_LhN, *settings
+        )
+        return grads
 
     def errors(self) -> tuple[bool, list[float]]:
         """Whether output and gradients are right, and twice the same; and how far each is from the literal one's."""
