@@ -48,7 +48,7 @@ def address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() if fake_mode() is None else 0
 
 
-def fake_tensors() -> AbstractContextManager:
+def fake_tensors() -> AbstractContextManager[Any]:
     """Operators give shapes and compute nothing. Without torch's class: ImportError."""
     from torch._subclasses import FakeTensorMode
 
@@ -65,7 +65,7 @@ def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         place.copy_(source)
 
 
-def without_cudnn_attention() -> AbstractContextManager:
+def without_cudnn_attention() -> AbstractContextManager[Any]:
     """Let `scaled_dot_product_attention` choose among the backends that are enabled, but cuDNN's.
 
     With a mask, windows of N % 128 == 64 places (8x8) and a log-sum-exp below -88 its backward gives NaN on H100 and
