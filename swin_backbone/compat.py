@@ -33,6 +33,15 @@ def is_transformed() -> bool:
     return level >= 0 or (peek is not None and peek() is not None)
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for a batch of them, under `torch.vmap` or as `torch.autograd.functional` vectorises.
+
+    Without torch's functions: no.
+    """
+    ask = getattr(getattr(torch._C, '_functorch', None), 'is_legacy_batchedtensor', None)  # of torch.autograd
+    return is_transformed() or bool(ask and ask(tensor))
+
+
 def is_exporting() -> bool:
     """Whether `torch.export` is at work. Without torch's function: as if it were torch.compile."""
     ask = getattr(torch.compiler, 'is_exporting', None)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.backends import mkldnn
 
-from ..compat import onednn_linear
+from ..compat import is_batched, onednn_linear
 
 
 def linear(
@@ -40,6 +40,7 @@ def eager_linear(
     """The same, for eager PyTorch alone: in float32 on a CPU by oneDNN, whose GEMM is quicker on slim matrices."""
     if (
         onednn_linear is None
+        or is_batched(x_TC)  # in a backward that takes a batch of gradients
         or weight_DC.dtype != torch.float32
         or weight_DC.device.type != 'cpu'
         or not mkldnn.enabled

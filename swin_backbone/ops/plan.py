@@ -18,6 +18,7 @@ from ..native.operators import takes_stage
 from .backend import takes_kernel
 from .exported import ExportedWindows
 from .fused import TritonWindows, fusions
+from .gradients import gradients_by_autograd, needs_autograd
 from .grid import Size
 from .linear import autocast_dtype
 from .rolled import RolledWindows
@@ -123,7 +124,8 @@ class Planner(NamedTuple):
             if not chosen and takes_stage(dtype or x.dtype, self.window_size, self.head_dim):
                 compiled = dtype or x.dtype
         fused = fusions() if kind is TritonWindows else ()
-        return Plan(kind, strip_tokens, self.with_cp, dtype=dtype, compiled=compiled, fused=fused)
+        with_cp = self.with_cp and not is_transformed()  # which torch's checkpoint does not support
+        return Plan(kind, strip_tokens, with_cp, dtype=dtype, compiled=compiled, fused=fused)
 
 
 def run(
@@ -172,14 +174,16 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_BHWC):
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                'a block that runs in strips has no second derivative: for create_graph=True build the backbone '
-                'with strip_tokens=None and with_cp=False'
-            )
-        x_BHWC, *weights = ctx.saved_tensors
+        needed = ctx.needs_input_grad[5:]
+        if needs_autograd(grad_BHWC):  # of all strips, then
+
+            def whole(x_BHWC, *weights):
+                return run(ctx.compute, x_BHWC, ctx.pieces, ctx.weights_type(*weights), Plan())
+
+            with ctx.same_draws(), ctx.same_mode():
+                return None, None, None, None, None, *gradients_by_autograd(whole, ctx.saved_tensors, needed, grad_BHWC)
+        (x_BHWC, *weights), (x_needed, *weights_needed) = ctx.saved_tensors, needed
         grad_BHWC = grad_BHWC.contiguous()
-        x_needed, *weights_needed = ctx.needs_input_grad[5:]
         weights = [w if w is None else w.detach().requires_grad_(n) for w, n in zip(weights, weights_needed)]
         wanted = [w for w, needed in zip(weights, weights_needed) if needed]
         grad_x_BHWC: Optional[Tensor] = None

@@ -67,13 +67,20 @@ def swin_v2_block(
 
     def cosines(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
         """Equations 2 to 4."""
-        cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        cosines = _directions(q) @ _directions(k).transpose(-2, -1)
         return scale_h11 * cosines + _continuous_bias(weights, window_size, pretrained_window or window_size)
 
     cut = num_heads, window_size, shift, small_map, mask_padding
     x_BHWC = x_BHWC + _layer_norm(_attention(x_BHWC, weights, qkv_bias, cosines, *cut), weights, 'norm1')
     x_BHWC = x_BHWC + _layer_norm(_mlp(x_BHWC, weights), weights, 'norm2')
     return _layer_norm(x_BHWC, weights, 'norm3') if 'norm3.weight' in weights else x_BHWC
+
+
+def _directions(x: Tensor) -> Tensor:
+    """Vectors divided by their lengths. One shorter than 1e-12 has no direction: it is 0, and so are its derivatives."""
+    is_short = x.detach().norm(dim=-1, keepdim=True) <= 1e-12
+    others = x.masked_fill(is_short, 1.0)
+    return (others / others.norm(dim=-1, keepdim=True)).masked_fill(is_short, 0.0)
 
 
 def _attention(
