@@ -4,9 +4,10 @@ mmengine is imported inside the functions, so that code which needs only torch c
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any, Optional
 
 import torch
@@ -74,23 +75,32 @@ def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         place.copy_(source)
 
 
-def without_cudnn_attention() -> AbstractContextManager[Any]:
+_attention_flags = Lock()
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
     """Let `scaled_dot_product_attention` choose among the backends that are enabled, but cuDNN's.
 
     With a mask, windows of N % 128 == 64 places (8x8) and a log-sum-exp below -88 its backward gives NaN on H100 and
     H200 (pytorch issue 196678; torch 2.11 to 2.13). A torch without it (before 2.5) chooses as it does.
+
+    What is enabled is a setting of the process, so that threads take turns.
     """
     flags = torch.backends.cuda
-    if not getattr(flags, 'cudnn_sdp_enabled', bool)():
-        return nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    with _attention_flags:
+        if not getattr(flags, 'cudnn_sdp_enabled', bool)():
+            yield
+            return
+        from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    enabled = {
-        SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
-        SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
-        SDPBackend.MATH: flags.math_sdp_enabled(),
-    }
-    return sdpa_kernel([backend for backend, is_enabled in enabled.items() if is_enabled])
+        enabled = {
+            SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
+            SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
+            SDPBackend.MATH: flags.math_sdp_enabled(),
+        }
+        with sdpa_kernel([backend for backend, is_enabled in enabled.items() if is_enabled]):
+            yield
 
 
 # --- mmengine ---------------------------------------------------------------------------------------------------------

@@ -166,12 +166,13 @@ class SwinPyramid(BaseModule):
         blocks = [block for stage in self.stages for block in stage.blocks]
         remember_layers(self, tuple(activation for block in blocks for activation in block.activations))
 
-    def forward(self, x_BCHW: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x_BCHW: Tensor, hide: Optional[Callable[[Tensor], Tensor]] = None) -> tuple[Tensor, ...]:
         """Images to feature maps.
 
         Args:
             x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights. Under autocast any
                 floating-point dtype is allowed.
+            hide: puts other tokens in the place of some that the patch embedding made, (B, H, W, C), as SimMIM does.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
@@ -185,6 +186,8 @@ class SwinPyramid(BaseModule):
         x_BHWC = (
             self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
         )
+        if hide is not None:
+            x_BHWC = hide(x_BHWC)
         if self.absolute_pos_embed is not None:
             _B, H, W, C = x_BHWC.shape
             embedding = resize_absolute_position_embedding(self.absolute_pos_embed, self.pretrain_map_size, (H, W))

@@ -42,16 +42,12 @@ class MaskedPyramid(SwinPyramid):
         if mask_BHW is None:
             return super().forward(x_BCHW)
 
-        def hide(_module: nn.Module, _inputs: Any, tokens_BHWC: Tensor) -> Tensor:
+        def hide(tokens_BHWC: Tensor) -> Tensor:
             if mask_BHW.shape != tokens_BHWC.shape[:3]:
                 raise ValueError(f'mask takes (B, H, W) = {tuple(tokens_BHWC.shape[:3])}, got {tuple(mask_BHW.shape)}')
             return torch.where(mask_BHW.bool()[..., None], self.mask_token.to(tokens_BHWC.dtype), tokens_BHWC)
 
-        handle = self.patch_embed.register_forward_hook(hide)
-        try:
-            return super().forward(x_BCHW)
-        finally:
-            handle.remove()
+        return super().forward(x_BCHW, hide)
 
 
 @MODELS.register_module()

@@ -71,7 +71,7 @@ def block(
 
     Args:
         w: weights in their own dtype, not cast for autocast.
-        by_torch: computes the same block from map and weights by torch, for a second derivative or a batch of gradients.
+        by_torch: computes the same block from map and weights by functions that autograd sees.
         overwrite: write the result into `x_BHWC`, if no gradient is needed.
     """
     x_BHWC = x_BHWC.contiguous()

@@ -77,7 +77,7 @@ def swin_v2_block(
 
 
 def _directions(x: Tensor) -> Tensor:
-    """Vectors divided by their lengths. One shorter than 1e-12 has no direction: it is 0, and so are its derivatives."""
+    """Vectors divided by their lengths. One shorter than 1e-12 has no direction: it and its derivatives are 0."""
     is_short = x.detach().norm(dim=-1, keepdim=True) <= 1e-12
     others = x.masked_fill(is_short, 1.0)
     return (others / others.norm(dim=-1, keepdim=True)).masked_fill(is_short, 0.0)

@@ -105,7 +105,8 @@ def test_the_second_derivative_of_a_shared_weight_counts_each_use_once(way):
 
 
 def test_strips_differentiated_twice_draw_the_same_again():
-    model, image = make(SwinBackbone, strip_tokens=60, drop_rate=0.3).train().double(), torch.randn(1, 3, 20, 36).double()
+    model = make(SwinBackbone, strip_tokens=60, drop_rate=0.3).train().double()
+    image = torch.randn(1, 3, 20, 36, dtype=torch.double)
 
     def loss(shift_3):
         torch.manual_seed(1)
