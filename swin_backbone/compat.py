@@ -5,7 +5,7 @@ mmengine is imported inside the functions, so that code which needs only torch c
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import Lock
 from typing import Any, Optional
@@ -47,6 +47,19 @@ def is_exporting() -> bool:
     """Whether `torch.export` is at work. Without torch's function: as if it were torch.compile."""
     ask = getattr(torch.compiler, 'is_exporting', None)
     return bool(ask and ask())
+
+
+def symbolic_views() -> AbstractContextManager:
+    """While `torch.export` records: views ask nothing about lengths that are free. Without torch's setting: they ask.
+
+    They ask whether lengths divide each other. The answer is alike for all lengths, but torch cannot prove that, and
+    refuses a `Dim` with a range for it. A strict export, which traces Python's bytecode, cannot trace the setting.
+    """
+    if not is_exporting() or torch.compiler.is_dynamo_compiling():
+        return nullcontext()
+    from torch.fx.experimental import _config
+
+    return _config.patch(backed_size_oblivious=True) if hasattr(_config, 'backed_size_oblivious') else nullcontext()
 
 
 # The mode in which operators give fake tensors now, or None. Without torch's function: None.

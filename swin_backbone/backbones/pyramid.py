@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..archs import Arch
 from ..checkpoints import adapt_state_dict, load_checkpoint
+from ..compat import symbolic_views
 from ..layers import PatchEmbed, PatchMerging, SwinBlock, is_as_built, known_layer, normalised_output, remember_layers
 from ..ops.grid import Size
 from ..ops.plan import Plan, Planner, StripTokens
@@ -182,26 +183,27 @@ class SwinPyramid(BaseModule):
             TypeError, ValueError: if the input is not such a tensor. The message says what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
-        plans = self._plans(x_BCHW)
-        x_BHWC = (
-            self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
-        )
-        if hide is not None:
-            x_BHWC = hide(x_BHWC)
-        if self.absolute_pos_embed is not None:
-            _B, H, W, C = x_BHWC.shape
-            embedding = resize_absolute_position_embedding(self.absolute_pos_embed, self.pretrain_map_size, (H, W))
-            x_BHWC = x_BHWC + embedding.view(1, H, W, C)
-        x_BHWC = self.drop_after_pos(x_BHWC)
+        with symbolic_views():
+            plans = self._plans(x_BCHW)
+            x_BHWC = (
+                self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
+            )
+            if hide is not None:
+                x_BHWC = hide(x_BHWC)
+            if self.absolute_pos_embed is not None:
+                _B, H, W, C = x_BHWC.shape
+                embedding = resize_absolute_position_embedding(self.absolute_pos_embed, self.pretrain_map_size, (H, W))
+                x_BHWC = x_BHWC + embedding.view(1, H, W, C)
+            x_BHWC = self.drop_after_pos(x_BHWC)
 
-        outputs = []
-        for index, (stage, plan) in enumerate(zip(self.stages, plans)):
-            x_BHWC = stage(x_BHWC, plan)
-            if index in self.out_indices:
-                outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
-            if index == self.out_indices[-1]:
-                break  # later stages have no output
-            x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
+            outputs = []
+            for index, (stage, plan) in enumerate(zip(self.stages, plans)):
+                x_BHWC = stage(x_BHWC, plan)
+                if index in self.out_indices:
+                    outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
+                if index == self.out_indices[-1]:
+                    break  # later stages have no output
+                x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
         return tuple(outputs)
 
     def _plans(self, x_BCHW: Tensor) -> list[Plan]:
