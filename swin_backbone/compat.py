@@ -49,7 +49,7 @@ def is_exporting() -> bool:
     return bool(ask and ask())
 
 
-def symbolic_views() -> AbstractContextManager:
+def symbolic_views() -> AbstractContextManager[Any]:
     """While `torch.export` records: views ask nothing about lengths that are free. Without torch's setting: they ask.
 
     They ask whether lengths divide each other. The answer is alike for all lengths, but torch cannot prove that, and

@@ -82,7 +82,8 @@ def merge(
 
     def gradients(grad, needed, x, weight, *norm):
         (panels,) = packed.get((weight,), dtype, (1,), neighbours_first)
-        transposed = _transposed(neighbours_first(weight), dtype) if needed[0] else None
+        normed = not post_norm and any(needed[2:])  # a norm before the projection gets its gradient through it
+        transposed = _transposed(neighbours_first(weight), dtype) if needed[0] or normed else None
         of_x, of_weight, _, *of_norm = torch.ops.swin_backbone.merge_backward(
             x, grad, panels, transposed, *in_order(norm), eps, post_norm
         )

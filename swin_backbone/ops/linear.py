@@ -47,7 +47,7 @@ def eager_linear(
     ):
         return linear(x_TC, weight_DC, bias_D, activation)
     x_TC = x_TC.to(weight_DC.dtype)
-    if torch.is_grad_enabled() and (x_TC.requires_grad or weight_DC.requires_grad):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x_TC, weight_DC, bias_D)):
         y_TD = _Linear.apply(x_TC, weight_DC, bias_D, gradient_only)
     elif isinstance(activation, nn.GELU):
         return onednn_linear(x_TC, weight_DC, bias_D, 'gelu', [], activation.approximate)

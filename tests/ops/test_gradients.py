@@ -113,3 +113,22 @@ def test_strips_differentiated_twice_draw_the_same_again():
         return model(image + shift_3.view(1, 3, 1, 1))[0].sin().mean()
 
     assert torch.autograd.gradgradcheck(loss, torch.zeros(3, dtype=torch.double, requires_grad=True))
+
+
+@pytest.mark.parametrize('way', WAYS, ids=str)
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_the_gradient_of_each_parameter_alone(backbone, way):
+    """As where the others are frozen: what computes the gradients of several may leave one out."""
+    model, image = make(backbone, **way), torch.randn(1, 3, 21, 36)
+
+    def gradients(parameters):
+        model.requires_grad_(False)
+        for parameter in parameters:
+            parameter.requires_grad_()
+        return torch.autograd.grad(sum(y.square().mean() for y in model(image)), parameters)
+
+    parameters = list(model.parameters())
+    for parameter, expected in zip(parameters, gradients(parameters)):
+        torch.testing.assert_close(
+            gradients([parameter])[0], expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item() + 1e-6
+        )
