@@ -59,7 +59,8 @@ def symbolic_views() -> AbstractContextManager[Any]:
         return nullcontext()
     from torch.fx.experimental import _config
 
-    return _config.patch(backed_size_oblivious=True) if hasattr(_config, 'backed_size_oblivious') else nullcontext()
+    config: Any = _config  # which gets its methods as it is imported
+    return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
 
 
 # The mode in which operators give fake tensors now, or None. Without torch's function: None.

@@ -30,7 +30,9 @@ class MaskedPyramid(SwinPyramid):
         nn.init.trunc_normal_(self.mask_token, std=0.02)
         super().init_weights()
 
-    def forward(self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+    def forward(  # type: ignore[override]  # mmpretrain's SimMIM calls it with a mask
+        self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None
+    ) -> tuple[Tensor, ...]:
         """Images to feature maps, see `SwinPyramid.forward`.
 
         Args:
