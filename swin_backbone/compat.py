@@ -67,11 +67,6 @@ def symbolic_views() -> AbstractContextManager[Any]:
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
 
-def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's values are; 0 in a fake mode, whose tensors have none."""
-    return tensor.data_ptr() if fake_mode() is None else 0
-
-
 def fake_tensors() -> AbstractContextManager[Any]:
     """Operators give shapes and compute nothing. Without torch's class: ImportError."""
     from torch._subclasses import FakeTensorMode

@@ -6,28 +6,18 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ..native import Packed
-from ..ops.cast import CastWeights
 
 
 class CompiledLayer(BaseModule):
-    """A layer that stores packed or cast copies of its weights; see `native.Packed` and `ops.cast.CastWeights`."""
+    """A layer that stores packed copies of its weights; see `native.Packed`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.packed, self.cast_weights = Packed(), CastWeights()
-
-    def train(self, mode: bool = True) -> 'CompiledLayer':
-        """Set training or eval mode, and notice values written through `.data`, as mmengine's EMAHook does."""
-        self._forget()
-        return super().train(mode)
+        self.packed = Packed()
 
     def _apply(self, *args, **kwargs) -> 'CompiledLayer':
-        self._forget()
+        self.packed.clear()  # moved to a GPU, the layer needs them no more
         return super()._apply(*args, **kwargs)
-
-    def _forget(self) -> None:
-        self.packed.clear()
-        self.cast_weights.clear()
 
 
 def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..native import operators
 from ..ops.block import BlockSettings, BlockWeights, draw_drop_path, swin_block
+from ..ops.cast import cast_together
 from ..ops.fused import swin_block as fused_swin_block
 from ..ops.grid import Size
 from ..ops.plan import Plan, Planner, WindowCut, run
@@ -217,7 +218,7 @@ class SwinBlock(CompiledLayer):
         layers = attention.qkv, attention.proj, self.ffn.layers[0][0], self.ffn.layers[1]
         tensors: list[Any] = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
         if plan.dtype is not None and 'weights' in plan.fused and not torch.compiler.is_compiling():
-            tensors = self.cast_weights.get(tensors, plan.dtype)
+            tensors = cast_together(tensors, plan.dtype)
         else:
             tensors = [plan.cast(tensor) for tensor in tensors]
         qkv_weight, qkv_bias, proj_weight, proj_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias = tensors

@@ -4,11 +4,10 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <numeric>
-
 #include "arguments.h"
 #include "attention.h"
 #include "backward.h"
+#include "checksum.h"
 
 namespace swin {
 namespace {
@@ -27,20 +26,15 @@ Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit, boo
   });
 }
 
-// A hash of the bits of some numbers. It is needed because writes through `.data` do not change a tensor's version.
-// It changes when a whole row or column of a weight has changed: the step from one number to the next is no longer than
-// a row or a column, and has no common factor with the length of a row.
-int64_t fingerprint(at::TensorList weights) {
-  uint64_t mixed = 0;
-  for (const Tensor& weight : weights) {
-    const Tensor wide = weight.to(at::kFloat).contiguous();
-    const int64_t row = wide.numel() ? wide[0].numel() : 1;
-    int64_t step = std::max<int64_t>(std::min(row, wide.size(0)), 1);
-    while (std::gcd(step, row) > 1) step--;
-    const auto* bits = (const uint32_t*)wide.data_ptr<float>();
-    for (int64_t i = 0; i < wide.numel(); i += step) mixed = mixed * 0x9E3779B97F4A7C15u + bits[i] + 1;
+// A hash of all bytes of the tensors, at the speed of memory. Every change of one number changes it, and others are
+// missed with a probability of 2^-64.
+int64_t checksum(at::TensorList tensors) {
+  Checksum sum;
+  for (const Tensor& tensor : tensors) {
+    const Tensor dense = tensor.contiguous();
+    sum.add((const char*)dense.data_ptr(), dense.nbytes());
   }
-  return (int64_t)mixed;
+  return sum.result();
 }
 
 // Calls f(weights, windows), made from the arguments of an operator.
@@ -193,7 +187,7 @@ std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::Tens
 }  // namespace swin
 
 TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
-  m.def("fingerprint(Tensor[] weights) -> int");
+  m.def("checksum(Tensor[] tensors) -> int");
   m.def("pack_linear(Tensor weight, ScalarType dtype, int unit, bool transposed=False) -> Tensor");
   m.def(
       "block(Tensor x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
@@ -213,7 +207,7 @@ TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
 }
 
 TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
-  m.impl("fingerprint", swin::fingerprint);
+  m.impl("checksum", swin::checksum);
   m.impl("pack_linear", swin::pack_linear);
   m.impl("block", swin::block);
   m.impl("block_", swin::block_);
