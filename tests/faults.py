@@ -37,6 +37,13 @@ KINDS = {
     'resumes': Kind('runs resumed', 'every tensor of the last checkpoint has the bits of the uninterrupted run'),
     'non_finite': Kind('losses and gradients that are not finite', 'the step is skipped, the weights stay finite'),
     'bad_data': Kind('data sets, pictures and labels with something wrong', 'named before it harms'),
+    'outputs': Kind(
+        'commands that would overwrite a file', 'refused in a sentence that names it; the file has its bytes'
+    ),
+    'bad_pictures': Kind('bad pictures and videos among good ones', 'named, the rest is done, the exit status is 1'),
+    'tampered': Kind(
+        'exported folders that were changed or damaged', 'one sentence; no runtime crashed, no pipe was read'
+    ),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 
