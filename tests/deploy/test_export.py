@@ -73,7 +73,7 @@ def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_pa
     assert len(normed & added) == 6  # two norms a block take the residual as it is: OpenVINO would copy another form
     needs('openvino')
     formats.write_openvino(tmp_path / 'out' / 'model.onnx', tmp_path / 'out' / 'model.xml', half=False)
-    manifest.update(format='openvino', file='model.xml')
+    manifest.update(export.manifest_of(one, tmp_path / 'out', 'openvino', 'fp32'))
     (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(manifest))
     of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
     for figures in (*manifest['verification'], *of_openvino):
