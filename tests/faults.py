@@ -40,6 +40,13 @@ KINDS = {
     'unseen_writes': Kind('weights changed in ways that may leave no trace', 'the next forward and backward see it'),
     'direct_calls': Kind('compiled operators called with wrong arguments', 'a result, or one sentence'),
     'not_finite': Kind('numbers that are not finite, or overflow, in a layer', 'what comes of them is not finite'),
+    'outputs': Kind(
+        'commands that would overwrite a file', 'refused in a sentence that names it; the file has its bytes'
+    ),
+    'bad_pictures': Kind('bad pictures and videos among good ones', 'named, the rest is done, the exit status is 1'),
+    'tampered': Kind(
+        'exported folders that were changed or damaged', 'one sentence; no runtime crashed, no pipe was read'
+    ),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 

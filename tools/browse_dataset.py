@@ -1,21 +1,30 @@
 """See what a training pipeline makes of a data set: pictures with their boxes, masks or labels, after augmentation.
 
-python tools/browse_dataset.py CONFIG [--output-dir D] [--not-show] [--show-interval S] [--phase train|val|test]
-    [--show-number N] [--skip-unreadable] [--cfg-options K=V ...]
+python tools/browse_dataset.py CONFIG [--output-dir D [--overwrite]] [--not-show] [--show-interval S]
+    [--phase train|val|test] [--show-number N] [--skip-unreadable] [--cfg-options K=V ...]
 """
 
 import argparse
 from pathlib import Path
 
 import numpy as np
-from command_line import BUILD_ERRORS, add_config_arguments, add_skip_unreadable, positive, run, stop_on_user_errors
+from command_line import (
+    BUILD_ERRORS,
+    add_config_arguments,
+    add_overwrite,
+    add_skip_unreadable,
+    positive,
+    run,
+    stop_on_user_errors,
+)
 from mmengine.registry import VISUALIZERS, init_default_scope
 from rich.progress import track
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.guard import build_dataset
-from swin_backbone.openmmlab.media import write_picture
+from swin_backbone.openmmlab.media import encode_picture
 from swin_backbone.openmmlab.places import make_folder, require_data
+from swin_backbone.outputs import Outputs
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
 
@@ -24,6 +33,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
+    add_overwrite(parser)
     parser.add_argument('--not-show', action='store_true', help='open no window')
     parser.add_argument('--show-interval', type=float, default=2, metavar='S', help='seconds a picture stays')
     parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
@@ -55,6 +65,7 @@ def main() -> None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             make_folder(args.output_dir, '--output-dir')
+            outputs = Outputs(args.output_dir, overwrite=args.overwrite)
         require_data(cfg, (args.phase,))
         dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
     visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
@@ -77,7 +88,7 @@ def main() -> None:
         if args.output_dir:
             path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
             with stop_on_user_errors((OSError,), args.traceback):
-                write_picture(path, visualizer.get_image()[..., ::-1])
+                outputs.write(path, encode_picture('.jpg', visualizer.get_image()[..., ::-1]))
     if args.output_dir:
         print(f'{number} pictures in {args.output_dir}')
 

@@ -2,7 +2,7 @@
 
 python tools/gpu_report.py [--device cuda] [--arch tiny] [--size 800x1344] [--batch 2] [--dtype bfloat16]
     [--peers mmdet] [--v2-window 16] [--only kernels|backbones] [--compile] [--tune] [--tools] [--detector CONFIG]
-    [--runs N] [--json F]
+    [--runs N] [--json F [--overwrite]]
 python tools/gpu_report.py --count [--arch ...] [--size ...] [--batch ...] [--dtype ...] [--peers ...] [--json F]
 ncu python tools/gpu_report.py --launch [--size ...] [--batch ...] [--dtype ...] [--windows N ...]
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from command_line import positive, run, size
+from command_line import add_overwrite, positive, run, size, stop_on_user_errors
 
 if '--count' in sys.argv or not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads it when a kernel is defined
@@ -31,7 +31,7 @@ from swin_backbone.analysis.peers import PEERS, PEERS_V2, build_peer
 from swin_backbone.analysis.traffic import count_traffic
 from swin_backbone.ops import backend
 from swin_backbone.ops.fused import FUSIONS
-from swin_backbone.whole_files import write_whole
+from swin_backbone.outputs import claim
 
 OURS, OURS_V2 = 'swin_backbone', 'swin_backbone V2'
 # What compute-sanitizer runs: it is slow. Windows of one tile and of several, shifted, at the edge and padded.
@@ -66,6 +66,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--runs', type=positive, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
+    add_overwrite(parser)
     args = parser.parse_args()
     if args.count:
         args.device = 'cpu'
@@ -234,6 +235,8 @@ def main() -> int:
     args = parse_args()
     warnings.simplefilter('once')
     rows, failed = [], False
+    with stop_on_user_errors():
+        outputs = claim(args.json, overwrite=args.overwrite) if args.json else None
     for name, part in parts(args):
         try:
             found = list(part)
@@ -246,8 +249,9 @@ def main() -> int:
             failed = failed or row.values.get('good') is False
             print(gpu.markdown([row]).splitlines()[-1], flush=True)
         rows += found
-    if args.json:
-        write_whole(args.json, json.dumps([row._asdict() for row in rows], indent=1, default=str).encode())
+    if outputs:
+        with stop_on_user_errors((OSError,)):
+            outputs.write(args.json, json.dumps([row._asdict() for row in rows], indent=1, default=str).encode())
     print(f'\nFor an issue:\n\n{gpu.markdown(rows)}')
     return int(failed)
 
