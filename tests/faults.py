@@ -36,6 +36,7 @@ KINDS = {
     'full_disks': Kind('disks that are full, folders that are read-only', 'one sentence; what was whole stays whole'),
     'resumes': Kind('runs resumed', 'every tensor of the last checkpoint has the bits of the uninterrupted run'),
     'non_finite': Kind('losses and gradients that are not finite', 'the step is skipped, the weights stay finite'),
+    'annotations': Kind('annotations that pycocotools or mmdet cannot take, each way in', 'named before it is read'),
     'bad_data': Kind('data sets, pictures and labels with something wrong', 'named before it harms'),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }

@@ -1,6 +1,7 @@
 """What the tools have in common."""
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -21,6 +22,8 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     ends, and a full disk is no error to it any more by then.
     """
     logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be UTF-8
+        sys.stdout.reconfigure(errors='backslashreplace')
     status: Union[int, str, None] = None
     try:
         try:

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..whole_files import PARTIAL, write_whole
+from .places import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
@@ -133,6 +134,7 @@ def require_whole(path: Path) -> None:
     Raises:
         OSError: if it is not there, empty or truncated, naming it.
     """
+    require_file(path)
     with open(path, 'rb') as file:
         head = file.read(8)
         if not head:
@@ -154,6 +156,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     Raises:
         OSError: if it is not there or no picture, naming it.
     """
+    require_file(path)
     try:
         with Image.open(path) as image:
             width, height = image.size
