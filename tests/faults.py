@@ -36,6 +36,7 @@ KINDS = {
     'full_disks': Kind('disks that are full, folders that are read-only', 'one sentence; what was whole stays whole'),
     'resumes': Kind('runs resumed', 'every tensor of the last checkpoint has the bits of the uninterrupted run'),
     'non_finite': Kind('losses and gradients that are not finite', 'the step is skipped, the weights stay finite'),
+    'annotations': Kind('annotations that pycocotools or mmdet cannot take, each way in', 'named before it is read'),
     'bad_data': Kind('data sets, pictures and labels with something wrong', 'named before it harms'),
     'unseen_writes': Kind('weights changed in ways that may leave no trace', 'the next forward and backward see it'),
     'direct_calls': Kind('compiled operators called with wrong arguments', 'a result, or one sentence'),

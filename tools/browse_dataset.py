@@ -2,10 +2,14 @@
 
 python tools/browse_dataset.py CONFIG [--output-dir D [--overwrite]] [--not-show] [--show-interval S]
     [--phase train|val|test] [--show-number N] [--skip-unreadable] [--cfg-options K=V ...]
+
+A picture that cannot be read or drawn is named, and the others are drawn. Exit status: 0 if all were, 1 if not.
 """
 
 import argparse
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from command_line import (
@@ -21,6 +25,7 @@ from mmengine.registry import VISUALIZERS, init_default_scope
 from rich.progress import track
 
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.guard import build_dataset
 from swin_backbone.openmmlab.media import encode_picture
 from swin_backbone.openmmlab.places import make_folder, require_data
@@ -52,7 +57,19 @@ def picture_of(item: dict) -> np.ndarray:
     return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
 
 
-def main() -> None:
+def draw(visualizer: Any, item: dict, name: str, show: bool, seconds: float) -> np.ndarray:
+    """An item of a data set with what is annotated on it, (H, W, 3) BGR."""
+    sample = item['data_samples']
+    instances = sample.get('gt_instances', {})
+    if hasattr(instances.get('bboxes'), 'tensor'):  # mmdet's box structure, which its visualizer does not take
+        instances.bboxes = instances.bboxes.tensor
+    visualizer.add_datasample(
+        name, picture_of(item), sample, draw_gt=True, draw_pred=False, show=show, wait_time=seconds
+    )
+    return visualizer.get_image()[..., ::-1]
+
+
+def main() -> int:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
@@ -60,8 +77,7 @@ def main() -> None:
             known = ' or '.join(VISUALIZERS_OF)
             raise ValueError(f'the config must be one of {known}, got default_scope={cfg.get("default_scope")!r}')
         init_default_scope(cfg.default_scope)
-        loader = cfg.get(f'{args.phase}_dataloader')
-        if loader is None:
+        if cfg.get(f'{args.phase}_dataloader') is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             make_folder(args.output_dir, '--output-dir')
@@ -71,26 +87,28 @@ def main() -> None:
     visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo
     number = min(len(dataset), args.show_number or len(dataset))
+    failed = 0
     for index in track(range(number), description=f'{args.phase} data'):
-        with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+        source = Path(f'{index:06d}')
+        try:
             item = dataset[index]
-        if item is None:  # what a filter in the pipeline leaves out
+            if item is None:  # what a filter in the pipeline leaves out
+                continue
+            source = Path(item['data_samples'].get('img_path') or source)
+            drawn = draw(visualizer, item, source.name, not args.not_show, args.show_interval)
+        except Exception as error:
+            if args.traceback:
+                raise
+            where = '' if isinstance(error, runtime.RUN_ERRORS) else f'{source} cannot be drawn: '
+            print(f'{sys.argv[0]}: {where}{sentence_of(error)}', file=sys.stderr)
+            failed += 1
             continue
-        sample = item['data_samples']
-        instances = sample.get('gt_instances', {})
-        if hasattr(instances.get('bboxes'), 'tensor'):  # mmdet's box structure, which its visualizer does not take
-            instances.bboxes = instances.bboxes.tensor
-        source = Path(sample.get('img_path') or f'{index:06d}')
-        visualizer.add_datasample(
-            source.name, picture_of(item), sample, draw_gt=True, draw_pred=False,
-            show=not args.not_show, wait_time=args.show_interval,
-        )  # fmt: skip
         if args.output_dir:
-            path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
             with stop_on_user_errors((OSError,), args.traceback):
-                outputs.write(path, encode_picture('.jpg', visualizer.get_image()[..., ::-1]))
+                outputs.write(args.output_dir / f'{index:06d}_{source.stem}.jpg', encode_picture('.jpg', drawn))
     if args.output_dir:
-        print(f'{number} pictures in {args.output_dir}')
+        print(f'{number - failed} pictures in {args.output_dir}' + (f', {failed} not drawn' if failed else ''))
+    return 1 if failed else 0
 
 
 if __name__ == '__main__':

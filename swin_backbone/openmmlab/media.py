@@ -1,7 +1,6 @@
 """Pictures and videos: finding them, reading them frame by frame, and writing them."""
 
 import os
-import stat
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ..outputs import Outputs
+from .places import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
@@ -103,16 +103,6 @@ def _known_to_opencv(path: Path) -> Iterator[Path]:
         yield path
 
 
-def require_file(path: Path) -> None:
-    """See that reading a path ends: of a pipe or a device it may not.
-
-    Raises:
-        OSError: if it is not there, or no regular file, naming it.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f'{path} is no regular file')
-
-
 def count_frames(medium: Medium) -> int:
     """How many frames a video says that it has; 1 for a picture."""
     if not medium.is_video:
@@ -186,6 +176,7 @@ def require_whole(path: Path) -> None:
     Raises:
         OSError: if it is not there, empty or truncated, naming it.
     """
+    require_file(path)
     with open(path, 'rb') as file:
         head = file.read(8)
         if not head:
@@ -207,6 +198,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     Raises:
         OSError: if it is not there or no picture, naming it.
     """
+    require_file(path)
     try:
         with Image.open(path) as image:
             width, height = image.size

@@ -1,5 +1,6 @@
 """The Runner of tools/train.py and tools/test.py: mmengine's, that loses nothing and resumes exactly."""
 
+import io
 import logging
 from typing import Any, NoReturn, Optional, Union
 
@@ -40,6 +41,8 @@ class SafeRunner(BriefRunner):
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler):
+                if isinstance(handler.stream, io.TextIOWrapper):
+                    handler.stream.reconfigure(errors='backslashreplace')  # a file's name need not be UTF-8
                 handler.handleError = _raise  # type: ignore[method-assign]  # else logging prints a traceback for each line on a full disk
         return logger
 
