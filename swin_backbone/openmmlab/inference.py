@@ -18,10 +18,11 @@ from mmengine.structures import BaseDataElement
 from PIL import Image
 
 from ..outputs import Outputs
+from .checkpoint_fields import dataset_meta_of
 from .loading import load_from_file_or_address, read_checkpoints_safely
 from .media import Frame, Medium, VideoWriter, encode_picture
 from .own_data import set_num_classes
-from .whole import dataset_meta_of, fit_to_model
+from .whole import ALLOW_MISSING, check_classes, fit_to_model
 
 # COCO's 80 classes have the ids 1 to 90 without these.
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
@@ -59,7 +60,7 @@ class Predictor:
         read_checkpoints_safely(unsafe_load)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
-            self.meta = _dataset_meta(loaded, cfg)
+            self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg, len(self.meta['classes']))
             if 'data_preprocessor' in cfg:  # of mmpretrain, as its runner does
@@ -75,7 +76,8 @@ class Predictor:
         self.visualizer.dataset_meta = self.meta
 
     def _load(self, loaded: dict, checkpoint: str, allow_missing: bool) -> None:
-        weights = fit_to_model(self.model, loaded, checkpoint, not allow_missing, {})
+        weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING, {})
+        check_classes(self.model, self.meta, checkpoint)
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
     def prepare(self, frame: Frame) -> dict:
@@ -251,9 +253,9 @@ def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:
     return [*loader, *(step for step in kept if not step['type'].startswith('LoadImage'))]
 
 
-def _dataset_meta(loaded: dict, cfg: Config) -> dict:
+def _dataset_meta(loaded: dict, checkpoint: str, cfg: Config) -> dict:
     """Classes and colours: of the checkpoint, else of the config's data set."""
-    meta = dataset_meta_of(loaded)
+    meta = dataset_meta_of(loaded, checkpoint)
     if 'classes' not in meta:
         dataset = cfg.test_dataloader.dataset
         with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from collections.abc import Sequence
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.hooks import CheckpointHook, Hook
@@ -28,6 +29,8 @@ class SafeRunner(BriefRunner):
     It takes the arguments of mmengine's.
     """
 
+    resumed_from: Optional[str] = None  # the checkpoint
+
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict]]] = None) -> None:
         # mmengine takes None for those of its own
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
@@ -36,6 +39,11 @@ class SafeRunner(BriefRunner):
         if isinstance(checkpoint, dict) and checkpoint['type'] in ('CheckpointHook', CheckpointHook):
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
+
+    def register_custom_hooks(self, hooks: Sequence[Union[Hook, dict]]) -> None:
+        if not isinstance(hooks, (list, tuple)) or not all(isinstance(hook, (Hook, dict)) for hook in hooks):
+            raise ValueError(f'custom_hooks takes a list of dicts, got {hooks!r:.80}')
+        super().register_custom_hooks(hooks)
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
@@ -75,6 +83,12 @@ class SafeRunner(BriefRunner):
         return checkpoint
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Go on from a checkpoint, as mmengine does: see `fit_to_run`.
+
+        Raises:
+            CheckpointError: if what it holds does not fit this run; nothing of it is taken then.
+        """
+        self._resume, self.resumed_from = True, filename
         super().resume(filename, *args, **kwargs)
         hook = find_checkpoint_hook(self)
         if hook is not None:
