@@ -97,8 +97,11 @@ def test_a_resized_table_keeps_what_is_smooth(weights):
     backbone = nano(window_size=(12, 7))
     load_checkpoint(backbone, weights)
     table_YX = backbone.state_dict()[TABLE].view(23, 13, 4)[..., 0]
-    y, x = torch.meshgrid(torch.linspace(-1, 1, 23), torch.linspace(-1, 1, 13), indexing='ij')
-    assert (table_YX + y.square() + x.square()).abs().max() < 0.1
+    # Where `F.interpolate` takes the 23 rows from: the tables' outer edges fall together, not their outer rows.
+    y = ((torch.arange(23) + 0.5) * 13 / 23 - 0.5) / 6 - 1
+    error_YX = (table_YX + y[:, None].square() + torch.linspace(-1, 1, 13).square()).abs()
+    assert error_YX[2:-2].max() < 0.02
+    assert error_YX.max() < 0.05  # beyond the edge the table is continued by its last row
 
 
 def test_an_index_table_tells_a_rectangle_from_a_square(weights):
