@@ -6,6 +6,7 @@ Layout: H W height and width of a map padded to whole windows, L windows, N plac
 windows.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from ..ops.grid import Size, WindowGrid
 from ..ops.windows import fit_window
 
 PADDING = -1
+MOST_TOKENS = 1 << 18  # an image of 2048x2048 pixels in stage 1
+MOST_PLACES = 1 << 12  # of a window, whose mask has the square of that
 
 
 class Kind(NamedTuple):
@@ -74,11 +77,17 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     """Cut a map of (height, width) tokens as a block of the backbone does; a shift is half a window.
 
     Raises:
-        ValueError: if a side of the map or of the window is not positive.
+        ValueError: if a side of the map or of the window is not positive, or they are too large to be drawn.
     """
     for name, sides in (('size', size), ('window_size', window_size)):
         if min(sides) < 1:
             raise ValueError(f'{name} takes two positive sides, got {tuple(sides)}')
+    padded_tokens = math.prod(-(-length // side) * side for length, side in zip(size, window_size))
+    if padded_tokens > MOST_TOKENS or math.prod(window_size) > MOST_PLACES:
+        raise ValueError(
+            f'a map of {MOST_TOKENS} tokens at most is drawn, in windows of {MOST_PLACES}, got {padded_tokens} tokens '
+            f'({size[0]}x{size[1]}, padded to whole windows) in windows of {window_size[0]}x{window_size[1]}'
+        )
     half = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     window_size, shift = fit_window(*size, window_size, half, small_map)
     grid = WindowGrid(1, *size, window_size, shift, mask_padding, torch.device('cpu'))

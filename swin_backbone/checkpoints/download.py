@@ -201,7 +201,8 @@ def _open(url: str, received: int, validator: Optional[str]) -> HTTPResponse:
     if received and validator:
         headers.update({'Range': f'bytes={received}-', 'If-Range': validator})
     try:
-        return _OPENER.open(Request(url, headers=headers), timeout=_timeout)
+        response: HTTPResponse = _OPENER.open(Request(url, headers=headers), timeout=_timeout)
+        return response
     except HTTPError as error:
         error.close()
         said = f'the server answers {error.code} {error.reason}'.split('\n')[0]

@@ -51,6 +51,7 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
         CheckpointError: if there is no such file, it is no checkpoint or is truncated, it takes too much memory, or
             it wants to execute something.
     """
+
     def read(path: Path) -> Any:
         with path.open('rb') as file:
             if is_safetensors(file.read(START_BYTES)):

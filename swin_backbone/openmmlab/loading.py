@@ -28,10 +28,11 @@ def read_checkpoints_safely(unless: bool = False) -> None:
     """Have everything in this process that goes through mmengine read checkpoints as `load_checkpoint` does.
 
     That is the Runner's `resume` and `load_from`, and `init_cfg=dict(type='Pretrained')` of any module. mmengine's own
-    loaders of files and addresses are replaced, by its registry of them; other schemes that lead to an http address too. The OneDL release of mmengine falls back to
-    unsafe loading when safe loading fails; its loaders of other schemes ('open-mmlab://', 's3://', ...) stay, and for
-    as long as one runs `torch.load` reads as `read_checkpoint` does; where they cannot be told apart, it loads nothing
-    but weights for good. All of them leave out configs: see `without_code`.
+    loaders of files and addresses are replaced, by its registry of them. The OneDL release of mmengine falls back to
+    unsafe loading when safe loading fails; its loaders of other schemes ('open-mmlab://', 's3://', ...) stay, but
+    download by ours where they lead to an http address, and for as long as one runs `torch.load` reads as
+    `read_checkpoint` does; where they cannot be told apart, it loads nothing but weights for good. All of them leave
+    out configs: see `without_code`.
 
     Args:
         unless: load unsafely: the tools' --unsafe-load.

@@ -4,6 +4,7 @@ Whatever a server does, a download ends in the checkpoint or in one sentence, no
 attempt, at a server that behaves, succeeds.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -60,7 +61,7 @@ FLIPPED[ZIP.index(torch.arange(1000.0).numpy().tobytes()) + 100] ^= 1
 
 
 class Answer(socketserver.BaseRequestHandler):
-    """Reads the head of a request, or the start of a handshake in TLS, and lets the server's `answer` do what it wants with the connection."""
+    """Reads the head of a request, or the start of a handshake in TLS, and leaves the connection to `answer`."""
 
     def handle(self):
         head = b''
@@ -68,10 +69,8 @@ class Answer(socketserver.BaseRequestHandler):
             head += more
         if head:
             self.server.requests.append(head.decode('latin-1'))
-            try:
+            with contextlib.suppress(OSError):  # the client has gone
                 self.server.answer(self.request)
-            except OSError:  # the client has gone
-                pass
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -334,9 +333,10 @@ def test_an_interrupted_download_leaves_nothing(record_fault, server, tmp_path, 
         raise KeyboardInterrupt
 
     for name in ('check_start', '_hash_is_right'):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(download, name, interrupt)
-            read_checkpoint(f'{server.url}/swin.pth')
+            with pytest.raises(KeyboardInterrupt):
+                read_checkpoint(f'{server.url}/swin.pth')
         assert kept(tmp_path) == []
         record_fault('servers')
     read_checkpoint(f'{server.url}/swin.pth')
@@ -395,7 +395,9 @@ def through_mmengine(prefix):
     return load
 
 
-WAYS.update({prefix or 'http://': through_mmengine(prefix) for prefix in ('', 'open-mmlab://', 'mmcls://', 'torchvision://')})
+WAYS.update(
+    {prefix or 'http://': through_mmengine(prefix) for prefix in ('', 'open-mmlab://', 'mmcls://', 'torchvision://')}
+)
 
 
 @pytest.mark.parametrize('way', WAYS)
