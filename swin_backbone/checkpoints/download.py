@@ -244,8 +244,9 @@ class _Prompt(HTTPConnection):
 
         def stop() -> None:
             late.set()
-            # Not the method of a TLS socket, which takes its reader's state away
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+            with suppress(OSError, TypeError):  # closed meanwhile
+                # Not the method of a TLS socket, which takes its reader's state away
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
         timer = threading.Timer(_timeout, stop)
         timer.daemon = True
