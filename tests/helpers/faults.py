@@ -57,9 +57,6 @@ KINDS = {
     'servers': Kind(
         'answers of servers, and what an address may be', 'the checkpoint or one sentence; nothing else is kept'
     ),
-    'servers': Kind(
-        'answers of servers, and what an address may be', 'the checkpoint or one sentence; nothing else is kept'
-    ),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 
