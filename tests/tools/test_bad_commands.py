@@ -160,7 +160,7 @@ def test_a_config_in_yaml_keeps_its_tuples(tmp_path):
 
 def test_a_config_without_data_is_not_checked(record_fault, tmp_path):
     (tmp_path / 'a.py').write_text('model = dict()')
-    assert 'no data to check' in sentence(run('tools/check_data.py', tmp_path / 'a.py'))
+    assert 'the config has no data' in sentence(run('tools/check_data.py', tmp_path / 'a.py'))
     record_fault('bad_commands')
 
 
