@@ -1,0 +1,115 @@
+"""Weighted sums of a map's rows, which is what every operator that samples a map computes, and its transpose.
+
+A bag is one output: some entries, each an index of a row and its weight. `embedding_bag` of torch sums bags of any
+sizes, vectorised and on all threads.
+
+Letters: M rows of the map, C channels, P bags, E entries, S samples.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# What one call may have of entries, so that their indices and weights stay below 64 MiB.
+MAX_ENTRIES = 2**22
+
+
+class Bags(NamedTuple):
+    """The entries of P bags, one bag after the other.
+
+    Attributes:
+        rows_E: which row of the map.
+        weights_E: its weight, float32 or float64.
+        starts_P: where each bag begins.
+    """
+
+    rows_E: Tensor
+    weights_E: Tensor
+    starts_P: Tensor
+
+
+class Corners(NamedTuple):
+    """The two neighbours of each sample along one axis, and their weights."""
+
+    low: Tensor
+    high: Tensor
+    weight_low: Tensor
+    weight_high: Tensor
+
+
+def sum_bags(map_MC: Tensor, bags: Bags) -> Tensor:
+    """The sum of each bag, (P, C): what `bags` as a sparse (P, M) matrix times the map is."""
+    return F.embedding_bag(bags.rows_E, map_MC, bags.starts_P, mode='sum', per_sample_weights=bags.weights_E)
+
+
+def spread_bags(grad_PC: Tensor, bags: Bags, num_rows: int) -> Tensor:
+    """The transpose, (M, C): each row gets from each bag what it gave. A bag of its own for each row, so no two threads
+    meet and the sum has one order."""
+    num_bags, num_entries = len(bags.starts_P), len(bags.rows_E)
+    ends_P = torch.cat([bags.starts_P[1:], bags.starts_P.new_full((min(num_bags, 1),), num_entries)])
+    bag_E = number_entries(ends_P - bags.starts_P, num_entries)[0]
+    order_E = bags.rows_E.argsort(stable=True)
+    count_M = torch.bincount(bags.rows_E, minlength=num_rows)
+    starts_M = (count_M.cumsum(0) - count_M).to(bags.rows_E.dtype)
+    return sum_bags(grad_PC, Bags(bag_E[order_E].to(starts_M), bags.weights_E[order_E], starts_M))
+
+
+def number_entries(count_P: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """For each entry its bag, and its number in that bag. `total` is the sum of the counts."""
+    ids_P = torch.arange(len(count_P), device=count_P.device, dtype=count_P.dtype)
+    bag_E = torch.repeat_interleave(ids_P, count_P, output_size=total)
+    starts_P = (count_P.cumsum(0) - count_P).to(count_P)
+    return bag_E, torch.arange(total, device=count_P.device, dtype=count_P.dtype) - starts_P[bag_E]
+
+
+def clamped_corners(at_S: Tensor, size: int) -> Corners:
+    """Neighbours as RoIAlign takes them: a sample up to one pixel outside is moved to the border, one further off has
+    weight 0."""
+    inside_S = (at_S >= -1) & (at_S <= size)
+    at_S = torch.where(inside_S, at_S, 0).clamp(0, size - 1)
+    low_S = at_S.long().clamp(max=size - 1)
+    share_S = at_S - low_S
+    return Corners(low_S, (low_S + 1).clamp(max=size - 1), (1 - share_S) * inside_S, share_S * inside_S)
+
+
+def zero_padded_corners(at_S: Tensor, size: int) -> Corners:
+    """Neighbours on a map with zeros around it, as deformable convolutions take them; differentiable in `at_S`."""
+    inside_S = (at_S > -1) & (at_S < size)
+    at_S = torch.where(inside_S, at_S, 0)
+    floor_S = at_S.detach().floor()
+    share_S = at_S - floor_S
+    low_S = floor_S.long()
+    high_S = low_S + 1
+    return Corners(
+        low_S.clamp(min=0),
+        high_S.clamp(max=size - 1),
+        (1 - share_S) * (inside_S & (low_S >= 0)),
+        share_S * (inside_S & (high_S < size)),
+    )
+
+
+def cross(y: Corners, x: Corners, width: int) -> tuple[Tensor, Tensor]:
+    """The four corners of each sample: index in a map of this width, and weight, each (..., 4)."""
+    rows = torch.stack([y.low, y.low, y.high, y.high], -1) * width
+    rows = rows + torch.stack([x.low, x.high, x.low, x.high], -1)
+    weights_y = torch.stack([y.weight_low, y.weight_low, y.weight_high, y.weight_high], -1)
+    return rows, weights_y * torch.stack([x.weight_low, x.weight_high, x.weight_low, x.weight_high], -1)
+
+
+def even_bags(rows: Tensor, weights: Tensor) -> Bags:
+    """Bags that all have as many entries as the last axis is long."""
+    size = rows.shape[-1]
+    starts_P = torch.arange(0, rows.numel(), size, device=rows.device)
+    return Bags(rows.reshape(-1), weights.reshape(-1), starts_P)
+
+
+def as_rows(x_BCHW: Tensor) -> Tensor:
+    """A map as rows, (B*H*W, C), in the dtype that sums are taken in; no copy for float32 in channels_last memory."""
+    return wide(x_BCHW).permute(0, 2, 3, 1).reshape(-1, x_BCHW.shape[1])
+
+
+def wide(x: Tensor) -> Tensor:
+    """Half precision as float32, which sums and coordinates need; float32 and float64 as they are."""
+    return x if x.dtype == torch.float64 else x.float()

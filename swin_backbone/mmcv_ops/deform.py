@@ -1,0 +1,291 @@
+"""Deformable convolutions, versions 1 and 2, and multi-scale deformable attention, each one weighted sum of a map's rows.
+
+Backward is autograd's of the same function, image by image.
+
+Letters: K positions of the kernel, D groups of offsets, the others as in bags.py.
+"""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from . import providers
+from .bags import cross, even_bags, sum_bags, wide, zero_padded_corners
+
+Pair = tuple[int, int]
+
+
+def _convolve(
+    x: Tensor,
+    offset: Tensor,
+    mask: Optional[Tensor],
+    weight: Tensor,
+    bias: Optional[Tensor],
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    offset_groups: int,
+) -> Tensor:
+    """The convolution of (B, C, H, W), differentiable in every tensor.
+
+    Args:
+        offset: (B, 2 * D * K, H', W'), of each position first y, then x.
+        mask: (B, D * K, H', W'), what each sample is multiplied with, or None.
+    """
+    kernel = providers.find('deform_conv2d', x)
+    if kernel is not None:
+        some_mask = mask if mask is not None else x.new_zeros(0)
+        some_bias = bias if bias is not None else x.new_zeros(weight.shape[0])
+        settings = (*stride, *padding, *dilation, groups, offset_groups, mask is not None)
+        return kernel(x, weight, offset, some_mask, some_bias, *settings)
+    batch, channels, height, width = x.shape
+    kernel_height, kernel_width = weight.shape[2:]
+    out_height, out_width = offset.shape[2:]
+    size_K = kernel_height * kernel_width
+
+    def base(out: int, kernel: int, axis: int) -> Tensor:
+        """Where a kernel without offsets samples, (kernel, out)."""
+        starts = torch.arange(out, device=x.device) * stride[axis] - padding[axis]
+        return starts + torch.arange(kernel, device=x.device)[:, None] * dilation[axis]
+
+    shift = wide(offset).view(batch, offset_groups, kernel_height, kernel_width, 2, out_height, out_width)
+    y = shift[:, :, :, :, 0] + base(out_height, kernel_height, 0)[:, None, :, None]
+    x_at = shift[:, :, :, :, 1] + base(out_width, kernel_width, 1)[None, :, None, :]
+    # Bags in the order (B, H', W', K, D), so that their sums are the columns of a matrix product, channels last.
+    y, x_at = (at.flatten(2, 3).permute(0, 3, 4, 2, 1) for at in (y, x_at))
+    rows, weights = cross(zero_padded_corners(y, height), zero_padded_corners(x_at, width), width)
+    if mask is not None:
+        mask = wide(mask).view(batch, offset_groups, size_K, out_height, out_width)
+        weights = weights * mask.permute(0, 3, 4, 2, 1)[..., None]
+    image = torch.arange(batch, device=x.device).view(-1, 1, 1, 1, 1, 1) * (height * width)
+    group = torch.arange(offset_groups, device=x.device)[:, None]
+    rows = (rows + image) * offset_groups + group
+    map_MC = wide(x).permute(0, 2, 3, 1).reshape(-1, channels // offset_groups)
+    columns = sum_bags(map_MC, even_bags(rows, weights.to(map_MC)))
+
+    columns = columns.view(-1, size_K, groups, channels // groups)
+    kernels = wide(weight).view(groups, -1, channels // groups, size_K)
+    out = torch.einsum('pkgc,gock->pgo', columns, kernels).flatten(1)
+    if bias is not None:
+        out = out + wide(bias)
+    return out.view(batch, out_height, out_width, -1).permute(0, 3, 1, 2).to(x.dtype)
+
+
+def deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    im2col_step: int,
+) -> None:
+    """A deformable convolution (DCN v1) into `output`. `columns`, `ones` and `im2col_step` are mmcv's scratch, unused."""
+    settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    for image in _images(input):
+        output[image] = _convolve(input[image], offset[image], None, weight, None, *settings)
+
+
+def deform_conv_backward_input(
+    input: Tensor,
+    offset: Tensor,
+    gradOutput: Tensor,
+    gradInput: Tensor,
+    gradOffset: Tensor,
+    weight: Tensor,
+    columns: Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    im2col_step: int,
+) -> None:
+    """Its gradients in the map, added to `gradInput`, and in the offsets, into `gradOffset`."""
+    settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    for image in _images(input):
+        with torch.enable_grad():
+            wanted = input[image].detach().requires_grad_(), offset[image].detach().requires_grad_()
+            out = _convolve(*wanted, None, weight.detach(), None, *settings)
+        grad_input, grad_offset = torch.autograd.grad(out, wanted, gradOutput[image])
+        gradInput[image] += grad_input
+        gradOffset[image] = grad_offset
+
+
+def deform_conv_backward_parameters(
+    input: Tensor,
+    offset: Tensor,
+    gradOutput: Tensor,
+    gradWeight: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    scale: float,
+    im2col_step: int,
+) -> None:
+    """Its gradient in the weight, times `scale`, added to `gradWeight`."""
+    settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    for image in _images(input):
+        with torch.enable_grad():
+            weight = torch.zeros_like(gradWeight).requires_grad_()
+            out = _convolve(input[image].detach(), offset[image].detach(), None, weight, None, *settings)
+        gradWeight += scale * torch.autograd.grad(out, weight, gradOutput[image])[0]
+
+
+def modulated_deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    group: int,
+    deformable_group: int,
+    with_bias: bool,
+) -> None:
+    """A deformable convolution whose samples have weights (DCN v2) into `output`."""
+    settings = ((stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group)
+    for image in _images(input):
+        some_bias = bias if with_bias else None
+        output[image] = _convolve(input[image], offset[image], mask[image], weight, some_bias, *settings)
+
+
+def modulated_deform_conv_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    columns: Tensor,
+    grad_input: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor,
+    grad_offset: Tensor,
+    grad_mask: Tensor,
+    grad_output: Tensor,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    group: int,
+    deformable_group: int,
+    with_bias: bool,
+) -> None:
+    """Its gradients: those of input, weight and bias are added to what is there, those of offset and mask written."""
+    settings = ((stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group)
+    for image in _images(input):
+        with torch.enable_grad():
+            of = [input[image], offset[image], mask[image], weight]
+            of = [x.detach().requires_grad_() for x in of]
+            out = _convolve(*of, None, *settings)
+        found = torch.autograd.grad(out, of, grad_output[image])
+        grad_input[image] += found[0]
+        grad_offset[image] = found[1]
+        grad_mask[image] = found[2]
+        grad_weight += found[3]
+    if with_bias:
+        grad_bias += grad_output.sum((0, 2, 3))
+
+
+def _images(x: Tensor) -> list[slice]:
+    """One by one: the columns of one image are 9 times its map."""
+    return [slice(index, index + 1) for index in range(len(x))]
+
+
+def ms_deform_attn_forward(
+    value: Tensor,
+    value_spatial_shapes: Tensor,
+    value_level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    im2col_step: int,
+) -> Tensor:
+    """Multi-scale deformable attention (Deformable DETR).
+
+    Args:
+        value: (B, positions of all levels, heads, channels of a head).
+        value_spatial_shapes: (levels, 2), heights and widths.
+        value_level_start_index: (levels,), where each level begins.
+        sampling_locations: (B, queries, heads, levels, points, 2), x and y as a share of the level's size.
+        attention_weights: (B, queries, heads, levels, points).
+
+    Returns:
+        (B, queries, heads * channels of a head).
+    """
+    batch, positions, heads, channels = value.shape
+    queries = sampling_locations.shape[1]
+    rows, weights = [], []
+    for level, (height, width) in enumerate(value_spatial_shapes.tolist()):
+        x, y = (wide(sampling_locations[:, :, :, level]) * value_spatial_shapes[level].flip(0) - 0.5).unbind(-1)
+        rows_4, weights_4 = cross(zero_padded_corners(y, height), zero_padded_corners(x, width), width)
+        rows.append(rows_4 + value_level_start_index[level])
+        weights.append(weights_4 * wide(attention_weights[:, :, :, level])[..., None])
+    image = torch.arange(batch, device=value.device).view(-1, 1, 1, 1) * positions
+    head = torch.arange(heads, device=value.device)[:, None]
+    rows = (torch.stack(rows, 3).flatten(3) + image) * heads + head
+    map_MC = wide(value).reshape(-1, channels)
+    out = sum_bags(map_MC, even_bags(rows, torch.stack(weights, 3).flatten(3).to(map_MC)))
+    return out.view(batch, queries, heads * channels).to(value.dtype)
+
+
+def ms_deform_attn_backward(
+    value: Tensor,
+    value_spatial_shapes: Tensor,
+    value_level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    grad_output: Tensor,
+    grad_value: Tensor,
+    grad_sampling_loc: Tensor,
+    grad_attn_weight: Tensor,
+    im2col_step: int,
+) -> None:
+    """Its gradients, added to the three that are given."""
+    with torch.enable_grad():
+        of = [x.detach().requires_grad_() for x in (value, sampling_locations, attention_weights)]
+        out = ms_deform_attn_forward(
+            of[0], value_spatial_shapes, value_level_start_index, of[1], of[2], im2col_step
+        )
+    for grad, found in zip((grad_value, grad_sampling_loc, grad_attn_weight), torch.autograd.grad(out, of, grad_output)):
+        grad += found

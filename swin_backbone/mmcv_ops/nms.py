@@ -1,0 +1,209 @@
+"""Suppression of overlapping boxes, and their overlaps. The greedy order, the ties and the limits are mmcv's.
+
+Letters: N boxes, sorted by falling score.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from . import providers, rotated
+from .bags import wide
+
+# Boxes that are compared with each other at once: what they overlap among the others is asked only of those kept.
+BLOCK = 256
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Which of (N, 4) boxes are kept, best first: one goes that a better kept one overlaps by more than the threshold.
+
+    Args:
+        offset: 1 where the last pixel belongs to a box (its width is x2 - x1 + 1), else 0.
+    """
+    if not len(boxes):
+        return torch.empty(0, dtype=torch.long, device=boxes.device)
+    kernel = providers.find('nms', boxes) if offset == 0 else None
+    if kernel is not None:
+        return kernel(boxes, scores, iou_threshold)
+    order = scores.sort(0, descending=True)[1]
+
+    def overlaps(better: Tensor, worse: Tensor) -> Tensor:
+        return pairwise_iou(better, worse, offset) > iou_threshold
+
+    return order[_greedy(wide(boxes)[order], overlaps)]
+
+
+def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Indices of those kept, of boxes that are sorted."""
+    kept = []
+    rest = torch.arange(len(boxes_N), device=boxes_N.device)
+    while len(rest):
+        head, rest = rest[:BLOCK], rest[BLOCK:]
+        head = head[_kept_of_block(overlaps(boxes_N[head], boxes_N[head]))]
+        kept.append(head)
+        if len(rest):
+            rest = rest[~overlaps(boxes_N[head], boxes_N[rest]).any(0)]
+    return torch.cat(kept)
+
+
+def _kept_of_block(overlap_NN: Tensor) -> Tensor:
+    """Who stays is one that no better one who stays overlaps. Asking this of all at once, again and again from 'all stay',
+    settles the best one first and each one after those before it, so it ends at the greedy answer."""
+    suppresses_NN = overlap_NN.triu(1).to(torch.float32)
+    stays_N = torch.ones(len(overlap_NN), dtype=torch.bool, device=overlap_NN.device)
+    while True:
+        then_N = stays_N.to(torch.float32) @ suppresses_NN == 0
+        if torch.equal(then_N, stays_N):
+            return stays_N
+        stays_N = then_N
+
+
+def pairwise_iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
+    """Intersection over union of (N, 4) with (M, 4) boxes, (N, M)."""
+    a_x1, a_y1, a_x2, a_y2 = a[:, :, None].unbind(1)
+    b_x1, b_y1, b_x2, b_y2 = b.t().contiguous().unbind(0)
+    width = (torch.minimum(a_x2, b_x2) - torch.maximum(a_x1, b_x1)).add_(offset).clamp_(min=0)
+    height = (torch.minimum(a_y2, b_y2) - torch.maximum(a_y1, b_y1)).add_(offset).clamp_(min=0)
+    shared = width.mul_(height)
+    area_a = (a_x2 - a_x1 + offset) * (a_y2 - a_y1 + offset)
+    area_b = (b_x2 - b_x1 + offset) * (b_y2 - b_y1 + offset)
+    return shared.div_((area_a + area_b).sub_(shared))
+
+
+def softnms(
+    boxes: Tensor,
+    scores: Tensor,
+    dets: Tensor,
+    iou_threshold: float,
+    sigma: float,
+    min_score: float,
+    method: int,
+    offset: int,
+) -> Tensor:
+    """Soft-NMS: the scores of what overlaps a chosen box fall, and what falls below `min_score` goes.
+
+    Args:
+        dets: (N, 5), gets the chosen boxes and the scores that they were chosen with.
+        method: 0 the score becomes 0, 1 it is multiplied by 1 - IoU, both from `iou_threshold` on; 2 by
+            exp(-IoU^2 / sigma).
+
+    Returns:
+        Indices of those chosen, in the order of the choice.
+    """
+    left = torch.cat([boxes.float(), scores.float()[:, None]], 1)
+    index = torch.arange(len(boxes))
+    size, chosen = len(boxes), 0
+    while chosen < size:
+        # Places count: what is equal is chosen from the front, and mmcv exchanges places as here.
+        best = chosen + int(left[chosen:size, 4].argmax())
+        swap = [best, chosen]
+        left[[chosen, best]], index[[chosen, best]] = left[swap], index[swap]
+        dets[chosen] = left[chosen]
+        rest = slice(chosen + 1, size)
+        iou = pairwise_iou(left[chosen, None, :4], left[rest, :4], offset)[0]
+        if method == 2:
+            weight = (-(iou * iou) / sigma).exp()
+        else:
+            weight = torch.where(iou >= iou_threshold, 1 - iou if method == 1 else torch.zeros(()), torch.ones(()))
+        left[rest, 4] *= weight
+        size = _drop(left, index, chosen + 1, size, min_score)
+        chosen += 1
+    return index[:size]
+
+
+def _drop(left: Tensor, index: Tensor, begin: int, end: int, min_score: float) -> int:
+    """The last takes the place of each one that falls below; returns the new end."""
+    low = (left[begin:end, 4] < min_score).tolist()
+    place = begin
+    while place < end:
+        if low[place - begin]:
+            end -= 1
+            left[place], index[place] = left[end].clone(), index[end].clone()
+            low[place - begin] = low[end - begin]
+        else:
+            place += 1
+    return end
+
+
+def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
+    """Groups of (N, 5) boxes and scores: one kept, then those that it suppresses (IoU at or above the threshold), by falling
+    score."""
+    boxes = dets[:, :4].float()
+    rest = dets[:, 4].sort(0, descending=True)[1]
+    groups = []
+    while len(rest):
+        best, others = rest[0], rest[1:]
+        near = pairwise_iou(boxes[best, None], boxes[others], 0)[0] >= iou_threshold
+        groups.append([int(best), *others[near].tolist()])
+        rest = others[~near]
+    return groups
+
+
+def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool, offset: int) -> None:
+    """Overlaps of boxes into `ious`: of all pairs, (N, M), or with `aligned` of row with row, (N,). mode 0 divides by the
+    union, 1 by the area of the first box."""
+    first, second = (bboxes1, bboxes2) if aligned else (bboxes1[:, None], bboxes2[None])
+    corner = torch.maximum(first[..., :2], second[..., :2])
+    shared = (torch.minimum(first[..., 2:], second[..., 2:]) - corner + offset).clamp(min=0).prod(-1)
+    area = (first[..., 2:] - first[..., :2] + offset).prod(-1)
+    if mode == 0:
+        area = area + (second[..., 2:] - second[..., :2] + offset).prod(-1) - shared
+    ious.copy_(shared / area)
+
+
+def nms_rotated(
+    dets: Tensor,
+    scores: Tensor,
+    order: Tensor,
+    dets_sorted: Tensor,
+    labels: Tensor,
+    iou_threshold: float,
+    multi_label: int,
+) -> Tensor:
+    """As `nms`, for (N, 5) rotated boxes; `dets_sorted` are they by falling score, whose indices `order` are. On a CPU one goes
+    from the threshold on, on a GPU above it. With `multi_label` a sixth column has the label, which separates boxes on a
+    GPU; mmcv does not read it on a CPU."""
+    on_cpu = dets.device.type == 'cpu'
+
+    def overlaps(better: Tensor, worse: Tensor) -> Tensor:
+        iou = rotated.overlaps(rotated.corners(better), rotated.corners(worse))
+        near = iou >= iou_threshold if on_cpu else iou > iou_threshold
+        if multi_label and not on_cpu:
+            near &= better[:, None, 5] == worse[None, :, 5]
+        return near
+
+    return order[_greedy(wide(dets_sorted), overlaps)]
+
+
+def nms_quadri(
+    dets: Tensor,
+    scores: Tensor,
+    order: Tensor,
+    dets_sorted: Tensor,
+    iou_threshold: float,
+    multi_label: int,
+) -> Tensor:
+    """As `nms_rotated`, for (N, 8) quadrilaterals x1, y1, ..., y4; the label is the ninth column."""
+    on_cpu = dets.device.type == 'cpu'
+
+    def overlaps(better: Tensor, worse: Tensor) -> Tensor:
+        iou = rotated.overlaps(better[:, :8].unflatten(1, (4, 2)), worse[:, :8].unflatten(1, (4, 2)))
+        near = iou >= iou_threshold if on_cpu else iou > iou_threshold
+        if multi_label and not on_cpu:
+            near &= better[:, None, 8] == worse[None, :, 8]
+        return near
+
+    return order[_greedy(wide(dets_sorted), overlaps)]
+
+
+def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
+    """Overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` of row with row."""
+    first, second = rotated.corners(wide(bboxes1)), rotated.corners(wide(bboxes2))
+    ious.copy_(rotated.overlaps(first, second, over_first=mode_flag == 1, aligned=aligned).view(ious.shape))
+
+
+def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
+    """As `box_iou_rotated`, for convex quadrilaterals (N, 8)."""
+    first, second = (wide(boxes).unflatten(1, (4, 2)) for boxes in (bboxes1, bboxes2))
+    ious.copy_(rotated.overlaps(first, second, over_first=mode_flag == 1, aligned=aligned).view(ious.shape))

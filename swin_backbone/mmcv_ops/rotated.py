@@ -1,0 +1,90 @@
+"""Overlaps of convex quadrilaterals, of which rotated boxes are one kind.
+
+Letters: N and M quadrilaterals, P pairs of them; a quadrilateral is its four corners, (4, 2).
+"""
+
+import torch
+from torch import Tensor
+
+# Pairs whose polygons are cut at once: 24 points of each.
+MAX_PAIRS = 2**16
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """Of (N, 5) or wider boxes: centre, width, height, and angle in radians from x towards y. Returns (N, 4, 2)."""
+    centre, size, angle = boxes[:, None, :2], boxes[:, None, 2:4], boxes[:, 4, None]
+    x, y = (size * boxes.new_tensor([[-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5], [0.5, 0.5]])).unbind(-1)
+    cos, sin = angle.cos(), angle.sin()
+    return centre + torch.stack([x * cos - y * sin, x * sin + y * cos], -1)
+
+
+def overlaps(first: Tensor, second: Tensor, over_first: bool = False, aligned: bool = False) -> Tensor:
+    """Intersection over union of (N, 4, 2) and (M, 4, 2) quadrilaterals, (N, M), or with `aligned` of row with row, (N,).
+
+    Args:
+        over_first: divide by the area of the first instead of the union.
+    """
+    if aligned:
+        area_1, area_2 = _areas(first), _areas(second)
+        low = torch.maximum(first.amin(1), second.amin(1))
+        high = torch.minimum(first.amax(1), second.amax(1))
+    else:
+        area_1, area_2 = _areas(first)[:, None], _areas(second)[None]
+        low = torch.maximum(first.amin(1)[:, None], second.amin(1)[None])
+        high = torch.minimum(first.amax(1)[:, None], second.amax(1)[None])
+    # Most boxes are far apart: only those whose upright bounds meet are cut.
+    real = (area_1 >= 1e-14) & (area_2 >= 1e-14)
+    pairs = (real & (low <= high).all(-1)).nonzero()
+    shared = torch.zeros(real.shape, dtype=first.dtype, device=first.device)
+    for begin in range(0, len(pairs), MAX_PAIRS):
+        part = pairs[begin : begin + MAX_PAIRS]
+        shared[tuple(part.unbind(1))] = _shared_areas(first[part[:, 0]], second[part[:, -1]])
+    whole = area_1.expand(shared.shape) if over_first else area_1 + area_2 - shared
+    return torch.where(real, shared / whole, 0)
+
+
+def _areas(shapes: Tensor) -> Tensor:
+    diagonal_1, diagonal_2 = shapes[:, 2] - shapes[:, 0], shapes[:, 3] - shapes[:, 1]
+    return (_cross(diagonal_1, diagonal_2) / 2).abs()
+
+
+def _cross(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+
+
+def _shared_areas(first: Tensor, second: Tensor) -> Tensor:
+    """Areas of the intersections, (P,), of pairs (P, 4, 2): its corners are where sides cross and the corners of one that lie
+    in the other."""
+    middle = (first.mean(1, keepdim=True) + second.mean(1, keepdim=True)) / 2
+    first, second = first - middle, second - middle
+    sides_1, sides_2 = first.roll(-1, 1) - first, second.roll(-1, 1) - second
+
+    across = second[:, None] - first[:, :, None]
+    slope = _cross(sides_1[:, :, None], sides_2[:, None])
+    at_1 = _cross(across, sides_2[:, None].expand_as(across)) / slope
+    at_2 = _cross(across, sides_1[:, :, None].expand_as(across)) / slope
+    cross = (slope.abs() > 1e-14) & (at_1 >= 0) & (at_1 <= 1) & (at_2 >= 0) & (at_2 <= 1)
+    crossings = first[:, :, None] + sides_1[:, :, None] * at_1.masked_fill(~cross, 0)[..., None]
+
+    points = torch.cat([crossings.flatten(1, 2), first, second], 1)
+    valid = torch.cat([cross.flatten(1), _inside(first, second, sides_2), _inside(second, first, sides_1)], 1)
+    return _hull_areas(points, valid)
+
+
+def _inside(points: Tensor, shapes: Tensor, sides: Tensor) -> Tensor:
+    """Which of (P, 4, 2) points lie in the convex shape of their pair, or on its edge, whichever way it turns."""
+    turns = _cross(sides[:, None], points[:, :, None] - shapes[:, None])
+    return (turns >= 0).all(-1) | (turns <= 0).all(-1)
+
+
+def _hull_areas(points: Tensor, valid: Tensor) -> Tensor:
+    """Areas of the convex polygons whose corners, in any order and some of them twice, are the valid ones."""
+    count = valid.sum(1).clamp(min=1)
+    centre = (points * valid[..., None]).sum(1) / count[:, None]
+    # One that does not count is put where the first that does is: the same corner twice adds no area.
+    somewhere = points.gather(1, valid.int().argmax(1).view(-1, 1, 1).expand(-1, 1, 2))
+    spokes = torch.where(valid[..., None], points, somewhere) - centre[:, None]
+    order = torch.atan2(spokes[..., 1], spokes[..., 0]).argsort(1)
+    spokes = spokes.gather(1, order[..., None].expand_as(spokes))
+    area = _cross(spokes, spokes.roll(-1, 1)).sum(1).abs() / 2
+    return torch.where(valid.sum(1) > 2, area, 0)
