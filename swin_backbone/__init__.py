@@ -18,6 +18,9 @@ def _is_for_info() -> bool:
 try:
     import mmengine  # noqa: F401
 
+    from .mmcv_ops import put_in_place
+
+    put_in_place()  # before anything imports mmcv.ops, which fails without compiled operators
     with warnings.catch_warnings():  # mmcv says that it has no operators; no layer here needs one
         warnings.filterwarnings('ignore', message='Fail to import', category=UserWarning)
         import mmcv.cnn.bricks.transformer  # noqa: F401 - most of what is imported below

@@ -90,10 +90,17 @@ def stack() -> str:
 
 
 def _imports() -> Iterator[Fact]:
-    yield 'mmcv operators', _try(_import, 'mmcv._ext', 'work')
+    yield 'mmcv operators', _try(_operators)
     for module in TOOLBOXES:
         if _installed(STACK[module]):
             yield module, _try(_import, module, 'imports')
+
+
+def _operators() -> str:
+    from .mmcv_ops import in_use, put_in_place
+
+    put_in_place()
+    return in_use()
 
 
 def _import(module: str, answer: str) -> str:

@@ -41,7 +41,8 @@ class Corners(NamedTuple):
 
 def sum_bags(map_MC: Tensor, bags: Bags) -> Tensor:
     """The sum of each bag, (P, C): what `bags` as a sparse (P, M) matrix times the map is."""
-    return F.embedding_bag(bags.rows_E, map_MC, bags.starts_P, mode='sum', per_sample_weights=bags.weights_E)
+    weights_E = bags.weights_E.to(map_MC.dtype)
+    return F.embedding_bag(bags.rows_E, map_MC, bags.starts_P, mode='sum', per_sample_weights=weights_E)
 
 
 def spread_bags(grad_PC: Tensor, bags: Bags, num_rows: int) -> Tensor:

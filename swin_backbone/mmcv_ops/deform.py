@@ -63,7 +63,7 @@ def _convolve(
     group = torch.arange(offset_groups, device=x.device)[:, None]
     rows = (rows + image) * offset_groups + group
     map_MC = wide(x).permute(0, 2, 3, 1).reshape(-1, channels // offset_groups)
-    columns = sum_bags(map_MC, even_bags(rows, weights.to(map_MC)))
+    columns = sum_bags(map_MC, even_bags(rows, weights))
 
     columns = columns.view(-1, size_K, groups, channels // groups)
     kernels = wide(weight).view(groups, -1, channels // groups, size_K)
@@ -265,7 +265,7 @@ def ms_deform_attn_forward(
     head = torch.arange(heads, device=value.device)[:, None]
     rows = (torch.stack(rows, 3).flatten(3) + image) * heads + head
     map_MC = wide(value).reshape(-1, channels)
-    out = sum_bags(map_MC, even_bags(rows, torch.stack(weights, 3).flatten(3).to(map_MC)))
+    out = sum_bags(map_MC, even_bags(rows, torch.stack(weights, 3).flatten(3)))
     return out.view(batch, queries, heads * channels).to(value.dtype)
 
 

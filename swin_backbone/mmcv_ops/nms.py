@@ -95,8 +95,10 @@ def softnms(
     index = torch.arange(len(boxes))
     size, chosen = len(boxes), 0
     while chosen < size:
-        # Places count: what is equal is chosen from the front, and mmcv exchanges places as here.
-        best = chosen + int(left[chosen:size, 4].argmax())
+        # Places count: what is equal is chosen from the front, and mmcv exchanges places as here. A score that is not a
+        # number (of a box without an area) is chosen where it stands in front, since nothing is greater.
+        candidates = left[chosen:size, 4]
+        best = chosen if candidates[0].isnan() else chosen + int(candidates.nan_to_num(-torch.inf).argmax())
         swap = [best, chosen]
         left[[chosen, best]], index[[chosen, best]] = left[swap], index[swap]
         dets[chosen] = left[chosen]

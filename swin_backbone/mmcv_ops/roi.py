@@ -153,8 +153,8 @@ class _Reached:
         bag_S, sample_S = number_entries(count_P, total)
         region_S = bag_S // num_bins
         corners = clamped_corners(axis.at(region_S, bag_S - region_S * num_bins, sample_S), size)
-        mean_S = 1 / axis.samples_R[region_S]
-        low_S, high_S = corners.weight_low * mean_S, corners.weight_high * mean_S
+        samples_S = axis.samples_R[region_S]
+        low_S, high_S = corners.weight_low / samples_S, corners.weight_high / samples_S
 
         first_P = torch.full_like(count_P, size).scatter_reduce_(0, bag_S, corners.low, 'amin')
         last_P = torch.full_like(count_P, -1).scatter_reduce_(0, bag_S, corners.high, 'amax')
@@ -165,7 +165,7 @@ class _Reached:
             bag_E, number_E = number_entries(reach_P, num_reached)
             self.pixels_E = first_P[bag_E] + number_E
             place_S = (starts_P - first_P)[bag_S]
-            self.weights_E = mean_S.new_zeros(num_reached)
+            self.weights_E = low_S.new_zeros(num_reached)
             self.weights_E.index_add_(0, place_S + corners.low, low_S)
             self.weights_E.index_add_(0, place_S + corners.high, high_S)
         else:
@@ -253,7 +253,7 @@ def _sample(map_MC: Tensor, image: Tensor, y: Tensor, x: Tensor, height: int, wi
     """Bilinear samples (..., C) of the images' maps at (y, x), which have one shape."""
     rows, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
     rows = rows + image[..., None] * (height * width)
-    return sum_bags(map_MC, even_bags(rows, weights.to(map_MC))).view(*y.shape, -1)
+    return sum_bags(map_MC, even_bags(rows, weights)).view(*y.shape, -1)
 
 
 def _spread_to_pixels(grad_map: Tensor, grad: Tensor, image: Tensor, channel: Tensor, y: Tensor, x: Tensor) -> None:
@@ -289,9 +289,9 @@ def roi_align_rotated_forward(
 
 
 def roi_align_rotated_backward(
+    grad_output: Tensor,
     rois: Tensor,
     grad_input: Tensor,
-    grad_output: Tensor,
     pooled_height: int,
     pooled_width: int,
     spatial_scale: float,

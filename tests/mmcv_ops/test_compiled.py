@@ -1,0 +1,138 @@
+"""Our operators give what mmcv's compiled ones give, outputs and gradients."""
+
+import numpy as np
+import operator_calls as cases
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_backbone.mmcv_ops import ext
+
+
+try:
+    from mmcv import _ext as compiled
+except ImportError:
+    compiled = ext
+COMPILED = compiled.__name__ == 'mmcv._ext'
+needs_compiled = pytest.mark.skipif(not COMPILED, reason='mmcv has no compiled operators here')
+EXAMPLES = 30
+TOLERANCE = dict(rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize('name', cases.CASES)
+def test_each_operator_gives_what_mmcvs_gives(name):
+    got = cases.outputs(ext, name)
+    if COMPILED:
+        wanted = cases.outputs(compiled, name)
+    else:
+        with np.load(cases.FIGURES) as figures:
+            wanted = [figures[f'{name}/{index}'] for index in range(len(got))]
+    compare(got, wanted)
+
+
+@needs_compiled
+def test_the_stored_figures_are_those_of_the_compiled_operators():
+    with np.load(cases.FIGURES) as figures:
+        names = {key.rsplit('/', 1)[0] for key in figures}
+        assert names == set(cases.CASES)
+        for name in names:
+            wanted = cases.outputs(compiled, name)
+            compare([figures[f'{name}/{index}'] for index in range(len(wanted))], wanted)
+
+
+def compare(got, wanted):
+    assert len(got) == len(wanted)
+    for ours, theirs in zip(got, wanted):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, equal_nan=True, **TOLERANCE)
+
+
+def both(case, seed, **drawn):
+    got, wanted = (case(which, cases.rng_of(seed), **drawn) for which in (ext, compiled))
+    compare(got, wanted)
+
+
+SEEDS = st.integers(0, 10_000)
+SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+@needs_compiled
+@settings(max_examples=EXAMPLES)
+@given(
+    seed=SEEDS, number=st.integers(0, 6), size=SIDES, bins=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    ratio=st.integers(0, 3), mode=st.integers(0, 1), aligned=st.booleans(), channels=st.integers(1, 3),
+    scale=st.sampled_from([0.03125, 0.25, 1.0]),
+)  # fmt: skip
+def test_roi_align_of_any_shape(**drawn):
+    both(cases.roi_align, **drawn)
+
+
+@needs_compiled
+@settings(max_examples=EXAMPLES)
+@given(
+    seed=SEEDS, number=st.integers(0, 6), size=SIDES, bins=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    ratio=st.integers(0, 3), aligned=st.booleans(), clockwise=st.booleans(),
+)  # fmt: skip
+def test_roi_align_rotated_of_any_shape(**drawn):
+    both(cases.roi_align_rotated, **drawn)
+
+
+@needs_compiled
+@settings(max_examples=EXAMPLES)
+@given(
+    seed=SEEDS, number=st.integers(0, 600), threshold=st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]),
+    offset=st.integers(0, 1),
+)  # fmt: skip
+def test_nms_of_any_number(**drawn):
+    both(cases.nms, **drawn)
+
+
+@needs_compiled
+@settings(max_examples=EXAMPLES)
+@given(
+    seed=SEEDS, number=st.integers(0, 40), threshold=st.sampled_from([0.0, 0.3, 0.7]), method=st.integers(0, 2),
+    min_score=st.sampled_from([0.0, 0.1, 0.5, 2.0]), offset=st.integers(0, 1),
+)  # fmt: skip
+def test_softnms_of_any_number(**drawn):
+    both(cases.softnms, **drawn)
+
+
+@needs_compiled
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS, number=st.integers(1, 40), kind=st.sampled_from(['rotated', 'quadri']), mode=st.integers(0, 1))
+def test_rotated_overlaps_of_any_number(**drawn):
+    both(cases.box_iou_rotated, **drawn)
+
+
+@needs_compiled
+@settings(max_examples=EXAMPLES)
+@given(
+    seed=SEEDS, size=st.tuples(st.integers(3, 8), st.integers(3, 8)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)), stride=st.integers(1, 2), padding=st.integers(0, 2),
+    groups=st.sampled_from([1, 2, 4]), offset_groups=st.sampled_from([1, 2, 4]), zero_offset=st.booleans(),
+    modulated=st.booleans(),
+)  # fmt: skip
+def test_deformable_convolutions_of_any_shape(modulated, **drawn):
+    both(cases.modulated_deform_conv if modulated else cases.deform_conv, **drawn)
+
+
+def test_a_region_that_ends_before_it_begins_is_named():
+    settings = dict(aligned_height=2, aligned_width=2, spatial_scale=1.0, sampling_ratio=2, pool_mode=1, aligned=True)
+    none = torch.zeros(0)
+    with pytest.raises(ValueError, match='rois: a region ends before it begins'):
+        ext.roi_align_forward(
+            torch.zeros(1, 1, 4, 4), torch.tensor([[0.0, 3, 3, 1, 1]]), torch.zeros(1, 1, 2, 2), none, none, **settings
+        )
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_is_pooled_in_float32(dtype):
+    x, rois = torch.rand(1, 4, 9, 9).to(dtype), torch.tensor([[0, 1.0, 1, 7, 6]], dtype=dtype)
+    settings = dict(aligned_height=2, aligned_width=2, spatial_scale=1.0, sampling_ratio=0, pool_mode=1, aligned=True)
+    none = x.new_zeros(0)
+    out, exact = torch.zeros(1, 4, 2, 2, dtype=dtype), torch.zeros(1, 4, 2, 2)
+    ext.roi_align_forward(x, rois, out, none, none, **settings)
+    ext.roi_align_forward(x.float(), rois.float(), exact, none.float(), none.float(), **settings)
+    assert torch.equal(out, exact.to(dtype))

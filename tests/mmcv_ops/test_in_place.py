@@ -1,0 +1,122 @@
+"""Where mmcv has no compiled operators ours stand in for them, and nowhere else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_backbone.mmcv_ops import ext, providers
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
+BROKEN = "raise ImportError('undefined symbol: _ZN3c10')\n"
+
+
+def run(code, before=WITHOUT, **environment):
+    result = subprocess.run(
+        [sys.executable, '-c', before + code],
+        env={**os.environ, 'PYTHONPATH': str(ROOT), **environment}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return result
+
+
+def compiled():
+    try:
+        import mmcv._ext
+
+        return mmcv._ext.__name__ == 'mmcv._ext'
+    except ImportError:
+        return False
+
+
+CALLS = """
+import torch
+from mmcv.ops import RoIAlign, nms
+boxes = torch.tensor([[0, 0, 9, 9], [1, 1, 9, 9], [20, 20, 30, 30.]])
+print(nms(boxes, torch.tensor([0.5, 0.9, 0.1]), 0.5)[1].tolist())
+x = torch.ones(1, 2, 9, 9, requires_grad=True)
+RoIAlign(3, 1.0, 0)(x, torch.tensor([[0, 1, 1, 7, 7.]])).sum().backward()
+print(x.grad.sum().item())
+import mmcv._ext
+print(mmcv._ext.__name__)
+"""
+
+
+def test_mmcv_works_without_its_operators_and_one_line_says_so():
+    result = run('import swin_backbone' + CALLS)
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout.splitlines()
+    assert [line for line in printed if 'stand in' not in line] == ['[1, 2]', '18.0', 'swin_backbone.mmcv_ops.ext']
+    said = result.stdout + result.stderr
+    assert said.count('mmcv has no compiled operators here') == 1 and 'MMCV=compiled make install' in said
+
+
+def test_what_is_imported_after_a_failed_import_of_mmcv_ops_works():
+    failed = 'try:\n    import mmcv.ops\nexcept ImportError:\n    pass\nelse:\n    raise SystemExit("no failure")\n'
+    result = run(failed + 'import swin_backbone' + CALLS)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(not compiled(), reason='mmcv has no compiled operators here')
+def test_compiled_operators_are_not_touched():
+    result = run('import swin_backbone' + CALLS, before='')
+    assert result.stdout.splitlines()[-1] == 'mmcv._ext' and 'stand in' not in result.stdout + result.stderr
+
+
+def test_operators_that_do_not_load_are_replaced(tmp_path):
+    """As those that were compiled for another torch."""
+    import mmcv
+
+    package = tmp_path / 'mmcv'
+    package.mkdir()
+    for file in Path(mmcv.__file__).parent.iterdir():
+        if not file.name.startswith('_ext'):
+            (package / file.name).symlink_to(file)
+    (package / '_ext.py').write_text(BROKEN)
+    result = run('import swin_backbone' + CALLS, before='', PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    assert result.stdout.splitlines()[-1] == 'swin_backbone.mmcv_ops.ext', result.stderr
+
+
+@pytest.mark.parametrize('before, answer', [(WITHOUT, "swin_backbone's own"), ('', None)])
+def test_info_says_which_is_in_use(before, answer):
+    code = 'from swin_backbone import info\nprint(info._try(info._operators))'
+    answer = answer or ('compiled' if compiled() else "swin_backbone's own")
+    assert run(code, before).stdout.splitlines()[-1].startswith(answer)
+
+
+def test_a_missing_operator_is_named_with_what_to_do(record_fault):
+    with pytest.raises(NotImplementedError, match=r'^knn_forward: .*MMCV=compiled make install') as error:
+        ext.knn_forward(torch.zeros(1))
+    record_fault('stack', str(error.value))
+
+
+def test_every_function_that_mmcv_asks_for_is_there():
+    from mmcv.utils import ext_loader
+
+    for name in ('nms', 'furthest_point_sampling_forward', 'get_compiler_version'):
+        assert callable(getattr(ext, name))
+    assert ext_loader.load_ext('_ext', ['nms', 'correlation_forward'])
+    assert not hasattr(ext, '__path__') and not hasattr(ext, '_private')
+
+
+def test_a_provider_takes_its_place_by_a_function(monkeypatch):
+    asked = []
+
+    def library(name, device):
+        asked.append((name, device))
+        return (lambda boxes, scores, threshold: torch.tensor([7])) if name == 'nms' else None
+
+    monkeypatch.setitem(providers.PROVIDERS, 'library', library)
+    monkeypatch.setitem(providers.PROVIDERS, 'torchvision', lambda name, device: None)
+    providers._find.cache_clear()
+    try:
+        boxes = torch.rand(2, 4)
+        assert ext.nms(boxes, torch.rand(2), 0.5, 0).tolist() == [7]
+        assert ext.nms(boxes, torch.rand(2), 0.5, 1).tolist() != [7]  # mmcv's own convention, which nobody else has
+        assert asked == [('nms', 'cpu')]
+        assert providers.who_computes('nms', 'cpu') == 'library' and providers.who_computes('softnms', 'cpu') == 'torch'
+    finally:
+        providers._find.cache_clear()
