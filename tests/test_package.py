@@ -66,6 +66,7 @@ ALLOWED = {
         'swin_backbone.checkpoints',
     ),
     'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
+    'mmcv_ops': ('torch', 'torchvision', 'mmengine', 'mmcv', 'swin_backbone.mmcv_ops'),
     'analysis': (
         *('torch', 'numpy', 'cv2', 'matplotlib', 'pytorch_grad_cam', 'rich', 'swin_backbone'),
         *('mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'timm', 'transformers', 'torchvision', 'triton'),
@@ -117,6 +118,7 @@ def install(folder, python, compiler):
         'PYTHON': sys.executable,
         'TORCH': 'torch',
         'STACK': 'onedl',
+        'MMCV': 'compiled',
     }
     if compiler:
         environment['CXX'] = 'true'

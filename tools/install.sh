@@ -35,8 +35,10 @@ show_progress() {
 
 mmcv_is_built() { "$python" -c 'import torch, mmcv._ext' 2>/dev/null; }
 
-# mmcv has no wheel for this torch: its C++ operators are compiled here, before which all it needs is checked.
-if ! mmcv_is_built; then
+# What MMCV=compiled asks for: mmcv has no wheel for this torch, so its C++ operators are compiled here, before which all
+# they need is checked. Otherwise mmcv is installed without them, and swin_backbone's own stand in (docs/mmcv_ops.md).
+case "${MMCV:-}" in '' | compiled) ;; *) stop "MMCV takes the value compiled or none, got $MMCV" ;; esac
+if [ "${MMCV:-}" = compiled ] && ! mmcv_is_built; then
     command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
         stop "mmcv is built from source and needs a C++ compiler, and there is none (on Debian: apt install g++)"
     header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
@@ -56,14 +58,21 @@ pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2
 } >"$VENV/constraints.txt"
 
 "${pip[@]}" setuptools wheel ninja packaging psutil
-if ! mmcv_is_built; then
+mmcv=$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")
+if [ "${MMCV:-}" = compiled ] && ! mmcv_is_built; then
     echo "install: building mmcv (10 to 20 minutes on 2 cores; pip keeps the wheel for the next time)"
     log="$VENV/mmcv-build.log"
-    # With ninja on the PATH torch compiles with all cores. Twice verbose: once makes up for --quiet, and then pip
-    # passes on what ninja prints.
-    PATH="$(cd "$VENV" && pwd)/bin:$PATH" MMCV_WITH_OPS=1 "${pip[@]}" -vv --no-build-isolation "$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")" 2>&1 |
+    # An mmcv without operators that is there gives way. With ninja on the PATH torch compiles with all cores. Twice
+    # verbose: once makes up for --quiet, and then pip passes on what ninja prints.
+    "$python" -m pip --disable-pip-version-check uninstall --quiet --yes "${mmcv%%==*}" 2>/dev/null
+    PATH="$(cd "$VENV" && pwd)/bin:$PATH" MMCV_WITH_OPS=1 "${pip[@]}" -vv --no-build-isolation "$mmcv" 2>&1 |
         tee "$log" | show_progress ||
         stop "mmcv did not build; the compiler's output is in $log"
+elif ! "$python" -c 'import mmcv' 2>/dev/null; then
+    # In an isolated build there is no torch, and so mmcv builds without operators, in seconds. Not through pip's cache,
+    # where the wheel with operators has the same name.
+    echo "install: $mmcv, without its compiled operators"
+    PIP_CONSTRAINT="$VENV/constraints.txt" "${pip[@]}" --use-pep517 --no-cache-dir "$mmcv" || stop "pip cannot install $mmcv"
 fi
 "${pip[@]}" --no-build-isolation --editable ".[$STACK,test,lint]"
 echo "install: $VENV is ready"

@@ -3,10 +3,10 @@
 `mmcv.ops` looks for its functions in a module `mmcv._ext`. Where that is absent, or does not load, `put_in_place` puts
 `ext.py` there; an mmcv that has been compiled is left as it is.
 
-    ext.py        the module, its names, and what a missing one says
-    roi.py        regions pooled to one size       nms.py, rotated.py   suppression and overlaps
-    deform.py     deformable convolutions          maps.py, losses.py   the rest
-    bags.py       what samples a map               providers.py         whose kernel computes an operator
+    ext.py            the module, its names, and what a missing one says
+    roi*.py, pool.py  regions pooled to one size   nms.py, rotated.py   suppression and overlaps
+    deform.py         deformable convolutions      maps.py, losses.py   the rest
+    bags.py           what samples a map           providers.py         whose kernel computes an operator
 """
 
 import importlib
@@ -37,4 +37,6 @@ def in_use() -> str:
     module = sys.modules.get(NAME)
     if module is None:
         return 'none: this mmcv has no mmcv.ops'
-    return "swin_backbone's own, in place of mmcv's (MMCV=compiled make install)" if module.__name__ != NAME else 'compiled'
+    if module.__name__ == NAME:
+        return 'compiled'
+    return "swin_backbone's own, in place of mmcv's (MMCV=compiled make install)"

@@ -6,6 +6,7 @@ sizes, vectorised and on all threads.
 Letters: M rows of the map, C channels, P bags, E entries, S samples.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 # What one call may have of entries, so that their indices and weights stay below 64 MiB.
 MAX_ENTRIES = 2**22
+# Values that a maximum may be taken of at once, 64 MiB in float32.
+MAX_VALUES = 2**24
 
 
 class Bags(NamedTuple):
@@ -114,3 +117,35 @@ def as_rows(x_BCHW: Tensor) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """Half precision as float32, which sums and coordinates need; float32 and float64 as they are."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def parts(cost_R: Tensor, budget: int) -> Iterator[slice]:
+    """Regions in runs that cost at most the budget, or a single region."""
+    ends = cost_R.cumsum(0).tolist()
+    begin = spent = 0
+    for index, end in enumerate(ends):
+        if end - spent > budget and index > begin:
+            yield slice(begin, index)
+            begin, spent = index, ends[index - 1]
+    yield slice(begin, len(ends))
+
+
+def sample(map_MC: Tensor, image: Tensor, y: Tensor, x: Tensor, height: int, width: int) -> Tensor:
+    """Bilinear samples (..., C) of the images' maps at (y, x), which have one shape."""
+    rows, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
+    rows = rows + image[..., None] * (height * width)
+    return sum_bags(map_MC, even_bags(rows, weights)).view(*y.shape, -1)
+
+
+def spread_to_pixels(grad_map: Tensor, grad: Tensor, image: Tensor, channel: Tensor, y: Tensor, x: Tensor) -> None:
+    """The transpose of bilinear samples that lie elsewhere in each channel, added to (B, C, H, W) `grad_map`."""
+    height, width = grad_map.shape[2:]
+    pixels, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
+    pixels = pixels + ((image * grad_map.shape[1] + channel) * (height * width))[..., None]
+    spread = torch.zeros(grad_map.numel(), dtype=grad.dtype, device=grad.device)
+    spread.index_add_(0, pixels.flatten(), (weights * grad[..., None]).flatten())
+    grad_map += spread.view(grad_map.shape)
+
+
+def channel_numbers(x_BCHW: Tensor) -> Tensor:
+    return torch.arange(x_BCHW.shape[1], device=x_BCHW.device).view(1, -1, 1, 1)

@@ -1,4 +1,4 @@
-"""Deformable convolutions, versions 1 and 2, and multi-scale deformable attention, each one weighted sum of a map's rows.
+"""Deformable convolutions, versions 1 and 2, and multi-scale deformable attention: weighted sums of a map's rows.
 
 Backward is autograd's of the same function, image by image.
 
@@ -92,7 +92,7 @@ def deform_conv_forward(
     deformable_group: int,
     im2col_step: int,
 ) -> None:
-    """A deformable convolution (DCN v1) into `output`. `columns`, `ones` and `im2col_step` are mmcv's scratch, unused."""
+    """A deformable convolution (DCN v1) into `output`. `columns`, `ones`, `im2col_step`: mmcv's scratch, unused."""
     settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
     for image in _images(input):
         output[image] = _convolve(input[image], offset[image], None, weight, None, *settings)
@@ -284,8 +284,8 @@ def ms_deform_attn_backward(
     """Its gradients, added to the three that are given."""
     with torch.enable_grad():
         of = [x.detach().requires_grad_() for x in (value, sampling_locations, attention_weights)]
-        out = ms_deform_attn_forward(
-            of[0], value_spatial_shapes, value_level_start_index, of[1], of[2], im2col_step
-        )
-    for grad, found in zip((grad_value, grad_sampling_loc, grad_attn_weight), torch.autograd.grad(out, of, grad_output)):
+        out = ms_deform_attn_forward(of[0], value_spatial_shapes, value_level_start_index, of[1], of[2], im2col_step)
+    for grad, found in zip(
+        (grad_value, grad_sampling_loc, grad_attn_weight), torch.autograd.grad(out, of, grad_output)
+    ):
         grad += found

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, NoReturn
 
-from . import deform, losses, maps, nms, roi
+from . import deform, losses, maps, nms, pool, roi, roi_rotated
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         roi.roi_align_forward,
         roi.roi_align_backward,
-        roi.roi_align_rotated_forward,
-        roi.roi_align_rotated_backward,
-        roi.roi_pool_forward,
-        roi.roi_pool_backward,
-        roi.border_align_forward,
-        roi.border_align_backward,
-        roi.rotated_feature_align_forward,
-        roi.rotated_feature_align_backward,
+        roi_rotated.roi_align_rotated_forward,
+        roi_rotated.roi_align_rotated_backward,
+        pool.roi_pool_forward,
+        pool.roi_pool_backward,
+        pool.border_align_forward,
+        pool.border_align_backward,
+        pool.rotated_feature_align_forward,
+        pool.rotated_feature_align_backward,
         nms.nms,
         nms.softnms,
         nms.nms_match,
@@ -78,8 +78,8 @@ def _announced(function: Callable[..., Any]) -> Callable[..., Any]:
 def _missing(name: str) -> Callable[..., NoReturn]:
     def operator(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
-            f'{name}: this operator of mmcv is not among those that stand in for its compiled ones; for mmcv\'s, set up '
-            'the environment anew with `MMCV=compiled make install`'
+            f'{name}: of this operator of mmcv there is only the compiled one, which is not installed; '
+            '`MMCV=compiled make install` builds it'
         )
 
     operator.__name__ = name

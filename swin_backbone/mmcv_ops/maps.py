@@ -67,9 +67,7 @@ def carafe_backward(
     scale_factor: int,
 ) -> None:
     """Its gradients, into `bottom_grad` and `mask_grad`."""
-    carafe_naive_backward(
-        top_grad, rfeatures, masks, bottom_grad, mask_grad, kernel_size, group_size, scale_factor
-    )
+    carafe_naive_backward(top_grad, rfeatures, masks, bottom_grad, mask_grad, kernel_size, group_size, scale_factor)
 
 
 def _reassemble(features: Tensor, masks: Tensor, kernel_size: int, groups: int, scale: int) -> Tensor:
@@ -91,7 +89,7 @@ def masked_im2col_forward(
     pad_h: int,
     pad_w: int,
 ) -> None:
-    """The columns of a convolution at some positions only: of (1, C, H, W) into (C * kernel_h * kernel_w, positions)."""
+    """The columns of a convolution at some positions: of (1, C, H, W) into (C * kernel_h * kernel_w, positions)."""
     padded = F.pad(im[0], (pad_w, kernel_w, pad_h, kernel_h))
     rows = mask_h_idx + torch.arange(kernel_h, device=im.device).view(-1, 1, 1)
     columns = mask_w_idx + torch.arange(kernel_w, device=im.device).view(-1, 1)
@@ -153,8 +151,8 @@ def psamask_backward(
 def _psa_index(
     x: Tensor, height: int, width: int, h_mask: int, w_mask: int, half_h: int, half_w: int
 ) -> tuple[Tensor, Tensor]:
-    """For each position looked at and each position that looks, (H * W, H * W), the place in the mask, and whether there is
-    one."""
+    """For each position that is looked at and each that looks, (H * W, H * W): the place in the mask, and whether there
+    is one."""
     rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
     down = (rows[:, None] - rows + half_h)[:, None, :, None]
     right = (columns[:, None] - columns + half_w)[None, :, None, :]

@@ -48,7 +48,7 @@ def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Te
 
 
 def _kept_of_block(overlap_NN: Tensor) -> Tensor:
-    """Who stays is one that no better one who stays overlaps. Asking this of all at once, again and again from 'all stay',
+    """A box stays if no better one that stays overlaps it. Asking this of all at once, again and again from 'all stay',
     settles the best one first and each one after those before it, so it ends at the greedy answer."""
     suppresses_NN = overlap_NN.triu(1).to(torch.float32)
     stays_N = torch.ones(len(overlap_NN), dtype=torch.bool, device=overlap_NN.device)
@@ -129,8 +129,8 @@ def _drop(left: Tensor, index: Tensor, begin: int, end: int, min_score: float) -
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Groups of (N, 5) boxes and scores: one kept, then those that it suppresses (IoU at or above the threshold), by falling
-    score."""
+    """Groups of (N, 5) boxes and scores: one that is kept, then those that it suppresses (IoU at or above the
+    threshold), by falling score."""
     boxes = dets[:, :4].float()
     rest = dets[:, 4].sort(0, descending=True)[1]
     groups = []
@@ -143,8 +143,8 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
 
 
 def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool, offset: int) -> None:
-    """Overlaps of boxes into `ious`: of all pairs, (N, M), or with `aligned` of row with row, (N,). mode 0 divides by the
-    union, 1 by the area of the first box."""
+    """Overlaps of boxes into `ious`: of all pairs, (N, M), or with `aligned` of row with row, (N,). mode 0 divides by
+    the union, 1 by the area of the first box."""
     first, second = (bboxes1, bboxes2) if aligned else (bboxes1[:, None], bboxes2[None])
     corner = torch.maximum(first[..., :2], second[..., :2])
     shared = (torch.minimum(first[..., 2:], second[..., 2:]) - corner + offset).clamp(min=0).prod(-1)
@@ -163,9 +163,9 @@ def nms_rotated(
     iou_threshold: float,
     multi_label: int,
 ) -> Tensor:
-    """As `nms`, for (N, 5) rotated boxes; `dets_sorted` are they by falling score, whose indices `order` are. On a CPU one goes
-    from the threshold on, on a GPU above it. With `multi_label` a sixth column has the label, which separates boxes on a
-    GPU; mmcv does not read it on a CPU."""
+    """As `nms`, for (N, 5) rotated boxes; `dets_sorted` are they by falling score, and `order` their indices. As in
+    mmcv, on a CPU a box goes whose IoU is at the threshold, on a GPU one above it; and with `multi_label` a sixth column
+    has the label, which separates boxes on a GPU alone."""
     on_cpu = dets.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:

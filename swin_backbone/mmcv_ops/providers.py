@@ -13,7 +13,7 @@ from torch import Tensor
 
 Kernel = Callable[..., Any]
 
-# What torchvision computes as mmcv does. Its RoIAlign for CPUs is the loop of mmcv, on one thread, so ours stands there.
+# What torchvision computes as mmcv does. Its RoIAlign for CPUs is mmcv's loop on one thread, so ours stands there.
 TORCHVISION = {
     'nms': ('nms', ('cpu', 'cuda')),
     'roi_align': ('roi_align', ('cuda',)),

@@ -19,7 +19,7 @@ def corners(boxes: Tensor) -> Tensor:
 
 
 def overlaps(first: Tensor, second: Tensor, over_first: bool = False, aligned: bool = False) -> Tensor:
-    """Intersection over union of (N, 4, 2) and (M, 4, 2) quadrilaterals, (N, M), or with `aligned` of row with row, (N,).
+    """Intersection over union of (N, 4, 2) and (M, 4, 2) quadrilaterals, (N, M), or with `aligned` row by row, (N,).
 
     Args:
         over_first: divide by the area of the first instead of the union.
@@ -53,8 +53,8 @@ def _cross(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _shared_areas(first: Tensor, second: Tensor) -> Tensor:
-    """Areas of the intersections, (P,), of pairs (P, 4, 2): its corners are where sides cross and the corners of one that lie
-    in the other."""
+    """Areas of the intersections, (P,), of pairs (P, 4, 2): its corners are where sides cross, and those of
+    either that lie in the other."""
     middle = (first.mean(1, keepdim=True) + second.mean(1, keepdim=True)) / 2
     first, second = first - middle, second - middle
     sides_1, sides_2 = first.roll(-1, 1) - first, second.roll(-1, 1) - second

@@ -78,7 +78,10 @@ def softnms(ext, rng, number=40, threshold=0.3, sigma=0.5, min_score=0.05, metho
 def nms_match(ext, rng, number=40, threshold=0.5):
     dets = torch.cat([boxes(rng, number), scores(rng, number)[:, None]], 1)
     groups = ext.nms_match(dets, iou_threshold=threshold)
-    return [torch.tensor([index for group in groups for index in group]), torch.tensor([len(group) for group in groups])]
+    return [
+        torch.tensor([index for group in groups for index in group]),
+        torch.tensor([len(group) for group in groups]),
+    ]
 
 
 def bbox_overlaps(ext, rng, number=9, others=7, mode=0, aligned=False, offset=0):
@@ -161,9 +164,7 @@ def rotated_feature_align(ext, rng, size=(6, 7), points=5):
 def _convolution(rng, size, kernel, stride, padding, dilation, groups, offset_groups, zero_offset, batch=2):
     x = normal(rng, batch, 8, *size)
     weight = normal(rng, 4, 8 // groups, *kernel)
-    out = [
-        (length + 2 * padding - dilation * (along - 1) - 1) // stride + 1 for length, along in zip(size, kernel)
-    ]
+    out = [(length + 2 * padding - dilation * (along - 1) - 1) // stride + 1 for length, along in zip(size, kernel)]
     offset = normal(rng, batch, 2 * offset_groups * kernel[0] * kernel[1], *out) * (0 if zero_offset else 2)
     return x, weight, offset, out
 

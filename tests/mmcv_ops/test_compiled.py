@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from swin_backbone.mmcv_ops import ext
 
-
 try:
     from mmcv import _ext as compiled
 except ImportError:
@@ -45,7 +44,8 @@ def compare(got, wanted):
     assert len(got) == len(wanted)
     for ours, theirs in zip(got, wanted):
         ours, theirs = np.asarray(ours), np.asarray(theirs)
-        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, equal_nan=True, **TOLERANCE)
 
 

@@ -118,7 +118,8 @@ def test_roi_pool(seed, number, size, bins):
     pooled = dict(pooled_height=bins[0], pooled_width=bins[1], spatial_scale=scale)
     ext.roi_pool_forward(x, rois, out, argmax, **pooled)
     ext.roi_pool_backward(grad_out, rois, argmax, grad, **pooled)
-    assert torch.equal(out, wanted) and torch.equal(argmax, at)
+    assert torch.equal(out, wanted)
+    assert torch.equal(argmax, at)
     torch.testing.assert_close(grad, grad_wanted)
 
 
@@ -161,7 +162,7 @@ def test_border_align(pool_size):
     torch.testing.assert_close(grad, gradients(wanted, x, grad_out)[0], **CLOSE)
 
 
-@pytest.mark.parametrize('kernel, groups, scale', [(1, 1, 1), (3, 2, 2), (5, 1, 3)])
+@pytest.mark.parametrize(('kernel', 'groups', 'scale'), [(1, 1, 1), (3, 2, 2), (5, 1, 3)])
 def test_carafe(kernel, groups, scale):
     rng = rng_of(6)
     x = normal(rng, 2, 4, 3, 5).requires_grad_()
@@ -186,7 +187,7 @@ def test_carafe(kernel, groups, scale):
         torch.testing.assert_close(ours, other, **CLOSE)
 
 
-@pytest.mark.parametrize('kernel, padding', [((3, 3), (1, 1)), ((1, 3), (0, 1)), ((3, 3), (0, 0))])
+@pytest.mark.parametrize(('kernel', 'padding'), [((3, 3), (1, 1)), ((1, 3), (0, 1)), ((3, 3), (0, 0))])
 def test_masked_convolution(kernel, padding):
     rng = rng_of(7)
     x, weight = normal(rng, 1, 3, 6, 5), normal(rng, 4, 3, *kernel)
