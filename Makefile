@@ -1,4 +1,4 @@
-# make install   set up .venv: torch, the OneDL stack (mmcv is built from source), this package
+# make install   set up .venv: torch, the OneDL stack, this package
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
@@ -19,10 +19,12 @@
 # Variables, on the command line:
 #   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
 #   TORCH   what pip installs as torch, CUDA builds included    make install TORCH=torch==2.13.0
+#   MMCV    'compiled' builds mmcv's operators from source      MMCV=compiled make install
 #   VENV    where the environment goes; one that is there already keeps its torch
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+MMCV ?=
 STACK := onedl
 CONSTRAINTS := constraints/$(STACK).txt
 
@@ -33,10 +35,15 @@ STAMP := $(VENV)/.installed
 .PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-nightly test-sanitize test-lite \
 	test-toolboxes test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
 
+# Of an environment that is there, MMCV=compiled exchanges mmcv.
+ifeq ($(MMCV),compiled)
+STAMP := $(VENV)/.installed-compiled
+endif
+
 install: $(STAMP)
 
 $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh
-	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' bash tools/install.sh
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' MMCV='$(MMCV)' bash tools/install.sh
 	@touch $@
 
 # No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain, 45 MB, and mmrotate, 30 MB, with

@@ -30,8 +30,7 @@ done
 if [ -z "$cpu" ]; then
     site=$PWD/.wheels/installed
     if [ ! -d "$site" ]; then
-        "$PYTHON" -m pip --disable-pip-version-check install --quiet --no-index --no-deps --target "$site" .wheels/*.whl &&
-            cp benchmarks/gpu/mmcv_ext.py "$site/mmcv/_ext.py" || { rm -rf "$site"; stop "the wheels in .wheels do not install"; }
+        "$PYTHON" -m pip --disable-pip-version-check install --quiet --no-index --no-deps --target "$site" .wheels/*.whl || { rm -rf "$site"; stop "the wheels in .wheels do not install"; }
     fi
     export PYTHONPATH=$site:$PWD
 fi

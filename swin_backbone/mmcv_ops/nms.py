@@ -164,8 +164,8 @@ def nms_rotated(
     multi_label: int,
 ) -> Tensor:
     """As `nms`, for (N, 5) rotated boxes; `dets_sorted` are they by falling score, and `order` their indices. As in
-    mmcv, on a CPU a box goes whose IoU is at the threshold, on a GPU one above it; and with `multi_label` a sixth column
-    has the label, which separates boxes on a GPU alone."""
+    mmcv, on a CPU a box goes whose IoU is at the threshold, on a GPU one above it. With `multi_label` a sixth
+    column has the label, which separates boxes on a GPU alone."""
     on_cpu = dets.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
