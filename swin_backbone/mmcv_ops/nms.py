@@ -12,7 +12,7 @@ from . import providers, rotated
 from .bags import wide
 
 # Boxes that are compared with each other at once: what they overlap among the others is asked only of those kept.
-BLOCK = 256
+BLOCK = 192
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
