@@ -155,8 +155,8 @@ benchmark-gpu: install
 # The backbones' tests on another torch, in an environment of its own: make test-torch TORCH=torch==2.11.0
 OTHER := .venv-$(subst =,,$(TORCH))
 LITE := mmengine==0.10.7 mmcv-lite==2.1.0 numpy 'setuptools<81' safetensors filelock tqdm rich pytest hypothesis matplotlib
-OTHER_TESTS := $(addprefix tests/,backbones/test_modes.py backbones/test_swin.py ops/test_windows.py ops/test_reference.py \
-	ops/test_check.py ops/test_sdpa.py ops/test_backend.py)
+OTHER_TESTS := $(addprefix tests/,models/test_modes.py models/test_swin.py windows/test_windows.py backends/test_reference.py \
+	backends/triton/test_check.py backends/test_sdpa.py backends/test_backend.py)
 test-torch:
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' $(LITE)

@@ -138,7 +138,7 @@ def _native() -> Iterator[Fact]:
 def _native_in(dtype_name: str) -> str:
     import torch
 
-    from .native import why_not
+    from .backends.native import why_not
 
     reason = why_not(getattr(torch, dtype_name))
     return 'work' if reason is None else f'no. {reason}'
@@ -179,7 +179,7 @@ def _plan(backend: str, device: str, dtype_name: str, training: bool) -> tuple[s
     """What computes the blocks of a Swin-T, by the plan that its forward makes, and the warning it gives."""
     import torch
 
-    from .backbones import SwinBackbone
+    from .models import SwinBackbone
 
     kind = torch.device(device).type
     with torch.device('meta'), _quiet():
@@ -193,7 +193,7 @@ def _plan(backend: str, device: str, dtype_name: str, training: bool) -> tuple[s
 
 
 def _describe(plan: Any) -> str:
-    from .ops.fused import TritonWindows
+    from .backends.triton.backend import TritonWindows
 
     if plan.compiled is not None:
         return 'compiled operators'

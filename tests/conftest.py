@@ -44,7 +44,7 @@ def _no_default_scope():
 @pytest.fixture
 def by_torch(monkeypatch):
     """Blocks are computed by torch, not by compiled operators."""
-    from swin_backbone.ops import plan
+    from swin_backbone.backends import plan
 
     monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)
 

@@ -1,12 +1,12 @@
 """A backbone that attends by the literal reference."""
 
-from swin_backbone.ops import reference
-from swin_backbone.ops.plan import Plan, Planner
-from swin_backbone.ops.rolled import RolledWindows
+from swin_backbone.backends import reference
+from swin_backbone.backends.graph import RolledWindows
+from swin_backbone.backends.plan import Plan, Planner
 
 
 class ReferenceWindows(RolledWindows):
-    """Windows in which the paper's algorithm attends, as `ops/reference.py` writes it."""
+    """Windows in which the paper's algorithm attends, as `backends/reference.py` writes it."""
 
     def __init__(self, batch, height, width, window_size, shift, mask_padding, device):
         super().__init__(batch, height, width, window_size, shift, mask_padding, device)

@@ -29,7 +29,7 @@ def facts(printed):
 def test_a_report_of_this_environment(capsys, monkeypatch):
     import torch
 
-    from swin_backbone.native import why_not
+    from swin_backbone.backends.native import why_not
 
     monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
     info.print_info()
@@ -49,7 +49,7 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
 
 
 def test_the_triton_line_says_whether_it_runs_where_it_is_forced(monkeypatch):
-    from swin_backbone.ops import backend
+    from swin_backbone.backends.triton import trial as backend
 
     monkeypatch.setattr(backend, '_try', lambda *_: None)
     assert info._triton_on('cpu') == 'Triton kernel'

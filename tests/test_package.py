@@ -54,17 +54,16 @@ def imported(path):
 
 
 ALLOWED = {
-    'ops': ('torch', 'triton', 'swin_backbone.compat', 'swin_backbone.ops', 'swin_backbone.native'),
-    'native': ('torch', 'setuptools', 'swin_backbone.ops', 'swin_backbone.native'),
-    'layers': (
-        *('torch', 'mmengine', 'mmcv', 'swin_backbone.compat', 'swin_backbone.ops', 'swin_backbone.native'),
-        'swin_backbone.layers',
+    'windows': ('torch', 'swin_backbone.compat', 'swin_backbone.backends', 'swin_backbone.windows'),
+    'backends': (
+        *('torch', 'triton', 'setuptools', 'swin_backbone.compat', 'swin_backbone.windows'),
+        *('swin_backbone.backends',),
     ),
     'checkpoints': (
         *('torch', 'numpy', 'safetensors', 'filelock', 'tqdm', 'mmengine'),
-        *('swin_backbone.archs', 'swin_backbone.ops', 'swin_backbone.whole_files', 'swin_backbone.checkpoints'),
+        *('swin_backbone.archs', 'swin_backbone.windows', 'swin_backbone.whole_files', 'swin_backbone.checkpoints'),
     ),
-    'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
+    'models': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
     'analysis': (
         *('torch', 'numpy', 'cv2', 'matplotlib', 'pytorch_grad_cam', 'rich', 'swin_backbone'),
         *('mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'timm', 'transformers', 'torchvision', 'triton'),
@@ -92,7 +91,7 @@ def test_imports_go_down_only(folder):
             top = name.split('.')[0]
             allowed = top in standard or any(name == a or name.startswith(a + '.') for a in ALLOWED[folder])
             assert allowed or not standard, f'{path.name} imports {name}'
-            if folder == 'backbones':
+            if folder == 'models':
                 assert not name.startswith(('swin_backbone.openmmlab', 'mmdet', 'mmseg'))
 
 

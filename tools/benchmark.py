@@ -29,8 +29,8 @@ from rich.table import Table
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import machine, timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
+from swin_backbone.backends.triton.trial import ATTENTION_BACKENDS
 from swin_backbone.deploy.timing import RUNTIMES, exported_runs
-from swin_backbone.ops.backend import ATTENTION_BACKENDS
 from swin_backbone.whole_files import write_whole
 
 OURS = 'swin_backbone'
@@ -148,7 +148,7 @@ def ablated(name: str, run):
             run()
 
     def with_masks() -> None:
-        from swin_backbone.ops import plan
+        from swin_backbone.backends import plan
 
         original = plan.TableWindows, plan.SdpaWindows
         plan.TableWindows = plan.SdpaWindows = plan.RolledWindows
@@ -158,7 +158,7 @@ def ablated(name: str, run):
             plan.TableWindows, plan.SdpaWindows = original
 
     def without_operators() -> None:
-        from swin_backbone.ops import plan
+        from swin_backbone.backends import plan
 
         original, plan.takes_stage = plan.takes_stage, lambda *_: False
         try:

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import machine, timing
-from swin_backbone.ops.plan import Plan, Planner
-from swin_backbone.ops.reference import window_partition, window_reverse
-from swin_backbone.ops.rolled import RolledWindows
+from swin_backbone.backends.graph import RolledWindows
+from swin_backbone.backends.plan import Plan, Planner
+from swin_backbone.backends.reference import window_partition, window_reverse
 
 console = Console()
 

@@ -28,8 +28,8 @@ from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import gpu, gpu_models, gpu_tools
 from swin_backbone.analysis.peers import PEERS, PEERS_V2, build_peer
 from swin_backbone.analysis.traffic import count_traffic
-from swin_backbone.ops import backend
-from swin_backbone.ops.fused import FUSIONS
+from swin_backbone.backends.triton import trial as backend
+from swin_backbone.backends.triton.backend import FUSIONS
 from swin_backbone.whole_files import write_whole
 
 OURS, OURS_V2 = 'swin_backbone', 'swin_backbone V2'

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from ..backbones.pyramid import SwinPyramid
-from ..ops.grid import Size
-from ..ops.plan import Plan, Planner
-from ..ops.rolled import RolledWindows
+from ..backends.graph import RolledWindows
+from ..backends.plan import Plan, Planner
+from ..models.pyramid import SwinPyramid
+from ..windows.grid import Size
 
 
 @dataclass(frozen=True)

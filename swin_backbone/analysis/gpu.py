@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.triton.attention import attend_in_windows, attend_in_windows_backward, launch_backward, launch_forward
-from ..ops.triton.check import LIMITS, attend_literally
-from ..ops.triton.tiles import Tiles, Tiling
+from ..backends.triton.attention import attend_in_windows, attend_in_windows_backward, launch_backward, launch_forward
+from ..backends.triton.check import LIMITS, attend_literally
+from ..backends.triton.tiles import Tiles, Tiling
 from . import machine
 
 PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'mmpretrain', 'onedl-mmpretrain', 'timm', 'transformers'
@@ -34,7 +34,7 @@ SLIM_LAYERS = (
 )  # of a block: qkv, projection, and the two of the MLP, in widths of the map
 WIDTHS_FORWARD, WIDTHS_BACKWARD = 4, 8  # what attention reads and writes of each token, in widths of the map
 
-TUNED: dict[str, dict] = {  # other choices than those of `ops/triton/tiles.py`
+TUNED: dict[str, dict] = {  # other choices than those of `backends/triton/tiles.py`
     '4 warps': dict(num_warps=4),
     '8 warps': dict(num_warps=8),
     '1 stage': dict(num_stages=1),

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..ops.grid import Size, WindowGrid
-from ..ops.windows import fit_window
+from ..backends.eager import fit_window
+from ..windows.grid import Size, WindowGrid
 
 PADDING = -1
 

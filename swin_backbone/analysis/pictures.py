@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from ..ops.grid import Size
-from ..ops.windows import TableWindows
+from ..backends.eager import TableWindows
+from ..windows.grid import Size
 from .layout import PADDING, REGIONS, Layout
 
 # Of Okabe and Ito, told apart by the colour-blind too: the four regions, and padding.

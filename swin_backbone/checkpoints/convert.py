@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..ops.windows import relative_position_index
+from ..backends.eager import relative_position_index
 from ..whole_files import write_whole_by
 from .errors import CheckpointError
 from .formats import MLP, TORCHVISION, V1, V2, WRITTEN, Format, from_here

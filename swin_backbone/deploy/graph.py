@@ -10,11 +10,11 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..backbones.pyramid import SwinPyramid
-from ..layers import SwinMLPBlock
-from ..layers.swin_block import ShiftedWindowAttention
-from ..ops.grid import Size
-from ..ops.plan import WindowCut
+from ..backends.plan import WindowCut
+from ..models.layers import SwinMLPBlock
+from ..models.layers.swin_block import ShiftedWindowAttention
+from ..models.pyramid import SwinPyramid
+from ..windows.grid import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')

@@ -8,7 +8,7 @@ from torch import nn
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import attention_maps
 from swin_backbone.analysis.attention import receptive_fields
-from swin_backbone.ops import reference
+from swin_backbone.backends import reference
 
 SETTINGS = [
     dict(),

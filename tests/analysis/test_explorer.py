@@ -11,8 +11,8 @@ import torch
 
 from swin_backbone.analysis.explorer import explorer_html
 from swin_backbone.analysis.layout import map_size
-from swin_backbone.ops.grid import WindowGrid
-from swin_backbone.ops.windows import fit_window
+from swin_backbone.backends.eager import fit_window
+from swin_backbone.windows.grid import WindowGrid
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 SETTINGS = 500

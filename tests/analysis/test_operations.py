@@ -7,7 +7,7 @@ from reference_windows import attend_by_reference
 from swin_backbone import SwinBackbone
 from swin_backbone.analysis.operations import count_flops, least_bytes, operations
 from swin_backbone.analysis.timing import peak_device_growth
-from swin_backbone.ops.triton import attend_in_windows
+from swin_backbone.backends.triton import attend_in_windows
 
 CPU = torch.device('cpu')
 

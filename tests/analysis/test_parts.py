@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from swin_backbone import SwinBackbone, native
+from swin_backbone import SwinBackbone
 from swin_backbone.analysis.operations import count_flops
 from swin_backbone.analysis.parts import REST, backbone_shares, detector_shares
-from swin_backbone.backbones.pyramid import SwinStage
+from swin_backbone.backends import native
+from swin_backbone.models.pyramid import SwinStage
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

@@ -6,7 +6,7 @@ from torch import nn
 
 from swin_backbone import SwinBackbone
 from swin_backbone.analysis.traffic import count_traffic
-from swin_backbone.ops import backend
+from swin_backbone.backends.triton import trial as backend
 
 needs_kernel = pytest.mark.skipif(
     backend._try(torch.device('cpu'), torch.bfloat16, (3, 3), 16, False) is not None,

@@ -13,9 +13,9 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from small import compare_eager, save_checkpoint, small_config
 
+from swin_backbone.backends import plan
 from swin_backbone.deploy import boxes, mask2former
 from swin_backbone.deploy.segmentor import AdaptiveAvgPool
-from swin_backbone.ops import plan
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.integers(1, 7))

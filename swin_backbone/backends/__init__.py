@@ -1,0 +1,1 @@
+"""The ways to compute a layer, behind one protocol."""

@@ -1,0 +1,215 @@
+"""Backbones take the compiled operators, and their weights as they are now."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from blocks import rms
+from torch import nn
+
+from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.analysis.timing import bytes_kept
+from swin_backbone.backends import native
+from swin_backbone.backends.native import library
+
+
+def backbones():
+    return [
+        SwinBackbone(arch='nano', window_size=(7, 7, (9, 4), 7), drop_path_rate=0.1).eval(),
+        SwinV2Backbone(arch='nano', window_size=8, drop_path_rate=0.1).eval(),
+    ]
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """What a call gives without the operators."""
+
+    def call(model, x):
+        with monkeypatch.context() as patched, torch.no_grad():
+            patched.setattr(native.operators, 'is_available', lambda dtype: False)
+            return model(x)
+
+    return call
+
+
+def step(model, x):
+    """Gradients of all weights, with the same random numbers each time."""
+    model.zero_grad()
+    torch.manual_seed(3)
+    torch.autograd.backward([y.float().sin().mean() for y in model(x)])
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+@pytest.fixture
+def by_torch_step(monkeypatch):
+    """`step` without the operators."""
+
+    def call(model, x):
+        with monkeypatch.context() as patched:
+            patched.setattr(native.operators, 'is_available', lambda dtype: False)
+            return step(model, x)
+
+    return call
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often blocks were computed by the operator."""
+    counted, block = [], native.operators.block
+    monkeypatch.setattr(native.operators, 'block', lambda *args: counted.append(1) or block(*args))
+    return counted
+
+
+@pytest.mark.parametrize('index', [0, 1])
+@torch.no_grad()
+def test_every_block_of_a_forward_without_gradients(index, without, calls):
+    model, x = backbones()[index], torch.randn(2, 3, 70, 90)
+    for ours, truth in zip(model(x), without(model, x)):
+        assert ours.is_contiguous()
+        torch.testing.assert_close(ours, truth, atol=3e-5, rtol=0)
+    assert len(calls) == 8
+
+
+@pytest.mark.parametrize('arguments', [dict(), dict(strip_tokens=None), dict(with_cp=True)])
+@pytest.mark.parametrize('index', [0, 1])
+def test_every_block_of_a_training_step(index, arguments, by_torch_step, calls):
+    make = (SwinBackbone, SwinV2Backbone)[index]
+    model = make(arch='nano', window_size=7 + index, drop_path_rate=0.1, **arguments).train()
+    x = torch.randn(2, 3, 70, 90)
+    truth, ours = by_torch_step(model, x), step(model, x)
+    assert len(calls) == 8
+    assert ours.keys() == truth.keys()
+    for name, gradient in truth.items():
+        assert rms(ours[name] - gradient) < 1e-5 * (1e-4 + rms(gradient)) + 1e-7, name
+
+
+@pytest.mark.usefixtures('_bf16')
+def test_a_training_step_under_autocast_is_nearer_to_float32(by_torch_step, calls):
+    model, x = SwinBackbone(arch='nano', drop_path_rate=0.0).train(), torch.randn(2, 3, 120, 130)
+    truth = by_torch_step(model, x)
+    with torch.autocast('cpu', torch.bfloat16):
+        today = by_torch_step(model, x)
+        ours = step(model, x)
+    assert len(calls) == 8
+    errors = [sum(rms(g[name] - truth[name]) / rms(truth[name]) for name in truth) for g in (ours, today)]
+    assert errors[0] < errors[1]
+
+
+def test_a_block_keeps_its_map_alone_for_backward():
+    block, x_BHWC = SwinBackbone(arch='nano').stages[0].blocks[0].train(), torch.randn(1, 56, 56, 32)
+    kept = bytes_kept(nn.Sequential(nn.Identity(), block), x_BHWC.requires_grad_(), torch.float32)
+    assert kept <= 49 * 49 * (block.attn.w_msa.num_heads * 4 + 8)  # the position bias looked up, and its index
+
+
+def test_no_block_in_double_precision_or_with_dropout_or_by_another_backend(calls):
+    x = torch.randn(1, 3, 64, 64)
+    SwinBackbone(arch='nano', drop_rate=0.1).train()(x)
+    SwinBackbone(arch='nano', strip_tokens=500)(x)
+    with torch.no_grad():
+        backbones()[0].double()(x.double())
+        SwinBackbone(arch='nano', attention_backend='sdpa').eval()(x)
+        SwinBackbone(arch='nano', act_cfg=dict(type='ReLU')).eval()(x)
+        with torch.backends.mkldnn.flags(enabled=False):
+            backbones()[0](x)
+    assert not calls
+
+
+@pytest.mark.usefixtures('_bf16')
+@torch.no_grad()
+def test_autocast_computes_in_bfloat16_and_gives_float32(without, calls):
+    model, x = backbones()[0], torch.randn(1, 3, 70, 90)
+    truth = without(model, x)
+    with torch.autocast('cpu', torch.bfloat16):
+        ours, today = model(x), without(model, x)
+    assert len(calls) == 8
+    for a, b, t in zip(ours, today, truth):
+        assert a.dtype == torch.float32
+        assert (a - t).pow(2).mean() < (b - t).pow(2).mean()
+
+
+def changed_by_a_step(model):
+    model.requires_grad_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.enable_grad():
+        sum(y.square().sum() for y in model(torch.randn(1, 3, 64, 64))).backward()
+    optimizer.step()
+
+
+def changed_by_a_fused_step(model):
+    """Fused optimizers do not change a tensor's version."""
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True).step()
+
+
+def changed_by_loading(model):
+    model.load_state_dict({k: 1.1 * v for k, v in model.state_dict().items()})
+
+
+def changed_by_swapping(model):
+    for weight in model.parameters():
+        weight.data.copy_(1.1 * weight.data)
+    model.train().eval()
+
+
+def changed_through_data(model):
+    for weight in model.parameters():
+        weight.data.mul_(1.1)
+
+
+def changed_by_rounding(model):
+    model.bfloat16().float()
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        changed_by_a_step,
+        changed_by_a_fused_step,
+        changed_through_data,
+        changed_by_loading,
+        changed_by_swapping,
+        changed_by_rounding,
+    ],
+)
+@torch.no_grad()
+def test_changed_weights_are_seen(change, without):
+    model, x = backbones()[0], torch.randn(1, 3, 64, 64)
+    before = model(x)
+    change(model)
+    after = model(x)
+    assert not torch.equal(after[0], before[0])
+    for ours, truth in zip(after, without(model, x)):
+        torch.testing.assert_close(ours, truth, atol=3e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+def test_one_changed_row_or_column_of_a_weight_is_seen(axis):
+    for shape in ((96, 32), (32, 96), (128, 128), (1, 40), (40, 1)):
+        weight = torch.randn(shape)
+        for at in range(shape[axis]):
+            before = torch.ops.swin_backbone.fingerprint([weight])
+            weight.select(axis, at).add_(1)
+            assert torch.ops.swin_backbone.fingerprint([weight]) != before
+
+
+@torch.no_grad()
+def test_packed_weights_are_kept_once_and_not_copied():
+    model, x = backbones()[0], torch.randn(1, 3, 64, 64)
+    model(x)
+    block = model.stages[0].blocks[0]
+    made = block.packed._made[1]
+    model(x)
+    assert block.packed._made[1] is made
+    weights = (block.attn.w_msa.qkv, block.attn.w_msa.proj, block.ffn.layers[0][0], block.ffn.layers[1])
+    assert sum(panels.nbytes for panels in made) == sum(layer.weight.nbytes for layer in weights)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.stages[0].blocks[0].packed._made is None
+        assert torch.equal(other(x)[-1], model(x)[-1])
+
+
+def test_the_reason_is_said_once_found():
+    assert (
+        library.why_not(torch.float16) == 'The compiled operators compute in float32 and bfloat16, not torch.float16.'
+    )
