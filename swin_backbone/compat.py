@@ -25,9 +25,10 @@ def has_global_hooks() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work. Without torch's functions: no."""
-    if torch.compiler.is_compiling():  # which sees what a transform does, and not the transform
-        return False
+    """Whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work. Without torch's functions: no.
+
+    It cannot be asked inside torch.compile, which sees what a transform does, and not the transform.
+    """
     peek = getattr(getattr(torch._C, '_functorch', None), 'peek_interpreter_stack', None)
     level = getattr(torch.autograd.forward_ad, '_current_level', -1)
     return level >= 0 or (peek is not None and peek() is not None)
@@ -41,11 +42,6 @@ def is_exporting() -> bool:
 
 # The mode in which operators give fake tensors now, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
-
-
-def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's values are; 0 in a fake mode, whose tensors have none."""
-    return tensor.data_ptr() if fake_mode() is None else 0
 
 
 def fake_tensors() -> AbstractContextManager:

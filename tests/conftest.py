@@ -42,14 +42,6 @@ def _no_default_scope():
 
 
 @pytest.fixture
-def by_torch(monkeypatch):
-    """Blocks are computed by torch, not by compiled operators."""
-    from swin_backbone.backends import plan
-
-    monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)
-
-
-@pytest.fixture
 def one_process(tmp_path):
     """A process group of this process alone."""
     distributed = torch.distributed

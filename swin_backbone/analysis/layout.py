@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..backends.eager import fit_window
-from ..windows.grid import Size, WindowGrid
+from ..windows.grid import Size, WindowGrid, fit_window
 
 PADDING = -1
 
@@ -78,7 +77,9 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
         if min(sides) < 1:
             raise ValueError(f'{name} takes two positive sides, got {tuple(sides)}')
     half = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
-    window_size, shift = fit_window(*size, window_size, half, small_map)
+    shift = half
+    if small_map == 'shrink':
+        window_size, shift = fit_window(*size, window_size, half)
     grid = WindowGrid(1, *size, window_size, shift, mask_padding, torch.device('cpu'))
     token_LN = grid.token_at_LN.numpy()
     (Wh, Ww), counts = window_size, [-(-length // side) for length, side in zip(size, window_size)]

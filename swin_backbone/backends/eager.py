@@ -1,93 +1,75 @@
-"""The windows of a map, and attention inside them: what every kind of windows can do, and the kinds for eager PyTorch.
+"""PyTorch, operation by operation: a map is computed in strips that fit in a CPU's cache, or as a whole.
 
-`TableWindows` and `SdpaWindows`, here, gather tokens by tables of indices, one gather for pad, roll and partition, and
-can be cut into strips. `RolledWindows` (`backends/graph.py`) pads, rolls and partitions whole maps in one graph, at
-sizes that may be symbols; `ExportedWindows` (`backends/exported.py`) gathers in such a graph. `TritonWindows`
-(`backends/triton/backend.py`) hands whole maps to a kernel that finds tokens by arithmetic.
+Windows gather tokens by tables of indices: one gather for pad, roll and partition.
 
-Layout: B batch, H W height and width of a map, C channels, T tokens, P places of all windows, L windows, N places of
-a window, h heads, d channels of a head, R offsets between places of a window.
+Layout: B batch, H W height and width of a map, C channels in, D channels out, T tokens, P places of all windows, L
+windows, N places of a window, h heads, d channels of a head.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from typing import Callable, ClassVar, Optional, Protocol
+from functools import partial
+from typing import Any, ClassVar, Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.backends import mkldnn
 
-from ..compat import fake_mode, without_cudnn_attention
-from ..windows.grid import Run, Size, WindowGrid
-from .linear import eager_linear
-
-CACHED_GRIDS = 64  # a Swin at one input size uses 8: two shifts in each of four stages
-
-
-def bounded_cache(build: Callable) -> Callable:
-    """A bounded cache for index tables. Under torch.compile and export it calls the function directly.
-
-    Fake tensors, which have no values, are kept for their own fake mode alone.
-    """
-
-    @lru_cache(maxsize=CACHED_GRIDS)
-    def cached(_fake_mode, *args):
-        with torch.inference_mode(False):  # an inference tensor could not be saved for a later backward
-            return build(*args)
-
-    @wraps(build)
-    def call(*args):
-        return build(*args) if torch.compiler.is_compiling() else cached(fake_mode(), *args)
-
-    call.cache_info, call.cache_clear = cached.cache_info, cached.cache_clear  # type: ignore[attr-defined]
-    return call
+from ..compat import onednn_linear, without_cudnn_attention
+from ..windows.grid import Geometry, PaddedGrid, WindowGrid, WindowGroup
+from .functions import patches
+from .functions.block import BLOCKS, in_dtype, linear
+from .functions.position import bounded_cache
+from .protocol import BlockSettings, EmbeddingWeights, MergingWeights, Plan, Request, Windows
+from .strips import checkpointed, in_turn, recomputed
+from .weight_cache import WeightCache
 
 
-class Windows(Protocol):
-    """Some windows of a batch of maps.
+def eager_linear(
+    x_TC: Tensor,
+    weight_DC: Tensor,
+    bias_D: Optional[Tensor],
+    activation: Optional[Callable[[Tensor], Tensor]] = None,
+    gradient_only: bool = False,
+) -> Tensor:
+    """`linear`, for eager PyTorch alone: in float32 on a CPU by oneDNN, whose GEMM is quicker on slim matrices."""
+    if (
+        onednn_linear is None
+        or weight_DC.dtype != torch.float32
+        or weight_DC.device.type != 'cpu'
+        or not mkldnn.enabled
+    ):
+        return linear(x_TC, weight_DC, bias_D, activation)
+    x_TC = x_TC.to(weight_DC.dtype)
+    if torch.is_grad_enabled() and (x_TC.requires_grad or weight_DC.requires_grad):
+        y_TD = _Linear.apply(x_TC, weight_DC, bias_D, gradient_only)
+    elif isinstance(activation, nn.GELU):
+        return onednn_linear(x_TC, weight_DC, bias_D, 'gelu', [], activation.approximate)
+    else:
+        y_TD = onednn_linear(x_TC, weight_DC, bias_D, 'none', [], '')
+    return y_TD if activation is None else activation(y_TD)
 
-    `tokens` below are (T, C), or for `RolledWindows` whole maps (B, H, W, C).
-    """
 
-    def read(self, x_BHWC: Tensor) -> Tensor:
-        """The tokens in these windows."""
+class _Linear(torch.autograd.Function):
+    """The gradient that oneDNN's function lacks."""
 
-    def write(self, y: Tensor, x_BHWC: Tensor, out_BHWC: Optional[Tensor]) -> Tensor:
-        """Put the computed tokens in their places in `out_BHWC`; None: in a new map of the same shape."""
+    @staticmethod
+    def forward(ctx, x_TC, weight_DC, bias_D, gradient_only):
+        ctx.save_for_backward(x_TC, weight_DC)
+        if gradient_only:
+            return x_TC.new_empty(x_TC.shape[0], weight_DC.shape[0])
+        return onednn_linear(x_TC, weight_DC, bias_D, 'none', [], '')
 
-    def linear(
-        self,
-        x: Tensor,
-        weight_DC: Tensor,
-        bias_D: Optional[Tensor],
-        activation: Optional[Callable[[Tensor], Tensor]] = None,
-        gradient_only: bool = False,
-    ) -> Tensor:
-        """A linear layer over tokens: `backends.linear.linear`, or a faster equivalent."""
-
-    def pad(self, x: Tensor, by_bias: bool = False) -> Tensor:
-        """The tokens, with zeros for places outside the map; `by_bias`: or not, as `attend` gets the bias of qkv."""
-
-    def attend(self, qkv: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
-        """Softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4).
-
-        Tokens that are neighbours only because of the cyclic shift do not attend to each other.
-
-        Args:
-            qkv: query, key and value of each padded token, concatenated; in each of the three, its heads.
-            bias_hNN: the relative position bias.
-            dropout: probability with which an attention weight is dropped.
-            qkv_bias_3C: of tokens padded `by_bias`: what qkv has for zeros; None: zeros.
-
-        Returns:
-            The tokens, without padding.
-        """
-
-    def per_token(self, values_B: Tensor) -> Tensor:
-        """One value for each image, in a shape that broadcasts over its tokens."""
-
-    def per_image(self, x: Tensor) -> Tensor:
-        """The tokens with the image as first dimension; only where these are all windows of the maps."""
+    @staticmethod
+    def backward(ctx, grad_TD):
+        (x_TC, weight_DC), (needs_x, needs_weight, needs_bias, _) = ctx.saved_tensors, ctx.needs_input_grad
+        grad_weight_DC = None
+        if needs_weight:  # BLAS is a fifth quicker with the longer side in front
+            wide = weight_DC.shape[0] >= weight_DC.shape[1]
+            grad_weight_DC = grad_TD.t() @ x_TC if wide else (x_TC.t() @ grad_TD).t()
+        grad_x_TC = eager_linear(grad_TD, weight_DC.t(), None) if needs_x else None
+        return grad_x_TC, grad_weight_DC, grad_TD.sum(0) if needs_bias else None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +84,7 @@ class TableWindows:
         padded: whether there may be padding.
         window_area: N.
         tokens_per_image: H * W.
-        runs: the kinds of the windows, in their order.
+        groups: the kinds of the windows, in their order.
     """
 
     tokens_T: Optional[Tensor]
@@ -112,7 +94,7 @@ class TableWindows:
     padded: bool
     window_area: int
     tokens_per_image: int
-    runs: tuple[Run, ...]
+    groups: tuple[WindowGroup, ...]
 
     grid_kind: ClassVar[type[WindowGrid]] = WindowGrid
 
@@ -154,8 +136,8 @@ class TableWindows:
         qkv_LN3hd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1))
         q, k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in qkv_LN3hd.unbind(2))
         logits_LhNN, bias_hNN = q.mul_(scale) @ k.transpose(-2, -1), bias_hNN.to(q.dtype)
-        biases = [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.runs]
-        parts = logits_LhNN.split([run.length for run in self.runs])
+        biases = [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.groups]
+        parts = logits_LhNN.split([group.length for group in self.groups])
         if len(parts) == 1:
             logits_LhNN += biases[0]
         elif logits_LhNN.requires_grad:  # no part of a tensor can be overwritten then
@@ -189,26 +171,32 @@ class TableWindows:
         """
         grid = cls.grid_kind(*geometry)
         if window_tokens is None:
-            return [cls._between(grid, 0, grid.num_windows, in_order=True)]
+            return [cls._between(grid, 0, grid.num_windows, as_the_maps=True)]
         num_pieces = -(-grid.num_windows // max(1, window_tokens // grid.window_area))
         bounds = [grid.num_windows * i // num_pieces for i in range(num_pieces + 1)]
         return [cls._between(grid, *ends) for ends in zip(bounds, bounds[1:])]
 
     @classmethod
-    def _between(cls, grid: WindowGrid, start: int, stop: int, in_order: bool = False) -> 'TableWindows':
-        """Windows start..stop of a grid, over just the tokens in them; `in_order`: over all, as the maps have them."""
+    def _between(cls, grid: WindowGrid, start: int, stop: int, as_the_maps: bool = False) -> 'TableWindows':
+        """Windows start..stop of a grid, over just the tokens in them; `as_the_maps`: over all, in their order."""
         token_at_P = grid.token_at_LN[start:stop].flatten()
         is_token_P = token_at_P >= 0
         tokens_T, place_of_T = token_at_P[is_token_P], is_token_P.nonzero()[:, 0]
         padded = tokens_T.shape != token_at_P.shape
-        common = (padded, grid.window_area, grid.tokens_per_image, grid.runs_between(start, stop))
-        if in_order:
+        common = (padded, grid.window_area, grid.tokens_per_image, grid.groups_between(start, stop))
+        if as_the_maps:
             place_of_T = torch.empty_like(place_of_T).scatter(0, tokens_T, place_of_T)
         elif not padded:
             return cls(tokens_T, None, None, None, *common)
         token_at_P = torch.full_like(token_at_P, len(tokens_T))
         token_at_P[place_of_T] = torch.arange(len(tokens_T), device=tokens_T.device)
-        return cls(None if in_order else tokens_T, token_at_P, place_of_T, (~is_token_P).nonzero()[:, 0], *common)
+        return cls(None if as_the_maps else tokens_T, token_at_P, place_of_T, (~is_token_P).nonzero()[:, 0], *common)
+
+
+class PaddedTables(TableWindows):
+    """Windows that shift by padding, as `PaddedGrid` has them."""
+
+    grid_kind = PaddedGrid
 
 
 class SdpaWindows(TableWindows):
@@ -217,8 +205,8 @@ class SdpaWindows(TableWindows):
     def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """See `Windows`."""
         qkv_3LhNd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-        bias_hNN, counts = bias_hNN.to(qkv_T3C.dtype), [run.length for run in self.runs]
-        biases = [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.runs]
+        bias_hNN, counts = bias_hNN.to(qkv_T3C.dtype), [group.length for group in self.groups]
+        biases = [bias_hNN if m is None else bias_hNN.masked_fill(~m, -torch.inf) for _, m in self.groups]
         with without_cudnn_attention():
             parts = [
                 F.scaled_dot_product_attention(q, k, v, bias_hNN[None], dropout, scale=scale)
@@ -226,48 +214,6 @@ class SdpaWindows(TableWindows):
             ]
         x_LhNd = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.to_tokens(x_LhNd.transpose(1, 2).flatten(2))
-
-
-def fit_window(height: int, width: int, window_size: Size, shift: Size, small_map: str) -> tuple[Size, Size]:
-    """The window and shift for a map, which may be smaller than the window.
-
-    With `small_map='pad'` they stay (mmdet and mmseg). With 'shrink', a map no larger than the window on some
-    side gets windows of its smaller side and no shift (microsoft/Swin-Transformer, the classifiers).
-    """
-    if small_map == 'pad' or (height > window_size[0] and width > window_size[1]):
-        return window_size, shift
-    side = min(height, width)
-    return (min(side, window_size[0]), min(side, window_size[1])), (0, 0)
-
-
-@bounded_cache
-def relative_position_index(window_size: Size, table_window: Size, device: torch.device) -> Tensor:
-    """For each pair of places (query, key) of a window its row in the bias table: (N*N,).
-
-    The table of `table_window` holds every offset from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1); a smaller
-    `window_size` uses the table's centre.
-    """
-    table_height, table_width = table_window
-    y = torch.arange(window_size[0], device=device)
-    x = torch.arange(window_size[1], device=device)
-    dy = y[:, None] - y + table_height - 1
-    dx = x[:, None] - x + table_width - 1
-    # query row, query column, key row, key column
-    return (dy[:, None, :, None] * (2 * table_width - 1) + dx[None, :, None, :]).flatten()
-
-
-def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
-    """The bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h) made for windows of `table_window`."""
-    (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
-    has_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # which is the same with gradients and without
-    if has_graph or not (torch.is_grad_enabled() and table_Rh.requires_grad):
-        index = relative_position_index(window_size, (table_height, table_width), table_Rh.device)
-        return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
-    # The same as views, for the biases of a query are a window of the table, turned round: backward sums these windows
-    # in order, where that of the lookup adds atomically on CUDA.
-    table_hYX = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
-    centre_hYX = table_hYX.narrow(1, table_height - Wh, 2 * Wh - 1).narrow(2, table_width - Ww, 2 * Ww - 1)
-    return centre_hYX.unfold(1, Wh, 1).unfold(2, Ww, 1).flip(3, 4).reshape(-1, Wh * Ww, Wh * Ww)
 
 
 # Gather and scatter are each other's transpose, so backward is a gather too, and never an atomic add.
@@ -298,3 +244,85 @@ class _ToTokens(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_TC):
         return ctx.windows.pad(grad_TC).index_select(0, ctx.windows.token_at_P), None
+
+
+class Eager:
+    """Operation by operation; in strips, of which a training step stores the input alone, where the plan has them."""
+
+    name = 'eager'
+
+    def why_not(self, request: Request) -> Optional[str]:
+        """See `Backend`."""
+        if request.recorded is not None:
+            return f'It looks tokens up in tables made for one size, and {request.recorded} takes one graph.'
+        return None
+
+    def embed(
+        self, image_BCHW: Tensor, w: EmbeddingWeights, eps: Optional[float], plan: Plan, cache: WeightCache
+    ) -> Tensor:
+        """See `Backend`. In strips this is one matrix product each."""
+        if plan.strip_tokens is None:
+            return patches.convolve(image_BCHW, w, eps)
+        image_BHWC, patch = image_BCHW.permute(0, 2, 3, 1), w.projection_weight.shape[2:]
+        rows = patches.row_strips(image_BHWC.shape, (patch[0], patch[1]), plan.strip_tokens)
+        return _in_rows(partial(patches.embed, eps=eps, linear=eager_linear), image_BHWC, rows, in_dtype(w, plan.dtype))
+
+    def block(
+        self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
+    ) -> Tensor:
+        """See `Backend`."""
+        pieces = self.tables(geometry, settings.kind).cut(plan.strip_tokens, *geometry)
+        compute, w = partial(BLOCKS[settings.kind], settings=settings), in_dtype(w, plan.dtype)
+        if torch.is_grad_enabled() and (plan.strip_tokens is not None or plan.with_cp):
+            if plan.strip_tokens is None:
+                return checkpointed(compute, x_BHWC, pieces[0], w)
+            return recomputed(compute, x_BHWC, pieces, w, draws=settings.has_dropout)
+        out_BHWC = x_BHWC if plan.overwrite else None
+        for piece in pieces:
+            out_BHWC = piece.write(compute(piece.read(x_BHWC), piece, w), x_BHWC, out_BHWC)
+        return out_BHWC
+
+    def merge(
+        self, x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool, plan: Plan, cache: WeightCache
+    ) -> Tensor:
+        """See `Backend`."""
+        w = patches.neighbours_in_order(in_dtype(w, plan.dtype), post_norm)
+        if plan.strip_tokens is None:
+            return patches.merge(x_BHWC, w, eps, post_norm)
+        B, H, W, C = x_BHWC.shape
+        if H % 2 == 0:  # then all images can be stacked into one tall image
+            x_BHWC = x_BHWC.reshape(1, B * H, W, C)
+        rows = patches.row_strips(x_BHWC.shape, (2, 2), plan.strip_tokens)
+        compute = partial(patches.merge, eps=eps, post_norm=post_norm, linear=eager_linear)
+        return _in_rows(compute, x_BHWC, rows, w).view(B, (H + 1) // 2, (W + 1) // 2, -1)
+
+    def output_norm(
+        self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, plan: Plan
+    ) -> Tensor:
+        """See `Backend`."""
+        if plan.strip_tokens is None or _needs_gradient(x_BHWC, weight, bias):
+            return patches.output_norm(x_BHWC, weight, bias, eps)
+        return patches.output_norm_in_strips(x_BHWC, weight, bias, eps)
+
+    def windows(self, geometry: Geometry, kind: str) -> Windows:
+        """See `Backend`."""
+        return self.tables(geometry, kind).cut(None, *geometry)[0]
+
+    def tables(self, geometry: Geometry, kind: str) -> type[TableWindows]:
+        """The windows of a kind of block. On a CPU two batched products are quicker than torch's fused attention."""
+        if kind == 'mlp':
+            return PaddedTables
+        return TableWindows if geometry.device.type == 'cpu' else SdpaWindows
+
+
+def _in_rows(compute: Callable[..., Tensor], x_BHWC: Tensor, rows: list, w: tuple) -> Tensor:
+    """Compute a patch layer strip by strip."""
+
+    def compute_rows(x: Tensor, _rows: Any, w: Any, gradient_only: bool = False) -> Tensor:
+        return compute(x, w)
+
+    return (recomputed if torch.is_grad_enabled() else in_turn)(compute_rows, x_BHWC, rows, w)
+
+
+def _needs_gradient(*tensors: Optional[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -1,7 +1,7 @@
-"""The paper's algorithm written literally, step by step: slow, plain, and the truth that fast paths are held to.
+"""The paper's algorithms written literally, step by step: slow, plain, and the truth that fast backends are held to.
 
-No function here is used outside tests, but for the trial of the Triton kernels on a device. Nothing is shared with the
-fast path: no index tables, no kinds of windows, no strips.
+Nothing is shared with them: no index tables, no kinds of windows, no strips. `swin_block`, `swin_v2_block` and
+`swin_mlp_block` take a block's state dict; `Reference` is the same as a backend.
 
 Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels
 of a head.
@@ -10,18 +10,32 @@ of a head.
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Size = tuple[int, int]
+from ..windows.grid import Geometry, Size
+from .graph import Graph, RolledWindows
+from .protocol import BlockSettings, EmbeddingWeights, MergingWeights, Plan, Request, Windows
+from .weight_cache import WeightCache
+
+Weights = Mapping[str, Any]  # a block's tensors under mmdet's and mmpretrain's names; None where there is none
+Factor = Union[Tensor, float]
+
+EPS = (1e-5, 1e-5, 1e-5)
+NAMES = {  # of `BlockWeights` and `MLPBlockWeights` in a state dict
+    **{f'norm{i}_{end}': f'norm{i}.{end}' for i in (1, 2, 3) for end in ('weight', 'bias')},
+    **{f'{name}_{end}': f'attn.w_msa.{name}.{end}' for name in ('qkv', 'proj') for end in ('weight', 'bias')},
+    **{f'fc1_{end}': f'ffn.layers.0.0.{end}' for end in ('weight', 'bias')},
+    **{f'fc2_{end}': f'ffn.layers.1.{end}' for end in ('weight', 'bias')},
+}
 
 
 def swin_block(
     x_BHWC: Tensor,
-    weights: Mapping[str, Tensor],
+    weights: Weights,
     num_heads: int,
     window_size: Size,
     shift: Size,
@@ -40,14 +54,12 @@ def swin_block(
         return scale * q @ k.transpose(-2, -1) + _bias_from_table(table, window_size, table_window)
 
     cut = num_heads, window_size, shift, small_map, mask_padding
-    normed = _layer_norm(x_BHWC, weights, 'norm1')
-    x_BHWC = x_BHWC + _attention(normed, weights, weights.get('attn.w_msa.qkv.bias'), products, *cut)
-    return x_BHWC + _mlp(_layer_norm(x_BHWC, weights, 'norm2'), weights)
+    return _v1(x_BHWC, weights, lambda y: _attention(y, weights, weights.get('attn.w_msa.qkv.bias'), products, *cut))
 
 
 def swin_v2_block(
     x_BHWC: Tensor,
-    weights: Mapping[str, Tensor],
+    weights: Weights,
     num_heads: int,
     window_size: Size,
     shift: Size,
@@ -65,20 +77,164 @@ def swin_v2_block(
     qkv_bias = None if q_bias is None or v_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
     scale_h11 = weights['attn.w_msa.logit_scale'].clamp(max=math.log(100)).exp()
 
-    def cosines(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
-        """Equations 2 to 4."""
-        cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
-        return scale_h11 * cosines + _continuous_bias(weights, window_size, pretrained_window or window_size)
+    def logits(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
+        return _cosines(q, k, scale_h11) + _continuous_bias(weights, window_size, pretrained_window or window_size)
 
     cut = num_heads, window_size, shift, small_map, mask_padding
-    x_BHWC = x_BHWC + _layer_norm(_attention(x_BHWC, weights, qkv_bias, cosines, *cut), weights, 'norm1')
-    x_BHWC = x_BHWC + _layer_norm(_mlp(x_BHWC, weights), weights, 'norm2')
-    return _layer_norm(x_BHWC, weights, 'norm3') if 'norm3.weight' in weights else x_BHWC
+    return _v2(x_BHWC, weights, lambda y: _attention(y, weights, qkv_bias, logits, *cut))
+
+
+def swin_mlp_block(
+    x_BHWC: Tensor, weights: Weights, num_heads: int, window_size: Size, shift: Size, small_map: str = 'pad'
+) -> Tensor:
+    """One block of Swin-MLP (microsoft/Swin-Transformer): a linear layer over the places of each window, one a head.
+
+    Args:
+        weights: the block's state dict.
+    """
+    H, W = x_BHWC.shape[1:3]
+    if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
+        shift = (0, 0)
+    mix = weights['spatial_mlp.weight'], weights['spatial_mlp.bias']
+    return _v1(x_BHWC, weights, lambda y: _mix_places(y, *mix, num_heads, window_size, shift))
+
+
+class Reference:
+    """The same for the layers of a backbone, one step after the other."""
+
+    name = 'reference'
+
+    def why_not(self, request: Request) -> Optional[str]:
+        """See `Backend`."""
+        if request.recorded is not None:
+            return f'The reference is not written for {request.recorded}.'
+        if request.has_dropout:
+            return 'The reference has no dropout, and a dropout rate is above 0.'
+        return None
+
+    def embed(
+        self, image_BCHW: Tensor, w: EmbeddingWeights, eps: Optional[float], plan: Plan, cache: WeightCache
+    ) -> Tensor:
+        """See `Backend`."""
+        patch = tuple(w.projection_weight.shape[2:])
+        rows, columns = (-(-length // side) for length, side in zip(image_BCHW.shape[2:], patch))
+        padding = 0, columns * patch[1] - image_BCHW.shape[3], 0, rows * patch[0] - image_BCHW.shape[2]
+        patches_BTP = F.unfold(F.pad(image_BCHW, padding), patch, stride=patch).transpose(1, 2)
+        x_BTC = F.linear(patches_BTP, w.projection_weight.flatten(1), w.projection_bias)
+        if eps is not None:
+            x_BTC = F.layer_norm(x_BTC, x_BTC.shape[-1:], w.norm_weight, w.norm_bias, eps)
+        return x_BTC.unflatten(1, (rows, columns))
+
+    def block(
+        self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
+    ) -> Tensor:
+        """See `Backend`."""
+        weights, how = {NAMES.get(name, name): tensor for name, tensor in w._asdict().items()}, _How.of(settings, w)
+        window_size, shift = geometry.window_size, geometry.shift
+        if settings.kind == 'mlp':
+            heads, N, _ = w.mix_weight_hNN.shape
+            mix = w.mix_weight_hNN.reshape(heads * N, N, 1), w.mix_bias_hN.flatten()
+            return _v1(x_BHWC, weights, lambda y: _mix_places(y, *mix, heads, window_size, shift), how)
+
+        def logits(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
+            if w.cosine_scale_h is not None:
+                return _cosines(q, k, w.cosine_scale_h[:, None, None]) + w.position_bias_hNN
+            return settings.scale * q @ k.transpose(-2, -1) + w.position_bias_hNN
+
+        cut = len(w.position_bias_hNN), window_size, shift, 'pad', geometry.mask_padding
+        block = _v1 if settings.kind == 'v1' else _v2
+        return block(x_BHWC, weights, lambda y: _attention(y, weights, w.qkv_bias, logits, *cut), how)
+
+    def merge(
+        self, x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool, plan: Plan, cache: WeightCache
+    ) -> Tensor:
+        """See `Backend`."""
+
+        def normalise(x_BTC: Tensor) -> Tensor:
+            return x_BTC if eps is None else F.layer_norm(x_BTC, x_BTC.shape[-1:], w.norm_weight, w.norm_bias, eps)
+
+        H, W = x_BHWC.shape[1:3]
+        padded_BCHW = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2)).permute(0, 3, 1, 2)
+        x_BTC = F.unfold(padded_BCHW, 2, stride=2).transpose(1, 2)
+        x_BTC = F.linear(x_BTC if post_norm else normalise(x_BTC), w.reduction_weight)
+        return (normalise(x_BTC) if post_norm else x_BTC).unflatten(1, (-(-H // 2), -(-W // 2)))
+
+    def output_norm(
+        self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, plan: Plan
+    ) -> Tensor:
+        """See `Backend`."""
+        return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2).contiguous()
+
+    def windows(self, geometry: Geometry, kind: str) -> Windows:
+        """See `Backend`."""
+        return Graph().windows(geometry, kind) if kind == 'mlp' else LiteralWindows(*geometry)
+
+
+class LiteralWindows(RolledWindows):
+    """Windows in which attention is the paper's algorithm: for a block whose layers are called one by one."""
+
+    def __init__(self, *geometry: Any):
+        super().__init__(*geometry)
+        self.mask_padding = Geometry(*geometry).mask_padding
+
+    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+        """See `Windows`."""
+        geometry = self.size, self.window_size, self.shift, self.mask_padding
+        return attend_in_shifted_windows(qkv_BHW3C, bias_hNN, scale, *geometry)
+
+
+class _How(NamedTuple):
+    """What a backbone can set of a block."""
+
+    eps: tuple[float, ...] = EPS
+    activation: Callable[[Tensor], Tensor] = F.gelu
+    factors: tuple[Factor, Factor] = (1.0, 1.0)  # of the two branches: stochastic depth, an image each
+
+    @classmethod
+    def of(cls, settings: BlockSettings, w: Any) -> '_How':
+        factors: Any = (1.0, 1.0) if w.drop_path_2B is None else tuple(w.drop_path_2B[:, :, None, None, None])
+        return cls(settings.eps, settings.activation, factors)
+
+
+def _v1(x_BHWC: Tensor, weights: Weights, mix: Callable[[Tensor], Tensor], how: _How = _How()) -> Tensor:  # noqa: B008
+    """Norms before mixing and MLP (Liu et al. 2021, equation 3)."""
+    x_BHWC = x_BHWC + how.factors[0] * mix(_layer_norm(x_BHWC, weights, 'norm1', how.eps[0]))
+    return x_BHWC + how.factors[1] * _mlp(_layer_norm(x_BHWC, weights, 'norm2', how.eps[1]), weights, how.activation)
+
+
+def _v2(x_BHWC: Tensor, weights: Weights, mix: Callable[[Tensor], Tensor], how: _How = _How()) -> Tensor:  # noqa: B008
+    """Norms behind mixing and MLP (Liu et al. 2022, figure 1)."""
+    x_BHWC = x_BHWC + how.factors[0] * _layer_norm(mix(x_BHWC), weights, 'norm1', how.eps[0])
+    x_BHWC = x_BHWC + how.factors[1] * _layer_norm(_mlp(x_BHWC, weights, how.activation), weights, 'norm2', how.eps[1])
+    return x_BHWC if weights.get('norm3.weight') is None else _layer_norm(x_BHWC, weights, 'norm3', how.eps[2])
+
+
+def _cosines(q: Tensor, k: Tensor, scale_h11: Tensor) -> Tensor:
+    """Scaled cosine attention (Liu et al. 2022, equation 2)."""
+    return scale_h11 * (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1))
+
+
+def _mix_places(x_BHWC: Tensor, weight: Tensor, bias: Tensor, num_heads: int, window_size: Size, shift: Size) -> Tensor:
+    """Swin-MLP's grouped convolution over the places of each window.
+
+    A shift pads the map with window - shift zeros at top and left, and at bottom and right to whole windows.
+    """
+    H, W = x_BHWC.shape[1:3]
+    top, left = (side - by if by else 0 for side, by in zip(window_size, shift))
+    bottom, right = -(top + H) % window_size[0], -(left + W) % window_size[1]
+    padded = F.pad(x_BHWC, (0, 0, left, right, top, bottom))
+    mixed = []
+    for x_NC in window_partition(padded, window_size):
+        heads_hNd = x_NC.unflatten(1, (num_heads, -1)).transpose(0, 1)
+        places_hNd = F.conv1d(heads_hNd.flatten(0, 1), weight, bias, groups=num_heads).view(heads_hNd.shape)
+        mixed.append(places_hNd.transpose(0, 1).flatten(1))
+    mixed_BHWC = window_reverse(torch.stack(mixed), window_size, (padded.shape[1], padded.shape[2]))
+    return mixed_BHWC[:, top : top + H, left : left + W]
 
 
 def _attention(
     x_BHWC: Tensor,
-    weights: Mapping[str, Tensor],
+    weights: Weights,
     qkv_bias: Optional[Tensor],
     logits: Callable[..., Tensor],
     num_heads: int,
@@ -104,13 +260,13 @@ def _attention(
     return F.linear(x_BHWC, weights['attn.w_msa.proj.weight'], weights['attn.w_msa.proj.bias'])
 
 
-def _mlp(x_BHWC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    hidden = F.gelu(F.linear(x_BHWC, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
+def _mlp(x_BHWC: Tensor, weights: Weights, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    hidden = activation(F.linear(x_BHWC, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
     return F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
 
 
-def _layer_norm(x_BHWC: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
-    return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weights[f'{name}.weight'], weights[f'{name}.bias'])
+def _layer_norm(x_BHWC: Tensor, weights: Weights, name: str, eps: float) -> Tensor:
+    return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weights[f'{name}.weight'], weights[f'{name}.bias'], eps)
 
 
 def attend_in_shifted_windows(
@@ -198,7 +354,7 @@ def _slices(length: int, window: int, shift: int) -> tuple[slice, ...]:
     return slice(0, length - window), slice(length - window, length - shift), slice(length - shift, length)
 
 
-def _continuous_bias(weights: Mapping[str, Tensor], window_size: Size, pretrained_window: Size) -> Tensor:
+def _continuous_bias(weights: Weights, window_size: Size, pretrained_window: Size) -> Tensor:
     """16 sigmoid(MLP(log-spaced offset)) of each pair of places, one pair at a time: (h, N, N)."""
     places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
     rows = [[_log_spaced(a - b, w) for a, b, w in zip(q, k, pretrained_window)] for q in places for k in places]

@@ -6,7 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ..compat import address
+from ..compat import fake_mode
 
 
 class WeightCache:
@@ -22,7 +22,7 @@ class WeightCache:
         through `.data`, as by mmengine's EMAHook, and steps of fused optimizers do not change a tensor's version, so a
         module's `train` and `_apply` call `clear`.
         """
-        key = *settings, *((id(w), address(w), w._version, w.dtype, w.shape) for w in weights)
+        key = *settings, *((id(w), _address(w), w._version, w.dtype, w.shape) for w in weights)
         made = self._made  # read once: another thread may replace it
         if made is None or made[0] != key:
             self._made = None  # first free the old copy, so that there are never two
@@ -36,3 +36,8 @@ class WeightCache:
 
     def __getstate__(self) -> dict[str, Any]:
         return {'_made': None}
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's values are; 0 in a fake mode, whose tensors have none."""
+    return tensor.data_ptr() if fake_mode() is None else 0

@@ -8,8 +8,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..backends.eager import relative_position_index
 from ..whole_files import write_whole_by
+from ..windows.position import relative_position_index
 from .errors import CheckpointError
 from .formats import MLP, TORCHVISION, V1, V2, WRITTEN, Format, from_here
 from .formats_mlp import WRITTEN_MLP

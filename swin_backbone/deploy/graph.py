@@ -10,9 +10,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..backends.plan import WindowCut
-from ..models.layers import SwinMLPBlock
-from ..models.layers.swin_block import ShiftedWindowAttention
+from ..models.layers import SwinBlock
+from ..models.layers.swin_block import WindowCut
 from ..models.pyramid import SwinPyramid
 from ..windows.grid import Size
 
@@ -133,7 +132,7 @@ def example_size(backbone: Any) -> Size:
 
 def _cuts(backbone: Any) -> list[WindowCut]:
     """How the blocks of a backbone cut maps into windows; empty for a backbone of another package."""
-    return [layer.cut for layer in backbone.modules() if isinstance(layer, (ShiftedWindowAttention, SwinMLPBlock))]
+    return [layer.cut for layer in backbone.modules() if isinstance(layer, SwinBlock)]
 
 
 def check_shape(backbone: Any, shape: Optional[Size]) -> None:

@@ -7,10 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from ..archs import Arch
-from ..backends.linear import autocast_dtype
-from ..backends.triton.trial import ATTENTION_BACKENDS
+from ..backends.functions.block import autocast_dtype
 from . import ranges
-from .ranges import FLAG, INIT_CFG, PAIR, POSITIVE, POSITIVES, RATE, STRIP_TOKENS, TEXT, Range, choice, or_none, read
+from .ranges import (
+    BACKEND,
+    FLAG,
+    INIT_CFG,
+    PAIR,
+    POSITIVE,
+    POSITIVES,
+    RATE,
+    STRIP_TOKENS,
+    TEXT,
+    Range,
+    choice,
+    or_none,
+    read,
+)
 
 
 def of_size(archs: Mapping[str, Arch]) -> dict[str, Range]:
@@ -53,7 +66,7 @@ def of_backbone(size: Arch) -> dict[str, Range]:
         small_map=choice('pad', 'shrink'),
         mask_padding=FLAG,
         strip_tokens=or_none(STRIP_TOKENS),
-        attention_backend=choice(*ATTENTION_BACKENDS),
+        backend=BACKEND,
     )
 
 

@@ -13,12 +13,13 @@ from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
 
 from ..archs import Arch
-from ..backends.plan import Plan, Planner, StripTokens
+from ..backends import StageOptions, plan_stage, request_of
+from ..backends.protocol import Backend, BlockSettings, Plan, Request, StripTokens
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..windows.grid import Size
 from ..windows.position import resize_absolute_position_embedding
-from . import arguments
-from .layers import PatchEmbed, PatchMerging, SwinBlock, is_as_built, known_layer, normalised_output, remember_layers
+from . import arguments, ranges
+from .layers import PatchEmbed, PatchMerging, SwinBlock, is_unmodified, known_layer, normalised_output, take_snapshot
 
 
 @known_layer
@@ -28,14 +29,34 @@ class SwinStage(BaseModule):
     `forward` runs the blocks alone; the pyramid calls the patch merging.
     """
 
-    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging], planner: Planner):
+    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging], options: StageOptions):
         super().__init__()
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
-        self.planner = planner
+        self.options = options
+
+    def plan(self, x: Tensor, unmodified: bool = False) -> Plan:
+        """How this stage computes an input of this device, dtype and mode.
+
+        Args:
+            unmodified: whether each layer of the backbone is known to be the one it was built with.
+        """
+        plan = plan_stage(self.options, x, self._settings(unmodified))
+        # Activations between layers may be overwritten unless a gradient needs them or a hook keeps them. A layer that
+        # a user put in place of one of ours may return the images themselves, which must not be overwritten.
+        overwrite = unmodified and plan.strip_tokens is not None and not torch.is_grad_enabled()
+        return plan._replace(unmodified=unmodified, overwrite=overwrite)
+
+    def request(self, x: Tensor) -> Request:
+        """What this stage asks of a backend, for an input of this device, dtype and mode."""
+        return request_of(self.options, x, self._settings())
+
+    def _settings(self, unmodified: bool = False) -> list[BlockSettings]:
+        ours = [block for block in self.blocks if unmodified or (isinstance(block, SwinBlock) and is_unmodified(block))]
+        return [block.settings() for block in ours]
 
     def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
-        """Run the blocks as `plan` says; the output has the shape of the input."""
+        """Run the blocks as `plan` says, or each as it decides; the output has the shape of the input."""
         for block in self.blocks:
             x_BHWC = block(x_BHWC, plan) if isinstance(block, SwinBlock) else block(x_BHWC)
         return x_BHWC
@@ -63,7 +84,7 @@ class PyramidSettings(NamedTuple):
     small_map: str
     mask_padding: bool
     strip_tokens: StripTokens
-    attention_backend: str
+    backend: Union[str, Backend]
 
     @classmethod
     def of(cls, checked: dict[str, Any]) -> 'PyramidSettings':
@@ -78,6 +99,7 @@ class SwinPyramid(BaseModule):
         settings: the arguments that the backbones share.
         arch: width, depths and heads.
         window_sizes: (Wh, Ww) of each stage.
+        kind: of the blocks: 'v1', 'v2' or 'mlp'.
         make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that all kinds
             of block share.
         merging_first: whether a stage owns the patch merging before it, as in mmpretrain's Swin V2, or the one after
@@ -90,6 +112,7 @@ class SwinPyramid(BaseModule):
         settings: PyramidSettings,
         arch: Arch,
         window_sizes: Sequence[Size],
+        kind: str,
         make_block: Callable[..., SwinBlock],
         merging_first: bool,
         post_norm: bool,
@@ -123,14 +146,15 @@ class SwinPyramid(BaseModule):
         for stage, (width, depth, heads, window_size) in enumerate(
             zip(self.num_features, depths, num_heads, window_sizes)
         ):
-            planner = Planner(
+            options = StageOptions(
+                backend=s.backend,
                 strip_tokens=s.strip_tokens,
-                attention_backend=s.attention_backend,
                 with_cp=s.with_cp,
+                kind=kind,
                 channels=width,
+                hidden_channels=int(s.mlp_ratio * width),
                 head_dim=width // heads,
                 window_size=window_size,
-                attn_drop_rate=s.attn_drop_rate,
             )
             blocks = [
                 make_block(
@@ -140,7 +164,7 @@ class SwinPyramid(BaseModule):
                     num_heads=heads,
                     window_size=window_size,
                     shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
-                    feedforward_channels=int(s.mlp_ratio * width),
+                    feedforward_channels=options.hidden_channels,
                     drop_rate=s.drop_rate,
                     attn_drop_rate=s.attn_drop_rate,
                     drop_path_rate=next(drop_path_rates),
@@ -148,7 +172,7 @@ class SwinPyramid(BaseModule):
                     norm_cfg=s.norm_cfg,
                     small_map=s.small_map,
                     mask_padding=s.mask_padding,
-                    planner=planner,
+                    options=options,
                 )
                 for index in range(depth)
             ]
@@ -157,14 +181,14 @@ class SwinPyramid(BaseModule):
             if 0 < coarser < len(depths):
                 to = self.num_features[coarser]
                 downsample = PatchMerging(to // 2, to, s.strides[coarser], patch_norm_cfg, post_norm)
-            self.stages.append(SwinStage(blocks, downsample, planner))
+            self.stages.append(SwinStage(blocks, downsample, options))
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm_layer(s.norm_cfg, self.num_features[stage])[1])
 
         self._register_load_state_dict_pre_hook(adapt_state_dict)
         self._freeze()
         blocks = [block for stage in self.stages for block in stage.blocks]
-        remember_layers(self, tuple(activation for block in blocks for activation in block.activations))
+        take_snapshot(self, tuple(activation for block in blocks for activation in block.activations))
 
     def forward(self, x_BCHW: Tensor) -> tuple[Tensor, ...]:
         """Images to feature maps.
@@ -181,7 +205,8 @@ class SwinPyramid(BaseModule):
             TypeError, ValueError: if the input is not such a tensor. The message says what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
-        plans = self._plans(x_BCHW)
+        unmodified = is_unmodified(self)
+        plans = [stage.plan(x_BCHW, unmodified) for stage in self.stages]
         x_BHWC = (
             self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
         )
@@ -201,14 +226,17 @@ class SwinPyramid(BaseModule):
             x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
         return tuple(outputs)
 
-    def _plans(self, x_BCHW: Tensor) -> list[Plan]:
-        """Decide once for this forward how each stage is computed."""
-        as_built = is_as_built(self)
-        # Activations between layers may be overwritten unless a gradient needs them or a hook keeps them. A layer that
-        # a user put in place of one of ours may return the images themselves, which must not be overwritten.
-        own = as_built and not torch.is_grad_enabled()
-        plans = [stage.planner.plan(x_BCHW, self.training) for stage in self.stages]
-        return [plan._replace(as_built=as_built, overwrite=own and plan.strip_tokens is not None) for plan in plans]
+    @property
+    def backend(self) -> Union[str, Backend]:
+        """What computes: see `SwinBackbone`. It can be set to another name at any time."""
+        return self.stages[0].options.backend
+
+    @backend.setter
+    def backend(self, backend: Union[str, Backend]) -> None:
+        ranges.read('backend', backend, ranges.BACKEND)
+        for module in self.modules():
+            if isinstance(module, (SwinStage, SwinBlock)):
+                module.options = module.options._replace(backend=backend)
 
     def layer_order(self) -> list[list[str]]:
         """The layers from input to output; each is a list of prefixes of its parameters' names.

@@ -16,6 +16,7 @@ from mmengine.model import PretrainedInit
 from mmengine.registry import WEIGHT_INITIALIZERS, build_from_cfg
 from torch import Tensor, nn
 
+from ..backends.choose import AUTO, BACKENDS
 from ..windows.grid import Size
 
 DEFAULT_STRIDES = (4, 2, 2, 2)
@@ -245,6 +246,15 @@ def _strip_tokens(value: Any) -> Any:
     return value if isinstance(value, str) and value == 'auto' else POSITIVE.keep(value)
 
 
+def _backend(value: Any) -> Any:
+    if isinstance(value, str):
+        if value != AUTO and value not in BACKENDS:
+            raise ValueError
+    elif not all(callable(getattr(value, name, None)) for name in ('why_not', 'embed', 'block', 'merge', 'windows')):
+        raise TypeError
+    return value
+
+
 def _init_cfg(value: Any) -> Any:
     cfgs = [value] if isinstance(value, dict) else list(_entries(value))
     for cfg in cfgs:
@@ -278,4 +288,5 @@ RATE = number('a probability, at least 0 and less than 1', lambda rate: 0 <= rat
 FLAG = Range('a bool', _flag)
 TEXT = Range('a path or URL', _text)
 STRIP_TOKENS = Range("'auto' or an int of at least 1", _strip_tokens)
+BACKEND = Range(f'one of {[AUTO, *BACKENDS]}, or a `swin_backbone.backends.Backend`', _backend)
 INIT_CFG = Range('a dict(type=...) or a list of these', _init_cfg)

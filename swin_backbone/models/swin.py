@@ -6,7 +6,7 @@ from typing import Any, Optional, Union
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS, DEFAULT_WINDOW
-from ..backends.plan import StripTokens
+from ..backends.protocol import Backend, StripTokens
 from . import arguments
 from .layers import SwinBlock
 from .pyramid import PyramidSettings, SwinPyramid
@@ -56,7 +56,7 @@ class SwinBackbone(SwinPyramid):
             'auto': strips that fit in cache on a CPU, the same as None on other devices. None: the whole map at once;
             autograd stores what it needs, or only the input if `with_cp`. With 'auto' and None, compiled operators
             compute a block on a CPU where they can (docs/native.md); they store only the block's input.
-        attention_backend: what computes attention inside windows. 'auto': on CUDA, in half precision or TF32, a Triton
+        backend: what computes attention inside windows. 'auto': on CUDA, in half precision or TF32, a Triton
             kernel that stores no attention weights for backward. It is used if Triton is installed, the window is at
             most 16x16, a head has 16, 24, 32 or 64 channels, attn_drop_rate is not active and strip_tokens is not a
             number. Otherwise, and on a CPU, the fastest way that torch has. 'triton': that kernel, in float32 too.
@@ -107,7 +107,7 @@ class SwinBackbone(SwinPyramid):
         small_map: str = 'pad',
         mask_padding: bool = False,
         strip_tokens: StripTokens = 'auto',
-        attention_backend: str = 'auto',
+        backend: Union[str, Backend] = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS)
         qkv_bias, qk_scale = checked['qkv_bias'], checked['qk_scale']
@@ -119,6 +119,7 @@ class SwinBackbone(SwinPyramid):
             PyramidSettings.of(checked),
             arch=checked['arch'],
             window_sizes=checked['window_size'],
+            kind='v1',
             make_block=make_block,
             merging_first=False,
             post_norm=False,

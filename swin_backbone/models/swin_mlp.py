@@ -6,7 +6,7 @@ from typing import Any, Optional, Union
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS_MLP
-from ..backends.plan import StripTokens
+from ..backends.protocol import Backend, StripTokens
 from . import arguments
 from .layers import SwinMLPBlock
 from .pyramid import PyramidSettings, SwinPyramid
@@ -60,9 +60,10 @@ class SwinMLPBackbone(SwinPyramid):
         arch: Optional[str] = None,
         small_map: str = 'pad',
         strip_tokens: StripTokens = 'auto',
+        backend: Union[str, Backend] = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS_MLP)
-        without_attention = dict(attn_drop_rate=0.0, mask_padding=False, attention_backend='sdpa')
+        without_attention = dict(attn_drop_rate=0.0, mask_padding=False)
 
         def make_block(stage: int, index: int, **block: Any) -> SwinMLPBlock:
             return SwinMLPBlock(**block)
@@ -71,6 +72,7 @@ class SwinMLPBackbone(SwinPyramid):
             PyramidSettings.of({**checked, **without_attention}),
             arch=checked['arch'],
             window_sizes=checked['window_size'],
+            kind='mlp',
             make_block=make_block,
             merging_first=False,
             post_norm=False,

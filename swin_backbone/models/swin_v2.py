@@ -6,7 +6,7 @@ from typing import Any, Optional, Union
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
-from ..backends.plan import StripTokens
+from ..backends.protocol import Backend, StripTokens
 from . import arguments
 from .layers import SwinV2Block
 from .pyramid import PyramidSettings, SwinPyramid
@@ -78,7 +78,7 @@ class SwinV2Backbone(SwinPyramid):
         small_map: str = 'pad',
         mask_padding: bool = False,
         strip_tokens: StripTokens = 'auto',
-        attention_backend: str = 'auto',
+        backend: Union[str, Backend] = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS_V2)
         pretrained_windows = checked['pretrained_window_sizes']
@@ -99,6 +99,7 @@ class SwinV2Backbone(SwinPyramid):
             PyramidSettings.of(checked),
             arch=checked['arch'],
             window_sizes=checked['window_size'],
+            kind='v2',
             make_block=make_block,
             merging_first=True,
             post_norm=True,

@@ -20,7 +20,19 @@ from torch import Tensor
 Size = tuple[int, int]
 
 
-class Run(NamedTuple):
+class Geometry(NamedTuple):
+    """Where the windows of a batch of maps lie: the arguments of `WindowGrid`."""
+
+    batch: int
+    height: int
+    width: int
+    window_size: Size
+    shift: Size
+    mask_padding: bool
+    device: torch.device
+
+
+class WindowGroup(NamedTuple):
     """`length` consecutive windows of one kind; `mask_NN` is True where a query (row) may attend to a key."""
 
     length: int
@@ -64,23 +76,80 @@ class WindowGrid:
         # most strips then have neither.
         pieces.sort(key=lambda piece: piece[:2])
         self.token_at_LN = torch.cat([token_LN for _, _, token_LN in pieces])  # -1 for padding
-        runs = []
+        groups = []
         for (row_cut, column_cut), of_kind in groupby(pieces, key=lambda piece: piece[0]):
             mask_NN = _pair_mask(same_row[row_cut], same_column[column_cut], window_size)
-            runs.append(Run(sum(token_LN.shape[0] for _, _, token_LN in of_kind), mask_NN))
-        self.runs = tuple(runs)
+            groups.append(WindowGroup(sum(token_LN.shape[0] for _, _, token_LN in of_kind), mask_NN))
+        self.groups = tuple(groups)
         self.num_windows = len(self.token_at_LN)
 
-    def runs_between(self, start: int, stop: int) -> tuple[Run, ...]:
-        """The runs that windows start..stop are made of."""
+    def groups_between(self, start: int, stop: int) -> tuple[WindowGroup, ...]:
+        """The groups that windows start..stop are made of."""
         cut, begin = [], 0
-        for length, mask_NN in self.runs:
+        for length, mask_NN in self.groups:
             end = begin + length
             overlap = min(end, stop) - max(begin, start)
             if overlap > 0:
-                cut.append(Run(overlap, mask_NN))
+                cut.append(WindowGroup(overlap, mask_NN))
             begin = end
         return tuple(cut)
+
+
+class PaddedGrid(WindowGrid):
+    """Windows that are shifted by padding and not by rolling, as in Swin-MLP (microsoft/Swin-Transformer).
+
+    Windows of side w that are shifted by s places begin w - s places before the map. So tokens of opposite edges are
+    never in one window, and no window needs a mask, but an axis can have one more window.
+
+    Args: see `WindowGrid`. `mask_padding` has no effect, since padding is zeros.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        window_size: Size,
+        shift: Size,
+        mask_padding: bool,
+        device: torch.device,
+    ):
+        self.tokens_per_image = height * width
+        self.window_area = window_size[0] * window_size[1]
+        rows_nW, columns_nW = (
+            (torch.arange(count_windows(length, side, before) * side, device=device) - before).view(-1, side)
+            for length, side, before in zip((height, width), window_size, places_before(window_size, shift))
+        )
+        y, x = rows_nW[:, None, None, :, None], columns_nW[None, :, None, None, :]  # windows, image, places
+        images_B11 = torch.arange(batch, device=device)[:, None, None] * (height * width)
+        on_map = (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        token_at_LN = torch.where(on_map, y * width + x + images_B11, -1).view(-1, self.window_area)
+        padded_L = (token_at_LN < 0).any(1)
+        self.token_at_LN = token_at_LN[padded_L.long().argsort(stable=True)]  # those without padding first
+        self.num_windows = len(token_at_LN)
+        self.groups = (WindowGroup(self.num_windows, None),)
+
+
+def places_before(window_size: Size, shift: Size) -> Size:
+    """How many places of the first row and the first column of windows are before the map."""
+    rows, columns = (side - by if by else 0 for side, by in zip(window_size, shift))
+    return rows, columns
+
+
+def count_windows(length: int, side: int, before: int) -> int:
+    """How many windows an axis has."""
+    return (before + length + side - 1) // side
+
+
+def fit_window(height: int, width: int, window_size: Size, shift: Size) -> tuple[Size, Size]:
+    """The window and shift for a map under `small_map='shrink'`, as in microsoft/Swin-Transformer's classifiers.
+
+    A map no larger than the window on some side gets windows of its smaller side, and no shift.
+    """
+    if height > window_size[0] and width > window_size[1]:
+        return window_size, shift
+    side = min(height, width)
+    return (min(side, window_size[0]), min(side, window_size[1])), (0, 0)
 
 
 Piece = tuple[int, bool, slice]

@@ -1,4 +1,7 @@
-"""Position embeddings and position bias tables: resized, or, for Swin V2, the coordinates they are made from."""
+"""Relative positions of the places of a window, and position tables resized. Functions here are pure and not cached.
+
+Layout: T tokens, C channels, R offsets between places of a window, N places of a window, h heads.
+"""
 
 import math
 
@@ -6,8 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backends.eager import bounded_cache
 from .grid import Size
+
+
+def relative_position_index(window_size: Size, table_window: Size, device: torch.device) -> Tensor:
+    """For each pair of places (query, key) of a window its row in the bias table: (N*N,).
+
+    The table of `table_window` holds every offset from (1 - Wh, 1 - Ww) to (Wh - 1, Ww - 1); a smaller
+    `window_size` uses the table's centre.
+    """
+    table_height, table_width = table_window
+    y = torch.arange(window_size[0], device=device)
+    x = torch.arange(window_size[1], device=device)
+    dy = y[:, None] - y + table_height - 1
+    dx = x[:, None] - x + table_width - 1
+    # query row, query column, key row, key column
+    return (dy[:, None, :, None] * (2 * table_width - 1) + dx[None, :, None, :]).flatten()
 
 
 def resize_absolute_position_embedding(embedding_1TC: Tensor, source: Size, target: Size) -> Tensor:
@@ -30,7 +47,6 @@ def resize_relative_position_bias_table(table_Rh: Tensor, source_window: Size, t
     return resized[0].flatten(1).t().contiguous()
 
 
-@bounded_cache
 def log_spaced_coordinates(window_size: Size, pretrained_window: Size, device: torch.device) -> Tensor:
     """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2) in float64.
 

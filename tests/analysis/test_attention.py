@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from reference_windows import attend_by_reference
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
@@ -38,7 +37,8 @@ def test_weights_are_the_reference_s(monkeypatch, kind, arguments):
     expected, softmax = [], reference._masked_softmax
     monkeypatch.setattr(reference, '_masked_softmax', lambda *a: expected.append(softmax(*a)) or expected[-1])
     with torch.no_grad():
-        attend_by_reference(backbone)(images)
+        backbone.backend = 'reference'
+        backbone(images)
     assert [(a.stage, a.block) for a in maps] == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
     for attention, weights_LhNN in zip(maps, expected):
         # Where padding is masked, what padding itself looks at means nothing.
@@ -66,16 +66,16 @@ def test_every_token_stands_once_and_looks_inside_its_window(kind):
 def test_the_model_is_left_as_it_was():
     backbone = build(SwinBackbone, frozen_stages=1, drop_path_rate=0.5, attn_drop_rate=0.5).train()
     modes = [module.training for module in backbone.modules()]
-    planners = [stage.planner for stage in backbone.stages]
+    options = [stage.options for stage in backbone.stages]
     maps = attention_maps(nn.Sequential(backbone), torch.randn(1, 3, 32, 32))
     again = attention_maps(backbone, torch.randn(1, 3, 32, 32))
     assert not any(a.weights_LhNN.requires_grad for a in maps + again)
     assert [module.training for module in backbone.modules()] == modes
     assert len(set(modes)) == 2
-    assert [stage.planner for stage in backbone.stages] == planners
+    assert [stage.options for stage in backbone.stages] == options
     with pytest.raises(ValueError, match='channels'):
         attention_maps(backbone, torch.randn(1, 4, 32, 32))
-    assert [stage.planner for stage in backbone.stages] == planners
+    assert [stage.options for stage in backbone.stages] == options
     assert [module.training for module in backbone.modules()] == modes
 
 

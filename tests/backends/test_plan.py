@@ -9,7 +9,7 @@ from torch import nn
 
 from swin_backbone import SwinBackbone
 from swin_backbone.analysis.timing import bytes_kept
-from swin_backbone.backends.plan import Plan
+from swin_backbone.backends import BACKENDS, Plan
 
 
 def make_backbone(strip_tokens, **arguments):
@@ -169,7 +169,7 @@ def test_without_gradients_a_map_is_overwritten_unless_somebody_watches():
     x_BHWC = torch.randn(1, 40, 40, 32)
     block = make_backbone(200).eval().stages[0].blocks[1]
     expected = block(x_BHWC)
-    plan = Plan(strip_tokens=200, overwrite=True)
+    plan = Plan(BACKENDS['eager'], strip_tokens=200, overwrite=True)
     assert block(x_BHWC, plan).data_ptr() != x_BHWC.data_ptr()  # a gradient is wanted
     with torch.no_grad():
         output = block(x_BHWC, plan)

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends import reference
-from swin_backbone.backends.plan import Planner
+from swin_backbone.backends import StageOptions, reference
 from swin_backbone.models.layers import SwinBlock
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -30,14 +29,15 @@ def make_block(window_size, shift, small_map='pad', mask_padding=False, strip_to
         norm_cfg=dict(type='LN'),
         small_map=small_map,
         mask_padding=mask_padding,
-        planner=Planner(
+        options=StageOptions(
+            backend='auto',
             strip_tokens=strip_tokens,
-            attention_backend='auto',
             with_cp=False,
+            kind='v1',
             channels=CHANNELS,
+            hidden_channels=12,
             head_dim=CHANNELS // HEADS,
             window_size=window_size,
-            attn_drop_rate=0.0,
         ),
     )
     for parameter in block.parameters():
@@ -51,11 +51,11 @@ def run_reference(block, x_BHWC):
         x_BHWC,
         dict(block.named_parameters()),
         HEADS,
-        attention.cut.window_size,
-        attention.cut.shift,
+        block.cut.window_size,
+        block.cut.shift,
         attention.w_msa.scale,
-        attention.cut.small_map,
-        attention.cut.mask_padding,
+        block.cut.small_map,
+        block.cut.mask_padding,
     )
 
 
@@ -109,7 +109,7 @@ def test_strips_equal_reference(dtype, **case):
 def test_masked_padding_reaches_no_output(dtype, **case):
     """A map placed in a larger window grid attends as if padding were not there: no bias of qkv gets in."""
     block, x_BHWC = make_case(dtype=dtype, **case)
-    shift = block.attn.cut.shift
+    shift = block.cut.shift
     with torch.no_grad():
         before = block(x_BHWC)
         H, W = x_BHWC.shape[1:3]

@@ -5,9 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends import reference_mlp
-from swin_backbone.backends.graph import RolledWindows
-from swin_backbone.backends.plan import Plan, Planner
+from swin_backbone.backends import BACKENDS, Plan, StageOptions, reference
 from swin_backbone.models.layers import SwinMLPBlock
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -40,7 +38,16 @@ def make_case(batch, height, width, window_size, shifted, small_map, strip_token
         norm_cfg=dict(type='LN'),
         small_map=small_map,
         mask_padding=False,
-        planner=Planner(strip_tokens, 'sdpa', False, CHANNELS, CHANNELS // HEADS, window_size, 0.0),
+        options=StageOptions(
+            backend='auto',
+            strip_tokens=strip_tokens,
+            with_cp=False,
+            kind='mlp',
+            channels=CHANNELS,
+            hidden_channels=12,
+            head_dim=CHANNELS // HEADS,
+            window_size=window_size,
+        ),
     )
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -49,7 +56,7 @@ def make_case(batch, height, width, window_size, shifted, small_map, strip_token
 
 def run_reference(block, x_BHWC):
     cut = block.cut
-    return reference_mlp.swin_mlp_block(
+    return reference.swin_mlp_block(
         x_BHWC, dict(block.named_parameters()), HEADS, cut.window_size, cut.shift, cut.small_map
     )
 
@@ -78,7 +85,7 @@ def test_in_one_graph_and_by_modules(dtype, watched, **case):
     if watched:
         block.spatial_mlp.register_forward_hook(lambda *_: seen.append(1))
     with torch.no_grad():
-        assert_equal(block(x_BHWC, Plan(windows_kind=RolledWindows)), run_reference(block, x_BHWC), dtype)
+        assert_equal(block(x_BHWC, Plan(BACKENDS['graph'])), run_reference(block, x_BHWC), dtype)
         assert_equal(block(x_BHWC), run_reference(block, x_BHWC), dtype)
     assert len(seen) == 2 * watched
 

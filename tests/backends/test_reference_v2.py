@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends import reference
-from swin_backbone.backends.cosine import cosine_scale, normalise_qk
-from swin_backbone.backends.plan import Plan, Planner
+from swin_backbone.backends import BACKENDS, Plan, StageOptions, reference
+from swin_backbone.backends.functions.cosine import cosine_scale, normalise_qk
 from swin_backbone.models.layers import PatchMerging, SwinV2Block
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -34,14 +33,15 @@ def make_block(
         act_cfg=dict(type='GELU'),
         norm_cfg=dict(type='LN'),
         extra_norm=extra_norm,
-        planner=Planner(
+        options=StageOptions(
+            backend='auto',
             strip_tokens=strip_tokens,
-            attention_backend='auto',
             with_cp=False,
+            kind='v2',
             channels=CHANNELS,
+            hidden_channels=12,
             head_dim=CHANNELS // HEADS,
             window_size=window_size,
-            attn_drop_rate=0.0,
         ),
         **arguments,
     )
@@ -57,11 +57,11 @@ def run_reference(block, x_BHWC):
         x_BHWC,
         dict(block.named_parameters()),
         HEADS,
-        attention.cut.window_size,
-        attention.cut.shift,
+        block.cut.window_size,
+        block.cut.shift,
         attention.w_msa.pretrained_window,
-        attention.cut.small_map,
-        attention.cut.mask_padding,
+        block.cut.small_map,
+        block.cut.mask_padding,
     )
 
 
@@ -182,7 +182,7 @@ def test_patch_merging_reduces_before_its_norm(size, strip_tokens):
     padded = F.pad(x_BHWC, (0, 0, 0, size[1] % 2, 0, size[0] % 2)).permute(0, 3, 1, 2)
     unfolded_BTC = F.unfold(padded, 2, stride=2).transpose(1, 2)
     literal = F.layer_norm(unfolded_BTC @ merging.reduction.weight.t(), (6,), merging.norm.weight, merging.norm.bias)
-    fast = merging(x_BHWC, Plan(strip_tokens=strip_tokens))
+    fast = merging(x_BHWC, Plan(BACKENDS['eager'], strip_tokens=strip_tokens))
     assert fast.shape == (2, 3, 4, 6)
     torch.testing.assert_close(fast.flatten(1, 2), literal)
     inputs = [x_BHWC, *merging.parameters()]

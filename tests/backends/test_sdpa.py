@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from swin_backbone import SwinBackbone, compat
-from swin_backbone.backends.eager import SdpaWindows
+from swin_backbone.backends.eager import Eager, SdpaWindows
 
 FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')
 has_flag = pytest.mark.skipif(
@@ -17,6 +17,13 @@ has_flag = pytest.mark.skipif(
 
 def flags():
     return {name: getattr(torch.backends.cuda, f'{name}_sdp_enabled')() for name in FLAGS}
+
+
+class Sdpa(Eager):
+    """What a GPU takes, on any device."""
+
+    def tables(self, geometry, kind):
+        return SdpaWindows
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def seen(monkeypatch):
 @has_flag
 @pytest.mark.parametrize('training', [False, True])
 def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
-    model = SwinBackbone(arch='nano', attention_backend='sdpa', strip_tokens=None).train(training)
+    model = SwinBackbone(arch='nano', backend=Sdpa(), strip_tokens=None).train(training)
     before = flags()
     assert before['cudnn']
     with torch.set_grad_enabled(training):
@@ -47,7 +54,7 @@ def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
 
 @has_flag
 def test_what_the_caller_switched_off_stays_off(seen):
-    block = SwinBackbone(arch='nano', attention_backend='sdpa').stages[0].blocks[1]
+    block = SwinBackbone(arch='nano', backend=Sdpa()).stages[0].blocks[1]
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     try:
         block(torch.randn(1, 8, 9, 32))

@@ -156,7 +156,7 @@ KINDS = dict(
     small_map=(any_of('pad', 'shrink'), FLAGS[1] | st.booleans()),
     mask_padding=FLAGS,
     strip_tokens=(any_of(None, 'auto', 1, 50, np.int64(7)), integers(1)[1].filter(lambda value: value is not None)),
-    attention_backend=(any_of('auto', 'sdpa', 'triton'), FLAGS[1] | st.booleans()),
+    backend=(any_of('auto', 'native', 'eager', 'graph', 'triton', 'reference'), FLAGS[1] | st.booleans()),
 )
 # Of Swin V2, where two ints are (height, width) also.
 WINDOWS = (
@@ -260,7 +260,7 @@ def test_two_ints_are_height_and_width_of_two_stages_too(backbone):
     assert build(backbone, window_size=[3, (13, 5)]).window_size == ((3, 3), (13, 5))
     four = backbone(arch='nano', window_size=(7, 7, (14, 5), 7))
     assert four.window_size == ((7, 7), (7, 7), (14, 5), (7, 7))
-    assert [[block.attn.cut.shift for block in stage.blocks] for stage in four.stages][2] == [(0, 0), (7, 2)]
+    assert [[block.cut.shift for block in stage.blocks] for stage in four.stages][2] == [(0, 0), (7, 2)]
     assert backbone(arch='nano', window_size=(7, 12)).window_size == ((7, 12),) * 4
 
 

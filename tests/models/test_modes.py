@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
-from swin_backbone.backends import plan
+from swin_backbone.backends import strips
 from swin_backbone.backends.eager import TableWindows
 
 WINDOW_AREA = 49
@@ -33,9 +33,8 @@ class AttentionDtypes(TorchDispatchMode):
 
 @pytest.mark.parametrize('training', [False, True])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-@pytest.mark.usefixtures('by_torch')
 def test_autocast_makes_no_float32_detour_in_attention(dtype, training):
-    backbone = SwinBackbone(arch='nano', out_indices=(0,), depths=(2,), num_heads=(2,)).train(training)
+    backbone = SwinBackbone(arch='nano', backend='eager', out_indices=(0,), depths=(2,), num_heads=(2,)).train(training)
     seen = AttentionDtypes()
     with torch.autocast('cpu', dtype), torch.set_grad_enabled(training), seen:
         (output,) = backbone(torch.randn(1, 3, 160, 160))
@@ -67,17 +66,16 @@ def count_strips(monkeypatch):
         return pieces
 
     monkeypatch.setattr(TableWindows, 'cut', classmethod(cut))
-    monkeypatch.setattr(plan, 'AUTO_STRIP_ELEMENTS', 49 * 4 * 32)
-    monkeypatch.setattr(plan, 'AUTO_STRIP_MIN_TOKENS', 49)
+    monkeypatch.setattr(strips, 'AUTO_STRIP_ELEMENTS', 49 * 4 * 32)
+    monkeypatch.setattr(strips, 'AUTO_STRIP_MIN_TOKENS', 49)
     return cuts
 
 
 @pytest.mark.parametrize('training', [False, True])
-@pytest.mark.usefixtures('by_torch')
 def test_a_cpu_runs_in_strips_unless_told_not_to(monkeypatch, training):
     cuts = count_strips(monkeypatch)
-    backbone = SwinBackbone(arch='nano', drop_path_rate=0.0).train(training)
-    whole = SwinBackbone(arch='nano', drop_path_rate=0.0, strip_tokens=None).train(training)
+    backbone = SwinBackbone(arch='nano', backend='eager', drop_path_rate=0.0).train(training)
+    whole = SwinBackbone(arch='nano', backend='eager', drop_path_rate=0.0, strip_tokens=None).train(training)
     whole.load_state_dict(backbone.state_dict())
     x = torch.randn(1, 3, 120, 120)
     with torch.set_grad_enabled(training):

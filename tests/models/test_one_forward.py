@@ -1,4 +1,4 @@
-"""How far it is from `forward` to the mathematics: counted, so that it stays readable."""
+"""How far it is from `forward` to the mathematics, by each backend: counted, so that it stays readable."""
 
 import sys
 from pathlib import Path
@@ -8,80 +8,109 @@ import torch
 
 import swin_backbone
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends import plan
+from swin_backbone.backends import BACKENDS
 from swin_backbone.models.layers import SwinBlock
 
-PACKAGE = str(Path(swin_backbone.__file__).parent)
-CONTRIBUTING = Path(__file__).parents[2] / 'CONTRIBUTING.md'
+PACKAGE = Path(swin_backbone.__file__).parent
+CONTRIBUTING = PACKAGE.parent / 'CONTRIBUTING.md'
+OPERATORS = ('block', 'block_', 'block_saving', 'attend_in_windows')  # behind which a library computes
+OF_V2 = {'windows/position.py', 'backends/functions/cosine.py', 'models/layers/swin_v2_block.py'}
 
 
 def is_ours(frame):
-    return frame.f_code.co_filename.startswith(PACKAGE)
+    return frame.f_code.co_filename.startswith(str(PACKAGE))
+
+
+def name_of(frame):
+    return str(Path(frame.f_code.co_filename).relative_to(PACKAGE)), frame.f_code.co_name
+
+
+def called_operator(frame):
+    """The name of the operator of torch that a frame calls; None: it calls none."""
+    called = frame.f_locals.get('self')
+    name = getattr(called, '__name__', '').split('.')[0]
+    return name if frame.f_code.co_filename.endswith('_ops.py') and name in OPERATORS else None
 
 
 def trace(run):
-    """The package's functions on the stack at each call of softmax, and all functions of each block's forward."""
-    at_softmax, blocks = [], []
-
-    def profile(frame, event, arg):
-        if event == 'c_call' and getattr(arg, '__name__', '') == 'softmax':
-            stack, f = [], frame
-            while f is not None:
-                if is_ours(f):
-                    stack.append(f.f_code.co_qualname if hasattr(f.f_code, 'co_qualname') else f.f_code.co_name)
-                f = f.f_back
-            at_softmax.append(stack[::-1])
-        if event == 'call' and is_ours(frame) and not frame.f_code.co_name.startswith('<'):
-            if frame.f_code is SwinBlock.forward.__code__:
-                blocks.append(set())
-            if any(f.f_code is SwinBlock.forward.__code__ for f in ancestors(frame)):
-                blocks[-1].add((frame.f_code.co_filename, frame.f_code.co_name))
+    """The package's functions on the stack at each softmax or operator, and all functions of each block's forward."""
+    at_arithmetic, blocks = [], []
 
     def ancestors(frame):
         while frame is not None:
             yield frame
             frame = frame.f_back
 
+    def profile(frame, event, arg):
+        stack = list(ancestors(frame))
+        is_softmax = event == 'c_call' and getattr(arg, '__name__', '') == 'softmax'
+        is_operator = event == 'call' and frame.f_code.co_name == '__call__' and called_operator(frame)
+        if any(called_operator(f) for f in stack[1:]):
+            return
+        if is_softmax or is_operator:
+            at_arithmetic.append([name_of(f) for f in reversed(stack) if is_ours(f)])
+        if event == 'call' and is_ours(frame) and not frame.f_code.co_name.startswith('<'):
+            if frame.f_code is SwinBlock.forward.__code__:
+                blocks.append(set())
+            if any(f.f_code is SwinBlock.forward.__code__ for f in stack):
+                blocks[-1].add(name_of(frame))
+
     sys.setprofile(profile)
     try:
         run()
     finally:
         sys.setprofile(None)
-    return at_softmax, blocks
+    return at_arithmetic, blocks
+
+
+def make(backbone, backend, **arguments):
+    """A backbone by this backend, where it runs here."""
+    model = backbone(arch='nano', drop_path_rate=0.0, backend=backend, **arguments)
+    reason = BACKENDS[backend].why_not(model.stages[0].request(torch.randn(1, 3, 90, 70)))
+    if reason is not None:
+        pytest.skip(reason)
+    return model
 
 
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 @pytest.mark.parametrize('strip_tokens', ['auto', None])
-@pytest.mark.usefixtures('by_torch')
+@pytest.mark.parametrize('backend', list(BACKENDS))
 @torch.no_grad()
-def test_seven_frames_to_softmax_and_a_block_in_24_functions_of_5_files(monkeypatch, backbone, strip_tokens):
-    model = backbone(arch='nano', drop_path_rate=0.0, strip_tokens=strip_tokens).eval()
-    x = torch.randn(1, 3, 90, 70)
-    monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)  # the compiled operators have no softmax in Python
-    model(x)  # tables are made
-    at_softmax, blocks = trace(lambda: model(x))
-    assert len(at_softmax) >= len(blocks) == 8
-    for stack in at_softmax:
-        assert len(stack) <= 7, stack
-    of_v2 = {'position.py', 'cosine.py', 'swin_v2_block.py'} if backbone is SwinV2Backbone else set()
+def test_a_block_is_at_most_20_functions_of_4_files(backend, backbone, strip_tokens):
+    model = make(backbone, backend, window_size=8, strip_tokens=strip_tokens).eval()
+    x = torch.randn(1, 3, 40, 36 if backend == 'triton' else 70)
+    model(x)  # tables are made, and weights packed
+    at_arithmetic, blocks = trace(lambda: model(x))
+    assert len(at_arithmetic) >= len(blocks) == 8
+    for stack in at_arithmetic:
+        assert len(stack) <= (6 if backend == 'native' else 7), stack
+    of_v2 = OF_V2 if backbone is SwinV2Backbone else set()
     for functions in blocks:
-        files = {Path(file).name for file, _ in functions} - of_v2
-        assert len([name for file, name in functions if Path(file).name not in of_v2]) <= 24, sorted(functions)
-        assert len(files) <= 5, files
+        functions = {(file, name) for file, name in functions if file not in of_v2}
+        assert len(functions) <= 20, sorted(functions)
+        assert len({file for file, _ in functions}) <= 4, sorted(functions)
 
 
-@pytest.mark.usefixtures('by_torch')
-def test_contributing_names_the_files_an_image_meets(monkeypatch):
-    monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+@pytest.mark.parametrize('backend', ['native', 'eager'])
+def test_a_training_step_is_as_near_to_the_mathematics(backend, backbone):
+    model = make(backbone, backend, strip_tokens=None).train()
+    x = torch.randn(1, 3, 40, 70)
+    model(x)
+    at_arithmetic, blocks = trace(lambda: model(x))
+    assert len(at_arithmetic) >= len(blocks) == 8
+    for stack in at_arithmetic:
+        assert len(stack) <= (6 if backend == 'native' else 7), stack
+
+
+def test_contributing_names_the_files_an_image_meets():
     paragraphs = CONTRIBUTING.read_text(encoding='utf-8').split('\n\n')
     way = next(text for text in paragraphs if 'test_one_forward.py' in text)
-    model, files = SwinBackbone(arch='nano').eval(), []
+    model, files = SwinBackbone(arch='nano', backend='eager').eval(), []
 
     def profile(frame, event, arg):
-        if event == 'call' and is_ours(frame):
-            name = str(Path(frame.f_code.co_filename).relative_to(PACKAGE))
-            if name not in files:
-                files.append(name)
+        if event == 'call' and is_ours(frame) and name_of(frame)[0] not in files:
+            files.append(name_of(frame)[0])
 
     sys.setprofile(profile)
     try:

@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from swin_backbone import ARCHS_MLP, SwinBackbone, SwinMLPBackbone, convert_checkpoint, load_checkpoint
-from swin_backbone.backends import plan, reference_mlp
+from swin_backbone.backends import reference, strips
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 
 
@@ -48,7 +48,7 @@ def test_a_forward_is_the_literal_blocks_one_behind_the_other(small_map):
     for index, (stage, output) in enumerate(zip(backbone.stages, backbone(x))):
         for block in stage.blocks:
             weights, cut = dict(block.named_parameters()), block.cut
-            y_BHWC = reference_mlp.swin_mlp_block(
+            y_BHWC = reference.swin_mlp_block(
                 y_BHWC, weights, ARCHS_MLP['nano'].num_heads[index], cut.window_size, cut.shift, small_map
             )
         torch.testing.assert_close(output, getattr(backbone, f'norm{index}')(y_BHWC).permute(0, 3, 1, 2))
@@ -126,8 +126,8 @@ def test_a_bad_value_is_named(arguments):
 
 
 def test_strips_keep_the_inputs_of_blocks_alone_and_change_no_number(monkeypatch):
-    monkeypatch.setattr(plan, 'AUTO_STRIP_ELEMENTS', 32 * 32)
-    monkeypatch.setattr(plan, 'AUTO_STRIP_MIN_TOKENS', 16)
+    monkeypatch.setattr(strips, 'AUTO_STRIP_ELEMENTS', 32 * 32)
+    monkeypatch.setattr(strips, 'AUTO_STRIP_MIN_TOKENS', 16)
     x, gradients = torch.randn(1, 3, 90, 70), []
     for strip_tokens in ('auto', 40, None):
         backbone = nano(strip_tokens=strip_tokens).train()

@@ -101,7 +101,7 @@ def test_windows_of_each_stage_and_rectangles():
     backbone = nano(window_size=(16, 16, 16, (8, 4)), pretrained_window_sizes=(12, 12, (12, 6), 0))
     blocks = [stage.blocks[1] for stage in backbone.stages]
     assert backbone.window_size == ((16, 16), (16, 16), (16, 16), (8, 4))
-    assert [block.attn.cut.shift for block in blocks] == [(8, 8), (8, 8), (8, 8), (4, 2)]
+    assert [block.cut.shift for block in blocks] == [(8, 8), (8, 8), (8, 8), (4, 2)]
     assert [block.attn.w_msa.pretrained_window for block in blocks] == [(12, 12), (12, 12), (12, 6), None]
     assert nano(window_size=(4, 8)).window_size == ((4, 8),) * 4
 

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone.backends import reference
-from swin_backbone.backends.eager import (
-    CACHED_GRIDS,
-    TableWindows,
-    fit_window,
+from swin_backbone.backends.eager import TableWindows
+from swin_backbone.backends.functions.position import (
+    CACHED_TABLES,
     relative_position_bias,
     relative_position_index,
 )
-from swin_backbone.windows.grid import WindowGrid
+from swin_backbone.models.layers.swin_block import WindowCut
+from swin_backbone.windows.grid import WindowGrid, fit_window
 
 CPU = torch.device('cpu')
 geometries = st.tuples(
@@ -68,10 +68,10 @@ def test_kinds_are_contiguous_and_their_masks_are_the_nine_regions(geometry):
     mask_of_tokens = {
         tuple(numbers): regions[:, None] == regions for numbers, regions in zip(numbers_LN.tolist(), regions_LN)
     }
-    assert len(grid.runs) <= 9 if mask_padding else len(grid.runs) <= 4
-    assert sum(run.length for run in grid.runs) == grid.num_windows
+    assert len(grid.groups) <= 9 if mask_padding else len(grid.groups) <= 4
+    assert sum(run.length for run in grid.groups) == grid.num_windows
     begin = 0
-    for run in grid.runs:
+    for run in grid.groups:
         for window_tokens in grid.token_at_LN[begin : begin + run.length]:
             tokens = torch.where(window_tokens < 0, -1, window_tokens % (height * width))
             expected_NN = mask_of_tokens[tuple(tokens.tolist())]
@@ -92,7 +92,7 @@ def test_each_token_is_in_exactly_one_piece_and_comes_back(geometry, windows_per
         for piece in cut(geometry, window_tokens):
             part_TC = piece.read(x_BHWC)
             windows_LNC = piece.to_windows(piece.pad(part_TC))
-            assert sum(run.length for run in piece.runs) == len(windows_LNC)
+            assert sum(run.length for run in piece.groups) == len(windows_LNC)
             assert torch.equal(piece.to_tokens(windows_LNC), part_TC)
             out_BHWC = piece.write(part_TC, x_BHWC, out_BHWC)
             if window_tokens:
@@ -119,9 +119,9 @@ def test_a_size_seen_before_is_not_rebuilt_and_the_cache_is_bounded():
     TableWindows.cut.cache_clear()
     assert cut((1, 14, 14, (7, 7), True, False)) is cut((1, 14, 14, (7, 7), True, False))
     assert cut((1, 14, 14, (7, 7), True, False), 98) is not cut((1, 14, 14, (7, 7), True, False))
-    for height in range(1, CACHED_GRIDS + 10):
+    for height in range(1, CACHED_TABLES + 10):
         cut((1, height, 5, (7, 7), True, False))
-    assert TableWindows.cut.cache_info().currsize == CACHED_GRIDS
+    assert TableWindows.cut.cache_info().currsize == CACHED_TABLES
 
 
 def test_windows_first_built_in_inference_mode_serve_a_later_backward():
@@ -145,8 +145,11 @@ def test_windows_first_built_in_inference_mode_serve_a_later_backward():
     ],
 )
 def test_shrink_takes_the_smaller_side_and_no_shift(size, window, expected):
-    assert fit_window(*size, window, (3, 3), 'shrink') == expected
-    assert fit_window(*size, window, (3, 3), 'pad') == (window, (3, 3))
+    assert fit_window(*size, window, (3, 3)) == expected
+    assert WindowCut(window, (3, 3), 'shrink', False, False).of(torch.empty(2, *size, 1))[3:5] == expected
+    fixed = WindowCut(window, (3, 3), 'shrink', False, fixed_window=True).of(torch.empty(2, *size, 1))
+    assert fixed[3:5] == (window, expected[1])
+    assert WindowCut(window, (3, 3), 'pad', False, False).of(torch.empty(2, *size, 1))[3:5] == (window, (3, 3))
 
 
 ATOMIC = 'index_add', 'index_put', 'scatter', 'embedding', 'index_select_backward'

@@ -14,13 +14,8 @@ SWITCH = 'SWIN_BACKBONE_NATIVE'
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def is_available(dtype: torch.dtype) -> bool:
-    """Whether the operators can compute in `dtype` on this machine and with torch's current settings."""
-    return bool(torch.backends.mkldnn.enabled) and why_not(dtype) is None
-
-
 @lru_cache(maxsize=len(DTYPES) + 1)
-def why_not(dtype: torch.dtype) -> Optional[str]:
+def why_not_in(dtype: torch.dtype) -> Optional[str]:
     """Why the operators do not compute in `dtype`, in one sentence; None: they do. The answer is cached."""
     if dtype not in DTYPES:
         return f'The compiled operators compute in float32 and bfloat16, not {dtype}.'

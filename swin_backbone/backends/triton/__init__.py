@@ -1,5 +1,5 @@
-"""Attention inside windows as one kernel in Triton, forward and backward. Importing it does not import Triton."""
+"""Triton's kernels for CUDA. Importing this does not import Triton."""
 
-from .attention import attend_in_windows
+from .backend import Triton
 
-__all__ = ['attend_in_windows']
+__all__ = ['Triton']

@@ -1,20 +1,27 @@
-"""Blocks on a GPU: the windows of whole maps for the Triton kernel, which computes where their tokens are, and a block
-whose residual sums and norms are Triton kernels too.
+"""Whole maps on a GPU: attention is a kernel that computes where the tokens of a window are. Residual sums and norms
+can be kernels too.
 
 Layout: B batch, H W height and width of a map, C channels, T = B*H*W tokens, h heads, N places of a window.
 """
 
 import os
 from collections.abc import Callable
-from typing import Optional
+from functools import partial
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...windows.grid import Size
-from .. import block
-from ..linear import linear
+from ...windows.grid import Geometry, Size
+from ..functions import block
+from ..functions.block import BLOCKS, LINEAR, in_dtype, linear
+from ..graph import Graph
+from ..protocol import BlockSettings, BlockWeights, Plan, Request, Windows
+from ..strips import checkpointed
+from ..weight_cache import WeightCache
+from .cast import cast_weights
+from .trial import why_unfit, why_unusable
 
 # Fusions besides attention. SWIN_BACKBONE_FUSE lists those to use, separated by commas. None is on by default, since
 # their speed has not been measured on a GPU yet.
@@ -24,22 +31,54 @@ from ..linear import linear
 FUSIONS = 'norm', 'gelu', 'weights'
 
 
+class Triton(Graph):
+    """Whole maps, with attention by a kernel. Its backward stores no attention weights and has no derivative."""
+
+    name = 'triton'
+
+    def why_not(self, request: Request) -> Optional[str]:
+        """See `Backend`. The first time that a device, dtype, window and head come, the kernels are tried on them."""
+        return why_unfit(request) or why_unusable(request.device, request.dtype, request.window_size, request.head_dim)
+
+    def block(
+        self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
+    ) -> Tensor:
+        """See `Backend`."""
+        fused, windows = fusions(), TritonWindows(*geometry)
+        windows.fuses_gelu = 'gelu' in fused
+        if 'weights' in fused and plan.dtype is not None and not torch.compiler.is_compiling():
+            w = _cast_at_once(w, plan.dtype, cache)
+        function = fused_block if 'norm' in fused and settings.kind == 'v1' else BLOCKS[settings.kind]
+        compute, w = partial(function, settings=settings), in_dtype(w, plan.dtype)
+        if plan.with_cp and torch.is_grad_enabled():
+            return checkpointed(compute, x_BHWC, windows, w)
+        return windows.write(compute(windows.read(x_BHWC), windows, w), x_BHWC, None)
+
+    def windows(self, geometry: Geometry, kind: str) -> Windows:
+        """See `Backend`."""
+        return TritonWindows(*geometry)
+
+
+def _cast_at_once(w: BlockWeights, dtype: torch.dtype, cache: WeightCache) -> BlockWeights:
+    """The weights of linear layers cast in one launch, and kept. Swin V2's bias of qkv is made anew in each forward."""
+    names = [name for name in w._fields if name in LINEAR and not (name == 'qkv_bias' and w.cosine_scale_h is not None)]
+    cast = cast_weights(cache, [getattr(w, name) for name in names], dtype)
+    return w._replace(**dict(zip(names, cast)))
+
+
 class TritonWindows:
     """All windows of a batch of maps, without a table of indices. The kernel has no dropout of attention weights.
 
     Args: see `WindowGrid`.
     """
 
+    fuses_gelu = False
+
     def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
         self.settings = batch, height, width, list(window_size), list(shift), mask_padding
         self.tokens_per_image, self.num_tokens = height * width, batch * height * width
         # A graph for all sizes must not test whether sizes are multiples of the window.
         self.padded = torch.compiler.is_compiling() or bool(height % window_size[0] or width % window_size[1])
-
-    @classmethod
-    def cut(cls, window_tokens: Optional[int], *geometry) -> 'list[TritonWindows]':
-        """All windows as one piece, since on a GPU one launch for all is best."""
-        return [cls(*geometry)]
 
     def linear(
         self,
@@ -51,7 +90,7 @@ class TritonWindows:
     ) -> Tensor:
         """See `Windows`."""
         is_exact = isinstance(activation, nn.GELU) and activation.approximate == 'none'
-        if bias_D is None or not is_exact or 'gelu' not in fusions():
+        if bias_D is None or not is_exact or not self.fuses_gelu:
             return linear(x_TC, weight_DC, bias_D, activation)
         from .hidden import bias_gelu
 
@@ -73,7 +112,7 @@ class TritonWindows:
         self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
     ) -> Tensor:
         """See `Windows`."""
-        from . import attend_in_windows  # here, since torch before 2.4 cannot define this operator
+        from .attention import attend_in_windows  # here, since torch before 2.4 cannot define this operator
 
         padding_3C = qkv_bias_3C if self.padded else None
         if len(qkv_T3C) > self.num_tokens:  # the module before this one computed that of the zero token
@@ -104,11 +143,11 @@ def fusions() -> tuple[str, ...]:
     return asked
 
 
-def swin_block(
+def fused_block(
     x_TC: Tensor,
     windows: TritonWindows,
-    w: block.BlockWeights,
-    settings: block.BlockSettings,
+    w: BlockWeights,
+    settings: BlockSettings,
     gradient_only: bool = False,
 ) -> Tensor:
     """`block.swin_block`, where each residual sum, with its drop path and its norm, is one pass over memory."""

@@ -9,25 +9,23 @@ from ...compat import foreach_copy
 from ..weight_cache import WeightCache
 
 
-class CastWeights(WeightCache):
-    """Casts the weights of one module, and keeps the casts until the weights change: see `WeightCache.keep`.
+def cast_weights(cache: WeightCache, weights: list[Any], dtype: torch.dtype) -> list[Any]:
+    """The weights of a layer in `dtype`, None for None. Gradients flow back to the weights.
 
     The casts are kept only where no gradient is needed. In a process group nothing is kept, since FSDP changes values
     without changing a parameter's version.
     """
+    there = iter(_cast_all(cache, [weight for weight in weights if weight is not None], dtype))
+    return [None if weight is None else next(there) for weight in weights]
 
-    def get(self, weights: list[Any], dtype: torch.dtype) -> list[Any]:
-        """The weights in `dtype`, None for None. Gradients flow back to the weights."""
-        there = iter(self._get([weight for weight in weights if weight is not None], dtype))
-        return [None if weight is None else next(there) for weight in weights]
 
-    def _get(self, weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            self.clear()
-            return list(_Cast.apply(dtype, *weights))
-        if any(weight.is_inference() for weight in weights) or _in_a_group():
-            return _cast(weights, dtype)
-        return self.keep(weights, (dtype,), lambda: _cast(weights, dtype))
+def _cast_all(cache: WeightCache, weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        cache.clear()
+        return list(_Cast.apply(dtype, *weights))
+    if any(weight.is_inference() for weight in weights) or _in_a_group():
+        return _cast(weights, dtype)
+    return cache.keep(weights, (dtype,), lambda: _cast(weights, dtype))
 
 
 class _Cast(torch.autograd.Function):

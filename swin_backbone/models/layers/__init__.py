@@ -2,7 +2,7 @@
 
 from .patch_embed import PatchEmbed
 from .patch_merging import PatchMerging, normalised_output
-from .snapshot import is_as_built, known_layer, remember_layers
+from .snapshot import is_unmodified, known_layer, take_snapshot
 from .swin_block import SwinBlock
 from .swin_mlp_block import SwinMLPBlock
 from .swin_v2_block import SwinV2Block
@@ -13,8 +13,8 @@ __all__ = [
     'SwinBlock',
     'SwinMLPBlock',
     'SwinV2Block',
-    'is_as_built',
+    'is_unmodified',
     'known_layer',
     'normalised_output',
-    'remember_layers',
+    'take_snapshot',
 ]

@@ -1,33 +1,28 @@
-"""The base class of layers that compiled operators can compute."""
+"""The base class of layers that a backend computes."""
 
 from typing import Optional
 
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...backends.native import Packed
-from ...backends.triton.cast import CastWeights
+from ...backends.weight_cache import WeightCache
 
 
-class CompiledLayer(BaseModule):
-    """A layer that stores packed or cast copies of its weights; see `Packed` and `CastWeights`."""
+class BackendLayer(BaseModule):
+    """A layer that hands its weights to a backend, which may keep copies of them in `cache`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.packed, self.cast_weights = Packed(), CastWeights()
+        self.cache = WeightCache()
 
-    def train(self, mode: bool = True) -> 'CompiledLayer':
+    def train(self, mode: bool = True) -> 'BackendLayer':
         """Set training or eval mode, and notice values written through `.data`, as mmengine's EMAHook does."""
-        self._forget()
+        self.cache.clear()
         return super().train(mode)
 
-    def _apply(self, *args, **kwargs) -> 'CompiledLayer':
-        self._forget()
+    def _apply(self, *args, **kwargs) -> 'BackendLayer':
+        self.cache.clear()
         return super()._apply(*args, **kwargs)
-
-    def _forget(self) -> None:
-        self.packed.clear()
-        self.cast_weights.clear()
 
 
 def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:

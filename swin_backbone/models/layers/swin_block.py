@@ -7,9 +7,7 @@ computes it. If a layer inside was replaced or has a hook, the block calls its m
 Layout: B batch, H W height and width of a map, C channels, T tokens, N places of a window, h heads.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -18,14 +16,33 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...backends.block import BlockSettings, BlockWeights, draw_drop_path, swin_block
-from ...backends.eager import Windows, fit_window, relative_position_bias
-from ...backends.native import backend as operators
-from ...backends.plan import Plan, Planner, WindowCut, run
-from ...backends.triton.backend import swin_block as fused_swin_block
-from ...windows.grid import Size
-from .layer import CompiledLayer
-from .snapshot import is_as_built, known_layer, remember_layers
+from ...backends import StageOptions, plan_stage
+from ...backends.functions.block import draw_drop_path
+from ...backends.functions.position import relative_position_bias
+from ...backends.protocol import BlockSettings, BlockWeights, Plan, Windows
+from ...backends.strips import checkpointed
+from ...windows.grid import Geometry, Size, fit_window
+from .layer import BackendLayer
+from .snapshot import is_unmodified, known_layer, take_snapshot
+
+
+class WindowCut(NamedTuple):
+    """How a block cuts maps into windows."""
+
+    window_size: Size
+    shift: Size  # (rows, columns) of the shift; (0, 0) for none
+    small_map: str  # 'pad': a map smaller than the window is padded to it; 'shrink': see `fit_window`
+    mask_padding: bool  # keep tokens from attending to padding
+    fixed_window: bool  # see `SwinBlock`
+
+    def of(self, x_BHWC: Tensor) -> Geometry:
+        """The windows of these maps."""
+        B, H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[:3])  # a tracer's sizes are tensors
+        window_size, shift = self.window_size, self.shift
+        if self.small_map == 'shrink':  # under 'pad' no size is read: reading one would be a guard for torch.compile
+            window_size, shift = fit_window(H, W, window_size, shift)
+        window_size = self.window_size if self.fixed_window else window_size
+        return Geometry(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device)
 
 
 @known_layer
@@ -82,16 +99,14 @@ class WindowAttention(BaseModule):
 
 @known_layer
 class ShiftedWindowAttention(BaseModule):
-    """Window attention on a map cut into windows that may be shifted (SW-MSA).
+    """Window attention on a map cut into windows that may be shifted (SW-MSA). mmdet's module of this place and name.
 
     Args:
         w_msa: the attention inside windows.
-        cut: window, shift, and what happens to small maps and padding.
     """
 
-    def __init__(self, w_msa: nn.Module, cut: WindowCut):
+    def __init__(self, w_msa: nn.Module):
         super().__init__()
-        self.cut = cut
         self.w_msa: Any = w_msa
 
     def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
@@ -100,24 +115,24 @@ class ShiftedWindowAttention(BaseModule):
 
 
 @known_layer
-class SwinBlock(CompiledLayer):
+class SwinBlock(BackendLayer):
     """One block (equation 3).
 
     Args:
         embed_dims: C.
         num_heads: h.
         window_size: (Wh, Ww).
-        shift, small_map, mask_padding: see `backends.plan.WindowCut`.
+        shift, small_map, mask_padding: see `WindowCut`.
         feedforward_channels: hidden channels of the MLP.
         drop_rate: dropout after the attention's and the MLP's linear layers.
         drop_path_rate: probability with which a branch is dropped, for each sample.
-        planner: decides how the stage is computed.
+        options: what is known of the stage when its backend is chosen.
         attention: further arguments of `WindowAttention`.
     """
 
-    attention_kind: type[BaseModule] = WindowAttention  # Swin V2's block overrides these three
-    compute: Callable[..., Tensor] = staticmethod(swin_block)
-    compute_fused: Callable[..., Tensor] = staticmethod(fused_swin_block)
+    kind = 'v1'  # other kinds of block override these three
+    attention_kind: type[BaseModule] = WindowAttention
+    fixed_window = False  # whether the weights are for one window alone, which then does not shrink
 
     def __init__(
         self,
@@ -132,14 +147,14 @@ class SwinBlock(CompiledLayer):
         norm_cfg: dict,
         small_map: str,
         mask_padding: bool,
-        planner: Planner,
+        options: StageOptions,
         **attention,
     ):
         super().__init__()
-        self.planner = planner
+        self.options = options
         self.norm1: Any = build_norm_layer(norm_cfg, embed_dims)[1]
-        cut = WindowCut(window_size, shift, small_map, mask_padding)
-        self._make_mixing(embed_dims, num_heads, cut, proj_drop_rate=drop_rate, **attention)
+        self.cut = WindowCut(window_size, shift, small_map, mask_padding, self.fixed_window)
+        self._make_mixing(embed_dims, num_heads, proj_drop_rate=drop_rate, **attention)
         self.norm2: Any = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn: Any = FFN(
             embed_dims=embed_dims,
@@ -149,14 +164,15 @@ class SwinBlock(CompiledLayer):
             add_identity=False,
         )
         self.drop_path: Any = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
-        remember_layers(self, self.activations)
+        take_snapshot(self, self.activations)
 
-    def _make_mixing(self, embed_dims: int, num_heads: int, cut: WindowCut, **attention) -> None:
+    def _make_mixing(self, embed_dims: int, num_heads: int, **attention) -> None:
         """Make the layer that mixes the places of a window: attention."""
-        w_msa = self.attention_kind(
-            embed_dims=embed_dims, num_heads=num_heads, window_size=cut.window_size, **attention
+        self.attn = ShiftedWindowAttention(
+            self.attention_kind(
+                embed_dims=embed_dims, num_heads=num_heads, window_size=self.cut.window_size, **attention
+            )
         )
-        self.attn = ShiftedWindowAttention(w_msa, cut)
 
     @property
     def activations(self) -> tuple[nn.Module, ...]:
@@ -167,77 +183,23 @@ class SwinBlock(CompiledLayer):
         """Run the block on a batch of maps; the output has the same shape.
 
         Args:
-            plan: how the stage is computed in this forward; None: the block's planner decides.
+            plan: how the stage is computed in this forward; None: decided for this block alone.
         """
-        plan = plan or self.planner.plan(x_BHWC, self.training)
-        if not (plan.as_built or is_as_built(self)):
-            return self._by_modules(x_BHWC, plan._replace(strip_tokens=None))
-        if plan.compiled is not None:
-            y_BHWC = self._by_operator(x_BHWC, plan, plan.compiled)
-            if y_BHWC is not None:
-                return y_BHWC
-        windows, window_size = self._windows(x_BHWC, plan)
-        weights, settings = self._weights(x_BHWC, window_size, plan), self._settings()
-        compute = partial(self.compute_fused if 'norm' in plan.fused else self.compute, settings=settings)
-        draws = any((settings.attn_drop, settings.proj_drop, settings.hidden_drop, settings.ffn_drop))
-        return run(compute, x_BHWC, windows, weights, plan, draws, x_BHWC if plan.overwrite else None)
+        unmodified = (plan is not None and plan.unmodified) or is_unmodified(self)
+        plan = plan or plan_stage(self.options, x_BHWC, [self.settings()] if unmodified else [])
+        if not unmodified:
+            return self._by_modules(x_BHWC, plan)
+        geometry = self.cut.of(x_BHWC)
+        weights = self._weights(x_BHWC, geometry.window_size)
+        return plan.backend.block(x_BHWC, weights, self.settings(), geometry, plan, self.cache)
 
-    def _windows(self, x_BHWC: Tensor, plan: Plan) -> tuple[list[Windows], Size]:
-        return plan.windows(x_BHWC, self.attn.cut)
-
-    def _by_operator(self, x_BHWC: Tensor, plan: Plan, dtype: torch.dtype) -> Optional[Tensor]:
-        """Compute the block by the compiled operator; None if the operator does not support this block."""
-        cut, settings = self.attn.cut, self._settings()
-        if x_BHWC.dtype == plan.dtype:  # an earlier layer, computed by torch, returned autocast's dtype
-            x_BHWC = x_BHWC.float()
-        if not operators.takes_block(x_BHWC, self.attn.w_msa.qkv.weight, self.ffn.layers[0][0].weight, settings):
-            return None
-        H, W = x_BHWC.shape[1:3]
-        window_size, shift = fit_window(H, W, cut.window_size, cut.shift, cut.small_map)
-        weights = self._weights(x_BHWC, window_size, plan._replace(dtype=None))
-        save = plan.strip_tokens is None and not plan.with_cp and operators.saves_block(dtype, x_BHWC.shape[3])
-        way = operators.Way(dtype, settings, self.packed, window_size, shift, cut.mask_padding, save)
-        by_torch = partial(self._by_autograd, settings=settings)
-        return operators.block(x_BHWC, weights, way, by_torch, plan.overwrite)
-
-    def _by_autograd(self, x_BHWC: Tensor, weights: BlockWeights, settings: BlockSettings) -> Tensor:
-        """Compute whole maps in the dtype of the weights, without recomputation; this has a second derivative."""
-        whole = Plan()
-        windows, _ = self._windows(x_BHWC, whole)
-        return run(partial(self.compute, settings=settings), x_BHWC, windows, weights, whole)
-
-    def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> Any:
-        """The weights that all strips share: linear weights in autocast's dtype, and the relative position bias."""
-        attention = self.attn.w_msa
-        layers = attention.qkv, attention.proj, self.ffn.layers[0][0], self.ffn.layers[1]
-        tensors: list[Any] = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-        if plan.dtype is not None and 'weights' in plan.fused and not torch.compiler.is_compiling():
-            tensors = self.cast_weights.get(tensors, plan.dtype)
-        else:
-            tensors = [plan.cast(tensor) for tensor in tensors]
-        qkv_weight, qkv_bias, proj_weight, proj_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias = tensors
-        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
-        return BlockWeights(
-            norm1_weight=self.norm1.weight,
-            norm1_bias=self.norm1.bias,
-            qkv_weight=qkv_weight,
-            qkv_bias=qkv_bias,
-            position_bias_hNN=attention.position_bias(window_size),
-            proj_weight=proj_weight,
-            proj_bias=proj_bias,
-            norm2_weight=self.norm2.weight,
-            norm2_bias=self.norm2.bias,
-            fc1_weight=fc1_weight,
-            fc1_bias=fc1_bias,
-            fc2_weight=fc2_weight,
-            fc2_bias=fc2_bias,
-            drop_path_2B=draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
-        )
-
-    def _settings(self) -> BlockSettings:
+    def settings(self) -> BlockSettings:
+        """What a backend must know besides the weights, in the current mode."""
         attention, ((_, activation, hidden_drop), _, ffn_drop) = self.attn.w_msa, self.ffn.layers
         rates = [drop.p if drop.training else 0.0 for drop in (attention.proj_drop, hidden_drop, ffn_drop)]
         return BlockSettings(
+            kind=self.kind,
+            weight_dtype=attention.qkv.weight.dtype,
             scale=attention.scale,
             eps=(self.norm1.eps, self.norm2.eps),
             activation=activation,
@@ -247,13 +209,42 @@ class SwinBlock(CompiledLayer):
             ffn_drop=rates[2],
         )
 
-    def _by_modules(self, x_BHWC: Tensor, plan: Plan) -> Tensor:
-        """Compute whole maps by calling each module inside, of whatever type."""
-        windows, window_size = self._windows(x_BHWC, plan)
-        compute = partial(self._compute_by_modules, window_size=window_size)
-        return run(compute, x_BHWC, windows, (), plan)
+    def _weights(self, x_BHWC: Tensor, window_size: Size) -> Any:
+        attention, fc1, fc2 = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1]
+        return BlockWeights(
+            norm1_weight=self.norm1.weight,
+            norm1_bias=self.norm1.bias,
+            qkv_weight=attention.qkv.weight,
+            qkv_bias=attention.qkv.bias,
+            position_bias_hNN=attention.position_bias(window_size),
+            proj_weight=attention.proj.weight,
+            proj_bias=attention.proj.bias,
+            norm2_weight=self.norm2.weight,
+            norm2_bias=self.norm2.bias,
+            fc1_weight=fc1.weight,
+            fc1_bias=fc1.bias,
+            fc2_weight=fc2.weight,
+            fc2_bias=fc2.bias,
+            drop_path_2B=self._drop_path_factors(x_BHWC),
+        )
 
-    def _compute_by_modules(self, x: Tensor, windows: Windows, _weights: tuple, window_size: Size) -> Tensor:
+    def _drop_path_factors(self, x_BHWC: Tensor) -> Optional[Tensor]:
+        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
+        return draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None
+
+    def _by_modules(self, x_BHWC: Tensor, plan: Plan) -> Tensor:
+        """Compute whole maps by calling each module inside, of whatever type; the backend attends in windows."""
+        geometry = self.cut.of(x_BHWC)
+        windows = plan.backend.windows(geometry, self.kind)
+
+        def compute(x: Tensor, windows: Windows, _weights: tuple) -> Tensor:
+            return self._compute_by_modules(x, windows, geometry.window_size)
+
+        if plan.with_cp and torch.is_grad_enabled():
+            return checkpointed(compute, x_BHWC, windows, ())
+        return windows.write(compute(windows.read(x_BHWC), windows, ()), x_BHWC, None)
+
+    def _compute_by_modules(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
         x = x + self._drop_path_by_module(self.attn(self.norm1(x), windows, window_size), windows)
         return x + self._drop_path_by_module(self.ffn(self.norm2(x)), windows)
 

@@ -8,10 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...backends.block import BlockSettings, MLPBlockWeights, draw_drop_path, swin_mlp_block
-from ...backends.graph import RolledWindows
-from ...backends.padded import PaddedInGraph, PaddedTables
-from ...backends.plan import Plan, WindowCut
+from ...backends.protocol import BlockSettings, MLPBlockWeights
 from ...windows.grid import Size
 from .snapshot import known_layer
 from .swin_block import SwinBlock
@@ -30,47 +27,39 @@ class SwinMLPBlock(SwinBlock):
             and adds nothing to a token.
     """
 
-    compute = compute_fused = staticmethod(swin_mlp_block)
+    kind = 'mlp'
+    fixed_window = True
 
-    def _make_mixing(self, embed_dims: int, num_heads: int, cut: WindowCut, **attention: Any) -> None:
-        self.cut, self.num_heads = cut, num_heads
-        places = num_heads * cut.window_size[0] * cut.window_size[1]
+    def _make_mixing(self, embed_dims: int, num_heads: int, **attention: Any) -> None:
+        self.num_heads = num_heads
+        places = num_heads * self.cut.window_size[0] * self.cut.window_size[1]
         self.spatial_mlp: Any = nn.Conv1d(places, places, kernel_size=1, groups=num_heads)
 
-    def _windows(self, x_BHWC: Tensor, plan: Plan) -> tuple[list, Size]:
-        cut = self.cut._replace(small_map='pad')
-        # 'shrink' is tested first: under 'pad' no size is read, since reading one would be a guard for torch.compile.
-        if self.cut.small_map == 'shrink' and any(n <= side for n, side in zip(x_BHWC.shape[1:3], cut.window_size)):
-            cut = cut._replace(shift=(0, 0))
-        in_graph = isinstance(plan.windows_kind, type) and issubclass(plan.windows_kind, RolledWindows)
-        kind = PaddedInGraph if in_graph else PaddedTables
-        return plan._replace(windows_kind=kind).windows(x_BHWC, cut)
-
-    def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> MLPBlockWeights:
-        mix, N = self.spatial_mlp, window_size[0] * window_size[1]
-        fc1, fc2, cast = self.ffn.layers[0][0], self.ffn.layers[1], plan.cast
-        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
-        return MLPBlockWeights(
-            norm1_weight=self.norm1.weight,
-            norm1_bias=self.norm1.bias,
-            mix_weight_hNN=cast(mix.weight).view(self.num_heads, N, N),
-            mix_bias_hN=cast(mix.bias).view(self.num_heads, N),
-            norm2_weight=self.norm2.weight,
-            norm2_bias=self.norm2.bias,
-            fc1_weight=cast(fc1.weight),
-            fc1_bias=cast(fc1.bias),
-            fc2_weight=cast(fc2.weight),
-            fc2_bias=cast(fc2.bias),
-            drop_path_2B=draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
-        )
-
-    def _settings(self) -> BlockSettings:
+    def settings(self) -> BlockSettings:
+        """See `SwinBlock`."""
         (_, activation, hidden_drop), _, ffn_drop = self.ffn.layers
         rates = [drop.p if drop.training else 0.0 for drop in (hidden_drop, ffn_drop)]
         eps = self.norm1.eps, self.norm2.eps
-        return BlockSettings(1.0, eps, activation, 0.0, 0.0, hidden_drop=rates[0], ffn_drop=rates[1])
+        dtype = self.spatial_mlp.weight.dtype
+        return BlockSettings(self.kind, dtype, 1.0, eps, activation, 0.0, 0.0, hidden_drop=rates[0], ffn_drop=rates[1])
 
-    def _compute_by_modules(self, x: Tensor, windows: Any, _weights: tuple, window_size: Size) -> Tensor:
+    def _weights(self, x_BHWC: Tensor, window_size: Size) -> MLPBlockWeights:
+        mix, N, fc1, fc2 = self.spatial_mlp, window_size[0] * window_size[1], self.ffn.layers[0][0], self.ffn.layers[1]
+        return MLPBlockWeights(
+            norm1_weight=self.norm1.weight,
+            norm1_bias=self.norm1.bias,
+            mix_weight_hNN=mix.weight.view(self.num_heads, N, N),
+            mix_bias_hN=mix.bias.view(self.num_heads, N),
+            norm2_weight=self.norm2.weight,
+            norm2_bias=self.norm2.bias,
+            fc1_weight=fc1.weight,
+            fc1_bias=fc1.bias,
+            fc2_weight=fc2.weight,
+            fc2_bias=fc2.bias,
+            drop_path_2B=self._drop_path_factors(x_BHWC),
+        )
+
+    def _compute_by_modules(self, x: Tensor, windows: Any, window_size: Size) -> Tensor:
         x_LNC = windows.to_windows(windows.pad(self.norm1(x)))
         (L, N, C), h = x_LNC.shape, self.num_heads
         places = self.spatial_mlp(x_LNC.view(L, N, h, C // h).transpose(1, 2).reshape(L, h * N, C // h))

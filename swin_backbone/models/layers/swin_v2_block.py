@@ -13,14 +13,12 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...backends.block import BlockSettings, BlockWeights, swin_v2_block
-from ...backends.cosine import cosine_scale, normalise_qk
-from ...backends.eager import Windows, relative_position_bias
-from ...backends.linear import without_autocast
-from ...backends.plan import Plan
+from ...backends.functions.block import without_autocast
+from ...backends.functions.cosine import cosine_scale, normalise_qk
+from ...backends.functions.position import log_spaced_coordinates, relative_position_bias
+from ...backends.protocol import BlockSettings, BlockWeights, Windows
 from ...windows.grid import Size
-from ...windows.position import log_spaced_coordinates
-from .snapshot import known_layer, remember_layers
+from .snapshot import known_layer, take_snapshot
 from .swin_block import SwinBlock
 
 CPB_HIDDEN = 512  # channels inside the MLP that gives the position bias
@@ -123,8 +121,8 @@ class SwinV2Block(SwinBlock):
         block: arguments of `SwinBlock`, and of `WindowAttentionV2`.
     """
 
+    kind = 'v2'
     attention_kind = WindowAttentionV2
-    compute = compute_fused = staticmethod(swin_v2_block)
 
     def __init__(self, embed_dims: int, norm_cfg: dict, extra_norm: bool, **block: Any):
         super().__init__(embed_dims=embed_dims, norm_cfg=norm_cfg, **block)
@@ -132,19 +130,20 @@ class SwinV2Block(SwinBlock):
         for norm in (self.norm1, self.norm2):
             for parameter in norm.parameters():
                 nn.init.zeros_(parameter)
-        remember_layers(self, self.activations)
+        take_snapshot(self, self.activations)
 
-    def _weights(self, x_BHWC: Tensor, window_size: Size, plan: Plan) -> BlockWeights:
-        weights = super()._weights(x_BHWC, window_size, plan)
-        msa, norm3 = self.attn.w_msa, self.norm3
-        weights = weights._replace(qkv_bias=plan.cast(msa.qkv_bias), cosine_scale_h=msa.cosine_scale())
-        return weights if norm3 is None else weights._replace(norm3_weight=norm3.weight, norm3_bias=norm3.bias)
-
-    def _settings(self) -> BlockSettings:
-        settings = super()._settings()
+    def settings(self) -> BlockSettings:
+        """See `SwinBlock`."""
+        settings = super().settings()
         return settings if self.norm3 is None else settings._replace(eps=(*settings.eps, self.norm3.eps))
 
-    def _compute_by_modules(self, x: Tensor, windows: Windows, _weights: tuple, window_size: Size) -> Tensor:
+    def _weights(self, x_BHWC: Tensor, window_size: Size) -> BlockWeights:
+        weights = super()._weights(x_BHWC, window_size)
+        msa, norm3 = self.attn.w_msa, self.norm3
+        weights = weights._replace(qkv_bias=msa.qkv_bias, cosine_scale_h=msa.cosine_scale())
+        return weights if norm3 is None else weights._replace(norm3_weight=norm3.weight, norm3_bias=norm3.bias)
+
+    def _compute_by_modules(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
         x = x + self._drop_path_by_module(self.norm1(self.attn(x, windows, window_size)), windows)
         x = x + self._drop_path_by_module(self.norm2(self.ffn(x)), windows)
         return x if self.norm3 is None else self.norm3(x)

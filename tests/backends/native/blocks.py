@@ -6,10 +6,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from swin_backbone.backends import native, reference
-from swin_backbone.backends.block import BlockSettings, BlockWeights, swin_block, swin_v2_block
-from swin_backbone.backends.cosine import cosine_scale
-from swin_backbone.backends.eager import TableWindows, relative_position_bias
+from swin_backbone.backends import Plan, reference
+from swin_backbone.backends.functions.cosine import cosine_scale
+from swin_backbone.backends.functions.position import relative_position_bias
+from swin_backbone.backends.native.backend import Native
+from swin_backbone.backends.protocol import BlockSettings, BlockWeights
+from swin_backbone.backends.weight_cache import WeightCache
+from swin_backbone.windows.grid import Geometry
 
 
 def random_weights(channels: int, heads: int, window: tuple[int, int], v2: bool, norm3: bool = False) -> dict:
@@ -59,7 +62,7 @@ def by_reference(x_BHWC: Tensor, weights: dict, heads: int, window, shift, mask_
 
 
 def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple[BlockWeights, BlockSettings]:
-    """What `backends.block` takes for the weights of `random_weights`."""
+    """What a backend takes for the weights of `random_weights`."""
     attention = {name[len('attn.w_msa.') :]: w for name, w in weights.items() if name.startswith('attn.')}
     C = len(weights['norm1.weight'])
     if 'logit_scale' in attention:
@@ -76,7 +79,15 @@ def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple
         *(drop_path_2B, cosine_scale_h, weights.get('norm3.weight'), weights.get('norm3.bias')),
     )
     eps = (1e-5,) * (3 if 'norm3.weight' in weights else 2)
-    return w, BlockSettings(scale, eps, nn.GELU(), 0.0, 0.0, 0.0, 0.0)
+    kind = 'v1' if cosine_scale_h is None else 'v2'
+    return w, BlockSettings(kind, torch.float32, scale, eps, nn.GELU(), 0.0, 0.0, 0.0, 0.0)
+
+
+class Saving(Native):
+    """It saves what backward needs of any block."""
+
+    def saves(self, dtype, channels):
+        return True
 
 
 def by_operator(
@@ -92,16 +103,10 @@ def by_operator(
     save=False,
 ) -> Tensor:
     w, settings = block_weights(weights, heads, window, drop_path_2B)
-    assert native.takes_stage(dtype, window, x_BHWC.shape[-1] // heads)
-    assert native.takes_block(x_BHWC, w.qkv_weight, w.fc1_weight, settings)
-    way = native.Way(dtype, settings, native.Packed(), window, shift, mask_padding, save)
-
-    def by_torch(x_BHWC: Tensor, w: BlockWeights) -> Tensor:
-        (windows,) = TableWindows.cut(None, *x_BHWC.shape[:3], window, shift, mask_padding, x_BHWC.device)
-        compute = swin_block if w.cosine_scale_h is None else swin_v2_block
-        return windows.write(compute(windows.read(x_BHWC), windows, w, settings), x_BHWC, None)
-
-    return native.block(x_BHWC, w, way, by_torch, overwrite)
+    strips = None if save else 1000  # without strips, a forward may store what backward needs
+    plan = Plan(Saving() if save else Native(), dtype, strips, overwrite=overwrite)
+    geometry = Geometry(*x_BHWC.shape[:3], window, shift, mask_padding, x_BHWC.device)
+    return plan.backend.block(x_BHWC, w, settings, geometry, plan, WeightCache())
 
 
 def rms(x: Tensor) -> float:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from swin_backbone.backends import native
+from swin_backbone.backends.native import why_not_in
 
 
 @pytest.fixture(autouse=True)
 def _built():
-    reason = native.why_not(torch.float32)
+    reason = why_not_in(torch.float32)
     if reason is not None:
         pytest.skip(reason)
 
@@ -16,7 +16,7 @@ def _built():
 @pytest.fixture(scope='module', params=[torch.float32, torch.bfloat16], ids=str)
 def dtype(request):
     """One that the operators compute in here."""
-    reason = native.why_not(request.param)
+    reason = why_not_in(request.param)
     if reason is not None:
         pytest.skip(reason)
     return request.param
@@ -24,6 +24,6 @@ def dtype(request):
 
 @pytest.fixture(scope='module')
 def _bf16():
-    reason = native.why_not(torch.bfloat16)
+    reason = why_not_in(torch.bfloat16)
     if reason is not None:
         pytest.skip(reason)

@@ -10,8 +10,7 @@ from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis.timing import bytes_kept
-from swin_backbone.backends import native
-from swin_backbone.backends.native import library
+from swin_backbone.backends.native import Native, why_not_in
 
 
 def backbones():
@@ -21,16 +20,14 @@ def backbones():
     ]
 
 
-@pytest.fixture
-def without(monkeypatch):
+@torch.no_grad()
+def without(model, x):
     """What a call gives without the operators."""
-
-    def call(model, x):
-        with monkeypatch.context() as patched, torch.no_grad():
-            patched.setattr(native.operators, 'is_available', lambda dtype: False)
-            return model(x)
-
-    return call
+    model.backend = 'eager'
+    try:
+        return model(x)
+    finally:
+        model.backend = 'auto'
 
 
 def step(model, x):
@@ -41,29 +38,26 @@ def step(model, x):
     return {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
 
-@pytest.fixture
-def by_torch_step(monkeypatch):
+def step_without(model, x):
     """`step` without the operators."""
-
-    def call(model, x):
-        with monkeypatch.context() as patched:
-            patched.setattr(native.operators, 'is_available', lambda dtype: False)
-            return step(model, x)
-
-    return call
+    model.backend = 'eager'
+    try:
+        return step(model, x)
+    finally:
+        model.backend = 'auto'
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """How often blocks were computed by the operator."""
-    counted, block = [], native.operators.block
-    monkeypatch.setattr(native.operators, 'block', lambda *args: counted.append(1) or block(*args))
+    counted, block = [], Native.block
+    monkeypatch.setattr(Native, 'block', lambda *args: counted.append(1) or block(*args))
     return counted
 
 
 @pytest.mark.parametrize('index', [0, 1])
 @torch.no_grad()
-def test_every_block_of_a_forward_without_gradients(index, without, calls):
+def test_every_block_of_a_forward_without_gradients(index, calls):
     model, x = backbones()[index], torch.randn(2, 3, 70, 90)
     for ours, truth in zip(model(x), without(model, x)):
         assert ours.is_contiguous()
@@ -73,11 +67,11 @@ def test_every_block_of_a_forward_without_gradients(index, without, calls):
 
 @pytest.mark.parametrize('arguments', [dict(), dict(strip_tokens=None), dict(with_cp=True)])
 @pytest.mark.parametrize('index', [0, 1])
-def test_every_block_of_a_training_step(index, arguments, by_torch_step, calls):
+def test_every_block_of_a_training_step(index, arguments, calls):
     make = (SwinBackbone, SwinV2Backbone)[index]
     model = make(arch='nano', window_size=7 + index, drop_path_rate=0.1, **arguments).train()
     x = torch.randn(2, 3, 70, 90)
-    truth, ours = by_torch_step(model, x), step(model, x)
+    truth, ours = step_without(model, x), step(model, x)
     assert len(calls) == 8
     assert ours.keys() == truth.keys()
     for name, gradient in truth.items():
@@ -85,11 +79,11 @@ def test_every_block_of_a_training_step(index, arguments, by_torch_step, calls):
 
 
 @pytest.mark.usefixtures('_bf16')
-def test_a_training_step_under_autocast_is_nearer_to_float32(by_torch_step, calls):
+def test_a_training_step_under_autocast_is_nearer_to_float32(calls):
     model, x = SwinBackbone(arch='nano', drop_path_rate=0.0).train(), torch.randn(2, 3, 120, 130)
-    truth = by_torch_step(model, x)
+    truth = step_without(model, x)
     with torch.autocast('cpu', torch.bfloat16):
-        today = by_torch_step(model, x)
+        today = step_without(model, x)
         ours = step(model, x)
     assert len(calls) == 8
     errors = [sum(rms(g[name] - truth[name]) / rms(truth[name]) for name in truth) for g in (ours, today)]
@@ -108,7 +102,7 @@ def test_no_block_in_double_precision_or_with_dropout_or_by_another_backend(call
     SwinBackbone(arch='nano', strip_tokens=500)(x)
     with torch.no_grad():
         backbones()[0].double()(x.double())
-        SwinBackbone(arch='nano', attention_backend='sdpa').eval()(x)
+        SwinBackbone(arch='nano', backend='graph').eval()(x)
         SwinBackbone(arch='nano', act_cfg=dict(type='ReLU')).eval()(x)
         with torch.backends.mkldnn.flags(enabled=False):
             backbones()[0](x)
@@ -117,7 +111,7 @@ def test_no_block_in_double_precision_or_with_dropout_or_by_another_backend(call
 
 @pytest.mark.usefixtures('_bf16')
 @torch.no_grad()
-def test_autocast_computes_in_bfloat16_and_gives_float32(without, calls):
+def test_autocast_computes_in_bfloat16_and_gives_float32(calls):
     model, x = backbones()[0], torch.randn(1, 3, 70, 90)
     truth = without(model, x)
     with torch.autocast('cpu', torch.bfloat16):
@@ -174,7 +168,7 @@ def changed_by_rounding(model):
     ],
 )
 @torch.no_grad()
-def test_changed_weights_are_seen(change, without):
+def test_changed_weights_are_seen(change):
     model, x = backbones()[0], torch.randn(1, 3, 64, 64)
     before = model(x)
     change(model)
@@ -199,17 +193,15 @@ def test_packed_weights_are_kept_once_and_not_copied():
     model, x = backbones()[0], torch.randn(1, 3, 64, 64)
     model(x)
     block = model.stages[0].blocks[0]
-    made = block.packed._made[1]
+    made = block.cache._made[1]
     model(x)
-    assert block.packed._made[1] is made
+    assert block.cache._made[1] is made
     weights = (block.attn.w_msa.qkv, block.attn.w_msa.proj, block.ffn.layers[0][0], block.ffn.layers[1])
     assert sum(panels.nbytes for panels in made) == sum(layer.weight.nbytes for layer in weights)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert other.stages[0].blocks[0].packed._made is None
+        assert other.stages[0].blocks[0].cache._made is None
         assert torch.equal(other(x)[-1], model(x)[-1])
 
 
 def test_the_reason_is_said_once_found():
-    assert (
-        library.why_not(torch.float16) == 'The compiled operators compute in float32 and bfloat16, not torch.float16.'
-    )
+    assert why_not_in(torch.float16) == 'The compiled operators compute in float32 and bfloat16, not torch.float16.'

@@ -7,7 +7,9 @@ import torch
 from blocks import block_weights, by_operator, by_reference, cases, random_weights, rms
 from hypothesis import assume, given, settings
 
-from swin_backbone.backends import native
+from swin_backbone.backends.native import why_not_in
+from swin_backbone.backends.native.backend import pack
+from swin_backbone.backends.weight_cache import WeightCache
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,8 +110,8 @@ def test_same_bits_whatever_the_number_of_threads_and_from_several_python_thread
 def test_operators_have_a_fake_for_compile_and_export():
     weights = random_weights(32, 2, (4, 4), v2=False)
     w, settings = block_weights(weights, 2, (4, 4))
-    packed = native.Packed().get(
-        (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
+    packed = pack(
+        WeightCache(), (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
     )
     vectors = [w.norm1_weight, None, w.qkv_bias, w.proj_bias, None, w.norm2_bias, w.fc1_bias, w.fc2_bias, None, None]
     args = packed, vectors, w.position_bias_hNN, None, None, 2, [4, 4], [2, 2], False, settings.scale, [1e-5, 1e-5]
@@ -128,7 +130,7 @@ def test_operators_have_a_fake_for_compile_and_export():
         fake = ops.block_backward(mode.from_tensor(x), gradient, packed, turned, *args[1:])
     assert [f.shape for f in fake] == [o.shape for o in ours]
     image, weight = torch.randn(1, 3, 9, 10), torch.randn(16, 3, 3, 3)
-    for dtype in (torch.float32, torch.bfloat16)[: 1 + native.is_available(torch.bfloat16)]:
+    for dtype in (torch.float32, torch.bfloat16)[: 1 + (why_not_in(torch.bfloat16) is None)]:
         torch.library.opcheck(ops.pack_linear.default, (weight, dtype, 1), test_utils=which)
         panels = ops.pack_linear(weight, dtype, 1)
         args = panels, None, None, None, None, [3, 3]
@@ -160,8 +162,8 @@ def test_operators_have_a_fake_for_compile_and_export():
 )
 def test_what_does_not_fit_is_said(changed, said):
     w, _ = block_weights(random_weights(32, 2, (4, 4), v2=False), 2, (4, 4))
-    packed = native.Packed().get(
-        (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
+    packed = pack(
+        WeightCache(), (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
     )
     args = dict(x=torch.randn(1, 8, 8, 32), packed=packed, vectors=[None] * 10, position_bias=w.position_bias_hNN)
     args.update(cosine_scale=None, drop_path=None, heads=2, window=[4, 4], shift=[0, 0], mask_padding=False)

@@ -9,7 +9,26 @@ from blocks import rms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends import native
+from swin_backbone.backends import BACKENDS, Plan
+from swin_backbone.backends.protocol import EmbeddingWeights, MergingWeights
+from swin_backbone.backends.weight_cache import WeightCache
+
+NATIVE = BACKENDS['native']
+
+
+def embed(image, *weights, eps, dtype=torch.float32, cache=None):
+    weights = EmbeddingWeights(*weights)
+    return NATIVE.embed(image, weights, eps, Plan(NATIVE, dtype), cache or WeightCache())
+
+
+def merge(x, *weights, eps, post_norm=False, dtype=torch.float32, cache=None):
+    weights = MergingWeights(*weights)
+    return NATIVE.merge(x, weights, eps, post_norm, Plan(NATIVE, dtype), cache or WeightCache())
+
+
+def output_norm(*tensors):
+    return NATIVE.output_norm(*tensors, 1e-5, Plan(NATIVE))
+
 
 sides = st.integers(1, 40)
 maps = st.tuples(st.integers(1, 2), sides, sides, st.sampled_from([8, 24, 96]))
@@ -68,7 +87,7 @@ def test_embedding_is_the_convolution_and_its_norm(dtype, size, patch, data):
         image = image.contiguous(memory_format=torch.channels_last)
 
     def ours(image, weight, bias, *norm):
-        return native.embed(image, dtype, weight, bias, *norm, eps, native.Packed())
+        return embed(image, weight, bias, *norm, eps=eps, dtype=dtype)
 
     assert_same(ours, partial(embedded, eps=eps), (image, weight, bias, *affine(norm, C)), dtype)
 
@@ -81,7 +100,7 @@ def test_merging_is_unfold_norm_and_projection(dtype, size, norm, post_norm):
     tensors = torch.randn(size), weight, *affine(norm, 2 * C if post_norm else 4 * C)
 
     def ours(x, weight, *norm):
-        return native.merge(x, dtype, weight, *norm, eps, post_norm, native.Packed())
+        return merge(x, weight, *norm, eps=eps, post_norm=post_norm, dtype=dtype)
 
     assert_same(ours, partial(merged, eps=eps, post_norm=post_norm), tensors, dtype)
 
@@ -90,25 +109,25 @@ def test_merging_is_unfold_norm_and_projection(dtype, size, norm, post_norm):
 @given(maps, st.booleans())
 def test_output_norm_is_layer_norm_transposed(size, norm):
     tensors = torch.randn(size), *affine(norm, size[-1])
-    assert_same(lambda *tensors: native.output_norm(*tensors, 1e-5), normalised, tensors, torch.float32)
+    assert_same(output_norm, normalised, tensors, torch.float32)
 
 
 def operators(dtype=torch.float32):
     """Each operator, its truth, and its tensors: of a size that takes several threads and strips of tokens."""
-    packed, eps = native.Packed(), 1e-5
+    cache, eps = WeightCache(), 1e-5
     return {
         'embed': (
-            lambda image, w, b, *norm: native.embed(image, dtype, w, b, *norm, eps, packed),
+            partial(embed, eps=eps, dtype=dtype, cache=cache),
             partial(embedded, eps=eps),
             (torch.randn(1, 3, 300, 300), torch.randn(96, 3, 4, 4) / 7, torch.randn(96), *affine(True, 96)),
         ),
         'merge': (
-            lambda x, w, *norm: native.merge(x, dtype, w, *norm, eps, False, packed),
+            partial(merge, eps=eps, dtype=dtype, cache=cache),
             partial(merged, eps=eps, post_norm=False),
             (torch.randn(2, 75, 75, 96), torch.randn(192, 384) / 20, *affine(True, 384)),
         ),
         'output_norm': (
-            lambda *tensors: native.output_norm(*tensors, eps),
+            output_norm,
             normalised,
             (torch.randn(2, 75, 75, 96), *affine(True, 96)),
         ),

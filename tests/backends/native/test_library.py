@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_backbone.backends import native
+import swin_backbone.backends.native
 
 CODE = """
 import torch
-from swin_backbone.backends import native
-from swin_backbone.backends.native.library import _load
-print(_load()[0], '|', native.why_not(torch.float32), '|', native.why_not(torch.bfloat16))
+from swin_backbone.backends.native.library import _load, why_not_in
+print(_load()[0], '|', why_not_in(torch.float32), '|', why_not_in(torch.bfloat16))
 """
 BLOCK = """
 import sys
@@ -68,7 +67,7 @@ def test_environment_decides(environment, taken, said):
 @pytest.mark.skipif(not shutil.which('objdump'), reason='objdump is not installed')
 @pytest.mark.parametrize('name', list(FOREIGN))
 def test_a_library_has_the_instructions_of_its_own_set_alone(name):
-    libraries = list(Path(native.__file__).parent.glob(f'_{name}_torch_*.so'))
+    libraries = list(Path(swin_backbone.backends.native.__file__).parent.glob(f'_{name}_torch_*.so'))
     if not libraries:
         pytest.skip('the compiled operators are not built')
     for library in libraries:

@@ -8,13 +8,22 @@ import torch
 import torch.nn.functional as F
 from blocks import rms
 
-from swin_backbone.backends import native
+from swin_backbone.backends import BACKENDS, Plan
+from swin_backbone.backends.protocol import EmbeddingWeights
+from swin_backbone.backends.weight_cache import WeightCache
+
+NATIVE = BACKENDS['native']
 
 
 def project(x_TC, weight):
     """A linear layer by the operator: patches of one pixel, of which each has C channels."""
-    packed = native.Packed()
-    y_BHWC = native.embed(x_TC.T[None, :, None], torch.float32, weight[..., None, None], None, None, None, None, packed)
+    y_BHWC = NATIVE.embed(
+        x_TC.T[None, :, None],
+        EmbeddingWeights(weight[..., None, None], None, None, None),
+        None,
+        Plan(NATIVE),
+        WeightCache(),
+    )
     return y_BHWC[0, 0]
 
 

@@ -9,13 +9,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, compat
-from swin_backbone.backends.triton import cast
-from swin_backbone.backends.triton import trial as backend
-from swin_backbone.backends.triton.cast import CastWeights
+from swin_backbone.backends.triton import cast, trial
+from swin_backbone.backends.triton.cast import cast_weights
+from swin_backbone.backends.weight_cache import WeightCache
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 needs_kernel = pytest.mark.skipif(
-    backend._try(DEVICE, torch.bfloat16, (3, 3), 16, False) is not None, reason='the Triton kernel does not run here'
+    trial._try(DEVICE, torch.bfloat16, (3, 3), 16, False) is not None, reason='the Triton kernel does not run here'
 )
 
 
@@ -39,7 +39,10 @@ def weights():
 
 def test_values_and_gradients_are_those_of_single_casts():
     layer, tensors = weights()
-    (weight, nothing, bias), x = CastWeights().get(tensors, torch.bfloat16), torch.randn(5, 8, dtype=torch.bfloat16)
+    (weight, nothing, bias), x = (
+        cast_weights(WeightCache(), tensors, torch.bfloat16),
+        torch.randn(5, 8, dtype=torch.bfloat16),
+    )
     assert nothing is None
     assert torch.equal(weight, layer.weight.bfloat16())
     y = nn.functional.linear(x, weight, bias)
@@ -53,7 +56,7 @@ def test_values_and_gradients_are_those_of_single_casts():
 def test_what_wants_no_gradient_gets_none():
     layer, tensors = weights()
     layer.weight.requires_grad_(False)
-    weight, _, bias = CastWeights().get(tensors, torch.bfloat16)
+    weight, _, bias = cast_weights(WeightCache(), tensors, torch.bfloat16)
     (weight.sum() + bias.sum()).backward()
     assert layer.weight.grad is None
     assert torch.equal(layer.bias.grad, torch.ones(6))
@@ -84,10 +87,10 @@ def move(layer):
 @torch.no_grad()
 @pytest.mark.parametrize('change', [change_in_place, take_a_step, load, exchange, move])
 def test_they_are_remembered_until_a_weight_changes(change):
-    made, (layer, _) = CastWeights(), weights()
+    made, (layer, _) = WeightCache(), weights()
 
     def get():
-        return made.get([layer.weight, layer.bias], torch.bfloat16)
+        return cast_weights(made, [layer.weight, layer.bias], torch.bfloat16)
 
     with Copies() as copies:
         first, second = get(), get()
@@ -98,22 +101,22 @@ def test_they_are_remembered_until_a_weight_changes(change):
 
 
 def test_they_are_not_remembered_for_gradients_nor_in_a_group(monkeypatch):
-    made, (_, tensors) = CastWeights(), weights()
+    made, (_, tensors) = WeightCache(), weights()
     with Copies() as copies:
-        made.get(tensors, torch.bfloat16)
-        made.get(tensors, torch.bfloat16)
+        cast_weights(made, tensors, torch.bfloat16)
+        cast_weights(made, tensors, torch.bfloat16)
         monkeypatch.setattr(cast.distributed, 'is_initialized', lambda: True)
         with torch.no_grad():
-            made.get(tensors, torch.bfloat16)
-            made.get(tensors, torch.bfloat16)
+            cast_weights(made, tensors, torch.bfloat16)
+            cast_weights(made, tensors, torch.bfloat16)
     assert copies.together == 4
     assert made._made is None
 
 
 def test_a_copy_of_a_module_leaves_them_out():
-    made, (_, tensors) = CastWeights(), weights()
+    made, (_, tensors) = WeightCache(), weights()
     with torch.no_grad():
-        made.get(tensors, torch.bfloat16)
+        cast_weights(made, tensors, torch.bfloat16)
     assert made._made is not None
     assert copy.deepcopy(made)._made is None
 
@@ -129,7 +132,7 @@ def test_a_torch_that_copies_one_by_one(monkeypatch):
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 def test_a_block_casts_its_linear_weights_in_one_launch(monkeypatch, backbone):
     arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=3, drop_path_rate=0.0)
-    model = backbone(attention_backend='triton', **arguments).to(DEVICE).eval()
+    model = backbone(backend='triton', **arguments).to(DEVICE).eval()
     block, x_BHWC = model.stages[0].blocks[0], torch.randn(1, 3, 4, 32, device=DEVICE)
     for parameter in block.parameters():  # the norms of V2 begin at zero
         nn.init.normal_(parameter, std=0.3)
@@ -168,7 +171,7 @@ def test_in_data_parallel_training_every_change_of_a_weight_is_seen(monkeypatch,
     def train_and_change(fuse):
         monkeypatch.setenv('SWIN_BACKBONE_FUSE', fuse)
         torch.manual_seed(0)
-        backbone = SwinBackbone(window_size=3, drop_path_rate=0.0, attention_backend='triton', **arguments)
+        backbone = SwinBackbone(window_size=3, drop_path_rate=0.0, backend='triton', **arguments)
         model, maps = data_parallel(wrap, backbone), []
 
         def evaluate():

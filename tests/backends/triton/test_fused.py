@@ -2,31 +2,26 @@
 
 import pytest
 import torch
-from reference_windows import attend_by_reference
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends.triton import trial as backend
+from swin_backbone.backends.triton import trial
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 SIZES = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=4, drop_path_rate=0.0)
 BACKBONES = [SwinBackbone, SwinV2Backbone]
 pytestmark = pytest.mark.skipif(
-    backend._try(DEVICE, torch.float32, (4, 4), 16, False) is not None, reason='the Triton kernel does not run here'
+    trial._try(DEVICE, torch.float32, (4, 4), 16, False) is not None, reason='the Triton kernel does not run here'
 )
 
 
-def make_block(attention_backend, backbone=SwinBackbone, **arguments):
+def make_block(backend, backbone=SwinBackbone, **arguments):
     torch.manual_seed(0)
-    model = backbone(attention_backend=attention_backend, **SIZES, **arguments)
+    model = backbone(backend=backend, **SIZES, **arguments)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    if attention_backend == 'sdpa':
-        attend_by_reference(model)
-    stage = model.to(DEVICE).stages[0]
-    stage.blocks[0].planner = stage.planner
-    return stage.blocks[0]
+    return model.to(DEVICE).stages[0].blocks[0]
 
 
 def output_and_gradients(block, x_BHWC):
@@ -76,7 +71,7 @@ def test_no_tensor_of_tokens_is_padded(monkeypatch, backbone, fuse):
 @pytest.mark.parametrize('backbone', BACKBONES)
 @pytest.mark.parametrize('how', ['no bias', 'frozen bias', 'norm'])
 def test_it_equals_the_reference(monkeypatch, backbone, how):
-    blocks = [make_block(name, backbone, qkv_bias=how != 'no bias') for name in ('triton', 'sdpa')]
+    blocks = [make_block(name, backbone, qkv_bias=how != 'no bias') for name in ('triton', 'reference')]
     if how == 'frozen bias':
         for block in blocks:
             for name, parameter in block.named_parameters():
@@ -97,7 +92,7 @@ def test_under_autocast(monkeypatch, dtype, fuse):
     (arguments,) = (args for name, args in names.seen if name == 'swin_backbone.attend_in_windows')
     assert [x.dtype for x in arguments[:2]] == [dtype, dtype]
     assert results['attn.w_msa.qkv.bias'].dtype == torch.float32
-    assert_same(results, output_and_gradients(make_block('sdpa'), x_BHWC), 0.1)
+    assert_same(results, output_and_gradients(make_block('reference'), x_BHWC), 0.1)
 
 
 class Adapted(nn.Linear):
@@ -111,7 +106,7 @@ class Adapted(nn.Linear):
 @pytest.mark.parametrize('how', ['hook', 'layer'])
 def test_what_another_qkv_gives_for_padding_is_what_padding_has(backbone, how):
     results, seen = [], []
-    for name in ('triton', 'sdpa'):
+    for name in ('triton', 'reference'):
         block = make_block(name, backbone)
         attention = block.attn.w_msa
         if how == 'layer':

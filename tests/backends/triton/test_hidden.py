@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis.timing import bytes_kept
-from swin_backbone.backends.triton import trial as backend
+from swin_backbone.backends.triton import trial
 from swin_backbone.backends.triton.hidden import bias_gelu, bias_gelu_backward
 
 pytest.importorskip('triton', reason='triton is not installed')
@@ -63,12 +63,12 @@ class Names(TorchDispatchMode):
 
 
 @pytest.mark.skipif(
-    backend._try(DEVICE, torch.float32, (3, 3), 16, False) is not None, reason='the Triton kernel does not run here'
+    trial._try(DEVICE, torch.float32, (3, 3), 16, False) is not None, reason='the Triton kernel does not run here'
 )
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 def test_a_backbone_computes_the_same_with_it(monkeypatch, backbone):
     arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=3, drop_path_rate=0.0)
-    model = backbone(attention_backend='triton', **arguments).to(DEVICE).train()
+    model = backbone(backend='triton', **arguments).to(DEVICE).train()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     x, results = torch.randn(1, 3, 12, 16, device=DEVICE), []

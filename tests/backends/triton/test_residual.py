@@ -5,9 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
-from swin_backbone.backends import block, reference
+from swin_backbone.backends import reference
+from swin_backbone.backends.functions import block
 from swin_backbone.backends.triton import backend as fused
-from swin_backbone.backends.triton import trial as backend
+from swin_backbone.backends.triton import trial
 from swin_backbone.backends.triton.residual import add_norm, add_norm_backward
 
 pytest.importorskip('triton', reason='triton is not installed')
@@ -107,7 +108,7 @@ def test_opcheck(kind):
 
 
 needs_kernel = pytest.mark.skipif(
-    backend._try(DEVICE, torch.float32, (3, 3), 16, False) is not None, reason='the Triton kernel does not run here'
+    trial._try(DEVICE, torch.float32, (3, 3), 16, False) is not None, reason='the Triton kernel does not run here'
 )
 
 
@@ -115,7 +116,7 @@ needs_kernel = pytest.mark.skipif(
 @pytest.mark.parametrize('autocast', [False, True])
 def test_a_backbone_computes_the_same_with_it(monkeypatch, autocast):
     arguments = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), window_size=3, drop_path_rate=0.3)
-    model = SwinBackbone(attention_backend='triton', **arguments).to(DEVICE).train()
+    model = SwinBackbone(backend='triton', **arguments).to(DEVICE).train()
     x, calls = torch.randn(2, 3, 12, 16, device=DEVICE), []
     attention = block.attention
     monkeypatch.setattr(block, 'attention', lambda x_TC, *others: calls.append(x_TC.dtype) or attention(x_TC, *others))
@@ -147,7 +148,7 @@ class Names(TorchDispatchMode):
 @needs_kernel
 def test_a_block_neither_pads_nor_casts_what_it_normalises(monkeypatch):
     arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=3, drop_path_rate=0.3)
-    block = SwinBackbone(attention_backend='triton', **arguments).to(DEVICE).train().stages[0].blocks[0]
+    block = SwinBackbone(backend='triton', **arguments).to(DEVICE).train().stages[0].blocks[0]
     x_BHWC = torch.randn(2, 3, 4, 32, device=DEVICE)
     monkeypatch.setenv('SWIN_BACKBONE_FUSE', 'norm,weights')
     with torch.autocast(DEVICE.type, torch.bfloat16), Names() as names:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from swin_backbone.analysis.timing import bytes_kept
-from swin_backbone.backends.triton import attend_in_windows
-from swin_backbone.backends.triton.attention import attend_in_windows_backward
+from swin_backbone.backends.triton.attention import attend_in_windows, attend_in_windows_backward
 from swin_backbone.backends.triton.check import attend_literally
 from swin_backbone.backends.triton.tiles import PROGRAMS_OF_A_CPU, Tiles, Tiling
 

@@ -1,68 +1,27 @@
 """A Swin block, V1, V2 or MLP, on the tokens of some windows, as a function of its weights.
 
-Layout: T tokens, C channels, D hidden channels of the MLP, h heads, N places of a window, B images.
+Layout: T tokens, C channels in, D channels out or hidden channels of the MLP, L windows, N places of a window, h heads,
+d channels of a head, B images.
 """
 
-from typing import Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Optional, TypeVar, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..protocol import BlockSettings, BlockWeights, MLPBlockWeights, Windows
 from .cosine import normalise_qk
-from .eager import Windows
-from .padded import mix_places
 
+Weights = TypeVar('Weights', bound=tuple)
 
-class BlockWeights(NamedTuple):
-    """The tensors a block computes with; the weights of linear layers are (out, in)."""
-
-    norm1_weight: Optional[Tensor]
-    norm1_bias: Optional[Tensor]
-    qkv_weight: Tensor
-    qkv_bias: Optional[Tensor]
-    position_bias_hNN: Tensor
-    proj_weight: Tensor
-    proj_bias: Optional[Tensor]
-    norm2_weight: Optional[Tensor]
-    norm2_bias: Optional[Tensor]
-    fc1_weight: Tensor
-    fc1_bias: Optional[Tensor]
-    fc2_weight: Tensor
-    fc2_bias: Optional[Tensor]
-    drop_path_2B: Optional[Tensor]  # stochastic depth's factor for each branch and image; None: 1
-    # Of Swin V2 alone:
-    cosine_scale_h: Optional[Tensor] = None  # the factor on the cosine of query and key; None: dot products
-    norm3_weight: Optional[Tensor] = None
-    norm3_bias: Optional[Tensor] = None
-
-
-class MLPBlockWeights(NamedTuple):
-    """The tensors a block of Swin-MLP computes with."""
-
-    norm1_weight: Optional[Tensor]
-    norm1_bias: Optional[Tensor]
-    mix_weight_hNN: Tensor
-    mix_bias_hN: Tensor
-    norm2_weight: Optional[Tensor]
-    norm2_bias: Optional[Tensor]
-    fc1_weight: Tensor
-    fc1_bias: Optional[Tensor]
-    fc2_weight: Tensor
-    fc2_bias: Optional[Tensor]
-    drop_path_2B: Optional[Tensor]
-
-
-class BlockSettings(NamedTuple):
-    """The settings of a block that are not weights."""
-
-    scale: float  # of q k^T
-    eps: tuple[float, ...]  # of the two norms; of three, where Swin V2 has one on the shortcut
-    activation: Callable[[Tensor], Tensor]
-    attn_drop: float  # of attention weights
-    proj_drop: float  # behind the attention
-    hidden_drop: float  # of the MLP's hidden tokens
-    ffn_drop: float  # behind the MLP
+# What automatic mixed precision casts.
+LINEAR = {
+    *('qkv_weight', 'qkv_bias', 'proj_weight', 'proj_bias', 'fc1_weight', 'fc1_bias', 'fc2_weight', 'fc2_bias'),
+    *('mix_weight_hNN', 'mix_bias_hN', 'projection_weight', 'projection_bias', 'reduction_weight'),
+}
 
 
 def swin_block(
@@ -136,6 +95,76 @@ def drop_path(branch_TC: Tensor, windows: Windows, factors_2B: Optional[Tensor],
     return branch_TC * windows.per_token(factors_2B[branch]).to(branch_TC.dtype)
 
 
+BLOCKS: dict[str, Callable[..., Tensor]] = dict(v1=swin_block, v2=swin_v2_block, mlp=swin_mlp_block)
+
+
+def in_dtype(w: Weights, dtype: Optional[torch.dtype]) -> Weights:
+    """A layer's weights with those of its linear layers in `dtype`: cast once, and not for every strip; None: as is."""
+    if dtype is None:
+        return w
+    fields: Any = w
+    cast = [t.to(dtype) if name in LINEAR and t is not None else t for name, t in zip(fields._fields, w)]
+    return type(w)(*cast)
+
+
+def linear(
+    x_TC: Tensor,
+    weight_DC: Tensor,
+    bias_D: Optional[Tensor],
+    activation: Optional[Callable[[Tensor], Tensor]] = None,
+    gradient_only: bool = False,
+) -> Tensor:
+    """activation(x W^T + b): (T, D), in the dtype of the weight.
+
+    Args:
+        gradient_only: only the gradient is needed; the value need not be computed.
+    """
+    y_TD = F.linear(x_TC.to(weight_DC.dtype), weight_DC, bias_D)
+    return y_TD if activation is None else activation(y_TD)
+
+
+def mix_places(x_LNC: Tensor, weight_hNN: Tensor, bias_hN: Tensor) -> Tensor:
+    """Apply a linear layer over the places of each window, one for each head and its channels: (L, N, C)."""
+    (L, N, C), h = x_LNC.shape, len(weight_hNN)
+    x_hNLd = contiguous_copy(x_LNC.view(L, N, h, C // h).permute(2, 1, 0, 3)).view(h, N, L * (C // h))
+    y_hNLd = torch.baddbmm(bias_hN[..., None], weight_hNN, x_hNLd)
+    return contiguous_copy(y_hNLd.view(h, N, L, C // h).permute(2, 1, 0, 3)).view(L, N, C)
+
+
+def contiguous_copy(x: Tensor) -> Tensor:
+    """`x` copied into contiguous memory; `contiguous()` asks first, which is a guard on sizes."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def pad_map(x_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """A map padded with zeros at right and bottom to `height` x `width`."""
+    B, H, W, C = x_BHWC.shape
+    if not torch.compiler.is_compiling():
+        return F.pad(x_BHWC, (0, 0, 0, width - W, 0, height - H))
+    # One side after the other: what pads a tensor of four dimensions asks for its memory format, which is a guard.
+    x = F.pad(contiguous_copy(x_BHWC).view(B * H, W, C), (0, 0, 0, width - W))
+    x = F.pad(x.view(B, H, width * C), (0, 0, 0, height - H))
+    return x.view(B, height, width, C)
+
+
 def draw_drop_path(rate: float, batch: int, device: torch.device) -> Tensor:
     """The factors of stochastic depth for the two branches of each image: 0, or 1 / (1 - rate). (2, B)"""
     return torch.empty(2, batch, device=device).bernoulli_(1 - rate).div_(1 - rate)
+
+
+def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
+    """The dtype automatic mixed precision computes linear layers in; None where it is off, or the device has none."""
+    if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
+@torch.compiler.assume_constant_result  # which torch.compile of torch 2.11 cannot trace
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """Turn autocast off: operations keep the dtypes of their inputs."""
+    is_on = _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..windows.grid import Size
-from .graph import in_order, pad_map
-from .linear import linear as plain_linear
+from ...windows.grid import Size
+from ..protocol import EmbeddingWeights, MergingWeights, recorder_of
+from .block import contiguous_copy, pad_map
+from .block import linear as plain_linear
 
 Weight = TypeVar('Weight', Tensor, Optional[Tensor])
 
@@ -55,26 +56,6 @@ class Rows(NamedTuple):
         return whole_BHWC
 
 
-class EmbeddingWeights(NamedTuple):
-    """The tensors patch embedding computes with; the norm is None where there is none."""
-
-    projection_weight: Tensor  # of the convolution: (C, channels of the image, rows, columns)
-    projection_bias: Optional[Tensor]
-    norm_weight: Optional[Tensor]
-    norm_bias: Optional[Tensor]
-
-
-class MergingWeights(NamedTuple):
-    """The tensors patch merging computes with, over the channels of 2 x 2 neighbours, one neighbour behind the other.
-
-    A norm behind the reduction, as Swin V2 has, is over what is projected.
-    """
-
-    norm_weight: Optional[Tensor]
-    norm_bias: Optional[Tensor]
-    reduction_weight: Tensor
-
-
 def row_strips(shape: torch.Size, patch: Size, tokens: int) -> list[Rows]:
     """Cut maps (B, H, W, C) into strips of at least one row, each with at most `tokens` output tokens.
 
@@ -92,7 +73,7 @@ def row_strips(shape: torch.Size, patch: Size, tokens: int) -> list[Rows]:
     ]
 
 
-def embed_patches(image_BHWC: Tensor, w: EmbeddingWeights, eps: Optional[float], linear=plain_linear) -> Tensor:
+def embed(image_BHWC: Tensor, w: EmbeddingWeights, eps: Optional[float], linear=plain_linear) -> Tensor:
     """Project each patch to a token and normalise it: (B, ceil(H / patch), ceil(W / patch), C).
 
     The convolution of disjoint patches is one matrix product.
@@ -103,14 +84,36 @@ def embed_patches(image_BHWC: Tensor, w: EmbeddingWeights, eps: Optional[float],
         linear: computes the linear layer.
     """
     C, channels, *patch = w.projection_weight.shape
-    patches = in_order(cut_patches(image_BHWC, (patch[0], patch[1])).movedim(-1, 3))
+    patches = contiguous_copy(cut_patches(image_BHWC, (patch[0], patch[1])).movedim(-1, 3))
     B, rows, columns = patches.shape[:3]
     patches_TP = patches.view(B * rows * columns, channels * patch[0] * patch[1])
     y_TC = linear(patches_TP, w.projection_weight.flatten(1), w.projection_bias)
     return _normalise(y_TC, w, eps).view(B, rows, columns, C)
 
 
-def merge_patches(
+def convolve(image_BCHW: Tensor, w: EmbeddingWeights, eps: Optional[float]) -> Tensor:
+    """`embed` by torch's convolution."""
+    patch = w.projection_weight.shape[2:]
+    image_BCHW = pad_to_patches(image_BCHW, (patch[0], patch[1]))
+    y_BHWC = F.conv2d(image_BCHW, w.projection_weight, w.projection_bias, stride=patch).permute(0, 2, 3, 1)
+    return _normalise(y_BHWC, w, eps)
+
+
+def pad_to_patches(image_BCHW: Tensor, patch: Size) -> Tensor:
+    """Images zero-padded to whole patches, in the memory format in which a convolution takes the least time."""
+    missing = -image_BCHW.shape[-2] % patch[0], -image_BCHW.shape[-1] % patch[1]
+    # A graph takes all sizes: it pads, though nothing be missing.
+    one_graph = recorder_of(image_BCHW) is not None
+    if one_graph or any(missing):  # padding by nothing is a copy
+        image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
+    if not one_graph:
+        # In channels_last memory the convolution writes tokens in the order in which they are read later, so that
+        # nothing is transposed.
+        image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)
+    return image_BCHW
+
+
+def merge(
     x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool = False, linear=plain_linear
 ) -> Tensor:
     """Concatenate 2 x 2 neighbours, normalise, project: (B, ceil(H / 2), ceil(W / 2), C'). An odd side is zero-padded.
@@ -120,7 +123,7 @@ def merge_patches(
         post_norm: project, then normalise (Swin V2).
         linear: computes the linear layer.
     """
-    patches = in_order(cut_patches(x_BHWC, (2, 2)))
+    patches = contiguous_copy(cut_patches(x_BHWC, (2, 2)))
     B, rows, columns, _, _, C = patches.shape
     y_TC = patches.view(B * rows * columns, 4 * C)
     y_TC = linear(y_TC if post_norm else _normalise(y_TC, w, eps), w.reduction_weight, None)
@@ -141,8 +144,19 @@ def neighbours_last(weight: Tensor) -> Tensor:
     return weight.unflatten(channels, (2, 2, weight.shape[-1] // 4)).movedim(channels + 2, channels).flatten(channels)
 
 
-def normalise_output(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-    """Layer norm, then the map that necks and heads read: (B, C, H, W), contiguous. It has no gradient."""
+def neighbours_in_order(w: MergingWeights, post_norm: bool) -> MergingWeights:
+    """Weights of patch merging for neighbours one behind the other, of which each is a whole token."""
+    norm = (w.norm_weight, w.norm_bias) if post_norm else map(neighbours_first, (w.norm_weight, w.norm_bias))
+    return MergingWeights(neighbours_first(w.reduction_weight), *norm)
+
+
+def output_norm(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
+    """Layer norm, then the map that necks and heads read: (B, C, H, W), contiguous."""
+    return contiguous_copy(F.layer_norm(x_BHWC, (int(x_BHWC.shape[-1]),), weight, bias, eps).permute(0, 3, 1, 2))
+
+
+def output_norm_in_strips(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
+    """`output_norm` while a strip of tokens is in cache. It has no gradient."""
     B, H, W, C = x_BHWC.shape
     out_BCT: Optional[Tensor] = None
     for image, x_TC in enumerate(x_BHWC.reshape(B, H * W, C)):

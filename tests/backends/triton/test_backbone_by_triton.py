@@ -1,33 +1,31 @@
-"""Which way attention is computed, and that all ways compute the same, in blocks and in whole backbones."""
+"""Backbones whose attention is the Triton kernel: what it launches, keeps, compiles to, and when it is taken."""
 
 import sys
 import warnings
 
 import pytest
 import torch
-from reference_windows import attend_by_reference
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone import SwinBackbone
 from swin_backbone.analysis.timing import bytes_kept
+from swin_backbone.backends import Request, choose
 from swin_backbone.backends.eager import SdpaWindows, TableWindows
 from swin_backbone.backends.graph import RolledWindows
-from swin_backbone.backends.triton import check
-from swin_backbone.backends.triton import trial as backend
-from swin_backbone.backends.triton.backend import TritonWindows
+from swin_backbone.backends.triton import check, trial
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
 BY_STAGE = dict(depths=(1, 2), num_heads=(2, 4), out_indices=(0, 1), window_size=((7, 7), (4, 6)))
 needs_triton = pytest.mark.skipif(
-    backend._try(DEVICE, torch.float32, (7, 7), 16, False) is not None, reason='the Triton kernel does not run here'
+    trial._try(DEVICE, torch.float32, (7, 7), 16, False) is not None, reason='the Triton kernel does not run here'
 )
 
 
-def make_backbone(attention_backend, backbone=SwinBackbone, **arguments):
+def make_backbone(backend, backbone=SwinBackbone, **arguments):
     torch.manual_seed(0)
-    model = backbone(attention_backend=attention_backend, **{**TINY, **arguments})
+    model = backbone(backend=backend, **{**TINY, **arguments})
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.to(DEVICE)
@@ -53,21 +51,6 @@ def expect_kernel(monkeypatch):
 
 
 @needs_triton
-@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
-@pytest.mark.parametrize('arguments', [{}, dict(mask_padding=True, window_size=(4, 5)), dict(with_cp=True, **BY_STAGE)])
-def test_all_backends_compute_the_same(backbone, arguments):
-    x = torch.randn(2, 3, 30, 38, device=DEVICE)
-    arguments = {'window_size': 7, **arguments}
-    expected = maps_and_gradients(attend_by_reference(make_backbone('sdpa', backbone, **arguments)), x)
-    for name in ('auto', 'sdpa', 'triton'):
-        model = make_backbone(name, backbone, **arguments)
-        assert_near(maps_and_gradients(model, x), expected, 1e-4)
-        with torch.no_grad():
-            maps = model(x)
-            assert_near(maps, expected[: len(maps)], 1e-5)
-
-
-@needs_triton
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_under_autocast(expect_kernel, dtype):
     x = torch.randn(1, 3, 40, 50, device=DEVICE)
@@ -77,7 +60,7 @@ def test_under_autocast(expect_kernel, dtype):
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.dtype == torch.float32
-    expected = maps_and_gradients(attend_by_reference(make_backbone('sdpa')), x)
+    expected = maps_and_gradients(make_backbone('reference'), x)
     assert_near(results, expected, 0.1)
 
 
@@ -176,97 +159,94 @@ def test_training_keeps_no_attention_weights_and_with_cp_an_eighth_of_what_mmdet
     assert bytes_kept(make_backbone('triton', with_cp=True, **arguments), x, torch.float32) < 0.13 * peer
 
 
-def choices(**changes):
+def request(**changes):
     arguments = dict(
-        backend='triton',
+        kind='v1',
         device=DEVICE,
         dtype=torch.float32,
-        window_size=(7, 7),
+        weight_dtypes=frozenset([torch.float32]),
+        recorded=None,
+        channels=64,
+        hidden_channels=256,
         head_dim=32,
-        dropout=0.0,
-        in_strips=False,
+        window_size=(7, 7),
+        attn_drop=0.0,
+        has_dropout=False,
+        exact_gelu=True,
+        strip_tokens='auto',
     )
-    return backend.takes_kernel(**{**arguments, **changes})
+    return Request(**{**arguments, **changes})
 
 
 @pytest.fixture
-def nothing_warned():
-    backend._warned.cache_clear()
-    backend._try.cache_clear()
+def nothing_tried():
+    for cache in (choose._warned, trial._try):
+        cache.cache_clear()
     yield
-    backend._warned.cache_clear()
-    backend._try.cache_clear()
+    for cache in (choose._warned, trial._try):
+        cache.cache_clear()
 
 
 @needs_triton
 @pytest.mark.parametrize(
     ('changes', 'said'),
     [
-        (dict(dropout=0.1), 'attn_drop_rate is 0.1'),
+        (dict(attn_drop=0.1), 'attn_drop_rate is 0.1'),
         (dict(head_dim=40), 'not 40'),
         (dict(window_size=(24, 24)), 'not 24x24'),
         (dict(dtype=torch.float64), 'not torch.float64'),
-        (dict(in_strips=True), 'strip_tokens'),
+        (dict(strip_tokens=100), 'strip_tokens=100'),
+        (dict(recorded='torch.func'), 'torch.func'),
+        (dict(kind='mlp'), 'Swin-MLP'),
     ],
 )
-def test_what_the_kernel_does_not_take_falls_back_and_is_said_once(nothing_warned, changes, said):
-    with pytest.warns(UserWarning, match=said):
-        assert not choices(**changes)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        assert not choices(**changes)
-        assert not choices(backend='sdpa')
-        assert choices()
+def test_what_the_kernel_does_not_take_is_refused(changes, said):
+    with pytest.raises(ValueError, match=f"backend='triton' .*{said}"):
+        choose.choose('triton', request(**changes))
+    assert choose.choose('triton', request()).name == 'triton'
 
 
-def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch):
-    monkeypatch.setattr(backend, '_try', lambda *args: None)
+def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tried):
+    monkeypatch.setattr(trial, '_try', lambda *args: None)
     cuda = torch.device('cuda', 0)
     for dtype in (torch.float16, torch.bfloat16):
-        assert choices(backend='auto', device=cuda, dtype=dtype)
+        assert choose.choose('auto', request(device=cuda, dtype=dtype)).name == 'triton'
     allowed = torch.backends.cuda.matmul.allow_tf32
     try:
         for allow in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = allow
-            assert choices(backend='auto', device=cuda) == allow
+            assert choose.choose('auto', request(device=cuda)).name == ('triton' if allow else 'eager')
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    for changes in (dict(dropout=0.1), dict(head_dim=40), dict(in_strips=True), dict(device=torch.device('cpu'))):
-        assert not choices(**{'backend': 'auto', 'device': cuda, 'dtype': torch.float16, **changes})
-
-
-def test_a_cpu_keeps_its_strips():
-    planner = make_backbone('auto').stages[0].planner
+    half = dict(device=cuda, dtype=torch.float16)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        plan = planner.plan(torch.randn(1, 3, 36, 36), training=False)
-    assert plan.windows_kind is TableWindows
-    assert plan.strip_tokens is not None
+        for changes in (dict(attn_drop=0.1), dict(head_dim=40), dict(strip_tokens=9), dict(device=torch.device('cpu'))):
+            assert choose.choose('auto', request(**{**half, **changes})).name in ('eager', 'native')
+        assert choose.choose('auto', request(**half, recorded='torch.func')).name == 'graph'
 
 
-def test_without_triton_one_warning_and_sdpa(monkeypatch, nothing_warned):
-    monkeypatch.setitem(sys.modules, 'triton', None)
-    model, x = make_backbone('triton'), torch.randn(1, 3, 40, 50, device=DEVICE)
-    with pytest.warns(UserWarning, match=r'it cannot be imported .*triton') as warned:
-        outputs = model(x), model(x)
+def test_where_the_kernel_was_expected_one_warning_says_why_it_is_not_used(monkeypatch, nothing_tried):
+    monkeypatch.setattr(trial, '_try', lambda *args: 'It does not run (because).')
+    half = request(device=torch.device('cuda', 0), dtype=torch.float16)
+    with pytest.warns(
+        UserWarning, match=r"backend='auto' computes without the Triton kernels: It does not run"
+    ) as warned:
+        assert [choose.choose('auto', half).name for _ in range(2)] == ['eager', 'eager']
     assert len(warned) == 1
-    assert_near(outputs[0], make_backbone('auto')(x), 1e-5)
+
+
+def test_without_triton_it_says_that_it_cannot_be_imported(monkeypatch, nothing_tried):
+    monkeypatch.setitem(sys.modules, 'triton', None)
+    with pytest.raises(ValueError, match=r'It cannot be imported .*triton'):
+        make_backbone('triton')(torch.randn(1, 3, 40, 50, device=DEVICE))
 
 
 @needs_triton
-def test_where_it_does_not_compile_one_warning_and_sdpa(monkeypatch, nothing_warned):
+def test_where_it_does_not_compile_it_says_so(monkeypatch, nothing_tried):
     def fail(*args):
         raise RuntimeError('ptxas says no\nand more')
 
     monkeypatch.setattr(check, 'launch_backward', fail)
-    planner = make_backbone('triton').stages[0].planner
-    with pytest.warns(UserWarning, match=r'does not run \(RuntimeError: ptxas says no\)') as warned:
-        plans = [planner.plan(torch.randn(1, 3, 36, 36, device=DEVICE), training=False) for _ in range(2)]
-    assert len(warned) == 1
-    assert not any(plan.windows_kind is TritonWindows for plan in plans)
-
-
-@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
-def test_wrong_arguments_are_named(backbone):
-    with pytest.raises(ValueError, match=r"attention_backend must be one of .*'triton'.* got 'flash'"):
-        backbone(**TINY, attention_backend='flash')
+    with pytest.raises(ValueError, match=r'It does not run \(RuntimeError: ptxas says no\)'):
+        make_backbone('triton')(torch.randn(1, 3, 36, 36, device=DEVICE))
