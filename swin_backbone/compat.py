@@ -34,11 +34,8 @@ def is_transformed() -> bool:
     return level >= 0 or (peek is not None and peek() is not None)
 
 
-def is_exporting() -> bool:
-    """Whether `torch.export` is at work. Without torch's function: as if it were torch.compile."""
-    ask = getattr(torch.compiler, 'is_exporting', None)
-    return bool(ask and ask())
-
+# Whether `torch.export` is at work. Without torch's function: as if it were torch.compile.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', bool)
 
 # The mode in which operators give fake tensors now, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)

@@ -85,7 +85,7 @@ def strips(layout: Layout, strip_tokens: int) -> np.ndarray:
         raise ValueError(f'strip_tokens must be 1 or more, got {strip_tokens}')
     geometry = 1, *layout.size, layout.window_size, layout.shift, layout.mask_padding, torch.device('cpu')
     strip_T = torch.full((layout.size[0] * layout.size[1],), PADDING)
-    for number, piece in enumerate(TableWindows.cut(strip_tokens, *geometry)):
+    for number, piece in enumerate(TableWindows.cut(None, strip_tokens, *geometry)):
         strip_T[slice(None) if piece.tokens_T is None else piece.tokens_T] = number
     return strip_T.view(layout.size).numpy()
 

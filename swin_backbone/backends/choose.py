@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..windows.grid import Size
 from .eager import Eager
-from .functions.block import autocast_dtype
+from .functions.autocast import autocast_dtype
 from .graph import Graph
 from .native import Native
 from .protocol import Backend, BlockSettings, Plan, Request, StripTokens, recorder_of

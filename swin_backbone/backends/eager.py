@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.backends import mkldnn
 
-from ..compat import onednn_linear, without_cudnn_attention
+from ..compat import fake_mode, onednn_linear, without_cudnn_attention
 from ..windows.grid import Geometry, PaddedGrid, WindowGrid, WindowGroup
 from .functions import patches
 from .functions.block import BLOCKS, in_dtype, linear
@@ -161,10 +161,11 @@ class TableWindows:
 
     @classmethod
     @bounded_cache
-    def cut(cls, window_tokens: Optional[int], *geometry) -> 'list[TableWindows]':
+    def cut(cls, _fake_mode: Any, window_tokens: Optional[int], *geometry) -> 'list[TableWindows]':
         """Cut all windows of a batch of maps into pieces of about equal size; each token is in exactly one.
 
         Args:
+            _fake_mode: see `bounded_cache`.
             window_tokens: the most places (tokens and padding) of a piece, which has at least one window; None: one
                 piece with all windows, whose tokens are in the order of the maps.
             geometry: the arguments of `WindowGrid`.
@@ -271,8 +272,10 @@ class Eager:
         self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
     ) -> Tensor:
         """See `Backend`."""
-        pieces = self.tables(geometry, settings.kind).cut(plan.strip_tokens, *geometry)
-        compute, w = partial(BLOCKS[settings.kind], settings=settings), in_dtype(w, plan.dtype)
+        pieces = self.tables(geometry, settings.kind).cut(fake_mode(), plan.strip_tokens, *geometry)
+        compute = partial(BLOCKS[settings.kind], settings=settings)
+        if plan.dtype is not None:
+            w = in_dtype(w, plan.dtype)
         if torch.is_grad_enabled() and (plan.strip_tokens is not None or plan.with_cp):
             if plan.strip_tokens is None:
                 return checkpointed(compute, x_BHWC, pieces[0], w)
@@ -306,7 +309,7 @@ class Eager:
 
     def windows(self, geometry: Geometry, kind: str) -> Windows:
         """See `Backend`."""
-        return self.tables(geometry, kind).cut(None, *geometry)[0]
+        return self.tables(geometry, kind).cut(fake_mode(), None, *geometry)[0]
 
     def tables(self, geometry: Geometry, kind: str) -> type[TableWindows]:
         """The windows of a kind of block. On a CPU two batched products are quicker than torch's fused attention."""

@@ -18,10 +18,12 @@ from torch import Tensor
 from ..compat import is_exporting
 from ..windows.grid import Geometry, Size, count_windows, places_before
 from .functions import patches
-from .functions.block import BLOCKS, contiguous_copy, in_dtype, linear, pad_map, without_autocast
+from .functions.block import BLOCKS, in_dtype, linear
 from .protocol import BlockSettings, EmbeddingWeights, MergingWeights, Plan, Request, Windows
 from .strips import checkpointed
 from .weight_cache import WeightCache
+
+ROW_MAJOR = torch.contiguous_format  # by `clone`, since `contiguous()` asks first, which is a guard on sizes
 
 
 class RolledWindows:
@@ -39,34 +41,36 @@ class RolledWindows:
 
     linear = staticmethod(linear)
 
-    def read(self, x_BHWC: Tensor) -> Tensor:
+    def read(self, x_BHWC: Tensor, *_: Any) -> Tensor:
         """The maps as they are."""
         return x_BHWC
 
-    def write(self, y_BHWC: Tensor, x_BHWC: Tensor, out_BHWC: Optional[Tensor]) -> Tensor:
-        """The maps as they have become."""
-        return y_BHWC
+    write: Any = read
+    per_image: Any = read
 
     def pad(self, x_BHWC: Tensor, by_bias: bool = False) -> Tensor:
         """The maps padded with zeros to whole windows."""
-        return pad_map(x_BHWC, *self.padded_size)
+        height, width = self.padded_size
+        if torch.compiler.is_compiling():
+            return patches.pad_symbols(x_BHWC, height, width)
+        return F.pad(x_BHWC, (0, 0, 0, width - x_BHWC.shape[2], 0, height - x_BHWC.shape[1]))
 
     def to_windows(self, x_BHWC: Tensor) -> Tensor:
         """Padded maps to (L, N, C)."""
         if any(self.shift):
             x_BHWC = x_BHWC.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
         (rows, columns), (Wh, Ww), C = self.counts, self.window_size, x_BHWC.shape[-1]
-        x = contiguous_copy(x_BHWC.view(self.batch, rows, Wh, columns, Ww, C).transpose(2, 3))
+        x = x_BHWC.view(self.batch, rows, Wh, columns, Ww, C).transpose(2, 3).clone(memory_format=ROW_MAJOR)
         return x.view(self.batch * rows * columns, Wh * Ww, C)
 
     def to_tokens(self, x_LNC: Tensor) -> Tensor:
         """(L, N, C) to maps (B, H, W, C)."""
         (rows, columns), (Wh, Ww), C = self.counts, self.window_size, x_LNC.shape[-1]
-        x = contiguous_copy(x_LNC.view(self.batch, rows, columns, Wh, Ww, C).transpose(2, 3))
+        x = x_LNC.view(self.batch, rows, columns, Wh, Ww, C).transpose(2, 3).clone(memory_format=ROW_MAJOR)
         x_BHWC = x.view(self.batch, rows * Wh, columns * Ww, C)
         if any(self.shift):
             x_BHWC = x_BHWC.roll(self.shift, dims=(1, 2))
-        return contiguous_copy(x_BHWC[:, : self.size[0], : self.size[1]])
+        return x_BHWC[:, : self.size[0], : self.size[1]].clone(memory_format=ROW_MAJOR)
 
     def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
         """See `Windows`. One expression over all windows, which a compiler fuses with that of the mask."""
@@ -74,39 +78,33 @@ class RolledWindows:
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias = bias_hNN.to(q.dtype)
         bias = bias if self.mask_L1NN is None else bias.masked_fill(~self.mask_L1NN, -torch.inf)
-        with without_autocast(q.device.type):  # which would make half precision float32; the sum is float32 anyway
-            weights = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias, dim=-1)
-            x_LhNd = F.dropout(weights, dropout) @ v
+        # Autocast would make half precision float32 here, unless the dtype is given; the sum is in float32 anyway.
+        weights = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias, dim=-1, dtype=q.dtype)
+        x_LhNd = F.dropout(weights, dropout) @ v
         return self.to_tokens(x_LhNd.transpose(1, 2).flatten(2))
 
     def per_token(self, values_B: Tensor) -> Tensor:
         """(B, 1, 1, 1)."""
         return values_B[:, None, None, None]
 
-    def per_image(self, x_BHWC: Tensor) -> Tensor:
-        """The maps as they are."""
-        return x_BHWC
-
     def _mask(self, mask_padding: bool, device: torch.device) -> Optional[Tensor]:
         """Which pairs of places are in one region: (L, 1, N, N), None where all are."""
         if not (any(self.shift) or mask_padding):
             return None
-        rows_nW, columns_nW = (self._regions(axis, mask_padding, device) for axis in (0, 1))
+        regions = []  # of the rows, then of the columns: of each place of each window of the axis
+        for size, number, window, shift in zip(self.size, self.counts, self.window_size, self.shift):
+            padded = number * window
+            rolled = torch.arange(padded, device=device)
+            region = (rolled >= padded - shift).long()
+            if mask_padding:
+                coordinate = rolled + shift - region * padded  # before the roll; `%` of a symbol does not export
+                region = torch.where(coordinate >= size, 2, region)
+            regions.append(region.view(number, window))
+        rows_nW, columns_nW = regions
         (rows, columns), (Wh, Ww) = self.counts, self.window_size
         region_LN = (rows_nW[:, None, :, None] * 3 + columns_nW[None, :, None, :]).view(rows * columns, Wh * Ww)
         mask_LNN = region_LN[:, :, None] == region_LN[:, None]
         return mask_LNN.repeat(self.batch, 1, 1)[:, None]
-
-    def _regions(self, axis: int, mask_padding: bool, device: torch.device) -> Tensor:
-        number, window, shift = self.counts[axis], self.window_size[axis], self.shift[axis]
-        padded = number * window
-        rolled = torch.arange(padded, device=device)
-        wrapped = rolled >= padded - shift
-        region = wrapped.long()
-        if mask_padding:
-            coordinate = rolled + shift - region * padded  # before the roll; `%` of a symbol does not export
-            region = torch.where(coordinate >= self.size[axis], 2, region)
-        return region.view(number, window)
 
 
 class ExportedWindows(RolledWindows):
@@ -224,7 +222,9 @@ class Graph:
         self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
     ) -> Tensor:
         """See `Backend`."""
-        windows, w = self.windows(geometry, settings.kind), in_dtype(w, plan.dtype)
+        windows = self.windows(geometry, settings.kind)
+        if plan.dtype is not None:
+            w = in_dtype(w, plan.dtype)
         compute = partial(BLOCKS[settings.kind], settings=settings)
         if plan.with_cp and torch.is_grad_enabled():
             return checkpointed(compute, x_BHWC, windows, w)

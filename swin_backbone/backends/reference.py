@@ -53,8 +53,9 @@ def swin_block(
     def products(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
         return scale * q @ k.transpose(-2, -1) + _bias_from_table(table, window_size, table_window)
 
-    cut = num_heads, window_size, shift, small_map, mask_padding
-    return _v1(x_BHWC, weights, lambda y: _attention(y, weights, weights.get('attn.w_msa.qkv.bias'), products, *cut))
+    how = dict(weights=weights, qkv_bias=weights.get('attn.w_msa.qkv.bias'), logits=products, num_heads=num_heads)
+    cut = dict(window_size=window_size, shift=shift, small_map=small_map, mask_padding=mask_padding)
+    return _v1(x_BHWC, weights, partial(_attention, **how, **cut))
 
 
 def swin_v2_block(
@@ -80,8 +81,9 @@ def swin_v2_block(
     def logits(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
         return _cosines(q, k, scale_h11) + _continuous_bias(weights, window_size, pretrained_window or window_size)
 
-    cut = num_heads, window_size, shift, small_map, mask_padding
-    return _v2(x_BHWC, weights, lambda y: _attention(y, weights, qkv_bias, logits, *cut))
+    how = dict(weights=weights, qkv_bias=qkv_bias, logits=logits, num_heads=num_heads)
+    cut = dict(window_size=window_size, shift=shift, small_map=small_map, mask_padding=mask_padding)
+    return _v2(x_BHWC, weights, partial(_attention, **how, **cut))
 
 
 def swin_mlp_block(
@@ -95,8 +97,8 @@ def swin_mlp_block(
     H, W = x_BHWC.shape[1:3]
     if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
         shift = (0, 0)
-    mix = weights['spatial_mlp.weight'], weights['spatial_mlp.bias']
-    return _v1(x_BHWC, weights, lambda y: _mix_places(y, *mix, num_heads, window_size, shift))
+    mix = dict(weight=weights['spatial_mlp.weight'], bias=weights['spatial_mlp.bias'], num_heads=num_heads)
+    return _v1(x_BHWC, weights, partial(_mix_places, **mix, window_size=window_size, shift=shift))
 
 
 class Reference:
@@ -130,20 +132,20 @@ class Reference:
     ) -> Tensor:
         """See `Backend`."""
         weights, how = {NAMES.get(name, name): tensor for name, tensor in w._asdict().items()}, _How.of(settings, w)
-        window_size, shift = geometry.window_size, geometry.shift
+        cut = dict(window_size=geometry.window_size, shift=geometry.shift)
         if settings.kind == 'mlp':
             heads, N, _ = w.mix_weight_hNN.shape
-            mix = w.mix_weight_hNN.reshape(heads * N, N, 1), w.mix_bias_hN.flatten()
-            return _v1(x_BHWC, weights, lambda y: _mix_places(y, *mix, heads, window_size, shift), how)
+            mix = dict(weight=w.mix_weight_hNN.reshape(heads * N, N, 1), bias=w.mix_bias_hN.flatten(), num_heads=heads)
+            return _v1(x_BHWC, weights, partial(_mix_places, **mix, **cut), how)
 
         def logits(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
             if w.cosine_scale_h is not None:
                 return _cosines(q, k, w.cosine_scale_h[:, None, None]) + w.position_bias_hNN
             return settings.scale * q @ k.transpose(-2, -1) + w.position_bias_hNN
 
-        cut = len(w.position_bias_hNN), window_size, shift, 'pad', geometry.mask_padding
-        block = _v1 if settings.kind == 'v1' else _v2
-        return block(x_BHWC, weights, lambda y: _attention(y, weights, w.qkv_bias, logits, *cut), how)
+        of_attention = dict(weights=weights, qkv_bias=w.qkv_bias, logits=logits, num_heads=len(w.position_bias_hNN))
+        attention = partial(_attention, **of_attention, **cut, small_map='pad', mask_padding=geometry.mask_padding)
+        return (_v1 if settings.kind == 'v1' else _v2)(x_BHWC, weights, attention, how)
 
     def merge(
         self, x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool, plan: Plan, cache: WeightCache
@@ -308,14 +310,10 @@ def _attend(
     regions_HW = _regions(size, padded, window_size, shift, mask_padding).to(qkv_BHW3C.device)
     regions_LN = window_partition(regions_HW[None, :, :, None].expand(B, -1, -1, -1), window_size)[..., 0]
     apart_LNN = regions_LN[:, :, None] != regions_LN[:, None, :]
-    weights_LhNN = _masked_softmax(logits(q, k), apart_LNN)
+    weights_LhNN = logits(q, k).masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
     x_LNC = (weights_LhNN.to(v.dtype) @ v).transpose(1, 2).reshape(L, N, -1)
     x_BHWC = window_reverse(x_LNC, window_size, padded)
     return x_BHWC.roll(shift, dims=(1, 2))[:, : size[0], : size[1]]
-
-
-def _masked_softmax(logits_LhNN: Tensor, apart_LNN: Tensor) -> Tensor:
-    return logits_LhNN.masked_fill(apart_LNN[:, None], -torch.inf).softmax(-1)
 
 
 def window_partition(x_BHWC: Tensor, window_size: Size) -> Tensor:

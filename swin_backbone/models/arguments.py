@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..archs import Arch
-from ..backends.functions.block import autocast_dtype
+from ..backends.functions.autocast import autocast_dtype
 from . import ranges
 from .ranges import (
     BACKEND,

@@ -60,8 +60,8 @@ def count_strips(monkeypatch):
     cuts = []
     original = TableWindows.cut.__func__
 
-    def cut(cls, window_tokens, *geometry):
-        pieces = original(cls, window_tokens, *geometry)
+    def cut(cls, fake_mode, window_tokens, *geometry):
+        pieces = original(cls, fake_mode, window_tokens, *geometry)
         cuts.append((window_tokens, len(pieces)))
         return pieces
 

@@ -14,7 +14,8 @@ from swin_backbone.models.layers import SwinBlock
 PACKAGE = Path(swin_backbone.__file__).parent
 CONTRIBUTING = PACKAGE.parent / 'CONTRIBUTING.md'
 OPERATORS = ('block', 'block_', 'block_saving', 'attend_in_windows')  # behind which a library computes
-OF_V2 = {'windows/position.py', 'backends/functions/cosine.py', 'models/layers/swin_v2_block.py'}
+OF_V2 = {'backends/functions/cosine.py', 'models/layers/swin_v2_block.py'}
+BIAS_OF_V2 = 'models/layers/swin_v2_block.py', 'position_bias'  # an MLP of its own
 
 
 def is_ours(frame):
@@ -27,9 +28,10 @@ def name_of(frame):
 
 def called_operator(frame):
     """The name of the operator of torch that a frame calls; None: it calls none."""
-    called = frame.f_locals.get('self')
-    name = getattr(called, '__name__', '').split('.')[0]
-    return name if frame.f_code.co_filename.endswith('_ops.py') and name in OPERATORS else None
+    if frame.f_code.co_name != '__call__' or not frame.f_code.co_filename.endswith('_ops.py'):
+        return None
+    name = getattr(frame.f_locals['self'], '__name__', '').split('.')[0]
+    return name if name in OPERATORS else None
 
 
 def trace(run):
@@ -41,18 +43,23 @@ def trace(run):
             yield frame
             frame = frame.f_back
 
+    operator = None  # the frame of one that is being called: what is behind it is a library's
+
     def profile(frame, event, arg):
-        stack = list(ancestors(frame))
-        is_softmax = event == 'c_call' and getattr(arg, '__name__', '') == 'softmax'
-        is_operator = event == 'call' and frame.f_code.co_name == '__call__' and called_operator(frame)
-        if any(called_operator(f) for f in stack[1:]):
+        nonlocal operator
+        if operator is not None:
+            operator = None if event == 'return' and frame is operator else operator
             return
-        if is_softmax or is_operator:
-            at_arithmetic.append([name_of(f) for f in reversed(stack) if is_ours(f)])
+        if event == 'call' and called_operator(frame):
+            operator = frame
+        if operator is frame or (event == 'c_call' and getattr(arg, '__name__', '') == 'softmax'):
+            at_arithmetic.append([name_of(f) for f in reversed(list(ancestors(frame))) if is_ours(f)])
         if event == 'call' and is_ours(frame) and not frame.f_code.co_name.startswith('<'):
+            stack = [f for f in ancestors(frame) if is_ours(f)]
             if frame.f_code is SwinBlock.forward.__code__:
                 blocks.append(set())
-            if any(f.f_code is SwinBlock.forward.__code__ for f in stack):
+            in_bias = any(name_of(f) == BIAS_OF_V2 for f in stack)
+            if not in_bias and any(f.f_code is SwinBlock.forward.__code__ for f in stack):
                 blocks[-1].add(name_of(frame))
 
     sys.setprofile(profile)
@@ -65,7 +72,8 @@ def trace(run):
 
 def make(backbone, backend, **arguments):
     """A backbone by this backend, where it runs here."""
-    model = backbone(arch='nano', drop_path_rate=0.0, backend=backend, **arguments)
+    sizes = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), window_size=4)
+    model = backbone(**sizes, drop_path_rate=0.0, backend=backend, **arguments)
     reason = BACKENDS[backend].why_not(model.stages[0].request(torch.randn(1, 3, 90, 70)))
     if reason is not None:
         pytest.skip(reason)
@@ -73,15 +81,14 @@ def make(backbone, backend, **arguments):
 
 
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
-@pytest.mark.parametrize('strip_tokens', ['auto', None])
-@pytest.mark.parametrize('backend', list(BACKENDS))
+@pytest.mark.parametrize(('backend', 'strip_tokens'), [*((name, 'auto') for name in BACKENDS), ('eager', None)])
 @torch.no_grad()
 def test_a_block_is_at_most_20_functions_of_4_files(backend, backbone, strip_tokens):
-    model = make(backbone, backend, window_size=8, strip_tokens=strip_tokens).eval()
-    x = torch.randn(1, 3, 40, 36 if backend == 'triton' else 70)
+    model = make(backbone, backend, strip_tokens=strip_tokens).eval()
+    x = torch.randn(1, 3, 24, 20)
     model(x)  # tables are made, and weights packed
     at_arithmetic, blocks = trace(lambda: model(x))
-    assert len(at_arithmetic) >= len(blocks) == 8
+    assert len(at_arithmetic) >= len(blocks) == 2
     for stack in at_arithmetic:
         assert len(stack) <= (6 if backend == 'native' else 7), stack
     of_v2 = OF_V2 if backbone is SwinV2Backbone else set()
@@ -98,7 +105,7 @@ def test_a_training_step_is_as_near_to_the_mathematics(backend, backbone):
     x = torch.randn(1, 3, 40, 70)
     model(x)
     at_arithmetic, blocks = trace(lambda: model(x))
-    assert len(at_arithmetic) >= len(blocks) == 8
+    assert len(at_arithmetic) >= len(blocks) == 2
     for stack in at_arithmetic:
         assert len(stack) <= (6 if backend == 'native' else 7), stack
 

@@ -8,13 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone.backends import reference
 from swin_backbone.backends.eager import TableWindows
-from swin_backbone.backends.functions.position import (
-    CACHED_TABLES,
-    relative_position_bias,
-    relative_position_index,
-)
+from swin_backbone.backends.functions.position import CACHED_TABLES, relative_position_bias
 from swin_backbone.models.layers.swin_block import WindowCut
 from swin_backbone.windows.grid import WindowGrid, fit_window
+from swin_backbone.windows.position import relative_position_index
 
 CPU = torch.device('cpu')
 geometries = st.tuples(
@@ -36,7 +33,7 @@ def make_grid(geometry):
 def cut(geometry, window_tokens=None):
     batch, height, width, window, shifted, mask_padding = geometry
     shift = (window[0] // 2, window[1] // 2) if shifted else (0, 0)
-    return TableWindows.cut(window_tokens, batch, height, width, window, shift, mask_padding, CPU)
+    return TableWindows.cut(None, window_tokens, batch, height, width, window, shift, mask_padding, CPU)
 
 
 @settings(deadline=None, max_examples=150)

@@ -5,7 +5,6 @@ d channels of a head, B images.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional, TypeVar, Union
 
 import torch
@@ -99,7 +98,7 @@ BLOCKS: dict[str, Callable[..., Tensor]] = dict(v1=swin_block, v2=swin_v2_block,
 
 
 def in_dtype(w: Weights, dtype: Optional[torch.dtype]) -> Weights:
-    """A layer's weights with those of its linear layers in `dtype`: cast once, and not for every strip; None: as is."""
+    """A layer's weights with those of its linear layers in `dtype`: cast once, not for every strip."""
     if dtype is None:
         return w
     fields: Any = w
@@ -136,35 +135,6 @@ def contiguous_copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def pad_map(x_BHWC: Tensor, height: int, width: int) -> Tensor:
-    """A map padded with zeros at right and bottom to `height` x `width`."""
-    B, H, W, C = x_BHWC.shape
-    if not torch.compiler.is_compiling():
-        return F.pad(x_BHWC, (0, 0, 0, width - W, 0, height - H))
-    # One side after the other: what pads a tensor of four dimensions asks for its memory format, which is a guard.
-    x = F.pad(contiguous_copy(x_BHWC).view(B * H, W, C), (0, 0, 0, width - W))
-    x = F.pad(x.view(B, H, width * C), (0, 0, 0, height - H))
-    return x.view(B, height, width, C)
-
-
 def draw_drop_path(rate: float, batch: int, device: torch.device) -> Tensor:
     """The factors of stochastic depth for the two branches of each image: 0, or 1 / (1 - rate). (2, B)"""
     return torch.empty(2, batch, device=device).bernoulli_(1 - rate).div_(1 - rate)
-
-
-def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
-    """The dtype automatic mixed precision computes linear layers in; None where it is off, or the device has none."""
-    if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    return None
-
-
-@torch.compiler.assume_constant_result  # which torch.compile of torch 2.11 cannot trace
-def _has_autocast(device_type: str) -> bool:
-    return torch.amp.is_autocast_available(device_type)
-
-
-def without_autocast(device_type: str) -> AbstractContextManager:
-    """Turn autocast off: operations keep the dtypes of their inputs."""
-    is_on = _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...windows.grid import Size
 from ..protocol import EmbeddingWeights, MergingWeights, recorder_of
-from .block import contiguous_copy, pad_map
+from .block import contiguous_copy
 from .block import linear as plain_linear
 
 Weight = TypeVar('Weight', Tensor, Optional[Tensor])
@@ -177,9 +177,22 @@ def cut_patches(x_BHWC: Tensor, patch: Size) -> Tensor:
     rows, columns = (H + patch[0] - 1) // patch[0], (W + patch[1] - 1) // patch[1]
     # To a compiler, which sees symbols, asking would be a guard on the size; elsewhere padding by nothing is a copy.
     # No size is left to be found (-1): for symbols that is a division, and takes minutes.
-    if torch.compiler.is_compiling() or H % patch[0] or W % patch[1]:
-        x_BHWC = pad_map(x_BHWC, rows * patch[0], columns * patch[1])
+    if torch.compiler.is_compiling():
+        x_BHWC = pad_symbols(x_BHWC, rows * patch[0], columns * patch[1])
+    elif H % patch[0] or W % patch[1]:
+        x_BHWC = F.pad(x_BHWC, (0, 0, 0, columns * patch[1] - W, 0, rows * patch[0] - H))
     return x_BHWC.unflatten(2, (columns, patch[1])).unflatten(1, (rows, patch[0])).transpose(2, 3)
+
+
+def pad_symbols(x_BHWC: Tensor, height: int, width: int) -> Tensor:
+    """A map padded with zeros at right and bottom to sizes that may be symbols, in a graph.
+
+    One side after the other: what pads a tensor of four dimensions asks for its memory format, which is a guard.
+    """
+    B, H, W, C = x_BHWC.shape
+    x = F.pad(contiguous_copy(x_BHWC).view(B * H, W, C), (0, 0, 0, width - W))
+    x = F.pad(x.view(B, H, width * C), (0, 0, 0, height - H))
+    return x.view(B, height, width, C)
 
 
 def _normalise(y_TC: Tensor, w: Union[EmbeddingWeights, MergingWeights], eps: Optional[float]) -> Tensor:

@@ -49,7 +49,9 @@ class Triton(Graph):
         if 'weights' in fused and plan.dtype is not None and not torch.compiler.is_compiling():
             w = _cast_at_once(w, plan.dtype, cache)
         function = fused_block if 'norm' in fused and settings.kind == 'v1' else BLOCKS[settings.kind]
-        compute, w = partial(function, settings=settings), in_dtype(w, plan.dtype)
+        compute = partial(function, settings=settings)
+        if plan.dtype is not None:
+            w = in_dtype(w, plan.dtype)
         if plan.with_cp and torch.is_grad_enabled():
             return checkpointed(compute, x_BHWC, windows, w)
         return windows.write(compute(windows.read(x_BHWC), windows, w), x_BHWC, None)

@@ -81,11 +81,6 @@ class WindowAttention(BaseModule):
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    @property
-    def dropout(self) -> float:
-        """The dropout rate of attention weights in the current mode: 0 in eval mode."""
-        return self.attn_drop_rate if self.training else 0.0
-
     def position_bias(self, window_size: Size) -> Tensor:
         """The relative position bias (h, N, N) of windows of `window_size`, which is at most the table's window."""
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
@@ -94,7 +89,9 @@ class WindowAttention(BaseModule):
         """Attend inside windows: take their normalised tokens, return as many tokens."""
         qkv = self.qkv(windows.pad(x))
         bias_hNN = self.position_bias(window_size)
-        return self.proj_drop(self.proj(windows.attend(qkv, bias_hNN, self.scale, self.dropout)))
+        return self.proj_drop(
+            self.proj(windows.attend(qkv, bias_hNN, self.scale, self.attn_drop_rate if self.training else 0.0))
+        )
 
 
 @known_layer
@@ -203,7 +200,7 @@ class SwinBlock(BackendLayer):
             scale=attention.scale,
             eps=(self.norm1.eps, self.norm2.eps),
             activation=activation,
-            attn_drop=attention.dropout,
+            attn_drop=attention.attn_drop_rate if attention.training else 0.0,
             proj_drop=rates[0],
             hidden_drop=rates[1],
             ffn_drop=rates[2],
@@ -211,6 +208,7 @@ class SwinBlock(BackendLayer):
 
     def _weights(self, x_BHWC: Tensor, window_size: Size) -> Any:
         attention, fc1, fc2 = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1]
+        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
         return BlockWeights(
             norm1_weight=self.norm1.weight,
             norm1_bias=self.norm1.bias,
@@ -225,12 +223,8 @@ class SwinBlock(BackendLayer):
             fc1_bias=fc1.bias,
             fc2_weight=fc2.weight,
             fc2_bias=fc2.bias,
-            drop_path_2B=self._drop_path_factors(x_BHWC),
+            drop_path_2B=draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
         )
-
-    def _drop_path_factors(self, x_BHWC: Tensor) -> Optional[Tensor]:
-        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
-        return draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None
 
     def _by_modules(self, x_BHWC: Tensor, plan: Plan) -> Tensor:
         """Compute whole maps by calling each module inside, of whatever type; the backend attends in windows."""

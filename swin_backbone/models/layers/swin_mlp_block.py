@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...backends.functions.block import draw_drop_path
 from ...backends.protocol import BlockSettings, MLPBlockWeights
 from ...windows.grid import Size
 from .snapshot import known_layer
@@ -45,6 +46,7 @@ class SwinMLPBlock(SwinBlock):
 
     def _weights(self, x_BHWC: Tensor, window_size: Size) -> MLPBlockWeights:
         mix, N, fc1, fc2 = self.spatial_mlp, window_size[0] * window_size[1], self.ffn.layers[0][0], self.ffn.layers[1]
+        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
         return MLPBlockWeights(
             norm1_weight=self.norm1.weight,
             norm1_bias=self.norm1.bias,
@@ -56,7 +58,7 @@ class SwinMLPBlock(SwinBlock):
             fc1_bias=fc1.bias,
             fc2_weight=fc2.weight,
             fc2_bias=fc2.bias,
-            drop_path_2B=self._drop_path_factors(x_BHWC),
+            drop_path_2B=draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
         )
 
     def _compute_by_modules(self, x: Tensor, windows: Any, window_size: Size) -> Tensor:

@@ -13,9 +13,9 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...backends.functions.block import without_autocast
+from ...backends.functions.autocast import without_autocast
 from ...backends.functions.cosine import cosine_scale, normalise_qk
-from ...backends.functions.position import log_spaced_coordinates, relative_position_bias
+from ...backends.functions.position import position_coordinates, relative_position_bias
 from ...backends.protocol import BlockSettings, BlockWeights, Windows
 from ...windows.grid import Size
 from .snapshot import known_layer, take_snapshot
@@ -67,11 +67,6 @@ class WindowAttentionV2(BaseModule):
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
     @property
-    def dropout(self) -> float:
-        """The dropout rate of attention weights in the current mode: 0 in eval mode."""
-        return self.attn_drop_rate if self.training else 0.0
-
-    @property
     def qkv_bias(self) -> Optional[Tensor]:
         """The biases of query, key and value, concatenated: (3C,). The key's bias is 0."""
         if self.q_bias is None or self.v_bias is None:
@@ -89,7 +84,7 @@ class WindowAttentionV2(BaseModule):
         """
         device, dtype = self.logit_scale.device, self.logit_scale.dtype
         wide = torch.promote_types(dtype, torch.float32)
-        coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device).to(wide)
+        coordinates_R2 = position_coordinates(window_size, self.pretrained_window or window_size, device).to(wide)
         with without_autocast(device.type):
             if dtype == wide:
                 table_Rh = self.cpb_mlp(coordinates_R2)
@@ -106,7 +101,9 @@ class WindowAttentionV2(BaseModule):
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
         qkv = normalise_qk(qkv, self.cosine_scale())
         bias_hNN = self.position_bias(window_size)
-        return self.proj_drop(self.proj(windows.attend(qkv, bias_hNN, self.scale, self.dropout)))
+        return self.proj_drop(
+            self.proj(windows.attend(qkv, bias_hNN, self.scale, self.attn_drop_rate if self.training else 0.0))
+        )
 
 
 @known_layer
