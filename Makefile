@@ -2,6 +2,8 @@
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
+# make test-nightly  the tests that draw their examples, with other examples than make test, which draws the same each time
+# make test-sanitize  the compiled operators' tests, with AddressSanitizer and UBSan
 # make test-toolboxes  what needs mmpretrain and mmrotate, which it installs
 # make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
 # make test-torch    the backbones' tests on another torch: make test-torch TORCH=torch==2.11.0
@@ -28,8 +30,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-lite test-toolboxes test-torch \
-	test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
+.PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-nightly test-sanitize test-lite \
+	test-toolboxes test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
 
 install: $(STAMP)
 
@@ -56,6 +58,13 @@ FAULTS := work_dirs/faults.json
 test-faults: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile -m faults --faults-json=$(FAULTS)
 	$(RUN) tests/faults.py $(FAULTS) docs/reliability.md
+
+# Hypothesis marks the tests that it draws examples for.
+test-nightly: install
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --hypothesis-profile nightly -m hypothesis
+
+test-sanitize: install
+	bash tests/native/sanitize.sh $(RUN)
 
 test-toolboxes: install-cls install-rotate
 	$(RUN) -m pytest -m 'toolboxes and not slow'

@@ -78,6 +78,6 @@ setup(
         'fuzz': ['atheris'],  # finds the ways into tests/checkpoints/fuzz.py; wheels are for Linux
         # Other implementations, which the tests compare with where they are installed
         'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
-        'lint': ['ruff', 'mypy', 'codespell[toml]', 'pre-commit'],
+        'lint': ['ruff', 'mypy', 'codespell[toml]', 'check-jsonschema', 'pre-commit'],
     },
 )

@@ -4,9 +4,10 @@ mmengine is imported inside the functions, so that code which needs only torch c
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from threading import Lock
 from typing import Any, Optional
 
 import torch
@@ -34,14 +35,38 @@ def is_transformed() -> bool:
     return level >= 0 or (peek is not None and peek() is not None)
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for a batch of them, under `torch.vmap` or as `torch.autograd.functional` vectorises.
+
+    Without torch's functions: no.
+    """
+    ask = getattr(getattr(torch._C, '_functorch', None), 'is_legacy_batchedtensor', None)  # of torch.autograd
+    return is_transformed() or bool(ask and ask(tensor))
+
+
 # Whether `torch.export` is at work. Without torch's function: as if it were torch.compile.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', bool)
+
+
+def symbolic_views() -> AbstractContextManager[Any]:
+    """While `torch.export` records: views ask nothing about lengths that are free. Without torch's setting: they ask.
+
+    They ask whether lengths divide each other. The answer is alike for all lengths, but torch cannot prove that, and
+    refuses a `Dim` with a range for it. A strict export, which traces Python's bytecode, cannot trace the setting.
+    """
+    if not is_exporting() or torch.compiler.is_dynamo_compiling():
+        return nullcontext()
+    from torch.fx.experimental import _config
+
+    config: Any = _config  # which gets its methods as it is imported
+    return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
+
 
 # The mode in which operators give fake tensors now, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
 
-def fake_tensors() -> AbstractContextManager:
+def fake_tensors() -> AbstractContextManager[Any]:
     """Operators give shapes and compute nothing. Without torch's class: ImportError."""
     from torch._subclasses import FakeTensorMode
 
@@ -58,23 +83,32 @@ def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         place.copy_(source)
 
 
-def without_cudnn_attention() -> AbstractContextManager:
+_attention_flags = Lock()
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
     """Let `scaled_dot_product_attention` choose among the backends that are enabled, but cuDNN's.
 
     With a mask, windows of N % 128 == 64 places (8x8) and a log-sum-exp below -88 its backward gives NaN on H100 and
     H200 (pytorch issue 196678; torch 2.11 to 2.13). A torch without it (before 2.5) chooses as it does.
+
+    What is enabled is a setting of the process, so that threads take turns.
     """
     flags = torch.backends.cuda
-    if not getattr(flags, 'cudnn_sdp_enabled', bool)():
-        return nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    with _attention_flags:
+        if not getattr(flags, 'cudnn_sdp_enabled', bool)():
+            yield
+            return
+        from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    enabled = {
-        SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
-        SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
-        SDPBackend.MATH: flags.math_sdp_enabled(),
-    }
-    return sdpa_kernel([backend for backend, is_enabled in enabled.items() if is_enabled])
+        enabled = {
+            SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
+            SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
+            SDPBackend.MATH: flags.math_sdp_enabled(),
+        }
+        with sdpa_kernel([backend for backend, is_enabled in enabled.items() if is_enabled]):
+            yield
 
 
 # --- mmengine ---------------------------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ if find_spec('torchvision'):  # which mmdet imports by way of mmpretrain, where 
 
     import_torchvision()
 
-# On a machine that does other work, too, examples are drawn slowly, and this is no fault of the code.
-settings.register_profile('any machine', deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile('any machine')
+# Each run draws the same examples, so that a failure is the fault of the last change; `make test-nightly` draws others.
+# A busy machine draws slowly, and this is no fault of the code.
+settings.register_profile('same', derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile('nightly', settings.get_profile('same'), derandomize=False, print_blob=True)
+settings.load_profile('same')
 
 FAULT = 'fault'  # the property of a test's report that record_fault adds
 FAULTS = {}  # what the tests that passed tried, by their ids

@@ -37,6 +37,9 @@ KINDS = {
     'resumes': Kind('runs resumed', 'every tensor of the last checkpoint has the bits of the uninterrupted run'),
     'non_finite': Kind('losses and gradients that are not finite', 'the step is skipped, the weights stay finite'),
     'bad_data': Kind('data sets, pictures and labels with something wrong', 'named before it harms'),
+    'unseen_writes': Kind('weights changed in ways that may leave no trace', 'the next forward and backward see it'),
+    'direct_calls': Kind('compiled operators called with wrong arguments', 'a result, or one sentence'),
+    'not_finite': Kind('numbers that are not finite, or overflow, in a layer', 'what comes of them is not finite'),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 

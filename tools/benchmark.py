@@ -5,7 +5,8 @@ python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [-
     [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--backend NAME ...] [--with-cp]
     [--kernels] [--runtime onnxruntime,openvino] [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
 
-The ratio is the time of the fastest peer, or the memory of the leanest, to that of each.
+A model's ratio is the time of the fastest peer divided by its time, or the memory of the smallest peer divided by its
+memory.
 """
 
 import argparse

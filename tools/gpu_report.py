@@ -1,7 +1,8 @@
 """Check the kernels on a GPU and measure their time and memory, as one table to paste into an issue.
 
 python tools/gpu_report.py [--device cuda] [--arch tiny] [--size 800x1344] [--batch 2] [--dtype bfloat16]
-    [--peers mmdet] [--v2-window 16] [--compile] [--tune] [--tools] [--detector CONFIG] [--runs N] [--json F]
+    [--peers mmdet] [--v2-window 16] [--only kernels|backbones] [--compile] [--tune] [--tools] [--detector CONFIG]
+    [--runs N] [--json F [--overwrite]]
 python tools/gpu_report.py --count [--arch ...] [--size ...] [--batch ...] [--dtype ...] [--peers ...] [--json F]
 ncu python tools/gpu_report.py --launch [--size ...] [--batch ...] [--dtype ...] [--windows N ...]
 
@@ -19,18 +20,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from command_line import positive, run, size
+from command_line import add_overwrite, positive, run, size, stop_on_user_errors
 
 if '--count' in sys.argv or not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads it when a kernel is defined
 
+from swin_backbone.outputs import claim
+
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
-from swin_backbone.analysis import gpu, gpu_models, gpu_tools
+from swin_backbone.analysis import gpu, gpu_checks, gpu_models, gpu_tools
 from swin_backbone.analysis.peers import PEERS, PEERS_V2, build_peer
 from swin_backbone.analysis.traffic import count_traffic
 from swin_backbone.backends.triton.backend import FUSIONS
 from swin_backbone.backends.triton.trial import DTYPES, why_unusable
-from swin_backbone.whole_files import write_whole
 
 OURS, OURS_V2 = 'swin_backbone', 'swin_backbone V2'
 # What compute-sanitizer runs: it is slow. Windows of one tile and of several, shifted, at the edge and padded.
@@ -48,6 +50,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--peers', default='mmdet', help=f'of {",".join(PEERS)} (default: mmdet)')
     parser.add_argument('--windows', nargs='+', type=positive, default=[7, 8, 12], metavar='N', help='default: 7 8 12')
     parser.add_argument('--v2-window', type=positive, default=16, metavar='N', help='of Swin V2 (default: 16)')
+    parser.add_argument('--only', choices=['kernels', 'backbones'], help='half of the report (default: all of it)')
     parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
     parser.add_argument(
         '--tune', action='store_true', help='time the kernels with other numbers of warps and so on too'
@@ -64,6 +67,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--runs', type=positive, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
+    add_overwrite(parser)
     args = parser.parse_args()
     if args.count:
         args.device = 'cpu'
@@ -93,16 +97,14 @@ def build(args: argparse.Namespace, name: str, variant: dict) -> torch.nn.Module
     return build_peer(name, args.arch, ours, DROP_PATH) if name in PEERS else ours
 
 
-def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
+Parts = Iterator[tuple[str, Iterator[gpu.Row]]]
+
+
+def parts(args: argparse.Namespace) -> Parts:
     """The parts of the report, one after the other, each with its name."""
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     if args.count:
-        for train in (False, True):
-            for title, name, variant, fusion in variants(args):
-                # The tables of indices of SDPA need values, and a checkpoint does not recompute with CUDA's casts.
-                if variant.get('backend') == 'eager' or 'with_cp' in variant:
-                    continue
-                yield title, counted(args, title, name, variant, fusion, train)
+        yield from counts(args)
         return
     stages = gpu.stages(ARCHS[args.arch], args.size)
     if args.launch:
@@ -112,12 +114,31 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
         return
     yield 'machine', gpu.describe(device, dtype, stages[0], args.batch)
     yield 'trial', trial(args, device)
+    if args.only != 'backbones':
+        yield from of_kernels(args, stages, device, dtype)
+    if args.only != 'kernels':
+        yield from of_backbones(args, torch.randn(args.batch, 3, *args.size, device=device))
+
+
+def counts(args: argparse.Namespace) -> Parts:
+    for train in (False, True):
+        for title, name, variant, fusion in variants(args):
+            # The tables of indices of SDPA need values, and a checkpoint does not recompute with CUDA's casts.
+            if variant.get('backend') == 'eager' or 'with_cp' in variant:
+                continue
+            yield title, counted(args, title, name, variant, fusion, train)
+
+
+def of_kernels(args: argparse.Namespace, stages: list[gpu.Stage], device: torch.device, dtype: torch.dtype) -> Parts:
     for window in args.windows:
         for stage in stages:
             for shifted in (False, True):
                 yield 'attention', gpu.attention(stage, args.batch, window, shifted, dtype, device)
     number, side = (40, 60) if device.type == 'cuda' else (2, 9)
     yield 'attention of any size', gpu.any_size(number, side, dtype, device)
+    yield 'attention in used memory', gpu_checks.used_memory(stages[0], dtype, device)
+    huge = gpu_checks.HUGE if device.type == 'cuda' else stages[-1]
+    yield 'attention on huge maps', gpu_checks.huge_maps(huge, dtype, device)
     if args.tune:
         for stage in stages:
             for shifted in (False, True):
@@ -127,14 +148,20 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[gpu.Row]]]:
         yield 'compute-sanitizer', gpu_tools.compute_sanitizer([*launch, *SMALL])
         sizes = ['--arch', args.arch, '--size', 'x'.join(map(str, args.size)), '--batch', str(args.batch)]
         yield 'ncu', gpu_tools.nsight_compute([*launch, *sizes, '--windows', str(args.windows[0])])
-    x_BCHW = torch.randn(args.batch, 3, *args.size, device=device)
+
+
+def of_backbones(args: argparse.Namespace, x_BCHW: torch.Tensor) -> Parts:
+    for title, name, variant, fusion in variants(args):
+        if name == OURS:
+            yield f'precision, {title}', precision(args, title, variant, fusion, x_BCHW)
+    yield 'a captured forward', captured(args, x_BCHW)
     for train in (False, True):
         for compiled in (False, True) if args.compile else (False,):
             for title, name, variant, fusion in variants(args):
                 title += ', compiled' if compiled else ''
                 yield title, backbone(args, title, name, variant, fusion, compiled, x_BCHW, train)
     for ours in (True, False) if args.detector else ():
-        yield args.detector, detector(args, ours, device)
+        yield args.detector, detector(args, ours, x_BCHW.device)
 
 
 def variants(args: argparse.Namespace) -> list[tuple[str, str, dict, str]]:
@@ -176,6 +203,17 @@ def trial(args: argparse.Namespace, device: torch.device) -> Iterator[gpu.Row]:
         yield gpu.Row(f'trial of the kernels, {str(dtype).split(".")[1]}', found)
 
 
+def precision(args, title, variant, fusion, x_BCHW) -> Iterator[gpu.Row]:
+    """Of one of our variants, beside mmdet's backbone, which has the same parameters."""
+    model, mmdet = (of.to(x_BCHW.device) for of in (build(args, OURS, variant), build(args, 'mmdet', {}).model))
+    with fused(fusion):
+        yield from gpu_checks.precision(title, model, mmdet, x_BCHW, getattr(torch, args.dtype))
+
+
+def captured(args: argparse.Namespace, x_BCHW: torch.Tensor) -> Iterator[gpu.Row]:
+    yield from gpu_checks.captured(build(args, OURS, {}).to(x_BCHW.device), x_BCHW, getattr(torch, args.dtype))
+
+
 def detector(args: argparse.Namespace, ours: bool, device: torch.device) -> Iterator[gpu.Row]:
     from swin_backbone.openmmlab.runtime import enable_amp, load_config
 
@@ -198,6 +236,8 @@ def main() -> int:
     args = parse_args()
     warnings.simplefilter('once')
     rows, failed = [], False
+    with stop_on_user_errors():
+        outputs = claim(args.json, overwrite=args.overwrite) if args.json else None
     for name, part in parts(args):
         try:
             found = list(part)
@@ -210,8 +250,9 @@ def main() -> int:
             failed = failed or row.values.get('good') is False
             print(gpu.markdown([row]).splitlines()[-1], flush=True)
         rows += found
-    if args.json:
-        write_whole(args.json, json.dumps([row._asdict() for row in rows], indent=1, default=str).encode())
+    if outputs:
+        with stop_on_user_errors((OSError,)):
+            outputs.write(args.json, json.dumps([row._asdict() for row in rows], indent=1, default=str).encode())
     print(f'\nFor an issue:\n\n{gpu.markdown(rows)}')
     return int(failed)
 

@@ -72,7 +72,7 @@ class AttentionMap:
         there = tokens_N >= 0
         map_hT = weights_hN.new_zeros(len(weights_hN), H * W)
         map_hT[:, tokens_N[there] - image * H * W] = weights_hN[:, there]
-        return map_hT.unflatten(1, (H, W))
+        return map_hT.view(-1, H, W)
 
     def pull_back(self, share_BHW: Tensor) -> Tensor:
         """How much of the block's output, weighted by `share_BHW`, came from each input token.
@@ -179,7 +179,9 @@ class _RecordedWindows(RolledWindows):
         self.device = geometry[-1]
         self.weights_LhNN: Optional[Tensor] = None
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Any = None
+    ) -> Tensor:
         q, k, v = self.to_windows(qkv_BHW3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias = bias_hNN if self.mask_L1NN is None else bias_hNN.masked_fill(~self.mask_L1NN, -torch.inf)
         self.weights_LhNN = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias, dim=-1, dtype=q.dtype)

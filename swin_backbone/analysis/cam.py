@@ -7,6 +7,7 @@ Layout: B batch, C channels, H W height and width of a map.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,8 @@ def eigen_cam(activations_BCHW: Tensor) -> Tensor:
     first_BC1 = torch.linalg.svd(centred_BTC, full_matrices=False).Vh[:, :1].transpose(1, 2)
     map_BT = (centred_BTC @ first_BC1)[..., 0]
     extreme_B1 = map_BT.gather(1, map_BT.abs().argmax(1, keepdim=True))
-    return (map_BT * extreme_B1.sign()).relu().unflatten(1, activations_BCHW.shape[2:])
+    map_BHW: Tensor = (map_BT * extreme_B1.sign()).relu().unflatten(1, activations_BCHW.shape[2:])
+    return map_BHW
 
 
 def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: int, method: str = 'grad') -> Tensor:
@@ -67,7 +69,7 @@ def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: i
     places = [getattr(backbone, f'norm{stage - 1}', None), backbone.stages[stage - 1]]
     outputs: dict[nn.Module, Tensor] = {}
 
-    def keep(place: nn.Module, _inputs: tuple, x_BHWC: Tensor) -> Tensor:
+    def keep(place: nn.Module, _inputs: tuple[Any, ...], x_BHWC: Tensor) -> Tensor:
         if torch.is_grad_enabled() and not x_BHWC.requires_grad:  # all before it is frozen
             x_BHWC = x_BHWC.detach().requires_grad_()
         outputs.setdefault(place, x_BHWC)

@@ -2,9 +2,9 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -42,8 +42,8 @@ def read_log(path: Path) -> Log:
     files = [path] if path.is_file() else sorted([*path.glob(str(SCALARS)), *path.glob(str(Path('*', SCALARS)))])
     if not files:
         raise ValueError(f'{str(path)!r} is no scalars.json, and no folder in which mmengine wrote {SCALARS}')
-    train: dict[int, dict] = {}
-    validated: dict[int, dict] = {}
+    train: dict[int, dict[str, Any]] = {}
+    validated: dict[int, dict[str, Any]] = {}
     by_epoch = False
     for file in files:
         records = _read_records(file)
@@ -116,7 +116,7 @@ def _importance(name: str) -> int:
     return 0 if name.endswith(('mAP', 'mIoU', 'PQ', 'top1')) else 1
 
 
-def _read_records(file: Path) -> list[dict]:
+def _read_records(file: Path) -> list[dict[str, Any]]:
     records = []
     lines = file.read_text(encoding='utf-8').splitlines()
     for number, line in enumerate(lines, 1):
@@ -133,7 +133,7 @@ def _read_records(file: Path) -> list[dict]:
     return records
 
 
-def _points(records: Mapping[int, dict], names) -> Points:
+def _points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Points:
     found: Points = defaultdict(list)
     for step in sorted(records):
         for name in names:

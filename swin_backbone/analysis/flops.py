@@ -79,10 +79,10 @@ class Counts:
         return Cost(sum(parameter.numel() for parameter in module.parameters()), flops)
 
 
-def build(cfg: dict, scope: str, device: str = 'meta') -> nn.Module:
+def build(cfg: dict[str, Any], scope: str, device: str = 'meta') -> nn.Module:
     """A model of a config, in eval mode; on the meta device without memory for its weights."""
     with DefaultScope.overwrite_default_scope(scope), on_device(device):
-        model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg)))
+        model: nn.Module = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg)))
     model.eval()
     return model
 
@@ -136,7 +136,7 @@ def _pooled(extractor: Any, regions: int, device: torch.device) -> Tensor:
     return torch.zeros(regions, extractor.out_channels, *size, device=device)
 
 
-def _as_list(module: Any) -> list:
+def _as_list(module: Any) -> list[Any]:
     return list(module) if isinstance(module, (nn.ModuleList, list)) else [module]
 
 
@@ -164,12 +164,12 @@ def _counting(counts: Counts) -> Iterator[None]:
 
 
 class _Counter(TorchDispatchMode):
-    def __init__(self, by_module: Counter, stack: list[str]):
-        super().__init__()
+    def __init__(self, by_module: Counter[str], stack: list[str]):
+        super().__init__()  # type: ignore[no-untyped-call]
         self.by_module = by_module
         self.stack = stack
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func._overloadpacket
         if packet not in flop_registry and packet not in PER_ELEMENT:

@@ -26,15 +26,11 @@ from . import machine
 
 PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'mmpretrain', 'onedl-mmpretrain', 'timm', 'transformers'
 PROGRAMS = 'ncu', 'compute-sanitizer', 'nvidia-smi'
-SLIM_LAYERS = (
-    (1, 3),
-    (1, 1),
-    (1, 4),
-    (4, 1),
-)  # of a block: qkv, projection, and the two of the MLP, in widths of the map
+# Of a block: qkv, projection, and the two linear layers of the MLP, in widths of the map.
+SLIM_LAYERS = (1, 3), (1, 1), (1, 4), (4, 1)
 WIDTHS_FORWARD, WIDTHS_BACKWARD = 4, 8  # what attention reads and writes of each token, in widths of the map
 
-TUNED: dict[str, dict] = {  # other choices than those of `backends/triton/tiles.py`
+TUNED: dict[str, dict[str, Any]] = {  # other choices than those of `backends/triton/tiles.py`
     '4 warps': dict(num_warps=4),
     '8 warps': dict(num_warps=8),
     '1 stage': dict(num_stages=1),
@@ -114,7 +110,7 @@ def _linear_layers(stage: Stage, batch: int, dtype: torch.dtype, device: torch.d
         shapes = (tokens, C), (D, C), (D,)
         x_TC, weight_DC, bias_D = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
 
-        def run(x=x_TC, weight=weight_DC, bias=bias_D) -> None:
+        def run(x: Tensor = x_TC, weight: Tensor = weight_DC, bias: Tensor = bias_D) -> None:
             F.linear(x, weight, bias)
 
         seconds = median_seconds(run, device)
@@ -125,7 +121,7 @@ def _linear_layers(stage: Stage, batch: int, dtype: torch.dtype, device: torch.d
 
 def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
     """Of one run, by the GPU's own clock where there is one."""
-    seconds = []
+    seconds: list[float] = []
     for turn in range(-2, repeats) if device.type == 'cuda' else range(1):
         if device.type == 'cuda':
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -143,22 +139,24 @@ def median_seconds(run: Callable[[], Any], device: torch.device, repeats: int = 
     return statistics.median(seconds)
 
 
-class _Case(NamedTuple):
+class Case(NamedTuple):
     """What the kernels get, as a backbone gives it."""
 
-    tensors: tuple[
-        Tensor, Optional[Tensor], Tensor
-    ]  # qkv (T, 3C), what padding has (3C,) if there is any, bias (h, N, N)
+    tensors: tuple[Tensor, Optional[Tensor], Tensor]  # qkv (T, 3C); padding's (3C,), if there is any; bias (h, N, N)
     grad_TC: Tensor
-    geometry: tuple
+    geometry: tuple[Any, ...]
     scale: float
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        return attend_in_windows(*self.tensors, *self.geometry, self.scale)
+        results: tuple[Tensor, Tensor] = attend_in_windows(*self.tensors, *self.geometry, self.scale)
+        return results
 
     def backward(self, out_TC: Tensor, lse_LhN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         settings = *self.geometry, self.scale, self.tensors[1] is not None, True
-        return attend_in_windows_backward(self.grad_TC, *self.tensors, out_TC, lse_LhN, *settings)
+        grads: tuple[Tensor, Tensor, Tensor] = attend_in_windows_backward(
+            self.grad_TC, *self.tensors, out_TC, lse_LhN, *settings
+        )
+        return grads
 
     def errors(self) -> tuple[bool, list[float]]:
         """Whether output and gradients are right, and twice the same; and how far each is from the literal one's."""
@@ -179,7 +177,7 @@ class _Case(NamedTuple):
         return all(error <= limit for error in errors) and all(map(torch.equal, *results)), errors
 
 
-def _case(
+def case(
     stage: Stage,
     batch: int,
     window: int,
@@ -187,14 +185,15 @@ def _case(
     dtype: torch.dtype,
     device: torch.device,
     mask_padding: bool = False,
-) -> _Case:
+) -> Case:
+    """Random values of the attention kernels for a batch of maps of a stage, the same each time."""
     C, h, H, W = stage
     T, N, shift = batch * H * W, window**2, window // 2 * shifted
     generator = torch.Generator().manual_seed(0)
     shapes = (T, 3 * C), (3 * C,), (h, N, N), (T, C)
     qkv, padding, bias, grad = (torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes)
     tensors = qkv, padding if H % window or W % window else None, bias
-    return _Case(tensors, grad, (batch, H, W, [window, window], [shift, shift], mask_padding), (C // h) ** -0.5)
+    return Case(tensors, grad, (batch, H, W, [window, window], [shift, shift], mask_padding), (C // h) ** -0.5)
 
 
 def attention(
@@ -202,18 +201,19 @@ def attention(
 ) -> Iterator[Row]:
     """The kernels by themselves: errors to the literal algorithm in float64, twice the same, time and its floor."""
     _, h, H, W = stage
-    case = _case(stage, batch, window, shifted, dtype, device)
-    good, errors = case.errors()
+    kernels = case(stage, batch, window, shifted, dtype, device)
+    good, errors = kernels.errors()
     what = f'attention {H}x{W}, {h} heads, window {window}, {"shifted" if shifted else "unshifted"}'
     values: dict[str, Any] = {'good': good, 'errors': ' '.join(f'{error:.0e}' for error in errors)}
-    out_TC, lse_LhN = case.forward()
-    runs: dict[str, Callable[[], Any]] = {'forward': case.forward, 'backward': partial(case.backward, out_TC, lse_LhN)}
+    out_TC, lse_LhN = kernels.forward()
+    backward = partial(kernels.backward, out_TC, lse_LhN)
+    runs: dict[str, Callable[[], Any]] = {'forward': kernels.forward, 'backward': backward}
     bandwidth = machine.peak_bandwidth(device)
     for (name, run), widths in zip(runs.items(), (WIDTHS_FORWARD, WIDTHS_BACKWARD)):
         seconds = median_seconds(run, device)
         values[f'{name} ms'] = seconds * 1e3
         if bandwidth:
-            moved = widths * case.grad_TC.numel() * dtype.itemsize
+            moved = widths * kernels.grad_TC.numel() * dtype.itemsize
             values[f'{name}, of its floor'] = f'{moved / bandwidth / seconds:.0%}'
     yield Row(what, values)
 
@@ -227,7 +227,7 @@ def any_size(number: int, largest: int, dtype: torch.dtype, device: torch.device
             for least, most in ((1, largest), (1, largest), (1, 3), (7, 8), (0, 1), (0, 1))
         )
         settings = batch, window, bool(shifted), dtype, device, bool(mask_padding)
-        good, errors = _case(Stage(32, 1, height, width), *settings).errors()
+        good, errors = case(Stage(32, 1, height, width), *settings).errors()
         if not good:
             wrong.append(f'{batch}x{height}x{width}, {window=}, {shifted=}, {mask_padding=}: {max(errors):.0e}')
     yield Row('attention of any size', {'good': not wrong, 'maps': number, 'wrong:': '; '.join(wrong) or None})
@@ -251,9 +251,9 @@ class _Tried(Tiles):
 
 def launch(stage: Stage, batch: int, window: int, shifted: bool, dtype: torch.dtype, device: torch.device) -> Row:
     """Run each attention kernel once, and say whether all it gave is finite: for a profiler or a sanitizer."""
-    case = _case(stage, batch, window, shifted, dtype, device)
-    out_TC, lse_LhN = case.forward()
-    finite = all(bool(x.isfinite().all()) for x in (out_TC, lse_LhN, *case.backward(out_TC, lse_LhN)))
+    kernels = case(stage, batch, window, shifted, dtype, device)
+    out_TC, lse_LhN = kernels.forward()
+    finite = all(bool(x.isfinite().all()) for x in (out_TC, lse_LhN, *kernels.backward(out_TC, lse_LhN)))
     return Row(f'launch {stage.height}x{stage.width}, window {window}, {shifted=}', {'good': finite})
 
 
@@ -262,7 +262,7 @@ def tuning(
 ) -> Iterator[Row]:
     """The kernels' times with other numbers of warps, pipeline stages and programs, in milliseconds."""
     _, h, H, W = stage
-    tensors, grad_TC, settings, scale = _case(stage, batch, window, shifted, dtype, device)
+    tensors, grad_TC, settings, scale = case(stage, batch, window, shifted, dtype, device)
     (qkv_T3C, padding_3C, bias_hNN), shift = tensors, window // 2 * shifted
     out_TC, lse_LhN = launch_forward(Tiles(qkv_T3C, bias_hNN, *settings), *tensors, scale)
     needs = padding_3C is not None, True

@@ -80,8 +80,12 @@ def backbone(name: str, model: nn.Module, x_BCHW: Tensor, train: bool, dtype: to
         torch.cuda.empty_cache()
 
 
-def _graph_milliseconds(run: Callable[[], None], replays: int) -> Optional[float]:
-    """Of one replay, without the CPU: median; None where it cannot be captured."""
+def capture(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of one run, after three that warm up.
+
+    Raises:
+        RuntimeError: if what it does cannot be captured.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -90,9 +94,15 @@ def _graph_milliseconds(run: Callable[[], None], replays: int) -> Optional[float
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def _graph_milliseconds(run: Callable[[], None], replays: int) -> Optional[float]:
+    """Of one replay, without the CPU: median; None where it cannot be captured."""
     try:
-        with torch.cuda.graph(graph):
-            run()
+        graph = capture(run)
     except RuntimeError:
         torch.cuda.synchronize()
         return None

@@ -7,10 +7,11 @@ windows.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..windows.grid import Size, WindowGrid, fit_window
 
@@ -21,7 +22,7 @@ class Kind(NamedTuple):
     """The windows that have one attention mask."""
 
     name: str  # 'interior', 'right edge', 'bottom edge', 'corner'; with masked padding there can be more
-    mask_NN: np.ndarray  # True where the query (row) may attend to the key (column)
+    mask_NN: NDArray[Any]  # True where the query (row) may attend to the key (column)
 
 
 class Layout(NamedTuple):
@@ -34,19 +35,20 @@ class Layout(NamedTuple):
     window_size: Size
     shift: Size
     mask_padding: bool
-    token_HW: np.ndarray  # of the rolled map: the number of each token, row by row; -1 for padding
-    window_HW: np.ndarray  # of the rolled map: the number of the window, row by row
-    region_HW: np.ndarray  # of the rolled map: equal for tokens of one window that attend to each other; below
-    kind_RC: np.ndarray  # the kind of each window, an index of `kinds`
+    token_HW: NDArray[Any]  # of the rolled map: the number of each token, row by row; -1 for padding
+    window_HW: NDArray[Any]  # of the rolled map: the number of the window, row by row
+    region_HW: NDArray[Any]  # of the rolled map: equal for tokens of one window that attend to each other; below
+    kind_RC: NDArray[Any]  # the kind of each window, an index of `kinds`
     kinds: tuple[Kind, ...]
 
-    def rolled_back(self, map_HW: np.ndarray) -> np.ndarray:
+    def rolled_back(self, map_HW: NDArray[Any]) -> NDArray[Any]:
         """A rolled map as it lies on the image."""
         return np.roll(map_HW, self.shift, axis=(0, 1))
 
-    def mask_stack(self) -> np.ndarray:
+    def mask_stack(self) -> NDArray[Any]:
         """The masks of all windows, row by row: (L, N, N), what implementations without kinds of windows keep."""
-        return np.stack([kind.mask_NN for kind in self.kinds])[self.kind_RC.ravel()]
+        stack_LNN: NDArray[Any] = np.stack([kind.mask_NN for kind in self.kinds])[self.kind_RC.ravel()]
+        return stack_LNN
 
 
 # Regions: where the roll brought no tokens, where it brought columns, rows, or both; and padding that is masked.
@@ -108,14 +110,14 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     return Layout(size, window_size, shift, mask_padding, token_HW, window_HW, region_HW, kind_RC, tuple(kinds))
 
 
-def _position(token_N: np.ndarray, size: Size, window_size: Size, shift: Size, padded: Size) -> tuple[int, int]:
+def _position(token_N: NDArray[Any], size: Size, window_size: Size, shift: Size, padded: Size) -> tuple[int, int]:
     """The row and column of a window of the rolled map; each window has at least one token."""
     token = token_N[token_N != PADDING][0]
     y, x = divmod(int(token), size[1])
     return (y - shift[0]) % padded[0] // window_size[0], (x - shift[1]) % padded[1] // window_size[1]
 
 
-def _labels(mask_NN: np.ndarray, window_size: Size) -> tuple[np.ndarray, np.ndarray]:
+def _labels(mask_NN: NDArray[Any], window_size: Size) -> tuple[NDArray[Any], NDArray[Any]]:
     """Numbers from 0, in their order, of the regions that the rows of a window are in, and the columns."""
     mask = mask_NN.reshape(*window_size, *window_size)
     parts = mask[:, 0, :, 0], mask[0, :, 0, :]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -10,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 class _LinspaceOnCpu(TorchFunctionMode):
     """Constructors that read drop path rates off a linspace get one that holds numbers."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.linspace:
             kwargs.setdefault('device', 'cpu')

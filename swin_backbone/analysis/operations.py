@@ -1,7 +1,7 @@
 """What each kind of operation of a run costs: calls, bytes, time; and what the run costs at the least."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from ..backends.triton import attention as _attention  # noqa: F401 - defines th
 LEAST_WIDTHS = 22
 
 # Operators that are not views to torch's schemas, and neither read nor write.
+Shape = Sequence[int]
 IDLE = 'aten::empty', 'aten::new_empty', 'aten::_unsafe_view', 'prim::'
 
 
@@ -62,7 +63,7 @@ def count_flops(run: Callable[[], Any]) -> int:
     # oneDNN's own linear layer, on a CPU, is not among what the mode knows.
     with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
         run()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def least_bytes(maps: tuple[Tensor, ...], depths: tuple[int, ...], itemsize: int) -> int:
@@ -79,12 +80,12 @@ def least_bytes(maps: tuple[Tensor, ...], depths: tuple[int, ...], itemsize: int
 class Traffic(TorchDispatchMode):
     """Calls and bytes of each operator that computes; views do not, nor does what only allocates or asks."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         name = func._schema.name
         if not func.is_view and not name.startswith(IDLE):
@@ -94,7 +95,7 @@ class Traffic(TorchDispatchMode):
         return results
 
 
-def _tensors(values):
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -103,15 +104,17 @@ def _tensors(values):
 
 
 @register_flop_formula(torch.ops.swin_backbone.attend_in_windows)
-def _(qkv_shape, _padding_shape, bias_shape, *_, out_shape, **__) -> int:
+def _(qkv_shape: Shape, _padding: Any, bias_shape: Shape, *_: Any, out_shape: Sequence[Shape], **__: Any) -> int:
     return _flops(qkv_shape, bias_shape, lse_shape=out_shape[1], products=2)
 
 
 @register_flop_formula(torch.ops.swin_backbone.attend_in_windows_backward)
-def _(_grad_shape, qkv_shape, _padding_shape, bias_shape, _out_shape, lse_shape, *_, **__) -> int:
+def _(
+    _grad: Any, qkv_shape: Shape, _padding: Any, bias_shape: Shape, _out: Any, lse_shape: Shape, *_: Any, **__: Any
+) -> int:
     return _flops(qkv_shape, bias_shape, lse_shape, products=5)
 
 
-def _flops(qkv_shape, bias_shape, lse_shape, products: int) -> int:
+def _flops(qkv_shape: Shape, bias_shape: Shape, lse_shape: Shape, products: int) -> int:
     """Of `products` of a window's (N, N) and (N, C)."""
     return 2 * products * lse_shape[0] * bias_shape[1] * bias_shape[2] * (qkv_shape[1] // 3)

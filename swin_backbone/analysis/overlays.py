@@ -7,14 +7,16 @@ Layout: H W height and width, C channels, h heads.
 """
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import AttentionMap, receptive_fields
@@ -24,7 +26,7 @@ LARGEST_ROW = 6  # pictures side by side
 
 
 def attention_figure(
-    picture_HW3: np.ndarray,
+    picture_HW3: NDArray[Any],
     shifted: Sequence[AttentionMap],
     plain: Sequence[AttentionMap],
     at: tuple[int, int],
@@ -83,7 +85,7 @@ def attention_figure(
     return figure
 
 
-def features_figure(picture_HW3: np.ndarray, maps: Sequence[tuple[str, Tensor]], strides: Sequence[int]) -> Figure:
+def features_figure(picture_HW3: NDArray[Any], maps: Sequence[tuple[str, Tensor]], strides: Sequence[int]) -> Figure:
     """Maps beside the picture, each with its three first principal components as red, green and blue.
 
     Args:
@@ -105,7 +107,7 @@ def features_figure(picture_HW3: np.ndarray, maps: Sequence[tuple[str, Tensor]],
 
 
 def cam_figure(
-    picture_HW3: np.ndarray, map_HW: Tensor, stride: int, title: str, box: Optional[Sequence[float]]
+    picture_HW3: NDArray[Any], map_HW: Tensor, stride: int, title: str, box: Optional[Sequence[float]]
 ) -> Figure:
     """A class activation map from 0 to 1 over the picture, and a box (x1, y1, x2, y2) that it is of."""
     height, width = picture_HW3.shape[:2]
@@ -125,7 +127,7 @@ def cam_figure(
     return figure
 
 
-def principal_colours(map_CHW: Tensor) -> np.ndarray:
+def principal_colours(map_CHW: Tensor) -> NDArray[Any]:
     """The three first principal components of a map's channels, each from its 1st to its 99th percentile: (H, W, 3).
 
     Of a component, whose sign is arbitrary, the largest deviation is bright.
@@ -147,7 +149,7 @@ def principal_colours(map_CHW: Tensor) -> np.ndarray:
 
 def _draw(
     axis: Axes,
-    picture_HW3: np.ndarray,
+    picture_HW3: NDArray[Any],
     title: str,
     map_HW: Optional[Tensor] = None,
     stride: int = 1,
@@ -177,13 +179,13 @@ def _draw(
     _frame(axis, picture_HW3, title)
 
 
-def _show(axis: Axes, values: np.ndarray, stride: int, **how):
+def _show(axis: Axes, values: NDArray[Any], stride: int, **how: Any) -> AxesImage:
     """A map in its place over the picture."""
     height, width = values.shape[:2]
     return axis.imshow(values, extent=(-0.5, width * stride - 0.5, height * stride - 0.5, -0.5), **how)
 
 
-def _frame(axis: Axes, picture_HW3: np.ndarray, title: str) -> None:
+def _frame(axis: Axes, picture_HW3: NDArray[Any], title: str) -> None:
     """What the map has beyond the picture is cut off: it is of the padding of the batch."""
     height, width = picture_HW3.shape[:2]
     axis.set_xlim(-0.5, width - 0.5)

@@ -72,7 +72,9 @@ def backbone_shares(model: SwinPyramid, x_BCHW: Tensor, dtype: torch.dtype, runs
     return {name: Share(seconds, int(flops[name]), flops[name] / rate) for name, seconds in _medians(measured).items()}
 
 
-def detector_shares(runs: dict[str, Callable[[], Any]], models: dict[str, nn.Module], rounds: int = 5) -> dict:
+def detector_shares(
+    runs: dict[str, Callable[[], Any]], models: dict[str, nn.Module], rounds: int = 5
+) -> dict[str, dict[Any, Share]]:
     """The parts of two-stage detectors, which are run in turn: backbone, neck, RPN and RoI heads.
 
     Args:

@@ -30,7 +30,7 @@ class Peer(nn.Module):
 
     def normalised(self, x_BCHW: Tensor) -> Maps:
         """What `SwinBackbone` gives with untrained output norms, which multiply by 1 and add 0."""
-        maps = self(x_BCHW)
+        maps: Maps = self(x_BCHW)
         if self.has_output_norms:
             return maps
         return [F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2) for x in maps]

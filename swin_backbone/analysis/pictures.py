@@ -14,6 +14,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..backends.eager import TableWindows
@@ -79,7 +80,7 @@ def strips_figure(layout: Layout, strip_tokens: int) -> Figure:
     return figure
 
 
-def strips(layout: Layout, strip_tokens: int) -> np.ndarray:
+def strips(layout: Layout, strip_tokens: int) -> NDArray[Any]:
     """The number of the strip that each token of the map is computed in."""
     if strip_tokens < 1:
         raise ValueError(f'strip_tokens must be 1 or more, got {strip_tokens}')
@@ -131,12 +132,12 @@ def mask_bytes(layout: Layout) -> tuple[int, int]:
     return layout.kind_RC.size * N * N * 4, sum(kind.mask_NN.nbytes for kind in layout.kinds if kind.name != 'interior')
 
 
-def mosaic(layout: Layout) -> np.ndarray:
+def mosaic(layout: Layout) -> NDArray[Any]:
     """The masks of all windows, each in its window's place; of large maps every n-th query and key alone."""
     rows, columns = layout.kind_RC.shape
     N = layout.window_size[0] * layout.window_size[1]
     step = -(-N * max(rows, columns) // LARGEST_MOSAIC)
-    small = np.stack([kind.mask_NN[::step, ::step] for kind in layout.kinds])[layout.kind_RC]
+    small: NDArray[Any] = np.stack([kind.mask_NN[::step, ::step] for kind in layout.kinds])[layout.kind_RC]
     return small.transpose(0, 2, 1, 3).reshape(rows * small.shape[2], -1)
 
 
@@ -186,7 +187,7 @@ def _panels(columns: int, map_shape: tuple[int, ...], rows: int = 1) -> tuple[Fi
     return figure, list(np.ravel(figure.subplots(rows, columns)))
 
 
-def _draw_map(axis: Axes, colours_HW3: np.ndarray, number_HW: np.ndarray, padding_HW: np.ndarray) -> None:
+def _draw_map(axis: Axes, colours_HW3: NDArray[Any], number_HW: NDArray[Any], padding_HW: NDArray[Any]) -> None:
     """Tokens in their colours, borders between the windows of `number_HW`, and padding hatched."""
     height, width = number_HW.shape
     axis.imshow(colours_HW3, interpolation='nearest')
@@ -202,7 +203,7 @@ def _draw_map(axis: Axes, colours_HW3: np.ndarray, number_HW: np.ndarray, paddin
     axis.tick_params(labelsize=8)
 
 
-def _borders(number_HW: np.ndarray) -> list[list[tuple[float, float]]]:
+def _borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
     """The lines between neighbours that differ."""
     across = np.argwhere(number_HW[:, 1:] != number_HW[:, :-1])
     down = np.argwhere(number_HW[1:] != number_HW[:-1])

@@ -49,7 +49,7 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
     )
 
 
-def _count(model: dict, scope: str, shape: tuple[int, int]) -> Counts:
+def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> Counts:
     """On the meta device, or if some module does not run there, with numbers on a CPU."""
     with DefaultScope.overwrite_default_scope(scope):
         try:

@@ -4,7 +4,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,8 @@ IN_FLOAT32 = F.layer_norm, F.softmax, torch.softmax, Tensor.softmax
 class Counted(NamedTuple):
     """Of one run, by the name of the operator."""
 
-    calls: Counter
-    bytes: Counter  # read and written, each argument and each result once a call
+    calls: Counter[str]
+    bytes: Counter[str]  # read and written, each argument and each result once a call
 
 
 def count_traffic(model: nn.Module, shape_BCHW: tuple[int, ...], train: bool, dtype: torch.dtype) -> Counted:
@@ -65,7 +65,7 @@ def _fake(tensor: Tensor) -> Tensor:
 class _AsOnCuda(TorchFunctionMode):
     """Autocast to float32 what CUDA's autocast does; the operators that it casts to half precision are the same."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in IN_FLOAT32 and torch.is_autocast_enabled('cpu'):
             args = (args[0].float(), *args[1:])
         return func(*args, **(kwargs or {}))

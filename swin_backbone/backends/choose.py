@@ -48,7 +48,8 @@ def plan_stage(options: StageOptions, x: Tensor, blocks: Sequence[BlockSettings]
     """
     request = request_of(options, x, blocks)
     backend = choose(options.backend, request)
-    return Plan(backend, autocast_dtype(x.device.type), strip_tokens_of(request), options.with_cp)
+    with_cp = options.with_cp and request.recorded != 'torch.func'  # which torch's checkpoint does not support
+    return Plan(backend, autocast_dtype(x.device.type), strip_tokens_of(request), with_cp)
 
 
 def request_of(options: StageOptions, x: Tensor, blocks: Sequence[BlockSettings]) -> Request:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.backends import mkldnn
 
-from ..compat import fake_mode, onednn_linear, without_cudnn_attention
+from ..compat import fake_mode, is_batched, onednn_linear, without_cudnn_attention
 from ..windows.grid import Geometry, PaddedGrid, WindowGrid, WindowGroup
 from .functions import patches
 from .functions.block import BLOCKS, in_dtype, linear
@@ -36,13 +36,14 @@ def eager_linear(
     """`linear`, for eager PyTorch alone: in float32 on a CPU by oneDNN, whose GEMM is quicker on slim matrices."""
     if (
         onednn_linear is None
+        or is_batched(x_TC)  # in a backward that takes a batch of gradients
         or weight_DC.dtype != torch.float32
         or weight_DC.device.type != 'cpu'
         or not mkldnn.enabled
     ):
         return linear(x_TC, weight_DC, bias_D, activation)
     x_TC = x_TC.to(weight_DC.dtype)
-    if torch.is_grad_enabled() and (x_TC.requires_grad or weight_DC.requires_grad):
+    if _needs_gradient(x_TC, weight_DC, bias_D):
         y_TD = _Linear.apply(x_TC, weight_DC, bias_D, gradient_only)
     elif isinstance(activation, nn.GELU):
         return onednn_linear(x_TC, weight_DC, bias_D, 'gelu', [], activation.approximate)

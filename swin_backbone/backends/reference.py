@@ -213,7 +213,14 @@ def _v2(x_BHWC: Tensor, weights: Weights, mix: Callable[[Tensor], Tensor], how: 
 
 def _cosines(q: Tensor, k: Tensor, scale_h11: Tensor) -> Tensor:
     """Scaled cosine attention (Liu et al. 2022, equation 2)."""
-    return scale_h11 * (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1))
+    return scale_h11 * (_directions(q) @ _directions(k).transpose(-2, -1))
+
+
+def _directions(x: Tensor) -> Tensor:
+    """Vectors divided by their lengths. One shorter than 1e-12 has no direction: it and its derivatives are 0."""
+    is_short = x.detach().norm(dim=-1, keepdim=True) <= 1e-12
+    others = x.masked_fill(is_short, 1.0)
+    return (others / others.norm(dim=-1, keepdim=True)).masked_fill(is_short, 0.0)
 
 
 def _mix_places(x_BHWC: Tensor, weight: Tensor, bias: Tensor, num_heads: int, window_size: Size, shift: Size) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
+from .functions.gradients import gradients_by_autograd, needs_autograd
 from .protocol import Request, Windows
 
 # Found by tools/benchmark.py --strip-tokens, with 1 MiB of L2 cache a core. For each thread: the elements of a strip
@@ -91,14 +92,16 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_BHWC):
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                'a block that runs in strips has no second derivative: for create_graph=True build the backbone '
-                'with strip_tokens=None and with_cp=False'
-            )
-        x_BHWC, *weights = ctx.saved_tensors
+        needed = ctx.needs_input_grad[4:]
+        if needs_autograd(grad_BHWC):  # of all strips, then
+
+            def whole(x_BHWC, *weights):
+                return in_turn(ctx.compute, x_BHWC, ctx.pieces, ctx.weights_type(*weights))
+
+            with ctx.same_random_state(), ctx.same_autocast():
+                return None, None, None, None, *gradients_by_autograd(whole, ctx.saved_tensors, needed, grad_BHWC)
+        (x_BHWC, *weights), (x_needed, *weights_needed) = ctx.saved_tensors, needed
         grad_BHWC = grad_BHWC.contiguous()
-        x_needed, *weights_needed = ctx.needs_input_grad[4:]
         weights = [w if w is None else w.detach().requires_grad_(n) for w, n in zip(weights, weights_needed)]
         wanted = [w for w, needed in zip(weights, weights_needed) if needed]
         grad_x_BHWC: Optional[Tensor] = None

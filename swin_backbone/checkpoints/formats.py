@@ -205,7 +205,7 @@ def _rename(key: str, rows: Rows, source: int) -> Optional[str]:
     return None
 
 
-def _numbers(template: str, match: re.Match) -> Optional[dict[str, int]]:
+def _numbers(template: str, match: re.Match[str]) -> Optional[dict[str, int]]:
     """Stage and block in a name that matches a row's, or None if there is no such stage."""
     numbers = {}
     for factor, letter, offset in _NUMBER.findall(template):
@@ -220,7 +220,7 @@ def _fill(template: str, numbers: dict[str, int]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _pattern(template: str) -> re.Pattern:
+def _pattern(template: str) -> re.Pattern[str]:
     """What matches a row's name at the start of a key, up to a dot or the end."""
     literals = [re.escape(literal) for literal in _NUMBER.sub('\0', template).split('\0')]
     letters = [letter for _, letter, _ in _NUMBER.findall(template)]

@@ -1,7 +1,7 @@
 """A checkpoint into a model."""
 
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
@@ -60,7 +60,7 @@ def load_checkpoint(
     return report
 
 
-def adapt_state_dict(state_dict: dict[str, Tensor], prefix: str, *_) -> None:
+def adapt_state_dict(state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """A load_state_dict pre-hook: index tables in a checkpoint are ignored, also with strict=True."""
     for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
         del state_dict[key]

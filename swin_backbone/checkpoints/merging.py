@@ -30,10 +30,10 @@ def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
 
 
 def _columns_to_channels(value: Tensor) -> Tensor:
-    x = value.unflatten(-1, (2, 2, -1))  # ..., dx, dy, C
+    x: Tensor = value.unflatten(-1, (2, 2, -1))  # ..., dx, dy, C
     return x.movedim(-1, -3).transpose(-1, -2).flatten(-3).contiguous()
 
 
 def _channels_to_columns(value: Tensor) -> Tensor:
-    x = value.unflatten(-1, (-1, 2, 2))  # ..., C, dy, dx
+    x: Tensor = value.unflatten(-1, (-1, 2, 2))  # ..., C, dy, dx
     return x.transpose(-1, -2).movedim(-3, -1).flatten(-3).contiguous()

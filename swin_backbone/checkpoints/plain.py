@@ -48,7 +48,7 @@ class Built:
 
 def checked_key(key: Any) -> Any:
     """A key of a dict or set: a number, a string, or a tuple of them, for a hash must not go deep."""
-    parts: Union[tuple, list] = key if type(key) is tuple else [key]
+    parts: Union[tuple[Any, ...], list[Any]] = key if type(key) is tuple else [key]
     if not all(type(part) in LEAVES for part in parts):
         raise CheckpointError(f'a key in it is a {type(key).__name__} of more than numbers and strings')
     return key

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .budget import Budget
@@ -62,7 +63,13 @@ def _charge_for(shape: tuple[int, ...], item_bytes: int, budget: Budget) -> None
 
 
 def _tensor(
-    budget: Budget, storage: Any, offset: Any, size: Any, stride: Any, dtype: Optional[torch.dtype], more: tuple
+    budget: Budget,
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    dtype: Optional[torch.dtype],
+    more: tuple[Any, ...],
 ) -> Tensor:
     """See `torch._utils._rebuild_tensor_v2`; gradients are none of a checkpoint's."""
     if type(storage) is not Storage or dtype is None or any(more):
@@ -130,7 +137,7 @@ class _DType(Built):
         raise Forbidden(['numpy.dtype'])
 
 
-def _numbers(dtype: Any, data: Any, count: int) -> np.ndarray:
+def _numbers(dtype: Any, data: Any, count: int) -> NDArray[Any]:
     """Bytes as a flat array of its own, in this machine's order of bytes."""
     if type(dtype) is not _DType:
         raise TypeError('an array of no dtype')
@@ -147,7 +154,8 @@ def _numpy_dtype(budget: Budget, kind: Any, align: Any = False, copy: Any = Fals
 
 
 def _numpy_scalar(budget: Budget, dtype: Any, data: Any) -> np.generic:
-    return _numbers(dtype, data, 1)[0]
+    scalar: np.generic = _numbers(dtype, data, 1)[0]
+    return scalar
 
 
 class _Array(Built):
@@ -155,7 +163,7 @@ class _Array(Built):
 
     def __init__(self, budget: Budget):
         self.budget = budget
-        self.array: Optional[np.ndarray] = None
+        self.array: Optional[NDArray[Any]] = None
 
     def build(self, state: Any) -> None:
         _, size, dtype, by_columns, data = state
@@ -166,7 +174,7 @@ class _Array(Built):
         numbers = _numbers(dtype, data, math.prod(shape))
         self.array = numbers.reshape(shape, order='F' if by_columns is True else 'C')
 
-    def finish(self) -> np.ndarray:
+    def finish(self) -> NDArray[Any]:
         if self.array is None:
             raise ValueError('an array without contents')
         return self.array
@@ -189,7 +197,7 @@ class _History(Built):
     """mmengine's HistoryBuffer, of arrays that were checked; its methods are those of this process."""
 
     def __init__(self, budget: Budget):
-        self.state: dict = {}
+        self.state: dict[str, Any] = {}
 
     def build(self, state: Any) -> None:
         if type(state) is not dict:
@@ -203,7 +211,7 @@ class _History(Built):
             raise ValueError('a HistoryBuffer of unlike lengths')
         return HistoryBuffer(values, counts, max_length)
 
-    def _array(self, name: str) -> np.ndarray:
+    def _array(self, name: str) -> NDArray[Any]:
         array = self.state[name]
         if type(array) is not _Array or array.finish().ndim != 1:
             raise TypeError('a HistoryBuffer of something else than arrays')
@@ -217,11 +225,11 @@ def _getattr(budget: Budget, owner: Any, name: Any) -> Name:
     return Name(f'{HISTORY_BUFFER}.{name}')
 
 
-def _ordered_dict(budget: Budget, pairs: Any = ()) -> OrderedDict:
+def _ordered_dict(budget: Budget, pairs: Any = ()) -> OrderedDict[Any, Any]:
     return OrderedDict((checked_key(key), value) for key, value in pairs)
 
 
-def _counter(budget: Budget, counts: Any) -> Counter:
+def _counter(budget: Budget, counts: Any) -> Counter[Any]:
     if type(counts) is not dict:
         raise TypeError('a Counter of no dict')
     return Counter(counts)
@@ -241,7 +249,7 @@ def _complex(budget: Budget, real: Any, imaginary: Any) -> complex:
     return complex(float(real), float(imaginary))
 
 
-def _set(budget: Budget, items: Any = ()) -> set:
+def _set(budget: Budget, items: Any = ()) -> set[Any]:
     if type(items) is not list:
         raise TypeError('a set of no list')
     return {checked_key(item) for item in items}

@@ -49,12 +49,13 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
         if inner is None:
             break
         loaded = inner
-    tensors: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
+    tensors: OrderedDict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
         tensors.update(
             (str(key).removeprefix('module.'), v.detach()) for key, v in loaded.items() if isinstance(v, Tensor)
         )
-        tensors._metadata = getattr(loaded, '_metadata', {})  # the versions of modules, by which some rename
+        # As torch does: the versions of modules, by which some rename.
+        tensors._metadata = getattr(loaded, '_metadata', {})  # type: ignore[attr-defined]
     if not tensors:
         inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
         raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')

@@ -159,7 +159,7 @@ class _Machine:
     def new(self, _: Any) -> None:
         self.call(NEW)
 
-    def call(self, table: dict[str, Callable]) -> None:
+    def call(self, table: dict[str, Callable[..., Any]]) -> None:
         arguments, function = self.pop(), self.pop()
         if type(function) is not Name or type(arguments) is not tuple:
             raise TypeError(f'a call of a {type(function).__name__} with a {type(arguments).__name__}')

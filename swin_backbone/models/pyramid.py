@@ -16,6 +16,7 @@ from ..archs import Arch
 from ..backends import StageOptions, plan_stage, request_of
 from ..backends.protocol import Backend, BlockSettings, Plan, Request, StripTokens
 from ..checkpoints import adapt_state_dict, load_checkpoint
+from ..compat import symbolic_views
 from ..windows.grid import Size
 from ..windows.position import resize_absolute_position_embedding
 from . import arguments, ranges
@@ -190,12 +191,13 @@ class SwinPyramid(BaseModule):
         blocks = [block for stage in self.stages for block in stage.blocks]
         take_snapshot(self, tuple(activation for block in blocks for activation in block.activations))
 
-    def forward(self, x_BCHW: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x_BCHW: Tensor, hide: Optional[Callable[[Tensor], Tensor]] = None) -> tuple[Tensor, ...]:
         """Images to feature maps.
 
         Args:
             x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights. Under autocast any
                 floating-point dtype is allowed.
+            hide: puts other tokens in the place of some that the patch embedding made, (B, H, W, C), as SimMIM does.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
@@ -205,25 +207,28 @@ class SwinPyramid(BaseModule):
             TypeError, ValueError: if the input is not such a tensor. The message says what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
-        unmodified = is_unmodified(self)
-        plans = [stage.plan(x_BCHW, unmodified) for stage in self.stages]
-        x_BHWC = (
-            self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
-        )
-        if self.absolute_pos_embed is not None:
-            _B, H, W, C = x_BHWC.shape
-            embedding = resize_absolute_position_embedding(self.absolute_pos_embed, self.pretrain_map_size, (H, W))
-            x_BHWC = x_BHWC + embedding.view(1, H, W, C)
-        x_BHWC = self.drop_after_pos(x_BHWC)
+        with symbolic_views():
+            unmodified = is_unmodified(self)
+            plans = [stage.plan(x_BCHW, unmodified) for stage in self.stages]
+            x_BHWC = (
+                self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
+            )
+            if hide is not None:
+                x_BHWC = hide(x_BHWC)
+            if self.absolute_pos_embed is not None:
+                _B, H, W, C = x_BHWC.shape
+                embedding = resize_absolute_position_embedding(self.absolute_pos_embed, self.pretrain_map_size, (H, W))
+                x_BHWC = x_BHWC + embedding.view(1, H, W, C)
+            x_BHWC = self.drop_after_pos(x_BHWC)
 
-        outputs = []
-        for index, (stage, plan) in enumerate(zip(self.stages, plans)):
-            x_BHWC = stage(x_BHWC, plan)
-            if index in self.out_indices:
-                outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
-            if index == self.out_indices[-1]:
-                break  # later stages have no output
-            x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
+            outputs = []
+            for index, (stage, plan) in enumerate(zip(self.stages, plans)):
+                x_BHWC = stage(x_BHWC, plan)
+                if index in self.out_indices:
+                    outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
+                if index == self.out_indices[-1]:
+                    break  # later stages have no output
+                x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
         return tuple(outputs)
 
     @property

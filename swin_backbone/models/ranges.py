@@ -260,14 +260,25 @@ def _init_cfg(value: Any) -> Any:
     for cfg in cfgs:
         if not isinstance(cfg, dict):
             raise TypeError
-        if not cfg:
-            continue  # it initialises nothing, in mmengine too
-        initializer = {key: value for key, value in cfg.items() if key != 'override'}
-        _build(cfg, partial(build_from_cfg, initializer, WEIGHT_INITIALIZERS))
-        is_pretrained = cfg['type'] in ('Pretrained', PretrainedInit)
-        if is_pretrained and not isinstance(cfg['checkpoint'], (str, os.PathLike)):
-            raise ValueError('a Pretrained must have the path or URL of its checkpoint')
+        _initializer({key: option for key, option in cfg.items() if key != 'override'})
+        overrides = cfg.get('override') or []
+        for override in overrides if isinstance(overrides, list) else [overrides]:
+            if not isinstance(override, dict) or not isinstance(override.get('name'), str):
+                raise ValueError('an override must be a dict with the name of a layer, or a list of these')
+            if len(override) > 1:  # if not, it is initialised as all others are
+                _initializer({key: option for key, option in override.items() if key != 'name'})
     return value if isinstance(value, dict) else cfgs
+
+
+def _initializer(cfg: dict) -> None:
+    """Refuse what mmengine cannot build."""
+    _build(cfg, partial(build_from_cfg, cfg, WEIGHT_INITIALIZERS))
+    if cfg['type'] in ('Pretrained', PretrainedInit):
+        checkpoint, prefix = cfg['checkpoint'], cfg.get('prefix')
+        if not isinstance(checkpoint, (str, os.PathLike)) or not str(checkpoint).strip():
+            raise ValueError('a Pretrained must have the path or URL of its checkpoint')
+        if prefix is not None and not isinstance(prefix, str):
+            raise ValueError('the prefix of a Pretrained must be a str')
 
 
 def _entries(value: Any) -> tuple:

@@ -30,7 +30,9 @@ class MaskedPyramid(SwinPyramid):
         nn.init.trunc_normal_(self.mask_token, std=0.02)
         super().init_weights()
 
-    def forward(self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+    def forward(  # type: ignore[override]  # mmpretrain's SimMIM calls it with a mask
+        self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None
+    ) -> tuple[Tensor, ...]:
         """Images to feature maps, see `SwinPyramid.forward`.
 
         Args:
@@ -42,16 +44,12 @@ class MaskedPyramid(SwinPyramid):
         if mask_BHW is None:
             return super().forward(x_BCHW)
 
-        def hide(_module: nn.Module, _inputs: Any, tokens_BHWC: Tensor) -> Tensor:
+        def hide(tokens_BHWC: Tensor) -> Tensor:
             if mask_BHW.shape != tokens_BHWC.shape[:3]:
                 raise ValueError(f'mask takes (B, H, W) = {tuple(tokens_BHWC.shape[:3])}, got {tuple(mask_BHW.shape)}')
             return torch.where(mask_BHW.bool()[..., None], self.mask_token.to(tokens_BHWC.dtype), tokens_BHWC)
 
-        handle = self.patch_embed.register_forward_hook(hide)
-        try:
-            return super().forward(x_BCHW)
-        finally:
-            handle.remove()
+        return super().forward(x_BCHW, hide)
 
 
 @MODELS.register_module()

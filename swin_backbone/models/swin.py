@@ -52,7 +52,7 @@ class SwinBackbone(SwinPyramid):
         mask_padding: keep tokens from attending to the zeros that pad a map to whole windows. All published weights
             were trained with False.
         strip_tokens: how many tokens (in windows, padding included) run through a block at a time. Strips store only
-            a block's input for backward and recompute the rest there, strip by strip; they have no second derivative.
+            a block's input for backward and recompute the rest there, strip by strip.
             'auto': strips that fit in cache on a CPU, the same as None on other devices. None: the whole map at once;
             autograd stores what it needs, or only the input if `with_cp`. With 'auto' and None, compiled operators
             compute a block on a CPU where they can (docs/native.md); they store only the block's input.
@@ -60,7 +60,8 @@ class SwinBackbone(SwinPyramid):
             kernel that stores no attention weights for backward. It is used if Triton is installed, the window is at
             most 16x16, a head has 16, 24, 32 or 64 channels, attn_drop_rate is not active and strip_tokens is not a
             number. Otherwise, and on a CPU, the fastest way that torch has. 'triton': that kernel, in float32 too.
-            'sdpa': torch's scaled_dot_product_attention. The kernel has no second derivative.
+            'sdpa': torch's scaled_dot_product_attention. Fused kernels, ours and torch's, have no second
+            derivative.
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.

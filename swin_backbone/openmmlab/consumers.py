@@ -1,7 +1,7 @@
 """Who reads a backbone's maps in a config, and what of it depends on their number and width.
 
-A backbone is replaced by one whose maps stand in the same places, so only channels change; and maps that nobody
-reads are left out, since a norm without a gradient stops distributed training. That moves indices.
+The new backbone's maps take the places of the old one's, so only channels change. Maps that nobody reads are left out,
+since distributed training stops with an error if the parameters of a norm get no gradient. This changes indices.
 """
 
 from collections.abc import Iterator, Sequence

@@ -104,6 +104,14 @@ RATES = numbers(st.floats(0, 1, exclude_max=True), st.floats(max_value=0, exclud
 TWO_PAIRS = sequences(pairs(), 2, 2)
 TEXTS = any_of('a.pth', 'https://a.b/c.pth'), any_of('', 3, 2.0, True, b'a.pth', ['a.pth'], dict(type='Pretrained'))
 NO_CONFIG = JUNK | st.booleans() | st.integers() | st.floats() | st.lists(JUNK, min_size=1, max_size=2)
+OVERRIDES = (
+    3,
+    'attn',
+    dict(type='Xavier'),
+    dict(name=3),
+    dict(name='norm1', a=1),
+    [dict(name='norm1', type='Nothing')],
+)
 KINDS = dict(
     pretrain_img_size=pairs(),
     in_channels=integers(1),
@@ -140,11 +148,13 @@ KINDS = dict(
     convert_weights=FLAGS,
     frozen_stages=(st.integers(-1, 2), integers(-1)[1] | st.integers(3)),
     init_cfg=(
-        any_of(None, {}, [], dict(type='Pretrained', checkpoint='a.pth'), [dict(type='Xavier', layer='Linear')]),
+        any_of(None, [], dict(type='Pretrained', checkpoint='a.pth'), [dict(type='Xavier', layer='Linear')]),
         any_of(
             *(dict(a=1), dict(type='Pretrained'), dict(type='Pretrained', checkpoint=3), [{}, 'x.pth']),
             *(dict(type=kind) for kind in ('Nothing', 3, None)),
-            *([dict(type='Xavier', a=1)], dict(type='Constant', layer=1, val=0)),
+            *([dict(type='Xavier', a=1)], dict(type='Constant', layer=1, val=0), {}, [{}]),
+            *(dict(type='Pretrained', checkpoint='a.pth', prefix=3), dict(type='Pretrained', checkpoint=' ')),
+            *(dict(type='Xavier', layer='Linear', override=bad) for bad in OVERRIDES),
         )
         | NO_CONFIG,
     ),
@@ -238,6 +248,7 @@ def test_what_is_inside_builds_and_runs(backbone, name):
         (dict(embed_dims=97), ValueError, r'num_heads\[0\] must divide .* embed_dims \* 1 = 97; got 2'),
         (dict(init_cfg=dict(type='Xavir')), ValueError, 'init_cfg must be .*; got .*Xavir.*: it cannot be built'),
         (dict(init_cfg='x.pth'), TypeError, "init_cfg must be .*; got 'x.pth'"),
+        (dict(init_cfg={}), ValueError, 'init_cfg must be .*; got {}: there is no type'),
         (dict(init_cfg=dict(type='Pretrained')), ValueError, 'init_cfg must be .*checkpoint'),
         (dict(drop_rate=None), TypeError, 'drop_rate must be .*less than 1; got None'),
         (dict(attn_drop_rate=None), TypeError, 'attn_drop_rate must be .*; got None'),

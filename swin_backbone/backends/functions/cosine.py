@@ -25,9 +25,14 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     key of padding, has no direction: it becomes 0, and has no gradient.
     """
     qkv_T3hd, dtype = qkv_T3C.unflatten(-1, (3, len(scale_h), -1)), _wide(qkv_T3C)
-    lengths_T2h = torch.linalg.vector_norm(qkv_T3hd[..., :2, :, :], dim=-1, dtype=dtype)
+    qk_T2hd = qkv_T3hd[..., :2, :, :]
+    lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
+    is_short_T2h = lengths_T2h <= EPS
+    if torch.is_grad_enabled():  # a zero's length has NaN for its second derivative, even where nothing depends on it
+        qk_T2hd = qk_T2hd.masked_fill(is_short_T2h[..., None], 1.0)
+        lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
-    factors_T2h = torch.where(lengths_T2h > EPS, targets_2h / lengths_T2h.clamp(min=EPS), 0.0)
+    factors_T2h = (targets_2h / lengths_T2h).masked_fill(is_short_T2h, 0.0)
     factors_T3h1 = torch.cat([factors_T2h, torch.ones_like(factors_T2h[..., :1, :])], dim=-2)[..., None]
     return (qkv_T3hd * factors_T3h1).to(qkv_T3C.dtype).flatten(-3)
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from ..functions.gradients import gradients_by_autograd, needs_autograd
+
 
 class Operator(torch.autograd.Function):
     """Compute by a compiled operator, and its gradients by another.
@@ -12,7 +14,7 @@ class Operator(torch.autograd.Function):
         compute: of the tensors; it returns the output, and tensors that are stored beside its input and weights.
         gradients: of the output's gradient, a flag for each tensor whether its gradient is needed, the tensors, and
             what else is stored; it returns a gradient for each tensor, and may do so for those that need none.
-        by_torch: computes the same output from the tensors by functions that have second derivatives.
+        by_torch: computes the same output from the tensors by functions that autograd sees.
     """
 
     @staticmethod
@@ -25,10 +27,7 @@ class Operator(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         stored, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():  # a second derivative is needed
-            tensors = stored[: len(needed)]
-            inputs = [tensor for tensor, n in zip(tensors, needed) if n]
-            found = iter(torch.autograd.grad(ctx.by_torch(*tensors), inputs, grad, create_graph=True))
-            return None, None, None, *(next(found) if n else None for n in needed)
+        if needs_autograd(grad):
+            return None, None, None, *gradients_by_autograd(ctx.by_torch, stored[: len(needed)], needed, grad)
         grads = ctx.gradients(grad.contiguous(), needed, *stored)
         return None, None, None, *(g if n else None for g, n in zip(grads, needed))

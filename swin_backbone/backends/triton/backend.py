@@ -20,7 +20,7 @@ from ..graph import Graph
 from ..protocol import BlockSettings, BlockWeights, Plan, Request, Windows
 from ..strips import checkpointed
 from ..weight_cache import WeightCache
-from .cast import cast_weights
+from .cast import cast_together
 from .trial import why_unfit, why_unusable
 
 # Fusions besides attention. SWIN_BACKBONE_FUSE lists those to use, separated by commas. None is on by default, since
@@ -47,7 +47,7 @@ class Triton(Graph):
         fused, windows = fusions(), TritonWindows(*geometry)
         windows.fuses_gelu = 'gelu' in fused
         if 'weights' in fused and plan.dtype is not None and not torch.compiler.is_compiling():
-            w = _cast_at_once(w, plan.dtype, cache)
+            w = _cast_at_once(w, plan.dtype)
         function = fused_block if 'norm' in fused and settings.kind == 'v1' else BLOCKS[settings.kind]
         compute = partial(function, settings=settings)
         if plan.dtype is not None:
@@ -61,10 +61,10 @@ class Triton(Graph):
         return TritonWindows(*geometry)
 
 
-def _cast_at_once(w: BlockWeights, dtype: torch.dtype, cache: WeightCache) -> BlockWeights:
-    """The weights of linear layers cast in one launch, and kept. Swin V2's bias of qkv is made anew in each forward."""
-    names = [name for name in w._fields if name in LINEAR and not (name == 'qkv_bias' and w.cosine_scale_h is not None)]
-    cast = cast_weights(cache, [getattr(w, name) for name in names], dtype)
+def _cast_at_once(w: BlockWeights, dtype: torch.dtype) -> BlockWeights:
+    """The weights of linear layers cast in one launch."""
+    names = [name for name in w._fields if name in LINEAR]
+    cast = cast_together([getattr(w, name) for name in names], dtype)
     return w._replace(**dict(zip(names, cast)))
 
 

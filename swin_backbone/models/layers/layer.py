@@ -1,6 +1,6 @@
 """The base class of layers that a backend computes."""
 
-from typing import Optional
+from typing import Any, Optional
 
 from mmengine.model import BaseModule
 from torch import Tensor, nn
@@ -15,13 +15,8 @@ class BackendLayer(BaseModule):
         super().__init__()
         self.cache = WeightCache()
 
-    def train(self, mode: bool = True) -> 'BackendLayer':
-        """Set training or eval mode, and notice values written through `.data`, as mmengine's EMAHook does."""
-        self.cache.clear()
-        return super().train(mode)
-
-    def _apply(self, *args, **kwargs) -> 'BackendLayer':
-        self.cache.clear()
+    def _apply(self, *args: Any, **kwargs: Any) -> 'BackendLayer':
+        self.cache.clear()  # moved to a GPU, the layer needs them no more
         return super()._apply(*args, **kwargs)
 
 

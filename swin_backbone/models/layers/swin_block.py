@@ -176,6 +176,11 @@ class SwinBlock(BackendLayer):
         """The modules that the block's function calls."""
         return (self.ffn.layers[0][1],)
 
+    @property
+    def with_cp(self) -> bool:
+        """Whether the block is recomputed in backward where it is not run in strips; under mmdet's name."""
+        return self.options.with_cp
+
     def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
         """Run the block on a batch of maps; the output has the same shape.
 

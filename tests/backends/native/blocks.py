@@ -10,7 +10,7 @@ from swin_backbone.backends import Plan, reference
 from swin_backbone.backends.functions.cosine import cosine_scale
 from swin_backbone.backends.functions.position import relative_position_bias
 from swin_backbone.backends.native.backend import Native
-from swin_backbone.backends.protocol import BlockSettings, BlockWeights
+from swin_backbone.backends.protocol import BlockSettings, BlockWeights, EmbeddingWeights, MergingWeights
 from swin_backbone.backends.weight_cache import WeightCache
 from swin_backbone.windows.grid import Geometry
 
@@ -120,3 +120,20 @@ def gradients(run, x_BHWC: Tensor, weights: dict, grad_BHWC: Tensor) -> dict[str
     y_BHWC = run(x_BHWC, weights)
     found = torch.autograd.grad(y_BHWC, [x_BHWC, *weights.values()], grad_BHWC.to(y_BHWC.dtype))
     return dict(zip(('x', *weights), found))
+
+
+NATIVE = Native()
+
+
+def embed(image, *weights, eps, dtype=torch.float32, cache=None):
+    weights = EmbeddingWeights(*weights)
+    return NATIVE.embed(image, weights, eps, Plan(NATIVE, dtype), cache or WeightCache())
+
+
+def merge(x, *weights, eps, post_norm=False, dtype=torch.float32, cache=None):
+    weights = MergingWeights(*weights)
+    return NATIVE.merge(x, weights, eps, post_norm, Plan(NATIVE, dtype), cache or WeightCache())
+
+
+def output_norm(*tensors):
+    return NATIVE.output_norm(*tensors, 1e-5, Plan(NATIVE))

@@ -147,25 +147,3 @@ def test_operators_have_a_fake_for_compile_and_export():
     torch.library.opcheck(ops.output_norm.default, (x, None, None, 1e-5), test_utils=which)
     grad = torch.randn(1, 32, 9, 10)
     torch.library.opcheck(ops.output_norm_backward.default, (x, grad, None, None, 1e-5), test_utils=which)
-
-
-@pytest.mark.parametrize(
-    ('changed', 'said'),
-    [
-        (dict(x=torch.randn(1, 8, 8, 32, dtype=torch.float64)), 'x must be a contiguous float32 map'),
-        (dict(x=torch.randn(1, 8, 8, 32).transpose(1, 2)), 'x must be a contiguous float32 map'),
-        (dict(heads=3), 'heads must have'),
-        (dict(shift=[4, 0]), 'a shift within it'),
-        (dict(position_bias=torch.zeros(2, 9, 9)), 'position_bias must be'),
-        (dict(packed=[torch.zeros(5)] * 4), 'a packed weight of'),
-    ],
-)
-def test_what_does_not_fit_is_said(changed, said):
-    w, _ = block_weights(random_weights(32, 2, (4, 4), v2=False), 2, (4, 4))
-    packed = pack(
-        WeightCache(), (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
-    )
-    args = dict(x=torch.randn(1, 8, 8, 32), packed=packed, vectors=[None] * 10, position_bias=w.position_bias_hNN)
-    args.update(cosine_scale=None, drop_path=None, heads=2, window=[4, 4], shift=[0, 0], mask_padding=False)
-    with pytest.raises(ValueError, match=said):
-        torch.ops.swin_backbone.block(**{**args, 'scale': 1.0, 'eps': [1e-5, 1e-5], **changed})

@@ -5,30 +5,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from blocks import rms
+from blocks import embed, merge, output_norm, rms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends import BACKENDS, Plan
-from swin_backbone.backends.protocol import EmbeddingWeights, MergingWeights
 from swin_backbone.backends.weight_cache import WeightCache
-
-NATIVE = BACKENDS['native']
-
-
-def embed(image, *weights, eps, dtype=torch.float32, cache=None):
-    weights = EmbeddingWeights(*weights)
-    return NATIVE.embed(image, weights, eps, Plan(NATIVE, dtype), cache or WeightCache())
-
-
-def merge(x, *weights, eps, post_norm=False, dtype=torch.float32, cache=None):
-    weights = MergingWeights(*weights)
-    return NATIVE.merge(x, weights, eps, post_norm, Plan(NATIVE, dtype), cache or WeightCache())
-
-
-def output_norm(*tensors):
-    return NATIVE.output_norm(*tensors, 1e-5, Plan(NATIVE))
-
 
 sides = st.integers(1, 40)
 maps = st.tuples(st.integers(1, 2), sides, sides, st.sampled_from([8, 24, 96]))

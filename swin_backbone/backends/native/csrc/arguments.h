@@ -1,8 +1,13 @@
-// Arguments of the operators that torch sees, checked.
+// Arguments of the operators that torch sees, checked. A caller's number is used only after `within` or
+// `product_within`, and the address of a caller's tensor is given by `address` alone: so a call that is wrong is an
+// error, whatever is wrong with it, and reads no memory but its tensors'.
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 
+#include <initializer_list>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -11,6 +16,10 @@
 namespace swin {
 
 using at::Tensor;
+
+constexpr int64_t MAX_SIZE = 1 << 20;                               // a side of a map; numbers of a token or a patch
+constexpr int64_t MAX_COUNT = std::numeric_limits<int32_t>::max();  // tokens of all maps; numbers of a weight
+constexpr int64_t MAX_WINDOW = 16;                                  // a side of a window
 
 // Calls f with a zero of the dtype that is computed in.
 template <class F>
@@ -22,19 +31,74 @@ auto dispatch(at::ScalarType dtype, const F& f) {
   return f(float());
 }
 
-inline void check_map(const Tensor& x, const char* name) {
-  TORCH_CHECK_VALUE(x.dim() == 4 && x.scalar_type() == at::kFloat && x.is_contiguous(), name,
-                    " must be a contiguous float32 map (B, H, W, C), got ", x.scalar_type(), " of ", x.sizes());
+inline int64_t within(const char* name, int64_t value, int64_t least, int64_t most) {
+  TORCH_CHECK_VALUE(value >= least && value <= most, name, " must be from ", least, " to ", most, ", got ", value);
+  return value;
+}
+
+// The product of numbers that are not negative.
+inline int64_t product_within(const char* name, std::initializer_list<int64_t> factors, int64_t most) {
+  int64_t product = 1;
+  for (const int64_t factor : factors) {
+    TORCH_CHECK_VALUE(factor >= 0 && (factor == 0 || product <= most / factor), name, " must be at most ", most,
+                      ", got the product of ", at::IntArrayRef(factors.begin(), factors.end()));
+    product *= factor;
+  }
+  return product;
+}
+
+// A tensor in this process's memory. All of it: a storage may have been made shorter than its tensors.
+inline const Tensor& readable(const char* name, const Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), name, " must be a tensor, got None");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && tensor.is_cpu(), name,
+                    " must be a dense tensor on a CPU, got a ", tensor.layout(), " one on ", tensor.device());
+  TORCH_CHECK_VALUE(
+      !tensor.numel() || at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                                          tensor.storage_offset()) <= tensor.storage().nbytes(),
+      name, " must be a tensor with all of its memory, got one of ", tensor.sizes(), " with ",
+      tensor.storage().nbytes(), " bytes");
+  return tensor;
+}
+
+template <class T>
+T* address(const char* name, const Tensor& tensor, int64_t alignment = alignof(T)) {
+  constexpr auto dtype = c10::CppTypeToScalarType<T>::value;
+  TORCH_CHECK_VALUE(readable(name, tensor).scalar_type() == dtype, name, " must be ", dtype, ", got ",
+                    tensor.scalar_type());
+  T* first = tensor.data_ptr<T>();
+  TORCH_CHECK_VALUE((uintptr_t)first % alignment == 0, name, " must begin at a multiple of ", alignment,
+                    " bytes in memory");
+  return first;
+}
+
+// The address of a contiguous tensor of these sizes.
+template <class T>
+T* numbers(const char* name, const Tensor& tensor, at::IntArrayRef sizes, int64_t alignment = alignof(T)) {
+  TORCH_CHECK_VALUE(readable(name, tensor).sizes() == sizes && tensor.is_contiguous(), name,
+                    " must be contiguous and of ", sizes, ", got ", tensor.sizes(), " with strides ", tensor.strides());
+  return address<T>(name, tensor, alignment);
+}
+
+// The address of maps (B, H, W, C). There may be no map, but none is empty.
+inline float* map_numbers(const char* name, const Tensor& x) {
+  TORCH_CHECK_VALUE(readable(name, x).dim() == 4, name, " must be maps (B, H, W, C), got ", x.sizes());
+  for (int64_t i = 1; i < 4; i++) within(name, x.size(i), 1, MAX_SIZE);
+  product_within(name, {x.size(0), x.size(1), x.size(2)}, MAX_COUNT);
+  return numbers<float>(name, x, x.sizes());
 }
 
 // float32 vectors, kept alive as long as something points into them.
 class Vectors {
  public:
-  const float* get(const std::optional<Tensor>& vector, int64_t size, float otherwise) {
-    kept.push_back(vector ? vector->to(at::kFloat).contiguous() : at::full({size}, otherwise, at::kFloat));
-    TORCH_CHECK_VALUE(kept.back().numel() == size, "a vector of ", size, " numbers was expected, got ",
-                      kept.back().sizes());
-    return kept.back().data_ptr<float>();
+  // The numbers of a tensor of any floating dtype and of `size` numbers.
+  const float* get(const char* name, const Tensor& vector, int64_t size) {
+    TORCH_CHECK_VALUE(at::isFloatingType(readable(name, vector).scalar_type()) && vector.numel() == size, name,
+                      " must be ", size, " floating numbers, got ", vector.scalar_type(), " of ", vector.sizes());
+    kept.push_back(vector.to(at::kFloat).contiguous());
+    return address<float>(name, kept.back());
+  }
+  const float* get(const char* name, const std::optional<Tensor>& vector, int64_t size, float otherwise) {
+    return get(name, vector ? *vector : at::full({size}, otherwise, at::kFloat), size);
   }
 
  private:
@@ -43,12 +107,8 @@ class Vectors {
 
 // A packed weight (N, K).
 template <class T>
-Linear<T> linear(const Tensor& panels, const float* bias, int64_t N, int64_t K, int64_t unit) {
-  TORCH_CHECK_VALUE(panels.scalar_type() == c10::CppTypeToScalarType<T>::value && panels.is_contiguous() &&
-                        panels.numel() == packed_size<T>(N, K),
-                    "a packed weight of (", N, ", ", K, ") was expected, got ", panels.scalar_type(), " of ",
-                    panels.sizes());
-  return {panels.data_ptr<T>(), bias, N, K, panel_width(N, unit)};
+Linear<T> linear(const char* name, const Tensor& panels, const float* bias, int64_t N, int64_t K, int64_t unit) {
+  return {numbers<T>(name, panels, {packed_size<T>(N, K)}), bias, N, K, panel_width(N, unit)};
 }
 
 }  // namespace swin

@@ -4,11 +4,12 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <numeric>
+#include <iterator>
 
 #include "arguments.h"
 #include "attention.h"
 #include "backward.h"
+#include "checksum.h"
 
 namespace swin {
 namespace {
@@ -16,32 +17,38 @@ namespace {
 using OptionalTensors = c10::List<std::optional<Tensor>>;
 
 Tensor pack_linear(const Tensor& weight, at::ScalarType dtype, int64_t unit, bool transposed) {
-  TORCH_CHECK_VALUE(weight.dim() >= 2, "a weight (out, in...) was expected, got ", weight.sizes());
+  TORCH_CHECK_VALUE(readable("weight", weight).dim() >= 2 && at::isFloatingType(weight.scalar_type()),
+                    "a floating weight (out, in...) was expected, got ", weight.scalar_type(), " of ", weight.sizes());
+  within("a weight's numbers", weight.numel(), 1, MAX_COUNT);
+  within("unit", unit, 1, MAX_COLUMNS);
   const Tensor wide = weight.to(at::kFloat).flatten(1).contiguous();
   const int64_t N = wide.size(transposed), K = wide.size(!transposed);
   return dispatch(dtype, [&](auto type) {
     using T = decltype(type);
     Tensor panels = at::empty({packed_size<T>(N, K)}, wide.options().dtype(dtype));
-    pack(wide.data_ptr<float>(), N, K, unit, transposed, panels.data_ptr<T>());
+    pack(address<float>("weight", wide), N, K, unit, transposed, panels.data_ptr<T>());
     return panels;
   });
 }
 
-// A hash of the bits of some numbers. It is needed because writes through `.data` do not change a tensor's version.
-// It changes when a whole row or column of a weight has changed: the step from one number to the next is no longer than
-// a row or a column, and has no common factor with the length of a row.
-int64_t fingerprint(at::TensorList weights) {
-  uint64_t mixed = 0;
-  for (const Tensor& weight : weights) {
-    const Tensor wide = weight.to(at::kFloat).contiguous();
-    const int64_t row = wide.numel() ? wide[0].numel() : 1;
-    int64_t step = std::max<int64_t>(std::min(row, wide.size(0)), 1);
-    while (std::gcd(step, row) > 1) step--;
-    const auto* bits = (const uint32_t*)wide.data_ptr<float>();
-    for (int64_t i = 0; i < wide.numel(); i += step) mixed = mixed * 0x9E3779B97F4A7C15u + bits[i] + 1;
+// A hash of all bytes of the tensors, at the speed of memory. Every change of one number changes it, and others are
+// missed with a probability of 2^-64.
+int64_t checksum(at::TensorList tensors) {
+  Checksum sum;
+  for (const Tensor& tensor : tensors) {
+    const Tensor dense = readable("a tensor", tensor).contiguous();
+    sum.add((const char*)dense.data_ptr(), dense.nbytes());
   }
-  return (int64_t)mixed;
+  return sum.result();
 }
+
+const char* const WEIGHTS[LINEARS] = {"packed qkv weight", "packed proj weight", "packed fc1 weight",
+                                      "packed fc2 weight"};
+const char* const TRANSPOSED[LINEARS] = {"transposed qkv weight", "transposed proj weight", "transposed fc1 weight",
+                                         "transposed fc2 weight"};
+const char* const VECTORS[] = {"norm1's weight", "norm1's bias", "qkv's bias", "proj's bias",    "norm2's weight",
+                               "norm2's bias",   "fc1's bias",   "fc2's bias", "norm3's weight", "norm3's bias"};
+constexpr size_t VECTORS_OF_BLOCK = std::size(VECTORS);
 
 // Calls f(weights, windows), made from the arguments of an operator.
 template <class F>
@@ -49,49 +56,55 @@ void with_block(const Tensor& x, at::TensorList packed, const OptionalTensors& v
                 const std::optional<Tensor>& cosine_scale, const std::optional<Tensor>& drop_path, int64_t heads,
                 at::IntArrayRef window, at::IntArrayRef shift, bool mask_padding, double scale,
                 at::ArrayRef<double> eps, const F& f) {
-  check_map(x, "x");
-  TORCH_CHECK_VALUE(packed.size() == 4 && vectors.size() == 10 && window.size() == 2 && shift.size() == 2 &&
-                        (eps.size() == 2 || eps.size() == 3),
+  map_numbers("x", x);
+  TORCH_CHECK_VALUE(packed.size() == LINEARS && vectors.size() == VECTORS_OF_BLOCK && window.size() == 2 &&
+                        shift.size() == 2 && (eps.size() == 2 || eps.size() == 3),
                     "4 packed weights, 10 vectors, 2 sides of a window and of a shift, and 2 or 3 eps were expected");
-  const int64_t C = x.size(3), N = window[0] * window[1];
+  const int64_t C = x.size(3);
   TORCH_CHECK_VALUE(heads > 0 && C % heads == 0 && C / heads % 8 == 0 && C / heads <= 64,
                     "heads must have 8, 16, ... 64 channels, got ", heads, " of ", C, " in all");
-  TORCH_CHECK_VALUE(window[0] > 0 && window[1] > 0 && shift[0] >= 0 && shift[1] >= 0 && shift[0] < window[0] &&
-                        shift[1] < window[1],
-                    "a window and a shift within it were expected, got ", window, " and ", shift);
+  for (int64_t i = 0; i < 2; i++) {
+    within("a side of the window", window[i], 1, MAX_WINDOW);
+    within("a shift", shift[i], 0, window[i] - 1);
+  }
+  const int64_t N = window[0] * window[1], D = packed[FC1].numel() / C;
+  within("the MLP's hidden channels", D, 8, MAX_SIZE);
+  TORCH_CHECK_VALUE(D % 8 == 0, "the MLP's hidden channels must be a multiple of 8, got ", D);
   TORCH_CHECK_VALUE(position_bias.sizes() == at::IntArrayRef({heads, N, N}), "position_bias must be (", heads, ", ", N,
                     ", ", N, "), got ", position_bias.sizes());
-  TORCH_CHECK_VALUE(!drop_path || drop_path->numel() == 2 * x.size(0), "drop_path must be (2, B)");
-  const Tensor bias = position_bias.to(at::kFloat).contiguous();
-  const Tensor padded = at::empty({heads, N, bias_stride(N)}, bias.options());
-  pad_bias(bias.data_ptr<float>(), heads * N, N, padded.data_ptr<float>());
   const Windows windows{x.size(0), Axis(x.size(1), window[0], shift[0], mask_padding),
                         Axis(x.size(2), window[1], shift[1], mask_padding)};
   Vectors kept;
   dispatch(packed[0].scalar_type(), [&](auto type) {
     using T = decltype(type);
-    const int64_t D = packed[2].numel() / C;
     const auto vector = [&](int64_t i, int64_t size, float otherwise) {
-      return kept.get(vectors.get(i), size, otherwise);
+      return kept.get(VECTORS[i], vectors.get(i), size, otherwise);
+    };
+    const auto weight = [&](int64_t i, int64_t bias, int64_t out, int64_t in, int64_t unit) {
+      return linear<T>(WEIGHTS[i], packed[i], vector(bias, out, 0.f), out, in, unit);
     };
     const auto affine = [&](int64_t i, int64_t which) {
       return Affine{vector(i, C, 1.f), vector(i + 1, C, 0.f), which < (int64_t)eps.size() ? (float)eps[which] : 0.f};
     };
-    BlockWeights<T> w{linear<T>(packed[0], vector(2, 3 * C, 0.f), 3 * C, C, C / heads),
-                      linear<T>(packed[1], vector(3, C, 0.f), C, C, 1),
-                      linear<T>(packed[2], vector(6, D, 0.f), D, C, 1),
-                      linear<T>(packed[3], vector(7, C, 0.f), C, D, 1),
+    BlockWeights<T> w{weight(QKV, 2, 3 * C, C, C / heads),
+                      weight(PROJ, 3, C, C, 1),
+                      weight(FC1, 6, D, C, 1),
+                      weight(FC2, 7, C, D, 1),
                       affine(0, 0),
                       affine(4, 1),
                       affine(8, 2),
-                      padded.data_ptr<float>(),
-                      cosine_scale ? kept.get(cosine_scale, heads, 1.f) : nullptr,
-                      drop_path ? kept.get(drop_path, 2 * x.size(0), 1.f) : nullptr,
+                      nullptr,
+                      cosine_scale ? kept.get("cosine_scale", *cosine_scale, heads) : nullptr,
+                      drop_path ? kept.get("drop_path", *drop_path, 2 * x.size(0)) : nullptr,
                       eps.size() == 3,
                       C,
                       D,
                       heads,
                       (float)scale};
+    // Last: weights that are there say that heads and channels are no more than memory holds.
+    const Tensor padded = at::empty({heads, N, bias_stride(N)}, x.options());
+    pad_bias(kept.get("position_bias", position_bias, heads * N * N), heads * N, N, padded.data_ptr<float>());
+    w.bias_hNS = padded.data_ptr<float>();
     f(w, windows);
   });
 }
@@ -144,15 +157,16 @@ std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::Tens
                                    const std::optional<Tensor>& drop_path, int64_t heads, at::IntArrayRef window,
                                    at::IntArrayRef shift, bool mask_padding, double scale, at::ArrayRef<double> eps,
                                    const std::optional<Tensor>& saved) {
-  check_map(grad, "grad");
   TORCH_CHECK_VALUE(grad.sizes() == x.sizes() && transposed.size() == LINEARS,
                     "a gradient of x's shape and 4 packed weights were expected, got ", grad.sizes(), " for ",
                     x.sizes(), " and ", transposed.size());
+  map_numbers("grad", grad);
   std::vector<Tensor> grads;
   const auto run = [&](const auto& w, const Windows& windows) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(w.qkv.panels)>>;
     const auto turned = [&](int64_t i) {
-      return linear<T>(transposed[i], nullptr, w.linear(i).K, w.linear(i).N, i == PROJ ? w.C / heads : 1);
+      return linear<T>(TRANSPOSED[i], transposed[i], nullptr, w.linear(i).K, w.linear(i).N,
+                       i == PROJ ? w.C / heads : 1);
     };
     const Linear<T> of_gradients[] = {turned(QKV), turned(PROJ), turned(FC1), turned(FC2)};
     const int64_t N = windows.area(), S = bias_stride(N), C = w.C;
@@ -167,10 +181,11 @@ std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::Tens
       weights[i] = grads.back().data_ptr<float>();
     }
     SavedGroups groups;
-    if (saved) {
-      groups = {(char*)saved->data_ptr(), saved->size(0), saved->size(1)};
-      TORCH_CHECK_VALUE(!x.numel() || (groups.groups > 0 && groups.bytes == saved_bytes(w, windows, groups.groups)),
-                        "what block_saving saved was expected, got ", saved->sizes());
+    if (saved && x.numel()) {
+      TORCH_CHECK_VALUE(saved->dim() == 2, "saved must be (groups, bytes), got ", saved->sizes());
+      groups.groups = within("saved's groups", saved->size(0), 1, windows.count());
+      groups.bytes = saved_bytes(w, windows, groups.groups);
+      groups.memory = (char*)numbers<uint8_t>("saved", *saved, {groups.groups, groups.bytes}, LINE);
     }
     if (x.numel())
       run_block_backward<T>(w, of_gradients, windows, x.data_ptr<float>(), grad.data_ptr<float>(),
@@ -193,7 +208,7 @@ std::vector<Tensor> block_backward(const Tensor& x, const Tensor& grad, at::Tens
 }  // namespace swin
 
 TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
-  m.def("fingerprint(Tensor[] weights) -> int");
+  m.def("checksum(Tensor[] tensors) -> int");
   m.def("pack_linear(Tensor weight, ScalarType dtype, int unit, bool transposed=False) -> Tensor");
   m.def(
       "block(Tensor x, Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, "
@@ -213,7 +228,7 @@ TORCH_LIBRARY_FRAGMENT(swin_backbone, m) {
 }
 
 TORCH_LIBRARY_IMPL(swin_backbone, CPU, m) {
-  m.impl("fingerprint", swin::fingerprint);
+  m.impl("checksum", swin::checksum);
   m.impl("pack_linear", swin::pack_linear);
   m.impl("block", swin::block);
   m.impl("block_", swin::block_);

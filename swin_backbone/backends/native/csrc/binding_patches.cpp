@@ -11,28 +11,32 @@ namespace {
 // The sizes (out, in) of a packed weight whose rows have K numbers.
 template <class T>
 Linear<T> linear_of_rows(const Tensor& panels, const std::optional<Tensor>& bias, int64_t K, Vectors& kept) {
-  const int64_t N = panels.numel() / packed_size<T>(1, K);
-  return linear<T>(panels, kept.get(bias, N, 0.f), N, K, 1);
+  const int64_t N = within("the packed weight's rows", panels.numel() / packed_size<T>(1, K), 1, MAX_SIZE);
+  return linear<T>("packed weight", panels, kept.get("bias", bias, N, 0.f), N, K, 1);
 }
 
 std::optional<Affine> affine_of(const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                                 std::optional<double> eps, int64_t size, Vectors& kept) {
   if (!eps) return std::nullopt;
-  return Affine{kept.get(weight, size, 1.f), kept.get(bias, size, 0.f), (float)*eps};
+  return Affine{kept.get("the norm's weight", weight, size, 1.f), kept.get("the norm's bias", bias, size, 0.f),
+                (float)*eps};
 }
 
 Patches patches_of(const Tensor& image, at::IntArrayRef patch) {
-  TORCH_CHECK_VALUE(image.dim() == 4 && image.scalar_type() == at::kFloat && patch.size() == 2 && patch[0] > 0 &&
-                        patch[1] > 0,
-                    "float32 images (B, C, H, W) and the sides of a patch were expected, got ", image.scalar_type(),
-                    " of ", image.sizes(), " and ", patch);
-  return {image.data_ptr<float>(), image.size(0), image.size(1), image.size(2), image.size(3),
-          {image.stride(0), image.stride(1), image.stride(2), image.stride(3)}, patch[0], patch[1]};
+  TORCH_CHECK_VALUE(image.dim() == 4 && patch.size() == 2,
+                    "images (B, C, H, W) and the 2 sides of a patch were expected, got ", image.sizes(), " and ",
+                    patch);
+  for (int64_t i = 1; i < 4; i++) within("a side of the image, or its channels,", image.size(i), 1, MAX_SIZE);
+  for (int64_t side : patch) within("a side of the patch", side, 1, MAX_SIZE);
+  product_within("the numbers of a patch", {image.size(1), patch[0], patch[1]}, MAX_SIZE);
+  const Patches patches{address<float>("image", image), image.size(0), image.size(1), image.size(2), image.size(3),
+                        {image.stride(0), image.stride(1), image.stride(2), image.stride(3)}, patch[0], patch[1]};
+  product_within("the number of patches", {patches.batch, patches.rows(), patches.columns()}, MAX_COUNT);
+  return patches;
 }
 
 Neighbours neighbours_of(const Tensor& x) {
-  check_map(x, "x");
-  return {x.data_ptr<float>(), x.size(0), x.size(1), x.size(2), x.size(3)};
+  return {map_numbers("x", x), x.size(0), x.size(1), x.size(2), x.size(3)};
 }
 
 // Calls f(projection), made from the arguments of an operator; `size` is that of a row.
@@ -62,16 +66,14 @@ template <class T, class Source>
 std::vector<Tensor> gradients_of(const Source& source, const Projection<T>& p, const std::optional<Tensor>& transposed,
                                  const Tensor& x, const Tensor& grad) {
   const Linear<T>& w = p.linear;
-  check_map(grad, "grad");
-  TORCH_CHECK_VALUE(grad.sizes() == at::IntArrayRef({source.batch, source.rows(), source.columns(), w.N}) &&
-                        w.N % 2 == 0,
-                    "a gradient of tokens with an even number of channels was expected, got ", grad.sizes());
-  const Linear<T> turned = transposed ? linear<T>(*transposed, nullptr, w.K, w.N, 1) : w;
+  const float* of_tokens = numbers<float>("grad", grad, {source.batch, source.rows(), source.columns(), w.N});
+  TORCH_CHECK_VALUE(w.N % 2 == 0, "a token must have an even number of channels, got ", w.N);
+  const Linear<T> turned = transposed ? linear<T>("transposed weight", *transposed, nullptr, w.K, w.N, 1) : w;
   const auto zeros = [&](int64_t size) { return at::zeros({size}, grad.options()); };
   const Tensor of_x = transposed ? at::empty(x.sizes(), x.options(), at::MemoryFormat::Contiguous) : zeros(0);
   const Tensor of_weight = at::empty({w.N, w.padded_K()}, grad.options()), vectors = zeros(p.vectors());
   if (grad.numel())
-    project_backward(source, p, transposed ? &turned : nullptr, grad.data_ptr<float>(), of_x.data_ptr<float>(),
+    project_backward(source, p, transposed ? &turned : nullptr, of_tokens, of_x.data_ptr<float>(),
                      of_weight.data_ptr<float>(), vectors.data_ptr<float>());
   else
     of_weight.zero_();
@@ -114,10 +116,10 @@ std::vector<Tensor> merge_backward(const Tensor& x, const Tensor& grad, const Te
 
 Tensor output_norm(const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                    double eps) {
-  check_map(x, "x");
-  Tensor out = at::empty({x.size(0), x.size(3), x.size(1), x.size(2)}, x.options());
+  const float* from = map_numbers("x", x);
+  const Tensor out = at::empty({x.size(0), x.size(3), x.size(1), x.size(2)}, x.options());
   Vectors kept;
-  normalise_output(x.data_ptr<float>(), x.size(0), x.size(1) * x.size(2), x.size(3),
+  normalise_output(from, x.size(0), x.size(1) * x.size(2), x.size(3),
                    *affine_of(weight, bias, eps, x.size(3), kept), out.data_ptr<float>());
   return out;
 }
@@ -125,17 +127,14 @@ Tensor output_norm(const Tensor& x, const std::optional<Tensor>& weight, const s
 // Gradients of x, the weight and the bias.
 std::vector<Tensor> output_norm_backward(const Tensor& x, const Tensor& grad, const std::optional<Tensor>& weight,
                                          const std::optional<Tensor>& bias, double eps) {
-  check_map(x, "x");
+  const float* from = map_numbers("x", x);
   const int64_t B = x.size(0), C = x.size(3), area = x.size(1) * x.size(2);
-  TORCH_CHECK_VALUE(grad.sizes() == at::IntArrayRef({B, C, x.size(1), x.size(2)}) && grad.is_contiguous() &&
-                        grad.scalar_type() == at::kFloat,
-                    "a contiguous float32 gradient (B, C, H, W) was expected, got ", grad.scalar_type(), " of ",
-                    grad.sizes());
+  const float* of_out = numbers<float>("grad", grad, {B, C, x.size(1), x.size(2)});
   const Tensor of_x = at::empty_like(x), sums = at::zeros({2 * C}, x.options());
   Vectors kept;
+  const Affine norm = *affine_of(weight, bias, eps, C, kept);
   if (x.numel())
-    normalise_output_backward(x.data_ptr<float>(), grad.data_ptr<float>(), B, area, C,
-                              *affine_of(weight, bias, eps, C, kept), of_x.data_ptr<float>(), sums.data_ptr<float>());
+    normalise_output_backward(from, of_out, B, area, C, norm, of_x.data_ptr<float>(), sums.data_ptr<float>());
   return {of_x, sums.narrow(0, 0, C).clone(), sums.narrow(0, C, C).clone()};
 }
 

@@ -33,7 +33,7 @@ inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const fl
     sum = sum + of_y;
     dot = at::vec::fmadd(of_y, d, dot);
   });
-  const float rstd = 1.f / std::sqrt(sum_of(squares) / n + norm.eps);
+  const float rstd = inverse_deviation(sum_of(squares) / n, norm.eps);
   const Vec scale(rstd), mean(sum_of(sum) / n), along(sum_of(dot) * rstd / n);
   over_columns(n, [&](int64_t c, int64_t count) {
     const Vec y = (load(x + c, count) + minus) * scale, g = load(dy + c, count) * times;

@@ -163,7 +163,8 @@ class Group {
     }
   }
 
-  // The factor that gives a query the length of the cosine scale, or a key the length 1. The zero vector stays zero.
+  // The factor that gives a query the length of the cosine scale, or a key the length 1. The zero vector stays zero. One
+  // whose length float32 does not hold becomes NaN, since x / inf would be zero.
   float to_length(const float* row, const float* bias, int64_t head) const {
     Vec squares(0.f);
     over_columns(d, [&](int64_t i, int64_t lanes) {
@@ -171,7 +172,8 @@ class Group {
       squares = at::vec::fmadd(v, v, squares);
     });
     const float length = std::sqrt(sum_of(squares));
-    return length > 1e-12f ? (head < w.heads ? w.cosine_scale[head] : 1.f) / length : 0.f;
+    if (length <= 1e-12f) return 0.f;
+    return (head < w.heads ? w.cosine_scale[head] : 1.f) / length + (length - length);
   }
 
   const float* mask_of(int64_t window) {

@@ -67,24 +67,26 @@ inline void over_columns(int64_t n, const F& f) {
   if (c < n) f(c, n - c);
 }
 
-// 2^y for y <= 0, but at least 2^-60: this is negligible next to 1, and it avoids denormal numbers, which are slow. The
-// polynomial for the fraction has a relative error of 8e-8 from 2^r.
+constexpr float EXP2_OF_0 = 1.00000007f;
+// 2^y for y <= 0, less 2^-60: this is negligible next to 1, gives exactly 0 for y <= -60, and avoids denormal numbers,
+// which are slow. The polynomial for the fraction has a relative error of 8e-8 from 2^r.
 inline Vec exp2(Vec y, float) {
   y = at::vec::clamp_min(y, Vec(-60.f));
-  const Vec magic(12582912.f);  // 1.5 * 2^23: what is added to it is rounded, and stands in the last bits
+  // 1.5 * 2^23 and the exponent's bias: what is added to it is rounded, and stands in the last bits
+  const Vec magic(12582912.f + 127.f);
   const Vec n = y + magic, r = y - (n - magic);
   Vec p(0.00132764718f);
   p = at::vec::fmadd(p, r, Vec(0.00967554133f));
   p = at::vec::fmadd(p, r, Vec(0.0555071327f));
   p = at::vec::fmadd(p, r, Vec(0.240221197f));
   p = at::vec::fmadd(p, r, Vec(0.693146967f));
-  p = at::vec::fmadd(p, r, Vec(1.00000007f));
-  at::vec::Vectorized<int32_t> exponent, bits;
+  p = at::vec::fmadd(p, r, Vec(EXP2_OF_0));
+  at::vec::Vectorized<int32_t> exponent;
   std::memcpy((void*)&exponent, &n, sizeof n);
-  std::memcpy((void*)&bits, &p, sizeof p);
-  bits = bits + (exponent << at::vec::Vectorized<int32_t>(23));
-  std::memcpy((void*)&p, &bits, sizeof p);
-  return p;
+  exponent = exponent << at::vec::Vectorized<int32_t>(23);
+  Vec power;
+  std::memcpy((void*)&power, &exponent, sizeof power);
+  return at::vec::fmadd(p, power, Vec(-EXP2_OF_0 * 0x1p-60f));  // a product, unlike a sum of bits, keeps every NaN
 }
 #ifdef __AVX512BF16__
 // 2^y for any y and a result in bf16: a relative error of 8e-5. The two intrinsics make 6 instructions of 12.
@@ -117,9 +119,10 @@ inline float sum_of(const bf16* x, int64_t n) {
 #endif
 
 // Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials
-// as fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6.
+// as fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6. Far below, Phi is exactly 0,
+// or its product with a large number would be one.
 inline Vec normal_cdf(Vec x, float) {
-  const Vec c = at::vec::clamp(x, Vec(-5.4f), Vec(5.4f)), u = c * c;
+  const Vec c = at::vec::clamp(x, Vec(-5.5f), Vec(5.5f)), u = c * c;
   Vec p(2.27765523e-08f), q(1.20864537e-06f);
   p = at::vec::fmadd(p, u, Vec(6.49031328e-06f));
   q = at::vec::fmadd(q, u, Vec(7.65094578e-05f));
@@ -131,7 +134,7 @@ inline Vec normal_cdf(Vec x, float) {
   q = at::vec::fmadd(q, u, Vec(0.253122933f));
   p = at::vec::fmadd(p, u, Vec(0.398942055f));
   q = at::vec::fmadd(q, u, Vec(1.f));
-  return at::vec::fmadd(c, p / q, Vec(0.5f));
+  return at::vec::clamp_min(at::vec::fmadd(c, p / q, Vec(0.5f)), Vec(0.f));
 }
 
 // The same for a result in bf16, by one polynomial on |x| <= 4: x Phi(x) is within 2e-4.
@@ -144,7 +147,7 @@ inline Vec normal_cdf(Vec x, bf16) {
   p = at::vec::fmadd(p, u, Vec(0.0087723797f));
   p = at::vec::fmadd(p, u, Vec(-0.064573094f));
   p = at::vec::fmadd(p, u, Vec(0.39788333f));
-  return at::vec::fmadd(c, p, Vec(0.5f));
+  return at::vec::clamp_min(at::vec::fmadd(c, p, Vec(0.5f)), Vec(0.f));
 }
 
 // Exact GELU, in the precision that T asks for.
@@ -153,7 +156,13 @@ inline Vec gelu(Vec x) {
   return x * normal_cdf(x, T());
 }
 
-// The mean of a row, and 1 / sqrt(its variance + eps).
+// 1 / sqrt(variance + eps). NaN where float32 does not hold the variance: 1 / sqrt(inf) is 0, which would turn a row
+// that overflowed into the norm's bias.
+inline float inverse_deviation(float variance, float eps) {
+  return 1.f / std::sqrt(variance + eps) + (variance - variance);
+}
+
+// The mean of a row, and the inverse of its standard deviation.
 struct Moments {
   float mean, rstd;
 };
@@ -169,7 +178,7 @@ inline Moments moments(const float* x, int64_t n, float eps) {
   }
   float rest = 0.f;
   for (; c < n; c++) rest += (x[c] - mean) * (x[c] - mean);
-  return {mean, 1.f / std::sqrt((sum_of(squares) + rest) / n + eps)};
+  return {mean, inverse_deviation((sum_of(squares) + rest) / n, eps)};
 }
 
 // LayerNorm's weight and bias.

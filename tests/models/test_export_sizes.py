@@ -1,0 +1,61 @@
+"""`torch.export` with free sizes: a `Dim` with a range, for each side and both, and for small pictures."""
+
+import pytest
+import torch
+from torch.export import Dim
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+
+ONE_STAGE = dict(depths=(2,), num_heads=(2,), strides=(4,), out_indices=(0,))
+TWO_STAGES = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
+
+
+def assert_exports(backbone, example, dims, sizes, **arguments):
+    """At sizes that the example did not have."""
+    model = backbone(arch='nano', drop_path_rate=0.0, **{**TWO_STAGES, **arguments}).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    with torch.no_grad():
+        exported = torch.export.export(model, (torch.randn(example),), dynamic_shapes=(dims,), strict=False).module()
+        for size in sizes:
+            image = torch.randn(size)
+            for output, expected in zip(exported(image), model(image)):
+                torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-3)
+
+
+def side(name, low=64, high=400):
+    return Dim(name, min=low, max=high)
+
+
+def test_a_range():
+    sizes = [(1, 3, 65, 64), (1, 3, 65, 400), (1, 3, 65, 163)]
+    assert_exports(SwinBackbone, (1, 3, 65, 160), {3: side('W')}, sizes, **ONE_STAGE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('arguments', [dict(), dict(mask_padding=True), dict(small_map='shrink')], ids=str)
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
+def test_each_side_batch_and_all(backbone, arguments):
+    if backbone is SwinMLPBackbone and 'mask_padding' in arguments:
+        pytest.skip('Swin-MLP has no mask of padding')
+    example = (2, 3, 128, 160)
+    for dims, sizes in [
+        ({3: side('W')}, [(2, 3, 128, 64), (2, 3, 128, 399)]),
+        ({2: side('H')}, [(2, 3, 64, 160), (2, 3, 399, 160)]),
+        ({0: Dim('B', min=1, max=8)}, [(1, 3, 128, 160), (5, 3, 128, 160)]),
+        ({0: Dim('B', min=1, max=8), 2: side('H'), 3: side('W')}, [(1, 3, 64, 64), (3, 3, 400, 131)]),
+        ({0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO}, [(1, 3, 129, 270)]),
+        ({2: 4 * side('h', 16, 100), 3: 4 * side('w', 16, 100)}, [(2, 3, 64, 400)]),
+    ]:
+        assert_exports(backbone, example, dims, sizes, **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('arguments', [dict(), dict(mask_padding=True), dict(use_abs_pos_embed=True)], ids=str)
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
+def test_small_pictures(backbone, arguments):
+    if backbone is SwinMLPBackbone and 'mask_padding' in arguments:
+        pytest.skip('Swin-MLP has no mask of padding')
+    dims = {2: side('H', 1, 32), 3: side('W', 1, 32)}
+    sizes = [(2, 3, 1, 1), (2, 3, 4, 4), (2, 3, 5, 32), (2, 3, 32, 29)]
+    assert_exports(backbone, (2, 3, 20, 24), dims, sizes, **arguments)
