@@ -64,7 +64,7 @@ def request_of(options: StageOptions, x: Tensor, blocks: Sequence[BlockSettings]
         hidden_channels=options.hidden_channels,
         head_dim=options.head_dim,
         window_size=options.window_size,
-        attn_drop=max((block.attn_drop for block in blocks), default=0.0),
+        attn_drop=max([0.0, *[block.attn_drop for block in blocks]]),
         has_dropout=any(block.has_dropout for block in blocks),
         exact_gelu=all(is_exact_gelu(block.activation) for block in blocks),
         strip_tokens=options.strip_tokens,

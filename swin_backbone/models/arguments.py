@@ -1,6 +1,7 @@
 """The checks of a backbone's arguments, which one table describes, and of its input."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, Optional
 
 import torch
@@ -24,6 +25,23 @@ from .ranges import (
     or_none,
     read,
 )
+
+
+RENAMED = {
+    'attention_backend': "is called backend now: write backend='eager' for 'sdpa'; 'auto' and 'triton' are as before",
+}
+
+
+def refuse_renamed(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a constructor that says what to write in the place of an argument of another name."""
+
+    @wraps(init)
+    def check_names(self: Any, *args: Any, **given: Any) -> None:
+        for name in RENAMED.keys() & given.keys():
+            raise TypeError(f'{name} {RENAMED[name]}; got {name}={given[name]!r}')
+        init(self, *args, **given)
+
+    return check_names
 
 
 def of_size(archs: Mapping[str, Arch]) -> dict[str, Range]:

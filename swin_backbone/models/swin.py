@@ -56,12 +56,15 @@ class SwinBackbone(SwinPyramid):
             'auto': strips that fit in cache on a CPU, the same as None on other devices. None: the whole map at once;
             autograd stores what it needs, or only the input if `with_cp`. With 'auto' and None, compiled operators
             compute a block on a CPU where they can (docs/native.md); they store only the block's input.
-        backend: what computes attention inside windows. 'auto': on CUDA, in half precision or TF32, a Triton
-            kernel that stores no attention weights for backward. It is used if Triton is installed, the window is at
-            most 16x16, a head has 16, 24, 32 or 64 channels, attn_drop_rate is not active and strip_tokens is not a
-            number. Otherwise, and on a CPU, the fastest way that torch has. 'triton': that kernel, in float32 too.
-            'sdpa': torch's scaled_dot_product_attention. Fused kernels, ours and torch's, have no second
-            derivative.
+        backend: what computes the layers, decided anew for each stage and forward: one of `swin_backbone.backends`.
+            'auto': on CUDA 'triton', in half precision or TF32; what torch.compile, export, tracing or torch.func
+            record 'graph'; on a CPU 'native'; else, and where these cannot compute a stage, 'eager'. A backend that is
+            named and cannot compute raises a ValueError that says why; `python -m swin_backbone info` asks all of them.
+            'native': compiled operators for CPUs. 'eager': torch, in strips, or as a whole with
+            scaled_dot_product_attention. 'graph': torch, whole maps in one graph. 'triton': attention by a kernel that
+            stores no attention weights for backward, for windows of at most 16x16 and heads of 16, 24, 32 or 64
+            channels. 'reference': the paper's algorithm, literally. Fused kernels, ours and torch's, have no second
+            derivative. An object with the methods of `Backend` computes too.
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
@@ -77,6 +80,7 @@ class SwinBackbone(SwinPyramid):
         ValueError: num_heads[0] must divide the width of stage 0, embed_dims * 1 = 32; got 5
     """
 
+    @arguments.refuse_renamed
     def __init__(
         self,
         pretrain_img_size: Union[int, Sequence[int]] = 224,

@@ -48,6 +48,7 @@ class SwinV2Backbone(SwinPyramid):
         [(1, 128, 4, 6), (1, 256, 2, 3)]
     """
 
+    @arguments.refuse_renamed
     def __init__(
         self,
         *,

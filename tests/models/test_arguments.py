@@ -166,7 +166,7 @@ KINDS = dict(
     small_map=(any_of('pad', 'shrink'), FLAGS[1] | st.booleans()),
     mask_padding=FLAGS,
     strip_tokens=(any_of(None, 'auto', 1, 50, np.int64(7)), integers(1)[1].filter(lambda value: value is not None)),
-    backend=(any_of('auto', 'native', 'eager', 'graph', 'triton', 'reference'), FLAGS[1] | st.booleans()),
+    backend=(any_of('auto', 'eager', 'graph', 'reference'), FLAGS[1] | st.booleans()),
 )
 # Of Swin V2, where two ints are (height, width) also.
 WINDOWS = (
@@ -177,6 +177,12 @@ WINDOWS = (
 
 def kind_of(backbone, name):
     return WINDOWS if (backbone, name) == (SwinV2Backbone, 'window_size') else KINDS[name]
+
+
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+def test_an_argument_of_another_name_says_what_to_write(backbone):
+    with pytest.raises(TypeError, match=r"attention_backend is called backend now: write backend='eager' .*'sdpa'"):
+        backbone(attention_backend='sdpa')
 
 
 def test_the_table_has_every_argument_and_no_other():
