@@ -130,6 +130,7 @@ docs-serve: $(VENV)/.installed-docs
 # each epoch.
 LOOK := $(RUN) tools/visualize.py
 PICTURES := docs/pictures
+DRAWN := --dpi 90 --overwrite
 SHAPE := $(SHAPES)/images/val/000001.png
 CKPT := work_dirs/demo/epoch_4.pth
 CKPT_SEG := work_dirs/demo-seg/iter_600.pth
@@ -140,17 +141,17 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	test -f $(VALIDATED)/epoch_4.pth || \
 		$(RUN) tools/train.py $(DEMO) --work-dir $(VALIDATED) --cfg-options train_cfg.val_interval=1
 	mkdir -p $(PICTURES)
-	$(LOOK) windows --size 75 100 --dpi 90 --out $(PICTURES)/windows-plain.png
-	$(LOOK) windows --size 75 100 --shift --dpi 90 --out $(PICTURES)/windows.png
-	$(LOOK) windows --size 75 100 --shift --mask-padding --dpi 90 --out $(PICTURES)/mask-padding.png
-	$(LOOK) strips --size 200 320 --shift --dpi 90 --out $(PICTURES)/strips.png
-	$(LOOK) masks --size 75 100 --shift --dpi 90 --out $(PICTURES)/masks.png
-	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 --dpi 90 --out $(PICTURES)/attention.png
-	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) --dpi 90 --out $(PICTURES)/features.png
-	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 2 --dpi 90 --out $(PICTURES)/cam.png
-	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label square --stage 2 --dpi 90 --out $(PICTURES)/cam-class.png
-	$(LOOK) bias $(CKPT) --to 12 --dpi 90 --out $(PICTURES)/bias.png
-	$(RUN) tools/plot_log.py $(VALIDATED) --dpi 90 --out $(PICTURES)/curves.png
+	$(LOOK) windows --size 75 100 $(DRAWN) --out $(PICTURES)/windows-plain.png
+	$(LOOK) windows --size 75 100 --shift $(DRAWN) --out $(PICTURES)/windows.png
+	$(LOOK) windows --size 75 100 --shift --mask-padding $(DRAWN) --out $(PICTURES)/mask-padding.png
+	$(LOOK) strips --size 200 320 --shift $(DRAWN) --out $(PICTURES)/strips.png
+	$(LOOK) masks --size 75 100 --shift $(DRAWN) --out $(PICTURES)/masks.png
+	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 $(DRAWN) --out $(PICTURES)/attention.png
+	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) $(DRAWN) --out $(PICTURES)/features.png
+	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 2 $(DRAWN) --out $(PICTURES)/cam.png
+	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label square --stage 2 $(DRAWN) --out $(PICTURES)/cam-class.png
+	$(LOOK) bias $(CKPT) --to 12 $(DRAWN) --out $(PICTURES)/bias.png
+	$(RUN) tools/plot_log.py $(VALIDATED) $(DRAWN) --out $(PICTURES)/curves.png
 	$(RUN) -c 'import sys; from PIL import Image; [Image.open(f).convert("RGB").quantize(256, kmeans=3).save(f, optimize=True) \
 		for f in sys.argv[1:]]' $(PICTURES)/*.png
 

@@ -9,8 +9,11 @@ from typing import Union
 from mmengine.fileio import LocalBackend, register_backend
 
 PARTIAL = '.partial-'
-# What an OSError says of a disk or folder that takes no more
-CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+# What an OSError says of a disk or folder that takes no more, or of a name that a folder has
+CANNOT_WRITE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.EISDIR, errno.ENOTEMPTY),
+}
 
 
 def write_whole(path: Union[str, Path], data: bytes) -> None:
@@ -31,6 +34,7 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(PARTIAL + path.name)
     try:
+        partial.unlink(missing_ok=True)  # a link of that name leads elsewhere
         write(partial)
         _flush(partial)
         partial.replace(path)

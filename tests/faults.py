@@ -35,11 +35,25 @@ KINDS = {
     'signals': Kind('SIGTERM, SIGINT and SIGUSR1 during training', 'the step is finished and saved'),
     'full_disks': Kind('disks that are full, folders that are read-only', 'one sentence; what was whole stays whole'),
     'resumes': Kind('runs resumed', 'every tensor of the last checkpoint has the bits of the uninterrupted run'),
+    'optimizer_states': Kind(
+        "optimizers' states and other fields of a checkpoint that do not fit", 'one sentence, or a step as without it'
+    ),
+    'changed_resumes': Kind('runs resumed with something changed', 'the run goes on, and one line says what changed'),
+    'foreign_names': Kind('names and links that lead out of the working folder', 'neither read, written nor removed'),
+    'locks': Kind('second trainings in a working folder', 'one sentence that says who trains there'),
     'non_finite': Kind('losses and gradients that are not finite', 'the step is skipped, the weights stay finite'),
+    'annotations': Kind('annotations that pycocotools or mmdet cannot take, each way in', 'named before it is read'),
     'bad_data': Kind('data sets, pictures and labels with something wrong', 'named before it harms'),
     'unseen_writes': Kind('weights changed in ways that may leave no trace', 'the next forward and backward see it'),
     'direct_calls': Kind('compiled operators called with wrong arguments', 'a result, or one sentence'),
     'not_finite': Kind('numbers that are not finite, or overflow, in a layer', 'what comes of them is not finite'),
+    'outputs': Kind(
+        'commands that would overwrite a file', 'refused in a sentence that names it; the file has its bytes'
+    ),
+    'bad_pictures': Kind('bad pictures and videos among good ones', 'named, the rest is done, the exit status is 1'),
+    'tampered': Kind(
+        'exported folders that were changed or damaged', 'one sentence; no runtime crashed, no pipe was read'
+    ),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 

@@ -4,6 +4,7 @@ python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [-
     [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
     [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--backend NAME ...] [--with-cp]
     [--kernels] [--runtime onnxruntime,openvino] [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
+    [--overwrite]
 
 A model's ratio is the time of the fastest peer divided by its time, or the memory of the smallest peer divided by its
 memory.
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Optional
 
 import torch
-from command_line import positive, run, size, stop_on_user_errors
+from command_line import add_overwrite, positive, run, size, stop_on_user_errors
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -32,7 +33,7 @@ from swin_backbone.analysis import machine, timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
 from swin_backbone.backends import BACKENDS
 from swin_backbone.deploy.timing import RUNTIMES, exported_runs
-from swin_backbone.whole_files import write_whole
+from swin_backbone.outputs import claim
 
 OURS = 'swin_backbone'
 console = Console()
@@ -93,6 +94,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
     )
+    add_overwrite(parser)
     args = parser.parse_args()
     if args.peers is None:
         args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
@@ -265,7 +267,7 @@ def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: f
     console.print(table)
 
 
-def plot(path: Path, rows: list[dict], unit: str, title: str) -> None:
+def plot(path: Path, rows: list[dict], unit: str, title: str, write: Callable[[Path, bytes], None]) -> None:
     from matplotlib.figure import Figure
 
     from swin_backbone.analysis.files import save_figure
@@ -279,7 +281,7 @@ def plot(path: Path, rows: list[dict], unit: str, title: str) -> None:
     axes.set_title(textwrap.fill(title, 90), fontsize=9)
     axes.grid(True, which='both', alpha=0.3)
     axes.legend()
-    save_figure(figure, path, dpi=120)
+    save_figure(figure, path, 120, write)
 
 
 def check_quiet(args: argparse.Namespace) -> None:
@@ -301,6 +303,7 @@ def main() -> None:
     what = 'training step' if args.train else 'forward'
     rows = []
     with stop_on_user_errors():
+        figures, picture = (claim(path, overwrite=args.overwrite) if path else None for path in (args.json, args.plot))
         check_quiet(args)
         builders = build_all(args)
         for shape in args.size:
@@ -329,12 +332,15 @@ def main() -> None:
                     dict(model=name, height=shape[0], width=shape[1], value=medians[name], ratio=best / medians[name])
                     | spread
                 )
-    if args.json:
+    if figures:
         settings = {key: str(value) for key, value in vars(args).items()}
-        write_whole(args.json, json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1).encode())
-    if args.plot:
+        data = json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1)
+        with stop_on_user_errors((OSError,)):
+            figures.write(args.json, data.encode())
+    if picture:
         title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
-        plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title)
+        with stop_on_user_errors((OSError,)):
+            plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title, picture.write)
 
 
 if __name__ == '__main__':

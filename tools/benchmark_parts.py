@@ -1,7 +1,7 @@
 """Measure where the time of a forward goes on a CPU: in a backbone by stage, or in whole detectors by part.
 
 python tools/benchmark_parts.py [CONFIG ...] [--arch tiny] [--version 2] [--size 800x1344] [--dtype bfloat16]
-    [--runs N] [--threads N] [--busy-machine] [--json F]
+    [--runs N] [--threads N] [--busy-machine] [--json F [--overwrite]]
 
 Without CONFIG: each part of SwinBackbone, and its floor, the time that its GEMMs take at the speed of torch's linear
 layer. With CONFIG: backbone, neck, RPN and RoI heads of two-stage detectors, run in turn on one image with the same
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import BUILD_ERRORS, positive, run, size, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_overwrite, positive, run, size, stop_on_user_errors
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +24,7 @@ from swin_backbone.analysis import machine
 from swin_backbone.analysis.parts import Share, backbone_shares, detector_shares
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.amp import in_bfloat16
-from swin_backbone.whole_files import write_whole
+from swin_backbone.outputs import claim
 
 console = Console()
 
@@ -40,6 +40,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
+    add_overwrite(parser)
     return parser.parse_args()
 
 
@@ -89,6 +90,7 @@ def main() -> None:
     machine.pin_threads(args.threads)
     dtype, where, found = getattr(torch, args.dtype), machine.processor(), {}
     with stop_on_user_errors(BUILD_ERRORS):
+        outputs = claim(args.json, args.configs, args.overwrite) if args.json else None
         reason = None if args.busy_machine else machine.why_not_quiet()
         if reason is not None:
             raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
@@ -107,11 +109,12 @@ def main() -> None:
             found = {name: backbone_shares(model, torch.randn(1, 3, *args.size), dtype, args.runs)}
     for name, shares in found.items():
         show(f'{name}, {args.size[0]}x{args.size[1]}, {args.dtype}; {where}', shares)
-    if args.json:
+    if outputs:
         rows = [
             dict(model=name, part=part, **s._asdict()) for name, shares in found.items() for part, s in shares.items()
         ]
-        write_whole(args.json, json.dumps(dict(machine=where, rows=rows), indent=1).encode())
+        with stop_on_user_errors((OSError,)):
+            outputs.write(args.json, json.dumps(dict(machine=where, rows=rows), indent=1).encode())
 
 
 if __name__ == '__main__':

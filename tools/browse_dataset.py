@@ -1,21 +1,35 @@
 """See what a training pipeline makes of a data set: pictures with their boxes, masks or labels, after augmentation.
 
-python tools/browse_dataset.py CONFIG [--output-dir D] [--not-show] [--show-interval S] [--phase train|val|test]
-    [--show-number N] [--skip-unreadable] [--cfg-options K=V ...]
+python tools/browse_dataset.py CONFIG [--output-dir D [--overwrite]] [--not-show] [--show-interval S]
+    [--phase train|val|test] [--show-number N] [--skip-unreadable] [--cfg-options K=V ...]
+
+A picture that cannot be read or drawn is named, and the others are drawn. Exit status: 0 if all were, 1 if not.
 """
 
 import argparse
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from command_line import BUILD_ERRORS, add_config_arguments, add_skip_unreadable, positive, run, stop_on_user_errors
+from command_line import (
+    BUILD_ERRORS,
+    add_config_arguments,
+    add_overwrite,
+    add_skip_unreadable,
+    positive,
+    run,
+    stop_on_user_errors,
+)
 from mmengine.registry import VISUALIZERS, init_default_scope
 from rich.progress import track
 
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.guard import build_dataset
-from swin_backbone.openmmlab.media import write_picture
+from swin_backbone.openmmlab.media import encode_picture
 from swin_backbone.openmmlab.places import make_folder, require_data
+from swin_backbone.outputs import Outputs
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
 
@@ -24,6 +38,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
+    add_overwrite(parser)
     parser.add_argument('--not-show', action='store_true', help='open no window')
     parser.add_argument('--show-interval', type=float, default=2, metavar='S', help='seconds a picture stays')
     parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
@@ -42,7 +57,19 @@ def picture_of(item: dict) -> np.ndarray:
     return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
 
 
-def main() -> None:
+def draw(visualizer: Any, item: dict, name: str, show: bool, seconds: float) -> np.ndarray:
+    """An item of a data set with what is annotated on it, (H, W, 3) BGR."""
+    sample = item['data_samples']
+    instances = sample.get('gt_instances', {})
+    if hasattr(instances.get('bboxes'), 'tensor'):  # mmdet's box structure, which its visualizer does not take
+        instances.bboxes = instances.bboxes.tensor
+    visualizer.add_datasample(
+        name, picture_of(item), sample, draw_gt=True, draw_pred=False, show=show, wait_time=seconds
+    )
+    return visualizer.get_image()[..., ::-1]
+
+
+def main() -> int:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
@@ -50,36 +77,38 @@ def main() -> None:
             known = ' or '.join(VISUALIZERS_OF)
             raise ValueError(f'the config must be one of {known}, got default_scope={cfg.get("default_scope")!r}')
         init_default_scope(cfg.default_scope)
-        loader = cfg.get(f'{args.phase}_dataloader')
-        if loader is None:
+        if cfg.get(f'{args.phase}_dataloader') is None:
             raise ValueError(f'--phase {args.phase}: the config has no {args.phase}_dataloader')
         if args.output_dir:
             make_folder(args.output_dir, '--output-dir')
+            outputs = Outputs(args.output_dir, overwrite=args.overwrite)
         require_data(cfg, (args.phase,))
         dataset = build_dataset(cfg, args.phase, args.skip_unreadable)
     visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[cfg.default_scope], name='browse'))
     visualizer.dataset_meta = dataset.metainfo
     number = min(len(dataset), args.show_number or len(dataset))
+    failed = 0
     for index in track(range(number), description=f'{args.phase} data'):
-        with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+        source = Path(f'{index:06d}')
+        try:
             item = dataset[index]
-        if item is None:  # what a filter in the pipeline leaves out
+            if item is None:  # what a filter in the pipeline leaves out
+                continue
+            source = Path(item['data_samples'].get('img_path') or source)
+            drawn = draw(visualizer, item, source.name, not args.not_show, args.show_interval)
+        except Exception as error:
+            if args.traceback:
+                raise
+            where = '' if isinstance(error, runtime.RUN_ERRORS) else f'{source} cannot be drawn: '
+            print(f'{sys.argv[0]}: {where}{sentence_of(error)}', file=sys.stderr)
+            failed += 1
             continue
-        sample = item['data_samples']
-        instances = sample.get('gt_instances', {})
-        if hasattr(instances.get('bboxes'), 'tensor'):  # mmdet's box structure, which its visualizer does not take
-            instances.bboxes = instances.bboxes.tensor
-        source = Path(sample.get('img_path') or f'{index:06d}')
-        visualizer.add_datasample(
-            source.name, picture_of(item), sample, draw_gt=True, draw_pred=False,
-            show=not args.not_show, wait_time=args.show_interval,
-        )  # fmt: skip
         if args.output_dir:
-            path = args.output_dir / f'{index:06d}_{source.stem}.jpg'
             with stop_on_user_errors((OSError,), args.traceback):
-                write_picture(path, visualizer.get_image()[..., ::-1])
+                outputs.write(args.output_dir / f'{index:06d}_{source.stem}.jpg', encode_picture('.jpg', drawn))
     if args.output_dir:
-        print(f'{number} pictures in {args.output_dir}')
+        print(f'{number - failed} pictures in {args.output_dir}' + (f', {failed} not drawn' if failed else ''))
+    return 1 if failed else 0
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """What the tools have in common."""
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -21,6 +22,9 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     ends, and a full disk is no error to it any more by then.
     """
     logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors='backslashreplace')  # names of files may not be UTF-8
     status: Union[int, str, None] = None
     try:
         try:
@@ -104,6 +108,14 @@ def add_config_arguments(parser: argparse.ArgumentParser, at: bool = True) -> No
     )
     parser.add_argument(
         '--traceback', action='store_true', help='print the traceback of an error, not only one sentence'
+    )
+
+
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--overwrite',
+        action='store_true',
+        help='replace files that are there already, also if no tool wrote them or they were changed since',
     )
 
 

@@ -1,11 +1,11 @@
 """Write a Swin checkpoint of any origin in the format of another.
 
-python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|hf [--unsafe-load]
+python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|hf [--overwrite] [--unsafe-load]
 """
 
 import argparse
 
-from command_line import add_unsafe_load, run, stop_on_user_errors
+from command_line import add_overwrite, add_unsafe_load, run, stop_on_user_errors
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import FORMATS
@@ -16,6 +16,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('source', metavar='IN', help='path or URL of a checkpoint, whose format is recognised')
     parser.add_argument('target', metavar='OUT', help='file to write; .safetensors writes safetensors')
     parser.add_argument('--to', choices=FORMATS, required=True, help='format to write')
+    add_overwrite(parser)
     add_unsafe_load(parser)
     return parser.parse_args()
 
@@ -23,7 +24,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors():
-        print(convert_checkpoint(args.source, args.target, args.to, args.unsafe_load))
+        print(convert_checkpoint(args.source, args.target, args.to, args.unsafe_load, args.overwrite))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,8 @@
 """Export a trained model, or its backbone, to a folder that runs without this package.
 
 python tools/export.py CONFIG CKPT --out DIR [--format onnx|openvino|torch|aoti] [--part model|backbone|neck]
-    [--shape H W] [--precision fp32|fp16|bf16|int8] [--pictures P ...] [--backbone swin-t] [--cfg-options K=V ...]
+    [--shape H W] [--precision fp32|fp16|bf16|int8] [--pictures P ...] [--overwrite] [--backbone swin-t]
+    [--cfg-options K=V ...]
 
 DIR holds the model and deploy.json. deploy.json says how pictures are prepared, what the inputs and outputs are, and
 what the verification found. For verification, the file is run by its own runtime and compared with PyTorch before DIR
@@ -12,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, add_unsafe_load, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, add_unsafe_load, run, stop_on_user_errors
 
 from swin_backbone.deploy.export import export
 from swin_backbone.openmmlab import media, runtime
@@ -32,6 +33,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--pictures', nargs='+', default=[], metavar='P', help='pictures for verification and for int8 calibration'
     )
+    add_overwrite(parser)
     add_config_arguments(parser)
     add_unsafe_load(parser)
     return parser.parse_args()
@@ -55,6 +57,7 @@ def main() -> None:
             args.precision,
             pictures,
             args.unsafe_load,
+            args.overwrite,
         )
     for figures in manifest['verification']:
         print(json.dumps(figures))

@@ -1,18 +1,19 @@
 """Count parameters and multiply-adds, by part and by stage; no weights and no data are needed.
 
-python tools/flops.py CONFIG [--shape H W] [--backbone-only] [--json F] [--backbone swin-t] [--cfg-options K=V ...]
+python tools/flops.py CONFIG [--shape H W] [--backbone-only] [--json F [--overwrite]] [--backbone swin-t]
+    [--cfg-options K=V ...]
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, run, stop_on_user_errors
 from rich.console import Console
 
 from swin_backbone.analysis.report import print_report, report
 from swin_backbone.openmmlab import runtime
-from swin_backbone.whole_files import write_whole
+from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
@@ -27,6 +28,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--backbone-only', action='store_true', help='leave out neck and heads')
     parser.add_argument('--json', metavar='F', type=Path, help='write the numbers to F')
+    add_overwrite(parser)
     add_config_arguments(parser)
     args = parser.parse_args()
     if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
@@ -37,12 +39,13 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+        outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
         data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only)
     print_report(data, Console())
-    if args.json:
+    if outputs:
         with stop_on_user_errors((OSError,), args.traceback):
-            write_whole(args.json, (json.dumps(data, indent=2) + '\n').encode())
+            outputs.write(args.json, (json.dumps(data, indent=2) + '\n').encode())
 
 
 if __name__ == '__main__':

@@ -25,14 +25,13 @@ from command_line import add_overwrite, positive, run, size, stop_on_user_errors
 if '--count' in sys.argv or not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads it when a kernel is defined
 
-from swin_backbone.outputs import claim
-
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import gpu, gpu_checks, gpu_models, gpu_tools
 from swin_backbone.analysis.peers import PEERS, PEERS_V2, build_peer
 from swin_backbone.analysis.traffic import count_traffic
 from swin_backbone.backends.triton.backend import FUSIONS
 from swin_backbone.backends.triton.trial import DTYPES, why_unusable
+from swin_backbone.outputs import claim
 
 OURS, OURS_V2 = 'swin_backbone', 'swin_backbone V2'
 # What compute-sanitizer runs: it is slow. Windows of one tile and of several, shifted, at the edge and padded.

@@ -2,9 +2,9 @@
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
-    [--allow-missing]
+    [--allow-missing] [--overwrite]
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
-    [--batch-size N] [--max-pixels N]
+    [--batch-size N] [--max-pixels N] [--overwrite]
 
 DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
 quotes. Written are
@@ -17,13 +17,15 @@ quotes. Written are
 A picture with more pixels than --max-pixels is reduced for the model and the overlay, and a line says so; this limits
 the memory. Boxes, masks and labels are written in the pixels of the picture itself.
 
-Exit status: 0 if every input was read; 1 if a file could not be read, which is said and skipped, or if an argument
-is wrong.
+Files that infer.py did not write itself are not replaced without --overwrite, and inputs never.
+
+Exit status: 0 if there are results for every input; 1 if a file could not be read to its end, or the model could not
+take it, which is said and skipped, or if an argument is wrong.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -31,6 +33,7 @@ from command_line import (
     BUILD_ERRORS,
     add_allow_missing,
     add_config_arguments,
+    add_overwrite,
     add_unsafe_load,
     positive,
     run,
@@ -42,8 +45,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from swin_backbone.deploy.predictor import ExportedPredictor, is_exported
 from swin_backbone.openmmlab import media, runtime
+from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.inference import Predictor, Results
 from swin_backbone.openmmlab.places import make_folder
+from swin_backbone.outputs import Outputs
+from swin_backbone.whole_files import CANNOT_WRITE
 
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
@@ -71,6 +77,7 @@ def parse_args() -> argparse.Namespace:
         metavar='N',
         help=f'reduce larger pictures to N pixels (default: {MAX_PIXELS})',
     )
+    add_overwrite(parser)
     add_config_arguments(parser)
     add_unsafe_load(parser)
     add_allow_missing(parser)
@@ -102,65 +109,130 @@ def reduced(frame: media.Frame) -> str:
     return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
 
 
-def main() -> int:
-    args = parse_args()
-    console = Console(stderr=True)
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        found = media.find_media(args.inputs)
-        make_folder(args.out_dir, '--out-dir')
-        predictor = open_predictor(args)
-    results = Results(args.out_dir, predictor, args.score_thr)
-    unreadable = []
-    batch: list[tuple[media.Frame, dict]] = []
-    begin = time.monotonic()
-    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+Prepared = tuple[media.Frame, dict]
 
-    with stop_on_user_errors((OSError,), args.traceback), Progress(*columns, console=console) as progress:
-        task = progress.add_task('predicting', total=sum(map(media.count_frames, found)))
 
-        def say(text: str, style: str) -> None:
-            console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+class Job:
+    """Predictions for media, one after the other. What goes wrong with one is said, and leaves out no other.
 
-        def prepared(medium: media.Medium) -> Iterator[tuple[media.Frame, dict]]:
-            try:
-                for frame in media.read_frames(medium, args.max_pixels):
-                    if frame.number == 0 and frame.size != frame.pixels.shape[:2]:
-                        say(f'{medium.path}: {reduced(frame)}', 'yellow')
-                    yield frame, predictor.prepare(frame)
-            except OSError as error:
-                unreadable.append(medium.path)
-                say(f'skipped: {error}', 'red')
-                progress.advance(task, 0 if medium.is_video else 1)
+    Args:
+        traceback: raise what goes wrong with the model.
 
-        def flush() -> None:
-            samples = predictor.predict([item for _, item in batch]) if batch else []
-            for (frame, _), sample in zip(batch, samples):
-                results.add(frame, sample)
-                progress.advance(task)
-            batch.clear()
+    Attributes:
+        bad: the media that were left out, or a part of them.
+    """
 
+    def __init__(
+        self,
+        predictor: Predictor,
+        results: Results,
+        progress: Progress,
+        max_pixels: int,
+        batch_size: int,
+        traceback: bool,
+    ):
+        self.predictor, self.results, self.progress = predictor, results, progress
+        self.max_pixels, self.batch_size, self.traceback = max_pixels, batch_size, traceback
+        self.bad: set[media.Medium] = set()
+        self.batch: list[Prepared] = []
+
+    def over(self, found: Sequence[media.Medium]) -> None:
+        """Predict for all, and write it. Whatever happens, what was predicted is written."""
+        self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, found)))
         try:
             for medium in found:
-                progress.update(task, description=escape(medium.name))
-                for frame, item in prepared(medium):
-                    if batch and not predictor.can_batch(batch[-1][1], item):
-                        flush()
-                    batch.append((frame, item))
-                    if len(batch) == args.batch_size:
-                        flush()
-            flush()
-        finally:  # whatever happens, what was predicted is written
-            results.close()
+                self.progress.update(self.task, description=escape(medium.name))
+                for one in self.prepared(medium):
+                    if medium in self.bad:  # the rest of a video
+                        break
+                    if self.batch and not self.predictor.can_batch(self.batch[-1][1], one[1]):
+                        self.flush()
+                    self.batch.append(one)
+                    if len(self.batch) == self.batch_size:
+                        self.flush()
+            self.flush()
+        finally:
+            self.results.close()
+
+    def prepared(self, medium: media.Medium) -> Iterator[Prepared]:
+        """The frames of a medium as the model takes them, as far as they can be read."""
+        done = 0
+        try:
+            for frame in media.read_frames(medium, self.max_pixels):
+                if not done and frame.size != frame.pixels.shape[:2]:
+                    self.say(f'{medium.path}: {reduced(frame)}', 'yellow')
+                yield frame, self.predictor.prepare(frame)
+                done += 1
+        except OSError as error:
+            self.leave_out(medium, done, sentence_of(error))
+
+    def flush(self) -> None:
+        """Predict for what is in the batch."""
+        group = [one for one in self.batch if one[0].medium not in self.bad]
+        self.batch.clear()
+        if group:
+            self.predict(group)
+
+    def predict(self, group: Sequence[Prepared]) -> None:
+        """Predict for frames together; if that fails, for each by itself, to know with which it does."""
+        try:
+            samples = self.predictor.predict([item for _, item in group])
+        except Exception as error:
+            if len(group) == 1:
+                self.fail(group[0][0], 'the model fails on it', error)
+            for one in group if len(group) > 1 else ():
+                if one[0].medium not in self.bad:
+                    self.predict([one])
+            return
+        for (frame, _), sample in zip(group, samples):
+            try:
+                self.results.add(frame, sample)
+            except Exception as error:
+                self.fail(frame, 'what it sees cannot be drawn or written', error)
+            else:
+                self.progress.advance(self.task)
+
+    def fail(self, frame: media.Frame, what: str, error: Exception) -> None:
+        """Leave out a frame's medium from here on, unless no other could be written either."""
+        if self.traceback or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
+            raise error
+        reason = sentence_of(error).partition('\n')[0]
+        self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
+
+    def leave_out(self, medium: media.Medium, done: int, reason: str) -> None:
+        self.bad.add(medium)
+        self.say(f'{"the rest is " if done else ""}skipped: {reason}', 'red')
+        self.progress.advance(self.task, 0 if medium.is_video else 1)
+
+    def say(self, text: str, style: str) -> None:
+        self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    args = parse_args()
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+        found = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
+        make_folder(args.out_dir, '--out-dir')
+        predictor = open_predictor(args)
+        read = [*args.model, *(medium.path for medium in found)]
+        results = Results(Outputs(args.out_dir, read, args.overwrite), predictor, args.score_thr)
+        results.check(found)
+    begin = time.monotonic()
+    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True))
+    with stop_on_user_errors((OSError,), args.traceback), progress:
+        job = Job(predictor, results, progress, args.max_pixels, args.batch_size, args.traceback)
+        job.over(found)
     seconds = time.monotonic() - begin
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
         for found_class in results.objects:
             print(f'{found_class["file_name"]}: {found_class["class"]} {found_class["score"]:.3f}')
     print(
-        f'{len(results.images)} pictures and frames of {len(found) - len(unreadable)} files in {seconds:.1f} s, {seen}'
-        f'{len(unreadable)} files unreadable; see {args.out_dir}'
+        f'{len(results.images)} pictures and frames of {len(found) - len(job.bad)} files in {seconds:.1f} s, {seen}'
+        f'{len(job.bad)} files unreadable; see {args.out_dir}'
     )
-    return 1 if unreadable else 0
+    return 1 if job.bad else 0
 
 
 if __name__ == '__main__':

@@ -18,8 +18,10 @@ from typing import Optional
 
 import cv2
 import numpy as np
-from command_line import run, stop_on_user_errors
+from command_line import add_overwrite, run, stop_on_user_errors
 from pycocotools import mask as coco_mask
+
+from swin_backbone.outputs import Outputs
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
 MAX_TILT = np.pi / 12
@@ -110,8 +112,9 @@ def crop(number_at: np.ndarray, number: int) -> Optional[tuple[slice, slice]]:
     return where if np.bincount(number_at[where].ravel())[1:].argmax() == number - 1 else None
 
 
-def write_split(out: Path, split: str, number: int, seed: int, size: int, crops: bool) -> None:
+def write_split(outputs: Outputs, split: str, number: int, seed: int, size: int, crops: bool) -> None:
     """Write the pictures, label maps and annotations of one split, and its crops."""
+    out = outputs.folder
     images, annotations, cropped = [], [], []
     for index in range(number):
         rng = np.random.default_rng([seed, split == 'val', index])
@@ -119,7 +122,7 @@ def write_split(out: Path, split: str, number: int, seed: int, size: int, crops:
         name = f'{index:06d}.png'
         labels = np.array([0, *(1 + shape for shape in classes)], np.uint8)[number_at]
         for folder, pixels in (('images', picture), ('labels', labels)):
-            write_picture(out / folder / split / name, pixels)
+            outputs.write(out / folder / split / name, png(pixels))
         images.append({'id': index, 'file_name': name, 'height': size, 'width': size})
         for position, shape in enumerate(classes):
             annotation = instance(number_at == position + 1, shape + 1)
@@ -127,41 +130,30 @@ def write_split(out: Path, split: str, number: int, seed: int, size: int, crops:
             where = crop(number_at, position + 1) if crops else None
             if where is not None:
                 crop_name = f'{SHAPES[shape]}/{index:06d}_{position}.png'
-                write_picture(out / 'crops' / split / crop_name, picture[where])
+                outputs.write(out / 'crops' / split / crop_name, png(picture[where]))
                 cropped.append(f'{crop_name} {shape}\n')
     categories = [{'id': position + 1, 'name': name} for position, name in enumerate(SHAPES)]
     coco = json.dumps({'images': images, 'annotations': annotations, 'categories': categories})
-    write_whole(out / 'annotations' / f'instances_{split}.json', coco.encode())
+    outputs.write(out / 'annotations' / f'instances_{split}.json', coco.encode())
     if crops:
-        write_whole(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped).encode())
+        outputs.write(out / 'annotations' / f'crops_{split}.txt', ''.join(cropped).encode())
     seen = f', {len(cropped)} of them cropped' if crops else ''
     print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes{seen}')
 
 
-def write_picture(path: Path, pixels: np.ndarray) -> None:
-    write_whole(path, cv2.imencode('.png', pixels)[1].tobytes())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write beside `path`, then rename. `swin_backbone.whole_files` does more, but its import takes seconds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f'.partial-{path.name}')
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+def png(pixels: np.ndarray) -> bytes:
+    return cv2.imencode('.png', pixels)[1].tobytes()
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('out', type=Path, help='folder to write to; files of the same names are overwritten')
+    parser.add_argument('out', type=Path, help='folder to write to')
     parser.add_argument('--train', type=int, default=400, metavar='N', help='training pictures (default: 400)')
     parser.add_argument('--val', type=int, default=80, metavar='M', help='held-out pictures (default: 80)')
     parser.add_argument('--seed', type=int, default=0, metavar='S', help='default: 0')
     parser.add_argument('--size', type=int, default=128, help='height and width in pixels (default: 128)')
     parser.add_argument('--crops', action='store_true', help='write each shape by itself too, for a classifier')
+    add_overwrite(parser)
     args = parser.parse_args()
     if min(args.train, args.val) < 1 or args.size < 64 or args.seed < 0:
         parser.error('--train and --val take at least 1, --size at least 64, --seed at least 0')
@@ -171,8 +163,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors():
+        outputs = Outputs(args.out, overwrite=args.overwrite)
         for split, number in (('train', args.train), ('val', args.val)):
-            write_split(args.out, split, number, args.seed, args.size, args.crops)
+            write_split(outputs, split, number, args.seed, args.size, args.crops)
 
 
 if __name__ == '__main__':

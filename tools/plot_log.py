@@ -1,6 +1,6 @@
 """Draw the curves of one or several trainings: loss terms, learning rate and validation metrics.
 
-python tools/plot_log.py LOG [LOG ...] [--out curves.png] [--dpi 100]
+python tools/plot_log.py LOG [LOG ...] [--out curves.png] [--dpi 100] [--overwrite]
 
 A log is a working folder, the folder of one run in it, or a scalars.json that mmengine wrote. Runs in one working
 folder are drawn as one training that was resumed.
@@ -9,10 +9,11 @@ folder are drawn as one training that was resumed.
 import argparse
 from pathlib import Path
 
-from command_line import positive, run, stop_on_user_errors
+from command_line import add_overwrite, positive, run, stop_on_user_errors
 
 from swin_backbone.analysis.curves import curves_figure, read_log
 from swin_backbone.analysis.files import save_figure
+from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
@@ -20,13 +21,15 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('logs', nargs='+', type=Path, metavar='LOG', help='working folder, run or scalars.json')
     parser.add_argument('--out', type=Path, default=Path('curves.png'), help='.png or .html (default: curves.png)')
     parser.add_argument('--dpi', type=positive, default=100, metavar='N', help='pixels an inch (default: 100)')
+    add_overwrite(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors():
-        save_figure(curves_figure([read_log(log) for log in args.logs]), args.out, args.dpi)
+        outputs = claim(args.out, args.logs, args.overwrite)
+        save_figure(curves_figure([read_log(log) for log in args.logs]), args.out, args.dpi, outputs.write)
     print(args.out)
 
 

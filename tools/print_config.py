@@ -1,6 +1,7 @@
 """Print a config after inheritance, backbone swap and overrides. What the swap changed goes to stderr.
 
-python tools/print_config.py CONFIG [--save-path F] [--backbone swin-t [--recipe keep]] [--cfg-options K=V ...]
+python tools/print_config.py CONFIG [--save-path F [--overwrite]] [--backbone swin-t [--recipe keep]]
+    [--cfg-options K=V ...]
 """
 
 import argparse
@@ -8,18 +9,19 @@ import contextlib
 import sys
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, run, stop_on_user_errors
 from mmengine.fileio import dump
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config_files import SUFFIXES
-from swin_backbone.whole_files import write_whole
+from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument('--save-path', metavar='F', type=Path, help=f'write it to F too, one of {", ".join(SUFFIXES)}')
+    add_overwrite(parser)
     add_config_arguments(parser)
     args = parser.parse_args()
     if args.save_path and args.save_path.suffix not in SUFFIXES:
@@ -30,17 +32,18 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback), contextlib.redirect_stdout(sys.stderr):
+        outputs = claim(args.save_path, [args.config], args.overwrite) if args.save_path else None
         cfg = runtime.load_config(
             args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
         )
     for key in ('launcher', 'work_dir'):  # of a run, not of the config
         cfg.pop(key)
     print(cfg.pretty_text)
-    if args.save_path:
+    if outputs:
         suffix = args.save_path.suffix
         text = cfg.pretty_text if suffix == '.py' else dump(cfg.to_dict(), file_format=suffix[1:])
         with stop_on_user_errors((OSError,), args.traceback):
-            write_whole(args.save_path, text.encode())
+            outputs.write(args.save_path, text.encode())
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Test a detector, segmentor or classifier: the command line of mmdet's and mmseg's own tools/test.py.
 
-python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--tta]
+python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--overwrite] [--tta]
     [--backbone swin-t] [--skip-unreadable] [--allow-missing] [--cfg-options K=V ...]
 python tools/test.py CONFIG DIR [--device cpu] [--threads N] ...
 
@@ -8,12 +8,14 @@ DIR is what tools/export.py made: it is tested in its own runtime, on the data a
 """
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
 from command_line import (
     BUILD_ERRORS,
     add_allow_missing,
     add_common_arguments,
+    add_overwrite,
     add_skip_unreadable,
     positive,
     run,
@@ -23,6 +25,8 @@ from command_line import (
 from swin_backbone.deploy.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.places import make_folder, require_data
+from swin_backbone.openmmlab.tested import OneFileEachHook, own_folder, written_by_others
+from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,6 +44,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
     parser.add_argument('--wait-time', type=float, default=2, metavar='S', help='seconds a shown picture stays')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
+    add_overwrite(parser)
     add_skip_unreadable(parser)
     add_common_arguments(parser)
     add_allow_missing(parser)
@@ -48,6 +53,18 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
+    with stop_on_user_errors((OSError,), args.traceback), ExitStack() as places:
+        metrics = test(args, places)
+    for name, value in metrics.items():
+        print(f'{name}: {value}')
+    if args.show_dir:
+        for picture in sorted(Path(args.show_dir).rglob('*.[pj][np]g')):
+            print(picture)
+
+
+def test(args: argparse.Namespace, places: ExitStack) -> dict:
+    """The metrics. What is written beside them gets its place when `places` are closed."""
+    hooks = []
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(
             args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe, at=args.at
@@ -56,25 +73,33 @@ def main() -> None:
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:
             runtime.set_checkpoint(cfg, args.checkpoint)
-        if args.show or args.show_dir:
-            runtime.enable_drawing(cfg, args.show, args.show_dir, args.wait_time)
+        show_dir = None
+        if args.show_dir:
+            outputs = own_folder(make_folder(args.show_dir, '--show-dir'), args.overwrite)
+            show_dir = str(places.enter_context(written_by_others(outputs)))
+            if cfg.get('default_scope') == 'mmdet':
+                hooks.append(OneFileEachHook(outputs))
+        if args.show or show_dir:
+            runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
         if args.tta:
             if is_exported(args.checkpoint):
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')
             runtime.enable_tta(cfg)
-        if args.out:
-            runtime.write_predictions(cfg, args.out)
-        if args.show_dir:
-            make_folder(args.show_dir, '--show-dir')
+        if args.out and cfg.get('default_scope') == 'mmseg':
+            outputs = own_folder(make_folder(args.out, '--out'), args.overwrite)
+            runtime.write_predictions(cfg, str(places.enter_context(written_by_others(outputs))))
+            hooks.append(OneFileEachHook(outputs, '.png'))
+        elif args.out:
+            outputs = claim(args.out, [args.config, args.checkpoint], args.overwrite)
+            runtime.write_predictions(cfg, args.out)  # refuses a name
+            beside = places.enter_context(written_by_others(outputs))
+            cfg.test_evaluator[-1]['out_file_path'] = str(beside / Path(args.out).name)
         require_data(cfg, ('test',))
         runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
+        for hook in hooks:
+            runner.register_hook(hook)
     with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
-        metrics = runtime.run(runner, 'test')
-    for name, value in metrics.items():
-        print(f'{name}: {value}')
-    if args.show_dir:
-        for picture in sorted(Path(args.show_dir).rglob('*.[pj][np]g')):
-            print(picture)
+        return runtime.run(runner, 'test')
 
 
 if __name__ == '__main__':

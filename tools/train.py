@@ -8,13 +8,16 @@ learning rate and validation metrics.
 """
 
 import argparse
+from contextlib import ExitStack
 
 from command_line import BUILD_ERRORS, add_common_arguments, add_skip_unreadable, run, stop_on_user_errors
 
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.check_data import check_own_data
+from swin_backbone.openmmlab.launchers import rank
 from swin_backbone.openmmlab.monitor import BACKENDS, enable_vis
-from swin_backbone.openmmlab.places import require_data
+from swin_backbone.openmmlab.one_training import only_training_in
+from swin_backbone.openmmlab.places import make_folder, require_data
 
 
 def parse_args() -> argparse.Namespace:
@@ -41,20 +44,22 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(
-            args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe, at=args.at
-        )
-        if args.amp:
-            runtime.enable_amp(cfg)
-        if args.auto_scale_lr:
-            runtime.enable_auto_scale_lr(cfg)
-        enable_vis(cfg, args.vis)
-        runtime.set_resume(cfg, args.resume)
-        require_data(cfg, ('train', 'val'))
-        check_own_data(cfg, args.skip_unreadable)
-        runner = runtime.build_runner(cfg, args.unsafe_load, skip_unreadable=args.skip_unreadable)
-    with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+    with ExitStack() as until_it_ends, stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+        with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+            cfg = runtime.load_config(
+                args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe, at=args.at
+            )
+            if args.amp:
+                runtime.enable_amp(cfg)
+            if args.auto_scale_lr:
+                runtime.enable_auto_scale_lr(cfg)
+            enable_vis(cfg, args.vis)
+            runtime.set_resume(cfg, args.resume)
+            require_data(cfg, ('train', 'val'))
+            check_own_data(cfg, args.skip_unreadable)
+            make_folder(cfg.work_dir, '--work-dir')
+            until_it_ends.enter_context(only_training_in(cfg.work_dir, rank(cfg.launcher)))
+            runner = runtime.build_runner(cfg, args.unsafe_load, skip_unreadable=args.skip_unreadable)
         runtime.run(runner, 'train')
 
 

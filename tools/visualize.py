@@ -10,17 +10,25 @@ python tools/visualize.py cam IMAGE CONFIG CKPT [--method grad|eigen] [--label C
 python tools/visualize.py bias CKPT [--stage 1] [--block 1] [--to 12]
 
 Stages, blocks and heads are counted from 1: block 2 of stage 1 is `stages.0.blocks.1`. Sizes and --at are pixels of the
-image. --out F.png or F.html says where the picture goes, --dpi how large a PNG is; explore writes HTML alone. No
-display is needed.
+image. --out F.png or F.html says where the picture goes, --overwrite that it may replace a file of yours, --dpi how
+large a PNG is; explore writes HTML alone. No display is needed.
 """
 
 import argparse
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, add_unsafe_load, positive, run, stop_on_user_errors
+from command_line import (
+    BUILD_ERRORS,
+    add_config_arguments,
+    add_overwrite,
+    add_unsafe_load,
+    positive,
+    run,
+    stop_on_user_errors,
+)
 
 from swin_backbone.analysis.files import save_figure
-from swin_backbone.whole_files import write_whole
+from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
@@ -31,7 +39,7 @@ def parse_args() -> argparse.Namespace:
         ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
         ('masks', draw_masks, 'the attention mask of each kind of window, and the stack of all'),
         ('strips', draw_strips, 'the strips of windows that a CPU computes one after the other'),
-        ('explore', write_explorer, 'an HTML page that shows what each token attends to'),
+        ('explore', explorer_page, 'an HTML page that shows what each token attends to'),
     ):
         command = _command(commands, name, draw, what)
         command.add_argument(
@@ -100,6 +108,7 @@ def _command(commands, name, draw, what):
         metavar='F',
         help=f'file to write (default: {name}.{suffix})',
     )
+    add_overwrite(command)
     if name != 'explore':
         command.add_argument('--dpi', type=positive, default=100, metavar='N', help='pixels an inch (default: 100)')
     return command
@@ -154,16 +163,15 @@ def draw_strips(args):
     return strips_figure(_layout(args), args.tokens)
 
 
-def write_explorer(args):
+def explorer_page(args):
     from swin_backbone.analysis.explorer import explorer_html
 
     if args.out.suffix != '.html':
         raise ValueError(f'--out: the explorer is written as .html, got {str(args.out)!r}')
     _layout(args)  # says what is wrong with the arguments
-    shown = explorer_html(
+    return explorer_html(
         tuple(args.size), _sides(args.window), args.stage, args.shift, args.mask_padding, args.small_map
-    )
-    write_whole(args.out, shown.encode())
+    ).encode()
 
 
 def _predictor(args):
@@ -243,9 +251,12 @@ def main() -> None:
     args = parse_args()
     # What builds a model has --traceback, and any error of it may be the config's.
     with stop_on_user_errors(*((BUILD_ERRORS, args.traceback) if 'traceback' in args else ())):
-        figure = args.draw(args)
-        if figure is not None:
-            save_figure(figure, args.out, args.dpi)
+        read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
+        outputs = claim(args.out, read, args.overwrite)
+        if args.draw is explorer_page:
+            outputs.write(args.out, explorer_page(args))
+        else:
+            save_figure(args.draw(args), args.out, args.dpi, outputs.write)
     print(args.out)
 
 

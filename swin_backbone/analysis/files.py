@@ -2,6 +2,7 @@
 
 import html
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -18,8 +19,11 @@ PAGE = """<!doctype html>
 """
 
 
-def save_figure(figure: Figure, path: Path, dpi: int = 100) -> None:
+def save_figure(figure: Figure, path: Path, dpi: int = 100, write: Callable[[Path, bytes], None] = write_whole) -> None:
     """Write a figure, beside its place first, as a PNG or as an HTML page that needs nothing else.
+
+    Args:
+        write: writes bytes to a path; of a tool `Outputs.write`.
 
     Raises:
         ValueError: if the name ends otherwise.
@@ -35,4 +39,4 @@ def save_figure(figure: Figure, path: Path, dpi: int = 100) -> None:
         title = html.escape(figure.get_suptitle() or path.stem)
         page = PAGE.format(title=title, drawing=drawing[drawing.index('<svg') :])
         buffer = io.BytesIO(page.encode())
-    write_whole(path, buffer.getvalue())
+    write(path, buffer.getvalue())

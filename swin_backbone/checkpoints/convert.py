@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..whole_files import write_whole_by
+from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
 from .errors import CheckpointError
 from .formats import MLP, TORCHVISION, V1, V2, WRITTEN, Format, from_here
@@ -20,7 +20,11 @@ from .safe import read_checkpoint
 
 
 def convert_checkpoint(
-    source: Union[str, Path], target: Union[str, Path], to: str, unsafe_load: Optional[bool] = None
+    source: Union[str, Path],
+    target: Union[str, Path],
+    to: str,
+    unsafe_load: Optional[bool] = None,
+    overwrite: bool = False,
 ) -> str:
     """Write a Swin checkpoint in another format; there and back gives the same bits.
 
@@ -36,12 +40,14 @@ def convert_checkpoint(
         to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a Swin V2
             the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
         unsafe_load: see `load_checkpoint`.
+        overwrite: replace a target that is there already, also if no conversion wrote it; never the source.
 
     Returns:
         What was done, in a sentence.
 
     Raises:
         ValueError: if there is no such format.
+        FileExistsError: if the target is the source, or is there already and `overwrite` does not allow to replace it.
         CheckpointError: if the source cannot be read, or holds no Swin, or one that the format has not; if the target
             cannot be written.
 
@@ -55,6 +61,7 @@ def convert_checkpoint(
     """
     if to not in WRITTEN:
         raise ValueError(f'to must be one of {", ".join(WRITTEN)}, got {to!r}')
+    outputs = claim(target, [source], overwrite)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     try:
         tensors = tensors_of(loaded)
@@ -66,7 +73,7 @@ def convert_checkpoint(
     rest = _rest_of_detector(weights, tensors) if format.name == 'mmdet' else {}
     if rest:
         converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **rest}
-    _write(converted, Path(target), format)
+    _write(converted, Path(target), format, outputs)
     left_out = {
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
@@ -113,7 +120,7 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
     return indices
 
 
-def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
+def _write(weights: dict[str, Tensor], target: Path, format: Format, outputs: Outputs) -> None:
     """Write a file that is whole or not there.
 
     Raises:
@@ -128,7 +135,7 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format) -> None:
             torch.save({container: weights} if container else weights, partial)
 
     try:
-        write_whole_by(target, write)
+        outputs.write_by(target, write)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch and safetensors have their own kinds
         why = error.strerror if isinstance(error, OSError) else None
         if not why:  # torch only says that it could not

@@ -5,8 +5,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -19,11 +18,12 @@ from ..openmmlab.inference import Predictor
 from ..openmmlab.media import Frame, Medium
 from ..windows.grid import Size
 from . import formats, verify
+from .folder import new_folder
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .picture import at_one_size
 from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
-from .runtime import MANIFEST, Model, Result, read_manifest
+from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
 
 WIDE = 'fp32'  # the folder of the fp32 model while an int8 model is made from it
 
@@ -38,6 +38,7 @@ def export(
     precision: Optional[str] = None,
     pictures: Sequence[np.ndarray] = (),
     unsafe_load: bool = False,
+    overwrite: bool = False,
 ) -> dict:
     """Write the folder `out` with the verified model and `deploy.json`; an earlier export there is replaced.
 
@@ -51,6 +52,8 @@ def export(
         precision: one of `formats.PRECISIONS` of the format; None: the first of them.
         pictures: BGR pixels to verify a whole model on, and to calibrate int8 on; none: generated pictures to verify,
             pictures of the training set to calibrate.
+        unsafe_load: see `load_checkpoint`.
+        overwrite: replace an earlier export also where its files were changed.
 
     Returns:
         The contents of deploy.json.
@@ -77,7 +80,7 @@ def export(
     meta = dict(classes=list(predictor.meta['classes']), palette=_palette(predictor))
     wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
     metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
-    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric)
+    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite)
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
@@ -107,6 +110,7 @@ def write(
     pictures: Sequence[np.ndarray] = (),
     calibration: Sequence[Feed] = (),
     metric: Callable[[Path], dict[str, float]] = lambda folder: {},
+    overwrite: bool = False,
 ) -> dict:
     """Capture a graph, write it and verify what was written: see `export`.
 
@@ -115,19 +119,10 @@ def write(
         calibration: inputs to calibrate int8 on.
         metric: evaluates the model in a folder; for int8 the manifest holds it before and after quantization.
     """
-    with new_folder(out) as folder:
-        manifest: dict[str, Any] = dict(
-            format=format,
-            precision=precision,
-            task=graph.task,
-            file=formats.FORMATS[format],
-            inputs=[vars(port) for port in graph.inputs],
-            outputs=[vars(port) for port in graph.outputs],
-            **graph.settings,
-            **(meta or {}),
-            versions=formats.versions(format),
-        )
+    with new_folder(out, overwrite) as folder:
         write_model(graph, folder, format, precision, calibration)
+        manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
+        manifest['versions'] = formats.versions(format)
         _write_json(folder / MANIFEST, manifest)
         if wanted is None:
             figures = verify.verify_maps(open_maps(folder, manifest), graph, precision)
@@ -137,7 +132,7 @@ def write(
         manifest['verification'] = figures
         if precision == 'int8':
             wide = folder / WIDE
-            _write_json(wide / MANIFEST, {**manifest, 'precision': 'fp32'})
+            _write_json(wide / MANIFEST, {**manifest, **manifest_of(graph, wide, format, 'fp32')})
             manifest['quantization'] = dict(
                 pictures=len(calibration),
                 before={**measure(wide, calibration), **metric(wide)},
@@ -146,6 +141,19 @@ def write(
             shutil.rmtree(wide)
         _write_json(folder / MANIFEST, manifest)
     return read_manifest(out)
+
+
+def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
+    """What deploy.json says of every model, once its files are in a folder."""
+    return dict(
+        format=format,
+        precision=precision,
+        task=graph.task,
+        file=formats.FORMATS[format],
+        sha256={path.name: file_digest(path) for path in sorted(folder.glob('model.*'))},
+        inputs=[vars(port) for port in graph.inputs],
+        outputs=[vars(port) for port in graph.outputs],
+    )
 
 
 def write_model(graph: Graph, folder: Path, format: str, precision: str, calibration: Sequence[Feed] = ()) -> None:
@@ -242,34 +250,12 @@ def made_pictures(graph: Graph) -> list[np.ndarray]:
     ]
 
 
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder next to `out`. On success it replaces `out`; on an error it is deleted.
-
-    Raises:
-        ExportError: if `out` is a file, or a folder that is neither empty nor an earlier export.
-    """
-    if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise ExportError(f'--out takes a new folder, or one of an earlier export, got {str(out)!r}')
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f'.partial-{out.name}-', dir=out.parent))
-    try:
-        yield partial
-        partial.chmod(0o755)
-        if out.exists():
-            former = Path(tempfile.mkdtemp(prefix=f'.former-{out.name}-', dir=out.parent))
-            out.replace(former / 'was')
-            partial.replace(out)
-            shutil.rmtree(former)
-        else:
-            partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def _palette(predictor: Predictor) -> list[list[int]]:
+    """A colour for each class; none: the reader chooses them."""
     colours = predictor.meta.get('palette') or ()
-    return [list(map(int, colour)) for colour in colours] if not isinstance(colours, str) else []
+    if isinstance(colours, str) or len(colours) != len(predictor.meta['classes']):
+        return []
+    return [list(map(int, colour)) for colour in colours]
 
 
 def _write_json(path: Path, data: dict) -> None:

@@ -1,6 +1,7 @@
 """Use an exported model together with this package: draw and evaluate with the toolboxes, as with a checkpoint."""
 
 import copy
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import VISUALIZERS, DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
 
+from ..openmmlab.errors import DataError
 from ..openmmlab.inference import Predictor
 from ..openmmlab.media import Frame, read_picture
 from ..openmmlab.places import require_data
@@ -22,7 +24,7 @@ from .runtime import MANIFEST, Model, Result, RuntimeProblem
 
 def is_exported(path: str) -> bool:
     """Whether `path` is a folder that tools/export.py made."""
-    return (Path(path) / MANIFEST).is_file()
+    return os.path.isfile(os.path.join(path, MANIFEST))  # also of a path that is too long
 
 
 class ExportedPredictor(Predictor):
@@ -50,7 +52,15 @@ class ExportedPredictor(Predictor):
         self.visualizer.dataset_meta = self.meta
 
     def prepare(self, frame: Frame) -> dict:
-        """The model's input for a frame: its pixels."""
+        """The model's input for a frame: its pixels.
+
+        Raises:
+            OSError: if the model cannot take it.
+        """
+        try:
+            self.model.check(frame.pixels)
+        except RuntimeProblem as error:
+            raise OSError(f'{frame.medium.path}: {error}') from error
         return dict(inputs=frame.pixels)
 
     def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
@@ -71,10 +81,19 @@ class ExportedModel(BaseModel):
         self.runtime = open_whole(folder, device, threads)
 
     def test_step(self, data: dict) -> list[BaseDataElement]:
-        """The results for the pictures of a batch, written into its samples."""
+        """The results for the pictures of a batch, written into its samples.
+
+        Raises:
+            DataError: for a picture that cannot be read, or that the model cannot take.
+        """
         samples = data['data_samples']
-        pictures = [read_picture(one.img_path) for one in samples]
-        return [fill(*pair) for pair in zip(samples, self.runtime.predict(pictures))]
+        for sample in samples:
+            try:
+                (result,) = self.runtime.predict([read_picture(sample.img_path)])
+            except (OSError, RuntimeProblem) as error:
+                raise DataError(f'{sample.img_path}: {error}') from error
+            fill(sample, result)
+        return samples
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError('an exported model is tested, and not trained')

@@ -6,16 +6,21 @@
         ...
 
 Copied next to an exported folder, this file is the only code needed there. `python runtime.py DIR PICTURE...` prints
-the results.
+the results. A picture that cannot be read, or that the model cannot take, is named and left out; the exit status is 1
+then.
 
 Layout: B batch, H W height and width of the model's input, h w those of the original picture, n objects.
 """
 
+import hashlib
 import json
+import reprlib
+import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, cast
 
 import cv2
 import numpy as np
@@ -29,7 +34,36 @@ OPENVINO_TYPES = {
     'int8': 'f32',
 }  # of computation; fp16 is for storage only
 
+# The outputs that the results of each task are made of
+NEEDED: dict[str, set[str]] = dict(
+    maps=set(),
+    segmentation={'labels'},
+    boxes={'image', 'boxes', 'scores', 'labels'},
+    instances={'image', 'boxes', 'scores', 'labels', 'masks'},
+)
+# What deploy.json holds, as `_fault` reads it: a type; a set of values; a range of whole numbers; a tuple of
+# alternatives; a dict of entries, beside which there may be others; {str: kind}, any entries; [kind], any number of it;
+# [kind] * 3, three.
+PORT = dict(name=str, shape=[(range(1, 1 << 20), str)])
+EVERY = dict(
+    format={'onnx', 'openvino', 'torch', 'aoti'},
+    precision=set(OPENVINO_TYPES),
+    task=set(NEEDED),
+    file=str,
+    sha256={str: str},
+    inputs=[PORT],
+    outputs=[PORT],
+)
+WHOLE = dict(
+    preprocessing=dict(resize=(None, dict(scale=[range(1, 1 << 16)] * 2, keep_ratio=bool))),
+    limits=dict(pixels=range(1, 1 << 30)),
+    classes=[str],
+    palette=[[range(256)] * 3],
+)
+MOST_BYTES = 1 << 24  # of deploy.json
+
 Result = dict[str, np.ndarray]
+Port = tuple[set[str], Sequence[Any]]  # the names of an input or output, and its shape
 
 
 class RuntimeProblem(ValueError):
@@ -57,8 +91,7 @@ class Model:
         self.folder = Path(folder)
         self.info = read_manifest(self.folder)
         path = self.folder / self.info['file']
-        if not path.is_file():
-            raise RuntimeProblem(f'{path} is missing: the folder is not whole')
+        check_files(self.folder, self.info['sha256'])
         if threads is not None and threads < 1:
             raise RuntimeProblem(f'threads takes a number from 1, got {threads}')
         runtimes = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
@@ -98,6 +131,15 @@ class Model:
         """Resize a picture as in the model's config: (H, W, 3) uint8.
 
         Raises:
+            RuntimeProblem: see `check`.
+        """
+        self.check(picture)
+        return resize(picture, self.info['preprocessing']['resize'])
+
+    def check(self, picture: np.ndarray) -> None:
+        """See that the model can take a picture, before memory is asked for.
+
+        Raises:
             RuntimeProblem: if it is not a picture, is too large, or has another size than the one size that the model
                 was exported for.
         """
@@ -109,8 +151,7 @@ class Model:
         ):
             got = f'{picture.dtype} {picture.shape}' if isinstance(picture, np.ndarray) else type(picture).__name__
             raise RuntimeProblem(f'a picture is uint8 pixels (h, w, 3), got {got}')
-        resized = resize(picture, self.info['preprocessing']['resize'])
-        height, width = resized.shape[:2]
+        height, width = resized_size(picture.shape[:2], self.info['preprocessing']['resize'])
         limit = self.info['limits']['pixels']
         if height * width > limit or picture.shape[0] * picture.shape[1] > limit:
             raise RuntimeProblem(
@@ -122,7 +163,6 @@ class Model:
             if isinstance(wanted, int) and wanted != length:
                 shape = 'x'.join(map(str, self.info['inputs'][0]['shape'][1:3]))
                 raise RuntimeProblem(f'this model takes pictures of {shape} pixels, and one became {height}x{width}')
-        return resized
 
     def _groups(self, pictures: Iterable[np.ndarray], batch: int) -> Iterator[list[np.ndarray]]:
         """Groups of consecutive pictures of the same size, each run as one batch."""
@@ -140,11 +180,16 @@ class Model:
     def _result(self, outputs: dict[str, np.ndarray], index: int) -> Result:
         """The result for one picture of a batch."""
         if self.info['task'] == 'segmentation':
-            return {name: value[index] for name, value in outputs.items()}
-        of_picture = outputs['image'] == index
-        result = {name: value[of_picture] for name, value in outputs.items() if name != 'image'}
+            result = {name: value[index] for name, value in outputs.items()}
+        else:
+            of_picture = outputs['image'] == index
+            result = {name: value[of_picture] for name, value in outputs.items() if name != 'image'}
         if 'masks' in result:
             result['masks'] = result['masks'].astype(bool)
+        if result['labels'].size and result['labels'].max() >= len(self.classes):
+            raise RuntimeProblem(
+                f'the model found class {result["labels"].max()}, and {self.folder / MANIFEST} has {len(self.classes)}'
+            )
         return result
 
 
@@ -155,12 +200,121 @@ def read_manifest(folder: Path) -> dict:
     """The contents of deploy.json.
 
     Raises:
-        RuntimeProblem: if it cannot be read.
+        RuntimeProblem: if it cannot be read, or is not what tools/export.py writes.
     """
+    path = folder / MANIFEST
     try:
-        return json.loads((folder / MANIFEST).read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe might never end
+            raise ValueError('it is no regular file')
+        with open(path, 'rb') as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ValueError(f'it has more than {MOST_BYTES:,} bytes')
+        info = json.loads(text)
+        json.dumps(info, ensure_ascii=False).encode()  # JSON may hold halves of characters, which cannot be printed
+    except (OSError, ValueError, RecursionError) as error:
         raise RuntimeProblem(f'{folder} is no exported model: its {MANIFEST} cannot be read ({error})') from error
+    fault = _fault(info, EVERY) or (info['task'] != 'maps' and _fault(info, WHOLE)) or _misfit(info)
+    if fault:
+        raise RuntimeProblem(f'{path}: {fault}; if nobody changed it, export the model again')
+    return info
+
+
+def _fault(value: Any, kind: Any, where: str = '') -> Optional[str]:
+    """What is wrong with a value of deploy.json, as a sentence without an end; None: nothing."""
+    if isinstance(kind, tuple):
+        faults = [_fault(value, one, where) for one in kind]
+        return None if None in faults else faults[-1]
+    parts: list[tuple] = []
+    if isinstance(kind, dict) and isinstance(value, dict):
+        kinds = dict.fromkeys(value, kind[str]) if str in kind else kind
+        parts = [(value.get(key, _MISSING), one, f'{where}.{key}') for key, one in kinds.items()]
+    elif isinstance(kind, list) and isinstance(value, list) and len(kind) in (1, len(value)):
+        parts = [(one, kind[0], f'{where}[{index}]') for index, one in enumerate(value)]
+    elif not _is_of(value, kind):
+        got = 'nothing' if value is _MISSING else reprlib.repr(value)
+        return f'{where.lstrip(".") or "it"} takes {_words(kind)}, got {got}'
+    return next(filter(None, (_fault(*part) for part in parts)), None)
+
+
+_MISSING = object()
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if isinstance(kind, range):
+        return type(value) is int and value in kind  # True is no number
+    if isinstance(kind, set):
+        return isinstance(value, str) and value in kind
+    return value is None if kind is None else type(value) is kind
+
+
+def _words(kind: Any) -> str:
+    if isinstance(kind, range):
+        return f'a whole number from {kind.start} to {kind.stop - 1}'
+    if isinstance(kind, set):
+        return f'one of {", ".join(sorted(kind))}'
+    if isinstance(kind, list):
+        return 'a list' if len(kind) == 1 else f'a list of {len(kind)}'
+    return 'an object' if isinstance(kind, dict) else {str: 'a text', bool: 'true or false', None: 'null'}[kind]
+
+
+def _misfit(info: dict) -> Optional[str]:
+    """What in deploy.json does not fit together, as a sentence without an end; None: nothing."""
+    for name in info['sha256']:
+        if name != Path(name).name or '\0' in name:
+            return f'sha256 takes names of files in this folder, got {reprlib.repr(name)}'
+    if info['file'] not in info['sha256']:
+        return f'file takes a name that sha256 has, got {reprlib.repr(info["file"])}'
+    missing = NEEDED[info['task']] - {port['name'] for port in info['outputs']}
+    if missing:
+        return f'outputs has no {", ".join(sorted(missing))}, which task {info["task"]!r} needs'
+    if info['task'] != 'maps' and len(info['palette']) not in (0, len(info['classes'])):
+        return f'palette takes a colour for each of classes, got {len(info["palette"])} for {len(info["classes"])}'
+    return None
+
+
+def check_files(folder: Path, sha256: Mapping[str, str]) -> None:
+    """See that the files of a model are those that were exported: a runtime may not survive others.
+
+    Args:
+        sha256: of each file, by its name.
+
+    Raises:
+        RuntimeProblem: if one is missing or differs.
+    """
+    for name, wanted in sha256.items():
+        path = folder / name
+        if not path.is_file():
+            raise RuntimeProblem(f'{path} is missing: the folder is not whole')
+        if file_digest(path) != wanted:
+            raise RuntimeProblem(f'{path} is not the file that was exported: its SHA-256 is not that in {MANIFEST}')
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def resized_size(size: tuple[int, int], rule: Optional[dict]) -> tuple[int, int]:
+    """The height and width that a picture has once it is resized: see `resize`.
+
+    Raises:
+        RuntimeProblem: if no pixel is left, or there was none.
+    """
+    height, width = new_height, new_width = size
+    if rule is not None and height and width:
+        new_width, new_height = rule['scale']
+        if rule['keep_ratio']:
+            long, short = max(rule['scale']), min(rule['scale'])
+            factor = min(long / max(height, width), short / min(height, width))
+            new_width, new_height = int(width * factor + 0.5), int(height * factor + 0.5)
+    if not (new_height and new_width):
+        raise RuntimeProblem(f'a picture of {height}x{width} pixels would be {new_height}x{new_width} to the model')
+    return new_height, new_width
 
 
 def resize(picture: np.ndarray, rule: Optional[dict]) -> np.ndarray:
@@ -170,18 +324,34 @@ def resize(picture: np.ndarray, rule: Optional[dict]) -> np.ndarray:
     Raises:
         RuntimeProblem: if no pixel is left, or there was none.
     """
-    height, width = new_height, new_width = picture.shape[:2]
-    if rule is not None and height and width:
-        new_width, new_height = rule['scale']
-        if rule['keep_ratio']:
-            long, short = max(rule['scale']), min(rule['scale'])
-            factor = min(long / max(height, width), short / min(height, width))
-            new_width, new_height = int(width * factor + 0.5), int(height * factor + 0.5)
-    if not (new_height and new_width):
-        raise RuntimeProblem(f'a picture of {height}x{width} pixels would be {new_height}x{new_width} to the model')
-    if rule is None:
-        return picture
-    return cv2.resize(picture, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    height, width = resized_size(picture.shape[:2], rule)
+    return picture if rule is None else cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
+
+
+def _compare_ports(path: Path, info: dict, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+    """See that deploy.json says of a model's inputs and outputs what the model itself does.
+
+    Raises:
+        RuntimeProblem: if not.
+    """
+    for side, found in (('inputs', inputs), ('outputs', outputs)):
+        said = [(port['name'], _lengths(port['shape'])) for port in info[side]]
+        is_same = len(said) == len(found) and all(
+            name in names and (side == 'outputs' or lengths == _lengths(shape))  # a runtime may know more of outputs
+            for (name, lengths), (names, shape) in zip(said, found)
+        )
+        if not is_same:
+            its = [(min(names, default=''), _lengths(shape)) for names, shape in found]
+            raise RuntimeProblem(f'{path} has the {side} {its}, and its {MANIFEST} says {said}')
+
+
+def _lengths(shape: Sequence[Any]) -> list[Optional[int]]:
+    """The length of each dimension; None: any."""
+    return [length if isinstance(length, int) else None for length in shape]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition('\n')[0] or type(error).__name__
 
 
 def _open_onnxruntime(path: Path, info: dict, device: str, threads: Optional[int]) -> Callable[..., list[np.ndarray]]:
@@ -199,11 +369,19 @@ def _open_onnxruntime(path: Path, info: dict, device: str, threads: Optional[int
     if threads is not None:
         options.intra_op_num_threads = threads
     settings = {'device_id': number} if number else {}
-    session = onnxruntime.InferenceSession(str(path), options, providers=[(provider, settings)])
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[(provider, settings)])
+    except Exception as error:  # of kinds of its own
+        raise RuntimeProblem(f'onnxruntime cannot open {path}: {_first_line(error)}') from error
+    ports = [[({port.name}, port.shape) for port in side] for side in (session.get_inputs(), session.get_outputs())]
+    _compare_ports(path, info, *ports)
     names = [port['name'] for port in info['inputs']]
 
     def run(inputs: Sequence[np.ndarray], outputs: Optional[Sequence[str]] = None) -> list[np.ndarray]:
-        return session.run(outputs, dict(zip(names, inputs)))
+        try:
+            return session.run(outputs, dict(zip(names, inputs)))
+        except Exception as error:
+            raise _cannot_run('onnxruntime', inputs, error) from error
 
     return run
 
@@ -221,42 +399,81 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
     settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': OPENVINO_TYPES[info['precision']]}
     if threads is not None:
         settings['INFERENCE_NUM_THREADS'] = threads
-    compiled = core.compile_model(str(path), device.upper(), settings)
+    try:
+        compiled = core.compile_model(str(path), device.upper(), settings)
+    except Exception as error:
+        raise RuntimeProblem(f'openvino cannot open {path}: {_first_line(error)}') from error
+    ports = [
+        [
+            (port.get_names(), [d.get_length() if d.is_static else None for d in port.get_partial_shape()])
+            for port in side
+        ]
+        for side in (compiled.inputs, compiled.outputs)
+    ]
+    _compare_ports(path, info, *ports)
     everything = [port['name'] for port in info['outputs']]
 
     def run(inputs: Sequence[np.ndarray], outputs: Optional[Sequence[str]] = None) -> list[np.ndarray]:
-        found = compiled(list(inputs), share_outputs=False)
+        try:
+            found = compiled(list(inputs), share_outputs=False)
+        except Exception as error:
+            raise _cannot_run('openvino', inputs, error) from error
         return [found[name] for name in (outputs or everything)]
 
     return run
 
 
-def main(folder: str, *paths: str) -> None:
-    """Print the results for pictures: a detector's objects, or a segmentor's classes and their shares of the pixels."""
+def _cannot_run(runtime: str, inputs: Sequence[np.ndarray], error: Exception) -> RuntimeProblem:
+    shape = 'x'.join(map(str, np.shape(inputs[0]))) if inputs else 'nothing'
+    return RuntimeProblem(f'{runtime} cannot run the model on an input of {shape}: {_first_line(error)}')
+
+
+def main(folder: str, *paths: str) -> int:
+    """Print the results for pictures: a detector's objects, or a segmentor's classes and their shares of the pixels.
+
+    Returns:
+        The exit status: 1 if there was no result for one of them, which is said.
+    """
     model = load(folder)
-    for path, result in zip(paths, model.predict(map(_read, paths))):
-        if 'boxes' in result:
-            clear = [
-                (model.classes[i], float(score)) for i, score in zip(result['labels'], result['scores']) if score > 0.3
-            ]
-            print(path, ', '.join(f'{name} {score:.2f}' for name, score in clear) or 'nothing')
+    status = 0
+    for path in paths:
+        try:
+            (result,) = model.predict([_read(path)])
+        except RuntimeProblem as error:
+            print(f'skipped: {path}: {error}', file=sys.stderr)
+            status = 1
         else:
-            shares = np.bincount(result['labels'].ravel(), minlength=len(model.classes)) / result['labels'].size
-            print(path, ', '.join(f'{name} {share:.0%}' for name, share in zip(model.classes, shares) if share >= 0.01))
+            print(path, _summary(result, model.classes))
     print('torch was imported' if 'torch' in sys.modules else 'without torch')
+    return status
+
+
+def _summary(result: Result, classes: Sequence[str]) -> str:
+    if 'boxes' in result:
+        clear = [(classes[i], float(score)) for i, score in zip(result['labels'], result['scores']) if score > 0.3]
+        return ', '.join(f'{name} {score:.2f}' for name, score in clear) or 'nothing'
+    shares = np.bincount(result['labels'].ravel(), minlength=len(classes)) / result['labels'].size
+    return ', '.join(f'{name} {share:.0%}' for name, share in zip(classes, shares) if share >= 0.01)
 
 
 def _read(path: str) -> np.ndarray:
-    pixels = cv2.imread(path)
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise RuntimeProblem('it is no regular file')
+        # Not cv2.imread, which cannot open every path
+        pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
+    except (OSError, ValueError, cv2.error) as error:  # a path with NUL; more than 2 ** 30 pixels, or no byte
+        raise RuntimeProblem(f'it cannot be read as a picture ({_first_line(error)})') from error
     if pixels is None:
-        raise RuntimeProblem(f'{path} cannot be read as a picture')
+        raise RuntimeProblem('it cannot be read as a picture')
     return pixels
 
 
 if __name__ == '__main__':
     if len(sys.argv) < 3:
         sys.exit(f'{sys.argv[0]} takes DIR PICTURE...: a folder that tools/export.py made, and pictures')
+    cast(TextIOWrapper, sys.stdout).reconfigure(errors='backslashreplace')  # names of files may not be UTF-8
     try:
-        main(*sys.argv[1:])
+        sys.exit(main(*sys.argv[1:]))
     except RuntimeProblem as error:
         sys.exit(f'{sys.argv[0]}: {error}')

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor, nn
 
-from .export import write_model
+from .export import manifest_of, write_model
 from .formats import FORMATS, OPSET, check_format, quiet
 from .graph import Graph, maps_graph
 from .runtime import MANIFEST, Model
@@ -48,9 +48,9 @@ def exported_runs(
                 kind, precisions = RUNTIMES[runtime]
                 for precision in precisions:
                     check_format(kind, precision)
-                    manifest = dict(format=kind, precision=precision, file=FORMATS['onnx'])  # which OpenVINO reads too
-                    ports = dict(inputs=[vars(port) for port in graph.inputs], outputs=[vars(p) for p in graph.outputs])
-                    (folder / MANIFEST).write_text(json.dumps({**manifest, **ports}))
+                    manifest = manifest_of(graph, folder, kind, precision)
+                    manifest['file'] = FORMATS['onnx']  # which OpenVINO reads too
+                    (folder / MANIFEST).write_text(json.dumps(manifest))
                     run = Model(folder, threads=threads).run
                     runs[f'{name}, {sizes}, {runtime} {precision}'] = partial(run, [image.numpy()])
     return runs

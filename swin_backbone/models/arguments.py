@@ -26,7 +26,6 @@ from .ranges import (
     read,
 )
 
-
 RENAMED = {
     'attention_backend': "is called backend now: write backend='eager' for 'sdpa'; 'auto' and 'triton' are as before",
 }

@@ -10,6 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from .seeds import BATCH, ORDER, seed_generators
 
+NUMBERS = 1 << 64  # a seed takes no number below 0, which the first batch has where batches became smaller
+
 
 class Batch(list):
     """Indices of a batch, and the place of its random numbers, which a worker is told with them."""
@@ -78,11 +80,11 @@ class PlacedBatchSampler(Sampler):
             if self.endless and hasattr(self.sampler, 'set_epoch'):
                 self.sampler.set_epoch(passes)
             first = number
-            seed_generators(self.seed, ORDER, number)
+            seed_generators(self.seed, ORDER, number % NUMBERS)
             for indices in self.batches:
                 yield number, indices
                 number += 1
-                seed_generators(self.seed, ORDER, number)
+                seed_generators(self.seed, ORDER, number % NUMBERS)
             if not self.endless or number == first:
                 return
             passes += 1

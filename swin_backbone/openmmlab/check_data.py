@@ -9,57 +9,47 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import DATASETS, METRICS, init_default_scope
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .check_coco import compare_classes, read_coco, reads_coco
+from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
 from .check_labels import LabelRule, read_label
-from .errors import DataError
+from .errors import DataError, Faults
 from .guard import build_error, label_rule, unreadable
 from .launchers import rank, require_launcher
 from .media import picture_size
-from .places import datasets_of, require_data
+from .places import annotation_file, datasets_in, metrics_in, require_data
 
-EXAMPLES = 3  # of each thing that is wrong
 CLASSES_SHOWN = 30
 
 
 @dataclass
 class Report:
-    """What was found in one data set.
+    """What was found in one data set, or in the annotation file of a metric that no data set has.
 
     Args:
         name: of the phase, with the key of the data set if it has several.
         rows: for the table, by their names.
         classes: how many objects, or pixels of the labels looked at, each class has.
-        errors: what cannot be trained on, or would be trained on wrongly, with examples, and how many.
-        warnings: the same for what may be intended.
-        counts: how many there are of each error and warning.
+        errors: what cannot be trained on, or would be trained on wrongly.
+        warnings: what may be intended.
     """
 
     name: str
     rows: dict[str, str] = field(default_factory=dict)
     classes: Counter = field(default_factory=Counter)
-    errors: dict[str, list[str]] = field(default_factory=dict)
-    warnings: dict[str, list[str]] = field(default_factory=dict)
-    counts: Counter = field(default_factory=Counter)
+    errors: Faults = field(default_factory=Faults)
+    warnings: Faults = field(default_factory=Faults)
 
-    def add(self, found: dict[str, list[str]], what: str, example: str) -> None:
-        """One more of `errors` or `warnings`."""
-        self.counts[what] += 1
-        examples = found.setdefault(what, [])
-        if len(examples) < EXAMPLES:
-            examples.append(example)
-
-    def sentences(self, found: dict[str, list[str]]) -> list[str]:
+    def sentences(self, found: Faults) -> list[str]:
         """What is wrong, in a sentence each."""
-        return [f'{self.name}: {what}: {self.counts[what]}, as {"; ".join(found[what])}' for what in found]
+        return [f'{self.name}: {sentence}' for sentence in found.sentences()]
 
 
 def check_data(
@@ -69,7 +59,7 @@ def check_data(
     seconds: float = 60,
     skip_unreadable: bool = False,
 ) -> list[Report]:
-    """Look through the data sets of a config.
+    """Look through the data sets of a config, each whatever is wrong with the others.
 
     Args:
         max_files: how many pictures of a data set are opened at most; if it has more, they are drawn at random.
@@ -77,21 +67,43 @@ def check_data(
         skip_unreadable: pictures that cannot be read are a warning, not an error.
 
     Raises:
-        ValueError: if files or folders that the config names are not there.
-        DataError: if a data set cannot be built, or its annotation file is in another format.
+        ValueError: if the config has no data, or files or folders that it names are not there.
     """
     require_data(cfg, phases)
+    if not any(datasets_in(cfg, phase) for phase in phases):
+        raise ValueError(f'the config has no data: none of {", ".join(f"{phase}_dataloader" for phase in phases)}')
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     reports = []
+    limits = _Limits(max_files, seconds, skip_unreadable)
     for phase in phases:
-        loader = cfg.get(f'{phase}_dataloader')
-        sets = list(datasets_of(loader['dataset'], f'{phase}_dataloader.dataset')) if loader else []
+        sets = datasets_in(cfg, phase)
+        evaluated = {
+            path: form
+            for _, metric in metrics_in(cfg, phase)
+            if (path := annotation_file(metric)) and (form := form_of(class_of(metric, METRICS)))
+        }
         for where, dataset in sets:
             report = Report(phase if len(sets) == 1 else where)
-            if reads_coco(dataset):
-                _check_annotations(report, dataset, phase == 'train')
-            _check_pictures(report, dataset, label_rule(cfg), _Limits(max_files, seconds, skip_unreadable))
             reports.append(report)
+            path, form = annotation_file(dataset), form_of(class_of(dataset))
+            can_be_read = True
+            try:
+                if path and form:
+                    is_evaluated = evaluated.pop(path, None) is not None
+                    can_be_read = _check_annotations(
+                        report, path, form, uses_masks(cfg), phase == 'train', is_evaluated
+                    )
+                _check_pictures(report, dataset, cfg, limits)
+            except DataError as error:
+                if can_be_read:  # or it follows from what was found
+                    report.errors.add('data that cannot be read', error.sentence)
+        for path, form in evaluated.items():
+            report = Report(f'{phase}_evaluator')
+            reports.append(report)
+            try:
+                _check_annotations(report, path, form, uses_masks(cfg), False, True)
+            except DataError as error:
+                report.errors.add('data that cannot be read', error.sentence)
     return reports
 
 
@@ -139,12 +151,16 @@ class _Limits(NamedTuple):
     skip_unreadable: bool
 
 
-def _check_pictures(report: Report, dataset: dict, rule: Optional[LabelRule], limits: _Limits) -> None:
+def _check_pictures(report: Report, dataset: dict, cfg: Config, limits: _Limits) -> None:
     try:
         built = DATASETS.build(dict(dataset, pipeline=[]))
         built.full_init()
     except Exception as error:
         raise build_error(dataset, error) from error
+    rule = label_rule(cfg)
+    path = annotation_file(dataset)
+    if path:
+        require_classes(path, type(built), built.metainfo.get('classes'), uses_masks(cfg))
     report.rows['pictures'] = f'{len(built):,}'
     classes = built.metainfo.get('classes', ())
     sizes: list[tuple[int, int]] = []
@@ -156,17 +172,17 @@ def _check_pictures(report: Report, dataset: dict, rule: Optional[LabelRule], li
         reason = unreadable(item)
         if reason:
             found = report.warnings if limits.skip_unreadable else report.errors
-            report.add(found, 'pictures or labels that cannot be read', reason)
+            found.add('pictures or labels that cannot be read', reason)
             continue
         size = picture_size(Path(item['img_path']))
         sizes.append(size)
         if min(size) < 2:
-            report.add(report.warnings, 'pictures with a side of one pixel, which are skipped', str(item['img_path']))
-        elif reads_coco(dataset) and size != (item['height'], item['width']):
-            report.add(
-                report.warnings, 'pictures of another size than their annotations say',
+            report.warnings.add('pictures with a side of one pixel, which are skipped', str(item['img_path']))
+        elif form_of(type(built)) and size != (item['height'], item['width']):
+            report.warnings.add(
+                'pictures of another size than their annotations say',
                 f'{item["img_path"]} is {size[1]}x{size[0]}, annotated as {item["width"]}x{item["height"]}',
-            )  # fmt: skip
+            )
         if rule and item.get('seg_map_path'):
             _check_label(report, Path(item['seg_map_path']), rule.of(item), size, classes)
     if sizes:
@@ -182,55 +198,34 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
     try:
         values = read_label(path, rule, size)
     except DataError as error:
-        report.add(report.errors, 'labels that cannot be trained on', str(error))
+        report.errors.add('labels that cannot be trained on', str(error))
         return
     pixels = np.bincount(rule.classes_of_values()[values.ravel()], minlength=256)
     kept = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
     if not sum(kept.values()):
-        report.add(report.warnings, 'labels with every pixel ignored, whose loss is 0', str(path))
+        report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
     kept['(ignored)'] = int(pixels[rule.ignore_index])
     report.classes.update(kept)
 
 
-def _check_annotations(report: Report, dataset: dict, is_training: bool) -> None:
-    path = Path(dataset.get('data_root') or '', dataset['ann_file'])
-    data = read_coco(path)
-    names = [category['name'] for category in data['categories']]
-    compare_classes(path, names, dataset.get('metainfo', {}).get('classes', ()))
-    report.rows['images annotated'] = f'{len(data["images"]):,}'
-    report.rows['objects'] = f'{len(data["annotations"]):,}'
-    report.rows['classes'] = str(len(names))
-    by_id = {category['id']: category['name'] for category in data['categories']}
-    report.classes.update(dict.fromkeys(names, 0))
-    images = {image['id']: image for image in data['images']}
-    with_mask = any('Annotations' in step['type'] and step.get('with_mask') for step in dataset.get('pipeline', ()))
-    for annotation in data['annotations']:
-        report.classes[by_id[annotation['category_id']]] += 1
-        _check_object(report, annotation, images.get(annotation['image_id']), with_mask)
-    empty = len(images.keys() - {annotation['image_id'] for annotation in data['annotations']})
-    report.rows['images without objects'] = f'{empty:,}'
-    if not data['annotations']:
-        report.add(report.errors if is_training else report.warnings, 'annotation files without objects', str(path))
-
-
-def _check_object(report: Report, annotation: dict[str, Any], image: Optional[dict], with_mask: bool) -> None:
-    name, box = f'annotation {annotation["id"]}', annotation['bbox']
-    if with_mask and not annotation.get('segmentation'):
-        report.add(report.errors, 'objects without a segmentation, which the model is trained on', name)
-    if image is None:
-        report.add(report.warnings, 'objects of an image that is not there', name)
-        return
-    x, y, width, height = box
-    if width < 1 or height < 1 or annotation['area'] <= 0:
-        report.add(report.warnings, 'objects without area, which are left out', f'{name} has bbox {box}')
-    elif x >= image['width'] or y >= image['height'] or x + width <= 0 or y + height <= 0:
-        report.add(report.warnings, 'boxes outside their image, which are left out', _beside(name, box, image))
-    elif x < -1 or y < -1 or x + width > image['width'] + 1 or y + height > image['height'] + 1:
-        report.add(report.warnings, 'boxes that reach out of their image', _beside(name, box, image))
-
-
-def _beside(name: str, box: list, image: dict) -> str:
-    return f'{name} has bbox {box}, its image {image["file_name"]} is {image["width"]}x{image["height"]}'
+def _check_annotations(
+    report: Report, path: str, form: str, with_masks: bool, is_trained_on: bool, is_evaluated: bool
+) -> bool:
+    """Whether mmdet can read an annotation file."""
+    found = check_annotations(path, form, with_masks)
+    report.rows['images annotated'] = f'{found.images:,}'
+    report.rows['objects'] = f'{sum(found.objects.values()):,}'
+    report.rows['classes'] = str(len(found.categories))
+    report.rows['images without objects'] = f'{found.empty:,}'
+    report.classes.update(found.objects)
+    report.errors.update(found.errors, path)
+    report.errors.update(found.masks, path)
+    if is_evaluated:
+        report.errors.update(found.in_evaluation, path)
+    report.warnings.update(found.warnings, path)
+    if not any(found.objects.values()):
+        (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
+    return not found.errors
 
 
 def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:

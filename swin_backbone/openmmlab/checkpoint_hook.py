@@ -8,6 +8,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
 
 from ..whole_files import PARTIAL, write_whole
+from .checkpoint_names import partials
 from .exact_resume import resume_state
 
 
@@ -40,11 +41,15 @@ class WholeCheckpointHook(CheckpointHook):
         super().__init__(*args, out_dir=out_dir, file_client_args=file_client_args, backend_args=backend_args, **kwargs)
 
     def before_train(self, runner) -> None:
+        kept = runner.message_hub.runtime_info.pop('keep_ckpt_ids', [])  # else mmengine's removes what is too much
         super().before_train(runner)
-        if is_main_process():
-            for partial in Path(self.out_dir).glob(f'{PARTIAL}*.pth'):  # of a process that was killed
+        if is_main_process() and '://' not in str(self.out_dir):
+            for partial in partials(Path(self.out_dir), PARTIAL, self.filename_tmpl):
                 partial.unlink()
-        self._find_best_where_the_folder_is_now()
+        if self.max_keep_ckpts > 0:
+            self.keep_ckpt_ids.extend(kept[-self.max_keep_ckpts :])
+            if is_main_process():
+                self._remove([self._path(step) for step in kept[: -self.max_keep_ckpts]])
 
     def folder(self, runner) -> str:
         """Where checkpoints are, also before training, when mmengine's hook works it out."""
@@ -101,7 +106,7 @@ class WholeCheckpointHook(CheckpointHook):
 
     def _remove(self, paths: list[str]) -> None:
         for path in paths:
-            if self.file_backend.isfile(path):
+            if self.file_backend.isfile(path) and not os.path.islink(path):
                 self.file_backend.remove(path)
 
     def _best(self) -> dict[Optional[str], Optional[str]]:
@@ -109,15 +114,6 @@ class WholeCheckpointHook(CheckpointHook):
         if self.save_best is None:
             return {}
         return {None: self.best_ckpt_path} if len(self.key_indicators) == 1 else self.best_ckpt_path_dict
-
-    def _find_best_where_the_folder_is_now(self) -> None:
-        """A checkpoint names the best one by its whole path: that of another folder is not this run's to remove."""
-        for metric, path in self._best().items():
-            here = path and self.file_backend.join_path(self.out_dir, os.path.basename(path))
-            if metric is None:
-                self.best_ckpt_path = here
-            else:
-                self.best_ckpt_path_dict[metric] = here
 
 
 def find_checkpoint_hook(runner) -> Optional[WholeCheckpointHook]:

@@ -1,6 +1,9 @@
 """The errors of data that is wrong and of a training that cannot go on, and errors as sentences."""
 
+from collections import Counter
+
 WHERE = f'{__name__}.DataError: '
+EXAMPLES = 3  # of each kind of fault
 
 
 class DataError(ValueError):
@@ -10,6 +13,34 @@ class DataError(ValueError):
     def sentence(self) -> str:
         """The message without the traceback that torch writes in front of what a worker process raised."""
         return str(self).rpartition(WHERE)[2].strip()
+
+
+class Faults:
+    """What is wrong with many things: of each kind how many, and the first of them."""
+
+    def __init__(self) -> None:
+        self.counts: Counter = Counter()
+        self.examples: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def add(self, kind: str, example: str) -> None:
+        self.counts[kind] += 1
+        examples = self.examples.setdefault(kind, [])
+        if len(examples) < EXAMPLES:
+            examples.append(example)
+
+    def update(self, other: 'Faults', where: str) -> None:
+        """Add those of another, which are in a file."""
+        for kind, examples in other.examples.items():
+            kind_there = f'{where}: {kind}'
+            self.counts[kind_there] += other.counts[kind]
+            self.examples[kind_there] = [*self.examples.get(kind_there, ()), *examples][:EXAMPLES]
+
+    def sentences(self) -> list[str]:
+        """What is wrong, one kind each."""
+        return [f'{kind}: {self.counts[kind]}, as {"; ".join(examples)}' for kind, examples in self.examples.items()]
 
 
 class TrainingStopped(RuntimeError):

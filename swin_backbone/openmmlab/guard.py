@@ -1,7 +1,7 @@
 """What a run does about data that is wrong: name the file in one sentence, or skip it and count."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -13,18 +13,28 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.dist import all_reduce
+from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, METRICS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+from .annotations import (
+    SHORT_POLYGON,
+    check_annotations,
+    class_of,
+    form_of,
+    mask_fault,
+    require_annotations,
+    require_classes,
+    uses_masks,
+)
 from .batches import is_placed
-from .check_coco import compare_classes, read_coco, reads_coco
 from .check_labels import LabelRule, has_8_bits, read_label
 from .errors import DataError
 from .media import picture_size, read_picture, require_whole
-from .places import datasets_of
+from .places import annotation_file, datasets_of, metrics_of, require_file
 
 NOTHING_LEFT = 'need at least one array to concatenate'  # how mmengine says that a data set is empty
 
@@ -36,10 +46,15 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
         skip_unreadable: leave out pictures that cannot be read, or whose labels cannot. In training another picture
             takes the place of one; those of validation and test are all read once before.
     """
-    build = runner.build_dataloader
+    build, build_evaluator = runner.build_dataloader, runner.build_evaluator
+    with_masks = uses_masks(runner.cfg)
 
     @wraps(build)
     def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader:
+        if isinstance(dataloader, dict):
+            for sentence in check_datasets(dataloader.get('dataset'), with_masks):
+                if 'own_data' not in runner.cfg:  # which was looked through before: check_own_data
+                    runner.logger.warning(sentence)
         try:
             loader = build(dataloader, *args, **kwargs)
         except Exception as error:
@@ -49,7 +64,16 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
         guard_dataset(loader.dataset, runner.cfg, is_training, skip_unreadable)
         return loader
 
+    @wraps(build_evaluator)
+    def build_guarded_evaluator(evaluator: Any) -> Evaluator:
+        for _, metric in metrics_of(evaluator, 'evaluator'):
+            path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
+            if path and form:
+                require_annotations(path, form, with_masks, ('masks', 'in_evaluation'))
+        return build_evaluator(evaluator)
+
     runner.build_dataloader = build_guarded
+    runner.build_evaluator = build_guarded_evaluator
     runner.register_hook(CountBadDataHook(label_rule(runner.cfg)))
 
 
@@ -60,6 +84,7 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
         DataError: if it cannot be built.
     """
     dataset = cfg[f'{phase}_dataloader'].dataset
+    check_datasets(dataset, uses_masks(cfg), beyond=())  # a mask that is wrong is an error of its picture alone
     try:
         built = DATASETS.build(dataset)
         built.full_init()
@@ -69,6 +94,29 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
     return built
 
 
+def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:
+    """See that mmdet and pycocotools can take the annotation files of a config's data sets, before they read them.
+
+    Args:
+        with_masks, beyond: see `require_annotations`.
+
+    Returns:
+        What in them may be intended, a sentence each.
+
+    Raises:
+        DataError: if not, naming the annotations.
+    """
+    warnings = []
+    for _, base in datasets_of(dataset, 'dataset'):
+        path, cls = annotation_file(base), class_of(base)
+        form = form_of(cls)
+        if path and cls and form:
+            found = require_annotations(path, form, with_masks, beyond)
+            require_classes(path, cls, (base.get('metainfo') or {}).get('classes'), with_masks)
+            warnings += [f'{path} has {sentence}' for sentence in found.warnings.sentences()]
+    return warnings
+
+
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
     """Have a data set, in place, name the pictures and labels that are wrong.
 
@@ -76,12 +124,12 @@ def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable:
         DataError: if its classes are no categories of its annotation file.
     """
     for base in base_datasets(dataset):
-        if reads_coco(base) and len(base.cat_ids) != len(base.metainfo['classes']):
-            names = [category['name'] for category in read_coco(base.ann_file)['categories']]
-            compare_classes(base.ann_file, names, base.metainfo['classes'])
+        path = annotation_file(dict(ann_file=base.ann_file, backend_args=getattr(base, 'backend_args', None)))
+        if path and form_of(type(base)):
+            require_classes(path, type(base), base.metainfo['classes'], uses_masks(cfg))
         if skip_unreadable and not is_training:
             _leave_out_unreadable(base)
-        base.pipeline = GuardedPipeline(base, label_rule(cfg), is_training, skip_unreadable)
+        base.pipeline = GuardedPipeline(base, cfg, is_training, skip_unreadable)
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
@@ -103,19 +151,25 @@ class GuardedPipeline:
     or its label cannot be read. Which ones is in `skipped`, in memory that worker processes share.
     """
 
-    def __init__(self, dataset: BaseDataset, rule: Optional[LabelRule], is_training: bool, skip_unreadable: bool):
+    def __init__(self, dataset: BaseDataset, cfg: Config, is_training: bool, skip_unreadable: bool):
         self.transforms = dataset.pipeline.transforms
         self.is_training = is_training
         self.is_local = not getattr(dataset, 'backend_args', None)
-        self.rule = rule
+        self.rule = label_rule(cfg)
+        self.with_masks = uses_masks(cfg)
+        self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in self.transforms)
         self.skip_unreadable = skip_unreadable and is_training
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
 
     def __call__(self, item: dict) -> Optional[dict]:
         source = dict(item)  # transforms change it
         try:
-            if self.is_local and 'img_path' in source:
+            if self.is_local and source.get('img_path'):
                 require_whole(Path(source['img_path']))
+            if self.is_local and source.get('seg_map_path'):
+                require_file(source['seg_map_path'])
+            if 'height' in item and 'width' in item:
+                self._check_masks(item, (item['height'], item['width']))
             return self._transform(item)
         except DataError:
             raise
@@ -135,7 +189,9 @@ class GuardedPipeline:
             if item is None:
                 return None
             if size is None and 'ori_shape' in item:
-                size = item['ori_shape'][:2]
+                size = tuple(item['ori_shape'][:2])
+                if size != (item.get('height'), item.get('width')):
+                    self._check_masks(item, size)
                 if self.is_training and min(size) < 2:
                     self._skip(item, f'{_name(item)} has a side of one pixel')
                     return None
@@ -143,6 +199,13 @@ class GuardedPipeline:
                 has_labels = True
                 self._check_labels(item, self.rule, size)
         return item
+
+    def _check_masks(self, item: dict, size: tuple[int, int]) -> None:
+        """Whether pycocotools can take the masks of a picture's objects; mmdet leaves short polygons out."""
+        for index, instance in enumerate(item.get('instances', ()) if self.with_masks else ()):
+            fault = mask_fault(instance.get('mask'), size) if 'mask' in instance or self.loads_masks else None
+            if fault and fault[0] != SHORT_POLYGON:
+                raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
 
     def _check_labels(self, item: dict, rule: LabelRule, size: tuple[int, int]) -> None:
         labels, path = item['gt_seg_map'], item.get('seg_map_path')
@@ -212,25 +275,16 @@ def build_error(dataset: Any, error: Exception) -> DataError:
     if isinstance(error, DataError):
         return error
     for _, base in datasets_of(dataset, 'dataset') if isinstance(dataset, dict) else ():
-        path = Path(base.get('data_root') or '', base.get('ann_file') or '')
-        if base.get('backend_args'):
-            continue
-        is_coco = reads_coco(base)
-        try:
-            if is_coco:
-                names = [category['name'] for category in read_coco(path)['categories']]
-                compare_classes(path, names, base.get('metainfo', {}).get('classes', ()))
-        except DataError as better:
-            return better
-        if NOTHING_LEFT in str(error):
-            return _nothing_left(base, path if is_coco else None)
+        if NOTHING_LEFT in str(error) and not base.get('backend_args'):
+            return _nothing_left(base)
     return DataError(f'the data set cannot be built: {type(error).__name__}: {error}')
 
 
-def _nothing_left(base: dict, annotations: Optional[Path]) -> DataError:
-    if annotations:
+def _nothing_left(base: dict) -> DataError:
+    path, form = annotation_file(base), form_of(class_of(base))
+    if path and form:
         return DataError(
-            f'{annotations} has {len(read_coco(annotations)["images"])} images, and none is left with '
+            f'{path} has {check_annotations(path, form, False).images} images, and none is left with '
             f'filter_cfg={base.get("filter_cfg")}, which leaves out those without objects or smaller than min_size'
         )
     folder = Path(base.get('data_root') or '', (base.get('data_prefix') or {}).get('img_path') or '')

@@ -17,11 +17,12 @@ from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from PIL import Image
 
-from ..whole_files import write_whole
+from ..outputs import Outputs
+from .checkpoint_fields import dataset_meta_of
 from .loading import load_from_file_or_address, read_checkpoints_safely
-from .media import Frame, Medium, VideoWriter, write_picture
+from .media import Frame, Medium, VideoWriter, encode_picture
 from .own_data import set_num_classes
-from .whole import dataset_meta_of, fit_to_model
+from .whole import ALLOW_MISSING, check_classes, fit_to_model
 
 # COCO's 80 classes have the ids 1 to 90 without these.
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
@@ -59,7 +60,7 @@ class Predictor:
         read_checkpoints_safely(unsafe_load)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
-            self.meta = _dataset_meta(loaded, cfg)
+            self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg, len(self.meta['classes']))
             if 'data_preprocessor' in cfg:  # of mmpretrain, as its runner does
@@ -75,7 +76,8 @@ class Predictor:
         self.visualizer.dataset_meta = self.meta
 
     def _load(self, loaded: dict, checkpoint: str, allow_missing: bool) -> None:
-        weights = fit_to_model(self.model, loaded, checkpoint, not allow_missing, {})
+        weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING, {})
+        check_classes(self.model, self.meta, checkpoint)
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
     def prepare(self, frame: Frame) -> dict:
@@ -116,7 +118,7 @@ class Predictor:
 
 
 class Results:
-    """Writes predictions below a folder, and counts them; all but the overlays in the pixels of the picture itself.
+    """Writes predictions as `outputs`, and counts them; all but the overlays in the pixels of the picture itself.
 
         overlays/NAME.jpg    each picture with its predictions drawn, NAME.mp4 for a video
         results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation); of a
@@ -126,13 +128,13 @@ class Results:
                              classes' colours as the palette
 
     Args:
-        out_dir: made if it is not there; what is there under the same names is overwritten.
+        outputs: their folder is made if it is not there.
         predictor: whose predictions these are.
         score_thr: objects below are neither drawn nor written.
     """
 
-    def __init__(self, out_dir: Path, predictor: Predictor, score_thr: float):
-        self.out_dir = out_dir
+    def __init__(self, outputs: Outputs, predictor: Predictor, score_thr: float):
+        self.outputs = outputs
         self.predictor = predictor
         self.score_thr = score_thr
         self.images: list[dict] = []
@@ -140,8 +142,25 @@ class Results:
         self.category_ids = _category_ids(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
+    def check(self, media: Sequence[Medium]) -> None:
+        """See that what will be made of media may be written.
+
+        Raises:
+            FileExistsError: if not, naming the first.
+        """
+        for medium in media:
+            self.outputs.check(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
+            if self.predictor.scope == 'mmseg' and not medium.is_video:
+                self.outputs.check(self._path('labels', medium.name, '.png'))
+        self.outputs.check(*self._tables())
+
     def add(self, frame: Frame, sample: BaseDataElement) -> None:
-        """Write one frame's predictions."""
+        """Write one frame's predictions.
+
+        Raises:
+            OSError: if they cannot be written.
+        """
+        overlay = self.predictor.draw(frame, sample, self.score_thr)
         height, width = frame.size
         image_id = len(self.images) + 1
         file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
@@ -155,27 +174,36 @@ class Results:
                 if name == 'pred_panoptic_seg':
                     labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
                 labels = _enlarge(labels.astype(np.uint8), frame.size)
-                _write_labels(self._path('labels', frame.name, '.png'), labels, self.predictor.meta['palette'])
+                labels_png = _encode_labels(labels, self.predictor.meta['palette'])
+                self.outputs.write(self._path('labels', frame.name, '.png'), labels_png)
         if 'pred_score' in sample:
             self.objects.append(self._best_classes(sample.pred_score, file_name))
-        overlay = self.predictor.draw(frame, sample, self.score_thr)
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
                 self._close_video()
-                self.video = frame.medium, VideoWriter(self._path('overlays', frame.medium.name, '.mp4'), frame.medium)
+                path = self._path('overlays', frame.medium.name, '.mp4')
+                self.video = frame.medium, VideoWriter(path, frame.medium, self.outputs)
             self.video[1].write(overlay)
         else:
-            write_picture(self._path('overlays', frame.name, '.jpg'), overlay)
+            self.outputs.write(self._path('overlays', frame.name, '.jpg'), encode_picture('.jpg', overlay))
 
     def close(self) -> None:
         """Write what is about all frames together."""
         self._close_video()
+        for path, data in self._tables().items():
+            self.outputs.write(path, json.dumps(data).encode())
+
+    def _tables(self) -> dict[Path, Any]:
+        """The files about all frames together, and what they hold."""
+        folder = self.outputs.folder
+        tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
             names = zip(self.category_ids, self.predictor.meta['classes'])
             categories = [dict(id=number, name=name) for number, name in names]
-            _write_json(self.out_dir / 'images.json', dict(images=self.images, categories=categories))
+            tables[folder / 'images.json'] = dict(images=self.images, categories=categories)
         if self.predictor.scope in ('mmdet', 'mmpretrain'):
-            _write_json(self.out_dir / 'results.json', self.objects)
+            tables[folder / 'results.json'] = self.objects
+        return tables
 
     def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict:
         best = scores.cpu().topk(min(TOP, len(scores)))
@@ -200,9 +228,7 @@ class Results:
             yield found
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
-        path = self.out_dir / folder / (name + suffix)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        return self.outputs.folder / folder / (name + suffix)
 
     def _close_video(self) -> None:
         if self.video is not None:
@@ -227,9 +253,9 @@ def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:
     return [*loader, *(step for step in kept if not step['type'].startswith('LoadImage'))]
 
 
-def _dataset_meta(loaded: dict, cfg: Config) -> dict:
+def _dataset_meta(loaded: dict, checkpoint: str, cfg: Config) -> dict:
     """Classes and colours: of the checkpoint, else of the config's data set."""
-    meta = dataset_meta_of(loaded)
+    meta = dataset_meta_of(loaded, checkpoint)
     if 'classes' not in meta:
         dataset = cfg.test_dataloader.dataset
         with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
@@ -264,8 +290,8 @@ def _enlarge(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
-def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> None:
-    """Write classes as a PNG with a palette of RGB colours: viewers show colours, programs read numbers."""
+def _encode_labels(labels: np.ndarray, palette: Sequence[Sequence[int]]) -> bytes:
+    """Classes as a PNG with a palette of RGB colours: viewers show colours, programs read numbers."""
     # All 256 colours: Pillow writes fewer bits a pixel for a short palette, and changes values that are beyond it.
     colours = np.zeros((256, 3), np.uint8)
     colours[: len(palette)] = palette[:256]
@@ -273,8 +299,4 @@ def _write_labels(path: Path, labels: np.ndarray, palette: Sequence[Sequence[int
     image.putpalette(colours.tobytes())
     encoded = io.BytesIO()
     image.save(encoded, 'PNG')
-    write_whole(path, encoded.getvalue())
-
-
-def _write_json(path: Path, data: Any) -> None:
-    write_whole(path, json.dumps(data).encode())
+    return encoded.getvalue()

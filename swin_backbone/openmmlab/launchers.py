@@ -33,5 +33,10 @@ def require_launcher(launcher: str) -> None:
 
 
 def rank(launcher: str) -> int:
-    """The number of this process among those that the launcher started."""
+    """The number of this process among those that the launcher started.
+
+    Raises:
+        ValueError: see `require_launcher`.
+    """
+    require_launcher(launcher)
     return int(os.environ[VARIABLES[launcher][0]]) if VARIABLES[launcher] else 0

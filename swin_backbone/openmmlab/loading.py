@@ -9,21 +9,19 @@ from typing import Any
 import torch
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.runner import CheckpointLoader
+from mmengine.runner import CheckpointLoader, Runner
 
 from ..checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
 from ..checkpoints.safe import are_checkpoints_trusted, read_file
 from ..compat import checkpoint_loaders
-from .whole import fit_to_model
+from .checkpoint_fields import ANEW, check_resumable
+from .exact_resume import fit_to_run
+from .whole import ALLOW_MISSING, fit_to_model
 
 WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # torch.load obeys it, whatever its arguments say
 
 # Configs as text: `Runner.resume` and mmengine's Inferencer run them as Python.
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
-RESUMED: dict[str, dict[str, type]] = {
-    'meta': dict(epoch=int, iter=int),
-    'message_hub': dict(log_scalars=dict, runtime_info=dict, resumed_keys=dict),
-}
 
 
 def read_checkpoints_safely(unless: bool = False) -> None:
@@ -79,22 +77,6 @@ def without_code(checkpoint: Any) -> Any:
     return checkpoint
 
 
-def check_resumable(checkpoint: Any, name: str) -> None:
-    """Whether a checkpoint has what `Runner.resume` takes for granted.
-
-    Raises:
-        CheckpointError: if it has not: it holds weights alone.
-    """
-    for part, fields in RESUMED.items():
-        held = checkpoint.get(part)
-        if isinstance(held, dict) and all(isinstance(held.get(field), kind) for field, kind in fields.items()):
-            continue
-        raise CheckpointError(
-            f'checkpoint {name!r} holds weights, and not the state of a training run: it cannot be resumed; to start '
-            'anew from its weights, leave out --resume and set load_from'
-        )
-
-
 class FitCheckpointHook(Hook):
     """Before the Runner loads a checkpoint: bring it to the names and shapes of a model with a `SwinBackbone`.
 
@@ -111,16 +93,19 @@ class FitCheckpointHook(Hook):
         self.whole = whole
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        name = runner._load_from or f'of {runner.work_dir}'
+        name = getattr(runner, 'resumed_from', None) or runner._load_from or f'of {runner.work_dir}'
         if runner._resume:
             check_resumable(checkpoint, name)
         model = runner.model
         while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
             model = model.module
         dataset = runner.test_loop.dataloader.dataset if self.whole else None
-        fitted = fit_to_model(model, checkpoint, name, self.whole, getattr(dataset, 'metainfo', {}))
+        missing = ANEW if runner._resume else ALLOW_MISSING if self.whole else None
+        fitted = fit_to_model(model, checkpoint, name, missing, getattr(dataset, 'metainfo', {}))
         if fitted is not None:
             checkpoint['state_dict'] = fitted
+        if runner._resume and isinstance(runner, Runner):
+            fit_to_run(runner, checkpoint, name)
 
 
 def _read_safely(loader: Callable) -> Callable:

@@ -93,8 +93,16 @@ class _Batches:
 
 
 def placed(loop: dict) -> dict:
-    """A training loop's config, with the loop of this file that stands for mmengine's; others stay."""
+    """A training loop's config, with the loop of this file that stands for mmengine's; others stay.
+
+    Raises:
+        ValueError: if a number of epochs or iterations is none from 1, with which it would train nothing.
+    """
     cfg = dict(loop)
+    for name in ('max_epochs', 'max_iters', 'val_interval'):
+        value = cfg.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value == value // 1:
+            raise ValueError(f'train_cfg.{name} takes a whole number from 1, got {value!r:.80}')
     if 'by_epoch' in cfg and 'type' not in cfg:
         cfg['type'] = EpochBasedTrainLoop if cfg.pop('by_epoch') else IterBasedTrainLoop
     kind = LOOPS.get(cfg['type']) if isinstance(cfg.get('type'), str) else cfg.get('type')

@@ -1,8 +1,12 @@
-"""Pictures and videos: finding them, reading them frame by frame, and writing a picture."""
+"""Pictures and videos: finding them, reading them frame by frame, and writing them."""
 
 import os
-from collections.abc import Iterator, Sequence
+import tempfile
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from glob import glob, has_magic
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
@@ -10,7 +14,8 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from ..whole_files import PARTIAL, write_whole
+from ..outputs import Outputs
+from .places import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
@@ -21,7 +26,7 @@ class Medium(NamedTuple):
     """A picture or video, and what to call what is made of it."""
 
     path: Path
-    name: str  # without suffix; unlike any other's
+    name: str  # without suffix; unlike any other's, and no two media's files or folders of it are one
     is_video: bool
 
 
@@ -38,8 +43,11 @@ class Frame(NamedTuple):
         return f'{self.medium.name}/{self.number:06d}' if self.medium.is_video else self.medium.name
 
 
-def find_media(inputs: Sequence[str]) -> list[Medium]:
+def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda path: False) -> list[Medium]:
     """What the inputs stand for: a file each, everything below a folder, whatever a pattern matches; each once.
+
+    Args:
+        leave_out: says of a file in a folder or of a pattern that it is none, as what an earlier run wrote there.
 
     Raises:
         ValueError: if an input is no file, folder or pattern that matches something.
@@ -48,7 +56,8 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
     for given in inputs:
         path = Path(given)
         if path.is_dir():
-            inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in PICTURES + VIDEOS and p.is_file())
+            inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in PICTURES + VIDEOS and not p.is_dir())
+            inside = [p for p in inside if not leave_out(p)]
             found.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in found)
             if not inside:
                 raise ValueError(f'there is no picture and no video in {given!r}')
@@ -56,26 +65,52 @@ def find_media(inputs: Sequence[str]) -> list[Medium]:
             found.setdefault(path, path.stem)
         else:
             matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
-            matched = [p for p in matched if p.is_file()]
+            matched = [p for p in matched if not p.is_dir() and not leave_out(p)]
             if not matched:
                 raise ValueError(f'an input is a picture, video, folder or pattern; {given!r} is none, or matches none')
             found.update((p, p.stem) for p in matched if p not in found)
-    media, taken = [], set()
+    media: list[Medium] = []
+    folders = {str(parent) for stem in found.values() for parent in Path(_same(stem)).parents}
+    taken: set[str] = set()
     for path, stem in found.items():
-        name, number = stem, 1
-        while name in taken:
-            name, number = f'{stem}_{number}', number + 1
-        taken.add(name)
-        media.append(Medium(path, name, path.suffix.lower() in VIDEOS))
+        is_video = path.suffix.lower() in VIDEOS
+        for name in (stem if not number else f'{stem}_{number}' for number in count()):
+            frames = _same(name)  # the folder of what is made of each frame of a video
+            files = {f'{frames}{suffix}' for suffix in ('.jpg', '.png', '.mp4')}
+            if taken.isdisjoint({frames, *files}) and folders.isdisjoint({frames, *files} if is_video else files):
+                break
+        taken.update({frames, *files})
+        media.append(Medium(path, name, is_video))
     return media
+
+
+def _same(name: str) -> str:
+    """What two names have in common that are one in some file systems."""
+    return unicodedata.normalize('NFC', name).casefold()
+
+
+@contextmanager
+def _known_to_opencv(path: Path) -> Iterator[Path]:
+    """The path of a file or folder, or a link to it where OpenCV does not take its name, as one that is not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder, 'link')
+            link.symlink_to(path.absolute())
+            yield link
+    else:
+        yield path
 
 
 def count_frames(medium: Medium) -> int:
     """How many frames a video says that it has; 1 for a picture."""
     if not medium.is_video:
         return 1
-    video = cv2.VideoCapture(str(medium.path))
-    return max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT)))
+    if not medium.path.is_file():
+        return 0
+    with _known_to_opencv(medium.path) as path:
+        return max(0, int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT)))
 
 
 def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Frame]:
@@ -85,16 +120,23 @@ def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Fr
         max_pixels: a frame of more is reduced to as many.
 
     Raises:
-        OSError: if there is none that can be read.
+        OSError: if there is none that can be read; or, after the last of them, if a video says that it has more.
     """
     if medium.is_video:
-        video = cv2.VideoCapture(str(medium.path))
-        index = 0
-        while (read := video.read())[0]:
-            yield Frame(medium, index, _reduce(read[1], max_pixels), read[1].shape[:2])
-            index += 1
+        require_file(medium.path)
+        with _known_to_opencv(medium.path) as path:
+            video = cv2.VideoCapture(str(path))
+            said, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
+            index, seconds = 0, 0.0
+            while (read := video.read())[0]:
+                seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+                yield Frame(medium, index, _reduce(read[1], max_pixels), read[1].shape[:2])
+                index += 1
         if not index:
             raise OSError(f'{medium.path}: no frame of it can be read as a video')
+        # Where frames are not evenly spaced, the number that it says is an estimate, and its length is not.
+        if said - index > 1 and said / rate - seconds > 2.5 / rate:
+            raise OSError(f'{medium.path} is cut off or damaged: {index} of its {said:.0f} frames can be read')
         return
     pixels = read_picture(medium.path)
     yield Frame(medium, 0, _reduce(pixels, max_pixels), pixels.shape[:2])
@@ -116,6 +158,7 @@ def read_picture(path: Union[str, Path]) -> np.ndarray:
         OSError: if it is not there, empty, truncated or no picture, naming it.
     """
     path = Path(path)
+    require_file(path)
     require_whole(path)
     # Not cv2.imread, which cannot open every path and prints what goes wrong.
     try:
@@ -133,6 +176,7 @@ def require_whole(path: Path) -> None:
     Raises:
         OSError: if it is not there, empty or truncated, naming it.
     """
+    require_file(path)
     with open(path, 'rb') as file:
         head = file.read(8)
         if not head:
@@ -154,6 +198,7 @@ def picture_size(path: Path) -> tuple[int, int]:
     Raises:
         OSError: if it is not there or no picture, naming it.
     """
+    require_file(path)
     try:
         with Image.open(path) as image:
             width, height = image.size
@@ -166,30 +211,51 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 class VideoWriter:
-    """Writes frames (H, W, 3) BGR as an MP4, at the rate of the video that they are of."""
+    """Writes frames (H, W, 3) BGR as an MP4, at the rate of the video that they are of.
 
-    def __init__(self, path: Path, source: Medium):
-        self.path = path
-        self.rate = cv2.VideoCapture(str(source.path)).get(cv2.CAP_PROP_FPS) or 25.0
-        self.partial = path.with_name(PARTIAL + path.name)
+    Args:
+        path: of the MP4, which is there once the writer is closed.
+        source: the video.
+        outputs: whose file it is.
+
+    Raises:
+        FileExistsError: if there is something that may not be replaced.
+    """
+
+    def __init__(self, path: Path, source: Medium, outputs: Outputs):
+        outputs.check(path)
+        self.path, self.outputs = path, outputs
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.beside = tempfile.TemporaryDirectory(prefix='.partial-', dir=path.parent)
+        self.partial = Path(self.beside.name, 'video.mp4')
+        with _known_to_opencv(source.path) as known:
+            self.rate = cv2.VideoCapture(str(known)).get(cv2.CAP_PROP_FPS) or 25.0
         self.writer: Optional[cv2.VideoWriter] = None
+        self.frames = 0
 
     def write(self, pixels: np.ndarray) -> None:
         if self.writer is None:
             size = (pixels.shape[1], pixels.shape[0])
-            self.writer = cv2.VideoWriter(str(self.partial), cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
+            with _known_to_opencv(self.partial.parent) as folder:
+                name = str(folder / self.partial.name)
+                self.writer = cv2.VideoWriter(name, cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
         self.writer.write(pixels)
+        self.frames += 1
 
     def close(self) -> None:
-        if self.writer is not None:
-            self.writer.release()
-            self.partial.replace(self.path)
+        """Give the file its name.
+
+        Raises:
+            OSError: if not all frames are in it. OpenCV says nothing of a full disk, or of a size that it cannot write.
+        """
+        with self.beside:
+            if self.writer is not None:
+                self.writer.release()
+                if count_frames(Medium(self.partial, '', True)) < self.frames:
+                    raise OSError(f'{self.path} cannot be written: not all of its {self.frames} frames are there')
+                self.outputs.write_by(self.path, self.partial.replace)
 
 
-def write_picture(path: Path, pixels: np.ndarray) -> None:
-    """Write BGR pixels (H, W, 3) uint8 to a file that is whole or not there, of the kind that its suffix says.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    write_whole(path, cv2.imencode(path.suffix, pixels)[1].tobytes())
+def encode_picture(suffix: str, pixels: np.ndarray) -> bytes:
+    """BGR pixels (H, W, 3) uint8 as a file of the kind that its suffix says."""
+    return cv2.imencode(suffix, pixels)[1].tobytes()

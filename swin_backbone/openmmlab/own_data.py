@@ -20,7 +20,8 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
-from .check_coco import read_coco
+from .annotations import check_annotations, uses_masks
+from .errors import DataError
 
 
 def fill_own_data(cfg: Config) -> None:
@@ -45,19 +46,19 @@ def set_num_classes(cfg: Config, number: int) -> None:
 
 
 def _fill_coco(cfg: Config, own: ConfigDict) -> None:
-    classes = _coco_classes(_existing(own, 'train', 'annotations'))
-    if _coco_classes(_existing(own, 'val', 'annotations')) != classes:
+    classes = _coco_classes(cfg, own)
+    if len(classes) > 1:
         raise ValueError('own_data.val.annotations must have the categories of own_data.train.annotations')
     for loader, split in _loaders(cfg):
         loader.dataset.update(
             data_root=own.root,
             ann_file=own[split].annotations,
             data_prefix=dict(img=_existing(own, split, 'images', relative=True)),
-            metainfo=dict(classes=classes),
+            metainfo=dict(classes=classes[0]),
         )
     for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
         evaluator.ann_file = str(Path(own.root) / own.val.annotations)
-    set_num_classes(cfg, len(classes))
+    set_num_classes(cfg, len(classes[0]))
 
 
 def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
@@ -99,9 +100,21 @@ def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> 
     return own[split][key] if relative else str(path)
 
 
-def _coco_classes(annotation_file: str) -> tuple[str, ...]:
-    """The names of a COCO file's categories, in its order, which is that of the labels."""
-    return tuple(category['name'] for category in read_coco(annotation_file)['categories'])
+def _coco_classes(cfg: Config, own: ConfigDict) -> list[tuple[str, ...]]:
+    """The classes of the two annotation files, once if they are the same.
+
+    A file that cannot be read is left to whoever looks through the data, if the other says what the classes are.
+    """
+    found, errors = set(), []
+    for split in ('train', 'val'):
+        path = _existing(own, split, 'annotations')
+        try:
+            found.add(check_annotations(path, 'COCO', uses_masks(cfg)).categories)
+        except DataError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return list(found)
 
 
 def _set_everywhere(node: Any, key: str, value: Any) -> None:

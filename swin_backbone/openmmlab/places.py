@@ -1,9 +1,10 @@
 """Folders and files that a user names: made or found, or a sentence that says what is wrong with them."""
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from mmengine.config import Config
 
@@ -26,11 +27,43 @@ def make_folder(path: Union[str, Path], argument: str) -> Path:
     return path
 
 
+def require_file(path: Union[str, Path]) -> None:
+    """See that a path is a file that is there and ends: who reads a device or a FIFO may wait for ever.
+
+    Raises:
+        OSError: if not, naming it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:  # NUL in it, or half of a surrogate pair
+        raise OSError(f'{str(path)!r} can be no name of a file: {error}') from error
+    if not stat.S_ISREG(mode):
+        raise OSError(f'{path} is {"a folder" if stat.S_ISDIR(mode) else "a device, FIFO or socket"}, and no file')
+
+
+def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict]]:
+    """The data sets of 'train', 'val' or 'test' with the keys where they stand; none, if a config has no such phase.
+
+    Raises:
+        ValueError: if there is something else, naming the key.
+    """
+    loader = cfg.get(f'{phase}_dataloader')
+    if not isinstance(loader, dict):
+        return []
+    return list(datasets_of(loader.get('dataset'), f'{phase}_dataloader.dataset'))
+
+
 def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict]]:
-    """The data sets of a config with the keys where they stand, without the wrappers around them."""
+    """The data sets of a part of a config with the keys where they stand, without the wrappers around them.
+
+    Raises:
+        ValueError: if there is something else, naming the key.
+    """
     if isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
             yield from datasets_of(child, f'{where}.{index}')
+    elif not isinstance(node, dict):
+        raise ValueError(f'{where} takes a data set, as dict(type=...), got {node!r}')
     elif 'dataset' in node:
         yield from datasets_of(node['dataset'], f'{where}.dataset')
     elif 'datasets' in node:
@@ -39,35 +72,93 @@ def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict]]:
         yield where, node
 
 
+def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict]]:
+    """The metrics of 'train', 'val' or 'test' with the keys where they stand."""
+    return list(metrics_of(cfg.get(f'{phase}_evaluator'), f'{phase}_evaluator'))
+
+
+def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict]]:
+    """The metrics of a part of a config with the keys where they stand, without an evaluator around them."""
+    if isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from metrics_of(child, f'{where}.{index}')
+    elif isinstance(node, dict) and 'metrics' in node:
+        yield from metrics_of(node['metrics'], f'{where}.metrics')
+    elif isinstance(node, dict):
+        yield where, node
+
+
+def annotation_file(node: dict) -> Optional[str]:
+    """Where the annotation file of a data set or metric is, if it names one on this machine's disk."""
+    path = node.get('ann_file')
+    if not isinstance(path, str) or not path or '://' in path or node.get('backend_args'):
+        return None
+    return os.path.join(node.get('data_root') or '', path)
+
+
 def require_data(cfg: Config, phases: Sequence[str]) -> None:
-    """See that files and folders of the data sets are there, before anything is built.
+    """See that files and folders of the data sets are there, and classes and colours can be, before anything is built.
 
     Args:
         phases: of 'train', 'val' and 'test'. Data sets with a `backend_args` are not on this machine's disk.
 
     Raises:
-        ValueError: if one is not there, naming the key that expects it.
+        ValueError: if one is not, naming the key that expects it.
     """
     for phase in phases:
-        loader = cfg.get(f'{phase}_dataloader')
-        if not isinstance(loader, dict) or 'dataset' not in loader:
-            continue
-        for where, dataset in datasets_of(loader['dataset'], f'{phase}_dataloader.dataset'):
-            if dataset.get('backend_args'):
-                continue
-            for key, path in _expected(dataset):
-                _require(path, f'{where}.{key}', f'{where}.data_root')
-        evaluator = cfg.get(f'{phase}_evaluator')
-        if isinstance(evaluator, dict) and evaluator.get('ann_file') and not evaluator.get('backend_args'):
-            _require(evaluator['ann_file'], f'{phase}_evaluator.ann_file', f'{phase}_evaluator.ann_file')
+        for where, dataset in datasets_in(cfg, phase):
+            _require_metainfo(dataset.get('metainfo'), f'{where}.metainfo')
+            if not dataset.get('backend_args'):
+                for key, path in _expected(dataset):
+                    _require(path, f'{where}.{key}', f'{where}.data_root')
+        for where, metric in metrics_in(cfg, phase):
+            file = annotation_file(metric)
+            if file:
+                _require(file, f'{where}.ann_file', f'{where}.ann_file')
 
 
 def _require(path: str, key: str, setting: str) -> None:
-    if '://' not in path and not Path(path).exists():
+    if '://' in path:
+        return
+    if '\0' in path or not os.path.exists(path):
         raise ValueError(
             f'there is no {path}, where {key} expects data. Put it there, or say where it is: '
             f'--cfg-options {setting}=...'
         )
+    if not os.path.isdir(path):
+        try:
+            require_file(path)
+        except OSError as error:
+            raise ValueError(f'{key}: {error}') from None
+
+
+def _require_metainfo(metainfo: Any, where: str) -> None:
+    """See that classes are names and a palette has a colour for each."""
+    if metainfo is None:
+        return
+    if not isinstance(metainfo, dict):
+        raise ValueError(f'{where} takes a dict, got {metainfo!r}')
+    classes, palette = metainfo.get('classes'), metainfo.get('palette')
+    if isinstance(classes, str) and not os.path.isfile(classes):
+        raise ValueError(f'{where}.classes takes a list of names, or a file with one in each line, got {classes!r}')
+    if classes is not None and not isinstance(classes, str):
+        is_list = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
+        if not is_list or not classes or len(set(classes)) < len(classes):
+            raise ValueError(f'{where}.classes takes a list of names, each once, got {classes!r}')
+    if palette is None or isinstance(palette, str):  # as 'random' in mmdet
+        return
+    if not isinstance(palette, (list, tuple)) or not all(map(_is_colour, palette)):
+        raise ValueError(f'{where}.palette takes a list of colours, three whole numbers from 0 to 255, got {palette!r}')
+    if palette and isinstance(classes, (list, tuple)) and len(palette) < len(classes):
+        raise ValueError(f'{where}.palette takes a colour for each of {len(classes)} classes, got {len(palette)}')
+
+
+def _is_colour(colour: Any) -> bool:
+    return (
+        isinstance(colour, (list, tuple))
+        and len(colour) == 3
+        and all(type(value) is int and 0 <= value <= 255 for value in colour)
+    )
 
 
 def _expected(dataset: dict) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,8 @@
 """The Runner of tools/train.py and tools/test.py: mmengine's, that loses nothing and resumes exactly."""
 
+import io
 import logging
+from collections.abc import Sequence
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.hooks import CheckpointHook, Hook
@@ -27,6 +29,8 @@ class SafeRunner(BriefRunner):
     It takes the arguments of mmengine's.
     """
 
+    resumed_from: Optional[str] = None  # the checkpoint
+
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict]]] = None) -> None:
         # mmengine takes None for those of its own
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
@@ -36,10 +40,17 @@ class SafeRunner(BriefRunner):
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 
+    def register_custom_hooks(self, hooks: Sequence[Union[Hook, dict]]) -> None:
+        if not isinstance(hooks, (list, tuple)) or not all(isinstance(hook, (Hook, dict)) for hook in hooks):
+            raise ValueError(f'custom_hooks takes a list of dicts, got {hooks!r:.80}')
+        super().register_custom_hooks(hooks)
+
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler):
+                if isinstance(handler.stream, io.TextIOWrapper):
+                    handler.stream.reconfigure(errors='backslashreplace')  # a file's name need not be UTF-8
                 handler.handleError = _raise  # type: ignore[method-assign]  # else logging prints a traceback for each line on a full disk
         return logger
 
@@ -72,6 +83,12 @@ class SafeRunner(BriefRunner):
         return checkpoint
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Go on from a checkpoint, as mmengine does: see `fit_to_run`.
+
+        Raises:
+            CheckpointError: if what it holds does not fit this run; nothing of it is taken then.
+        """
+        self._resume, self.resumed_from = True, filename
         super().resume(filename, *args, **kwargs)
         hook = find_checkpoint_hook(self)
         if hook is not None:

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from ..checkpoints import CheckpointError
 from ..checkpoints.errors import first_of
 from ..checkpoints.fit import backbones_of, check_finite, fit
+from .checkpoint_fields import dataset_meta_of
+
+ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
 # The heads whose labels are a data set's classes; those of a panoptic model are not, nor those of a language model.
 HEADS = ('bbox_head', 'decode_head', 'head')
@@ -15,18 +18,18 @@ OTHER_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')
 
 
 def fit_to_model(
-    model: nn.Module, loaded: Any, checkpoint: str, whole: bool, data: Mapping[str, Any]
+    model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str], data: Mapping[str, Any]
 ) -> Optional[dict[str, Tensor]]:
     """A checkpoint's weights under the names and in the shapes of a model with a Swin of this package; else None.
 
     Args:
         loaded: what the file held.
         checkpoint: its name, for the log and for errors.
-        whole: refuse what leaves weights of the model random.
+        instead: what to do where a checkpoint leaves weights of the model random, which is refused; None: nothing.
         data: metainfo of the data that the model is tested on.
 
     Raises:
-        CheckpointError: if a weight is not finite or the backbone does not fit, and if it has to be `whole`: if
+        CheckpointError: if a weight is not finite or the backbone does not fit, and with `instead`: if
             weights are missing or have another shape, or if model and data have another number of classes.
     """
     if backbones_of(model):
@@ -38,39 +41,32 @@ def fit_to_model(
         weights = {key.removeprefix('module.'): value for key, value in held if isinstance(value, Tensor)}
         check_finite(model, weights, checkpoint)
         shapes = {key: tuple(value.shape) for key, value in weights.items()}
-    if whole:
-        _check_shapes(model, shapes, loaded, checkpoint)
-        _check_classes(model, data)
+    if instead is not None:
+        _check_shapes(model, shapes, loaded, checkpoint, instead)
+        check_classes(model, data, checkpoint)
     return weights if backbones_of(model) else None
 
 
-def dataset_meta_of(loaded: Any) -> dict[str, Any]:
-    """What a checkpoint of mmengine says of the data it was trained on, its keys in small letters; {} if nothing."""
-    for part in ('meta', 'dataset_meta'):
-        loaded = loaded.get(part) if isinstance(loaded, dict) else None
-    return {str(key).lower(): value for key, value in loaded.items()} if isinstance(loaded, dict) else {}
-
-
-def _check_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str) -> None:
+def _check_shapes(
+    model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str, instead: str
+) -> None:
     own = _trained(model)
     missing = [key for key in own if key not in shapes]
     wrong = [key for key in own if key in shapes and shapes[key] != own[key]]
     if not missing and not wrong:
         return
-    theirs, ours = _numbers_of_classes(model, shapes, own, wrong, loaded)
+    theirs, ours = _numbers_of_classes(model, shapes, own, wrong, dataset_meta_of(loaded, checkpoint))
     if theirs != ours:
         raise CheckpointError(
             f'checkpoint {checkpoint!r} was trained with {theirs} classes, the model of the config has {ours}; '
-            '--allow-missing leaves what does not fit random'
+            f'{instead}'
         )
     reasons = []
     if missing:
         reasons.append(f'does not have {len(missing)} of the {len(own)} weights of the model ({first_of(missing)})')
     if wrong:
         reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {own[wrong[0]]})')
-    raise CheckpointError(
-        f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? --allow-missing leaves them random'
-    )
+    raise CheckpointError(f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? {instead}')
 
 
 def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -81,7 +77,11 @@ def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _numbers_of_classes(
-    model: nn.Module, shapes: dict[str, tuple[int, ...]], own: dict[str, tuple[int, ...]], wrong: list[str], loaded: Any
+    model: nn.Module,
+    shapes: dict[str, tuple[int, ...]],
+    own: dict[str, tuple[int, ...]],
+    wrong: list[str],
+    meta: dict[str, Any],
 ) -> tuple[Optional[int], Optional[int]]:
     """Of a checkpoint and of the model: where they say so, and where a head's weights tell."""
     for key in wrong:
@@ -91,7 +91,7 @@ def _numbers_of_classes(
         background = own[key][0] % ours if ours > 1 else own[key][0] - 1  # one more output, of some heads
         theirs, rest = divmod(shapes[key][0] - background, own[key][0] // ours)
         if background in (0, 1) and not rest and theirs != ours:
-            return len(dataset_meta_of(loaded).get('classes') or ()) or theirs, ours
+            return len(meta.get('classes') or ()) or theirs, ours
     return None, None
 
 
@@ -105,7 +105,12 @@ def _classes_at(model: nn.Module, key: str) -> Optional[int]:
     return None
 
 
-def _check_classes(model: nn.Module, data: Mapping[str, Any]) -> None:
+def check_classes(model: nn.Module, data: Mapping[str, Any], checkpoint: str) -> None:
+    """Compare a model's number of classes with the names of a data set's.
+
+    Raises:
+        CheckpointError: if they differ.
+    """
     classes = data.get('classes')
     if not classes or any(hasattr(model, name) for name in OTHER_CLASSES):
         return
@@ -114,6 +119,6 @@ def _check_classes(model: nn.Module, data: Mapping[str, Any]) -> None:
         last = name.rstrip('.0123456789').rpartition('.')[2]
         if last in HEADS and isinstance(number, int) and number != len(classes):
             raise CheckpointError(
-                f'the model has {number} classes ({name}), the data it is to be tested on {len(classes)}: the config '
-                'of one does not fit the other'
+                f'checkpoint {checkpoint!r}: the model has {number} classes ({name}), the data it is tested or '
+                f'was trained on {len(classes)}: the config of one does not fit the other'
             )

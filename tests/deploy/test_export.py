@@ -73,7 +73,7 @@ def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_pa
     assert len(normed & added) == 6  # two norms a block take the residual as it is: OpenVINO would copy another form
     needs('openvino')
     formats.write_openvino(tmp_path / 'out' / 'model.onnx', tmp_path / 'out' / 'model.xml', half=False)
-    manifest.update(format='openvino', file='model.xml')
+    manifest.update(export.manifest_of(one, tmp_path / 'out', 'openvino', 'fp32'))
     (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(manifest))
     of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
     for figures in (*manifest['verification'], *of_openvino):
@@ -104,6 +104,39 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     with pytest.raises(ExportError, match='--out takes a new folder'), export.new_folder(tmp_path):
         pass
     assert (tmp_path / 'thesis.txt').read_text() == 'mine'
+
+
+def test_an_earlier_export_is_replaced_unless_something_of_the_user_is_in_it(record_fault, tmp_path):
+    out = tmp_path / 'out'
+
+    def make(text, **more):
+        with export.new_folder(out, **more) as folder:
+            for name in ('deploy.json', 'model.onnx'):
+                (folder / name).write_text(text)
+
+    make('1')
+    make('2')
+    (out / 'deploy.json').write_text('limits raised by hand')
+    with pytest.raises(ExportError, match=r'no export wrote deploy\.json, or it was changed: .* --overwrite'):
+        make('3')
+    assert (out / 'deploy.json').read_text() == 'limits raised by hand'
+    make('4', overwrite=True)
+    for mine in ('notes.md', 'model.onnx.d/notes.md'):
+        (out / mine).parent.mkdir(exist_ok=True)
+        (out / mine).write_text('mine')
+        for more in ({}, dict(overwrite=True)):
+            with pytest.raises(ExportError, match=f'no export wrote {mine.partition("/")[0]}'):
+                make('5', **more)
+            assert (out / mine).read_text() == 'mine'
+            assert (out / 'model.onnx').read_text() == '4'
+            record_fault('outputs')
+        (out / mine).rename(tmp_path / 'mine')
+    (out / 'model.onnx.d').rmdir()
+    make('6')
+    (tmp_path / 'link').symlink_to(out)
+    with pytest.raises(ExportError, match='--out takes a new folder'), export.new_folder(tmp_path / 'link'):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['link', 'mine', 'out']
 
 
 def test_what_cannot_be_exported_is_said():

@@ -114,12 +114,6 @@ def test_an_older_checkpoint_is_resumed_with_a_sentence(tmp_path):
     assert 'resumed epoch: 1, iter: 8' in log
 
 
-def test_another_batch_size_is_resumed_with_a_sentence(tmp_path):
-    log = resumed_log(tmp_path, lambda meta: None, train_dataloader__batch_size=8)
-    assert 'of 1 processes with 2 images a step each, and this training has 1 with 8' in log
-    assert log.count('Epoch(train) [2][') == 2
-
-
 def test_an_epoch_that_is_resumed_goes_on_counting(tmp_path):
     stop = [send(signal.SIGTERM, 3)]
     assert run(config(tmp_path, epochs=1, hooks=stop)) == 75

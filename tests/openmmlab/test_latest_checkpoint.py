@@ -19,8 +19,9 @@ from swin_backbone.openmmlab.latest_checkpoint import newest_whole_checkpoint
 def save(folder, *names, last=None):
     """What a training leaves of checkpoints called `names`."""
     folder.mkdir(exist_ok=True)
+    hub = dict(log_scalars={}, runtime_info={}, resumed_keys={})
     for name in names:
-        torch.save(dict(meta=dict(epoch=1, iter=8), state_dict={}, message_hub={}, optimizer={}), folder / name)
+        torch.save(dict(meta=dict(epoch=1, iter=8), state_dict={}, message_hub=hub, optimizer={}), folder / name)
     if last is not None:
         (folder / 'last_checkpoint').write_text(str(folder / last))
 

@@ -35,11 +35,12 @@ IMAGES = 16
 class NoisyImages(torch.utils.data.Dataset):
     """Pictures that are drawn anew each time, from all three generators."""
 
-    def __init__(self, bad=()):
+    def __init__(self, bad=(), images=IMAGES):
         self.bad = bad
+        self.images = images
 
     def __len__(self):
-        return IMAGES
+        return self.images
 
     def __getitem__(self, index):
         picture = torch.full((3, 32, 32), index / IMAGES) + torch.rand(3, 32, 32)

@@ -31,7 +31,7 @@ def make_own_data(root: Path) -> Path:
             corners = [x, y, x + side, y, x + side, y + side, x, y + side]
             coco['images'].append(dict(id=i, file_name=f'{i}.png', height=SIZE, width=SIZE))
             coco['annotations'].append(
-                dict(id=i, image_id=i, category_id=3 + 4 * (i % 2), bbox=[x, y, side, side], area=side * side,
+                dict(id=i + 1, image_id=i, category_id=3 + 4 * (i % 2), bbox=[x, y, side, side], area=side * side,
                      iscrowd=0, segmentation=[corners])
             )  # fmt: skip
         write_coco(root, split, coco)

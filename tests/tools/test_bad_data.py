@@ -1,6 +1,10 @@
 """What is wrong with a user's pictures, labels and annotations is said in a sentence, by each tool that meets it."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -10,12 +14,13 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from in_process import run
+from in_process import ROOT, run
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
 from PIL import Image
 
-from swin_backbone.openmmlab import check_labels
+from swin_backbone.openmmlab import check_labels, guard
 from swin_backbone.openmmlab.check_data import check_data
 from swin_backbone.openmmlab.errors import DataError
 from swin_backbone.openmmlab.guard import build_dataset
@@ -36,8 +41,6 @@ def config(words):
 def first_item(words, phase='train', **options):
     """What the first picture of a data set becomes, outside of any check before."""
     cfg = config(words)
-    from mmengine.registry import DefaultScope
-
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = build_dataset(cfg, phase, **options)
         return dataset, dataset[0]
@@ -47,7 +50,7 @@ def sentence(result):
     """The last line of what a tool wrote, which must have no traceback."""
     assert result.returncode == 1, result.stderr[-1000:]
     assert 'Traceback' not in result.stderr
-    return result.stderr.strip().splitlines()[-1]
+    return (result.stderr.strip() or result.stdout.strip()).splitlines()[-1]  # tools/check_data.py's are a result
 
 
 def palette_label(path, colours=((0, 0, 0), (250, 0, 0))):
@@ -102,7 +105,7 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
     Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(folder / '2.png')
     reports = check_data(config(segmentation(own)))
     assert not reports[0].errors
-    assert list(reports[0].warnings) == ['labels with every pixel ignored, whose loss is 0']
+    assert list(reports[0].warnings.counts) == ['labels with every pixel ignored, whose loss is 0']
     assert reports[0].classes['nut'] == 2 * SIZE * SIZE + 24 * 24
     assert reports[0].classes['(ignored)'] == SIZE * SIZE
     first_item(segmentation(own))
@@ -277,16 +280,17 @@ def spoilt(change):
 
 COCO = {
     'unknown category': (spoilt(lambda c: c['annotations'][0].update(category_id=99)),
-                         'has objects of unknown category_id 99 (1 objects); its categories are 3 (nut), 7 (bolt)'),
-    'no bbox': (spoilt(lambda c: c['annotations'][0].pop('bbox')), "1 of its annotations have no 'bbox'"),
-    'half a bbox': (spoilt(lambda c: c['annotations'][0].update(bbox=[1, 2])), 'annotation 0 must have a bbox of four'),
-    'two of one id': (spoilt(lambda c: c['annotations'][0].update(id=1)), 'must be unique, and 2 have id 1'),
+                         'of unknown category_id; its categories are 3 (nut), 7 (bolt): 1, as annotation 1 has 99'),
+    'no bbox': (spoilt(lambda c: c['annotations'][0].pop('bbox')), "annotations without 'bbox': 1, as annotation 1"),
+    'half a bbox': (spoilt(lambda c: c['annotations'][0].update(bbox=[1, 2])),
+                    "'bbox' is not four finite numbers: 1, as annotation 1 has [1, 2]"),
+    'two of one id': (spoilt(lambda c: c['annotations'][0].update(id=2)), 'ids must be unique: 1, as annotation 2'),
     'no JSON': (lambda root: (root / 'train.json').write_text('x'), 'train.json is no JSON'),
     'empty': (lambda root: (root / 'train.json').write_text(''), 'train.json is no JSON'),
     'no UTF-8': (lambda root: (root / 'train.json').write_bytes(b'{"a": "\xff"}'), 'train.json is no JSON'),
     'a list': (lambda root: (root / 'train.json').write_text('[]'), "is not in COCO's format"),
     'no images': (spoilt(lambda c: c.pop('images')), "has no list 'images'"),
-    'no size': (spoilt(lambda c: c['images'][0].pop('width')), "1 of its images have no 'width'"),
+    'no size': (spoilt(lambda c: c['images'][0].pop('width')), "images without 'width': 1, as image 0"),
     'not there': (lambda root: (root / 'train.json').unlink(), 'and there is no'),
 }  # fmt: skip
 
@@ -330,7 +334,8 @@ def test_objects_that_are_wrong_are_counted(record_fault, own, kind):
     write_coco(own, 'val', coco)
     report = check_data(config(detection(own)))[1]
     (said,) = report.sentences(report.errors if kind == 'no mask' else report.warnings)
-    assert said.startswith(f'val: {message}')
+    assert said.startswith('val: ')
+    assert message in said
     assert ': 1, as ' in said
     record_fault('bad_data')
 
@@ -416,4 +421,189 @@ def test_a_config_of_a_repeated_data_set_is_looked_through_too(own):
     cfg.train_dataloader.dataset = dict(type='RepeatDataset', times=2, dataset=inner)
     (own / 'images' / 'train' / '0.png').unlink()
     report = check_data(Config(cfg._cfg_dict))[0]
-    assert report.counts['pictures or labels that cannot be read'] == 1
+    assert report.errors.counts['pictures or labels that cannot be read'] == 1
+
+
+METAINFO = {
+    'a word for classes': dict(classes='nut'),
+    'a number for classes': dict(classes=5),
+    'no classes': dict(classes=[]),
+    'numbers as classes': dict(classes=[1, 2]),
+    'one class twice': dict(classes=['nut', 'nut']),
+    'an object for classes': dict(classes=dict(nut=1)),
+    'null among classes': dict(classes=['nut', None]),
+    'a number for palette': dict(palette=5),
+    'names of colours': dict(palette=['red', 'blue']),
+    'colours of two numbers': dict(palette=[[1, 2], [3, 4]]),
+    'colours beyond 255': dict(palette=[[256, 0, 0], [0, 0, 0]]),
+    'negative colours': dict(palette=[[-1, 0, 0], [0, 0, 0]]),
+    'fractions as colours': dict(palette=[[0.5, 0, 0], [0, 0, 0]]),
+    'one colour for two classes': dict(palette=[[1, 2, 3]]),
+}
+
+
+@pytest.mark.parametrize('words', [detection, segmentation])
+def test_classes_and_colours_that_are_none_are_named(record_fault, own, words):
+    cfg = config(words(own))
+    good = dict(cfg.train_dataloader.dataset.metainfo)
+    cfg.train_dataloader.dataset.metainfo = dict(good, palette=[[1, 2, 3], [4, 5, 6]])
+    assert not any(report.errors for report in check_data(cfg))
+    for change in (*METAINFO.values(), 5, ['nut', 'bolt']):
+        metainfo = dict(good, **change) if isinstance(change, dict) else change
+        cfg.train_dataloader.dataset = dict(cfg.train_dataloader.dataset, metainfo=metainfo)
+        key = next(iter(change)) if isinstance(change, dict) else 'takes a dict'
+        with pytest.raises(ValueError, match=rf'train_dataloader\.dataset\.metainfo.*{key}'):
+            check_data(cfg)
+        record_fault('bad_data')
+
+
+def test_a_config_without_data_is_an_error(record_fault, own, tmp_path):
+    cfg = config(detection(own))
+    for loaders in ({}, dict(train_dataloader=None, val_dataloader=None)):
+        with pytest.raises(ValueError, match='the config has no data: none of train_dataloader, val_dataloader'):
+            check_data(Config(dict(default_scope='mmdet', **loaders)))
+        record_fault('bad_data')
+    for dataset in (None, 5, [], [None], dict(type='ConcatDataset', datasets=[dict(dataset=None)])):
+        with pytest.raises(ValueError, match=r'train_dataloader\.dataset.* takes a data set|the config has no data'):
+            check_data(Config(dict(default_scope='mmdet', train_dataloader=dict(dataset=dataset))))
+        record_fault('bad_data')
+    cfg.train_dataloader.pop('dataset')
+    with pytest.raises(ValueError, match=r'train_dataloader\.dataset takes a data set, as .*, got None'):
+        check_data(cfg)
+    record_fault('bad_data')
+
+
+NO_FILES = {
+    'a pipe': os.mkfifo,
+    'zeros without end': lambda path: path.symlink_to('/dev/zero'),
+    'a folder': os.mkdir,
+    'a link to itself': lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.parametrize('kind', NO_FILES)
+@pytest.mark.parametrize('folder', ['images', 'labels'])
+def test_what_is_no_file_is_not_waited_for(record_fault, own, kind, folder):
+    path = own / folder / 'train' / '0.png'
+    path.unlink()
+    NO_FILES[kind](path)
+    words = detection(own) if folder == 'images' else segmentation(own)  # whose pictures are those that are files
+    report = check_data(config(words))[0]
+    (said,) = report.sentences(report.errors)
+    assert said.startswith('train: pictures or labels that cannot be read: 1, as')
+    assert str(path) in said
+    with pytest.raises(DataError, match=r'0\.png'):
+        first_item(words)
+    record_fault('bad_data', 2)
+
+
+def test_a_file_name_is_named_that_the_system_cannot_have(record_fault, own):
+    """Of a list of pictures that is no COCO file."""
+    for name in ('0\0.png', '\ud800.png', 'x' * 300 + '.png'):
+        cfg = config(detection(own))
+        items = [dict(img_path=name, height=SIZE, width=SIZE, img_id=0, instances=[])]
+        (own / 'list.json').write_text(json.dumps(dict(metainfo={}, data_list=items)))
+        cfg.train_dataloader.dataset.update(type='BaseDetDataset', ann_file='list.json')
+        cfg.train_dataloader.dataset.data_prefix = dict(img_path='images/train')
+        cfg.train_dataloader.dataset.pop('filter_cfg', None)
+        report = check_data(cfg)[0]
+        (said,) = report.sentences(report.errors)
+        assert said.startswith('train: pictures or labels that cannot be read: 1, as')
+        with DefaultScope.overwrite_default_scope('mmdet'), pytest.raises(DataError):
+            build_dataset(cfg, 'train')[0]
+        record_fault('bad_data', 2)
+
+
+PICTURES = {
+    'a web page': b'<!DOCTYPE html><html><body>no</body></html>',
+    'SVG': b'<svg xmlns="http://www.w3.org/2000/svg" width="48" height="48"/>',
+    'PDF': b'%PDF-1.7\n1 0 obj\n<<>>\nendobj\n%%EOF',
+    'zip': b'PK\x03\x04' + bytes(60),
+    'an array of numpy': b'\x93NUMPY\x01\x00' + bytes(60),
+    'the head of a PNG': b'\x89PNG\r\n\x1a\n',
+    'a PNG without pixels': b'\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR' + bytes(17) + b'\x00\x00\x00\x00IEND\xaeB`\x82',
+    'the head of a JPEG': b'\xff\xd8\xff\xe0\x00\x10JFIF\x00',
+    'a JPEG without pixels': b'\xff\xd8\xff\xd9',
+    'zeros': bytes(5000),
+    'a pointer of Git LFS': b'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n',
+    'a video': b'\x00\x00\x00\x18ftypmp42' + bytes(60),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('words', [detection, segmentation])
+def test_what_is_no_picture_is_named_whatever_it_is(record_fault, own, words):
+    dataset, _ = first_item(words(own))
+    rule = guard.label_rule(config(words(own)))
+    for folder in ('images', 'labels') if words is segmentation else ('images',):
+        path = own / folder / 'train' / '0.png'
+        good = path.read_bytes()
+        for name, content in PICTURES.items():
+            path.write_bytes(content)
+            with DefaultScope.overwrite_default_scope('mmseg'), pytest.raises(DataError) as error:
+                dataset[0]
+            assert str(path) in error.value.sentence, name
+            if folder == 'images':
+                assert str(path) in guard.unreadable(dict(img_path=path)), name
+            else:
+                with pytest.raises(DataError, match='the label'):
+                    check_labels.read_label(path, rule, (SIZE, SIZE))
+            record_fault('bad_data', 2)
+        path.write_bytes(good)
+
+
+def test_bad_files_are_named_and_the_others_looked_through(record_fault, own):
+    """Two pictures and an annotation file are wrong: the rest is in the report."""
+    (own / 'images' / 'train' / '0.png').write_text('no picture')
+    (own / 'images' / 'train' / '2.png').unlink()
+    (own / 'val.json').write_text('no JSON')
+    result = run('tools/check_data.py', *detection(own))
+    assert result.returncode == 1
+    assert not result.stderr
+    lines = result.stdout.splitlines()
+    (pictures,) = [line for line in lines if line.startswith('error: train:')]
+    assert 'pictures or labels that cannot be read: 2, as' in pictures
+    assert '0.png' in pictures
+    assert '2.png is not there' in pictures
+    assert f'error: val: data that cannot be read: 1, as {own}/val.json is no JSON' in result.stdout
+    record_fault('bad_data', 3)
+
+
+def test_browse_names_the_pictures_that_it_cannot_draw_and_draws_the_others(record_fault, own, tmp_path):
+    (own / 'images' / 'train' / '1.png').write_text('no picture')
+    coco = read_coco(own)
+    coco['annotations'][2].update(segmentation=[[4, 6, 1e8, 6, 28, 30]])
+    write_coco(own, 'train', coco)
+    result = run('tools/browse_dataset.py', *detection(own), '--not-show', '--output-dir', tmp_path / 'out')
+    assert result.returncode == 1
+    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['000000_0.jpg', '000003_3.jpg']
+    assert f'2 pictures in {tmp_path / "out"}, 2 not drawn' in result.stdout
+    first, second = result.stderr.strip().splitlines()
+    assert f'{own}/images/train/1.png cannot be read as a picture' in first
+    assert f'{own}/images/train/2.png: objects with a polygon that pycocotools cannot draw' in second
+    record_fault('bad_data', 2)
+
+
+@pytest.mark.slow
+def test_a_name_that_is_not_utf_8_is_written_as_bytes(record_fault, own, tmp_path):
+    """In processes of their own, whose output is UTF-8."""
+    for folder in ('images', 'labels'):
+        (own / folder / 'train' / '0.png').rename(os.fsdecode(os.fsencode(own / folder / 'train') + b'/\xff.png'))
+    environment = dict(os.environ, PYTHONUTF8='1')
+
+    def done(tool, *more):
+        words = [sys.executable, ROOT / 'tools' / tool, *segmentation(own), *more]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT)
+        assert 'Traceback' not in result.stderr, result.stderr[-2000:]
+        return result
+
+    assert done('browse_dataset.py', '--not-show', '--output-dir', tmp_path / 'out').returncode == 0
+    assert len(list((tmp_path / 'out').iterdir())) == 4
+    assert done('train.py', '--work-dir', tmp_path / 'work').returncode == 0
+    (own / 'images' / 'train' / os.fsdecode(b'\xff.png')).write_text('no picture')
+    assert '\\udcff.png cannot be read as a picture' in done('check_data.py').stdout
+    browsed = done('browse_dataset.py', '--not-show', '--output-dir', tmp_path / 'out')
+    assert '\\udcff.png cannot be read' in browsed.stderr
+    skipping = done('train.py', '--work-dir', tmp_path / 'work', '--skip-unreadable')
+    assert skipping.returncode == 0
+    assert '\\udcff.png cannot be read' in log_of(tmp_path / 'work')
+    record_fault('bad_data', 5)

@@ -20,6 +20,7 @@ from PIL import Image
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab import inference, media
 from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.outputs import Outputs
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -172,7 +173,7 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     predictor = SimpleNamespace(scope='mmdet', meta=meta, draw=lambda frame, *_: frame.pixels)
     classes_HW = torch.tensor([[0, 1000, 2], [1, 1, 2000]])
     sample = DetDataSample(pred_panoptic_seg=PixelData(sem_seg=classes_HW[None]))
-    results = inference.Results(tmp_path, predictor, 0.3)
+    results = inference.Results(Outputs(tmp_path), predictor, 0.3)
     pixels = np.zeros((2, 3, 3), np.uint8)
     results.add(media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, pixels, (2, 3)), sample)
     results.close()
@@ -248,12 +249,12 @@ def test_what_was_predicted_is_written_whatever_happens_then(tmp_path, checkpoin
     def fail_the_second_time(self, prepared):
         calls.append(len(prepared))
         if len(calls) == 2:
-            raise RuntimeError('out of memory')
+            raise KeyboardInterrupt
         return predict(self, prepared)
 
     monkeypatch.setattr(inference.Predictor, 'predict', fail_the_second_time)
     arguments = (pictures / 'a.png', pictures / 'b.jpg', DETECTION, checkpoints / f'{DETECTION.stem}.pth')
-    with pytest.raises(RuntimeError, match='out of memory'):
+    with pytest.raises(KeyboardInterrupt):
         run('tools/infer.py', *arguments, '--out-dir', tmp_path)
     images = json.loads((tmp_path / 'images.json').read_text())['images']
     assert [Path(image['file_name']).name for image in images] == ['a.png']

@@ -1,0 +1,161 @@
+"""Files that a command writes, without harm to others: what a user made stays, and what is read is not written.
+
+A command replaces a file only if it holds the bytes that a command of this package wrote there. A record beside the
+files, `RECORD`, has their SHA-256, in the format of `sha256sum`: a line for each, added before the file gets its name.
+A file that was changed since is the user's.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Optional, Union
+
+from .whole_files import write_whole, write_whole_by
+
+RECORD = '.swin_backbone.sha256'
+KEPT = 2  # lines for each file: the last may be of a file that never got its name
+
+
+class Outputs:
+    """What a command writes below a folder: every file once, and none that was there without it.
+
+    Args:
+        folder: where the record is; made when the first file is written.
+        inputs: paths of files that the command reads. None of these files is ever written, under whatever name.
+        overwrite: replace files of the user too, but no folder, device or pipe.
+
+    Raises:
+        FileExistsError: if the record is something else than a file.
+    """
+
+    def __init__(self, folder: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overwrite: bool = False):
+        self.folder = Path(folder)
+        self.overwrite = overwrite
+        self._inputs: set[tuple[int, int]] = set()
+        self.protect(*inputs)
+        self._written: set[str] = set()
+        self._digests = _read_record(self.folder / RECORD)
+
+    def protect(self, *inputs: Union[str, Path]) -> None:
+        """Add files that the command reads."""
+        self._inputs.update(filter(None, map(_identity, inputs)))
+
+    def check(self, *paths: Union[str, Path]) -> None:
+        """See that files may be written, before the work is done.
+
+        Raises:
+            FileExistsError: if not, naming the first.
+        """
+        for path in map(Path, paths):
+            if not os.path.lexists(path):
+                continue
+            mode = path.lstat().st_mode
+            if _identity(path) in self._inputs:
+                raise FileExistsError(f'{path} is read here, and would be overwritten: write to another place')
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                raise FileExistsError(f'{path} is there already, and is no regular file: write to another place')
+            if not self.overwrite and not self.is_own(path):
+                raise FileExistsError(
+                    f'{path} is there already, and no tool wrote it, or it was changed since: write to another place, '
+                    'or allow it by --overwrite'
+                )
+
+    def is_own(self, path: Union[str, Path]) -> bool:
+        """Whether a file has the bytes that a command wrote there."""
+        digests, path = self._digests.get(self._name(path), []), Path(path)
+        return bool(digests) and path.is_file() and not path.is_symlink() and _digest(path) in digests
+
+    def write(self, path: Union[str, Path], data: bytes) -> None:
+        """Write `data` to `path`; see `write_by`."""
+        self.write_by(path, lambda partial: partial.write_bytes(data))
+
+    def write_by(self, path: Union[str, Path], write: Callable[[Path], object]) -> None:
+        """Let `write` write a file that is whole or not there; see `whole_files.write_whole_by`.
+
+        Raises:
+            FileExistsError: if it may not be written; see `check`.
+            OSError: if it cannot be written.
+        """
+        if self._name(path) in self._written:
+            raise FileExistsError(f'{path} would be written twice, for two inputs of one name')
+        self.check(path)
+
+        def write_and_record(partial: Path) -> None:
+            write(partial)
+            self._record(path, _digest(partial))
+
+        write_whole_by(path, write_and_record)
+
+    def adopt(self, *paths: Path) -> None:
+        """Record files that were written for the command by others, as by a toolbox."""
+        for path in paths:
+            self._record(path, _digest(path))
+
+    def _record(self, path: Union[str, Path], digest: str) -> None:
+        record = self.folder / RECORD
+        if not self._written:
+            self._digests = _read_record(record)
+            lines = [_line(name, one) for name, digests in self._digests.items() for one in digests[-KEPT:]]
+            if record.exists() and record.stat().st_size != sum(map(len, lines)):  # too many, or one is not finished
+                write_whole(record, b''.join(lines))
+            self.folder.mkdir(parents=True, exist_ok=True)
+        name = self._name(path)
+        self._written.add(name)
+        if digest not in self._digests.setdefault(name, [])[-1:]:
+            self._digests[name].append(digest)
+            with open(record, 'ab') as file:
+                file.write(_line(name, digest))
+
+    def _name(self, path: Union[str, Path]) -> str:
+        return os.path.relpath(os.path.abspath(path), os.path.abspath(self.folder))
+
+
+def claim(path: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overwrite: bool = False) -> Outputs:
+    """`Outputs` for one file, which is checked.
+
+    Raises:
+        FileExistsError: see `Outputs`.
+    """
+    outputs = Outputs(Path(path).parent, inputs, overwrite)
+    outputs.check(path)
+    return outputs
+
+
+def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:
+    """What two names of one file have in common: links, hard links, upper and lower case where that is the same."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # not there, or an address
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, 'rb') as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_record(path: Path) -> dict[str, list[str]]:
+    """The digests of each file, the latest last; lines that are none are left out."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+        raise FileExistsError(f'{path}, where the tools record what they write, is no regular file: move it away')
+    digests: dict[str, list[str]] = {}
+    for line in path.read_bytes().split(b'\n') if path.exists() else ():
+        digest, _, name = line.lstrip(b'\\').partition(b'  ')
+        if line.startswith(b'\\'):
+            name = re.sub(rb'\\(.)', lambda found: b'\n' if found[1] == b'n' else found[1], name)
+        if name:
+            digests.setdefault(os.fsdecode(name), []).append(digest.decode('ascii', 'replace'))
+    return digests
+
+
+def _line(name: str, digest: str) -> bytes:
+    """A line of `sha256sum`."""
+    escaped = os.fsencode(name).replace(b'\\', b'\\\\').replace(b'\n', b'\\n')
+    return (b'\\' if escaped != os.fsencode(name) else b'') + digest.encode() + b'  ' + escaped + b'\n'

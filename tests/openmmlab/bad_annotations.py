@@ -1,0 +1,356 @@
+"""Annotations that mmdet or pycocotools cannot take, and every way in to them: run in a process of their own.
+
+    python tests/openmmlab/bad_annotations.py FOLDER STEP
+
+prints a line for each STEPth case and way, as JSON. Where a check is missing the process dies, and the lines end.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+SIDE = 48
+SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
+COUNTS = [SIDE * 4 + 6, 24, *[24, 24] * 23, SIDE * SIDE - SIDE * 28 + 18]  # the square as runs
+TEXT = 'Q61O'  # any
+NAN, INF = float('nan'), float('inf')
+
+
+def rle(counts, size=(SIDE, SIDE)):
+    return dict(size=list(size), counts=counts)
+
+
+def nested(depth):
+    inner = 1
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+# What is no mask of a picture of 48x48.
+MASKS = {
+    'far': [[4, 6, 1e8, 6, 28, 30]],
+    'farther': [[4, 6, 1e9, 6, 28, 30]],
+    'beyond an int': [[4, 6, 1e10, 6, 28, 30]],
+    'beyond a float': [[4, 6, 1e308, 6, 28, 1e308]],
+    'far to the left': [[4, 6, -1e8, 6, 28, 30]],
+    'far up': [[4, -4.3e8, 28, 6, 28, 30]],
+    'a large integer': [[4, 6, 10**400, 6, 28, 30]],
+    'infinite': [[4, 6, INF, 6, 28, 30]],
+    'minus infinite': [[4, 6, 28, -INF, 28, 30]],
+    'NaN': [[4, 6, NAN, 6, 28, 30]],
+    'NaN first': [[NAN, 6, 28, 6, 28, 30]],
+    'all NaN': [[NAN] * 6],
+    'NaN hides a large one': [[4, NAN, 1e8, 6, 28, 30]],
+    'far in a second polygon': [SQUARE, [4, 6, 1e8, 6, 28, 30]],
+    'a star': [[(0, 96)[i // 2 % 2] for i in range(2 * 12000)]],
+    'strings': [['4', '6', '28', '6', '28', '30']],
+    'a string': 'polygon',
+    'a number': 5,
+    'true': True,
+    'flags': [[True, False, True, True, False, False]],
+    'null inside': [[4, 6, None, 6, 28, 30]],
+    'null for a polygon': [SQUARE, None],
+    'numbers without a polygon': SQUARE,
+    'a polygon of points': [[[4, 6], [28, 6], [28, 30]]],
+    'a polygon of objects': [[dict(x=4, y=6)]],
+    'nested a hundred times': nested(100),
+    'a list of RLEs': [rle(COUNTS)],
+    'RLE of 65536x65536': rle([0, 2**32], (65536, 65536)),
+    'compressed RLE of 65536x65536': rle(TEXT, (65536, 65536)),
+    'RLE of 2 ** 31 rows': rle([0, 2**31], (2**31, 1)),
+    'RLE of 2 ** 64 rows': rle([0, 1], (2**64, 2**64)),
+    'RLE of a negative size': rle(COUNTS, (-SIDE, -SIDE)),
+    'RLE of no size': rle(COUNTS, (0, 0)),
+    'RLE of another size': rle([0, 24 * 24], (24, 24)),
+    'RLE of the size turned': rle([0, SIDE * SIDE], (SIDE // 2, SIDE * 2)),
+    'RLE of one side': rle(COUNTS, (SIDE,)),
+    'RLE of three sides': rle(COUNTS, (SIDE, SIDE, 1)),
+    'RLE of a size in words': rle(COUNTS, ('48', '48')),
+    'RLE of half a size': rle(COUNTS, (SIDE + 0.5, SIDE)),
+    'RLE without a size': dict(counts=COUNTS),
+    'RLE without counts': dict(size=[SIDE, SIDE]),
+    'an empty object': dict(note=1),
+    'RLE that overruns': rle([0, SIDE * SIDE + 1]),
+    'RLE that overruns by far': rle([0, 2**31]),
+    'RLE that wraps around': rle([2**32 - 1, SIDE * SIDE + 1]),
+    'RLE that ends early': rle([10, 20]),
+    'RLE of negative runs': rle([-10, SIDE * SIDE + 10]),
+    'RLE of no runs': rle([]),
+    'RLE of empty runs': rle([0] * (SIDE * SIDE + 2) + [SIDE * SIDE]),
+    'RLE of fractions': rle([0.5, SIDE * SIDE - 0.5]),
+    'RLE of NaN': rle([NAN, 1]),
+    'RLE of strings': rle(['0', '1']),
+    'RLE of a huge run': rle([0, 10**30]),
+    'RLE of nested runs': rle([[0, 1], [2, 3]]),
+    'RLE of a number': rle(5),
+    'RLE of null': rle(None),
+    'compressed RLE of nothing': rle(''),
+    'compressed RLE cut short': rle('PPP'),
+    'compressed RLE of other characters': rle('!!!!'),
+    'compressed RLE of umlauts': rle('äöü'),
+    'compressed RLE with a NUL': rle('Q61\0O'),
+    'compressed RLE of many digits': rle('o' * 40 + '0'),
+    'compressed RLE that overruns': rle('0' + 'ooo1'),
+    'compressed RLE that ends early': rle('11'),
+    'compressed RLE of negative runs': rle('OOOO'),
+    'compressed RLE of half a pair': rle('\ud800'),
+}  # fmt: skip
+
+# What mmdet leaves out of training, and COCO's evaluation does not.
+SHORT = {
+    'an empty polygon': [[]],
+    'one point': [[4, 6]],
+    'two points': [[4, 6, 28, 30]],
+    'two points and a half': [[4, 6, 28, 6, 28]],
+    'three points and a half': [[4, 6, 28, 6, 28, 30, 4]],
+    'an empty one beside another': [SQUARE, []],
+    'two points beside another': [SQUARE, [4, 6, 28, 30]],
+    'two points before another': [[4, 6, 28, 30], SQUARE],
+}
+
+ABSENT = {'no polygons': [], 'null': None}
+
+# Fields of an object.
+OBJECTS = {
+    'NaN in bbox': dict(bbox=[4, 6, NAN, 24]),
+    'infinity in bbox': dict(bbox=[4, 6, 24, INF]),
+    'large numbers in bbox': dict(bbox=[4, 6, 1e300, 24]),
+    'a large integer in bbox': dict(bbox=[4, 6, 10**400, 24]),
+    'strings in bbox': dict(bbox=['4', '6', '24', '24']),
+    'null in bbox': dict(bbox=[4, 6, None, 24]),
+    'flags in bbox': dict(bbox=[True, True, True, True]),
+    'lists in bbox': dict(bbox=[[4], [6], [24], [24]]),
+    'three numbers in bbox': dict(bbox=[4, 6, 24]),
+    'five numbers in bbox': dict(bbox=[4, 6, 24, 24, 0.5]),
+    'an empty bbox': dict(bbox=[]),
+    'null for bbox': dict(bbox=None),
+    'an object for bbox': dict(bbox=dict(x=4, y=6, width=24, height=24)),
+    'a string for bbox': dict(bbox='4 6 24 24'),
+    'a nested bbox': dict(bbox=nested(100)),
+    'NaN for area': dict(area=NAN),
+    'infinity for area': dict(area=INF),
+    'a string for area': dict(area='576'),
+    'null for area': dict(area=None),
+    'a list for area': dict(area=[576]),
+    'a string for category_id': dict(category_id='nut'),
+    'a list for category_id': dict(category_id=[3]),
+    'an object for category_id': dict(category_id={}),
+    'null for category_id': dict(category_id=None),
+    'NaN for category_id': dict(category_id=NAN),
+    'true for category_id': dict(category_id=True),
+    'half a category_id': dict(category_id=3.5),
+    'an unknown category_id': dict(category_id=99),
+    'a list for image_id': dict(image_id=[0]),
+    'null for image_id': dict(image_id=None),
+    'a string for id': dict(id='a'),
+    'a list for id': dict(id=[1]),
+    'null for id': dict(id=None),
+    'the id of another': dict(id=1),
+    'a string for iscrowd': dict(iscrowd='no'),
+    'null for iscrowd': dict(iscrowd=None),
+    'a list for iscrowd': dict(iscrowd=[]),
+    'two for iscrowd': dict(iscrowd=2),
+}
+
+# Fields of an image, and of a category.
+IMAGES = {
+    'NUL in file_name': dict(file_name='0\0.png'),
+    'half of a pair in file_name': dict(file_name='\ud800.png'),
+    'an empty file_name': dict(file_name=''),
+    'a number for file_name': dict(file_name=5),
+    'a list for file_name': dict(file_name=['0.png']),
+    'null for file_name': dict(file_name=None),
+    'a negative height': dict(height=-SIDE),
+    'no height': dict(height=0),
+    'a string for height': dict(height='48'),
+    'half a height': dict(height=48.5),
+    'NaN for height': dict(height=NAN),
+    'a huge height': dict(height=10**30),
+    '65536x65536': dict(height=65536, width=65536),
+    'null for width': dict(width=None),
+    'a list for an id': dict(id=[0]),
+    'null for an id': dict(id=None),
+    'the id of another image': dict(id=1),
+    'a string among numbers for an id': dict(id='0'),
+}
+CATEGORIES = {
+    'a list for a name': dict(name=['nut']),
+    'null for a name': dict(name=None),
+    'a number for a name': dict(name=5),
+    'the name of another': dict(name='bolt'),
+    'an object for an id': dict(id={}),
+    'the id of another category': dict(id=7),
+}
+
+# Whole lists and files.
+TABLES = {
+    'a number among the objects': lambda coco: coco['annotations'].append(5),
+    'a list among the objects': lambda coco: coco['annotations'].append([]),
+    'null among the images': lambda coco: coco['images'].append(None),
+    'a string among the categories': lambda coco: coco['categories'].append('nut'),
+    'an object for the objects': lambda coco: coco.update(annotations={}),
+    'null for the images': lambda coco: coco.update(images=None),
+    'a string for the categories': lambda coco: coco.update(categories='nut'),
+    'no categories': lambda coco: coco.update(categories=[]),
+}
+
+
+def cases():
+    """Name, change to an annotation file and what names the fault; of short polygons that of evaluation."""
+    for name, mask in {**MASKS, **SHORT, **ABSENT}.items():
+        yield f'mask: {name}', changed('annotations', 0, dict(segmentation=mask)), 'annotation 10 '
+    for name, change in OBJECTS.items():
+        yield f'object: {name}', changed('annotations', 0, change), 'annotation'
+    for name, change in IMAGES.items():
+        yield f'image: {name}', changed('images', 0, change), 'image'
+    for name, change in CATEGORIES.items():
+        yield f'category: {name}', changed('categories', 0, change), 'categor'
+    for name, change in TABLES.items():
+        yield f'list: {name}', change, ''
+
+
+def changed(table, index, change):
+    return lambda coco: coco[table][index].update(change)
+
+
+def good_coco(number=2):
+    """Two pictures with a square each, one as polygons, one as RLE."""
+    return dict(
+        images=[dict(id=i, file_name=f'{i}.png', height=SIDE, width=SIDE) for i in range(number)],
+        annotations=[
+            dict(id=10 if i == 0 else i, image_id=i, category_id=3, bbox=[4, 6, 24, 24], area=576, iscrowd=0,
+                 segmentation=[SQUARE] if i % 2 == 0 else rle(COUNTS))
+            for i in range(number)
+        ],
+        categories=[dict(id=3, name='nut'), dict(id=7, name='bolt')],
+    )  # fmt: skip
+
+
+def make_data(root, coco):
+    import cv2
+
+    (root / 'images').mkdir(parents=True)
+    for i in range(2):
+        cv2.imwrite(str(root / 'images' / f'{i}.png'), np.full((SIDE, SIDE, 3), 99, np.uint8))
+    path = root / 'coco.json'
+    path.write_text(json.dumps(coco))
+    return path
+
+
+def config(root):
+    """A detector's data, trained and tested on masks."""
+    from mmengine.config import Config
+
+    dataset = dict(
+        type='CocoDataset', data_root=str(root), ann_file='coco.json', data_prefix=dict(img='images'),
+        metainfo=dict(classes=('nut', 'bolt')), serialize_data=False,  # which takes half a second a time
+        pipeline=[
+            dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+            dict(type='PackDetInputs'),
+        ],
+    )  # fmt: skip
+    loader = dict(batch_size=1, num_workers=0, dataset=dataset, sampler=dict(type='DefaultSampler', shuffle=False))
+    metric = dict(type='CocoMetric', ann_file=str(root / 'coco.json'), metric=['bbox', 'segm'])
+    return Config(dict(default_scope='mmdet', train_dataloader=loader, val_dataloader=loader, val_evaluator=metric))
+
+
+def runner_of(cfg):
+    """As much of a Runner as reads annotations: it loads every picture, and scores what is annotated."""
+    import logging
+
+    from mmengine.evaluator import Evaluator
+    from mmengine.runner import Runner
+
+    return SimpleNamespace(
+        cfg=cfg, logger=logging.getLogger('bad_annotations'), register_hook=lambda hook: None,
+        build_dataloader=Runner.build_dataloader, build_evaluator=Evaluator,
+    )  # fmt: skip
+
+
+def train(cfg):
+    from swin_backbone.openmmlab.guard import guard_runner
+
+    runner = runner_of(cfg)
+    guard_runner(runner)
+    return list(runner.build_dataloader(cfg.train_dataloader))
+
+
+def evaluate(cfg):
+    """Score perfect predictions."""
+    import torch
+    from pycocotools import mask as coco_mask
+
+    from swin_backbone.openmmlab.guard import guard_runner
+
+    runner = runner_of(cfg)
+    guard_runner(runner)
+    evaluator = runner.build_evaluator(cfg.val_evaluator)
+    evaluator.dataset_meta = dict(classes=('nut', 'bolt'))
+    pixels = np.zeros((SIDE, SIDE, 1), np.uint8, order='F')
+    pixels[6:30, 4:28] = 1
+    for i in range(2):
+        found = dict(
+            bboxes=torch.tensor([[4.0, 6, 28, 30]]), scores=torch.ones(1), labels=torch.zeros(1, dtype=torch.long),
+            masks=coco_mask.encode(pixels),
+        )  # fmt: skip
+        evaluator.process([dict(img_id=i, ori_shape=(SIDE, SIDE), pred_instances=found)])
+    return evaluator.evaluate(2)
+
+
+def browse(cfg):
+    """What the pictures become, or the errors."""
+    from swin_backbone.openmmlab.errors import DataError
+    from swin_backbone.openmmlab.guard import build_dataset
+
+    dataset = build_dataset(cfg, 'train')
+    found = []
+    for index in range(len(dataset)):
+        try:
+            found.append(dataset[index])
+        except DataError as error:
+            found.append(error)
+    return found
+
+
+def check(cfg):
+    from swin_backbone.openmmlab.check_data import check_data
+
+    return check_data(cfg)
+
+
+def main():
+    import contextlib
+    import io
+
+    from mmdet.utils import register_all_modules
+
+    from swin_backbone.openmmlab.errors import DataError
+
+    register_all_modules()
+    for number, (name, change, named) in enumerate(list(cases())[:: int(sys.argv[2])]):
+        coco = good_coco()
+        change(coco)
+        root = Path(sys.argv[1]) / str(number)
+        make_data(root, coco)
+        for way in (check, train, evaluate, browse):
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    found = way(config(root))
+                if way is check:
+                    said = [sentence for report in found for sentence in report.sentences(report.errors)]
+                elif way is browse:
+                    said = [str(error) for error in found if isinstance(error, DataError)]
+                else:
+                    said = []
+                kind = 'found'
+            except Exception as error:
+                said, kind = [str(error)], type(error).__name__
+            print(json.dumps(dict(case=name, way=way.__name__, kind=kind, said=said, named=named)), flush=True)
+
+
+if __name__ == '__main__':
+    main()

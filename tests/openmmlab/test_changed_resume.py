@@ -1,0 +1,131 @@
+"""A training that is resumed with something changed goes on, and one line says what is no longer the same."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from toy_training import config, run, run_ranks
+
+LOOPS = {'epochs': dict(epochs=2), 'iterations': dict(iterations=16, interval=4)}
+ENDED_AT = {'epochs': 'epoch_3.pth', 'iterations': 'iter_20.pth'}
+LONGER = {'epochs': dict(epochs=3), 'iterations': dict(iterations=20, interval=4)}
+BATCH = 'train_dataloader__batch_size'
+IMAGES = 'train_dataloader__dataset__images'
+# before, after, and what is said
+CHANGES = {
+    'a smaller batch': ({BATCH: 8}, {BATCH: 2}, '2 images a batch instead of 8'),
+    'a larger batch': ({BATCH: 2}, {BATCH: 8}, '8 images a batch instead of 2'),
+    'a batch that does not divide': ({BATCH: 2}, {BATCH: 6}, '6 images a batch instead of 2'),
+    'fewer processes': (dict(ranks=2), dict(ranks=1), '1 processes instead of 2'),
+    'more processes': (dict(ranks=1), dict(ranks=2), '2 processes instead of 1'),
+    'fewer processes and a larger batch': (
+        {'ranks': 2, BATCH: 2}, {'ranks': 1, BATCH: 4}, '4 images a batch instead of 2, 1 processes instead of 2'),
+    'fewer images': ({}, {IMAGES: 6}, 'other data, of 6 images instead of 16'),
+    'more images': ({}, {IMAGES: 40}, 'other data, of 40 images instead of 16'),
+    'another seed': (dict(randomness=dict(seed=5)), dict(randomness=dict(seed=6)), 'its seed 5 and not 6'),
+    'a seed where there was none': (
+        dict(randomness=dict(seed=None)), dict(randomness=dict(seed=6)), r'its seed \d+ and not 6'),
+    'another rate': (
+        {}, dict(optim_wrapper__optimizer__lr=0.1), r'the learning rate 0\.\d+ of the config instead of 0\.\d+'),
+    'another schedule': (
+        {}, dict(param_scheduler=[dict(type='ConstantLR', factor=0.5, by_epoch=False, end=30)]),
+        r'the learning rate 0\.005 of the config instead of 0\.\d+'),
+}  # fmt: skip
+
+
+def train(work_dir, log, ranks=1, **settings):
+    cfg = config(work_dir, **settings)
+    return {run(cfg, log=log)} if ranks == 1 else set(run_ranks(cfg, ranks, log))
+
+
+def check(tmp_path, loop, before, after, said, stop=()):
+    log = tmp_path / 'log'
+    assert train(tmp_path / 'work', tmp_path / 'first', **{**LOOPS[loop], **before}, hooks=stop) == {75 if stop else 0}
+    assert train(tmp_path / 'work', log, resume=True, **{**LONGER[loop], **before, **after}) == {0}, last_words(log)
+    text = last_words(log)
+    lines = [line for line in text.splitlines() if ' is resumed with ' in line]
+    assert len(lines) == 1, text
+    assert re.search(rf'(epoch|iter)_\w+\.pth is resumed with {said}(, .*)?: not as it would', lines[0])
+    assert 'Traceback' not in text
+    ended = torch.load(tmp_path / 'work' / ENDED_AT[loop], weights_only=False)
+    assert all(value.isfinite().all() for value in ended['state_dict'].values())
+    return ended
+
+
+def last_words(log):
+    return '\n'.join(path.read_text() for path in log.parent.glob('log*'))
+
+
+@pytest.mark.parametrize('change', ['a smaller batch'])
+@pytest.mark.parametrize('loop', LOOPS)
+def test_it_goes_on(tmp_path, record_fault, loop, change):
+    check(tmp_path, loop, *CHANGES[change])
+    record_fault('changed_resumes')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('change', [change for change in CHANGES if change != 'a smaller batch'])
+@pytest.mark.parametrize('loop', LOOPS)
+def test_it_goes_on_with_any_change(tmp_path, record_fault, loop, change):
+    check(tmp_path, loop, *CHANGES[change])
+    record_fault('changed_resumes')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'change', ['a smaller batch', 'a larger batch', 'more processes', 'fewer images', 'another seed']
+)
+@pytest.mark.parametrize('loop', LOOPS)
+def test_it_goes_on_from_the_middle_of_an_epoch_and_of_an_accumulation(tmp_path, record_fault, loop, change):
+    before, after, said = CHANGES[change]
+    stop = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[3])]
+    check(tmp_path, loop, dict(before, optim_wrapper__accumulative_counts=2), after, said, stop)
+    record_fault('changed_resumes')
+
+
+@pytest.mark.slow
+def test_what_was_changed_goes_on_exactly_from_there(tmp_path, record_fault):
+    """A second stop, after a change, gives the bits of a training that was not stopped again."""
+    from toy_training import differing
+
+    for loop in LOOPS:
+        for folder in ('whole', 'killed'):
+            log, work_dir = tmp_path / f'log-{loop}', tmp_path / loop / folder
+            assert train(work_dir, log, **LOOPS[loop], **{BATCH: 4}) == {0}
+            longer = dict(LONGER[loop], **{BATCH: 2})
+            if folder == 'killed':
+                stop = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[19])]
+                assert train(work_dir, log, resume=True, hooks=stop, **longer) == {75}
+            assert train(work_dir, log, resume=True, **longer) == {0}
+        final = ENDED_AT[loop]
+        assert differing(tmp_path / loop / 'whole' / final, tmp_path / loop / 'killed' / final) == []
+        record_fault('resumes')
+
+
+@pytest.mark.slow
+def test_epochs_stay_epochs_whatever_the_batch(tmp_path):
+    """Schedules too: a rate that falls after the second epoch does so with batches of another size."""
+    step = [dict(type='MultiStepLR', milestones=[2], by_epoch=True, convert_to_iter_based=True)]
+    for batch, length in ((8, 2), (4, 4)):
+        work_dir, log = tmp_path / f'{batch}', tmp_path / f'log-{batch}'
+        settings = dict(param_scheduler=step, default_hooks__checkpoint__max_keep_ckpts=-1)
+        assert train(work_dir, log, epochs=1, **settings) == {0}
+        assert train(work_dir, log, epochs=3, resume=True, **{BATCH: batch}, **settings) == {0}, last_words(log)
+        rates = {}
+        for epoch in (1, 2, 3):
+            saved = torch.load(work_dir / f'epoch_{epoch}.pth', weights_only=False)
+            rates[epoch] = saved['optimizer']['param_groups'][0]['lr']
+            assert epoch == 1 or saved['meta']['iter'] == epoch * length
+        assert rates == {1: 0.01, 2: pytest.approx(0.001), 3: pytest.approx(0.001)}
+
+
+def test_nothing_is_said_where_nothing_changed(tmp_path):
+    log = tmp_path / 'log'
+    assert train(tmp_path / 'work', log, epochs=1) == {0}
+    assert train(tmp_path / 'work', log, epochs=2, resume=True) == {0}
+    assert ' is resumed with ' not in last_words(log)

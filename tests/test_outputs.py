@@ -1,0 +1,170 @@
+"""Files that a command writes: no file of the user, none that it reads, none twice; and the same command again."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swin_backbone.outputs import RECORD, Outputs, claim
+
+MINE = b'the work of a year'
+
+
+def refused(record_fault, write, path, *words, holds=MINE):
+    """That `write` refuses to write `path`, which keeps its bytes, with nothing beside it."""
+    before = sorted(path.parent.iterdir())
+    with pytest.raises(FileExistsError) as caught:
+        write()
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+    assert path.read_bytes() == holds
+    assert [one for one in sorted(path.parent.iterdir()) if one.name != RECORD] == [
+        one for one in before if one.name != RECORD
+    ]
+    record_fault('outputs')
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / 'mine').write_bytes(MINE)
+    return tmp_path / 'mine'
+
+
+def test_what_a_command_wrote_it_writes_again(tmp_path):
+    for data in (b'1', b'22', b'22', b'1', b'333'):
+        Outputs(tmp_path).write(tmp_path / 'inner' / 'a', data)
+        assert (tmp_path / 'inner' / 'a').read_bytes() == data
+    assert sorted(path.name for path in tmp_path.rglob('*')) == sorted([RECORD, 'a', 'inner'])
+    tmp_path.rename(tmp_path.with_name('moved'))
+    Outputs(tmp_path.with_name('moved')).write(tmp_path.with_name('moved') / 'inner' / 'a', b'4')
+
+
+def test_the_record_is_read_by_sha256sum_and_does_not_grow(tmp_path):
+    names = ['a', 'b c', 'line\nbreak', 'back\\slash', '\\n', os.fsdecode(b'caf\xe9'), 'carriage\rreturn']
+    sizes = []
+    for turn in range(6):
+        outputs = Outputs(tmp_path)
+        for name in names:
+            outputs.write(tmp_path / name, f'{turn} {name!r}'.encode())
+        sizes.append((tmp_path / RECORD).stat().st_size)
+    assert sizes[3:] == [sizes[3]] * 3
+    Outputs(tmp_path).write(tmp_path / 'a', b'')
+    lines = {}
+    for line in (tmp_path / RECORD).read_bytes().split(b'\n')[:-1]:
+        lines[line.partition(b'  ')[2]] = line
+    (tmp_path / 'last').write_bytes(b''.join(line + b'\n' for line in lines.values()))
+    checked = subprocess.run(
+        ['sha256sum', '--check', '--quiet', 'last'], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked
+
+
+def test_a_file_of_the_user(record_fault, mine):
+    for write in (lambda: Outputs(mine.parent).write(mine, b''), lambda: claim(mine)):
+        refused(record_fault, write, mine, 'is there already', '--overwrite')
+    Outputs(mine.parent, overwrite=True).write(mine, b'new')
+    assert mine.read_bytes() == b'new'
+    Outputs(mine.parent).write(mine, b'newer')
+
+
+def test_an_output_that_was_changed_is_the_users(record_fault, tmp_path):
+    path = tmp_path / 'labels.png'
+    Outputs(tmp_path).write(path, b'made')
+    path.write_bytes(MINE)
+    refused(record_fault, lambda: Outputs(tmp_path).write(path, b''), path, 'changed since')
+
+
+def test_a_file_put_in_the_place_of_an_output_or_copied_beside_one(record_fault, tmp_path):
+    Outputs(tmp_path).write(tmp_path / 'a', MINE)
+    (tmp_path / 'a').rename(tmp_path / 'b')
+    refused(record_fault, lambda: Outputs(tmp_path).write(tmp_path / 'b', b''), tmp_path / 'b')
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+def test_an_input_is_no_output_under_any_name(record_fault, tmp_path, overwrite):
+    inner = tmp_path / 'inner'
+    source = inner / 'source'
+    Outputs(inner).write(source, MINE)  # its own, also
+    os.link(source, inner / 'hard')
+    (inner / 'soft').symlink_to(source)
+    (tmp_path / 'aside').symlink_to(inner)
+    names = [source, inner / 'hard', inner / 'soft', tmp_path / 'aside' / 'source', inner / '..' / 'inner' / 'source']
+    for name in names:
+        outputs = Outputs(name.parent, [source], overwrite)
+        refused(record_fault, lambda: outputs.write(name, b''), name, 'is read here')  # noqa: B023
+    outputs = Outputs(inner, [inner / 'soft', 'https://example.org/a.pth', 'a\0b'], overwrite)
+    refused(record_fault, lambda: outputs.write(source, b''), source, 'is read here')
+    assert (inner / 'soft').is_symlink()
+
+
+def test_links_are_not_written_through(record_fault, mine):
+    link = mine.parent / 'link'
+    link.symlink_to(mine)
+    refused(record_fault, lambda: Outputs(mine.parent).write(link, b''), link)
+    Outputs(mine.parent, overwrite=True).write(link, b'new')
+    assert not link.is_symlink()
+    assert mine.read_bytes() == MINE
+    dangling = mine.parent / 'dangling'
+    dangling.symlink_to(mine.parent / 'absent')
+    with pytest.raises(FileExistsError, match='dangling is there already'):
+        Outputs(mine.parent).write(dangling, b'')
+    record_fault('outputs')
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+def test_folders_pipes_and_devices_stay(record_fault, tmp_path, overwrite):
+    (tmp_path / 'folder').mkdir()
+    os.mkfifo(tmp_path / 'pipe')
+    for path in (tmp_path / 'folder', tmp_path / 'pipe', Path('/dev/null')):
+        before = path.stat().st_mode
+        with pytest.raises(FileExistsError, match=f'{path} is there already, and is no regular file'):
+            claim(path, overwrite=overwrite)
+        assert path.stat().st_mode == before
+        record_fault('outputs')
+
+
+def test_two_inputs_of_one_command_share_no_output(record_fault, tmp_path):
+    outputs = Outputs(tmp_path, overwrite=True)
+    outputs.write(tmp_path / 'a', MINE)
+    refused(record_fault, lambda: outputs.write(tmp_path / 'a', b'2'), tmp_path / 'a', 'twice')
+    (tmp_path / 'x').symlink_to(tmp_path)
+    outputs = Outputs(tmp_path)
+    outputs.write(tmp_path / 'b', MINE)
+    refused(record_fault, lambda: outputs.write(tmp_path / 'x' / 'b', b'2'), tmp_path / 'x' / 'b')
+
+
+def test_a_record_that_is_none(record_fault, mine):
+    """It is not written through a link, and one that says nothing protects all."""
+    record = mine.parent / RECORD
+    record.symlink_to(mine)
+    refused(record_fault, lambda: Outputs(mine.parent), mine.parent / RECORD, 'no regular file')
+    record.unlink()
+    record.mkdir()
+    with pytest.raises(FileExistsError, match='no regular file'):
+        Outputs(mine.parent)
+    record.rmdir()
+    for text in (b'\xff' * 100, b'\n\n', b'  mine', b'mine', b'0' * 64 + b'  mine\n', b'\\', b'abc  mine\nhalf a li'):
+        record.write_bytes(text)
+        refused(record_fault, lambda: Outputs(mine.parent).write(mine, b''), mine)
+    Outputs(mine.parent).write(mine.parent / 'new', b'1')
+    Outputs(mine.parent).write(mine.parent / 'new', b'2')
+
+
+def test_what_was_stopped_between_record_and_name_is_not_lost(tmp_path):
+    """The line is there before the file has its name; the file that has it still counts as written."""
+    path = tmp_path / 'a'
+    Outputs(tmp_path).write(path, b'old')
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    outputs = Outputs(tmp_path)
+    replace, Path.replace = Path.replace, lambda self, to: stop(to) if to == path else replace(self, to)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            outputs.write(path, b'new')
+    finally:
+        Path.replace = replace
+    assert path.read_bytes() == b'old'
+    Outputs(tmp_path).write(path, b'newer')

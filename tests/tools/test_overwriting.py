@@ -1,0 +1,330 @@
+"""What the tools write: never over a user's file or over what they read, and again over what they wrote themselves."""
+
+import json
+import os
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from in_process import ROOT, run
+from mmdet.visualization import DetLocalVisualizer
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from mmseg.visualization import SegLocalVisualizer
+from own_data import detection, make_own_data, segmentation
+
+from swin_backbone import SwinBackbone
+from swin_backbone.openmmlab import media
+from swin_backbone.outputs import RECORD
+
+MINE = b'the work of a year'
+
+
+@pytest.fixture(autouse=True)
+def _no_visualizer():
+    """mmengine keeps one a process, by its name, with the folder of the first."""
+    yield
+    SegLocalVisualizer._instance_dict.clear()
+    DetLocalVisualizer._instance_dict.clear()
+
+
+CONFIG = 'configs/demo/swin-nano_upernet_shapes.py'
+
+
+def said(result, status=1):
+    assert result.returncode == status, result.stderr[-2000:]
+    assert 'Traceback' not in result.stderr
+    return result.stderr.strip()
+
+
+def spared(record_fault, path, *command, words=('is there already',), holds=MINE):
+    """That a command does not write `path`, and says so."""
+    sentence = said(run(*command)).splitlines()[-1]
+    for word in (str(path), *words):
+        assert word in sentence
+    assert path.read_bytes() == holds
+    record_fault('outputs')
+
+
+def exported(folder):
+    pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
+    pytest.importorskip('onnx', reason='onnx is not installed')
+    from tiny_export import export_to
+
+    return export_to(folder)
+
+
+def write_picture(path, pixels=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((24, 40, 3), 200, np.uint8) if pixels is None else pixels
+    path.write_bytes(cv2.imencode(path.suffix, pixels)[1].tobytes())
+    return path
+
+
+def write_video(path, frames=25, codec='mp4v'):
+    video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), 10, (40, 24))
+    for index in range(frames):
+        video.write(np.full((24, 40, 3), 6 * index, np.uint8))
+    video.release()
+    return path
+
+
+ONE_FILE = {
+    'flops': (CONFIG, '--backbone-only', '--shape', 64, '--json', 'out.json'),
+    'print_config': (CONFIG, '--save-path', 'out.py'),
+    'plot_log': ('LOG', '--out', 'out.png'),
+    'visualize windows': ('--size', 64, 64, '--out', 'out.png'),
+    'visualize explore': ('--size', 64, 64, '--out', 'out.html'),
+    'benchmark': ('--arch', 'nano', '--size', '64x64', '--peers', '', '--memory', '--train', '--json', 'out.json'),
+    'benchmark_parts': ('--arch', 'nano', '--size', '64x64', '--runs', 1, '--busy-machine', '--json', 'out.json'),
+    'benchmark_windows': None,
+    'convert_checkpoint': ('CKPT', 'out.pth', '--to', 'timm'),
+}
+
+
+@pytest.mark.parametrize('tool', [name for name, words in ONE_FILE.items() if words])
+def test_tools_that_write_one_file(record_fault, tmp_path, tool):
+    torch.save(SwinBackbone(arch='nano').state_dict(), tmp_path / 'ckpt.pth')
+    (tmp_path / 'scalars.json').write_text('{"loss": 1.0, "step": 1}\n{"loss": 0.5, "step": 2}\n')
+    name, *subcommand = tool.split()
+    out = tmp_path / next(str(word) for word in ONE_FILE[tool] if str(word).startswith('out.'))
+    places = {out.name: out, 'CKPT': tmp_path / 'ckpt.pth', 'LOG': tmp_path / 'scalars.json', CONFIG: ROOT / CONFIG}
+    command = [f'tools/{name}.py', *subcommand, *(places.get(word, word) for word in ONE_FILE[tool])]
+    out.write_bytes(MINE)
+    spared(record_fault, out, *command, words=('is there already', '--overwrite'))
+    assert not (tmp_path / RECORD).exists()
+    assert run(*command, '--overwrite').returncode == 0
+    assert out.read_bytes() != MINE
+    assert run(*command).returncode == 0  # its own
+    out.write_bytes(MINE)
+    spared(record_fault, out, *command, words=('changed since',))
+
+
+def test_a_checkpoint_is_not_converted_onto_itself(record_fault, tmp_path):
+    source, hard, soft = (tmp_path / name for name in ('a.pth', 'hard.pth', 'soft.pth'))
+    torch.save(dict(state_dict=SwinBackbone(arch='nano').state_dict(), optimizer=dict(state={})), source)
+    bytes_before = source.read_bytes()
+    os.link(source, hard)
+    soft.symlink_to(source)
+    for target in (source, hard, soft, tmp_path / '..' / tmp_path.name / 'a.pth'):
+        for more in ((), ('--overwrite',)):
+            command = ('tools/convert_checkpoint.py', source, target, '--to', 'mmdet', *more)
+            spared(record_fault, target, *command, words=('is read here',), holds=bytes_before)
+    assert soft.is_symlink()
+
+
+def test_a_data_set_of_shapes(record_fault, tmp_path):
+    command = ('tools/make_shapes_dataset.py', tmp_path, '--train', 1, '--val', 1, '--size', 64)
+    mine = tmp_path / 'labels' / 'train' / '000000.png'
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(MINE)
+    spared(record_fault, mine, *command)
+    mine.unlink()
+    assert run(*command).returncode == 0
+    before = mine.read_bytes()
+    assert run(*command).returncode == 0
+    assert mine.read_bytes() == before
+    mine.write_bytes(MINE)
+    spared(record_fault, mine, *command)
+
+
+def test_pictures_of_what_is_trained_on(record_fault, tmp_path):
+    own, out = make_own_data(tmp_path / 'own'), tmp_path / 'out'
+    config, *options = detection(own)
+    command = ('tools/browse_dataset.py', config, '--output-dir', out, '--not-show', '--show-number', 1, *options)
+    mine = out / '000000_0.jpg'
+    out.mkdir()
+    mine.write_bytes(MINE)
+    spared(record_fault, mine, *command)
+    mine.unlink()
+    for _ in range(2):
+        assert run(*command).returncode == 0
+
+
+def test_infer_into_the_folder_of_the_data(record_fault, tmp_path):
+    model, data = exported(tmp_path / 'model'), tmp_path / 'data'
+    write_picture(data / 'x.png')
+    command = ('tools/infer.py', data, model, '--out-dir', data)
+    for name in ('labels/x.png', 'overlays/x.jpg'):
+        mine = data / name
+        mine.parent.mkdir()
+        mine.write_bytes(MINE)
+        spared(record_fault, mine, 'tools/infer.py', data / 'x.png', *command[2:])
+        shutil.rmtree(mine.parent)
+    for _ in range(2):  # the second time, what the first wrote is no input
+        result = run(*command)
+        assert result.returncode == 0, result.stderr
+        assert '1 pictures and frames of 1 files' in result.stdout
+    assert not list(data.rglob('.partial-*'))
+    labels = data / 'labels' / 'x.png'
+    labels.write_bytes(MINE)  # corrected by hand, say
+    spared(record_fault, labels, 'tools/infer.py', data / 'x.png', *command[2:], words=('changed since',))
+    write_picture(data / 'overlays' / 'x.png')
+    result = run('tools/infer.py', data / 'overlays' / 'x.jpg', model, '--out-dir', data, '--overwrite')
+    assert f'{data}/overlays/x.jpg is read here' in said(result)
+    record_fault('outputs')
+
+
+def test_media_share_no_output(record_fault, tmp_path):
+    model, data, out = exported(tmp_path / 'model'), tmp_path / 'data', tmp_path / 'out'
+    write_picture(data / 'v' / '000000.png')
+    write_picture(data / 'A.png')
+    write_picture(data / 'a.jpg')
+    write_picture(data / 'p.jpg' / 'x.png')
+    write_picture(data / 'p.bmp')
+    write_picture(data / 'q.png' / 'x.png')
+    write_picture(data / 'q.bmp')
+    write_video(data / 'v.mp4', 3)
+    names = [medium.name for medium in media.find_media([str(data)])]
+    assert sorted(names) == ['A', 'a_1', 'p.jpg/x', 'p_1', 'q.png/x', 'q_1', 'v/000000', 'v_1']
+    result = run('tools/infer.py', data, model, '--out-dir', out)
+    assert result.returncode == 0, result.stderr
+    assert '10 pictures and frames of 8 files' in result.stdout
+    labels = {str(path.relative_to(out / 'labels')) for path in (out / 'labels').rglob('*.png') if path.is_file()}
+    frames = {f'v_1/00000{index}.png' for index in range(3)}
+    assert labels == {'A.png', 'a_1.png', 'p.jpg/x.png', 'p_1.png', 'q.png/x.png', 'q_1.png', 'v/000000.png', *frames}
+    assert len([path for path in (out / 'overlays').rglob('*') if path.is_file()]) == 8
+    record_fault('outputs', 4)
+
+
+def random_checkpoint(words, path):
+    cfg = Config.fromfile(words[0])
+    cfg.model.backbone.depths = [1, 1, 1, 1]
+    for part in (cfg.model.get('decode_head'), cfg.model.get('auxiliary_head')):
+        if part:
+            part.num_classes = 2
+    if 'roi_head' in cfg.model:
+        cfg.model.roi_head.bbox_head.num_classes = cfg.model.roi_head.mask_head.num_classes = 2
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta={}), path)
+    return path
+
+
+def test_what_a_test_writes(record_fault, tmp_path):
+    own = make_own_data(tmp_path / 'own')
+    for words, out in ((detection(own), 'found.pkl'), (segmentation(own), 'found')):
+        checkpoint = random_checkpoint(words, tmp_path / 'a.pth')
+        options = words[words.index('--cfg-options') :]
+        command = ['tools/test.py', words[0], checkpoint, '--work-dir', tmp_path / 'work', *options]
+        pictures = own / 'images' / 'val'
+        before = {path.name: path.read_bytes() for path in pictures.iterdir()}
+        for more in ((), ('--overwrite',)):
+            result = run(*command, '--show-dir', pictures, *more) if words[0] == detection(own)[0] or not more else None
+            if result:
+                assert 'is there already' in said(result) or 'is read here' in said(result)
+                record_fault('outputs')
+            assert {path.name: path.read_bytes() for path in pictures.iterdir()} == before
+        place = tmp_path / words[0].stem / out
+        mine = place if out.endswith('.pkl') else place / '0.png'
+        mine.parent.mkdir(parents=True)
+        mine.write_bytes(MINE)
+        spared(record_fault, mine, *command, '--out', place)
+        mine.unlink()
+        for _ in range(2):
+            SegLocalVisualizer._instance_dict.clear()
+            result = run(*command, '--out', place, '--show-dir', tmp_path / words[0].stem / 'drawn')
+            assert result.returncode == 0, result.stderr
+        assert mine.is_file()
+        assert len(list((tmp_path / words[0].stem / 'drawn').rglob('*.png'))) == 2
+        assert not list(tmp_path.rglob('.partial-*'))
+
+
+def test_pictures_of_one_name_share_no_label(record_fault, tmp_path):
+    own = make_own_data(tmp_path / 'own')
+    words = segmentation(own)
+    checkpoint = random_checkpoint(words, tmp_path / 'a.pth')
+    for folder in ('images', 'labels'):
+        for name in ('a', 'b'):
+            (own / folder / 'val' / name).mkdir()
+            (own / folder / 'val' / f'{"01"["ab".index(name)]}.png').rename(own / folder / 'val' / name / 'x.png')
+    command = ['tools/test.py', words[0], checkpoint, '--work-dir', tmp_path / 'work', '--out', tmp_path / 'found']
+    result = run(*command, *words[words.index('--cfg-options') :])
+    assert 'a/x.png and ' in said(result)
+    assert f'would be written to one file, {tmp_path}/found/x.png' in result.stderr
+    record_fault('outputs')
+
+
+def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
+    """Of an exported model of one size, with a limit: each is named, the rest is done, and the exit status is 1."""
+    model, data, out = exported(tmp_path / 'model'), tmp_path / 'data', tmp_path / 'out'
+    info = json.loads((model / 'deploy.json').read_text())
+    info['inputs'][0]['shape'] = ['batch', 'height', 'width', 3]
+    info['preprocessing']['resize'] = None
+    info['limits']['pixels'] = 5000
+    (model / 'deploy.json').write_text(json.dumps(info))
+    good = [write_picture(data / name) for name in ('a.png', 'z.png')]
+    good.append(write_video(data / 'whole.mp4'))
+    sizes = {'dot.png': 1, 'large.png': 100}  # mmseg's visualizer draws nothing on a single pixel
+    bad = [write_picture(data / name, np.zeros((size, size, 3), np.uint8)) for name, size in sizes.items()]
+    for name, content in (('empty.png', b''), ('text.jpg', b'no picture'), ('text.mp4', b'no video')):
+        (data / name).write_bytes(content)
+        bad.append(data / name)
+    os.mkfifo(data / 'pipe.png')
+    os.mkfifo(data / 'pipe.mp4')
+    (data / 'zero.png').symlink_to('/dev/zero')
+    (data / 'dangling.png').symlink_to(data / 'absent')
+    (data / 'zero.mkv').symlink_to('/dev/zero')
+    bad += [data / name for name in ('pipe.png', 'pipe.mp4', 'zero.png', 'dangling.png', 'zero.mkv')]
+    write_picture(data / os.fsdecode(b'caf\xe9.png'))
+    shutil.copy(data / 'whole.mp4', data / os.fsdecode(b'caf\xe9.mp4'))
+    broken = data / os.fsdecode(b'na\xefve.png')
+    broken.write_bytes(b'no picture')
+    result = run('tools/infer.py', data, model, '--out-dir', out, '--batch-size', 3)
+    lines = [line for line in said(result).splitlines() if line.startswith('skipped: ')]
+    assert len(lines) == len(bad) + 1
+    for path in bad:
+        assert any(str(path) in line for line in lines), path
+    assert len(list((out / 'labels').glob('*.png'))) == 3
+    assert (out / 'labels' / os.fsdecode(b'caf\xe9_1.png')).is_file()
+    for name in ('whole.mp4', os.fsdecode(b'caf\xe9.mp4')):
+        assert (out / 'overlays' / name).is_file(), list((out / 'overlays').iterdir())
+    assert f'{len(bad) + 1} files unreadable' in result.stdout
+    record_fault('bad_pictures', len(lines))
+
+
+@pytest.mark.parametrize(('suffix', 'codec'), [('.avi', 'MJPG'), ('.mkv', 'MJPG'), ('.mp4', 'mp4v')])
+def test_a_video_that_is_cut_off(record_fault, tmp_path, suffix, codec):
+    model = exported(tmp_path / 'model')
+    whole = write_video(tmp_path / f'whole{suffix}', 40, codec)
+    result = run('tools/infer.py', whole, model, '--out-dir', tmp_path / 'whole')
+    assert result.returncode == 0, result.stderr
+    assert '40 pictures and frames of 1 files' in result.stdout
+    data = whole.read_bytes()
+    if suffix == '.mp4':  # its index is at the end: put it in front, as for streaming
+        data = index_first(data)
+    cut = tmp_path / f'cut{suffix}'
+    cut.write_bytes(data[: len(data) // 2])
+    result = run('tools/infer.py', cut, write_picture(tmp_path / 'b.png'), model, '--out-dir', tmp_path / 'cut')
+    assert f'the rest is skipped: {cut} is cut off or damaged: ' in said(result)
+    assert 'of its 40 frames can be read' in result.stderr
+    assert (tmp_path / 'cut' / 'labels' / 'b.png').is_file()
+    frames = len(list((tmp_path / 'cut' / 'labels' / 'cut').glob('*.png')))
+    assert 0 < frames < 30
+    assert media.count_frames(media.Medium(tmp_path / 'cut' / 'overlays' / 'cut.mp4', '', True)) == frames
+    record_fault('bad_pictures')
+
+
+def index_first(data):
+    """An MP4 with the box `moov` before `mdat`."""
+    boxes, at = {}, 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], 'big')
+        boxes[data[at + 4 : at + 8]] = data[at : at + size]
+        at += size
+    order = [b'ftyp', b'moov', b'free', b'mdat']
+    index = boxes[b'moov']
+    start = data.index(b'mdat') - 4
+    moved = sum(len(boxes.get(name, b'')) for name in order[:3]) - start
+    table = index.index(b'stco')
+    number = int.from_bytes(index[table + 8 : table + 12], 'big')
+    for place in range(table + 12, table + 12 + 4 * number, 4):
+        offset = int.from_bytes(index[place : place + 4], 'big') + moved
+        index = index[:place] + offset.to_bytes(4, 'big') + index[place + 4 :]
+    boxes[b'moov'] = index
+    return b''.join(boxes.get(name, b'') for name in order)
