@@ -153,28 +153,34 @@ def _backends() -> Iterator[Fact]:
 
 
 def _taken(device: str, dtype_name: str, training: bool) -> str:
-    plan = _ask(lambda stage, x: stage.plan(x), device, dtype_name, training)
+    from .backends import plan_stage
+
+    plan = _ask(plan_stage, device, dtype_name, training)
     in_strips = plan.backend.name == 'eager' and plan.strip_tokens is not None
-    return f'{plan.backend.name}, strips of {plan.strip_tokens} tokens' if in_strips else plan.backend.name
+    return f'{plan.backend.name}, strips of {plan.strip_tokens} tokens' if in_strips else str(plan.backend.name)
 
 
 def _can_compute(name: str, device: str, dtype_name: str) -> str:
-    from .backends import BACKENDS
+    from .backends import BACKENDS, request_of
 
-    return _ask(lambda stage, x: BACKENDS[name].why_not(stage.request(x)), device, dtype_name) or 'can compute'
+    return BACKENDS[name].why_not(_ask(request_of, device, dtype_name)) or 'can compute'
 
 
-def _ask(question: Callable[[Any, Any], Any], device: str, dtype_name: str, training: bool = False) -> Any:
-    """What a stage of a Swin-T answers for an image on a device."""
+def _ask(question: Callable[..., Any], device: str, dtype_name: str, training: bool = False) -> Any:
+    """The answer for the first stage of a Swin-T, and an image on a device."""
     import torch
 
-    from .models import SwinBackbone
+    from .backends import StageOptions
+    from .backends.protocol import BlockSettings
 
     kind, low = torch.device(device).type, dtype_name != 'float32'
-    with torch.device('meta'):
-        stage = SwinBackbone(arch='tiny').train(training).stages[0]
+    options = StageOptions(
+        'auto', 'auto', False, 'v1', channels=96, hidden_channels=384, head_dim=32, window_size=(7, 7)
+    )
+    gelu = torch.nn.GELU()
+    block = BlockSettings('v1', torch.float32, 32**-0.5, (1e-5, 1e-5), gelu, 0.0, 0.0, 0.0, 0.0)
     with torch.set_grad_enabled(training), torch.autocast(kind, getattr(torch, dtype_name), enabled=low):
-        return question(stage, torch.empty(1, 3, 8, 8, device=device))
+        return question(options, torch.empty(1, 3, 8, 8, device=device), [block])
 
 
 PARTS: dict[str, Callable[[], Iterable[Fact]]] = {

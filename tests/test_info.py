@@ -1,7 +1,6 @@
 """`python -m swin_backbone info`, where all is installed and where much is missing."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +84,7 @@ def test_a_report_where_packages_are_missing(tmp_path, missing):
     works = found['backends', 'native on cpu, float32']
     assert works.startswith('fails: ') == ('torch' in missing)
     computes = found['backends', 'auto on cpu, float32, inference']
-    assert re.match(rf'fails: \w+: .*({"|".join(missing)})', computes), computes
+    assert computes.startswith('fails: ') == ('torch' in missing), computes
     assert f'{os.cpu_count()} CPUs' in found['devices', 'cpu']
 
 

@@ -28,7 +28,10 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     qk_T2hd = qkv_T3hd[..., :2, :, :]
     lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     is_short_T2h = lengths_T2h <= EPS
-    if torch.is_grad_enabled():  # a zero's length has NaN for its second derivative, even where nothing depends on it
+    is_traced = torch.jit.is_tracing()  # into one graph for both modes
+    if (
+        torch.is_grad_enabled() or is_traced
+    ):  # a zero's length has NaN for its second derivative, even where nothing depends on it
         qk_T2hd = qk_T2hd.masked_fill(is_short_T2h[..., None], 1.0)
         lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
