@@ -57,7 +57,7 @@ test-slow: install
 FAULTS := work_dirs/faults.json
 test-faults: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile -m faults --faults-json=$(FAULTS)
-	$(RUN) tests/faults.py $(FAULTS) docs/reliability.md
+	$(RUN) tests/helpers/faults.py $(FAULTS) docs/reliability.md
 
 # Hypothesis marks the tests that it draws examples for.
 test-nightly: install

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import KINDS
+from helpers.faults import KINDS
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault('OMP_NUM_THREADS', '2')
@@ -61,7 +61,10 @@ def pytest_addoption(parser):
         help='write what tests/openmmlab/test_swap_every_config.py found to docs/swap.md',
     )
     parser.addoption(
-        '--faults-json', type=Path, metavar='F', help='write what the tests of faults tried to F: see tests/faults.py'
+        '--faults-json',
+        type=Path,
+        metavar='F',
+        help='write what the tests of faults tried to F: see tests/helpers/faults.py',
     )
 
 
@@ -74,9 +77,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def record_fault(request):
-    """`record_fault(kind, count=1)`: so many faults of a kind in tests/faults.py were tried, and came out as promised.
+    """`record_fault(kind, count=1)`: so many faults of a kind were tried, and came out as promised.
 
-    They count if the test passes.
+    The kinds are those of tests/helpers/faults.py. They count if the test passes.
     """
 
     def record(kind: str, count: int = 1) -> None:

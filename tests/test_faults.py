@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from faults import BEGIN, END, write_table
+from helpers.faults import BEGIN, END, write_table
 
 pytest_plugins = ['pytester']
 
@@ -32,7 +32,8 @@ def test_unknown(record_fault):
 @pytest.mark.parametrize('processes', [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_passed_is_counted_by_kind(pytester, request, processes):
     here = request.path.parent
-    for name in ('conftest.py', 'faults.py'):
+    pytester.mkpydir('helpers')
+    for name in ('conftest.py', 'helpers/faults.py'):
         (pytester.path / name).write_text((here / name).read_text())
     pytester.makepyfile(TESTS)
     pytester.makeini('[pytest]\nmarkers =\n    faults: provokes something')

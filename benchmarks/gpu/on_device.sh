@@ -12,7 +12,7 @@
 set -uo pipefail
 OUT=${OUT:-work_dirs/gpu} LIMIT=${LIMIT:-570} PYTHON=${PYTHON:-python3}
 PEERS=mmdet,timm,transformers,torchvision
-TESTS=(tests/ops/test_triton.py tests/ops/test_backend.py tests/analysis/test_operations.py)
+TESTS=(tests/ops/test_triton.py tests/ops/test_backend.py tests/analysis/test_{operations,gpu_models,gpu_checks}.py)
 
 stop() {
     echo "on_device: $*" >&2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from small_models import randomised
+from helpers.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, download

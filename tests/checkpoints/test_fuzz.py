@@ -5,19 +5,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
+from helpers import PYTHONPATH
 
 
 def fuzz(folder, number, how):
-    environment = {
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join([str(HERE.parents[1]), os.environ.get('PYTHONPATH', '')]),
-    }
-    command = [sys.executable, str(HERE / 'fuzz.py'), str(folder), str(number), str(how)]
+    command = [sys.executable, '-m', 'helpers.fuzz', str(folder), str(number), str(how)]
+    environment = {**os.environ, 'PYTHONPATH': PYTHONPATH}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert result.returncode == 0, result.stdout[-1000:] + result.stderr[-3000:]
     return result

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from origins import ORIGINS
-from small_models import Detector, lines, randomised
+from helpers.origins import ORIGINS
+from helpers.small_models import Detector, lines, randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 

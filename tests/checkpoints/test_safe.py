@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from attacks import archive, call, name
+from helpers.attacks import archive, call, name
+from helpers.small_models import randomised
 from mmengine.logging import HistoryBuffer
-from small_models import randomised
 
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint, trust_checkpoints

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.small_exports import small_swin
 from mmengine.config import Config
-from small import small_swin
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone

@@ -20,7 +20,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
-from small import save_checkpoint
+from helpers.small_exports import save_checkpoint
 
 from swin_backbone.deploy import export, formats, runtime
 from swin_backbone.deploy.predictor import evaluate

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from small import save_checkpoint, small_config
+from helpers.small_exports import save_checkpoint, small_config
 from test_boxes import WHOLE
 
 from swin_backbone.deploy import export, formats

@@ -2,14 +2,10 @@
 
 import re
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_training import config, run, run_ranks
+from helpers.toy_training import config, run, run_ranks
 
 LOOPS = {'epochs': dict(epochs=2), 'iterations': dict(iterations=16, interval=4)}
 ENDED_AT = {'epochs': 'epoch_3.pth', 'iterations': 'iter_20.pth'}
@@ -91,7 +87,7 @@ def test_it_goes_on_from_the_middle_of_an_epoch_and_of_an_accumulation(tmp_path,
 @pytest.mark.slow
 def test_what_was_changed_goes_on_exactly_from_there(tmp_path, record_fault):
     """A second stop, after a change, gives the bits of a training that was not stopped again."""
-    from toy_training import differing
+    from helpers.toy_training import differing
 
     for loop in LOOPS:
         for folder in ('whole', 'killed'):

@@ -2,14 +2,11 @@
 
 import random
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_training import IMAGES, config, differing, run, run_ranks
+from helpers.toy_training import IMAGES, config, differing, run, run_ranks
 
 EMA = dict(type='EMAHook', momentum=0.1, update_buffers=True)
 BATCHES = IMAGES // 2  # an epoch

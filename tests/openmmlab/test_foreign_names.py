@@ -2,14 +2,11 @@
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_training import config, train
+from helpers.toy_training import config, train
 
 from swin_backbone.openmmlab.latest_checkpoint import newest_whole_checkpoint
 from swin_backbone.whole_files import write_whole

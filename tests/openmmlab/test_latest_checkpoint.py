@@ -2,15 +2,12 @@
 
 import logging
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.toy_training import config, run
 from mmengine.logging import MMLogger
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_training import config, run
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab.latest_checkpoint import newest_whole_checkpoint

@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.origins import official, official_detector
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel
@@ -16,9 +15,6 @@ from mmengine.runner import CheckpointLoader
 from swin_backbone import SwinBackbone
 from swin_backbone.checkpoints import CheckpointError, trust_checkpoints
 from swin_backbone.openmmlab import loading, runtime
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'checkpoints'))
-from origins import official, official_detector
 
 
 @MODELS.register_module(force=True)

@@ -1,14 +1,11 @@
 """A loss or gradient that is not finite costs its step, and nothing else."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
+from helpers.toy_training import config, differing, run, run_ranks, start, tensors_of, wait
 from test_whole_checkpoints import train_and_say
-from toy_training import config, differing, run, run_ranks, start, tensors_of, wait
 
 from swin_backbone import NonFiniteGuardHook
 

@@ -5,14 +5,10 @@ import json
 import os
 import re
 import signal
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_training import start, wait
+from helpers.toy_training import start, wait
 
 from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.openmmlab.one_training import HOLDER, LOCK, only_training_in

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from breadth import (
+from helpers.breadth import (
     PLACED,
     REFUSED,
     SLOW,

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
+from helpers.every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / 'work_dirs' / 'swap'

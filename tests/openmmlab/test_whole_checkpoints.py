@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_training import config, run, start, train, wait
+from helpers.toy_training import config, run, start, train, wait
 
 from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.openmmlab.checkpoint_hook import find_checkpoint_hook

@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 @pytest.fixture
 def ablate(monkeypatch):
-    from in_process import ROOT
+    from helpers.in_process import ROOT
 
     monkeypatch.syspath_prepend(str(ROOT / 'tools'))
     import ablate

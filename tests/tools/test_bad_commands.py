@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from in_process import ROOT, run
-from own_data import DETECTION, SEGMENTATION, detection, make_own_data, segmentation
+from helpers.in_process import ROOT, run
+from helpers.own_data import DETECTION, SEGMENTATION, detection, make_own_data, segmentation
 
 CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any file will do
 

@@ -14,10 +14,10 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from in_process import ROOT, run
+from helpers.in_process import ROOT, run
+from helpers.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
-from own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
 from PIL import Image
 
 from swin_backbone.openmmlab import check_labels, guard

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from in_process import ROOT, run
+from helpers.in_process import ROOT, run
 
 CONFIG = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SMALL = '--size', '64', '--runs', '1', '--busy-machine'

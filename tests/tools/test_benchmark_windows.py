@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def windows(monkeypatch):
-    from in_process import ROOT
+    from helpers.in_process import ROOT
 
     monkeypatch.syspath_prepend(str(ROOT / 'tools'))
     import benchmark_windows

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from in_process import ROOT, run
+from helpers.in_process import ROOT, run
 from mmengine.fileio import load
 from mmengine.registry import MODELS, DefaultScope
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from in_process import run
+from helpers.in_process import run
 
 TOOLS = Path(__file__).parents[2] / 'tools'
+IMPORTED = os.pathsep.join(map(str, (TOOLS, TOOLS.parent)))
 PROGRAM = """
 import logging, os, sys
-sys.path.insert(0, {tools!r})
 from command_line import run
 logger = logging.getLogger()
 logger.addHandler(logging.StreamHandler(sys.stdout))
@@ -32,9 +32,9 @@ def test_every_tool_runs_so(tool):
 @pytest.mark.parametrize('buffered', [True, False])
 @pytest.mark.parametrize('body', [PRINTS, LOGS], ids=['prints', 'logs'])
 def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
-    environment = {**os.environ, 'PYTHONPATH': str(TOOLS.parent), 'PYTHONUNBUFFERED': '' if buffered else '1'}
+    environment = {**os.environ, 'PYTHONPATH': IMPORTED, 'PYTHONUNBUFFERED': '' if buffered else '1'}
     program = subprocess.Popen(
-        [sys.executable, '-c', PROGRAM.format(tools=str(TOOLS), body=body)],
+        [sys.executable, '-c', PROGRAM.format(body=body)],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert program.stdout.readline().startswith('line')
@@ -47,8 +47,8 @@ def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
 
 def test_another_broken_pipe_is_an_error():
     result = subprocess.run(
-        [sys.executable, '-c', PROGRAM.format(tools=str(TOOLS), body=OTHER_PIPE)],
-        cwd=TOOLS.parent, capture_output=True, text=True, timeout=60,
+        [sys.executable, '-c', PROGRAM.format(body=OTHER_PIPE)],
+        env={**os.environ, 'PYTHONPATH': IMPORTED}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert result.returncode == 1
     assert 'BrokenPipeError' in result.stderr

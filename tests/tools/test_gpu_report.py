@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from in_process import run
+from helpers.in_process import run
 
 ROOT = Path(__file__).parents[2]
 DETECTOR = 'configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'

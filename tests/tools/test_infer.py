@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from in_process import run
+from helpers.in_process import run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData

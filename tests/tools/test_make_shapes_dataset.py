@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from in_process import run
+from helpers.in_process import run
 from pycocotools import mask as coco_mask
 
 TOOL = Path(__file__).parents[2] / 'tools' / 'make_shapes_dataset.py'

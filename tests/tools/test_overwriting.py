@@ -12,12 +12,12 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from in_process import ROOT, run
+from helpers.in_process import ROOT, run
+from helpers.own_data import detection, make_own_data, segmentation
 from mmdet.visualization import DetLocalVisualizer
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmseg.visualization import SegLocalVisualizer
-from own_data import detection, make_own_data, segmentation
 
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab import media
@@ -55,7 +55,7 @@ def spared(record_fault, path, *command, words=('is there already',), holds=MINE
 def exported(folder):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
     pytest.importorskip('onnx', reason='onnx is not installed')
-    from tiny_export import export_to
+    from helpers.tiny_export import export_to
 
     return export_to(folder)
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / 'openmmlab'))
-from toy_training import differing
+from helpers.toy_training import differing
 
 from swin_backbone import SwinBackbone, convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from in_process import ROOT, run
+from helpers.in_process import ROOT, run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 

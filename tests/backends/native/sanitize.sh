@@ -14,9 +14,10 @@ git ls-files -z --cached --others --exclude-standard "${files[@]}" | tar --null 
 cd "$copy"
 flags='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined'
 CFLAGS=$flags LDFLAGS='-fsanitize=address,undefined' "$python" setup.py --quiet build_ext --inplace >&2
-# torch's own allocations are not leaks of ours; the runtimes must be there before Python.
+# torch's own allocations are not leaks of ours, and torch itself refuses one that is too large; the runtimes must be there
+# before Python.
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libubsan.so)"
-export ASAN_OPTIONS=detect_leaks=0:protect_shadow_gap=0 UBSAN_OPTIONS=print_stacktrace=1
+export ASAN_OPTIONS=detect_leaks=0:protect_shadow_gap=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONPATH=$copy
 if [ $# -gt 0 ]; then
   "$python" "$@"

@@ -50,6 +50,10 @@ void brgemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t l
 template <class T>
 void release_brgemm();
 
+// Of float32 numbers this many are added up in order, and then the sums: the error of rounding grows with the length of a
+// sum, and torch's linear layers have short ones too.
+constexpr int64_t MAX_SUM = 256;
+
 // Of float32 numbers this many are split into pieces at a time, so that these stay in L2: of a sum, and of all rows.
 constexpr int64_t MAX_TERMS = 768;
 constexpr int64_t MAX_SPLIT = MAX_TERMS * 2 * MAX_ROWS;
@@ -130,12 +134,14 @@ void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const Produ
     if (w.in_tiles()) return product_in_tiles(a, lda, M, w, room, epilogue);
   const int64_t chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
-  const int64_t K = w.padded_K();
+  const int64_t K = w.padded_K(), terms = std::is_same_v<T, float> ? MAX_SUM : K;
   for (int64_t n = 0; n < w.N; n += w.width) {
     const int64_t columns = std::min(w.width, w.N - n);
     for (int64_t m = 0; m < M; m += step) {
       const int64_t rows = std::min(step, M - m);
-      brgemm(round_up(rows, ROW_STEP), columns, K, lda, columns, columns, a + m * lda, w.panels + n * K, room.c);
+      for (int64_t k = 0; k < K; k += terms)
+        brgemm(round_up(rows, ROW_STEP), columns, std::min(terms, K - k), lda, columns, columns, a + m * lda + k,
+               w.panels + n * K + k * columns, room.c, k > 0);
       epilogue(m, rows, n, columns, room.c);
     }
   }

@@ -8,7 +8,7 @@ A test that takes the fixture `record_fault` gets the mark `faults`, and says ho
 
 `pytest -m faults --faults-json=F` writes the counts of the tests that passed to F, and
 
-    python tests/faults.py F docs/reliability.md
+    python tests/helpers/faults.py F docs/reliability.md
 
 writes their sums between the markers of the document. `make test-faults` does both.
 """

@@ -1,6 +1,6 @@
 """Reads checkpoints in a process of its own, where a crash, a file, a socket and a peak of memory are seen.
 
-python reading.py FILE...    prints a line of JSON for each, before it is read and after
+python -m helpers.reading FILE...    prints a line of JSON for each, before it is read and after
 """
 
 import faulthandler
@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers import PYTHONPATH
 from swin_backbone.analysis.timing import peak_rss
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 
-ROOT = Path(__file__).parents[2]
 ADDRESSES_MIB = 512  # more than this beside what is there is refused by the system: MemoryError, which no test takes
 # What reading may not do, as `sys.addaudithook` calls it; `open` where it is to write.
 FORBIDDEN = (
@@ -27,11 +27,10 @@ FORBIDDEN = (
 def read_in_process(paths):
     """What came of each file: a dict with outcome, sentence, done and peak_mib; a crash is an outcome."""
     results, left = {}, [str(path) for path in paths]
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])}
+    environment = {**os.environ, 'PYTHONPATH': PYTHONPATH}
+    command = [sys.executable, '-m', 'helpers.reading']
     while left:
-        process = subprocess.run(
-            [sys.executable, __file__, *left], capture_output=True, text=True, env=environment, timeout=600
-        )
+        process = subprocess.run([*command, *left], capture_output=True, text=True, env=environment, timeout=600)
         for line in process.stdout.splitlines():
             result = json.loads(line)
             results[result.pop('path')] = result

@@ -1,0 +1,32 @@
+"""Running the tools in this process: to import the toolboxes takes seconds."""
+
+import contextlib
+import io
+import runpy
+import sys
+from types import SimpleNamespace
+
+import pytest
+from mmengine.registry import DefaultScope
+
+from helpers import ROOT
+
+
+def run(tool, *arguments):
+    """What `python TOOL ARGUMENTS` ends with and prints."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [tool, *map(str, arguments)])
+        patch.syspath_prepend(ROOT / 'tools')
+        try:
+            with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+                runpy.run_path(str(ROOT / tool), run_name='__main__')
+        except SystemExit as stop:
+            code = stop.code or 0
+            if isinstance(code, str):
+                stderr.write(code)
+                code = 1
+        finally:
+            DefaultScope._instance_dict.clear()
+    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
