@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from data_parallel import data_parallel
+from helpers.data_parallel import data_parallel
 from torch import nn
 
 from swin_backbone import SwinBackbone

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from blocks import rms
+from helpers.native_blocks import rms
 from torch import nn
 
 from swin_backbone import SwinBackbone, SwinV2Backbone

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from blocks import block_weights, random_weights
+from helpers.native_blocks import block_weights, random_weights
 
 from swin_backbone.backends.native.backend import pack
 from swin_backbone.backends.weight_cache import WeightCache
@@ -38,13 +38,13 @@ def check(found: dict, count: int) -> None:
 
 
 def test_a_thousand_calls_with_wrong_arguments(record_fault):
-    check(call(sys.executable, HERE / 'direct_calls.py', 1, 1000, seconds=300), 1000)
+    check(call(sys.executable, HERE.parents[1] / 'helpers' / 'direct_calls.py', 1, 1000, seconds=300), 1000)
     record_fault('direct_calls', 1000)
 
 
 @pytest.mark.slow
 def test_thousands_of_calls_with_address_sanitizer(record_fault):
-    sanitized = 'bash', HERE / 'sanitize.sh', sys.executable, 'tests/backends/native/direct_calls.py'
+    sanitized = 'bash', HERE / 'sanitize.sh', sys.executable, 'tests/helpers/direct_calls.py'
     check(call(*sanitized, 2, 2000, seconds=3000), 2000)
     record_fault('direct_calls', 2000)
 

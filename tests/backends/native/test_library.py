@@ -12,16 +12,15 @@ import torch
 
 import swin_backbone.backends.native
 
+TESTS = str(Path(__file__).parents[2])
 CODE = """
 import torch
 from swin_backbone.backends.native.library import _load, why_not_in
 print(_load()[0], '|', why_not_in(torch.float32), '|', why_not_in(torch.bfloat16))
 """
 BLOCK = """
-import sys
-sys.path.insert(0, {tests!r})
 import torch
-from blocks import by_operator, by_reference, gradients, random_weights
+from helpers.native_blocks import by_operator, by_reference, gradients, random_weights
 for v2 in (False, True):
     case = torch.randn(1, 17, 20, 96), random_weights(96, 3, (7, 7), v2), 3, (7, 7), (3, 3), False
     assert (by_operator(*case) - by_reference(*case)).abs().max() < 1e-5
@@ -45,6 +44,7 @@ FOREIGN = {  # registers and instructions that a library's processors do not hav
 
 def answer(code: str = CODE, **environment: str) -> str:
     command = [sys.executable, '-c', code]
+    environment['PYTHONPATH'] = os.pathsep.join(filter(None, [TESTS, os.environ.get('PYTHONPATH')]))
     result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -77,12 +77,11 @@ def test_a_library_has_the_instructions_of_its_own_set_alone(name):
 
 
 def test_avx2_computes_what_the_reference_computes():
-    tests = os.path.dirname(__file__)
-    answer(BLOCK.format(tests=tests), ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2')
+    answer(BLOCK, ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2')
 
 
 @pytest.mark.skipif(
     not torch.backends.cpu.get_cpu_capability().startswith('AVX512'), reason='this processor has no AVX-512'
 )
 def test_avx512_without_bf16_computes_what_the_reference_computes():
-    answer(AS_AVX512 + BLOCK.format(tests=os.path.dirname(__file__)), ONEDNN_MAX_CPU_ISA='AVX512_CORE')
+    answer(AS_AVX512 + BLOCK, ONEDNN_MAX_CPU_ISA='AVX512_CORE')
