@@ -36,14 +36,14 @@ def eager_linear(
     """`linear`, for eager PyTorch alone: in float32 on a CPU by oneDNN, whose GEMM is quicker on slim matrices."""
     if (
         onednn_linear is None
-        or is_batched(x_TC)  # in a backward that takes a batch of gradients
         or weight_DC.dtype != torch.float32
         or weight_DC.device.type != 'cpu'
         or not mkldnn.enabled
     ):
         return linear(x_TC, weight_DC, bias_D, activation)
     x_TC = x_TC.to(weight_DC.dtype)
-    if _needs_gradient(x_TC, weight_DC, bias_D):
+    needs_gradient = x_TC.requires_grad or weight_DC.requires_grad or (bias_D is not None and bias_D.requires_grad)
+    if needs_gradient and torch.is_grad_enabled():
         y_TD = _Linear.apply(x_TC, weight_DC, bias_D, gradient_only)
     elif isinstance(activation, nn.GELU):
         return onednn_linear(x_TC, weight_DC, bias_D, 'gelu', [], activation.approximate)
@@ -69,7 +69,8 @@ class _Linear(torch.autograd.Function):
         if needs_weight:  # BLAS is a fifth quicker with the longer side in front
             wide = weight_DC.shape[0] >= weight_DC.shape[1]
             grad_weight_DC = grad_TD.t() @ x_TC if wide else (x_TC.t() @ grad_TD).t()
-        grad_x_TC = eager_linear(grad_TD, weight_DC.t(), None) if needs_x else None
+        by = linear if is_batched(grad_TD) else eager_linear  # oneDNN's function takes no batch of gradients
+        grad_x_TC = by(grad_TD, weight_DC.t(), None) if needs_x else None
         return grad_x_TC, grad_weight_DC, grad_TD.sum(0) if needs_bias else None, None
 
 
@@ -304,7 +305,8 @@ class Eager:
         self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, plan: Plan
     ) -> Tensor:
         """See `Backend`."""
-        if plan.strip_tokens is None or _needs_gradient(x_BHWC, weight, bias):
+        trained = any(t is not None and t.requires_grad for t in (x_BHWC, weight, bias)) and torch.is_grad_enabled()
+        if plan.strip_tokens is None or trained:
             return patches.output_norm(x_BHWC, weight, bias, eps)
         return patches.output_norm_in_strips(x_BHWC, weight, bias, eps)
 
@@ -326,7 +328,3 @@ def _in_rows(compute: Callable[..., Tensor], x_BHWC: Tensor, rows: list, w: tupl
         return compute(x, w)
 
     return (recomputed if torch.is_grad_enabled() else in_turn)(compute_rows, x_BHWC, rows, w)
-
-
-def _needs_gradient(*tensors: Optional[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -10,6 +10,7 @@ from swin_backbone.backends import Plan, reference
 from swin_backbone.backends.functions.cosine import cosine_scale
 from swin_backbone.backends.functions.position import relative_position_bias
 from swin_backbone.backends.native.backend import Native
+from swin_backbone.backends.native.library import why_not_in
 from swin_backbone.backends.protocol import BlockSettings, BlockWeights, EmbeddingWeights, MergingWeights
 from swin_backbone.backends.weight_cache import WeightCache
 from swin_backbone.windows.grid import Geometry
@@ -102,6 +103,7 @@ def by_operator(
     overwrite=False,
     save=False,
 ) -> Tensor:
+    assert why_not_in(dtype) is None  # which also loads the library
     w, settings = block_weights(weights, heads, window, drop_path_2B)
     strips = None if save else 1000  # without strips, a forward may store what backward needs
     plan = Plan(Saving() if save else Native(), dtype, strips, overwrite=overwrite)
