@@ -116,6 +116,7 @@ def without_cudnn_attention() -> Iterator[None]:
 CONFIG_PATHS = '_get_cfg_path'
 DISTRIBUTIONS = 'MODULE2PACKAGE'
 SCHEMES = '_schemes'
+HTTP_LOADER = 'load_from_http'
 
 FindConfig = Callable[[str], Optional[tuple[str, Optional[str]]]]
 
@@ -156,6 +157,17 @@ def checkpoint_loaders() -> Optional[dict[str, Callable[..., Any]]]:
 
     loaders = getattr(CheckpointLoader, SCHEMES, None)
     return None if loaders is None else dict(loaders)
+
+
+def download_by(load: Callable[..., Any]) -> None:
+    """Have the loaders of `open-mmlab://` and the like, which make an http address of theirs, load that by `load`.
+
+    Missing: they download by themselves, and check nothing but a hash in the name.
+    """
+    from mmengine.runner import checkpoint
+
+    if hasattr(checkpoint, HTTP_LOADER):
+        setattr(checkpoint, HTTP_LOADER, load)
 
 
 # --- torchvision ------------------------------------------------------------------------------------------------------

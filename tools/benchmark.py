@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Optional
 
 import torch
-from command_line import add_overwrite, positive, run, size, stop_on_user_errors
+from command_line import (
+    add_overwrite,
+    device,
+    number,
+    positive,
+    run,
+    size,
+    stop_on_user_errors,
+)
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -47,7 +55,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
     )
-    parser.add_argument('--device', default='cpu', help='where to measure (default: cpu)')
+    parser.add_argument('--device', type=device, default='cpu', help='where to measure (default: cpu)')
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
     parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
@@ -60,11 +68,11 @@ def parse_args() -> argparse.Namespace:
         '--kernels', action='store_true', help='print calls, bytes and time of each operation of this backbone'
     )
     parser.add_argument(
-        '--peak-tflops', type=float, metavar='X', help="speed of the device's GEMMs (default: one is measured)"
+        '--peak-tflops', type=number(0.001), metavar='X', help="speed of the device's GEMMs (default: one is measured)"
     )
     parser.add_argument(
         '--peak-gbs',
-        type=float,
+        type=number(0.001),
         metavar='X',
         help="bandwidth of the device's memory (default: clock x width of the bus)",
     )

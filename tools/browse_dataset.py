@@ -17,6 +17,7 @@ from command_line import (
     add_config_arguments,
     add_overwrite,
     add_skip_unreadable,
+    number,
     positive,
     run,
     stop_on_user_errors,
@@ -40,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
     add_overwrite(parser)
     parser.add_argument('--not-show', action='store_true', help='open no window')
-    parser.add_argument('--show-interval', type=float, default=2, metavar='S', help='seconds a picture stays')
+    parser.add_argument('--show-interval', type=number(0), default=2, metavar='S', help='seconds a picture stays')
     parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
     parser.add_argument('--show-number', type=positive, metavar='N', help='stop after N pictures')
     add_skip_unreadable(parser)

@@ -8,7 +8,7 @@ seconds are over; the table says how many were. Exit status: 0 if all can be tra
 
 import argparse
 
-from command_line import BUILD_ERRORS, add_config_arguments, positive, run, stop_on_user_errors
+from command_line import BUILD_ERRORS, add_config_arguments, number, positive, run, stop_on_user_errors
 from rich.console import Console
 
 from swin_backbone.openmmlab import runtime
@@ -27,16 +27,13 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         '--seconds',
-        type=float,
+        type=number(0),
         default=60,
         metavar='S',
         help='open pictures for at most S seconds for each data set (default: 60)',
     )
     add_config_arguments(parser)
-    args = parser.parse_args()
-    if args.seconds < 0:
-        parser.error(f'--seconds takes at least 0, got {args.seconds}')
-    return args
+    return parser.parse_args()
 
 
 def main() -> int:

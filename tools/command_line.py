@@ -3,6 +3,7 @@
 import argparse
 import io
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, Optional, Union
 
 BROKEN_PIPE = 128 + 13  # of SIGPIPE
+LARGEST_SIDE = 16384  # of a picture that is measured, in pixels
+LARGEST = 2**31 - 1  # number that an option takes
 
 
 def run(main: Callable[[], Optional[int]]) -> NoReturn:
@@ -66,7 +69,19 @@ def _is_stdout_broken() -> bool:
 def size(text: str) -> tuple[int, int]:
     """The type of an option that takes HxW, or one side of a square."""
     height, _, width = text.partition('x')
-    return positive(height), positive(width or height)
+    side = whole(1, LARGEST_SIDE)
+    return side(height), side(width or height)
+
+
+def device(text: str) -> str:
+    """The type of an option that takes a device."""
+    from swin_backbone.analysis.machine import require_device
+
+    try:
+        require_device(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +90,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         '--work-dir', metavar='D', help="folder for logs and checkpoints (default: work_dirs/ and the config's name)"
     )
     add_config_arguments(parser)
-    add_unsafe_load(parser)
+    add_checkpoint_arguments(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher')
     parser.add_argument('--local_rank', '--local-rank', type=_export_local_rank, help=argparse.SUPPRESS)
 
@@ -125,7 +140,12 @@ def add_skip_unreadable(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_unsafe_load(parser: argparse.ArgumentParser) -> None:
+def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every tool that reads a checkpoint takes."""
+    parser.add_argument(
+        '--timeout', type=number(0.001), default=30.0, action=Timeout, metavar='S',
+        help='give up a download on which a server stands still for S seconds (default: 30)',
+    )  # fmt: skip
     parser.add_argument(
         '--unsafe-load',
         action='store_true',
@@ -141,15 +161,50 @@ def add_allow_missing(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def positive(text: str) -> int:
-    """The type of an option that takes a whole number of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f'it takes a whole number of at least 1, got {text!r}')
-    return number
+def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            limit = f', {most} at most' if value > most else ''
+            raise argparse.ArgumentTypeError(f'it takes a whole number of at least {least}{limit}, got {text[:40]!r}')
+        return value
+
+    return parse
+
+
+positive = whole(1)
+
+
+def number(least: float, most: float = LARGEST) -> Callable[[str], float]:
+    """The type of an option that takes a number from `least` to `most`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:  # also if it is none
+            raise argparse.ArgumentTypeError(f'it takes a number from {least:g} to {most:g}, got {text[:40]!r}')
+        return value
+
+    return parse
+
+
+class Timeout(argparse.Action):
+    """`--timeout`, for whatever this process downloads."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
+    ) -> None:
+        from swin_backbone.checkpoints.download import set_timeout
+
+        set_timeout(values)
+        setattr(namespace, self.dest, values)
 
 
 class CfgOptions(argparse.Action):

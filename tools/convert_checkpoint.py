@@ -5,7 +5,12 @@ python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|h
 
 import argparse
 
-from command_line import add_overwrite, add_unsafe_load, run, stop_on_user_errors
+from command_line import (
+    add_checkpoint_arguments,
+    add_overwrite,
+    run,
+    stop_on_user_errors,
+)
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import FORMATS
@@ -17,7 +22,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('target', metavar='OUT', help='file to write; .safetensors writes safetensors')
     parser.add_argument('--to', choices=FORMATS, required=True, help='format to write')
     add_overwrite(parser)
-    add_unsafe_load(parser)
+    add_checkpoint_arguments(parser)
     return parser.parse_args()
 
 

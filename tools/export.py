@@ -13,7 +13,15 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, add_unsafe_load, run, stop_on_user_errors
+from command_line import (
+    BUILD_ERRORS,
+    add_checkpoint_arguments,
+    add_config_arguments,
+    add_overwrite,
+    positive,
+    run,
+    stop_on_user_errors,
+)
 
 from swin_backbone.deploy.export import export
 from swin_backbone.openmmlab import media, runtime
@@ -27,7 +35,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--format', default='onnx', help='onnx (default), openvino, torch or aoti')
     parser.add_argument('--part', default='model', help='model (default), backbone or neck')
     parser.add_argument(
-        '--shape', nargs=2, type=int, metavar=('H', 'W'), help='one fixed size (default: free batch, height and width)'
+        '--shape',
+        nargs=2,
+        type=positive,
+        metavar=('H', 'W'),
+        help='one fixed size (default: free batch, height and width)',
     )
     parser.add_argument('--precision', help='fp32, fp16, bf16 or int8 (default: fp32; for openvino fp16 weights)')
     parser.add_argument(
@@ -35,7 +47,7 @@ def parse_args() -> argparse.Namespace:
     )
     add_overwrite(parser)
     add_config_arguments(parser)
-    add_unsafe_load(parser)
+    add_checkpoint_arguments(parser)
     return parser.parse_args()
 
 

@@ -8,7 +8,14 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, run, stop_on_user_errors
+from command_line import (
+    BUILD_ERRORS,
+    add_config_arguments,
+    add_overwrite,
+    positive,
+    run,
+    stop_on_user_errors,
+)
 from rich.console import Console
 
 from swin_backbone.analysis.report import print_report, report
@@ -21,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
     parser.add_argument(
         '--shape',
-        type=int,
+        type=positive,
         nargs='+',
         metavar='PIXELS',
         help='height and width, or one side for both (default: 800 1280 for a detector, 512 2048 for a segmentor)',
@@ -31,8 +38,8 @@ def parse_args() -> argparse.Namespace:
     add_overwrite(parser)
     add_config_arguments(parser)
     args = parser.parse_args()
-    if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
-        parser.error(f'--shape takes one or two positive sides, got {args.shape}')
+    if args.shape and len(args.shape) > 2:
+        parser.error(f'--shape takes one or two sides, got {args.shape}')
     return args
 
 

@@ -32,9 +32,10 @@ import torch
 from command_line import (
     BUILD_ERRORS,
     add_allow_missing,
+    add_checkpoint_arguments,
     add_config_arguments,
     add_overwrite,
-    add_unsafe_load,
+    number,
     positive,
     run,
     stop_on_user_errors,
@@ -67,7 +68,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--device', help='default: CUDA if there is one; the CPU for an exported folder')
     parser.add_argument('--threads', type=positive, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument(
-        '--score-thr', type=float, default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
+        '--score-thr',
+        type=number(0, 1),
+        default=0.3,
+        metavar='S',
+        help='leave out boxes with lower scores (default: 0.3)',
     )
     parser.add_argument('--batch-size', type=positive, default=1, metavar='N', help='pictures at a time (default: 1)')
     parser.add_argument(
@@ -79,11 +84,9 @@ def parse_args() -> argparse.Namespace:
     )
     add_overwrite(parser)
     add_config_arguments(parser)
-    add_unsafe_load(parser)
+    add_checkpoint_arguments(parser)
     add_allow_missing(parser)
     args = parser.parse_args()
-    if not 0 <= args.score_thr <= 1:
-        parser.error(f'--score-thr takes a number from 0 to 1, got {args.score_thr}')
     behind = 1 if is_exported(args.inputs[-1]) else 2
     if len(args.inputs) <= behind:
         parser.error('it takes INPUT CONFIG CKPT, or INPUT DIR with a folder that tools/export.py made')

@@ -18,7 +18,13 @@ from typing import Optional
 
 import cv2
 import numpy as np
-from command_line import add_overwrite, run, stop_on_user_errors
+from command_line import (
+    add_overwrite,
+    positive,
+    run,
+    stop_on_user_errors,
+    whole,
+)
 from pycocotools import mask as coco_mask
 
 from swin_backbone.outputs import Outputs
@@ -148,16 +154,15 @@ def png(pixels: np.ndarray) -> bytes:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('out', type=Path, help='folder to write to')
-    parser.add_argument('--train', type=int, default=400, metavar='N', help='training pictures (default: 400)')
-    parser.add_argument('--val', type=int, default=80, metavar='M', help='held-out pictures (default: 80)')
-    parser.add_argument('--seed', type=int, default=0, metavar='S', help='default: 0')
-    parser.add_argument('--size', type=int, default=128, help='height and width in pixels (default: 128)')
+    parser.add_argument('--train', type=positive, default=400, metavar='N', help='training pictures (default: 400)')
+    parser.add_argument('--val', type=positive, default=80, metavar='M', help='held-out pictures (default: 80)')
+    parser.add_argument('--seed', type=whole(0), default=0, metavar='S', help='default: 0')
+    parser.add_argument(
+        '--size', type=whole(64, 8192), default=128, metavar='P', help='height and width in pixels (default: 128)'
+    )
     parser.add_argument('--crops', action='store_true', help='write each shape by itself too, for a classifier')
     add_overwrite(parser)
-    args = parser.parse_args()
-    if min(args.train, args.val) < 1 or args.size < 64 or args.seed < 0:
-        parser.error('--train and --val take at least 1, --size at least 64, --seed at least 0')
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:

@@ -9,7 +9,12 @@ folder are drawn as one training that was resumed.
 import argparse
 from pathlib import Path
 
-from command_line import add_overwrite, positive, run, stop_on_user_errors
+from command_line import (
+    add_overwrite,
+    run,
+    stop_on_user_errors,
+    whole,
+)
 
 from swin_backbone.analysis.curves import curves_figure, read_log
 from swin_backbone.analysis.files import save_figure
@@ -20,7 +25,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('logs', nargs='+', type=Path, metavar='LOG', help='working folder, run or scalars.json')
     parser.add_argument('--out', type=Path, default=Path('curves.png'), help='.png or .html (default: curves.png)')
-    parser.add_argument('--dpi', type=positive, default=100, metavar='N', help='pixels an inch (default: 100)')
+    parser.add_argument('--dpi', type=whole(1, 1000), default=100, metavar='N', help='pixels an inch (default: 100)')
     add_overwrite(parser)
     return parser.parse_args()
 

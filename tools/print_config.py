@@ -36,14 +36,14 @@ def main() -> None:
         cfg = runtime.load_config(
             args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
         )
-    for key in ('launcher', 'work_dir'):  # of a run, not of the config
-        cfg.pop(key)
-    print(cfg.pretty_text)
-    if outputs:
-        suffix = args.save_path.suffix
-        text = cfg.pretty_text if suffix == '.py' else dump(cfg.to_dict(), file_format=suffix[1:])
-        with stop_on_user_errors((OSError,), args.traceback):
-            outputs.write(args.save_path, text.encode())
+        for key in ('launcher', 'work_dir'):  # of a run, not of the config
+            cfg.pop(key)
+        text = cfg.pretty_text
+        if outputs:
+            suffix = args.save_path.suffix
+            saved = text if suffix == '.py' else dump(cfg.to_dict(), file_format=suffix[1:])
+            outputs.write(args.save_path, saved.encode())
+    print(text)
 
 
 if __name__ == '__main__':

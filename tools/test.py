@@ -17,6 +17,7 @@ from command_line import (
     add_common_arguments,
     add_overwrite,
     add_skip_unreadable,
+    number,
     positive,
     run,
     stop_on_user_errors,
@@ -42,7 +43,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
-    parser.add_argument('--wait-time', type=float, default=2, metavar='S', help='seconds a shown picture stays')
+    parser.add_argument('--wait-time', type=number(0), default=2, metavar='S', help='seconds a shown picture stays')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
     add_overwrite(parser)
     add_skip_unreadable(parser)

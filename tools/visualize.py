@@ -19,12 +19,13 @@ from pathlib import Path
 
 from command_line import (
     BUILD_ERRORS,
+    add_checkpoint_arguments,
     add_config_arguments,
     add_overwrite,
-    add_unsafe_load,
     positive,
     run,
     stop_on_user_errors,
+    whole,
 )
 
 from swin_backbone.analysis.files import save_figure
@@ -53,7 +54,7 @@ def parse_args() -> argparse.Namespace:
             metavar='W',
             help='side of a window, or its two sides (default: 7)',
         )
-        command.add_argument('--stage', type=int, default=1, help='stage, from 1 to 4 (default: 1)')
+        command.add_argument('--stage', type=positive, default=1, help='stage, from 1 to 4 (default: 1)')
         command.add_argument('--shift', action='store_true', help='show a block with shifted windows')
         command.add_argument('--mask-padding', action='store_true', help='keep tokens from attending to padding')
         command.add_argument(
@@ -74,7 +75,7 @@ def parse_args() -> argparse.Namespace:
     _add_model(attention, optional=True)
     attention.add_argument('--at', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel')
     for name in ('stage', 'block', 'head'):
-        attention.add_argument(f'--{name}', type=int, default=1, help=f'{name}, from 1 (default: 1)')
+        attention.add_argument(f'--{name}', type=positive, default=1, help=f'{name}, from 1 (default: 1)')
 
     _add_model(_command(commands, 'features', draw_features, 'the maps of each stage, principal components as colours'))
 
@@ -83,17 +84,17 @@ def parse_args() -> argparse.Namespace:
     cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='default: grad')
     cam.add_argument('--label', metavar='CLASS', help='class (default: of the best box, or the most frequent one)')
     cam.add_argument('--number', type=positive, default=1, metavar='N', help='explain the N-th best box (default: 1)')
-    cam.add_argument('--stage', type=int, default=4, help='stage whose map is looked at (default: 4)')
+    cam.add_argument('--stage', type=positive, default=4, help='stage whose map is looked at (default: 4)')
 
     bias = _command(commands, 'bias', draw_bias, 'relative position bias tables, before and after resizing')
     bias.add_argument('checkpoint', help='checkpoint of any origin')
-    bias.add_argument('--stage', type=int, default=1, help='stage, from 1 (default: 1)')
-    bias.add_argument('--block', type=int, default=1, help='block, from 1 (default: 1)')
+    bias.add_argument('--stage', type=positive, default=1, help='stage, from 1 (default: 1)')
+    bias.add_argument('--block', type=positive, default=1, help='block, from 1 (default: 1)')
     bias.add_argument(
         '--window', type=positive, nargs='+', metavar='W', help='window of the checkpoint, if it does not say it'
     )
     bias.add_argument('--to', type=positive, nargs='+', metavar='W', help='the other window (default: twice as large)')
-    add_unsafe_load(bias)
+    add_checkpoint_arguments(bias)
     return parser.parse_args()
 
 
@@ -110,7 +111,9 @@ def _command(commands, name, draw, what):
     )
     add_overwrite(command)
     if name != 'explore':
-        command.add_argument('--dpi', type=positive, default=100, metavar='N', help='pixels an inch (default: 100)')
+        command.add_argument(
+            '--dpi', type=whole(1, 1000), default=100, metavar='N', help='pixels an inch (default: 100)'
+        )
     return command
 
 
@@ -121,7 +124,7 @@ def _add_model(command, optional=False):
     command.add_argument('checkpoint', metavar='CKPT', nargs='?' if optional else None, help=without)
     command.add_argument('--device', default='cpu', help='where the model runs (default: cpu)')
     add_config_arguments(command, at=False)
-    add_unsafe_load(command)
+    add_checkpoint_arguments(command)
 
 
 def _pixel(text):

@@ -1,12 +1,12 @@
 """Training curves from the scalars that mmengine writes: reading logs, and drawing them."""
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -118,19 +118,29 @@ def _importance(name: str) -> int:
 
 def _read_records(file: Path) -> list[dict[str, Any]]:
     records = []
-    lines = file.read_text(encoding='utf-8').splitlines()
+    try:
+        lines = file.read_text(encoding='utf-8').splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{file} is no text in UTF-8') from error
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, or a number, or a depth, that mmengine does not write
             if number == len(lines):  # of a run that was killed as it wrote
                 break
             raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes') from None
-        if not isinstance(record, dict):
+        if not isinstance(record, dict) or not all(
+            _is_number(record.get(name, 0)) for name in ('step', 'iter', 'epoch')
+        ):
             raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes')
         if 'step' in record:
             records.append(record)
     return records
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number that can be drawn."""
+    return isinstance(value, (int, float)) and abs(value) < sys.float_info.max  # which is wrong of NaN
 
 
 def _points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Points:
@@ -138,7 +148,7 @@ def _points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Poin
     for step in sorted(records):
         for name in names:
             value = records[step].get(name)
-            if isinstance(value, (int, float)) and np.isfinite(value):
+            if isinstance(value, (int, float)) and _is_number(value):
                 found[name].append((step, value))
     return dict(found)
 

@@ -110,3 +110,19 @@ def _running_beside_this() -> float:
         except OSError:
             return 0.0
     return statistics.median(counts)
+
+
+def require_device(device: str) -> None:
+    """See that something can be computed on a device.
+
+    Raises:
+        ValueError: if torch has no such device here.
+    """
+    try:
+        if torch.empty(0, device=torch.device(device)).is_meta:
+            raise RuntimeError('it computes nothing')
+    except (RuntimeError, AssertionError) as error:  # the second where torch is a build without CUDA
+        reason = str(error).partition('\n')[0]
+        raise ValueError(
+            f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: {reason}'
+        ) from error

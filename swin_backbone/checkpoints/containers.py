@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from .budget import Budget
+from .errors import CheckpointError
 from .plain import Forbidden, Name, as_plain
 from .rebuild import Storage
 from .unpickle import unpickle
 
 CHUNK_BYTES = 1 << 20
+START_BYTES = 512  # by which a file's kind is told
 ENTRY_TIMES = 24  # what zipfile makes of a directory, over the directory's size
 MAGIC_NUMBER, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of torch.serialization
 _STORAGES: dict[str, Optional[torch.dtype]] = {
@@ -25,6 +27,31 @@ _STORAGES: dict[str, Optional[torch.dtype]] = {
     'torch.LongStorage': torch.int64, 'torch.BoolStorage': torch.bool, 'torch.ComplexFloatStorage': torch.complex64,
     'torch.ComplexDoubleStorage': torch.complex128,
 }  # fmt: skip
+
+
+def is_safetensors(start: bytes) -> bool:
+    """Whether a file begins as safetensors do: with the length of a header, and the header."""
+    return start[8:9] == b'{' and int.from_bytes(start[:8], 'little') < 1 << 32
+
+
+def check_start(start: bytes) -> None:
+    """See that a file begins as a checkpoint does.
+
+    Args:
+        start: its first `START_BYTES`, or all of it.
+
+    Raises:
+        CheckpointError: if it does not, saying what it is instead.
+    """
+    if not start:
+        raise CheckpointError('the file is empty')
+    if start.lstrip().startswith(b'<'):
+        raise CheckpointError('it is a web page (HTML) and no weights: the address may need a login, or be gone')
+    if start.startswith(b'version https://git-lfs'):
+        raise CheckpointError('it is a pointer of Git LFS and no weights: get the file itself with `git lfs pull`')
+    # A zip archive, or a pickle, as torch.save wrote them until 1.6
+    if not start.startswith((b'PK', b'\x80')) and not is_safetensors(start):
+        raise CheckpointError('it is no checkpoint: neither a file of torch.save nor of safetensors')
 
 
 def read_zip(file: BinaryIO, budget: Budget, place: Callable[[Tensor], Tensor]) -> Any:

@@ -7,6 +7,10 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be read, is not what it should be, or does not fit the model; one sentence says why."""
 
 
+class RefusedCheckpoint(CheckpointError):
+    """A checkpoint is whole, and asks for what is not allowed, or not there."""
+
+
 def first_of(names: Sequence[object], number: int = 3) -> str:
     """The first of some names, and how many there are more."""
     rest = len(names) - number

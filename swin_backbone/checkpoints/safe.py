@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from .budget import Budget
-from .containers import read_legacy, read_zip
+from .containers import START_BYTES, check_start, is_safetensors, read_legacy, read_zip
 from .download import fetch
-from .errors import CheckpointError
+from .errors import CheckpointError, RefusedCheckpoint
 from .plain import Forbidden
 from .rebuild import check_tensor
 from .unpickle import BoundedFile
@@ -51,32 +51,27 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
         CheckpointError: if there is no such file, it is no checkpoint or is truncated, it takes too much memory, or
             it wants to execute something.
     """
-    path = fetch(str(checkpoint))
-    try:
+
+    def read(path: Path) -> Any:
         with path.open('rb') as file:
-            start = file.read(9)
-            # safetensors begin with the length of a header, and the header
-            if start[8:] == b'{' and int.from_bytes(start[:8], 'little') < 1 << 32:
+            if is_safetensors(file.read(START_BYTES)):
                 return _read_safetensors(path, _placer(map_location))
-            return read_file(file, str(path), map_location, unsafe_load)
+            return read_file(file, str(checkpoint), map_location, unsafe_load)
+
+    try:
+        return fetch(str(checkpoint), read)
     except CheckpointError as error:
-        raise CheckpointError(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
+        kind = RefusedCheckpoint if isinstance(error, RefusedCheckpoint) else CheckpointError
+        raise kind(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
 
 
 def read_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
     """What an open file of torch.save holds: see `read_checkpoint`. `path` is what a refusal calls it."""
     budget = Budget(file.seek(0, os.SEEK_END))
     file.seek(0)
-    start = file.read(512)
+    start = file.read(START_BYTES)
     file.seek(0)
-    if not start:
-        raise CheckpointError('the file is empty')
-    if start.lstrip().startswith(b'<'):
-        raise CheckpointError('it is a web page (HTML) and no weights: the address may need a login, or be gone')
-    if start.startswith(b'version https://git-lfs'):
-        raise CheckpointError('it is a pointer of Git LFS and no weights: get the file itself with `git lfs pull`')
-    if not start.startswith((b'PK', b'\x80')):  # a zip archive, or a pickle, as torch.save wrote them until 1.6
-        raise CheckpointError('it is no checkpoint: neither a file of torch.save nor of safetensors')
+    check_start(start)
     unsafe_load = _trusted if unsafe_load is None else unsafe_load
     read = read_zip if start.startswith(b'PK') else read_legacy
     try:
@@ -85,11 +80,11 @@ def read_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_load:
         return read(file, budget, _placer(map_location))
     except (CheckpointError, MemoryError) as error:
         if isinstance(error, Forbidden):
-            raise CheckpointError(_refusal(path, str(error))) from error
+            raise RefusedCheckpoint(_refusal(path, str(error))) from error
         raise
     except Exception as error:  # torch, zipfile and pickle raise any kind for a file that is not one of theirs
         if unsafe_load and isinstance(error, (ImportError, AttributeError)):
-            raise CheckpointError(f'it needs what is not installed here ({_first_sentence(error)})') from error
+            raise RefusedCheckpoint(f'it needs what is not installed here ({_first_sentence(error)})') from error
         raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_first_sentence(error)})') from error
 
 

@@ -5,15 +5,19 @@ effect; here it is refused, and `+KEY=VALUE` adds it.
 """
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, Optional
 
 from mmengine import registry
-from mmengine.config import Config, DictAction
+from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+KEY = re.compile(r'\+?[^+.\s][^.]*(\.[^.]+)*')  # dotted, `+` before it adds it
+MOST_CHARACTERS = 100  # of a value that are shown
+MAX_DEPTH = 32  # of lists in lists
 OPENING, CLOSING, QUOTES = '([', ')]', '\'"'
 # What mmengine reads from a config besides the arguments of its Runner, of DataLoader and of set_randomness.
 RUNNER_KEYS = {'auto_scale_lr', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn'}
@@ -38,28 +42,30 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     options = {}
     for word in words:
         key, equals, value = word.partition('=')
-        if not equals or not key.lstrip('+'):
-            raise ValueError(f'--cfg-options takes KEY=VALUE, got {word!r}')
+        if not equals or not KEY.fullmatch(key.strip()):
+            raise ValueError(f'--cfg-options takes KEY=VALUE, got {_short(word)!r}')
         try:
             options[key.strip()] = parse_value(value)
         except ValueError as error:
-            raise ValueError(f'--cfg-options {word}: {error}') from error
+            raise ValueError(f'--cfg-options {_short(word)}: {error}') from error
     return options
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, depth: int = 0) -> Any:
     """The value that a text stands for: see `parse_options`."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f'brackets go more than {MAX_DEPTH} deep')
     text = text.strip()
     quoted = False
     while len(text) > 1 and text[0] in QUOTES and text.find(text[0], 1) == len(text) - 1:
         text, quoted = text[1:-1], True
     if text[:1] in ('(', '[') and _end_of_bracket(text) == len(text) - 1:
-        values = [parse_value(part) for part in _parts(text[1:-1])]
+        values = [parse_value(part, depth + 1) for part in _parts(text[1:-1])]
         return tuple(values) if text[0] == '(' else values
     if ',' in text and not quoted:
         parts = list(_parts(text))
         if len(parts) > 1 or text.endswith(','):
-            return [parse_value(part) for part in parts]
+            return [parse_value(part, depth + 1) for part in parts]
     return DictAction._parse_int_float_bool(text)
 
 
@@ -75,10 +81,21 @@ def apply_options(cfg: Config, options: dict[str, Any]) -> None:
     """
     for key, value in options.items():
         adds = key.startswith('+')
-        path = key.lstrip('+').split('.')
+        path = key.removeprefix('+').split('.')
         with registry.DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
             _check_path(cfg, path, adds)
-        cfg.merge_from_dict({'.'.join(path): value})
+        _set(cfg._cfg_dict, path, value)
+
+
+def _set(node: Any, path: list[str], value: Any) -> None:
+    """mmengine's `merge_from_dict` exchanges no element of a list for anything but a dict."""
+    name: Any
+    for depth, name in enumerate(path):
+        name = int(name) if isinstance(node, list) else name
+        if depth == len(path) - 1:
+            node[name] = value
+        else:
+            node = node[name] if isinstance(node, list) else node.setdefault(name, ConfigDict())
 
 
 def _check_path(cfg: Config, path: list[str], adds: bool) -> None:
@@ -136,13 +153,13 @@ def _arguments(node: dict, path: Sequence[str]) -> set[str]:
         return _parameters(DataLoader) | LOADER_KEYS
     kind = node.get('type')
     found: set[str] = set()
-    for cls in [kind] if inspect.isclass(kind) else _registered(kind) if isinstance(kind, str) else []:
+    for cls in [kind] if inspect.isclass(kind) else registered(kind) if isinstance(kind, str) else []:
         for base in inspect.getmro(cls) if inspect.isclass(cls) else [cls]:
             found |= _parameters(base)
     return found
 
 
-def _registered(name: str) -> Iterator[Any]:
+def registered(name: str) -> Iterator[Any]:
     """What mmengine's registries, and through them the toolboxes', have under a name."""
     for root in REGISTRIES:
         with root.switch_scope_and_registry(None) as scoped:
@@ -167,7 +184,7 @@ def _parts(text: str) -> Iterator[str]:
         elif text[position] in QUOTES and not text[start:position].strip():
             position = _end_of_quotes(text, position)
         elif text[position] in CLOSING:
-            raise ValueError(f'a bracket that opens is missing before {text[position:]!r}')
+            raise ValueError(f'a bracket that opens is missing before {_short(text[position:])!r}')
         elif text[position] == ',':
             yield text[start:position]
             start = position + 1
@@ -192,11 +209,15 @@ def _end_of_bracket(text: str, start: int = 0) -> int:
         elif character in QUOTES and text[position - 1] in ' ,' + OPENING:
             position = _end_of_quotes(text, position)
         position += 1
-    raise ValueError(f'a bracket that closes is missing in {text[start:]!r}')
+    raise ValueError(f'a bracket that closes is missing in {_short(text[start:])!r}')
 
 
 def _end_of_quotes(text: str, start: int) -> int:
     end = text.find(text[start], start + 1)
     if end < 0:
-        raise ValueError(f'a quote that closes is missing in {text[start:]!r}')
+        raise ValueError(f'a quote that closes is missing in {_short(text[start:])!r}')
     return end
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f'{text[:MOST_CHARACTERS]}...'

@@ -4,17 +4,41 @@ import logging
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, TextIO, Union
 
 import torch
+import yaml
 from mmengine.config import Config
+from mmengine.fileio import load, register_handler
+from mmengine.fileio.handlers import YamlHandler
 from mmengine.logging import print_log
 
 from ..compat import distribution_names, find_base_configs_by, import_torchvision
+from .errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
 SUFFIXES = ('.py', '.yml', '.yaml', '.json')
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Reads numbers, texts, lists, dicts, and the tuples that mmengine writes.
+
+    It is the one in Python: that in C overflows its stack where a file is nested too deeply.
+    """
+
+
+PlainLoader.add_constructor(
+    'tag:yaml.org,2002:python/tuple', lambda loader, node: tuple(loader.construct_sequence(node, deep=True))
+)
+
+
+@register_handler(['yaml', 'yml'])
+class PlainYamlHandler(YamlHandler):
+    """mmengine's YAML, also of `_base_`, which by itself runs any constructor that a file names."""
+
+    def load_from_fileobj(self, file: TextIO, **kwargs: Any) -> Any:
+        return yaml.load(file, **{**kwargs, 'Loader': PlainLoader})
 
 
 def register_prefixes() -> None:
@@ -40,8 +64,8 @@ def read_config(path: Union[str, Path]) -> Config:
             `mmpretrain::`, `mmrotate::` and `swin_backbone::`.
 
     Raises:
-        ValueError: if the prefix is of a package that is not installed, or the file is of no kind that is read.
-        FileNotFoundError: if there is no such file.
+        ConfigError: (a ValueError) if the prefix is of a package that is not installed, there is no such file, it is of
+            no kind that is read, or cannot be read.
     """
     use_torchvision()  # which mmpretrain and mmrotate import, and a config may import them
     prefix, colons, name = str(path).partition('::')
@@ -49,13 +73,22 @@ def read_config(path: Union[str, Path]) -> Config:
     if colons:
         configs = _configs_of(prefix)
         if configs is None:
-            raise ValueError(f'a config is a path or package::path with an installed package, got {prefix!r}')
+            raise ConfigError(f'a config is a path or package::path with an installed package, got {prefix!r}')
         file = configs / name
-    if not file.is_file():
-        raise FileNotFoundError(f'there is no config {str(path)!r}')
+    try:
+        is_file = file.is_file()
+    except ValueError as error:  # of a name with a NUL
+        raise ConfigError(f'a config is a path, got {str(path)!r}: {error}') from error
+    if not is_file:
+        raise ConfigError(f'there is no config {str(path)!r}')
     if file.suffix not in SUFFIXES:
-        raise ValueError(f'a config is a file of one of the kinds {", ".join(SUFFIXES)}, got {str(path)!r}')
-    return Config.fromfile(str(file))
+        raise ConfigError(f'a config is a file of one of the kinds {", ".join(SUFFIXES)}, got {str(path)!r}')
+    try:
+        if file.suffix != '.py' and not isinstance(held := load(str(file)), dict):
+            raise ValueError(f'it takes settings by their names, got {type(held).__name__}')
+        return Config.fromfile(str(file))
+    except Exception as error:  # whatever a config in Python does, or a parser says
+        raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
 
 
 def use_torchvision() -> None:

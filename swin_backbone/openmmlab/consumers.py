@@ -177,6 +177,16 @@ def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> li
     return kept
 
 
+def check_heads(model: dict, maps: Maps, key: str) -> None:
+    """See that the heads of a segmentor without a neck read maps that are there.
+
+    Raises:
+        ValueError: naming the key that does not.
+    """
+    for path, head in _segmentation_heads(model, key):
+        _places(path, ConfigDict(head), maps)
+
+
 def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
     """The heads that read maps: of a cascade each, of K-Net the head that makes its kernels."""
     for part in ('decode_head', 'auxiliary_head', 'kernel_generate_head'):

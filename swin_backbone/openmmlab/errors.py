@@ -2,6 +2,11 @@
 
 from collections import Counter
 
+from ..checkpoints import CheckpointError
+from .where import failing_line, place_of
+
+IN_WORKER = 'Original Traceback (most recent call last)'
+MOST_CHARACTERS = 1000
 WHERE = f'{__name__}.DataError: '
 EXAMPLES = 3  # of each kind of fault
 
@@ -47,15 +52,40 @@ class TrainingStopped(RuntimeError):
     """Training ended before its time; one sentence says why, and from where to go on."""
 
 
-def sentence_of(error: Exception) -> str:
-    """The message of an error, with its kind where the message alone does not say what is wrong."""
+class ConfigError(ValueError):
+    """A config that cannot work: one sentence that names the key, what it got, and what it takes."""
+
+
+KNOWN = (CheckpointError, ConfigError, TrainingStopped)  # sentences already
+
+
+def sentence_of(error: BaseException) -> str:
+    """The message of an error in one line, with its kind where the message alone does not say what is wrong.
+
+    Where an error comes from a part of a config, its key, class and settings go before it.
+    """
     if isinstance(error, DataError):
         return error.sentence
+    if isinstance(error, KNOWN):
+        return _one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f'{error.filename} ({error.strerror})'  # as tools/command_line.py says it, without a number
+    where = place_of(error)
+    return (f'{where}: ' if where else '') + _message(error)
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return 'it is nested too deeply, or holds itself'
+    if isinstance(error, UnicodeDecodeError):
+        return f'it is no text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})'
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return (
-        message
-        if isinstance(error, (ValueError, TypeError, OSError, TrainingStopped))
-        else f'{type(error).__name__}: {message}'
-    )
+    if IN_WORKER in message:  # of torch's: the traceback of what a worker process raised
+        message = message.strip().rpartition('\n')[2]
+    message = _one_line(message) or f'`{failing_line(error)}` failed'
+    return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
+
+
+def _one_line(message: str) -> str:
+    message = ' '.join(message.split())
+    return message if len(message) <= MOST_CHARACTERS else f'{message[:MOST_CHARACTERS]}...'

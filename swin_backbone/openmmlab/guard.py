@@ -32,7 +32,7 @@ from .annotations import (
 )
 from .batches import is_placed
 from .check_labels import LabelRule, has_8_bits, read_label
-from .errors import DataError
+from .errors import DataError, sentence_of
 from .media import picture_size, read_picture, require_whole
 from .places import annotation_file, datasets_of, metrics_of, require_file
 
@@ -179,7 +179,7 @@ class GuardedPipeline:
                 self._skip(source, reason)
                 return None
             hint = '; --skip-unreadable goes on without such pictures' if reason else ''
-            raise DataError((reason or f'{_name(source)}: {type(error).__name__}: {error}') + hint) from error
+            raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
 
     def _transform(self, item: Optional[dict]) -> Optional[dict]:
         size: Optional[tuple[int, int]] = None
@@ -277,7 +277,7 @@ def build_error(dataset: Any, error: Exception) -> DataError:
     for _, base in datasets_of(dataset, 'dataset') if isinstance(dataset, dict) else ():
         if NOTHING_LEFT in str(error) and not base.get('backend_args'):
             return _nothing_left(base)
-    return DataError(f'the data set cannot be built: {type(error).__name__}: {error}')
+    return DataError(f'the data set cannot be built: {sentence_of(error)}')
 
 
 def _nothing_left(base: dict) -> DataError:

@@ -17,6 +17,7 @@ from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
 from PIL import Image
 
+from ..analysis.machine import require_device
 from ..outputs import Outputs
 from .checkpoint_fields import dataset_meta_of
 from .loading import load_from_file_or_address, read_checkpoints_safely
@@ -56,7 +57,7 @@ class Predictor:
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
-        _require_device(device)
+        require_device(device)
         read_checkpoints_safely(unsafe_load)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
@@ -234,16 +235,6 @@ class Results:
         if self.video is not None:
             self.video[1].close()
             self.video = None
-
-
-def _require_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the second where torch is a build without CUDA
-        reason = str(error).partition('\n')[0]
-        raise ValueError(
-            f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: {reason}'
-        ) from error
 
 
 def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:

@@ -13,7 +13,7 @@ from mmengine.runner import CheckpointLoader, Runner
 
 from ..checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
 from ..checkpoints.safe import are_checkpoints_trusted, read_file
-from ..compat import checkpoint_loaders
+from ..compat import checkpoint_loaders, download_by
 from .checkpoint_fields import ANEW, check_resumable
 from .exact_resume import fit_to_run
 from .whole import ALLOW_MISSING, fit_to_model
@@ -29,9 +29,10 @@ def read_checkpoints_safely(unless: bool = False) -> None:
 
     That is the Runner's `resume` and `load_from`, and `init_cfg=dict(type='Pretrained')` of any module. mmengine's own
     loaders of files and addresses are replaced, by its registry of them. The OneDL release of mmengine falls back to
-    unsafe loading when safe loading fails; its loaders of other schemes ('open-mmlab://', 's3://', ...) stay, and for
-    as long as one runs `torch.load` reads as `read_checkpoint` does; where they cannot be told apart, it loads nothing
-    but weights for good. All of them leave out configs: see `without_code`.
+    unsafe loading when safe loading fails; its loaders of other schemes ('open-mmlab://', 's3://', ...) stay, but
+    download by ours where they lead to an http address, and for as long as one runs `torch.load` reads as
+    `read_checkpoint` does; where they cannot be told apart, it loads nothing but weights for good. All of them leave
+    out configs: see `without_code`.
 
     Args:
         unless: load unsafely: the tools' --unsafe-load.
@@ -39,6 +40,7 @@ def read_checkpoints_safely(unless: bool = False) -> None:
     trust_checkpoints(unless)
     own = ('', 'file://', 'http://', 'https://')
     CheckpointLoader.register_scheme(own, load_from_file_or_address, force=True)
+    download_by(load_from_file_or_address)
     loaders = checkpoint_loaders()
     if loaders is None and not unless:
         os.environ[WEIGHTS_ONLY] = '1'
@@ -47,8 +49,10 @@ def read_checkpoints_safely(unless: bool = False) -> None:
             CheckpointLoader.register_scheme(prefix, _read_safely(loader), force=True)
 
 
-def load_from_file_or_address(filename: str, map_location: Any = None) -> Any:
+def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any) -> Any:
     """A loader for mmengine, which calls it by what comes after `load_from_`.
+
+    Where downloads are kept is not mmengine's to say.
 
     Raises:
         CheckpointError: see `read_checkpoint`; and if the file holds no dict.

@@ -21,7 +21,7 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 
 from .annotations import check_annotations, uses_masks
-from .errors import DataError
+from .errors import ConfigError, DataError
 
 
 def fill_own_data(cfg: Config) -> None:
@@ -34,10 +34,25 @@ def fill_own_data(cfg: Config) -> None:
     own = cfg.get('own_data')
     if own is None:
         return
+    _check_shape(cfg, own)
     if 'annotations' in own.train:
         _fill_coco(cfg, own)
     else:
         _fill_image_label(cfg, own)
+
+
+def _check_shape(cfg: Config, own: Any) -> None:
+    """See that `own_data`, and what it fills, is there and of the kind that it is said to be."""
+    for key in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator', 'test_evaluator'):
+        if not isinstance(cfg.get(key), dict):
+            raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
+    if not isinstance(own, dict) or not isinstance(own.get('root'), str):
+        raise ConfigError(f'own_data takes a dict with root, train and val, got {own!r}')
+    for split in ('train', 'val'):
+        files = own.get(split)
+        other = 'annotations' if isinstance(files, dict) and 'annotations' in files else 'labels'
+        if not isinstance(files, dict) or not all(isinstance(files.get(key), str) for key in ('images', other)):
+            raise ConfigError(f'own_data.{split} takes a dict with images, and annotations or labels, got {files!r}')
 
 
 def set_num_classes(cfg: Config, number: int) -> None:

@@ -20,8 +20,9 @@ def make_folder(path: Union[str, Path], argument: str) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise ValueError(f'{argument} takes a folder, got {str(path)!r}, which is a file') from None
-    except OSError as error:
-        raise ValueError(f'{argument}: the folder {str(path)!r} cannot be made: {error.strerror}') from error
+    except (OSError, ValueError) as error:  # the second for a NUL in it
+        reason = getattr(error, 'strerror', None) or error
+        raise ValueError(f'{argument}: the folder {str(path)!r} cannot be made: {reason}') from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f'{argument}: the folder {str(path)!r} cannot be written to')
     return path

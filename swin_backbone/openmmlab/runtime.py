@@ -10,12 +10,14 @@ from mmengine.device import is_cuda_available, is_musa_available, is_npu_availab
 from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
 from .amp import CpuAmpOptimWrapper
 from .cfg_options import apply_options
+from .config_check import check_config, check_fit
 from .config_files import read_config, use_torchvision
-from .errors import DataError, TrainingStopped, sentence_of
+from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .guard import guard_runner
 from .launchers import require_launcher
 from .loading import FitCheckpointHook, read_checkpoints_safely
@@ -25,12 +27,7 @@ from .places import make_folder
 from .runner import SafeRunner
 from .swap import swap_backbone
 
-
-class BuildError(ValueError):
-    """What a config asks for cannot be built: a sentence."""
-
-
-RUN_ERRORS = (BuildError, CheckpointError, DataError, TrainingStopped)  # what stops `run` and is no fault of a program
+RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # what stops `run` and is no fault of a program
 
 
 def load_config(
@@ -57,6 +54,9 @@ def load_config(
         name += f'_{backbone}'
     if cfg_options:
         apply_options(cfg, cfg_options)
+    check_config(cfg)
+    if cfg_options and any(key.lstrip('+').startswith('custom_imports') for key in cfg_options):
+        import_modules_from_strings(**cfg.custom_imports)  # mmengine imports what the file itself names
     if with_data:
         fill_own_data(cfg)
     cfg.launcher = launcher
@@ -76,6 +76,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         ValueError: if the launcher did not start this process, or the working folder cannot be written to.
     """
     require_launcher(cfg.launcher)
+    check_fit(cfg)
     make_folder(cfg.work_dir, '--work-dir')
     read_checkpoints_safely(unless=unsafe_load)
     use_torchvision()
@@ -95,28 +96,40 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
         What the runner does: the model, or the metrics.
 
     Raises:
-        BuildError: if something goes wrong before the first picture is asked for: the config is wrong.
+        ConfigError: if something goes wrong before training, validation or the test has got through once, which is
+            said to be the config's.
         DataError, CheckpointError: for what was read.
     """
-    started = StartedHook()
-    runner.register_hook(started, priority='VERY_HIGH')
+    proven = ProvenHook()
+    runner.register_hook(proven, priority='VERY_LOW')
     try:
         return runner.train() if what == 'train' else runner.test()
     except Exception as error:
-        if started.is_started or isinstance(error, RUN_ERRORS):
+        if proven.phase in proven.phases or isinstance(error, RUN_ERRORS):
             raise
-        raise BuildError(sentence_of(error)) from error
+        raise ConfigError(sentence_of(error)) from error
 
 
-class StartedHook(Hook):
-    """Knows when a runner has built everything that its config asks for."""
+class ProvenHook(Hook):
+    """Knows what a config was seen to be good for: a step of training, and a validation with its metrics."""
 
-    is_started = False
+    phase = 'build'
+
+    def __init__(self) -> None:
+        self.phases: set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
-        self.is_started = True
+        self.phase = 'train'
 
-    before_val = before_test = before_train
+    def after_train_iter(self, *_: Any, **__: Any) -> None:
+        self.phases.add('train')
+
+    def before_val(self, runner: Runner) -> None:
+        self.phase = 'val'
+
+    def after_val(self, runner: Runner) -> None:
+        self.phases.add('val')
+        self.phase = 'train'
 
 
 def enable_amp(cfg: Config) -> None:

@@ -25,6 +25,8 @@ class Handler(BaseHTTPRequestHandler):
             start, status = int(self.headers['Range'].removeprefix('bytes=').rstrip('-')), 206
         self.send_response(status)
         self.send_header('Content-Length', str(total - start))
+        if status == 206:
+            self.send_header('Content-Range', f'bytes {start}-{total - 1}/{total}')
         if server.etag:
             self.send_header('ETag', server.etag)
         self.end_headers()
@@ -59,7 +61,8 @@ def contents(**arguments):
 
 
 def cached(server):
-    return sorted(path.name for path in server.cache.iterdir() if path.suffix != '.lock')
+    """The files that are kept, by their names without what stands for the address."""
+    return {path.name.partition('-')[2]: path for path in server.cache.iterdir() if path.suffix != '.lock'}
 
 
 def load(url):
@@ -71,14 +74,14 @@ def test_a_file_is_downloaded_once(server):
     for _ in range(2):
         assert not load(f'{server.url}/a/swin.pth?download=true').missing
     assert len(server.requests) == 1
-    assert cached(server) == ['swin.pth']
+    assert list(cached(server)) == ['swin.pth']
 
 
 def test_init_cfg_and_safetensors(server):
     server.files['/swin.safetensors'] = (200, safetensors.torch.save(randomised().state_dict()))
     cfg = dict(type='Pretrained', checkpoint=f'{server.url}/swin.safetensors')
     SwinBackbone(arch='nano', init_cfg=cfg).init_weights()
-    assert cached(server) == ['swin.safetensors']
+    assert list(cached(server)) == ['swin.safetensors']
 
 
 def test_a_cut_connection_goes_on_where_it_was(server):
@@ -87,7 +90,7 @@ def test_a_cut_connection_goes_on_where_it_was(server):
     server.cuts = [1000, 2000]
     assert not load(f'{server.url}/swin.pth').missing
     assert [span for _, span in server.requests] == [None, 'bytes=1000-', 'bytes=3000-']
-    assert (server.cache / 'swin.pth').read_bytes() == body
+    assert cached(server)['swin.pth'].read_bytes() == body
 
 
 def test_a_server_that_cannot_resume_is_asked_anew(server):
@@ -108,7 +111,7 @@ def test_a_file_that_changed_meanwhile_is_begun_anew(server):
 
     server.on_cut = exchange
     assert not load(f'{server.url}/swin.pth').missing
-    assert (server.cache / 'swin.pth').read_bytes() == body
+    assert cached(server)['swin.pth'].read_bytes() == body
 
 
 def test_it_gives_up_and_leaves_nothing(server):
@@ -117,7 +120,7 @@ def test_it_gives_up_and_leaves_nothing(server):
     with pytest.raises(CheckpointError, match=r'could not be downloaded in 5 attempts: .* cut after 0 of \d+ bytes'):
         load(f'{server.url}/swin.pth')
     assert len(server.requests) == download.ATTEMPTS
-    assert cached(server) == []
+    assert not cached(server)
 
 
 @pytest.mark.parametrize(('status', 'requests'), [(404, 1), (403, 1), (503, 5)])
@@ -126,7 +129,7 @@ def test_what_the_server_answers_is_said(server, status, requests):
     with pytest.raises(CheckpointError, match=rf'/swin\.pth.*{status}'):
         load(f'{server.url}/swin.pth')
     assert len(server.requests) == requests
-    assert cached(server) == []
+    assert not cached(server)
 
 
 def test_nobody_there(server, monkeypatch):
@@ -150,8 +153,8 @@ def test_the_hash_in_a_name_is_checked(server, name):
     assert not load(f'{server.url}/{right}').missing
     with pytest.raises(CheckpointError, match='does not have the SHA-256 its name says, deadbeef'):
         load(f'{server.url}/{wrong}')
-    assert cached(server) == [right]
-    (server.cache / right).write_bytes(body[:-1])  # what an earlier program left there
+    assert list(cached(server)) == [right]
+    cached(server)[right].write_bytes(body[:-1])  # what an earlier program left there
     assert not load(f'{server.url}/{right}').missing
     assert len(server.requests) == 3
 
@@ -170,16 +173,18 @@ def test_files_of_one_name_in_two_repositories_are_two(server):
         backbone = SwinBackbone(arch='nano')
         load_checkpoint(backbone, f'{server.url}/{owner}/swin-tiny/resolve/main/model.safetensors')
         assert backbone.norm0.bias[0] == number
-    assert cached(server)[0] == 'microsoft--swin-tiny--main--model.safetensors'
 
 
 def test_processes_wait_for_the_first(server):
     server.files['/swin.pth'] = (200, contents())
-    paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(download.fetch(f'{server.url}/swin.pth'))) for _ in 'abc']
+    sizes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: sizes.append(len(download.fetch(f'{server.url}/swin.pth', Path.read_bytes))))
+        for _ in 'abc'
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert paths == [server.cache / 'swin.pth'] * 3
+    assert sizes == [len(server.files['/swin.pth'][1])] * 3
     assert len(server.requests) == 1

@@ -354,8 +354,8 @@ def test_what_kind_of_file_it_is_its_contents_say(tmp_path):
 @pytest.mark.parametrize(
     ('address', 'message'),
     [
-        ('missing.pth', "checkpoint 'missing.pth' is no file"),
-        ('/tmp', 'is no file'),
+        ('missing.pth', "checkpoint 'missing.pth': there is no such file"),
+        ('/tmp', 'there is no such file'),
         ('s3://bucket/weights.pth', "'s3://bucket/weights.pth': a path, file://, http:// or https:// was expected"),
     ],
 )

@@ -54,6 +54,9 @@ KINDS = {
     'tampered': Kind(
         'exported folders that were changed or damaged', 'one sentence; no runtime crashed, no pipe was read'
     ),
+    'servers': Kind(
+        'answers of servers, and what an address may be', 'the checkpoint or one sentence; nothing else is kept'
+    ),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 

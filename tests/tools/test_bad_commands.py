@@ -58,6 +58,143 @@ def test_spaces_reach_the_config(own, tmp_path):
     assert run('tools/check_data.py', *words).returncode == 0
 
 
+OPTIONS = [
+    ('infer', '--score-thr', ['nan', 'inf', '-1', '2', 'much']),
+    ('infer', '--batch-size', ['0', 'nan', '9' * 30]),
+    ('infer', '--max-pixels', ['0', '-1', '1e6']),
+    ('infer', '--timeout', ['nan', 'inf', '0', '-1', 'long']),
+    ('train', '--timeout', ['nan']),
+    ('test', '--wait-time', ['nan', '-1']),
+    ('browse_dataset', '--show-interval', ['nan', 'inf']),
+    ('check_data', '--seconds', ['nan', 'inf', '-1', 'long']),
+    ('check_data', '--max-files', ['0', 'all']),
+    ('flops', '--shape', ['0', '-5', 'nan']),
+    ('convert_checkpoint', '--timeout', ['nan']),
+    ('plot_log', '--dpi', ['0', '1000000', 'fine']),
+    ('make_shapes_dataset', '--size', ['63', '1000000', '1e9']),
+    ('make_shapes_dataset', '--seed', ['-1', 'nan']),
+    ('make_shapes_dataset', '--train', ['0']),
+    ('benchmark', '--device', ['meta', 'nowhere', 'cpu,cuda']),
+    ('benchmark', '--size', ['1000000000', '0', 'nan']),
+    ('benchmark', '--peak-gbs', ['nan', '0']),
+]
+
+
+@pytest.mark.parametrize(('tool', 'option', 'values'), OPTIONS)
+def test_an_option_says_what_it_takes(record_fault, tool, option, values):
+    for value in values:
+        said = sentence(run(f'tools/{tool}.py', 'a', 'b', 'c', f'{option}={value}'), status=2)
+        assert f'argument {option}: ' in said
+        assert value[:40] in said
+        record_fault('bad_commands')
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [['windows', '--size', '1000000000', '1000000000'], ['masks', '--size', '64', '64', '--window', '1000000'],
+     ['strips', '--size', '2000000000', '1'], ['explore', '--size', '100000000', '100000000']],
+)  # fmt: skip
+def test_what_is_too_large_to_draw(record_fault, arguments, tmp_path):
+    said = sentence(run('tools/visualize.py', *arguments, '--out', tmp_path / 'a.html'))
+    assert 'a map of 262144 tokens at most is drawn' in said
+    record_fault('bad_commands')
+
+
+LOGS = {
+    'deep': b'{"step": ' + b'[' * 100000 + b']' * 100000 + b'}\n{}',
+    'a list for a step': b'{"step": [1], "loss": 2}\n{}',
+    'a text for a step': b'{"step": "a", "loss": 2}\n{}',
+    'nan for a step': b'{"step": NaN, "loss": 2}\n{}',
+    'a long number': b'{"step": 1, "loss": ' + b'9' * 5000 + b'}\n{}',
+    'a list': b'[1]\n{}',
+    'no UTF-8': b'\xff\xfe{}',
+    'nothing': b'',
+    'no numbers': b'{"step": 1, "iter": 1, "loss": {}}',
+}
+
+
+@pytest.mark.parametrize('what', LOGS)
+def test_a_log_that_mmengine_did_not_write(record_fault, what, tmp_path):
+    (tmp_path / 'scalars.json').write_bytes(LOGS[what])
+    said = sentence(run('tools/plot_log.py', tmp_path / 'scalars.json', '--out', tmp_path / 'a.png'))
+    assert str(tmp_path / 'scalars.json') in said
+    assert not (tmp_path / 'a.png').exists()
+    record_fault('bad_commands')
+
+
+EVIL = '!!python/object/apply:os.mkdir [MADE]'
+CONFIGS = {
+    'a.yaml': f'a: {EVIL}', 'b.yml': f'a: [{EVIL}]', 'c.yaml': f'{EVIL}: 1', 'd.yaml': 'a: !!python/name:os.mkdir',
+    'e.yaml': 'a: !!python/object/new:os.mkdir [MADE]', 'f.yaml': 'a: !!python/module:os',
+    'from.py': "_base_ = 'a.yaml'", 'from.yaml': '_base_: a.yaml', 'from.json': '{"_base_": "a.yaml"}',
+    'deep.yaml': 'a: ' + '[' * 3000 + ']' * 3000, 'deep.json': '{"a": ' + '[' * 100000 + ']' * 100000 + '}',
+    'deep.py': 'a = ' + '[' * 3000 + ']' * 3000, 'itself.py': "_base_ = 'itself.py'", 'cycle.yaml': 'a: &a [*a]',
+    'bytes.py': b'\xff\xfe', 'bytes.json': b'\xff\xfe', 'bytes.yaml': b'\xff\xfe', 'list.json': '[1]',
+    'list.yaml': '- 1', 'number.yaml': '5', 'empty.yaml': '', 'empty.json': '', 'no_base.py': "_base_ = 'nothing.py'",
+    'number.py': '_base_ = 5', 'open.py': 'a = (', 'raises.py': 'raise KeyError(7)', 'own.py': 'filename = 5',
+    'kind.txt': 'a = 5', 'tag.yaml': 'a: !nowhere 5', 'tab.yaml': 'a:\n\t- 5', 'key.yaml': '? [1]\n: 2',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(one, marks=pytest.mark.slow) if one in ('itself.py', 'cycle.yaml') else one for one in CONFIGS],
+)
+def test_a_config_that_cannot_be_read(record_fault, name, tmp_path):
+    for other, text in CONFIGS.items():
+        text = text.replace('MADE', str(tmp_path / 'made')) if isinstance(text, str) else text
+        (tmp_path / other).write_bytes(text.encode() if isinstance(text, str) else text)
+    said = sentence(run('tools/print_config.py', tmp_path / name))
+    assert str(tmp_path / name) in said
+    assert not (tmp_path / 'made').exists()
+    record_fault('bad_commands')
+
+
+def test_a_config_in_yaml_keeps_its_tuples(tmp_path):
+    option = ['--cfg-options', '+a=(1,[2],(3,4))', '--save-path', tmp_path / 'a.yaml']
+    assert run('tools/print_config.py', SEGMENTATION, *option).returncode == 0
+    printed = run('tools/print_config.py', tmp_path / 'a.yaml')
+    assert printed.returncode == 0, printed.stderr
+    assert 'a = (' in printed.stdout
+
+
+def test_a_config_without_data_is_not_checked(record_fault, tmp_path):
+    (tmp_path / 'a.py').write_text('model = dict()')
+    assert 'the config has no data' in sentence(run('tools/check_data.py', tmp_path / 'a.py'))
+    record_fault('bad_commands')
+
+
+@pytest.mark.parametrize(
+    'word', ['++++a=1', '++a=1', '=1', '+=1', 'a.=1', '.a=1', 'a..b=1', 'a=' + '[' * 3000 + ']' * 3000]
+)
+def test_an_option_of_the_config_that_is_none(record_fault, word):
+    said = sentence(run('tools/print_config.py', DETECTION, '--cfg-options', word), status=2)
+    assert '--cfg-options ' in said
+    assert len(said) < 300
+    record_fault('bad_commands')
+
+
+# What is built, and fails in its first step: the part of the config is named.
+FIRST_STEP = {
+    'model.neck.out_channels=7': 'model.rpn_head, of type RPNHead(in_channels=64',
+    'model.neck.out_channels=-1': 'model.neck, of type FPN(in_channels=[32, 64, 128, 256], out_channels=-1',
+    'model.rpn_head=None': 'model, of type MaskRCNN(rpn_head=None',
+    'model.train_cfg.rpn=5': 'model.rpn_head, of type RPNHead(',
+    'model.test_cfg.rcnn.score_thr=abc': 'model.roi_head.bbox_head, of type Shared2FCBBoxHead(',
+    'model.roi_head.bbox_head.in_channels=7': 'model.roi_head.bbox_head, of type Shared2FCBBoxHead(in_channels=7',
+    'param_scheduler.0.end=0': 'param_scheduler.0, of type LinearLR(',
+    'model.data_preprocessor.mean=[0,0]': 'model.data_preprocessor, of type DetDataPreprocessor(',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('option', FIRST_STEP)
+def test_what_fails_in_its_first_step_is_named(record_fault, own, option, tmp_path):
+    said = sentence(run('tools/train.py', *detection(own, option), '--work-dir', tmp_path))
+    assert FIRST_STEP[option] in said
+    record_fault('bad_commands')
+
+
 BUILDING = {
     'an argument': ('model.backbone.arch=huge', 'arch must be one of'),
     'a type': ('model.neck.type=FPNN', 'FPNN is not in the mmdet::model registry'),

@@ -78,7 +78,7 @@ def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
 def test_bad_numbers_are_refused(tmp_path, arguments):
     result = subprocess.run([sys.executable, str(TOOL), str(tmp_path), *arguments], capture_output=True, text=True)
     assert result.returncode == 2
-    assert '--train and --val take at least 1' in result.stderr
+    assert f'argument {arguments[0]}: it takes a whole number of at least' in result.stderr
 
 
 def test_a_folder_that_is_a_file_is_said_in_a_sentence(tmp_path):
