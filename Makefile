@@ -64,7 +64,7 @@ test-nightly: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --hypothesis-profile nightly -m hypothesis
 
 test-sanitize: install
-	bash tests/native/sanitize.sh $(RUN)
+	bash tests/backends/native/sanitize.sh $(RUN)
 
 test-toolboxes: install-cls install-rotate
 	$(RUN) -m pytest -m 'toolboxes and not slow'

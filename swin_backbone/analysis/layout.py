@@ -100,7 +100,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     kind_RC = np.zeros(counts, int)
     token_HW, region_HW = np.full(padded, PADDING), np.zeros(padded, int)
     first = 0
-    for length, mask in grid.runs:
+    for length, mask in grid.groups:
         mask_NN = np.ones((Wh * Ww,) * 2, bool) if mask is None else mask.numpy()
         row_labels, column_labels = _labels(mask_NN, window_size)
         regions = 2 * (row_labels[:, None] > 0) + (column_labels > 0)

@@ -282,7 +282,7 @@ class Eager:
             if plan.strip_tokens is None:
                 return checkpointed(compute, x_BHWC, pieces[0], w)
             return recomputed(compute, x_BHWC, pieces, w, draws=settings.has_dropout)
-        out_BHWC = x_BHWC if plan.overwrite else None
+        out_BHWC: Any = x_BHWC if plan.overwrite else None
         for piece in pieces:
             out_BHWC = piece.write(compute(piece.read(x_BHWC), piece, w), x_BHWC, out_BHWC)
         return out_BHWC

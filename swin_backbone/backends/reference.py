@@ -53,8 +53,10 @@ def swin_block(
     def products(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
         return scale * q @ k.transpose(-2, -1) + _bias_from_table(table, window_size, table_window)
 
-    how = dict(weights=weights, qkv_bias=weights.get('attn.w_msa.qkv.bias'), logits=products, num_heads=num_heads)
-    cut = dict(window_size=window_size, shift=shift, small_map=small_map, mask_padding=mask_padding)
+    how: dict[str, Any] = dict(
+        weights=weights, qkv_bias=weights.get('attn.w_msa.qkv.bias'), logits=products, num_heads=num_heads
+    )
+    cut: dict[str, Any] = dict(window_size=window_size, shift=shift, small_map=small_map, mask_padding=mask_padding)
     return _v1(x_BHWC, weights, partial(_attention, **how, **cut))
 
 
@@ -81,8 +83,8 @@ def swin_v2_block(
     def logits(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
         return _cosines(q, k, scale_h11) + _continuous_bias(weights, window_size, pretrained_window or window_size)
 
-    how = dict(weights=weights, qkv_bias=qkv_bias, logits=logits, num_heads=num_heads)
-    cut = dict(window_size=window_size, shift=shift, small_map=small_map, mask_padding=mask_padding)
+    how: dict[str, Any] = dict(weights=weights, qkv_bias=qkv_bias, logits=logits, num_heads=num_heads)
+    cut: dict[str, Any] = dict(window_size=window_size, shift=shift, small_map=small_map, mask_padding=mask_padding)
     return _v2(x_BHWC, weights, partial(_attention, **how, **cut))
 
 
@@ -97,7 +99,9 @@ def swin_mlp_block(
     H, W = x_BHWC.shape[1:3]
     if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
         shift = (0, 0)
-    mix = dict(weight=weights['spatial_mlp.weight'], bias=weights['spatial_mlp.bias'], num_heads=num_heads)
+    mix: dict[str, Any] = dict(
+        weight=weights['spatial_mlp.weight'], bias=weights['spatial_mlp.bias'], num_heads=num_heads
+    )
     return _v1(x_BHWC, weights, partial(_mix_places, **mix, window_size=window_size, shift=shift))
 
 
@@ -132,10 +136,12 @@ class Reference:
     ) -> Tensor:
         """See `Backend`."""
         weights, how = {NAMES.get(name, name): tensor for name, tensor in w._asdict().items()}, _How.of(settings, w)
-        cut = dict(window_size=geometry.window_size, shift=geometry.shift)
+        cut: dict[str, Any] = dict(window_size=geometry.window_size, shift=geometry.shift)
         if settings.kind == 'mlp':
             heads, N, _ = w.mix_weight_hNN.shape
-            mix = dict(weight=w.mix_weight_hNN.reshape(heads * N, N, 1), bias=w.mix_bias_hN.flatten(), num_heads=heads)
+            mix: dict[str, Any] = dict(
+                weight=w.mix_weight_hNN.reshape(heads * N, N, 1), bias=w.mix_bias_hN.flatten(), num_heads=heads
+            )
             return _v1(x_BHWC, weights, partial(_mix_places, **mix, **cut), how)
 
         def logits(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
@@ -143,7 +149,9 @@ class Reference:
                 return _cosines(q, k, w.cosine_scale_h[:, None, None]) + w.position_bias_hNN
             return settings.scale * q @ k.transpose(-2, -1) + w.position_bias_hNN
 
-        of_attention = dict(weights=weights, qkv_bias=w.qkv_bias, logits=logits, num_heads=len(w.position_bias_hNN))
+        of_attention: dict[str, Any] = dict(
+            weights=weights, qkv_bias=w.qkv_bias, logits=logits, num_heads=len(w.position_bias_hNN)
+        )
         attention = partial(_attention, **of_attention, **cut, small_map='pad', mask_padding=geometry.mask_padding)
         return (_v1 if settings.kind == 'v1' else _v2)(x_BHWC, weights, attention, how)
 
