@@ -1,4 +1,4 @@
-# make install   set up .venv: torch, the OneDL stack, this package
+# make install   set up .venv: torch, the OneDL stack (mmcv is built from source), this package
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
@@ -19,7 +19,7 @@
 # Variables, on the command line:
 #   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
 #   TORCH   what pip installs as torch, CUDA builds included    make install TORCH=torch==2.13.0
-#   MMCV    'compiled' builds mmcv's operators from source      MMCV=compiled make install
+#   MMCV    'none' leaves out mmcv's compiled operators, 'compiled' builds them, also where it was 'none' before
 #   VENV    where the environment goes; one that is there already keeps its torch
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -35,14 +35,11 @@ STAMP := $(VENV)/.installed
 .PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-nightly test-sanitize test-lite \
 	test-toolboxes test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
 
-# Of an environment that is there, MMCV=compiled exchanges mmcv.
-ifeq ($(MMCV),compiled)
-STAMP := $(VENV)/.installed-compiled
-endif
+FORCE:
 
 install: $(STAMP)
 
-$(STAMP): setup.py $(CONSTRAINTS) tools/install.sh
+$(STAMP): setup.py $(CONSTRAINTS) tools/install.sh $(if $(MMCV),FORCE)
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' MMCV='$(MMCV)' bash tools/install.sh
 	@touch $@
 
@@ -71,7 +68,7 @@ test-nightly: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --hypothesis-profile nightly -m hypothesis
 
 test-sanitize: install
-	bash tests/native/sanitize.sh $(RUN)
+	bash tests/backends/native/sanitize.sh $(RUN)
 
 test-toolboxes: install-cls install-rotate
 	$(RUN) -m pytest -m 'toolboxes and not slow'
@@ -172,8 +169,8 @@ benchmark-gpu: install
 # The backbones' tests on another torch, in an environment of its own: make test-torch TORCH=torch==2.11.0
 OTHER := .venv-$(subst =,,$(TORCH))
 LITE := mmengine==0.10.7 mmcv-lite==2.1.0 numpy 'setuptools<81' safetensors filelock tqdm rich pytest hypothesis matplotlib
-OTHER_TESTS := $(addprefix tests/,backbones/test_modes.py backbones/test_swin.py ops/test_windows.py ops/test_reference.py \
-	ops/test_check.py ops/test_sdpa.py ops/test_backend.py)
+OTHER_TESTS := $(addprefix tests/,models/test_modes.py models/test_swin.py windows/test_windows.py backends/test_reference.py \
+	backends/triton/test_check.py backends/test_sdpa.py backends/test_backend.py)
 test-torch:
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' $(LITE)

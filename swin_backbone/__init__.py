@@ -38,8 +38,8 @@ except ImportError as error:
 else:
     with suppress(*[ImportError] if _is_for_info() else []):
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
-        from .backbones import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .checkpoints import convert_checkpoint, load_checkpoint
+        from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config_files import register_prefixes
         from .openmmlab.nan_guard import NonFiniteGuardHook
         from .openmmlab.optim import SwinLayerDecayOptimizerConstructor

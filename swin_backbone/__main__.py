@@ -10,8 +10,8 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest='command', required=True)
     commands.add_parser(
         'info',
-        help='print what is installed, which devices there are, and what computes attention on each: paste it into a '
-        'bug report',
+        help='print what is installed, which devices there are, and which backends can compute on each: paste it into '
+        'a bug report',
     )
     return parser
 

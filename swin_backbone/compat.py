@@ -26,9 +26,10 @@ def has_global_hooks() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work. Without torch's functions: no."""
-    if torch.compiler.is_compiling():  # which sees what a transform does, and not the transform
-        return False
+    """Whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work. Without torch's functions: no.
+
+    It cannot be asked inside torch.compile, which sees what a transform does, and not the transform.
+    """
     peek = getattr(getattr(torch._C, '_functorch', None), 'peek_interpreter_stack', None)
     level = getattr(torch.autograd.forward_ad, '_current_level', -1)
     return level >= 0 or (peek is not None and peek() is not None)
@@ -43,10 +44,8 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return is_transformed() or bool(ask and ask(tensor))
 
 
-def is_exporting() -> bool:
-    """Whether `torch.export` is at work. Without torch's function: as if it were torch.compile."""
-    ask = getattr(torch.compiler, 'is_exporting', None)
-    return bool(ask and ask())
+# Whether `torch.export` is at work. Without torch's function: as if it were torch.compile.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', bool)
 
 
 def symbolic_views() -> AbstractContextManager[Any]:

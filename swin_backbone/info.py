@@ -1,4 +1,4 @@
-"""What a report of a bug needs: versions, devices, and what computes attention on each.
+"""What a report of a bug needs: versions, devices, and what computes on each.
 
 Each part stands for itself: where one fails, its line says how, and the others are printed. So nothing but the standard
 library is imported before it is needed.
@@ -137,33 +137,6 @@ def _cuda() -> str:
     return f'{"; ".join(names)}; CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, TF32 {tf32}'
 
 
-def _native() -> Iterator[Fact]:
-    for name in ('float32', 'bfloat16'):
-        yield name, _try(_native_in, name)
-
-
-def _native_in(dtype_name: str) -> str:
-    import torch
-
-    from .native import why_not
-
-    reason = why_not(getattr(torch, dtype_name))
-    return 'work' if reason is None else f'no. {reason}'
-
-
-def _attention() -> Iterator[Fact]:
-    """What `attention_backend='auto'` takes, and whether the Triton kernel runs where it is forced."""
-    for device in _device_names():
-        for dtype_name in ('float32', 'bfloat16'):
-            for training in (False, True):
-                mode = 'training' if training else 'inference'
-                yield (
-                    f'{device}, {dtype_name}, {mode}',
-                    _try(_computed_by, device, dtype_name, training),
-                )
-        yield f'{device}, Triton kernel', _try(_triton_on, device)
-
-
 def _device_names() -> list[str]:
     try:
         import torch
@@ -173,41 +146,48 @@ def _device_names() -> list[str]:
         return ['cpu']
 
 
-def _computed_by(device: str, dtype_name: str, training: bool) -> str:
-    return _plan('auto', device, dtype_name, training)[0]
+def _backends() -> Iterator[Fact]:
+    """What `backend='auto'` takes, and which backends can compute, on each device."""
+    for device in _device_names():
+        for dtype_name in ('float32', 'bfloat16'):
+            for training in (False, True):
+                mode = 'training' if training else 'inference'
+                yield f'auto on {device}, {dtype_name}, {mode}', _try(_taken, device, dtype_name, training)
+    for name in ('native', 'eager', 'graph', 'triton', 'reference'):  # which cannot be asked for where torch is missing
+        for device in _device_names():
+            for dtype_name in ('float32', 'bfloat16'):
+                yield f'{name} on {device}, {dtype_name}', _try(_can_compute, name, device, dtype_name)
 
 
-def _triton_on(device: str) -> str:
-    computed_by, warning = _plan('triton', device, 'bfloat16', False)
-    return warning.split('without the Triton kernel: ')[-1] if warning else computed_by
+def _taken(device: str, dtype_name: str, training: bool) -> str:
+    from .backends import plan_stage
+
+    plan = _ask(plan_stage, device, dtype_name, training)
+    in_strips = plan.backend.name == 'eager' and plan.strip_tokens is not None
+    return f'{plan.backend.name}, strips of {plan.strip_tokens} tokens' if in_strips else str(plan.backend.name)
 
 
-def _plan(backend: str, device: str, dtype_name: str, training: bool) -> tuple[str, str]:
-    """What computes the blocks of a Swin-T, by the plan that its forward makes, and the warning it gives."""
+def _can_compute(name: str, device: str, dtype_name: str) -> str:
+    from .backends import BACKENDS, request_of
+
+    return BACKENDS[name].why_not(_ask(request_of, device, dtype_name)) or 'can compute'
+
+
+def _ask(question: Callable[..., Any], device: str, dtype_name: str, training: bool = False) -> Any:
+    """The answer for the first stage of a Swin-T, and an image on a device."""
     import torch
 
-    from .backbones import SwinBackbone
+    from .backends import StageOptions
+    from .backends.protocol import BlockSettings
 
-    kind = torch.device(device).type
-    with torch.device('meta'), _quiet():
-        planner = SwinBackbone(arch='tiny', attention_backend=backend).stages[0].planner
-    low = dtype_name != 'float32'
-    with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(training):
-        warnings.simplefilter('always')
-        with torch.autocast(kind, getattr(torch, dtype_name), enabled=low):
-            plan = planner.plan(torch.empty(1, 3, 8, 8, device=device), training)
-    return _describe(plan), str(caught[0].message) if caught else ''
-
-
-def _describe(plan: Any) -> str:
-    from .ops.fused import TritonWindows
-
-    if plan.compiled is not None:
-        return 'compiled operators'
-    if plan.windows_kind is TritonWindows:
-        return 'Triton kernel'
-    how = 'whole maps' if plan.strip_tokens is None else f'strips of {plan.strip_tokens} tokens'
-    return f'PyTorch, {how}'
+    kind, low = torch.device(device).type, dtype_name != 'float32'
+    options = StageOptions(
+        'auto', 'auto', False, 'v1', channels=96, hidden_channels=384, head_dim=32, window_size=(7, 7)
+    )
+    gelu = torch.nn.GELU()
+    block = BlockSettings('v1', torch.float32, 32**-0.5, (1e-5, 1e-5), gelu, 0.0, 0.0, 0.0, 0.0)
+    with torch.set_grad_enabled(training), torch.autocast(kind, getattr(torch, dtype_name), enabled=low):
+        return question(options, torch.empty(1, 3, 8, 8, device=device), [block])
 
 
 PARTS: dict[str, Callable[[], Iterable[Fact]]] = {
@@ -215,8 +195,7 @@ PARTS: dict[str, Callable[[], Iterable[Fact]]] = {
     'packages': _packages,
     'imports': _imports,
     'devices': _devices,
-    'compiled operators of the CPU': _native,
-    'what computes attention': _attention,
+    'backends': _backends,
 }
 
 

@@ -60,7 +60,7 @@ class Outputs:
             if not self.overwrite and not self.is_own(path):
                 raise FileExistsError(
                     f'{path} is there already, and no tool wrote it, or it was changed since: write to another place, '
-                    'or allow it by --overwrite'
+                    'or allow it by --overwrite (in Python overwrite=True)'
                 )
 
     def is_own(self, path: Union[str, Path]) -> bool:

@@ -44,14 +44,6 @@ def _no_default_scope():
 
 
 @pytest.fixture
-def by_torch(monkeypatch):
-    """Blocks are computed by torch, not by compiled operators."""
-    from swin_backbone.ops import plan
-
-    monkeypatch.setattr(plan, 'takes_stage', lambda *_: False)
-
-
-@pytest.fixture
 def one_process(tmp_path):
     """A process group of this process alone."""
     distributed = torch.distributed

@@ -1,7 +1,6 @@
 """`python -m swin_backbone info`, where all is installed and where much is missing."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +28,8 @@ def facts(printed):
 def test_a_report_of_this_environment(capsys, monkeypatch):
     import torch
 
-    from swin_backbone.native import why_not
+    from swin_backbone.backends import BACKENDS
+    from swin_backbone.backends.native import why_not_in
 
     monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
     info.print_info()
@@ -40,23 +40,23 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     assert 'SWIN_BACKBONE_LOAD_MIB=4096' in found['system', 'environment variables']
     assert found['packages', 'stack'] in ('onedl', 'openmmlab', 'lite')
     for name in ('float32', 'bfloat16'):
-        reason = why_not(getattr(torch, name))
-        answer = found['compiled operators of the CPU', name]
-        assert answer == ('work' if reason is None else f'no. {reason}')
-        computes = found['what computes attention', f'cpu, {name}, inference']
-        assert computes == 'compiled operators' if reason is None else computes.startswith('PyTorch')
+        reason = why_not_in(getattr(torch, name))
+        assert found['backends', f'native on cpu, {name}'] == (reason or 'can compute')
+        computes = found['backends', f'auto on cpu, {name}, inference']
+        assert computes == 'native' if reason is None else computes.startswith('eager, strips of ')
+        assert {f'{backend} on cpu, {name}' for backend in BACKENDS} < {
+            fact for part, fact in found if part == 'backends'
+        }
     assert not [value for value in found.values() if value.startswith('fails: ')]
 
 
-def test_the_triton_line_says_whether_it_runs_where_it_is_forced(monkeypatch):
-    from swin_backbone.ops import backend
+def test_a_backend_says_why_it_cannot(monkeypatch):
+    from swin_backbone.backends.triton import trial
 
-    monkeypatch.setattr(backend, '_try', lambda *_: None)
-    assert info._triton_on('cpu') == 'Triton kernel'
-    monkeypatch.setattr(backend, '_try', lambda *_: 'it does not run (because)')
-    backend._warned.cache_clear()
-    assert info._triton_on('cpu') == 'it does not run (because)'
-    backend._warned.cache_clear()
+    monkeypatch.setattr(trial, '_try', lambda *_: None)
+    assert info._can_compute('triton', 'cpu', 'bfloat16') == 'can compute'
+    monkeypatch.setattr(trial, '_try', lambda *_: 'It does not run (because).')
+    assert info._can_compute('triton', 'cpu', 'bfloat16') == 'It does not run (because).'
 
 
 def report_without(folder, *modules):
@@ -81,10 +81,10 @@ def test_a_report_where_packages_are_missing(tmp_path, missing):
     found = report_without(tmp_path, *missing)
     assert {part for part, _ in found} == set(info.PARTS)
     assert found['system', 'Python'].startswith('.'.join(map(str, sys.version_info[:3])))
-    works = found['compiled operators of the CPU', 'float32']
+    works = found['backends', 'native on cpu, float32']
     assert works.startswith('fails: ') == ('torch' in missing)
-    computes = found['what computes attention', 'cpu, float32, inference']
-    assert re.match(rf'fails: \w+: .*({"|".join(missing)})', computes), computes
+    computes = found['backends', 'auto on cpu, float32, inference']
+    assert computes.startswith('fails: ') == ('torch' in missing), computes
     assert f'{os.cpu_count()} CPUs' in found['devices', 'cpu']
 
 

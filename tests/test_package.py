@@ -53,55 +53,49 @@ def imported(path):
             yield base + (node.module or '')
 
 
-ALLOWED = {
-    'ops': ('torch', 'triton', 'swin_backbone.compat', 'swin_backbone.ops', 'swin_backbone.native'),
-    'native': ('torch', 'setuptools', 'swin_backbone.ops', 'swin_backbone.native'),
-    'layers': (
-        *('torch', 'mmengine', 'mmcv', 'swin_backbone.compat', 'swin_backbone.ops', 'swin_backbone.native'),
-        'swin_backbone.layers',
-    ),
-    'checkpoints': (
-        *('torch', 'numpy', 'safetensors', 'filelock', 'tqdm', 'mmengine'),
-        *('swin_backbone.archs', 'swin_backbone.ops', 'swin_backbone.outputs', 'swin_backbone.whole_files'),
-        'swin_backbone.checkpoints',
-    ),
-    'backbones': ('torch', 'mmengine', 'mmcv', 'swin_backbone'),
-    'mmcv_ops': ('torch', 'torchvision', 'mmengine', 'mmcv', 'swin_backbone.mmcv_ops'),
-    'analysis': (
-        *('torch', 'numpy', 'cv2', 'matplotlib', 'pytorch_grad_cam', 'rich', 'swin_backbone'),
-        *('mmengine', 'mmdet', 'mmseg', 'mmpretrain', 'timm', 'transformers', 'torchvision', 'triton'),
-    ),
-    'openmmlab': (
-        'torch',
-        'torchvision',
-        'numpy',
-        'cv2',
-        'PIL',
-        'pycocotools',
-        'mmengine',
-        'mmdet',
-        'rich',
-        'swin_backbone',
-    ),
-}
+TABLE = ROOT / 'CONTRIBUTING.md'
+ARROW = re.compile(r'^\| `(\w+)/?` \| (.+?) \| (.+?) \|$', re.MULTILINE)
+DECIDERS = 'is_compiling', 'is_tracing', 'is_available('
+# What asks which devices there are, and does not compute.
+ASK_FOR_DEVICES = {'info.py', 'openmmlab', 'analysis', 'deploy'}
 
 
-@pytest.mark.parametrize('folder', ALLOWED)
+def arrows():
+    """For each package what it may import, of this one and of others, as CONTRIBUTING has it."""
+    section = TABLE.read_text(encoding='utf-8').split('Arrows go down only')[1].split('A test reads this table')[0]
+    names = re.compile(r'`(\w+)`')
+    return {folder: (names.findall(ours), names.findall(others)) for folder, ours, others in ARROW.findall(section)}
+
+
+def test_the_table_of_arrows_has_all_packages_and_no_circle():
+    table = arrows()
+    folders = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+    assert set(table) == folders
+    seen = set()
+    for folder, (ours, _) in table.items():  # each line may name those of the lines above it alone
+        assert set(ours) & folders <= seen, folder
+        seen.add(folder)
+
+
+@pytest.mark.parametrize('folder', sorted(path.parent.name for path in PACKAGE.glob('*/__init__.py')))
 def test_imports_go_down_only(folder):
     standard = sys.stdlib_module_names if hasattr(sys, 'stdlib_module_names') else ()
+    ours, others = arrows()[folder]
+    allowed = [*others, *(f'swin_backbone.{name}' for name in (folder, *ours))]
     for path in sorted((PACKAGE / folder).rglob('*.py')):
         for name in imported(path):
-            top = name.split('.')[0]
-            allowed = top in standard or any(name == a or name.startswith(a + '.') for a in ALLOWED[folder])
-            assert allowed or not standard, f'{path.name} imports {name}'
-            if folder == 'backbones':
-                assert not name.startswith(('swin_backbone.openmmlab', 'mmdet', 'mmseg'))
+            known = name.split('.')[0] in standard or any(name == a or name.startswith(a + '.') for a in allowed)
+            assert known or not standard, f'{path.relative_to(ROOT)} imports {name}'
 
 
-def test_no_file_is_long():
-    for path in PACKAGE.rglob('*.py'):
-        most = 500 if path == PACKAGE / 'deploy' / 'runtime.py' else 300  # users copy the runtime: it is one file
-        assert len(path.read_text().splitlines()) <= most, path
+def test_only_backends_decide_how_a_layer_is_computed():
+    found = []
+    for path in sorted(PACKAGE.rglob('*.py')):
+        inside = path.relative_to(PACKAGE).parts[0]
+        deciders = DECIDERS[:2] if inside in ASK_FOR_DEVICES else DECIDERS
+        if inside != 'backends':
+            found += [f'{path.name}: {word}' for word in deciders if word in path.read_text(encoding='utf-8')]
+    assert not found
 
 
 def install(folder, python, compiler):

@@ -21,7 +21,7 @@ names = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
 NOT_RUN = re.compile(r'<!-- not run: .+ -->\n\Z')
 EXAMPLES = (
-    *('backbones.swin', 'backbones.swin_v2', 'checkpoints.load', 'checkpoints.convert'),
+    *('models.swin', 'models.swin_v2', 'checkpoints.load', 'checkpoints.convert'),
     *('openmmlab.swap', 'openmmlab.optim', 'analysis.attention'),
 )
 

@@ -74,7 +74,7 @@ def test_a_wheel_brings_the_operators(tmp_path):
     (wheel,) = tmp_path.glob('*.whl')
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith('.so')]
     assert len(libraries) == 3
-    assert all(name.startswith('swin_backbone/native/_avx') for name in libraries)
+    assert all(name.startswith('swin_backbone/backends/native/_avx') for name in libraries)
 
 
 def test_an_installed_wheel_finds_its_configs(installed, tmp_path):

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 def no_shift(backbone: SwinBackbone) -> None:
     for stage in backbone.stages:
         for block in stage.blocks:
-            block.attn.cut = block.attn.cut._replace(shift=(0, 0))
+            block.cut = block.cut._replace(shift=(0, 0))
 
 
 def no_relative_bias(backbone: SwinBackbone) -> None:

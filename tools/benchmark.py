@@ -2,7 +2,7 @@
 
 python tools/benchmark.py [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
     [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
-    [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--attention-backend NAME ...] [--with-cp]
+    [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--backend NAME ...] [--with-cp]
     [--kernels] [--runtime onnxruntime,openvino] [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
     [--overwrite]
 
@@ -39,8 +39,8 @@ from rich.table import Table
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import machine, timing
 from swin_backbone.analysis.peers import PEERS, build_peer, largest_difference
+from swin_backbone.backends import BACKENDS
 from swin_backbone.deploy.timing import RUNTIMES, exported_runs
-from swin_backbone.ops.backend import ATTENTION_BACKENDS
 from swin_backbone.outputs import claim
 
 OURS = 'swin_backbone'
@@ -86,12 +86,12 @@ def parse_args() -> argparse.Namespace:
         help='also measure these (None: no strips)',
     )
     parser.add_argument(
-        '--attention-backend',
+        '--backend',
         nargs='+',
-        choices=ATTENTION_BACKENDS,
+        choices=list(BACKENDS),
         default=[],
         metavar='NAME',
-        help='also measure these',
+        help=f'also measure backends of this name: {", ".join(BACKENDS)}',
     )
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
     parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
@@ -133,54 +133,31 @@ def build_all(args: argparse.Namespace) -> dict:
         except (ImportError, RuntimeError) as error:
             console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
     variants = {OURS: {}, **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens}}
-    variants.update({f'{OURS}, {name}': dict(attention_backend=name) for name in args.attention_backend})
+    variants.update({f'{OURS}, {name}': dict(backend=name) for name in args.backend})
     if args.with_cp:
         variants[f'{OURS}, with_cp'] = dict(with_cp=True)
     if args.ablate and torch.device(args.device).type == 'cuda':
-        variants['SDPA, no Triton kernel'] = dict(attention_backend='sdpa')
-        variants['pad, roll, masks; no Triton kernel'] = dict(attention_backend='sdpa')
+        variants['SDPA, no Triton kernel'] = dict(backend='eager')
+        variants['pad, roll, masks; no Triton kernel'] = dict(backend='graph')
     elif args.ablate:
-        variants['no compiled operators'] = {}  # nor are there any below
+        variants['no compiled operators'] = dict(backend='eager')  # nor are there any below
         # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
-        variants['one strip'] = dict(strip_tokens=sys.maxsize)
-        variants['autograd, no strips'] = dict(strip_tokens=None)
-        variants['F.linear, no oneDNN'] = {}
-        variants['pad, roll, masks; no strips'] = dict(strip_tokens=None)
+        variants['one strip'] = dict(strip_tokens=sys.maxsize, backend='eager')
+        variants['autograd, no strips'] = dict(strip_tokens=None, backend='eager')
+        variants['F.linear, no oneDNN'] = dict(backend='eager')
+        variants['pad, roll, masks; no strips'] = dict(backend='graph')
     ours = partial(build, OURS, args.version, args.arch)
     builders.update({name: partial(ours, variant) for name, variant in variants.items()})
     return builders
 
 
 def ablated(name: str, run):
-    """`run` with what its name says off."""
+    """`run` with what its name says off, if that is no argument of the backbone."""
 
     def without_onednn() -> None:
         with torch.backends.mkldnn.flags(enabled=False):
             run()
 
-    def with_masks() -> None:
-        from swin_backbone.ops import plan
-
-        original = plan.TableWindows, plan.SdpaWindows
-        plan.TableWindows = plan.SdpaWindows = plan.RolledWindows
-        try:
-            without_operators()
-        finally:
-            plan.TableWindows, plan.SdpaWindows = original
-
-    def without_operators() -> None:
-        from swin_backbone.ops import plan
-
-        original, plan.takes_stage = plan.takes_stage, lambda *_: False
-        try:
-            run()
-        finally:
-            plan.takes_stage = original
-
-    if name.startswith('pad, roll, masks'):
-        return with_masks
-    if name in ('no compiled operators', 'autograd, no strips'):
-        return without_operators
     return without_onednn if name == 'F.linear, no oneDNN' else run
 
 

@@ -12,7 +12,7 @@ With --memory: how much a training step stores for backward, and how much a proc
 
 import argparse
 from functools import partial
-from typing import Any
+from typing import Union
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from swin_backbone import ARCHS, SwinBackbone
 from swin_backbone.analysis import machine, timing
-from swin_backbone.ops.plan import Plan, Planner
-from swin_backbone.ops.reference import window_partition, window_reverse
-from swin_backbone.ops.rolled import RolledWindows
+from swin_backbone.backends import Backend
+from swin_backbone.backends.graph import Graph, RolledWindows
+from swin_backbone.backends.reference import window_partition, window_reverse
+from swin_backbone.windows.grid import Geometry
 
 console = Console()
 
@@ -80,35 +81,24 @@ class PaddedWindows(RolledWindows):
         return x_BHWC[:, before_y : before_y + self.size[0], before_x : before_x + self.size[1]]
 
 
-class LiteralPlanner(Planner):
-    """Plans whole maps, with windows of one kind."""
+class Literal(Graph):
+    """Whole maps, with windows of one kind."""
 
-    kind: Any
+    def __init__(self, kind: type[RolledWindows]):
+        self.kind = kind
 
-    def plan(self, x: Tensor, training: bool) -> Plan:
-        """See `Planner`."""
-        return Plan(self.kind, as_built=True)
-
-
-def planner_of(kind: type[RolledWindows]) -> type[LiteralPlanner]:
-    return type('LiteralPlanner', (LiteralPlanner,), dict(kind=kind))
+    def windows(self, geometry: Geometry, kind: str) -> RolledWindows:
+        """See `Backend`."""
+        return self.kind(*geometry)
 
 
-class ByTorch(Planner):
-    """This package's own plan, without the compiled operators."""
-
-    def plan(self, x: Tensor, training: bool) -> Plan:
-        """See `Planner`."""
-        return super().plan(x, training)._replace(compiled=None)
-
-
-WAYS: dict[str, type[Planner]] = {
-    'sliding windows': planner_of(SlidingWindows),
-    'windows that do not shift': planner_of(UnshiftedWindows),
-    'windows shifted by padding': planner_of(PaddedWindows),
-    'windows shifted cyclically': planner_of(RolledWindows),
-    'this package, by torch': ByTorch,
-    'this package': Planner,
+WAYS: dict[str, Union[str, Backend]] = {
+    'sliding windows': Literal(SlidingWindows),
+    'windows that do not shift': Literal(UnshiftedWindows),
+    'windows shifted by padding': Literal(PaddedWindows),
+    'windows shifted cyclically': Literal(RolledWindows),
+    'this package, by torch': 'eager',
+    'this package': 'auto',
 }
 
 
@@ -121,16 +111,13 @@ class Blocks(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> tuple[Tensor]:
         """Run the blocks on a batch of maps; the output has the same shape."""
-        return (self.stage(x_BHWC, self.stage.planner.plan(x_BHWC, self.training)),)
+        return (self.stage(x_BHWC, self.stage.plan(x_BHWC)),)
 
 
 def build(way: str, arch: str) -> SwinBackbone:
     """A backbone that attends in one of the ways; all ways get the same weights."""
     torch.manual_seed(0)
-    backbone = SwinBackbone(arch=arch, drop_path_rate=0.0)
-    for stage in backbone.stages:
-        stage.planner = WAYS[way](*stage.planner)
-    return backbone
+    return SwinBackbone(arch=arch, drop_path_rate=0.0, backend=WAYS[way])
 
 
 def measure_times(args: argparse.Namespace) -> dict[str, list[float]]:

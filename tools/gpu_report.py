@@ -29,8 +29,8 @@ from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.analysis import gpu, gpu_checks, gpu_models, gpu_tools
 from swin_backbone.analysis.peers import PEERS, PEERS_V2, build_peer
 from swin_backbone.analysis.traffic import count_traffic
-from swin_backbone.ops import backend
-from swin_backbone.ops.fused import FUSIONS
+from swin_backbone.backends.triton.backend import FUSIONS
+from swin_backbone.backends.triton.trial import DTYPES, why_unusable
 from swin_backbone.outputs import claim
 
 OURS, OURS_V2 = 'swin_backbone', 'swin_backbone V2'
@@ -123,7 +123,7 @@ def counts(args: argparse.Namespace) -> Parts:
     for train in (False, True):
         for title, name, variant, fusion in variants(args):
             # The tables of indices of SDPA need values, and a checkpoint does not recompute with CUDA's casts.
-            if variant.get('attention_backend') == 'sdpa' or 'with_cp' in variant:
+            if variant.get('backend') == 'eager' or 'with_cp' in variant:
                 continue
             yield title, counted(args, title, name, variant, fusion, train)
 
@@ -165,8 +165,8 @@ def of_backbones(args: argparse.Namespace, x_BCHW: torch.Tensor) -> Parts:
 
 def variants(args: argparse.Namespace) -> list[tuple[str, str, dict, str]]:
     """The backbones that are compared: title, who built it, its further arguments, and its fusions."""
-    kernel = dict(attention_backend='triton') if args.device == 'cpu' else {}
-    ours = {'': kernel, ', sdpa': dict(attention_backend='sdpa'), ', with_cp': {**kernel, 'with_cp': True}}
+    kernel = dict(backend='triton') if args.device == 'cpu' else {}
+    ours = {'': kernel, ', sdpa': dict(backend='eager'), ', with_cp': {**kernel, 'with_cp': True}}
     found = [(OURS + how, OURS, variant, '') for how, variant in ours.items()]
     found += [(f'{OURS}, fused: {fusion}', OURS, kernel, fusion) for fusion in (*FUSIONS, ','.join(FUSIONS))]
     found += [(peer, peer, {}, '') for peer in filter(None, args.peers.split(','))]
@@ -194,11 +194,11 @@ def counted(args, title, name, variant, fusion, train) -> Iterator[gpu.Row]:
 
 def trial(args: argparse.Namespace, device: torch.device) -> Iterator[gpu.Row]:
     """Whether the kernels pass the check that runs before they are used."""
-    for dtype in backend.DTYPES:
+    for dtype in DTYPES:
         found = {}
         for side in args.windows:
-            why_not = backend._why_not(device, dtype, (side, side), 32)
-            found[f'window {side}:'] = 'passed' if why_not is None else why_not
+            reason = why_unusable(device, dtype, (side, side), 32)
+            found[f'window {side}:'] = 'passed' if reason is None else reason
         yield gpu.Row(f'trial of the kernels, {str(dtype).split(".")[1]}', found)
 
 

@@ -35,10 +35,14 @@ show_progress() {
 
 mmcv_is_built() { "$python" -c 'import torch, mmcv._ext' 2>/dev/null; }
 
-# What MMCV=compiled asks for: mmcv has no wheel for this torch, so its C++ operators are compiled here, before which all
-# they need is checked. Otherwise mmcv is installed without them, and swin_backbone's own stand in (docs/mmcv_ops.md).
-case "${MMCV:-}" in '' | compiled) ;; *) stop "MMCV takes the value compiled or none, got $MMCV" ;; esac
-if [ "${MMCV:-}" = compiled ] && ! mmcv_is_built; then
+# mmcv has no wheel for this torch, so its C++ operators are compiled here, before which all they need is checked. With
+# MMCV=none mmcv is installed without them, and swin_backbone's own stand in (docs/mmcv_ops.md).
+case "${MMCV:-}" in
+none | compiled) ;;
+'') if "$python" -c 'import mmcv' 2>/dev/null; then MMCV=none; else MMCV=compiled; fi ;; # one that is there stays
+*) stop "MMCV takes compiled or none, got $MMCV" ;;
+esac
+if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
     command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
         stop "mmcv is built from source and needs a C++ compiler, and there is none (on Debian: apt install g++)"
     header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h
@@ -59,7 +63,7 @@ pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2
 
 "${pip[@]}" setuptools wheel ninja packaging psutil
 mmcv=$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")
-if [ "${MMCV:-}" = compiled ] && ! mmcv_is_built; then
+if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
     echo "install: building mmcv (10 to 20 minutes on 2 cores; pip keeps the wheel for the next time)"
     log="$VENV/mmcv-build.log"
     # An mmcv without operators that is there gives way. With ninja on the PATH torch compiles with all cores. Twice

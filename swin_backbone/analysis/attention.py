@@ -1,6 +1,6 @@
 """The attention weights of a forward, block by block, and what tokens see through several blocks.
 
-A usual forward keeps no attention weights. `attention_maps` runs one with another kind of windows, which keep them.
+A usual forward keeps no attention weights. `attention_maps` runs one by a backend whose windows keep them.
 
 Layout: B batch, H W height and width of a map, L windows of all images, N places of a window, h heads, C channels.
 """
@@ -8,16 +8,16 @@ Layout: B batch, H W height and width of a map, L windows of all images, N place
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Optional
+from dataclasses import dataclass
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from ..backbones.pyramid import SwinPyramid
-from ..ops.grid import Size
-from ..ops.plan import Plan, Planner
-from ..ops.rolled import RolledWindows
+from ..backends.graph import Graph, RolledWindows
+from ..backends.protocol import Windows
+from ..models.pyramid import SwinPyramid
+from ..windows.grid import Geometry, Size
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,16 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
         torch.Size([2, 14, 14])
     """
     backbone = find_backbone(model)
-    recorded: list[_Recorder] = []
-    with _in_eval_mode(backbone), _planned_by(backbone, recorded, shift), torch.no_grad():
+    recorders = [_Recorder(shift) for _ in backbone.stages]
+    with _in_eval_mode(backbone), _computed_by(backbone, recorders), torch.no_grad():
         backbone(images_BCHW)
     maps = []
-    for stage_index, (stage, recorder) in enumerate(zip(backbone.stages, recorded)):
+    for stage_index, (stage, recorder) in enumerate(zip(backbone.stages, recorders)):
         if stage_index > max(backbone.out_indices):
             break
-        if len(recorder.windows) != len(stage.blocks) or any(w.weights_LhNN is None for w in recorder.windows):
+        if len(recorder.recorded) != len(stage.blocks) or any(w.weights_LhNN is None for w in recorder.recorded):
             raise ValueError(f'stages.{stage_index} has a block whose attention is not of this package')
-        maps += [windows.attention_map(stage_index + 1, number) for number, windows in enumerate(recorder.windows, 1)]
+        maps += [windows.attention_map(stage_index + 1, number) for number, windows in enumerate(recorder.recorded, 1)]
     return maps
 
 
@@ -197,38 +197,29 @@ class _RecordedWindows(RolledWindows):
         )
 
 
-@dataclass
-class _Recorder:
-    """What stands for a kind of windows in the plan of a stage: it makes windows, and remembers them."""
+class _Recorder(Graph):
+    """A backend that remembers the windows of a stage's blocks."""
 
-    shift: bool
-    windows: list[_RecordedWindows] = field(default_factory=list)
+    name = 'recorder'
 
-    def cut(self, window_tokens: Any, *geometry: Any) -> list[_RecordedWindows]:
-        batch, height, width, window_size, shift, *more = geometry
-        made = _RecordedWindows(batch, height, width, window_size, shift if self.shift else (0, 0), *more)
-        self.windows.append(made)
-        return [made]
+    def __init__(self, shift: bool):
+        self.shift, self.recorded = shift, list[_RecordedWindows]()
 
-
-class _RecordingPlanner(NamedTuple):
-    recorder: _Recorder
-
-    def plan(self, x: Tensor, training: bool) -> Plan:
-        return Plan(self.recorder)
+    def windows(self, geometry: Geometry, kind: str) -> Windows:
+        self.recorded.append(_RecordedWindows(*(geometry if self.shift else geometry._replace(shift=(0, 0)))))
+        return self.recorded[-1]
 
 
 @contextmanager
-def _planned_by(backbone: SwinPyramid, recorded: list[_Recorder], shift: bool) -> Iterator[None]:
-    planners: list[Planner] = [stage.planner for stage in backbone.stages]
+def _computed_by(backbone: SwinPyramid, recorders: list[_Recorder]) -> Iterator[None]:
+    options = [stage.options for stage in backbone.stages]
     try:
-        for stage in backbone.stages:
-            recorded.append(_Recorder(shift))
-            stage.planner = _RecordingPlanner(recorded[-1])
+        for stage, recorder in zip(backbone.stages, recorders):
+            stage.options = stage.options._replace(backend=recorder)
         yield
     finally:
-        for stage, planner in zip(backbone.stages, planners):
-            stage.planner = planner
+        for stage, of_before in zip(backbone.stages, options):
+            stage.options = of_before
 
 
 @contextmanager

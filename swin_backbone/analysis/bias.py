@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..checkpoints.recognise import find_swin, tensors_of
 from ..checkpoints.resize import num_offsets, resize_table, window_of_table
-from ..ops.grid import Size
-from ..ops.position import log_spaced_coordinates
+from ..windows.grid import Size
+from ..windows.position import log_spaced_coordinates
 
 
 class BiasTable(NamedTuple):

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.triton.attention import attend_in_windows, attend_in_windows_backward, launch_backward, launch_forward
-from ..ops.triton.check import LIMITS, attend_literally
-from ..ops.triton.tiles import Tiles, Tiling
+from ..backends.triton.attention import attend_in_windows, attend_in_windows_backward, launch_backward, launch_forward
+from ..backends.triton.check import LIMITS, attend_literally
+from ..backends.triton.tiles import Tiles, Tiling
 from . import machine
 
 PACKAGES = 'torch', 'triton', 'mmdet', 'onedl-mmdetection', 'mmpretrain', 'onedl-mmpretrain', 'timm', 'transformers'
@@ -30,7 +30,7 @@ PROGRAMS = 'ncu', 'compute-sanitizer', 'nvidia-smi'
 SLIM_LAYERS = (1, 3), (1, 1), (1, 4), (4, 1)
 WIDTHS_FORWARD, WIDTHS_BACKWARD = 4, 8  # what attention reads and writes of each token, in widths of the map
 
-TUNED: dict[str, dict[str, Any]] = {  # other choices than those of `ops/triton/tiles.py`
+TUNED: dict[str, dict[str, Any]] = {  # other choices than those of `backends/triton/tiles.py`
     '4 warps': dict(num_warps=4),
     '8 warps': dict(num_warps=8),
     '1 stage': dict(num_stages=1),

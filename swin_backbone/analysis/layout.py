@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..ops.grid import Size, WindowGrid
-from ..ops.windows import fit_window
+from ..windows.grid import Size, WindowGrid, fit_window
 
 PADDING = -1
 MOST_TOKENS = 1 << 18  # an image of 2048x2048 pixels in stage 1
@@ -89,7 +88,9 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
             f'({size[0]}x{size[1]}, padded to whole windows) in windows of {window_size[0]}x{window_size[1]}'
         )
     half = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
-    window_size, shift = fit_window(*size, window_size, half, small_map)
+    shift = half
+    if small_map == 'shrink':
+        window_size, shift = fit_window(*size, window_size, half)
     grid = WindowGrid(1, *size, window_size, shift, mask_padding, torch.device('cpu'))
     token_LN = grid.token_at_LN.numpy()
     (Wh, Ww), counts = window_size, [-(-length // side) for length, side in zip(size, window_size)]
@@ -99,7 +100,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     kind_RC = np.zeros(counts, int)
     token_HW, region_HW = np.full(padded, PADDING), np.zeros(padded, int)
     first = 0
-    for length, mask in grid.runs:
+    for length, mask in grid.groups:
         mask_NN = np.ones((Wh * Ww,) * 2, bool) if mask is None else mask.numpy()
         row_labels, column_labels = _labels(mask_NN, window_size)
         regions = 2 * (row_labels[:, None] > 0) + (column_labels > 0)

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
-from ..ops import triton as _triton  # noqa: F401 - defines the operators
+from ..backends.triton import attention as _attention  # noqa: F401 - defines the operators
 
 # Of a block, each tensor of all tokens that goes through memory if everything between two GEMMs is fused, in widths of
 # the map: norm and qkv 1 + 3, attention 3 + 1, projection and sum 2 + 1, norm, fc1 and GELU 1 + 4, fc2 and sum 5 + 1.

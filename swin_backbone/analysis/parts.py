@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..backbones import pyramid
-from ..backbones.pyramid import SwinPyramid, SwinStage
-from ..layers import PatchEmbed, PatchMerging
+from ..models import pyramid
+from ..models.layers import PatchEmbed, PatchMerging
+from ..models.pyramid import SwinPyramid, SwinStage
 from . import machine
 
 REST = 'the rest'

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..archs import ARCHS
-from ..backbones import SwinBackbone, SwinV2Backbone
 from ..checkpoints.formats import HUGGING_FACE, TIMM, TORCHVISION, from_here
 from ..compat import import_torchvision
+from ..models import SwinBackbone, SwinV2Backbone
 
 Maps = list[Tensor]
 

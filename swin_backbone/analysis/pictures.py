@@ -17,8 +17,8 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..ops.grid import Size
-from ..ops.windows import TableWindows
+from ..backends.eager import TableWindows
+from ..windows.grid import Size
 from .layout import PADDING, REGIONS, Layout
 
 # Of Okabe and Ito, told apart by the colour-blind too: the four regions, and padding.
@@ -86,7 +86,7 @@ def strips(layout: Layout, strip_tokens: int) -> NDArray[Any]:
         raise ValueError(f'strip_tokens must be 1 or more, got {strip_tokens}')
     geometry = 1, *layout.size, layout.window_size, layout.shift, layout.mask_padding, torch.device('cpu')
     strip_T = torch.full((layout.size[0] * layout.size[1],), PADDING)
-    for number, piece in enumerate(TableWindows.cut(strip_tokens, *geometry)):
+    for number, piece in enumerate(TableWindows.cut(None, strip_tokens, *geometry)):
         strip_T[slice(None) if piece.tokens_T is None else piece.tokens_T] = number
     return strip_T.view(layout.size).numpy()
 

@@ -7,8 +7,8 @@ from mmengine.registry import DefaultScope
 from rich.console import Console
 from rich.table import Table
 
-from ..backbones import SwinMLPBackbone
-from ..backbones.pyramid import SwinPyramid
+from ..models import SwinMLPBackbone
+from ..models.pyramid import SwinPyramid
 from .flops import Counts, attention_costs, build, count
 
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count

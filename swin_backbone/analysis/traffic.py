@@ -31,9 +31,9 @@ def count_traffic(model: nn.Module, shape_BCHW: tuple[int, ...], train: bool, dt
 
     The model's tensors stand in as shapes alone, so this takes seconds at any size. What an operator launches beyond
     its first kernel is not seen, and one that torch implements by several counts once. Run with TRITON_INTERPRET=1,
-    without a GPU, a backbone with attention_backend='triton' is counted with its kernels.
+    without a GPU, a backbone with backend='triton' is counted with its kernels.
 
-    Eager SDPA cannot be counted: its tables of indices need values.
+    `Eager` cannot be counted: its tables of indices need values.
 
     Args:
         shape_BCHW: of the images.

@@ -8,8 +8,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..ops.windows import relative_position_index
 from ..outputs import Outputs, claim
+from ..windows.position import relative_position_index
 from .errors import CheckpointError
 from .formats import MLP, TORCHVISION, V1, V2, WRITTEN, Format, from_here
 from .formats_mlp import WRITTEN_MLP

@@ -11,7 +11,7 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
-from ..ops.grid import Size
+from ..windows.grid import Size
 from .errors import CheckpointError, first_of
 from .formats import MLP, V1, V2
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from torch import Tensor
 
-from ..ops.grid import Size
+from ..windows.grid import Size
 from .errors import CheckpointError
 from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, V2, Format, name_here, to_here
 from .formats_mlp import WRITTEN_MLP

@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ..ops.grid import Size
+from ..windows.grid import Size
 from .boxes import size_tensor
 from .dense import DenseHead
 from .graph import Graph, Port, check_shape, example_size, most_pixels, refusal

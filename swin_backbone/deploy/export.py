@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..openmmlab.inference import Predictor
 from ..openmmlab.media import Frame, Medium
-from ..ops.grid import Size
+from ..windows.grid import Size
 from . import formats, verify
 from .folder import new_folder
 from .graph import PARTS, ExportError, Graph, maps_graph

@@ -10,11 +10,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from ..backbones.pyramid import SwinPyramid
-from ..layers import SwinMLPBlock
-from ..layers.swin_block import ShiftedWindowAttention
-from ..ops.grid import Size
-from ..ops.plan import WindowCut
+from ..models.layers import SwinBlock
+from ..models.layers.swin_block import WindowCut
+from ..models.pyramid import SwinPyramid
+from ..windows.grid import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
@@ -133,7 +132,7 @@ def example_size(backbone: Any) -> Size:
 
 def _cuts(backbone: Any) -> list[WindowCut]:
     """How the blocks of a backbone cut maps into windows; empty for a backbone of another package."""
-    return [layer.cut for layer in backbone.modules() if isinstance(layer, (ShiftedWindowAttention, SwinMLPBlock))]
+    return [layer.cut for layer in backbone.modules() if isinstance(layer, SwinBlock)]
 
 
 def check_shape(backbone: Any, shape: Optional[Size]) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ..ops.grid import Size
+from ..windows.grid import Size
 from .graph import ExportError
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import Tensor, nn
 
-from ..ops.grid import Size
+from ..windows.grid import Size
 from .graph import ExportError, Graph, Port, check_shape, example_size, most_pixels, refusal
 from .mask2former import SemanticHead
 from .picture import Normalise, preprocessing

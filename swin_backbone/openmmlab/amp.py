@@ -9,7 +9,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
-from ..backbones.pyramid import SwinPyramid
+from ..models.pyramid import SwinPyramid
 
 
 @OPTIM_WRAPPERS.register_module()

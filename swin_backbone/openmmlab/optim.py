@@ -8,7 +8,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
-from ..backbones.pyramid import SwinPyramid
+from ..models.pyramid import SwinPyramid
 from .recipe import POSITION_KEYS
 
 

@@ -11,8 +11,7 @@ import torch
 
 from swin_backbone.analysis.explorer import explorer_html
 from swin_backbone.analysis.layout import map_size
-from swin_backbone.ops.grid import WindowGrid
-from swin_backbone.ops.windows import fit_window
+from swin_backbone.windows.grid import WindowGrid, fit_window
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 SETTINGS = 500
@@ -79,9 +78,11 @@ def test_500_settings_in_chromium(tmp_path):
         assert tuple(shown['size']) == size
         given = setting['windowHeight'], setting['windowWidth']
         shift = tuple(side // 2 for side in given) if setting['shifted'] else (0, 0)
-        window, shift = fit_window(*size, given, shift, setting['smallMap'])
+        window = given
+        if setting['smallMap'] == 'shrink':
+            window, shift = fit_window(*size, given, shift)
         grid = WindowGrid(1, *size, window, shift, setting['maskPadding'], torch.device('cpu'))
-        masks = [mask for length, mask in grid.runs for _ in range(length)]
+        masks = [mask for length, mask in grid.groups for _ in range(length)]
         expected = dict(zip(map(tuple, grid.token_at_LN.tolist()), masks))
         assert sorted(expected) == sorted(map(tuple, shown['windows']))
         for tokens, regions in zip(shown['windows'], shown['regions']):

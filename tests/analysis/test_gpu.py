@@ -5,7 +5,7 @@ import torch
 
 from swin_backbone.analysis import gpu
 from swin_backbone.archs import ARCHS
-from swin_backbone.ops.triton import check
+from swin_backbone.backends.triton import check
 
 pytest.importorskip('triton', reason='triton is not installed')
 

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from reference_windows import attend_by_reference
 
 from swin_backbone import SwinBackbone
 from swin_backbone.analysis.operations import count_flops, least_bytes, operations
 from swin_backbone.analysis.timing import peak_device_growth
-from swin_backbone.ops.triton import attend_in_windows
+from swin_backbone.backends.triton.attention import attend_in_windows
 
 CPU = torch.device('cpu')
 
@@ -47,14 +46,12 @@ def test_flops_know_the_kernel_and_agree_with_the_other_ways():
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     x = torch.randn(1, 3, 28, 28, device=device)
     counts = {}
-    for name in ('triton', 'sdpa'):
+    for name in ('triton', 'reference'):
         sizes = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,))
-        backbone = SwinBackbone(**sizes, attention_backend=name).to(device).eval()
-        if name == 'sdpa':
-            attend_by_reference(backbone)
+        backbone = SwinBackbone(**sizes, backend=name).to(device).eval()
         with torch.no_grad():
             counts[name] = count_flops(lambda backbone=backbone: backbone(x))
-    assert counts['triton'] == counts['sdpa']
+    assert counts['triton'] == counts['reference']
     qkv, bias = torch.randn(49, 96, device=device, requires_grad=True), torch.randn(2, 49, 49, device=device)
     settings = 1, 7, 7, [7, 7], [0, 0], False, 1.0
     forward = count_flops(lambda: attend_in_windows(qkv, None, bias, *settings))

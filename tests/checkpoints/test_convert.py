@@ -10,11 +10,16 @@ from helpers.small_models import randomised
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import FORMATS, CheckpointError, read_checkpoint
+from swin_backbone.outputs import RECORD
 
 
 def flat(path):
     loaded = read_checkpoint(path)
     return loaded.get('model', loaded.get('state_dict', loaded))
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()} - {RECORD}
 
 
 def same(left, right):
@@ -37,13 +42,13 @@ def test_there_and_back_gives_the_same_bits(tmp_path, to, suffix):
     convert_checkpoint(tmp_path / 'source.pth', tmp_path / f'there.{suffix}', to)
     convert_checkpoint(tmp_path / f'there.{suffix}', tmp_path / f'back.{suffix}', 'official')
     same(flat(tmp_path / f'back.{suffix}'), source)
-    assert {path.name for path in tmp_path.iterdir()} == {'source.pth', f'there.{suffix}', f'back.{suffix}'}
+    assert names_in(tmp_path) == {'source.pth', f'there.{suffix}', f'back.{suffix}'}
 
 
 def test_a_missing_folder_is_made_and_one_that_cannot_be_is_said(tmp_path):
     torch.save(randomised(False).state_dict(), tmp_path / 'a.pth')
     convert_checkpoint(tmp_path / 'a.pth', tmp_path / 'new' / 'folder' / 'b.pth', 'official')
-    assert [path.name for path in (tmp_path / 'new' / 'folder').iterdir()] == ['b.pth']
+    assert names_in(tmp_path / 'new' / 'folder') == {'b.pth'}
     with pytest.raises(CheckpointError, match=r'a\.pth/b\.pth cannot be written \((Not a directory|File exists)\)'):
         convert_checkpoint(tmp_path / 'a.pth', tmp_path / 'a.pth' / 'b.pth', 'official')
 
@@ -94,11 +99,11 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     (tmp_path / 'target.pth').write_bytes(b'mine')
     torch.save({'conv1.weight': torch.zeros(1)}, tmp_path / 'source.pth')
     with pytest.raises(CheckpointError, match='no weight of a Swin Transformer'):
-        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'timm')
+        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'timm', overwrite=True)
     with pytest.raises(ValueError, match=f"to must be one of {', '.join(FORMATS)}, got 'tf'"):
-        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'tf')
+        convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', 'tf', overwrite=True)
     assert (tmp_path / 'target.pth').read_bytes() == b'mine'
-    assert len(list(tmp_path.iterdir())) == 2
+    assert names_in(tmp_path) == {'source.pth', 'target.pth'}
 
 
 @pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
@@ -111,6 +116,6 @@ def test_a_disk_that_takes_no_more_leaves_what_was_there(tmp_path, monkeypatch, 
     torch.save(randomised(False).state_dict(), tmp_path / 'source.pth')
     monkeypatch.setattr(os, 'fsync', fsync)
     with pytest.raises(CheckpointError, match=rf'{target} cannot be written \(No space left on device\)'):
-        convert_checkpoint(tmp_path / 'source.pth', target, 'timm')
+        convert_checkpoint(tmp_path / 'source.pth', target, 'timm', overwrite=True)
     assert target.read_bytes() == b'mine'
-    assert len(list(tmp_path.iterdir())) == 2
+    assert names_in(tmp_path) == {'source.pth', target.name}

@@ -1,7 +1,7 @@
 """Swin V2 against the origins' own code, running: their checkpoints loaded here, and ours converted and loaded there.
 
 On inputs that divide evenly the outputs are equal; timm shifts before it pads, so on others its tokens of far edges
-meet, and the truth there is `ops.reference`.
+meet, and the truth there is `backends.reference`.
 """
 
 import pytest

@@ -50,7 +50,7 @@ def test_segmentation_follows_the_command_line(folder):
     ('config', 'options', 'message'),
     [
         (DETECTION, {'own_data.val.images': 'nowhere'}, r"own_data.val.images is 'nowhere', and there is no"),
-        (DETECTION, {'own_data.train.annotations': 'images'}, 'images cannot be read: Is a directory'),
+        (DETECTION, {f'own_data.{s}.annotations': 'images' for s in ('train', 'val')}, 'images cannot be read: '),
         (SEGMENTATION, {}, 'own_data.classes must name the classes'),
         (SEGMENTATION, {'own_data.classes': 'road'}, "own_data.classes.*got 'road'"),
     ],
@@ -67,6 +67,7 @@ def test_training_and_validation_must_have_the_same_categories(folder):
 
 
 def test_an_annotation_file_that_is_not_cocos_is_named(folder):
-    (folder / 'annotations' / 'instances_train.json').write_text('[]')
+    for split in ('train', 'val'):  # if the other could be read, check_data and training would name it
+        (folder / 'annotations' / f'instances_{split}.json').write_text('[]')
     with pytest.raises(ValueError, match=r"instances_train\.json is not in COCO's format"):
         load_config(DETECTION, None, {'own_data.root': str(folder)}, 'none')

@@ -27,7 +27,7 @@ def test_each_row_lacks_what_it_says_and_keeps_the_rest(ablate):
         backbone = ablate.train(row, 0, 2, torch.randn(4, 1, 64, 64), torch.arange(4), Progress(disable=True)).backbone
         blocks = [block for stage in backbone.stages for block in stage.blocks]
         tables = [block.attn.w_msa.relative_position_bias_table for block in blocks]
-        assert any(any(block.attn.cut.shift) for block in blocks) == (name != 'no-shift')
+        assert any(any(block.cut.shift) for block in blocks) == (name != 'no-shift')
         assert all(bool(table.any()) == (name in ('no-shift', 'both', 'swin')) for table in tables)
         assert (backbone.absolute_pos_embed is not None) == (name in ('absolute', 'both'))
 

@@ -575,7 +575,7 @@ def test_browse_names_the_pictures_that_it_cannot_draw_and_draws_the_others(reco
     write_coco(own, 'train', coco)
     result = run('tools/browse_dataset.py', *detection(own), '--not-show', '--output-dir', tmp_path / 'out')
     assert result.returncode == 1
-    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['000000_0.jpg', '000003_3.jpg']
+    assert sorted(path.name for path in (tmp_path / 'out').glob('*.jpg')) == ['000000_0.jpg', '000003_3.jpg']
     assert f'2 pictures in {tmp_path / "out"}, 2 not drawn' in result.stdout
     first, second = result.stderr.strip().splitlines()
     assert f'{own}/images/train/1.png cannot be read as a picture' in first

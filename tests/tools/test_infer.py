@@ -115,8 +115,9 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
         assert result.returncode == 0, result.stderr
     single, double = (json.loads((tmp_path / size / 'results.json').read_text()) for size in ('1', '2'))
     assert len(single) == len(double)
-    for a, b in zip(single, double):
-        assert a['bbox'] == pytest.approx(b['bbox'], abs=0.01)
+    for a in single:  # nearly equal scores may change places
+        of_picture = [b['bbox'] for b in double if b['image_id'] == a['image_id']]
+        assert any(a['bbox'] == pytest.approx(bbox, abs=0.01) for bbox in of_picture)
 
 
 def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):

@@ -1,0 +1,1 @@
+"""Blocks, patch layers and position biases as functions of tensors, which several backends share."""

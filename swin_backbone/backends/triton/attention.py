@@ -1,0 +1,180 @@
+"""The attention kernels as custom operators of torch, so that torch.compile and export treat each as one operator.
+
+Layout: T tokens, C channels, L windows, h heads, N places of a window, P programs that share the windows.
+"""
+
+# ruff: noqa: UP006, UP035 - torch 2.4 infers an operator's schema from these names alone
+from contextlib import AbstractContextManager, nullcontext
+from typing import List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .tiles import Tiles
+
+
+@torch.library.custom_op('swin_backbone::attend_in_windows', mutates_args=())
+def attend_in_windows(
+    qkv_T3C: Tensor,
+    padding_3C: Optional[Tensor],
+    bias_hNN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: List[int],
+    shift: List[int],
+    mask_padding: bool,
+    scale: float,
+) -> Tuple[Tensor, Tensor]:
+    """Softmax(scale q k^T + bias) v inside each window of a batch of maps.
+
+    Args:
+        qkv_T3C: query, key and value of each token of the maps, concatenated; inside each, the heads are concatenated.
+        padding_3C: those of padding, where the maps are not a whole number of windows; None: zeros.
+        bias_hNN: the relative position bias; the kernel reads it in float32.
+        batch, height, width, window_size, shift, mask_padding: see `WindowGrid`.
+
+    Returns:
+        The attended tokens (T, C); and (L, h, N) float32, the log2 of the sum that the softmax divides
+        by, of logits times log2(e). Windows are in row-major order.
+    """
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
+    return launch_forward(tiles, qkv_T3C, padding_3C, bias_hNN, scale)
+
+
+@attend_in_windows.register_fake
+def _(qkv_T3C, padding_3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, scale):
+    rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
+    lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
+    out_TC = qkv_T3C.new_empty(qkv_T3C.shape[0], qkv_T3C.shape[1] // 3)
+    return out_TC, qkv_T3C.new_empty(lse_shape, dtype=torch.float32)
+
+
+def launch_forward(
+    tiles: Tiles, qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """See `attend_in_windows`."""
+    from .kernels.forward import attend
+
+    qkv_T3C = _with_dense_rows(qkv_T3C)
+    out_TC = qkv_T3C.new_empty(tiles.num_tokens, tiles.channels)
+    lse_LhN = qkv_T3C.new_empty(tiles.num_windows, tiles.heads, tiles.places, dtype=torch.float32)
+    tiling, constants = tiles.forward(), tiles.constants(padding_3C is not None)
+    with on_device(qkv_T3C.device):
+        attend[tiles.grid(attend, tiling, constants)](
+            *(qkv_T3C, _row(padding_3C, qkv_T3C), bias_hNN.float().contiguous(), out_TC, lse_LhN),
+            *(qkv_T3C.stride(0), *tiles.sizes, scale),
+            **constants,
+            **tiling.options,
+        )
+    return out_TC, lse_LhN
+
+
+@torch.library.custom_op('swin_backbone::attend_in_windows_backward', mutates_args=())
+def attend_in_windows_backward(
+    grad_TC: Tensor,
+    qkv_T3C: Tensor,
+    padding_3C: Optional[Tensor],
+    bias_hNN: Tensor,
+    out_TC: Tensor,
+    lse_LhN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: List[int],
+    shift: List[int],
+    mask_padding: bool,
+    scale: float,
+    needs_padding: bool,
+    needs_bias: bool,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `attend_in_windows`' qkv, padding and bias.
+
+    Without `needs_padding` or `needs_bias` that gradient is empty. `needs_padding` needs `padding_3C`.
+    """
+    tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
+    needs = needs_padding, needs_bias
+    return launch_backward(tiles, grad_TC, qkv_T3C, padding_3C, bias_hNN, out_TC, lse_LhN, scale, *needs)
+
+
+@attend_in_windows_backward.register_fake
+def _(grad_TC, qkv_T3C, padding_3C, bias_hNN, *others):
+    *_, needs_padding, needs_bias = others
+    return (
+        qkv_T3C.new_empty(qkv_T3C.shape),
+        qkv_T3C.new_empty(qkv_T3C.shape[1] if needs_padding else 0),
+        bias_hNN.new_empty(bias_hNN.shape if needs_bias else 0),
+    )
+
+
+def launch_backward(
+    tiles: Tiles,
+    grad_TC: Tensor,
+    qkv_T3C: Tensor,
+    padding_3C: Optional[Tensor],
+    bias_hNN: Tensor,
+    out_TC: Tensor,
+    lse_LhN: Tensor,
+    scale: float,
+    needs_padding: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `attend_in_windows_backward`."""
+    from .kernels.backward import attend_backward, attend_backward_queries
+
+    grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
+    grad_qkv_T3C = qkv_T3C.new_empty(qkv_T3C.shape)
+    tiling, constants = tiles.backward(), tiles.constants(padding_3C is not None)
+    needs = dict(NEEDS_BIAS=needs_bias, NEEDS_PADDING=needs_padding)
+    grid = tiles.grid(attend_backward, tiling, {**constants, **needs})
+    (_, programs, blocks) = grid
+    grad_bias_PhNN = lse_LhN.new_empty((programs, *bias_hNN.shape) if needs_bias else 0)
+    grad_padding_P2C = lse_LhN.new_empty((programs * blocks, 2 * tiles.channels) if needs_padding else 0)
+    sizes = qkv_T3C.stride(0), *tiles.sizes, scale
+    row_3C, bias = _row(padding_3C, qkv_T3C), bias_hNN.float().contiguous()
+    tensors = grad_TC, qkv_T3C, row_3C, bias, out_TC, lse_LhN, grad_qkv_T3C
+    with on_device(qkv_T3C.device):
+        attend_backward[grid](
+            *(*tensors, grad_bias_PhNN, grad_padding_P2C), *sizes, **constants, **needs, **tiling.options
+        )
+        if blocks > 1:
+            tiling = tiles.backward_queries()
+            grid = tiles.grid(attend_backward_queries, tiling, constants)
+            attend_backward_queries[grid](*tensors, *sizes, **constants, **tiling.options)
+    grad_padding_3C, grad_bias_hNN = qkv_T3C.new_empty(0), bias_hNN.new_empty(0)
+    if needs_padding:  # padding is never a query
+        grad_padding_3C = F.pad(grad_padding_P2C.sum(0), (tiles.channels, 0)).to(qkv_T3C.dtype)
+    if needs_bias:
+        grad_bias_hNN = grad_bias_PhNN.sum(0).to(bias_hNN.dtype)
+    return grad_qkv_T3C, grad_padding_3C, grad_bias_hNN
+
+
+def _keep_for_backward(ctx, inputs, output):
+    qkv_T3C, padding_3C, bias_hNN, *ctx.others = inputs
+    ctx.save_for_backward(qkv_T3C, padding_3C, bias_hNN, *output)
+
+
+def _backward(ctx, grad_TC, _grad_lse):
+    _, needs_padding, needs_bias, *_ = ctx.needs_input_grad
+    needs = needs_padding, needs_bias
+    grad_qkv, grad_padding, grad_bias = attend_in_windows_backward(grad_TC, *ctx.saved_tensors, *ctx.others, *needs)
+    found = grad_qkv, grad_padding if needs_padding else None, grad_bias if needs_bias else None
+    return *found, *[None] * len(ctx.others)
+
+
+attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Make `device` the current one, since Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
+
+
+def _row(padding_3C: Optional[Tensor], qkv_T3C: Tensor) -> Tensor:
+    """What the kernels get as the row of padding; without one, they do not read it."""
+    return qkv_T3C if padding_3C is None else padding_3C.to(qkv_T3C.dtype).contiguous()
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,38 @@
+"""Cast the weights of linear layers to the dtype of automatic mixed precision, all weights of a block in one launch."""
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ...compat import foreach_copy
+
+
+def cast_together(weights: list[Any], dtype: torch.dtype) -> list[Any]:
+    """The weights in `dtype`, None for None. Gradients flow back to the weights.
+
+    Nothing is kept: what writes a weight may leave no trace in it (fused optimizers, `.data`), and reading all of it to
+    find out takes as long as casting it.
+    """
+    there = iter(_Cast.apply(dtype, *(weight for weight in weights if weight is not None)))
+    return [None if weight is None else next(there) for weight in weights]
+
+
+class _Cast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, dtype, *weights):
+        ctx.dtypes = [weight.dtype for weight in weights]
+        copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        foreach_copy(copies, list(weights))
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        wanted = [i for i, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[i + 1]]
+        found: list[Optional[Tensor]] = [None] * len(grads)
+        copies = [torch.empty_like(grads[i], dtype=ctx.dtypes[i]) for i in wanted]
+        if wanted:
+            foreach_copy(copies, [grads[i] for i in wanted])
+        for i, copy in zip(wanted, copies):
+            found[i] = copy
+        return None, *found

@@ -1,0 +1,101 @@
+"""Compare the kernels with the reference algorithm on a few windows, before they are used on a device.
+
+Layout: T tokens, C channels, h heads, N places of a window.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...windows.grid import Size
+from .. import reference
+from .attention import launch_backward, launch_forward
+from .tiles import Tiles, is_interpreted
+
+# The largest allowed rounding error, relative to the largest value of a result or to 1, whichever is larger. TF32 has
+# as many mantissa bits as float16.
+LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+HEADS = 2
+PROGRAMS = 2  # for each head: each computes two of the four windows, one after the other
+KINDS = {  # shifted, padded, with masked padding; the interpreter runs only the first, since one kind takes seconds
+    'shifted and padded windows': (True, True, False),
+    'whole windows': (False, False, False),
+    'padded windows': (False, True, False),
+    'shifted windows': (True, False, False),
+    'shifted windows with masked padding': (True, True, True),
+}
+RESULTS = 'output', 'gradient of query, key and value', 'gradient of padding', 'gradient of the bias'
+
+
+def why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
+    """Say which output or gradient of the kernels is wrong on this device, and by how much; None: all are right.
+
+    Each kind is checked on four windows: inside the map, at its right edge, at its bottom edge and in the corner.
+    """
+    # A new thread does not have the caller's autocast, grad mode, dispatch modes, hooks and stream. If torch.compile
+    # traces the caller, it does not trace this thread.
+    with ThreadPoolExecutor(1) as alone:
+        return alone.submit(_why_wrong, device, dtype, window_size, head_dim).result()
+
+
+def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
+    limit = LIMITS[torch.float16 if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else dtype]
+    N, C, generator = window_size[0] * window_size[1], HEADS * head_dim, torch.Generator().manual_seed(0)
+    for kind, (shifted, padded, mask_padding) in list(KINDS.items())[: 1 if is_interpreted() else None]:
+        # Little padding, so that tokens of shifted windows attend to it. With masked padding more, so that padding also
+        # reaches into the last but one window.
+        missing = [padded * (side // 2 + 1 if mask_padding else max(1, side // 3)) for side in window_size]
+        height, width = (2 * side - m for side, m in zip(window_size, missing))
+        shift = [side // 2 * shifted for side in window_size]
+        shapes = (height * width, 3 * C), (3 * C,), (HEADS, N, N), (height * width, C)
+        inputs = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for shape in shapes]
+        qkv_T3C, padding_3C, bias_hNN, grad_TC = (x.to(device) for x in inputs)
+        settings = 1, height, width, list(window_size), shift, mask_padding
+        scale, tiles = head_dim**-0.5, Tiles(qkv_T3C, bias_hNN, *settings, programs=PROGRAMS)
+        tensors = qkv_T3C, padding_3C if padded else None, bias_hNN  # whole windows have a kernel of their own
+        out_TC, lse_LhN = launch_forward(tiles, *tensors, scale)
+        grads = launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, padded, True)
+        wanted = [x.double().requires_grad_() for x in inputs[:-1]]
+        exact_qkv, exact_padding, exact_bias = wanted
+        exact = attend_literally(exact_qkv, exact_padding, exact_bias, *settings, scale)
+        expected = exact, *torch.autograd.grad(exact, wanted, inputs[-1].double())
+        for what, result, x in zip(RESULTS, (out_TC, *grads), (x.detach() for x in expected)):
+            if what == 'gradient of padding' and not padded:
+                continue
+            largest = max(1.0, float(x.abs().max()))
+            error = float((result.cpu().double() - x).abs().max()) / largest
+            if not error <= limit:  # also true for NaN
+                return f'{what} of {kind} is off by {error:.1e} of its largest value, where {limit:.0e} is allowed'
+    return None
+
+
+def attend_literally(
+    qkv_T3C: Tensor,
+    padding_3C: Optional[Tensor],
+    bias_hNN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: list[int],
+    shift: list[int],
+    mask_padding: bool,
+    scale: float,
+) -> Tensor:
+    """The output of `attend_in_windows`, computed by `backends/reference.py`."""
+    token_BHW = torch.arange(batch * height * width, device=qkv_T3C.device).view(batch, height, width)
+    padding = (0, -width % window_size[1], 0, -height % window_size[0])
+    token_BHW = F.pad(token_BHW, padding, value=batch * height * width)
+    row_13C = torch.zeros_like(qkv_T3C[:1]) if padding_3C is None else padding_3C[None]
+    x_BHWC = reference.attend_in_shifted_windows(
+        torch.cat([qkv_T3C, row_13C])[token_BHW],
+        bias_hNN,
+        scale,
+        (height, width),
+        (window_size[0], window_size[1]),
+        (shift[0], shift[1]),
+        mask_padding,
+    )
+    return x_BHWC.flatten(0, 2)

@@ -1,0 +1,1 @@
+"""The kernels, in Triton. They are imported where they run."""

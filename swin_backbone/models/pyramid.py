@@ -1,0 +1,300 @@
+"""The network that Swin V1, V2 and Swin-MLP share: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030), with a
+norm and an output at each stage that a neck or head uses.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+from mmcv.cnn import build_norm_layer
+from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
+from torch import Tensor, nn
+
+from ..archs import Arch
+from ..backends import StageOptions, plan_stage, request_of
+from ..backends.protocol import Backend, BlockSettings, Plan, Request, StripTokens
+from ..checkpoints import adapt_state_dict, load_checkpoint
+from ..compat import symbolic_views
+from ..windows.grid import Size
+from ..windows.position import resize_absolute_position_embedding
+from . import arguments, ranges
+from .layers import PatchEmbed, PatchMerging, SwinBlock, is_unmodified, known_layer, normalised_output, take_snapshot
+
+
+@known_layer
+class SwinStage(BaseModule):
+    """Blocks at one resolution, where every other block shifts its windows, and a patch merging after or before them.
+
+    `forward` runs the blocks alone; the pyramid calls the patch merging.
+    """
+
+    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging], options: StageOptions):
+        super().__init__()
+        self.blocks = ModuleList(blocks)
+        self.downsample = downsample
+        self.options = options
+
+    def plan(self, x: Tensor, unmodified: bool = False) -> Plan:
+        """How this stage computes an input of this device, dtype and mode.
+
+        Args:
+            unmodified: whether each layer of the backbone is known to be the one it was built with.
+        """
+        plan = plan_stage(self.options, x, self._settings(unmodified))
+        # Activations between layers may be overwritten unless a gradient needs them or a hook keeps them. A layer that
+        # a user put in place of one of ours may return the images themselves, which must not be overwritten.
+        overwrite = unmodified and plan.strip_tokens is not None and not torch.is_grad_enabled()
+        return plan._replace(unmodified=unmodified, overwrite=overwrite)
+
+    def request(self, x: Tensor) -> Request:
+        """What this stage asks of a backend, for an input of this device, dtype and mode."""
+        return request_of(self.options, x, self._settings())
+
+    def _settings(self, unmodified: bool = False) -> list[BlockSettings]:
+        ours = [block for block in self.blocks if unmodified or (isinstance(block, SwinBlock) and is_unmodified(block))]
+        return [block.settings() for block in ours]
+
+    def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
+        """Run the blocks as `plan` says, or each as it decides; the output has the shape of the input."""
+        for block in self.blocks:
+            x_BHWC = block(x_BHWC, plan) if isinstance(block, SwinBlock) else block(x_BHWC)
+        return x_BHWC
+
+
+class PyramidSettings(NamedTuple):
+    """The arguments that the backbones share, as `arguments.check` gives them; see `SwinBackbone`."""
+
+    pretrain_img_size: Size
+    in_channels: int
+    patch_size: Size
+    mlp_ratio: float
+    strides: tuple[int, ...]
+    out_indices: tuple[int, ...]
+    patch_norm: bool
+    drop_rate: float
+    attn_drop_rate: float
+    drop_path_rate: float
+    use_abs_pos_embed: bool
+    act_cfg: dict
+    norm_cfg: dict
+    with_cp: bool
+    frozen_stages: int
+    init_cfg: Union[dict, list, None]
+    small_map: str
+    mask_padding: bool
+    strip_tokens: StripTokens
+    backend: Union[str, Backend]
+
+    @classmethod
+    def of(cls, checked: dict[str, Any]) -> 'PyramidSettings':
+        """Pick the shared arguments from all arguments of a backbone, given by name."""
+        return cls(**{name: checked[name] for name in cls._fields})
+
+
+class SwinPyramid(BaseModule):
+    """Patch embedding, stages of blocks, patch merging between them, and normalised outputs.
+
+    Args:
+        settings: the arguments that the backbones share.
+        arch: width, depths and heads.
+        window_sizes: (Wh, Ww) of each stage.
+        kind: of the blocks: 'v1', 'v2' or 'mlp'.
+        make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that all kinds
+            of block share.
+        merging_first: whether a stage owns the patch merging before it, as in mmpretrain's Swin V2, or the one after
+            it, as in mmdet's and mmseg's Swin. This changes parameter names in checkpoints, not what is computed.
+        post_norm: whether patch merging has its norm after the projection (True) or before it (False).
+    """
+
+    def __init__(
+        self,
+        settings: PyramidSettings,
+        arch: Arch,
+        window_sizes: Sequence[Size],
+        kind: str,
+        make_block: Callable[..., SwinBlock],
+        merging_first: bool,
+        post_norm: bool,
+    ):
+        super().__init__(init_cfg=settings.init_cfg)
+        s, (embed_dims, depths, num_heads) = settings, arch
+        self.in_channels = s.in_channels
+        self.out_indices = s.out_indices
+        self.frozen_stages = s.frozen_stages
+        self.merging_first = merging_first
+        self.window_size = tuple(window_sizes)  # of each stage
+        self.num_features = [embed_dims << stage for stage in range(len(depths))]
+        self.out_channels = [self.num_features[stage] for stage in self.out_indices]
+
+        patch_norm_cfg = s.norm_cfg if s.patch_norm else None
+        self.patch_embed = PatchEmbed(s.in_channels, embed_dims, s.patch_size, patch_norm_cfg)
+        if s.use_abs_pos_embed:
+            self.pretrain_map_size = (
+                s.pretrain_img_size[0] // s.patch_size[0],
+                s.pretrain_img_size[1] // s.patch_size[1],
+            )
+            num_patches = self.pretrain_map_size[0] * self.pretrain_map_size[1]
+            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, num_patches, embed_dims))
+            nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
+        else:
+            self.register_parameter('absolute_pos_embed', None)
+        self.drop_after_pos = nn.Dropout(s.drop_rate)
+
+        drop_path_rates = iter(torch.linspace(0, s.drop_path_rate, sum(depths), device='cpu').tolist())
+        self.stages = ModuleList()
+        for stage, (width, depth, heads, window_size) in enumerate(
+            zip(self.num_features, depths, num_heads, window_sizes)
+        ):
+            options = StageOptions(
+                backend=s.backend,
+                strip_tokens=s.strip_tokens,
+                with_cp=s.with_cp,
+                kind=kind,
+                channels=width,
+                hidden_channels=int(s.mlp_ratio * width),
+                head_dim=width // heads,
+                window_size=window_size,
+            )
+            blocks = [
+                make_block(
+                    stage=stage,
+                    index=index,
+                    embed_dims=width,
+                    num_heads=heads,
+                    window_size=window_size,
+                    shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
+                    feedforward_channels=options.hidden_channels,
+                    drop_rate=s.drop_rate,
+                    attn_drop_rate=s.attn_drop_rate,
+                    drop_path_rate=next(drop_path_rates),
+                    act_cfg=s.act_cfg,
+                    norm_cfg=s.norm_cfg,
+                    small_map=s.small_map,
+                    mask_padding=s.mask_padding,
+                    options=options,
+                )
+                for index in range(depth)
+            ]
+            coarser = stage if merging_first else stage + 1  # the stage that the patch merging of this one leads to
+            downsample = None
+            if 0 < coarser < len(depths):
+                to = self.num_features[coarser]
+                downsample = PatchMerging(to // 2, to, s.strides[coarser], patch_norm_cfg, post_norm)
+            self.stages.append(SwinStage(blocks, downsample, options))
+        for stage in self.out_indices:
+            self.add_module(f'norm{stage}', build_norm_layer(s.norm_cfg, self.num_features[stage])[1])
+
+        self._register_load_state_dict_pre_hook(adapt_state_dict)
+        self._freeze()
+        blocks = [block for stage in self.stages for block in stage.blocks]
+        take_snapshot(self, tuple(activation for block in blocks for activation in block.activations))
+
+    def forward(self, x_BCHW: Tensor, hide: Optional[Callable[[Tensor], Tensor]] = None) -> tuple[Tensor, ...]:
+        """Images to feature maps.
+
+        Args:
+            x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights. Under autocast any
+                floating-point dtype is allowed.
+            hide: puts other tokens in the place of some that the patch embedding made, (B, H, W, C), as SimMIM does.
+
+        Returns:
+            A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
+            s of 4, 8, 16 and 32 by default, in contiguous memory.
+
+        Raises:
+            TypeError, ValueError: if the input is not such a tensor. The message says what it is.
+        """
+        arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
+        with symbolic_views():
+            unmodified = is_unmodified(self)
+            plans = [stage.plan(x_BCHW, unmodified) for stage in self.stages]
+            x_BHWC = (
+                self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
+            )
+            if hide is not None:
+                x_BHWC = hide(x_BHWC)
+            if self.absolute_pos_embed is not None:
+                _B, H, W, C = x_BHWC.shape
+                embedding = resize_absolute_position_embedding(self.absolute_pos_embed, self.pretrain_map_size, (H, W))
+                x_BHWC = x_BHWC + embedding.view(1, H, W, C)
+            x_BHWC = self.drop_after_pos(x_BHWC)
+
+            outputs = []
+            for index, (stage, plan) in enumerate(zip(self.stages, plans)):
+                x_BHWC = stage(x_BHWC, plan)
+                if index in self.out_indices:
+                    outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
+                if index == self.out_indices[-1]:
+                    break  # later stages have no output
+                x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
+        return tuple(outputs)
+
+    @property
+    def backend(self) -> Union[str, Backend]:
+        """What computes: see `SwinBackbone`. It can be set to another name at any time."""
+        return self.stages[0].options.backend
+
+    @backend.setter
+    def backend(self, backend: Union[str, Backend]) -> None:
+        ranges.read('backend', backend, ranges.BACKEND)
+        for module in self.modules():
+            if isinstance(module, (SwinStage, SwinBlock)):
+                module.options = module.options._replace(backend=backend)
+
+    def layer_order(self) -> list[list[str]]:
+        """The layers from input to output; each is a list of prefixes of its parameters' names.
+
+        Layer 0 is the patch embedding with the position embedding, layer l the l-th block. A patch merging and an
+        output norm belong to the block before them, even if their names belong to another stage.
+        """
+        layers = [['patch_embed', 'absolute_pos_embed']]
+        for index, stage in enumerate(self.stages):
+            layers += [[f'stages.{index}.blocks.{block}'] for block in range(len(stage.blocks))]
+            if index in self.out_indices:
+                layers[-1].append(f'norm{index}')
+            if index + 1 < len(self.stages):
+                layers[-1].append(f'stages.{index + self.merging_first}.downsample')
+        return layers
+
+    def init_weights(self) -> None:
+        """Initialise as the paper's code does, then load `init_cfg`'s checkpoint or apply its initializers."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Conv1d)):  # Swin-MLP mixes places by a Conv1d
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        init_cfgs = self.init_cfg if isinstance(self.init_cfg, list) else [self.init_cfg or {}]
+        pretrained = [cfg for cfg in init_cfgs if cfg.get('type') in ('Pretrained', PretrainedInit)]
+        if pretrained:
+            initialize(self, [cfg for cfg in init_cfgs if cfg not in pretrained])
+            for cfg in pretrained:
+                load_checkpoint(self, cfg['checkpoint'], prefix=cfg.get('prefix'))
+        elif self.init_cfg:
+            super().init_weights()
+        self._is_init = True
+
+    def train(self, mode: bool = True) -> 'SwinPyramid':
+        """Set training or eval mode; frozen parts stay in eval mode."""
+        super().train(mode)
+        self._freeze()
+        return self
+
+    def _freeze(self) -> None:
+        if self.frozen_stages < 0:
+            return
+        frozen: list[nn.Module] = [self.patch_embed, self.drop_after_pos]
+        for stage in range(self.frozen_stages):
+            frozen.append(self.stages[stage])
+            if stage in self.out_indices:
+                frozen.append(getattr(self, f'norm{stage}'))
+        for module in frozen:
+            module.eval().requires_grad_(False)
+        if self.absolute_pos_embed is not None:
+            self.absolute_pos_embed.requires_grad_(False)
+
+
+def _call(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
+    """A layer's output. A layer that a user put in place of one of ours is called without the plan."""
+    return layer(x, plan) if isinstance(layer, (PatchEmbed, PatchMerging)) else layer(x)

@@ -1,0 +1,131 @@
+"""Swin Transformer (Liu et al. 2021, arXiv 2103.14030) as a backbone."""
+
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+from mmengine.registry import MODELS
+
+from ..archs import ARCHS, DEFAULT_WINDOW
+from ..backends.protocol import Backend, StripTokens
+from . import arguments
+from .layers import SwinBlock
+from .pyramid import PyramidSettings, SwinPyramid
+
+
+@MODELS.register_module()
+class SwinBackbone(SwinPyramid):
+    """Swin Transformer for detection and segmentation, with the arguments of mmdet's `SwinTransformer`.
+
+    Args:
+        pretrain_img_size: height and width of the pre-training images; sizes the absolute position embedding.
+        in_channels: channels of the input.
+        embed_dims: channels of the first stage; each further stage has twice as many. Default: of `arch`, or 96.
+        patch_size: side of a patch in pixels; must equal strides[0], since patches do not overlap.
+        window_size: side of a window in tokens, 7 by default, or (height, width); or one of these for each stage, as
+            timm's Swin-S3 has them: (7, 7, 14, 7). Two ints are always (height, width), of all stages: a backbone of
+            two stages takes ((7, 7), (14, 14)).
+        mlp_ratio: hidden channels of an MLP, as a multiple of the channels of its stage.
+        depths: blocks in each stage. Default: of `arch`, or (2, 2, 6, 2).
+        num_heads: attention heads in each stage. Default: of `arch`, or (3, 6, 12, 24).
+        strides: of the patch embedding and of each patch merging, one a stage.
+        out_indices: the stages to emit.
+        qkv_bias: whether query, key and value have a bias.
+        qk_scale: the factor on q k^T. Default: head_dim ** -0.5.
+        patch_norm: whether patch embedding and patch merging have a norm.
+        drop_rate: dropout of tokens and after linear layers.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: stochastic depth of the last block; it rises linearly from 0 over all blocks.
+        use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
+        act_cfg: activation of the MLPs.
+        norm_cfg: all norms; they are over the last dimension, so each token is normalised by itself.
+        with_cp: recompute each block in backward instead of storing its activations; strips always do this.
+        pretrained: deprecated in mmdet; the same as init_cfg=dict(type='Pretrained', checkpoint=pretrained).
+        convert_weights: accepted, but has no effect: official weights are recognised by their parameter names.
+        frozen_stages: -1: none; 0: the patch embedding; n: the patch embedding and the first n stages, with their
+            output norms.
+            Frozen parts get no gradient and stay in eval mode.
+        init_cfg: dict(type='Pretrained', checkpoint=PATH_OR_URL), or any initializer of mmengine.
+        arch: a published size, one of `swin_backbone.ARCHS`; explicit embed_dims, depths and num_heads override it.
+        small_map: what happens to a map smaller than the window. 'pad': the map is padded to the window, as in mmdet
+            and mmseg; 'shrink': the window becomes the map's smaller side and does not shift, as in
+            microsoft/Swin-Transformer's classifiers.
+        mask_padding: keep tokens from attending to the zeros that pad a map to whole windows. All published weights
+            were trained with False.
+        strip_tokens: how many tokens (in windows, padding included) run through a block at a time. Strips store only
+            a block's input for backward and recompute the rest there, strip by strip.
+            'auto': strips that fit in cache on a CPU, the same as None on other devices. None: the whole map at once;
+            autograd stores what it needs, or only the input if `with_cp`. With 'auto' and None, compiled operators
+            compute a block on a CPU where they can (docs/native.md); they store only the block's input.
+        backend: what computes the layers, decided anew for each stage and forward: one of `swin_backbone.backends`.
+            'auto': on CUDA 'triton', in half precision or TF32; what torch.compile, export, tracing or torch.func
+            record 'graph'; on a CPU 'native'; else, and where these cannot compute a stage, 'eager'. A backend that is
+            named and cannot compute raises a ValueError that says why; `python -m swin_backbone info` asks all of them.
+            'native': compiled operators for CPUs. 'eager': torch, in strips, or as a whole with
+            scaled_dot_product_attention. 'graph': torch, whole maps in one graph. 'triton': attention by a kernel that
+            stores no attention weights for backward, for windows of at most 16x16 and heads of 16, 24, 32 or 64
+            channels. 'reference': the paper's algorithm, literally. Fused kernels, ours and torch's, have no second
+            derivative. An object with the methods of `Backend` computes too.
+
+    Raises:
+        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
+
+    Examples:
+        >>> import torch
+        >>> from swin_backbone import SwinBackbone
+        >>> backbone = SwinBackbone(arch='nano').eval()
+        >>> [tuple(x.shape) for x in backbone(torch.rand(1, 3, 64, 96))]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
+        >>> SwinBackbone(arch='nano', num_heads=(5, 4, 8, 16))
+        Traceback (most recent call last):
+        ValueError: num_heads[0] must divide the width of stage 0, embed_dims * 1 = 32; got 5
+    """
+
+    @arguments.refuse_renamed
+    def __init__(
+        self,
+        pretrain_img_size: Union[int, Sequence[int]] = 224,
+        in_channels: int = 3,
+        embed_dims: Optional[int] = None,
+        patch_size: Union[int, Sequence[int]] = 4,
+        window_size: Union[int, Sequence] = DEFAULT_WINDOW,
+        mlp_ratio: float = 4,
+        depths: Optional[Sequence[int]] = None,
+        num_heads: Optional[Sequence[int]] = None,
+        strides: Sequence[int] = (4, 2, 2, 2),
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        qkv_bias: bool = True,
+        qk_scale: Optional[float] = None,
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        act_cfg: dict = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: dict = dict(type='LN'),  # noqa: B006
+        with_cp: bool = False,
+        pretrained: Optional[str] = None,
+        convert_weights: bool = False,
+        frozen_stages: int = -1,
+        init_cfg: Optional[dict] = None,
+        *,
+        arch: Optional[str] = None,
+        small_map: str = 'pad',
+        mask_padding: bool = False,
+        strip_tokens: StripTokens = 'auto',
+        backend: Union[str, Backend] = 'auto',
+    ):
+        checked = arguments.check(locals(), ARCHS)
+        qkv_bias, qk_scale = checked['qkv_bias'], checked['qk_scale']
+
+        def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
+            return SwinBlock(qkv_bias=qkv_bias, qk_scale=qk_scale, **block)
+
+        super().__init__(
+            PyramidSettings.of(checked),
+            arch=checked['arch'],
+            window_sizes=checked['window_size'],
+            kind='v1',
+            make_block=make_block,
+            merging_first=False,
+            post_norm=False,
+        )

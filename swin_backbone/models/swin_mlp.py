@@ -1,0 +1,79 @@
+"""Swin-MLP, the all-MLP variant of microsoft/Swin-Transformer (models/swin_mlp.py), as a backbone."""
+
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+from mmengine.registry import MODELS
+
+from ..archs import ARCHS_MLP
+from ..backends.protocol import Backend, StripTokens
+from . import arguments
+from .layers import SwinMLPBlock
+from .pyramid import PyramidSettings, SwinPyramid
+
+
+@MODELS.register_module()
+class SwinMLPBackbone(SwinPyramid):
+    """Swin-MLP for detection and segmentation: a linear layer over the places of a window replaces attention.
+
+    Each head has one such layer for all of its channels. All windows are treated alike: there is no mask and no
+    position bias, and padding, which is zeros, adds nothing. Windows shift by padding: windows of side w, shifted by
+    w // 2, begin w - w // 2 places before the map. Parameters are named as in `SwinBackbone`, and `spatial_mlp` as in
+    the official code. Arguments that are not listed here are those of `SwinBackbone`.
+
+    Args:
+        pretrain_img_size: see `SwinBackbone`.
+        window_size: see `SwinBackbone`. Published weights have window 8, or 7 for 'base'; they load into no other
+            window.
+        num_heads: groups of channels in each stage; each group has its own mixing layer.
+        arch: a published size, one of `swin_backbone.ARCHS_MLP`; explicit embed_dims, depths and num_heads override it.
+        small_map: 'pad': windows shift on every map. 'shrink': they do not shift on a map with a side no longer than
+            the window's, as in microsoft/Swin-Transformer's classifiers. In both cases a small map is padded to the
+            window.
+
+    Raises:
+        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        pretrain_img_size: Union[int, Sequence[int]] = 256,
+        in_channels: int = 3,
+        embed_dims: Optional[int] = None,
+        patch_size: Union[int, Sequence[int]] = 4,
+        window_size: Union[int, Sequence] = 8,
+        mlp_ratio: float = 4,
+        depths: Optional[Sequence[int]] = None,
+        num_heads: Optional[Sequence[int]] = None,
+        strides: Sequence[int] = (4, 2, 2, 2),
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        act_cfg: dict = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: dict = dict(type='LN'),  # noqa: B006
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        init_cfg: Optional[dict] = None,
+        arch: Optional[str] = None,
+        small_map: str = 'pad',
+        strip_tokens: StripTokens = 'auto',
+        backend: Union[str, Backend] = 'auto',
+    ):
+        checked = arguments.check(locals(), ARCHS_MLP)
+        without_attention = dict(attn_drop_rate=0.0, mask_padding=False)
+
+        def make_block(stage: int, index: int, **block: Any) -> SwinMLPBlock:
+            return SwinMLPBlock(**block)
+
+        super().__init__(
+            PyramidSettings.of({**checked, **without_attention}),
+            arch=checked['arch'],
+            window_sizes=checked['window_size'],
+            kind='mlp',
+            make_block=make_block,
+            merging_first=False,
+            post_norm=False,
+        )

@@ -1,0 +1,108 @@
+"""Swin Transformer V2 (Liu et al. 2022, arXiv 2111.09883) as a backbone."""
+
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+from mmengine.registry import MODELS
+
+from ..archs import ARCHS_V2, EXTRA_NORM_EVERY_N_BLOCKS
+from ..backends.protocol import Backend, StripTokens
+from . import arguments
+from .layers import SwinV2Block
+from .pyramid import PyramidSettings, SwinPyramid
+
+
+@MODELS.register_module()
+class SwinV2Backbone(SwinPyramid):
+    """Swin Transformer V2 for detection and segmentation; parameters are named as in mmpretrain's `SwinTransformerV2`.
+
+    It has residual post-norm, scaled cosine attention and a log-spaced continuous position bias. A map is padded to
+    whole windows before it is shifted, so tokens of opposite edges never attend to each other. Arguments that are not
+    listed here are those of `SwinBackbone`.
+
+    Args:
+        pretrain_img_size: see `SwinBackbone`.
+        window_size: side of a window in tokens, or (height, width); or one of these for each stage. Published weights
+            of window 16 at 256x256 have window 8 in the last stage: (16, 16, 16, 8). Those of window 24 at 384x384 have
+            12 there. Two ints are always (height, width), of all stages: a backbone of two stages takes
+            ((3, 3), (13, 13)).
+        qkv_bias: whether query and value have a bias; the key has none.
+        frozen_stages: see `SwinBackbone`. A stage is frozen with the patch merging before it, as in mmpretrain.
+        arch: a published size, one of `swin_backbone.ARCHS_V2`; explicit embed_dims, depths and num_heads override it.
+        pretrained_window_sizes: the window that each stage of the checkpoint was trained with, if it differs from
+            `window_size`: for each stage an int, a pair, or 0 for the same window. Published weights that were
+            fine-tuned from window 12 to window 16 or 24 need (12, 12, 12, 6). The position bias is computed for the
+            window in use; no table is resized.
+        extra_norm_every_n_blocks: a norm on the shortcut after every n-th block of a stage; 0: none. Default: that of
+            `arch`, which is 6 for 'huge' and 'giant' and 0 for the others.
+        small_map: as in `SwinBackbone`; under 'shrink' the bias is that of the smaller window.
+
+    Raises:
+        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
+
+    Examples:
+        >>> import torch
+        >>> from swin_backbone import SwinV2Backbone
+        >>> backbone = SwinV2Backbone(arch='nano', window_size=(8, 8, 8, 4), out_indices=(2, 3)).eval()
+        >>> [tuple(x.shape) for x in backbone(torch.rand(1, 3, 64, 96))]
+        [(1, 128, 4, 6), (1, 256, 2, 3)]
+    """
+
+    @arguments.refuse_renamed
+    def __init__(
+        self,
+        *,
+        pretrain_img_size: Union[int, Sequence[int]] = 256,
+        in_channels: int = 3,
+        embed_dims: Optional[int] = None,
+        patch_size: Union[int, Sequence[int]] = 4,
+        window_size: Union[int, Sequence] = 8,
+        mlp_ratio: float = 4,
+        depths: Optional[Sequence[int]] = None,
+        num_heads: Optional[Sequence[int]] = None,
+        strides: Sequence[int] = (4, 2, 2, 2),
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        qkv_bias: bool = True,
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        act_cfg: dict = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: dict = dict(type='LN'),  # noqa: B006
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        init_cfg: Optional[dict] = None,
+        arch: Optional[str] = None,
+        pretrained_window_sizes: Optional[Sequence] = None,
+        extra_norm_every_n_blocks: Optional[int] = None,
+        small_map: str = 'pad',
+        mask_padding: bool = False,
+        strip_tokens: StripTokens = 'auto',
+        backend: Union[str, Backend] = 'auto',
+    ):
+        checked = arguments.check(locals(), ARCHS_V2)
+        pretrained_windows = checked['pretrained_window_sizes']
+        every_n_blocks = checked['extra_norm_every_n_blocks']
+        if every_n_blocks is None:
+            every_n_blocks = EXTRA_NORM_EVERY_N_BLOCKS.get(arch or '', 0)
+        qkv_bias = checked['qkv_bias']
+
+        def make_block(stage: int, index: int, **block: Any) -> SwinV2Block:
+            return SwinV2Block(
+                qkv_bias=qkv_bias,
+                pretrained_window=pretrained_windows[stage],
+                extra_norm=bool(every_n_blocks) and (index + 1) % every_n_blocks == 0,
+                **block,
+            )
+
+        super().__init__(
+            PyramidSettings.of(checked),
+            arch=checked['arch'],
+            window_sizes=checked['window_size'],
+            kind='v2',
+            make_block=make_block,
+            merging_first=True,
+            post_norm=True,
+        )
+        self.pretrained_window_sizes = pretrained_windows  # of each stage

@@ -1,1 +1,0 @@
-"""Functions on tensors, without parameters: windows, attention inside them, and a block strip by strip."""

@@ -1,0 +1,1 @@
+"""Index arithmetic: which token sits in which window, kinds of masks, relative positions."""

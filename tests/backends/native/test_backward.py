@@ -1,0 +1,172 @@
+"""Gradients of a block by the compiled operator are the reference's, in float32 and in bfloat16."""
+
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from helpers.native_blocks import by_operator, by_reference, cases, gradients, random_weights, rms
+from hypothesis import assume, given, settings
+
+from swin_backbone import SwinBackbone
+
+WINDOW = 2, (7, 7), (3, 3), False  # heads, window, shift, mask_padding
+
+
+def of_operator(x, weights, *how, grad, dtype=torch.float32, **more):
+    return gradients(lambda x, w: by_operator(x, w, *how, dtype, **more), x, weights, grad)
+
+
+def of_reference(x, weights, *how, grad):
+    return gradients(lambda x, w: by_reference(x, w, *how), x, weights, grad)
+
+
+def relative(ours, truth) -> float:
+    """The largest difference, to the size of what is compared."""
+    return ((ours - truth).abs().max() / truth.abs().max().clamp(min=1e-3)).item()
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases())
+def test_float32_gradients_are_the_references(case):
+    x, weights, *how = case
+    grad = torch.randn_like(x)
+    double = {name: w.double() for name, w in weights.items()}
+    truth = of_reference(x.double(), double, *how, grad=grad.double())
+    plain, ours = of_reference(x, weights, *how, grad=grad), of_operator(x, weights, *how, grad=grad)
+    for name in truth:
+        # Where it says less than float32 can, as the slope of a hardly used bias, the reference errs alike.
+        assert relative(ours[name], truth[name]) < max(1e-5, 3 * relative(plain[name], truth[name])), name
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_values_that_forward_saved_are_those_that_backward_recomputes(case):
+    x, weights, *how = case
+    grad = torch.randn_like(x)
+    saved, recomputed = (of_operator(x, weights, *how, grad=grad, save=save) for save in (True, False))
+    assert all(torch.equal(saved[name], recomputed[name]) for name in recomputed)
+
+
+@pytest.mark.usefixtures('_bf16')
+@pytest.mark.parametrize('v2', [False, True])
+def test_bfloat16_values_that_forward_saved_are_rounded(v2):
+    x, weights = torch.randn(2, 30, 20, 64), random_weights(64, 2, (7, 7), v2)
+    grad = torch.randn_like(x)
+    saved, recomputed = (
+        of_operator(x, weights, *WINDOW, grad=grad, dtype=torch.bfloat16, save=save) for save in (True, False)
+    )
+    assert all(rms(saved[name] - recomputed[name]) < 0.01 * rms(recomputed[name]) for name in recomputed)
+
+
+@pytest.mark.parametrize(('arguments', 'blocks'), [({}, 2), ({'with_cp': True}, 0), ({'strip_tokens': 'auto'}, 0)])
+def test_values_are_saved_in_wide_blocks_where_memory_is_no_concern(arguments, blocks):
+    arguments = {'strip_tokens': None, **arguments}
+    backbone = SwinBackbone(
+        embed_dims=192, depths=(1, 2), num_heads=(6, 12), strides=(4, 2), out_indices=(1,), **arguments
+    ).train()
+    stored = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
+        (y,) = backbone(torch.randn(1, 3, 64, 64))
+    assert sum(t.dtype == torch.uint8 for t in stored) == blocks
+    y.sum().backward()
+
+
+@pytest.mark.usefixtures('_bf16')
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_bfloat16_gradients_are_nearer_to_float32_than_autocasts(case):
+    x, weights, *how = case
+    assume(x.numel() > 4096)  # of a few numbers chance decides
+    grad = torch.randn_like(x)
+    truth = of_reference(x, weights, *how, grad=grad)
+    with torch.autocast('cpu', torch.bfloat16):
+        autocast = of_reference(x, weights, *how, grad=grad)
+    ours = of_operator(x, weights, *how, grad=grad, dtype=torch.bfloat16)
+    ratios = [rms(ours[name] - truth[name]) / max(rms(autocast[name] - truth[name]), 1e-12) for name in truth]
+    assert statistics.median(ratios) < 1
+
+
+@pytest.mark.usefixtures('_bf16')
+def test_bfloat16_gradients_of_large_logits_are_about_as_near_as_autocasts():
+    x, weights = torch.randn(2, 14, 14, 64), random_weights(64, 2, (7, 7), v2=False)
+    weights['attn.w_msa.qkv.weight'] *= 10  # softmax without a maximum would overflow
+    grad = torch.randn_like(x)
+    truth = of_reference(x, weights, *WINDOW, grad=grad)
+    with torch.autocast('cpu', torch.bfloat16):
+        autocast = of_reference(x, weights, *WINDOW, grad=grad)
+    ours = of_operator(x, weights, *WINDOW, grad=grad, dtype=torch.bfloat16)
+    assert all(rms(ours[name] - truth[name]) < 1.5 * rms(autocast[name] - truth[name]) for name in truth)
+
+
+@pytest.mark.parametrize('v2', [False, True])
+def test_a_dropped_branch_has_no_gradient_and_a_half_one_half(v2):
+    x, weights = torch.randn(2, 9, 8, 32), random_weights(32, 2, (4, 4), v2)
+    grad, how = torch.randn_like(x), (2, (4, 4), (2, 2), False)
+    dropped = of_operator(x, weights, *how, grad=grad, drop_path_2B=torch.zeros(2, 2))
+    assert torch.equal(dropped.pop('x'), grad)
+    assert not any(g.any() for g in dropped.values())
+    half = of_operator(x, weights, *how, grad=grad, drop_path_2B=torch.full((2, 2), 0.5))
+    scaled = ('norm1.weight', 'norm1.bias', 'norm2.weight', 'norm2.bias')
+    if not v2:
+        scaled = tuple(f'{layer}.{end}' for layer in ('attn.w_msa.proj', 'ffn.layers.1') for end in ('weight', 'bias'))
+    of_halves = of_reference(x, {n: w / 2 if n in scaled else w for n, w in weights.items()}, *how, grad=grad)
+    for name, truth in of_halves.items():
+        assert relative(half[name], truth / 2 if name in scaled else truth) < 1e-5, name
+
+
+@pytest.mark.parametrize('channels', [64, 512])  # each thread sums its own gradients of weights, or all the same
+def test_same_bits_each_time_and_from_several_python_threads(channels, dtype):
+    x, weights = torch.randn(2, 33, 40, channels), random_weights(channels, 2 * channels // 64, (7, 7), v2=False)
+    grad, how = torch.randn_like(x), (2 * channels // 64, *WINDOW[1:])
+    run = partial(of_operator, x, weights, *how, grad=grad, dtype=dtype)
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            first, second = run(), run()
+            assert all(torch.equal(first[name], second[name]) for name in first)
+    finally:
+        torch.set_num_threads(threads)
+    first = run()
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(lambda _: run(), range(3)):
+            assert all(torch.equal(found[name], first[name]) for name in first)
+
+
+def test_gradients_over_several_rounds_of_groups_are_the_references():
+    x, weights = torch.randn(1, 60, 60, 256), random_weights(256, 8, (7, 7), v2=False)
+    grad, how = torch.randn_like(x), (8, *WINDOW[1:])
+    truth, ours = of_reference(x, weights, *how, grad=grad), of_operator(x, weights, *how, grad=grad)
+    for name in truth:
+        assert relative(ours[name], truth[name]) < 2e-5, name
+
+
+def test_a_second_derivative_is_torchs():
+    x, weights = torch.randn(1, 9, 8, 32), random_weights(32, 2, (4, 4), v2=False)
+
+    def twice(run):
+        leaf = x.clone().requires_grad_()
+        (once,) = torch.autograd.grad(
+            run(leaf, weights, 2, (4, 4), (2, 2), False).square().sum(), leaf, create_graph=True
+        )
+        return torch.autograd.grad(once.square().sum(), leaf)[0]
+
+    assert relative(twice(by_operator), twice(by_reference)) < 1e-4
+
+
+def test_only_wanted_gradients_are_given():
+    x, weights = torch.randn(1, 8, 8, 32), random_weights(32, 2, (4, 4), v2=False)
+    weights['norm1.weight'].requires_grad_()
+    by_operator(x, weights, 2, (4, 4), (0, 0), False).sum().backward()
+    assert x.grad is None
+    assert [name for name, w in weights.items() if w.grad is not None] == ['norm1.weight']
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    ops, x = torch.ops.swin_backbone, torch.randn(1, 8, 8, 32)
+    empty = [torch.zeros(0)] * 4
+    args = empty, empty, [None] * 10, torch.zeros(2, 16, 16), None, None, 2, [4, 4], [0, 0], False, 1.0, [1e-5, 1e-5]
+    with pytest.raises(ValueError, match="a gradient of x's shape"):
+        ops.block_backward(x, torch.randn(1, 8, 9, 32), *args)

@@ -1,0 +1,86 @@
+"""Attention by torch's scaled_dot_product_attention never takes cuDNN's backend, whose backward can give NaN."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from swin_backbone import SwinBackbone, compat
+from swin_backbone.backends.eager import Eager, SdpaWindows
+
+FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')
+has_flag = pytest.mark.skipif(
+    not hasattr(torch.backends.cuda, 'cudnn_sdp_enabled'), reason='this torch has no cuDNN backend to be left out'
+)
+
+
+def flags():
+    return {name: getattr(torch.backends.cuda, f'{name}_sdp_enabled')() for name in FLAGS}
+
+
+class Sdpa(Eager):
+    """What a GPU takes, on any device."""
+
+    def tables(self, geometry, kind):
+        return SdpaWindows
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The backends that were enabled at each call of SDPA."""
+    calls, original = [], F.scaled_dot_product_attention
+
+    def attend(*arguments, **others):
+        calls.append(flags())
+        return original(*arguments, **others)
+
+    monkeypatch.setattr(F, 'scaled_dot_product_attention', attend)
+    return calls
+
+
+@has_flag
+@pytest.mark.parametrize('training', [False, True])
+def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
+    model = SwinBackbone(arch='nano', backend=Sdpa(), strip_tokens=None).train(training)
+    before = flags()
+    assert before['cudnn']
+    with torch.set_grad_enabled(training):
+        model(torch.randn(1, 3, 60, 70))
+    assert len(seen) >= 8
+    assert all(call == {**before, 'cudnn': False} for call in seen)
+    assert flags() == before
+
+
+@has_flag
+def test_what_the_caller_switched_off_stays_off(seen):
+    block = SwinBackbone(arch='nano', backend=Sdpa()).stages[0].blocks[1]
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    try:
+        block(torch.randn(1, 8, 9, 32))
+        assert seen
+        assert not any(call['mem_efficient'] or call['cudnn'] for call in seen)
+    finally:
+        torch.backends.cuda.enable_mem_efficient_sdp(True)
+
+
+def test_a_torch_without_such_a_backend_chooses_as_it_does(monkeypatch, seen):
+    monkeypatch.delattr(torch.backends.cuda, 'cudnn_sdp_enabled', raising=False)
+    with compat.without_cudnn_attention():
+        pass
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device; the fault is of H100 and H200')
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_windows_of_8x8_with_a_very_low_log_sum_exp(dtype):
+    """The case of pytorch issue 196678: every logit is about -120, there is a mask, and N % 128 is 64."""
+    heads, d, N = 2, 32, 64
+    qkv_T3hd = torch.randn(4 * N, 3, heads, d, device='cuda', dtype=dtype) * 0.1
+    qkv_T3hd[:, 0, :, 0], qkv_T3hd[:, 1, :, 0] = 1.0, -120 * math.sqrt(d)
+    qkv_T3C = qkv_T3hd.flatten(1).requires_grad_()
+    bias_hNN = torch.zeros(heads, N, N, device='cuda', dtype=dtype)
+    (windows,) = SdpaWindows.cut(None, None, 1, 16, 16, (8, 8), (4, 4), False, qkv_T3C.device)
+    out_TC = windows.attend(qkv_T3C, bias_hNN, d**-0.5, 0.0)
+    (grad_T3C,) = torch.autograd.grad(out_TC, qkv_T3C, torch.randn_like(out_TC))
+    assert out_TC.isfinite().all()
+    assert grad_T3C.isfinite().all()

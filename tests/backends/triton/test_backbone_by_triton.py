@@ -1,0 +1,252 @@
+"""Backbones whose attention is the Triton kernel: what it launches, keeps, compiles to, and when it is taken."""
+
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swin_backbone import SwinBackbone
+from swin_backbone.analysis.timing import bytes_kept
+from swin_backbone.backends import Request, choose
+from swin_backbone.backends.eager import SdpaWindows, TableWindows
+from swin_backbone.backends.graph import RolledWindows
+from swin_backbone.backends.triton import check, trial
+
+DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
+BY_STAGE = dict(depths=(1, 2), num_heads=(2, 4), out_indices=(0, 1), window_size=((7, 7), (4, 6)))
+needs_triton = pytest.mark.skipif(
+    trial._try(DEVICE, torch.float32, (7, 7), 16, False) is not None, reason='the Triton kernel does not run here'
+)
+
+
+def make_backbone(backend, backbone=SwinBackbone, **arguments):
+    torch.manual_seed(0)
+    model = backbone(backend=backend, **{**TINY, **arguments})
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.to(DEVICE)
+
+
+def maps_and_gradients(model, x_BCHW):
+    maps = model(x_BCHW)
+    return [*maps, *torch.autograd.grad(sum(x.float().square().mean() for x in maps), list(model.parameters()))]
+
+
+def assert_near(results, expected, tolerance):
+    largest = max(x.abs().max() for x in expected)
+    for result, x in zip(results, expected):
+        # A bias of the keys has no gradient but rounding's, so small ones are measured against the largest.
+        assert (result - x).abs().max() <= tolerance * max(x.abs().max(), 1e-2 * largest)
+
+
+@pytest.fixture
+def expect_kernel(monkeypatch):
+    """Fail where something else than the kernel attends."""
+    for kind in (TableWindows, SdpaWindows, RolledWindows):
+        monkeypatch.setattr(kind, 'attend', None)
+
+
+@needs_triton
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_under_autocast(expect_kernel, dtype):
+    x = torch.randn(1, 3, 40, 50, device=DEVICE)
+    model = make_backbone('triton')
+    with torch.autocast(DEVICE.type, dtype):
+        results = maps_and_gradients(model, x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.dtype == torch.float32
+    expected = maps_and_gradients(make_backbone('reference'), x)
+    assert_near(results, expected, 0.1)
+
+
+@needs_triton
+def test_hooks_see_their_layers(expect_kernel):
+    x, seen = torch.randn(1, 3, 40, 50, device=DEVICE), []
+    model = make_backbone('triton')
+    expected = maps_and_gradients(model, x)
+    model.stages[0].blocks[1].attn.w_msa.proj.register_forward_hook(lambda *args: seen.append(args))
+    assert_near(maps_and_gradients(model, x), expected, 1e-5)
+    assert len(seen) == 1
+
+
+@needs_triton
+def test_drop_path_drops_whole_images(expect_kernel):
+    model = make_backbone('triton', drop_path_rate=0.5).train()
+    block = model.stages[0].blocks[1]
+    x_BHWC = torch.randn(16, 5, 9, 32, device=DEVICE)
+    kept_B = (block(x_BHWC) != x_BHWC).flatten(1).any(1)
+    assert 0 < kept_B.sum() < 16
+
+
+@needs_triton
+@pytest.mark.parametrize('dynamic', [False, True])
+def test_compiles_whole(expect_kernel, dynamic):
+    model = make_backbone('triton', depths=(1,))
+    x = torch.randn(1, 3, 40, 50, device=DEVICE)
+    compiled = torch.compile(model, fullgraph=True, backend='aot_eager', dynamic=dynamic)
+    assert_near(maps_and_gradients(compiled, x), maps_and_gradients(model, x), 1e-4)
+    if dynamic:
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            x = torch.randn(1, 3, 56, 44, device=DEVICE)
+            assert_near(maps_and_gradients(compiled, x), maps_and_gradients(model, x), 1e-4)
+    torch._dynamo.reset()
+
+
+@needs_triton
+def test_exports_whole():
+    model = make_backbone('triton').eval()
+    x = torch.randn(1, 3, 40, 50, device=DEVICE)
+    exported = torch.export.export(model, (x,))
+    operators = [str(node.target) for node in exported.graph.nodes if 'swin_backbone' in str(node.target)]
+    assert operators == ['swin_backbone.attend_in_windows.default'] * 2
+    assert_near(exported.module()(x), model(x), 1e-5)
+
+
+class Counts(TorchDispatchMode):
+    """What computes, as opposed to views; and the shapes of all that comes out."""
+
+    def __init__(self):
+        super().__init__()
+        self.computes, self.shapes = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        tensors = [x for x in (results if isinstance(results, tuple) else (results,)) if isinstance(x, torch.Tensor)]
+        if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
+            self.computes.append(str(func).removesuffix('.default'))
+        self.shapes += [tuple(x.shape) for x in tensors]
+        return results
+
+
+@needs_triton
+@pytest.mark.parametrize('training', [False, True])
+def test_a_block_launches_eleven_kernels_and_makes_no_attention_matrix(expect_kernel, training):
+    block = make_backbone('triton', window_size=7).stages[0].blocks[1]
+    x_BHWC = torch.randn(2, 20, 23, 32, device=DEVICE)
+    forward, backward = Counts(), Counts()
+    with torch.set_grad_enabled(training):
+        block(x_BHWC)  # tables and probes
+        with forward:
+            output = block(x_BHWC)
+    # The bias looked up, in training by two; norm, projection, attention, projection, sum; norm, two linear and GELU,
+    # sum.
+    assert forward.computes.count('swin_backbone.attend_in_windows') == 1
+    assert len(forward.computes) <= 11 + training, forward.computes
+    if training:
+        with backward:
+            output.sum().backward()
+        assert backward.computes.count('swin_backbone.attend_in_windows_backward') == 1
+    N = 49
+    for shape in (*forward.shapes, *backward.shapes):
+        assert shape[-2:] != (N, N) or len(shape) == 3, f'{shape} grows with the windows'
+
+
+@needs_triton
+def test_training_keeps_no_attention_weights_and_with_cp_an_eighth_of_what_mmdets_keeps(expect_kernel):
+    mmdet_swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed')
+    x = torch.randn(1, 3, 80, 80, device=DEVICE)
+    sizes = dict(depths=(2,), num_heads=(3,), out_indices=(0,), drop_path_rate=0.0)
+    arguments = dict(embed_dims=96, window_size=7, **sizes)
+    peer = bytes_kept(mmdet_swin.SwinTransformer(**sizes, strides=(4,)).to(DEVICE), x, torch.float32)
+    ours = bytes_kept(make_backbone('triton', **arguments), x, torch.float32)
+    weights = 4 * 49 * 49 * 2 * 3 * 3 * 3  # of all windows of all blocks
+    assert ours < peer - weights
+    assert bytes_kept(make_backbone('triton', with_cp=True, **arguments), x, torch.float32) < 0.13 * peer
+
+
+def request(**changes):
+    arguments = dict(
+        kind='v1',
+        device=DEVICE,
+        dtype=torch.float32,
+        weight_dtypes=frozenset([torch.float32]),
+        recorded=None,
+        channels=64,
+        hidden_channels=256,
+        head_dim=32,
+        window_size=(7, 7),
+        attn_drop=0.0,
+        has_dropout=False,
+        exact_gelu=True,
+        strip_tokens='auto',
+    )
+    return Request(**{**arguments, **changes})
+
+
+@pytest.fixture
+def nothing_tried():
+    for cache in (choose._warned, trial._try):
+        cache.cache_clear()
+    yield
+    for cache in (choose._warned, trial._try):
+        cache.cache_clear()
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        (dict(attn_drop=0.1), 'attn_drop_rate is 0.1'),
+        (dict(head_dim=40), 'not 40'),
+        (dict(window_size=(24, 24)), 'not 24x24'),
+        (dict(dtype=torch.float64), 'not torch.float64'),
+        (dict(strip_tokens=100), 'strip_tokens=100'),
+        (dict(recorded='torch.func'), 'torch.func'),
+        (dict(kind='mlp'), 'Swin-MLP'),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_refused(changes, said):
+    with pytest.raises(ValueError, match=f"backend='triton' .*{said}"):
+        choose.choose('triton', request(**changes))
+    assert choose.choose('triton', request()).name == 'triton'
+
+
+def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tried):
+    monkeypatch.setattr(trial, '_try', lambda *args: None)
+    cuda = torch.device('cuda', 0)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert choose.choose('auto', request(device=cuda, dtype=dtype)).name == 'triton'
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for allow in (False, True):
+            torch.backends.cuda.matmul.allow_tf32 = allow
+            assert choose.choose('auto', request(device=cuda)).name == ('triton' if allow else 'eager')
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    half = dict(device=cuda, dtype=torch.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for changes in (dict(attn_drop=0.1), dict(head_dim=40), dict(strip_tokens=9), dict(device=torch.device('cpu'))):
+            assert choose.choose('auto', request(**{**half, **changes})).name in ('eager', 'native')
+        assert choose.choose('auto', request(**half, recorded='torch.func')).name == 'graph'
+
+
+def test_where_the_kernel_was_expected_one_warning_says_why_it_is_not_used(monkeypatch, nothing_tried):
+    monkeypatch.setattr(trial, '_try', lambda *args: 'It does not run (because).')
+    half = request(device=torch.device('cuda', 0), dtype=torch.float16)
+    with pytest.warns(
+        UserWarning, match=r"backend='auto' computes without the Triton kernels: It does not run"
+    ) as warned:
+        assert [choose.choose('auto', half).name for _ in range(2)] == ['eager', 'eager']
+    assert len(warned) == 1
+
+
+def test_without_triton_it_says_that_it_cannot_be_imported(monkeypatch, nothing_tried):
+    monkeypatch.setitem(sys.modules, 'triton', None)
+    with pytest.raises(ValueError, match=r'It cannot be imported .*triton'):
+        make_backbone('triton')(torch.randn(1, 3, 40, 50, device=DEVICE))
+
+
+@needs_triton
+def test_where_it_does_not_compile_it_says_so(monkeypatch, nothing_tried):
+    def fail(*args):
+        raise RuntimeError('ptxas says no\nand more')
+
+    monkeypatch.setattr(check, 'launch_backward', fail)
+    with pytest.raises(ValueError, match=r'It does not run \(RuntimeError: ptxas says no\)'):
+        make_backbone('triton')(torch.randn(1, 3, 36, 36, device=DEVICE))

@@ -1,0 +1,176 @@
+"""The kernels are compared with the reference before they are used: a wrong one is found out, and nobody disturbed."""
+
+import sys
+import warnings
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swin_backbone import SwinBackbone
+from swin_backbone.backends.triton import check, trial
+
+pytest.importorskip('triton', reason='triton is not installed')
+
+DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+LAUNCH = check.launch_forward, check.launch_backward
+
+
+@pytest.fixture(autouse=True)
+def nothing_tried():
+    for cache in (trial._try,):
+        cache.cache_clear()
+    yield
+    for cache in (trial._try,):
+        cache.cache_clear()
+
+
+def why_not(dtype=torch.float32, window_size=(3, 3)):
+    return trial.why_unusable(DEVICE, dtype, window_size, 16)
+
+
+@pytest.mark.parametrize('dtype', trial.DTYPES)
+def test_the_kernels_pass(dtype):
+    assert why_not(dtype) is None
+
+
+@pytest.mark.parametrize('window_size', [(3, 3), (2, 1), (1, 1)])
+def test_all_kinds_of_windows(monkeypatch, window_size):
+    monkeypatch.setattr(check, 'is_interpreted', lambda: False)
+    assert check.why_wrong(DEVICE, torch.float32, window_size, 16) is None
+
+
+def wrong_forward(change):
+    def launch(tiles, *arguments):
+        out_TC, lse_LhN = LAUNCH[0](tiles, *arguments)
+        change(out_TC, lse_LhN)
+        return out_TC, lse_LhN
+
+    return dict(launch_forward=launch)
+
+
+def wrong_backward(change):
+    def launch(tiles, *arguments):
+        grads = LAUNCH[1](tiles, *arguments)
+        change(*grads)
+        return grads
+
+    return dict(launch_backward=launch)
+
+
+FAULTS = {
+    'one channel of one token': (wrong_forward(lambda out, lse: out[-1, -1].add_(1)), 'output'),
+    'one value is NaN': (wrong_forward(lambda out, lse: out[0, 0].fill_(torch.nan)), 'output'),
+    'a log-sum-exp': (wrong_forward(lambda out, lse: lse[0, 0, 0].add_(3)), 'gradient of'),
+    'gradient of one key': (
+        wrong_backward(lambda qkv, padding, bias: qkv[7, 32:64].zero_()),
+        'gradient of query, key and value',
+    ),
+    'padding': (wrong_backward(lambda qkv, padding, bias: padding[32:].mul_(2)), 'gradient of padding'),
+    'a head of the bias': (wrong_backward(lambda qkv, padding, bias: bias[1].zero_()), 'gradient of the bias'),
+    'NaN behind': (wrong_backward(lambda qkv, padding, bias: bias[0, 0, 0].fill_(torch.nan)), 'gradient of the bias'),
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_a_wrong_kernel_is_not_used(monkeypatch, fault):
+    launches, said = FAULTS[fault]
+    for name, launch in launches.items():
+        monkeypatch.setattr(check, name, launch)
+    reason = why_not()
+    assert said in reason
+    assert 'is off by' in reason
+    assert ('nan' in reason) == ('NaN' in fault)
+
+
+def test_a_kernel_without_masks_is_caught_in_windows_that_are_shifted(monkeypatch):
+    def unmasked(tiles, *arguments):
+        constants = tiles.constants
+        monkeypatch.setattr(tiles, 'constants', lambda *has: {**constants(*has), 'MASKED': False})
+        return LAUNCH[0](tiles, *arguments)
+
+    monkeypatch.setattr(check, 'launch_forward', unmasked)
+    assert 'output of shifted and padded windows is off by' in why_not()
+
+
+def test_a_backbone_that_names_it_refuses(monkeypatch):
+    launches, _ = FAULTS['one value is NaN']
+    monkeypatch.setattr(check, 'launch_forward', launches['launch_forward'])
+    arguments = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), window_size=3)
+    model = SwinBackbone(backend='triton', **arguments).to(DEVICE)
+    x = torch.randn(1, 3, 36, 28, device=DEVICE)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"'triton' .* something else than the reference: .* is off by nan"):
+            model(x)
+    model.backend = 'auto'
+    assert all(output.isfinite().all() for output in model(x))
+
+
+def test_it_is_remembered(monkeypatch):
+    calls = []
+    monkeypatch.setattr(check, '_why_wrong', lambda *arguments: calls.append(arguments))
+    for _ in range(3):
+        assert why_not(torch.bfloat16) is None
+    assert len(calls) == 1
+    why_not(torch.bfloat16, (3, 4))
+    assert len(calls) == 2
+    assert trial._try.cache_info().maxsize is not None
+
+
+def test_while_a_cuda_graph_is_captured_nothing_is_tried(monkeypatch):
+    """In an interpreter there is no graph; that one is captured is said by a function in the place of torch's."""
+    monkeypatch.setattr(check, '_why_wrong', lambda *arguments: None)
+    monkeypatch.setitem(sys.modules, 'triton', torch)
+    monkeypatch.setattr('swin_backbone.backends.triton.tiles.is_interpreted', lambda: False)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: (9, 0))
+    capturing = [True]
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: capturing[0])
+    cuda = torch.device('cuda', 0)
+    assert 'run a forward before you capture' in trial.why_unusable(cuda, torch.bfloat16, (7, 7), 32)
+    capturing[0] = False
+    assert trial.why_unusable(cuda, torch.bfloat16, (7, 7), 32) is None
+    capturing[0] = True
+    assert trial.why_unusable(cuda, torch.bfloat16, (7, 7), 32) is None, 'what was tried before is known'
+
+
+class SeesNothing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f'{func} was seen')
+
+
+def no_hook(tensor):
+    raise AssertionError('something is kept for backward')
+
+
+@pytest.mark.parametrize('grad', ['enabled', 'no_grad', 'inference_mode'])
+def test_it_disturbs_nobody(grad):
+    state = torch.get_rng_state()
+    with ExitStack() as stack:
+        if grad != 'enabled':
+            stack.enter_context(getattr(torch, grad)())
+        stack.enter_context(torch.autocast(DEVICE.type, torch.bfloat16))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(no_hook, no_hook))
+        stack.enter_context(SeesNothing())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter('error')
+        assert why_not() is None
+        assert torch.is_grad_enabled() == (grad == 'enabled')
+        assert torch.is_autocast_enabled(DEVICE.type)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_compiled_graph_has_nothing_of_it():
+    arguments = dict(embed_dims=32, depths=(1,), num_heads=(2,), out_indices=(0,), window_size=3)
+    model = SwinBackbone(backend='triton', **arguments).to(DEVICE)
+    seen = []
+
+    def keep(graph, _inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == 'call_function')
+        return graph
+
+    torch.compile(model, fullgraph=True, backend=keep)(torch.randn(1, 3, 36, 28, device=DEVICE))
+    torch._dynamo.reset()
+    assert sum('attend_in_windows' in name for name in seen) == 1
+    assert trial._try.cache_info().misses == 1
+    assert not any('roll' in name or 'softmax' in name or 'randn' in name for name in seen)

@@ -1,0 +1,68 @@
+"""The Triton kernels compile for GPUs that need not be there, and fit in their registers and shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip('triton', reason='triton is not installed')
+
+HELPERS = Path(__file__).parents[2] / 'helpers'
+ROOT = Path(__file__).parents[3]
+KIB_OF_SHARED_MEMORY = 99  # a program of any GPU since Ampere has so much, those of data centres more
+COUNTED_WITH = '3.7.1'  # another may take more registers
+# Of windows of 7 and heads of 32 channels in bfloat16, by capability, kernel and whether it is shifted: registers of a
+# thread, and bytes of stack, to which registers are spilled. docs/benchmarks.md has the same table.
+LIMITS = {
+    ('attend', False): {80: (135, 0), 89: (135, 0), 90: (127, 0), 100: (134, 0), 120: (138, 0)},
+    ('attend', True): {80: (194, 0), 89: (194, 0), 90: (146, 0), 100: (168, 8), 120: (200, 0)},
+    ('attend_backward', False): {80: (255, 88), 89: (255, 120), 90: (255, 48), 100: (255, 160), 120: (255, 88)},
+    ('attend_backward', True): {80: (255, 152), 89: (255, 120), 90: (255, 72), 100: (255, 256), 120: (255, 248)},
+}
+CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuobjdump'
+
+
+def compile_for(tmp_path, *arguments):
+    environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
+    environment |= dict(PYTHONPATH=str(ROOT), TRITON_CACHE_DIR=str(tmp_path))
+    command = [sys.executable, HELPERS / 'compile_kernels.py', *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.skipif(not CUOBJDUMP.is_file(), reason='this triton brings no cuobjdump')
+@pytest.mark.parametrize('capability', [80, *(pytest.param(c, marks=pytest.mark.slow) for c in (89, 90, 100, 120))])
+def test_swins_kernels_fit(tmp_path, capability):
+    found = compile_for(tmp_path, '--capability', str(capability), '--window', '7')
+    assert [(kernel['kernel'], kernel['shifted']) for kernel in found] == [
+        (name, shifted) for shifted in (False, True) for name in ('attend', 'attend_backward')
+    ]
+    for kernel in found:
+        assert kernel['shared'] <= KIB_OF_SHARED_MEMORY * 1024, kernel
+        assert kernel['num_warps'] == 4, kernel
+        if triton.__version__ == COUNTED_WITH:
+            registers, stack = LIMITS[kernel['kernel'], kernel['shifted']][capability]
+            assert kernel['registers'] <= registers, kernel
+            assert kernel['stack'] <= stack, kernel
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CUOBJDUMP.is_file(), reason='this triton brings no cuobjdump')
+@pytest.mark.parametrize('capability', [80, 90])
+def test_windows_of_several_tiles_fit(tmp_path, capability):
+    for kernel in compile_for(tmp_path, '--capability', str(capability), '--window', '12'):
+        assert kernel['shared'] <= KIB_OF_SHARED_MEMORY * 1024, kernel
+        if triton.__version__ == COUNTED_WITH:
+            assert kernel['stack'] <= (0 if kernel['kernel'] == 'attend' else 16), kernel
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CUOBJDUMP.is_file(), reason='this triton brings no cuobjdump')
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+def test_all_compile(tmp_path, dtype):
+    arguments = ['--capability', '80', '90', '120', '--window', '4', '8', '16', '--head-dim', '16', '24', '64']
+    assert len(compile_for(tmp_path, *arguments, '--dtype', dtype)) == 2 * 3 * 3 * (2 + 2 + 3)

@@ -1,0 +1,270 @@
+"""The Triton kernels against the literal algorithm, by Triton's interpreter or, where there is one, on a GPU."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from swin_backbone.analysis.timing import bytes_kept
+from swin_backbone.backends.triton.attention import attend_in_windows, attend_in_windows_backward
+from swin_backbone.backends.triton.check import attend_literally
+from swin_backbone.backends.triton.tiles import PROGRAMS_OF_A_CPU, Tiles, Tiling
+
+pytest.importorskip('triton', reason='triton is not installed')
+
+DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+# What is rounded on the way, to the largest value of the result.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+HALF = [torch.float16, torch.bfloat16]
+
+
+def make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim, dtype=torch.float32):
+    """q, k and v of all tokens; those of padding; the bias; and the settings of the operator."""
+    T, N = batch * height * width, window_size[0] * window_size[1]
+    qkv_T3C = torch.randn(T, 3 * heads * head_dim, device=DEVICE).to(dtype)
+    padding_3C = torch.randn(3 * heads * head_dim, device=DEVICE).to(dtype)
+    bias_hNN = torch.randn(heads, N, N, device=DEVICE).to(dtype)
+    shift = [window_size[0] // 2, window_size[1] // 2] if shifted else [0, 0]
+    return qkv_T3C, padding_3C, bias_hNN, (batch, height, width, list(window_size), shift, mask_padding, head_dim**-0.5)
+
+
+def assert_equal_with_gradients(qkv_T3C, padding_3C, bias_hNN, settings, tolerance, message=''):
+    inputs = [x.requires_grad_() for x in (qkv_T3C, padding_3C, bias_hNN)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    outputs = attend_in_windows(*inputs, *settings)[0], attend_literally(*exact, *settings)
+    weight = torch.randn_like(outputs[0])
+    results = [[x, *torch.autograd.grad(x, i, weight.to(x.dtype))] for x, i in zip(outputs, (inputs, exact))]
+    names = 'output', 'gradient of qkv', 'gradient of padding', 'gradient of the bias'
+    for name, fast, literal in zip(names, *results):
+        assert fast.dtype == qkv_T3C.dtype, name
+        error = (fast.double() - literal).abs().max() / (literal.abs().max() or 1)  # 0 without padding
+        assert error < tolerance, f'{name} is off by {error:.1e} {message}'
+
+
+@pytest.mark.parametrize('mask_padding', [False, True])
+@pytest.mark.parametrize('shifted', [False, True])
+@pytest.mark.parametrize(
+    ('batch', 'height', 'width', 'window_size', 'heads', 'head_dim'),
+    [
+        (1, 14, 7, (7, 7), 2, 32),  # whole windows
+        (2, 9, 9, (7, 7), 1, 16),  # padding beyond half a window: it reaches into the last but one
+        (1, 13, 14, (7, 7), 1, 24),  # padding of less
+        (2, 9, 5, (4, 6), 2, 24),  # rectangular
+        (1, 3, 2, (7, 7), 2, 16),  # a map smaller than its window
+        (1, 5, 4, (1, 3), 2, 16),  # hardly a window
+        (1, 13, 8, (8, 8), 1, 64),  # of a tile's size
+    ],
+)
+def test_outputs_and_gradients_equal_the_reference(
+    batch, height, width, window_size, heads, head_dim, shifted, mask_padding
+):
+    case = make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim)
+    assert_equal_with_gradients(*case, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize('mask_padding', [False, True])
+@pytest.mark.parametrize(
+    ('height', 'width', 'window_size', 'head_dim'),
+    [(20, 7, (12, 12), 32), (16, 17, (16, 16), 24), (9, 20, (6, 16), 16)],
+)
+def test_windows_of_several_tiles(height, width, window_size, head_dim, mask_padding):
+    case = make_case(1, height, width, window_size, True, mask_padding, 1, head_dim)
+    assert_equal_with_gradients(*case, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize('dtype', HALF)
+@pytest.mark.parametrize(('window_size', 'head_dim'), [((7, 7), 32), ((4, 6), 24), ((12, 12), 16)])
+def test_half_precision_sums_in_float32(window_size, head_dim, dtype):
+    case = make_case(1, 13, 14, window_size, True, False, 1, head_dim, dtype)
+    assert_equal_with_gradients(*case, TOLERANCE[dtype])
+
+
+def test_logits_beyond_half_precision_and_far_apart():
+    qkv_T3C, _, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.float16)
+    qkv_T3C[:, :64] *= 60  # q k^T reaches beyond 65504
+    out_TC, lse_LhN = attend_in_windows(qkv_T3C, None, bias_hNN, *settings)
+    literal = attend_literally(qkv_T3C.double(), None, bias_hNN.double(), *settings)
+    assert lse_LhN.isfinite().all()
+    assert (out_TC.double() - literal).abs().max() < 2e-3 * literal.abs().max()
+
+
+def test_offsets_beyond_int32(monkeypatch):
+    monkeypatch.setattr(Tiles, 'is_wide', True)
+    assert_equal_with_gradients(*make_case(2, 9, 5, (4, 6), True, True, 2, 16), TOLERANCE[torch.float32])
+    assert_equal_with_gradients(*make_case(1, 9, 12, (9, 9), True, False, 1, 16), TOLERANCE[torch.float32])
+
+
+def test_rows_need_not_lie_one_behind_the_other():
+    qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    spread_3C = torch.stack([padding_3C, padding_3C + 1], 1)[:, 0]
+    wide = torch.cat([qkv_T3C, torch.full_like(qkv_T3C, 7.0)], dim=1)[:, : qkv_T3C.shape[1]].requires_grad_()
+    turned = qkv_T3C.t().contiguous().t().requires_grad_()
+    results = []
+    for qkv, padding in ((qkv_T3C.requires_grad_(), padding_3C), (wide, padding_3C), (turned, spread_3C)):
+        out_TC, _ = attend_in_windows(qkv, padding, bias_hNN.transpose(1, 2), *settings)
+        (grad,) = torch.autograd.grad(out_TC.sum(), qkv)  # the gradient of a sum is expanded
+        results.append((out_TC, grad))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=0)
+
+
+def backward_grid(tiles):
+    from swin_backbone.backends.triton.kernels.backward import attend_backward
+
+    constants = {**tiles.constants(has_padding=True), 'NEEDS_BIAS': True, 'NEEDS_PADDING': True}
+    return tiles.grid(attend_backward, tiles.backward(), constants)
+
+
+def test_sums_of_several_programs_are_deterministic():
+    case = make_case(2, 15, 16, (7, 7), True, False, 2, 16)
+    _, programs, _ = backward_grid(Tiles(case[0], case[2], *case[3][:-1]))
+    if DEVICE.type == 'cpu':
+        assert 1 < programs < 2 * 3 * 3
+    inputs = [tensor.requires_grad_() for tensor in case[:3]]
+    gradients = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            out_TC, _ = attend_in_windows(*inputs, *case[3])
+            gradients.append(torch.autograd.grad(out_TC.square().sum(), inputs))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(*pair) for pair in zip(*gradients))
+
+
+def test_a_gradient_of_padding_is_summed_in_all_windows_that_reach_over():
+    """Of both axes, each by itself."""
+    for height, width in ((7, 4), (4, 7)):
+        for shifted in (False, True):
+            case = make_case(1, height, width, (4, 4), shifted, False, 1, 16)
+            assert_equal_with_gradients(*case, TOLERANCE[torch.float32], f'{height}x{width}, shifted {shifted}')
+
+
+def test_the_bias_stays_in_float32():
+    """Read and summed so, whatever the dtype of query, key and value."""
+    qkv_T3C, _, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.bfloat16)
+    bias_hNN = torch.randn(2, 16, 16, device=DEVICE, requires_grad=True)
+    out_TC, _ = attend_in_windows(qkv_T3C, None, bias_hNN, *settings)
+    (grad_hNN,) = torch.autograd.grad(out_TC.sum(), bias_hNN)
+    assert grad_hNN.dtype == torch.float32
+    assert not torch.equal(grad_hNN, grad_hNN.bfloat16().float())
+    rounded, _ = attend_in_windows(qkv_T3C, None, bias_hNN.bfloat16(), *settings)
+    assert not torch.equal(rounded, out_TC)
+
+
+class Kernel:
+    """What stands for a compiled kernel: it needs what it is told to."""
+
+    arg_names = 'qkv_ptr', 'bias_ptr', 'qkv_stride', 'num_windows', 'scale', 'Q', 'K'
+
+    def __init__(self, registers, shared):
+        self.registers, self.shared, self.calls = registers, shared, []
+
+    def warmup(self, *arguments, grid, **keywords):
+        self.calls.append((arguments, keywords))
+        metadata = SimpleNamespace(shared=self.shared)
+        return SimpleNamespace(run=None, n_regs=self.registers, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ('registers', 'kib', 'warps', 'of_one'),
+    [(168, 28, 4, 3), (96, 16, 4, 5), (255, 40, 4, 2), (255, 40, 8, 1), (32, 1, 4, 16), (64, 100, 4, 2)],
+)
+def test_there_are_as_many_programs_as_an_h100_holds(monkeypatch, registers, kib, warps, of_one):
+    h100 = SimpleNamespace(
+        multi_processor_count=132, shared_memory_per_multiprocessor=228 * 1024, max_threads_per_multi_processor=2048
+    )
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: h100)
+    monkeypatch.setattr(torch.cuda, 'device', lambda device: nullcontext())
+    kernel = Kernel(registers, kib * 1024)
+    tiles = Tiles(torch.empty(1, 288, device='meta'), torch.empty(3, 1, 1), 2, 200, 336, [7, 7], [0, 0], False)
+    tiles.device = torch.device('cuda', 0)
+    tiling = Tiling(1, dict(Q=64, K=64, num_warps=warps, num_stages=2))
+    for _ in range(2):
+        grid = tiles.grid(kernel, tiling, {})
+    windows = 2 * 29 * 48
+    heads, programs, blocks = grid
+    assert (heads, blocks) == (3, 1)
+    assert programs <= of_one * 132 // 3
+    rounds = -(-windows // (of_one * 132 // 3))
+    assert -(-windows // programs) == rounds, 'no program has more windows than it must'
+    assert programs * (rounds - 1) < windows, 'each has as many, or one less'
+    ((arguments, keywords),) = kernel.calls
+    assert arguments == (torch.float32, torch.float32, 48, 48, 1.0)
+    assert keywords == dict(Q=64, K=64, num_warps=warps, num_stages=2)
+
+
+@pytest.mark.parametrize('window_size', [(7, 7), (16, 16)])
+def test_what_the_bias_gradient_needs_does_not_grow_with_the_map(window_size):
+    """A sum for each program, and of these as many as keep the device busy: never one for each window."""
+    bias_hNN, qkv_13C = torch.empty(3, 1, 1, device='meta'), torch.empty(1, 3 * 96, device='meta')
+    for size in (200, 2000):
+        tiles = Tiles(qkv_13C, bias_hNN, 2, size, size, list(window_size), [0, 0], False)
+        heads, programs, blocks = backward_grid(tiles)
+        assert programs == 1 or heads * programs * blocks <= PROGRAMS_OF_A_CPU
+
+
+def test_backward_keeps_the_inputs_the_output_and_the_log_sum_exp():
+    qkv_T3C, padding_3C, bias_hNN, settings = make_case(2, 15, 9, (7, 7), True, False, 2, 16)
+
+    class Attention(torch.nn.Module):
+        def forward(self, qkv_T3C):
+            return attend_in_windows(qkv_T3C.requires_grad_() + 0, padding_3C, bias_hNN, *settings)[0]
+
+    B, H, W = settings[:3]
+    num_windows, C = B * 3 * 2, 32
+    kept = bytes_kept(Attention(), qkv_T3C, torch.float32)
+    inputs = B * H * W * 3 * C + 3 * C + bias_hNN.numel()
+    assert kept == 4 * (inputs + B * H * W * C + num_windows * 2 * 49)
+
+
+def test_what_wants_no_gradient_gets_none():
+    *inputs, settings = make_case(1, 9, 8, (4, 4), True, False, 2, 16)
+    for wanted in range(3):
+        tensors = [x.detach().requires_grad_(i == wanted) for i, x in enumerate(inputs)]
+        attend_in_windows(*tensors, *settings)[0].sum().backward()
+        assert [x.grad is not None for x in tensors] == [i == wanted for i in range(3)]
+        assert tensors[wanted].grad.shape == inputs[wanted].shape
+
+
+@pytest.mark.parametrize('window_size', [(4, 4), (9, 8)])
+def test_padding_without_a_row_of_its_own_is_zero(window_size):
+    """What qkv without a bias has for it; of windows of one tile and of several."""
+    qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 9, 7, window_size, True, False, 2, 16)
+    inputs = [qkv_T3C.requires_grad_(), bias_hNN.requires_grad_()]
+    results = []
+    for row_3C in (None, torch.zeros_like(padding_3C), padding_3C):
+        out_TC, _ = attend_in_windows(inputs[0], row_3C, inputs[1], *settings)
+        results.append([out_TC, *torch.autograd.grad(out_TC.square().sum(), inputs)])
+    assert all(map(torch.equal, *results[:2]))
+    assert not any(map(torch.equal, *results[1:]))
+
+
+@pytest.mark.parametrize(('window_size', 'size'), [((3, 4), (7, 8)), ((9, 8), (9, 8))])
+def test_opcheck(window_size, size):
+    *inputs, settings = make_case(1, *size, window_size, True, True, 1, 16)
+    torch.library.opcheck(attend_in_windows, (*(x.detach().requires_grad_() for x in inputs), *settings))
+    qkv_T3C, padding_3C, bias_hNN = inputs
+    for row_3C, needs in ((padding_3C, (True, False)), (None, (False, True))):
+        tensors = qkv_T3C, row_3C, bias_hNN
+        out_TC, lse_LhN = attend_in_windows(*tensors, *settings)
+        arguments = torch.ones_like(out_TC), *tensors, out_TC, lse_LhN, *settings, *needs
+        torch.library.opcheck(attend_in_windows_backward, arguments)
+
+
+def test_a_second_derivative_is_refused():
+    qkv_T3C, _, bias_hNN, settings = make_case(1, 4, 4, (4, 4), False, False, 1, 16)
+    out_TC, _ = attend_in_windows(qkv_T3C.requires_grad_(), None, bias_hNN, *settings)
+    (grad,) = torch.autograd.grad(out_TC.square().sum(), qkv_T3C, create_graph=True)
+    with pytest.raises(RuntimeError, match='attend_in_windows_backward'):
+        torch.autograd.grad(grad.sum(), qkv_T3C)
+
+
+def test_where_offsets_need_int64():
+    bias_hNN = torch.empty(3, 49, 49, device='meta')
+    for width, is_wide in ((7456500, False), (7456600, True)):  # times 288 is about 2^31
+        tiles = Tiles(torch.empty(1, 288, device='meta'), bias_hNN, 1, 1, width, [7, 7], [0, 0], False)
+        assert tiles.is_wide == is_wide
+    spread = torch.empty(1, 2**21, device='meta')[:, :288]
+    assert Tiles(spread, bias_hNN, 1, 32, 32, [7, 7], [0, 0], False).is_wide

@@ -1,0 +1,370 @@
+"""Every argument of both backbones: what is outside its range is refused by name; what is inside builds and runs."""
+
+import inspect
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from torch import nn
+
+from swin_backbone import ARCHS, ARCHS_V2, SwinBackbone, SwinV2Backbone
+from swin_backbone.archs import Arch
+from swin_backbone.models import arguments
+from swin_backbone.models.global_attention import GlobalAttention
+
+# Two stages, so that (height, width) is as long as an entry a stage.
+SMALL = dict(embed_dims=8, depths=(1, 2), num_heads=(1, 2), out_indices=(1,), window_size=2)
+SIGNATURES = {backbone: inspect.signature(backbone).parameters for backbone in (SwinBackbone, SwinV2Backbone)}
+ARGUMENTS = [(backbone, name) for backbone, parameters in SIGNATURES.items() for name in parameters]
+
+
+def build(backbone=SwinBackbone, **given):
+    return backbone(**{**SMALL, **given})
+
+
+def assert_runs(backbone):
+    (output,) = backbone.eval()(torch.randn(1, backbone.in_channels, 9, 11))[-1:]
+    assert output.isfinite().all()
+
+
+class RootMeanSquare(nn.Module):
+    """A norm of each token by itself, unknown to this package."""
+
+    def __init__(self, channels, eps=1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x):
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
+
+
+class OverAllTokens(RootMeanSquare):
+    """It takes any shape, and mixes tokens."""
+
+    def forward(self, x):
+        return x * (x.square().mean() + self.eps).rsqrt() * self.weight
+
+
+# What is drawn, for each kind of argument: from inside its range, and from outside.
+JUNK = st.one_of(
+    st.text(max_size=5).filter(lambda text: text not in ARCHS_V2),
+    st.binary(max_size=4),
+    st.complex_numbers(),
+    st.builds(set),
+    st.builds(object),
+    st.sampled_from([int, len, torch.tensor(2), np.ones(2, int), Ellipsis]),
+)
+NO_NUMBER = JUNK | st.none() | st.booleans() | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+MIXED = st.lists(NO_NUMBER | st.floats(), min_size=1, max_size=5) | st.just(())
+
+
+def any_of(*values):
+    return st.sampled_from([*values])
+
+
+def integers(least, most=4):
+    inside = st.integers(least, most) | st.integers(least, most).map(np.int64)
+    return inside, st.integers(max_value=least - 1) | st.floats() | NO_NUMBER | MIXED
+
+
+def numbers(inside, outside):
+    return inside | inside.map(np.float64), outside | any_of(math.nan, math.inf, -math.inf) | NO_NUMBER | MIXED
+
+
+def sequences(entry, least, most):
+    """Of so many entries; outside are those with another one among them, or with more or fewer."""
+    inside, outside = entry
+    entries = st.lists(inside, min_size=least, max_size=most)
+    spoilt = st.tuples(st.lists(inside, max_size=most), outside, st.lists(inside, max_size=most)).map(
+        lambda parts: [*parts[0], parts[1], *parts[2]]
+    )
+    length = st.lists(inside, max_size=least - 1) | st.lists(inside, min_size=most + 1, max_size=most + 3)
+    return entries | entries.map(tuple), spoilt | length | st.floats() | NO_NUMBER
+
+
+def pairs():
+    positive, (inside, outside) = integers(1), sequences(integers(1), 1, 2)
+    return positive[0] | inside, outside | st.integers(max_value=0)
+
+
+def or_none(kind):
+    inside, outside = kind
+    return inside | st.none(), outside.filter(lambda value: value is not None)
+
+
+FLAGS = st.booleans(), st.integers() | st.floats() | MIXED | JUNK | st.none()
+RATES = numbers(st.floats(0, 1, exclude_max=True), st.floats(max_value=0, exclude_max=True) | st.floats(1))
+TWO_PAIRS = sequences(pairs(), 2, 2)
+TEXTS = any_of('a.pth', 'https://a.b/c.pth'), any_of('', 3, 2.0, True, b'a.pth', ['a.pth'], dict(type='Pretrained'))
+NO_CONFIG = JUNK | st.booleans() | st.integers() | st.floats() | st.lists(JUNK, min_size=1, max_size=2)
+OVERRIDES = (
+    3,
+    'attn',
+    dict(type='Xavier'),
+    dict(name=3),
+    dict(name='norm1', a=1),
+    [dict(name='norm1', type='Nothing')],
+)
+KINDS = dict(
+    pretrain_img_size=pairs(),
+    in_channels=integers(1),
+    embed_dims=or_none((any_of(8, 16, np.int64(8)), integers(1)[1])),
+    patch_size=(any_of(4, (4,), [4, 4], np.int64(4)), pairs()[1] | any_of(3, (4, 8), (2, 2))),
+    window_size=pairs(),
+    mlp_ratio=numbers(st.floats(1 / 8, 8) | st.integers(1, 8), st.floats(max_value=0.124)),
+    depths=or_none((sequences(integers(1, 2), 2, 2)[0], sequences(integers(1), 1, 9)[1])),
+    num_heads=or_none((any_of((1, 1), [2, 4], (np.int64(8), 16)), sequences(integers(1), 1, 9)[1] | any_of((3, 1)))),
+    strides=(any_of((4, 2), [4, 1], (4, 2, 2, 2), (4, np.int64(3))), sequences(integers(1), 2, 2)[1]),
+    out_indices=(any_of((0, 1), [1], [1, 0], range(2)), any_of((0, 0), (), (2,), (-1,), [True], 1) | MIXED | NO_NUMBER),
+    qkv_bias=FLAGS,
+    qk_scale=or_none(numbers(st.floats(0.01, 10) | any_of(1), st.floats(max_value=0))),
+    patch_norm=FLAGS,
+    drop_rate=RATES,
+    attn_drop_rate=RATES,
+    drop_path_rate=RATES,
+    use_abs_pos_embed=FLAGS,
+    act_cfg=(
+        any_of(dict(type='GELU'), dict(type='ReLU', inplace=True), dict(type=nn.SiLU)),
+        any_of({}, dict(type='Nothing'), dict(type='GELU', a=1), dict(type=nn.GLU), dict(type=None), None) | NO_CONFIG,
+    ),
+    norm_cfg=(
+        any_of(dict(type='LN'), dict(type='LN', eps=1e-6, requires_grad=False), dict(type=RootMeanSquare)),
+        any_of(
+            *(dict(type=name) for name in ('BN', 'BN1d', 'BN3d', 'SyncBN', 'IN', 'IN1d', 'Nothing', OverAllTokens)),
+            *(dict(type='GN', num_groups=2), dict(type='LN', a=1), {}, dict(eps=1.0), dict(type=None), None),
+            *(dict(type='LN', eps=eps) for eps in (-1, math.inf, math.nan, '1e-5', None, True)),
+        )
+        | NO_CONFIG,
+    ),
+    with_cp=FLAGS,
+    pretrained=or_none(TEXTS),
+    convert_weights=FLAGS,
+    frozen_stages=(st.integers(-1, 2), integers(-1)[1] | st.integers(3)),
+    init_cfg=(
+        any_of(None, [], dict(type='Pretrained', checkpoint='a.pth'), [dict(type='Xavier', layer='Linear')]),
+        any_of(
+            *(dict(a=1), dict(type='Pretrained'), dict(type='Pretrained', checkpoint=3), [{}, 'x.pth']),
+            *(dict(type=kind) for kind in ('Nothing', 3, None)),
+            *([dict(type='Xavier', a=1)], dict(type='Constant', layer=1, val=0), {}, [{}]),
+            *(dict(type='Pretrained', checkpoint='a.pth', prefix=3), dict(type='Pretrained', checkpoint=' ')),
+            *(dict(type='Xavier', layer='Linear', override=bad) for bad in OVERRIDES),
+        )
+        | NO_CONFIG,
+    ),
+    arch=(any_of(None, *ARCHS), st.integers() | st.floats() | st.booleans() | MIXED | JUNK),
+    pretrained_window_sizes=or_none(
+        sequences((any_of(0, 6, (3, 5), [2]), pairs()[1].filter(lambda x: type(x) is not int or x)), 2, 2)
+    ),
+    extra_norm_every_n_blocks=or_none(integers(0)),
+    small_map=(any_of('pad', 'shrink'), FLAGS[1] | st.booleans()),
+    mask_padding=FLAGS,
+    strip_tokens=(any_of(None, 'auto', 1, 50, np.int64(7)), integers(1)[1].filter(lambda value: value is not None)),
+    backend=(any_of('auto', 'eager', 'graph', 'reference'), FLAGS[1] | st.booleans()),
+)
+# Of Swin V2, where two ints are (height, width) also.
+WINDOWS = (
+    pairs()[0] | TWO_PAIRS[0],
+    TWO_PAIRS[1].filter(lambda value: not (isinstance(value, list) and len(value) == 1)) | st.integers(max_value=0),
+)
+
+
+def kind_of(backbone, name):
+    return WINDOWS if (backbone, name) == (SwinV2Backbone, 'window_size') else KINDS[name]
+
+
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+def test_an_argument_of_another_name_says_what_to_write(backbone):
+    with pytest.raises(TypeError, match=r"attention_backend is called backend now: write backend='eager' .*'sdpa'"):
+        backbone(attention_backend='sdpa')
+
+
+def test_the_table_has_every_argument_and_no_other():
+    sizes, others = arguments.of_size(ARCHS), arguments.of_backbone(Arch(8, (1, 2), (1, 2)))
+    assert not set(sizes) & set(others)
+    assert set(sizes) | set(others) == {name for _, name in ARGUMENTS}
+
+
+@pytest.mark.parametrize(('backbone', 'name'), ARGUMENTS)
+def test_what_is_outside_is_refused_by_name(backbone, name):
+    @settings(max_examples=100, deadline=None, database=None)
+    @given(kind_of(backbone, name)[1])
+    def refuses(value):
+        with pytest.raises((TypeError, ValueError)) as refused:
+            build(backbone, **{name: value})
+        message = str(refused.value)
+        assert re.search(rf'\b{name}\b', message)
+        assert ' must ' in message
+        assert 'got ' in message
+
+    refuses()
+
+
+@pytest.mark.parametrize(('backbone', 'name'), ARGUMENTS)
+def test_what_is_inside_builds_and_runs(backbone, name):
+    sizes = dict(embed_dims=None, num_heads=(1, 1)) if name == 'arch' else {}
+    of_nano = dict(arch='nano', embed_dims=None, depths=None, num_heads=None)
+
+    @settings(max_examples=6, deadline=None, database=None)
+    @given(kind_of(backbone, name)[0])
+    def takes(value):
+        whole = of_nano if name in ('depths', 'num_heads') and value is None else {}
+        assert_runs(build(backbone, **{**sizes, name: value, **whole}))
+
+    takes()
+
+
+@pytest.mark.parametrize(
+    ('given', 'error', 'message'),
+    [
+        (dict(mask_padding='yes'), TypeError, "mask_padding must be a bool; got 'yes'"),
+        (dict(qkv_bias='False'), TypeError, "qkv_bias must be a bool; got 'False'"),
+        (dict(qk_scale=math.nan), ValueError, 'qk_scale must be a finite number .*; got nan'),
+        (dict(qk_scale=math.inf), ValueError, 'qk_scale must be a finite number .*; got inf'),
+        (dict(qk_scale='a'), TypeError, "qk_scale must be .*; got 'a'"),
+        (dict(frozen_stages=True), TypeError, r'frozen_stages must be an int in -1..4; got True'),
+        (
+            dict(strides=(4, 2, 2, 2, 2)),
+            ValueError,
+            r'strides must be .* each of the 4 stages.*; got \(4, 2, 2, 2, 2\)',
+        ),
+        (dict(pretrain_img_size=(112, 112, 112)), ValueError, r'pretrain_img_size must be .*; got \(112, 112, 112\)'),
+        (
+            dict(pretrain_img_size=3, use_abs_pos_embed=True),
+            ValueError,
+            'pretrain_img_size must be .* patch of 4.* got 3',
+        ),
+        (dict(mlp_ratio=0.001), ValueError, 'mlp_ratio must be a number of at least 1/32; got 0.001'),
+        (dict(mlp_ratio='4'), TypeError, "mlp_ratio must be .*; got '4'"),
+        (dict(mlp_ratio=math.inf), ValueError, 'mlp_ratio must be .*; got inf'),
+        (dict(out_indices=(True,)), TypeError, r'out_indices must be .*among 0..3; got \(True,\)'),
+        (
+            dict(norm_cfg=dict(type='BN')),
+            ValueError,
+            "norm_cfg must be .*last dimension; got {'type': 'BN'}: it does not",
+        ),
+        (dict(norm_cfg=dict(type=OverAllTokens)), ValueError, 'norm_cfg must be .*depends on other tokens'),
+        (dict(norm_cfg=dict(type='LN', eps='x')), TypeError, "norm_cfg must be .*: its eps must be .*; got 'x'"),
+        (dict(embed_dims=97), ValueError, r'num_heads\[0\] must divide .* embed_dims \* 1 = 97; got 2'),
+        (dict(init_cfg=dict(type='Xavir')), ValueError, 'init_cfg must be .*; got .*Xavir.*: it cannot be built'),
+        (dict(init_cfg='x.pth'), TypeError, "init_cfg must be .*; got 'x.pth'"),
+        (dict(init_cfg={}), ValueError, 'init_cfg must be .*; got {}: there is no type'),
+        (dict(init_cfg=dict(type='Pretrained')), ValueError, 'init_cfg must be .*checkpoint'),
+        (dict(drop_rate=None), TypeError, 'drop_rate must be .*less than 1; got None'),
+        (dict(attn_drop_rate=None), TypeError, 'attn_drop_rate must be .*; got None'),
+        (dict(drop_path_rate=None), TypeError, 'drop_path_rate must be .*; got None'),
+        (dict(arch=['tiny']), TypeError, r"arch must be one of .*; got \['tiny'\]"),
+        (dict(act_cfg={}), ValueError, 'act_cfg must be .*; got {}: there is no type'),
+    ],
+)
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+def test_it_says_what_it_got_and_what_it_takes(backbone, given, error, message):
+    if set(given) <= set(SIGNATURES[backbone]):
+        with pytest.raises(error, match=message):
+            backbone(**{'arch': 'nano', **given})
+
+
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+def test_two_ints_are_height_and_width_of_two_stages_too(backbone):
+    assert build(backbone, window_size=[3, 13]).window_size == ((3, 13), (3, 13))
+    assert build(backbone, window_size=[(3, 3), (13, 13)]).window_size == ((3, 3), (13, 13))
+    assert build(backbone, window_size=[3, (13, 5)]).window_size == ((3, 3), (13, 5))
+    four = backbone(arch='nano', window_size=(7, 7, (14, 5), 7))
+    assert four.window_size == ((7, 7), (7, 7), (14, 5), (7, 7))
+    assert [[block.cut.shift for block in stage.blocks] for stage in four.stages][2] == [(0, 0), (7, 2)]
+    assert backbone(arch='nano', window_size=(7, 12)).window_size == ((7, 12),) * 4
+
+
+def test_fewer_stages_have_the_first_of_the_default_strides():
+    for strides in ((4, 2, 2, 2), [4, 2]):
+        assert [stage.downsample and stage.downsample.stride for stage in build(strides=strides).stages] == [2, None]
+    for strides in ((4, 2, 2), (8, 2, 2, 2)):
+        with pytest.raises(ValueError, match='strides must be'):
+            build(strides=strides, patch_size=strides[0])
+    with pytest.raises(TypeError, match='strides must be'):
+        build(strides=(4, 2, 2, 2.0))
+
+
+def test_what_a_config_file_holds_is_taken():
+    cfg = Config(dict(type='SwinBackbone', **{**SMALL, 'depths': [1, 2], 'norm_cfg': dict(type='LN', eps=1e-6)}))
+    cfg.init_cfg = [dict(type='TruncNormal', layer='Linear', std=0.1)]
+    backbone = MODELS.build({**cfg, 'num_heads': tuple(np.array([1, 2])), 'mlp_ratio': np.float32(2)})
+    assert backbone.norm1.eps == 1e-6
+    backbone.init_weights()
+    assert 0.05 < backbone.stages[0].blocks[0].attn.w_msa.qkv.weight.std() < 0.2
+
+
+@pytest.mark.parametrize('device', ['cpu', 'meta'])
+def test_a_norm_is_tried_wherever_modules_are_made(device):
+    with torch.device(device):
+        backbone = build(norm_cfg=dict(type=RootMeanSquare))
+        for name in ('BN', 'GN', 'IN1d'):
+            with pytest.raises(ValueError, match='norm_cfg must be'):
+                build(norm_cfg=dict(type=name, **(dict(num_groups=2) if name == 'GN' else {})))
+    assert isinstance(backbone.norm1, RootMeanSquare)
+    assert backbone.norm1.weight.device.type == device
+
+
+def test_a_norm_whose_weights_are_on_meta_is_taken():
+    """As accelerate's init_empty_weights makes them: there are no numbers to compare."""
+
+    class MadeEmpty(RootMeanSquare):
+        def __init__(self, channels, eps):
+            super().__init__(channels, eps)
+            self.to('meta')
+
+    assert build(norm_cfg=dict(type=MadeEmpty)).norm1.weight.device.type == 'meta'
+
+
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        (dict(embed_dims=0), 'embed_dims must be an int of at least 1; got 0'),
+        (dict(num_heads='2'), "num_heads must be an int of at least 1; got '2'"),
+        (dict(num_heads=3), 'num_heads must divide embed_dims'),
+        (dict(mlp_ratio=math.nan), 'mlp_ratio must be .*; got nan'),
+        (dict(norm_cfg=dict(type='BN')), 'norm_cfg must be'),
+        (dict(init_cfg='x.pth'), 'init_cfg must be'),
+    ],
+)
+def test_global_attention_names_what_it_does_not_take(given, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        GlobalAttention(**{'embed_dims': 8, 'num_heads': 2, **given})
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+@pytest.mark.parametrize('of_model', DTYPES)
+def test_images_have_the_dtype_of_the_weights(backbone, of_model):
+    model = build(backbone).to(of_model).eval()
+    for of_images in DTYPES:
+        x = torch.randn(1, 3, 9, 11).to(of_images)
+        if of_images == of_model:
+            assert model(x)[0].dtype == of_model
+        else:
+            with pytest.raises(TypeError, match=f'the input must be {of_model}.*autocast.*got {of_images}'):
+                model(x)
+
+
+@pytest.mark.parametrize('of_images', [torch.bfloat16, torch.float32])
+def test_autocast_takes_images_of_another_dtype(of_images):
+    for of_model in (torch.bfloat16, torch.float32):
+        model = build().to(of_model).eval()
+        with torch.autocast('cpu', torch.bfloat16):
+            assert model(torch.randn(1, 3, 9, 11).to(of_images))[0].isfinite().all()
+
+
+def test_a_hook_may_cast_images_and_weights_before_they_meet():
+    """As FSDP's mixed precision does."""
+    model, x = build().eval(), torch.randn(1, 3, 9, 11)
+    expected = model(x)[0]
+    model.patch_embed.register_forward_pre_hook(lambda module, inputs: inputs[0].float())
+    torch.testing.assert_close(model(x.double())[0], expected)

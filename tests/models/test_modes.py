@@ -1,0 +1,162 @@
+"""AMP, torch.compile, export and strips: counted, not timed."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swin_backbone import SwinBackbone
+from swin_backbone.backends import strips
+from swin_backbone.backends.eager import TableWindows
+
+WINDOW_AREA = 49
+
+
+class AttentionDtypes(TorchDispatchMode):
+    """The dtypes of all attention matrices (..., N, N) of many windows, and of what goes into fused attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = str(func)
+        if 'scaled_dot_product' in name:
+            self.dtypes.add(args[0].dtype)
+        for tensor in result if isinstance(result, tuple) else (result,):
+            many = isinstance(tensor, torch.Tensor) and tensor.ndim >= 3 and tensor.shape[-2:] == (WINDOW_AREA,) * 2
+            if many and tensor.is_floating_point() and tensor.numel() > 16 * WINDOW_AREA**2:
+                self.dtypes.add(tensor.dtype)
+        return result
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast_makes_no_float32_detour_in_attention(dtype, training):
+    backbone = SwinBackbone(arch='nano', backend='eager', out_indices=(0,), depths=(2,), num_heads=(2,)).train(training)
+    seen = AttentionDtypes()
+    with torch.autocast('cpu', dtype), torch.set_grad_enabled(training), seen:
+        (output,) = backbone(torch.randn(1, 3, 160, 160))
+        if training:
+            output.float().sum().backward()
+    assert seen.dtypes == {dtype}
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast_is_near_float32(dtype):
+    backbone = SwinBackbone(arch='nano').eval()
+    x = torch.randn(1, 3, 100, 130)
+    with torch.no_grad():
+        expected = backbone(x)
+        with torch.autocast('cpu', dtype):
+            outputs = backbone(x)
+    for output, reference in zip(outputs, expected):
+        assert (output - reference).abs().max() < 0.1
+
+
+def count_strips(monkeypatch):
+    """How many tokens are asked for in a strip of windows, each time one cuts windows, and how many strips come."""
+    cuts = []
+    original = TableWindows.cut.__func__
+
+    def cut(cls, fake_mode, window_tokens, *geometry):
+        pieces = original(cls, fake_mode, window_tokens, *geometry)
+        cuts.append((window_tokens, len(pieces)))
+        return pieces
+
+    monkeypatch.setattr(TableWindows, 'cut', classmethod(cut))
+    monkeypatch.setattr(strips, 'AUTO_STRIP_ELEMENTS', 49 * 4 * 32)
+    monkeypatch.setattr(strips, 'AUTO_STRIP_MIN_TOKENS', 49)
+    return cuts
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_a_cpu_runs_in_strips_unless_told_not_to(monkeypatch, training):
+    cuts = count_strips(monkeypatch)
+    backbone = SwinBackbone(arch='nano', backend='eager', drop_path_rate=0.0).train(training)
+    whole = SwinBackbone(arch='nano', backend='eager', drop_path_rate=0.0, strip_tokens=None).train(training)
+    whole.load_state_dict(backbone.state_dict())
+    x = torch.randn(1, 3, 120, 120)
+    with torch.set_grad_enabled(training):
+        expected = whole(x)
+        assert cuts == [(None, 1)] * 8
+        cuts.clear()
+        outputs = backbone(x)
+        assert len(cuts) == 8
+        assert cuts[0][1] > 1
+    for output, reference in zip(outputs, expected):
+        torch.testing.assert_close(output, reference, rtol=1e-5, atol=1e-5)
+        assert output.requires_grad == training
+
+
+def test_frozen_stages_run_in_strips_while_the_rest_trains():
+    backbone = SwinBackbone(arch='nano', frozen_stages=2, strip_tokens=60).train()
+    outputs = backbone(torch.randn(1, 3, 90, 90))
+    assert [output.requires_grad for output in outputs] == [False, False, True, True]
+
+
+@pytest.mark.parametrize('grad', [False, True])
+def test_compiles_without_a_graph_break(grad):
+    backbone = SwinBackbone(arch='nano', drop_path_rate=0.0).eval()
+    compiled = torch.compile(backbone, fullgraph=True, backend='aot_eager')
+    x = torch.randn(2, 3, 60, 90)
+    with torch.set_grad_enabled(grad):
+        outputs, expected = compiled(x), backbone(x)
+    for output, reference in zip(outputs, expected):
+        torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
+    if grad:
+        parameters = list(backbone.parameters())
+        gradients = [
+            torch.autograd.grad(sum(o.square().mean() for o in maps), parameters) for maps in (outputs, expected)
+        ]
+        for gradient, reference in zip(*gradients):
+            torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-5)
+    torch._dynamo.reset()
+
+
+TEN_SIZES = [
+    (256, 320),
+    (232, 600),
+    (301, 233),
+    (480, 480),
+    (255, 255),
+    (333, 500),
+    (320, 226),
+    (400, 700),
+    (296, 296),
+    (270, 300),
+]
+TWO_STAGES = dict(depths=(2, 2), num_heads=(1, 2), strides=(4, 2), out_indices=(0, 1))
+
+
+@pytest.mark.parametrize('arch', [TWO_STAGES, pytest.param({}, marks=pytest.mark.slow)])
+def test_ten_sizes_are_one_compilation(arch):
+    """At sizes of which the last stage has two windows and more a side; one window is another graph."""
+    backbone = SwinBackbone(arch='nano', **arch).eval()
+    counter = CompileCounter()
+    compiled = torch.compile(backbone, fullgraph=True, dynamic=True, backend=counter)
+    with torch.no_grad():
+        for size in TEN_SIZES:
+            x = torch.randn(1, 3, *size)
+            for output, reference in zip(compiled(x), backbone(x)):
+                torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
+
+
+def test_exports():
+    backbone = SwinBackbone(arch='nano').eval()
+    x = torch.randn(1, 3, 60, 90)
+    exported = torch.export.export(backbone, (x,))
+    for output, reference in zip(exported.module()(x), backbone(x)):
+        torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_traces():
+    backbone = SwinBackbone(arch='nano').eval()
+    x = torch.randn(1, 3, 60, 90)
+    with torch.no_grad():
+        traced = torch.jit.trace(backbone, x)
+        for output, reference in zip(traced(x), backbone(x)):
+            torch.testing.assert_close(output, reference, rtol=1e-4, atol=1e-4)

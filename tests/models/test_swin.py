@@ -1,0 +1,247 @@
+"""SwinBackbone: what comes out, what goes in, and what it says to what it cannot take."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from torch import nn
+
+from swin_backbone import ARCHS, SwinBackbone
+
+
+def nano(**arguments):
+    return SwinBackbone(arch='nano', drop_path_rate=0.0, **arguments)
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 300), (33, 47), (64, 64), (95, 130)])
+@pytest.mark.parametrize('batch', [1, 3])
+def test_emits_four_maps_at_rounded_up_strides(size, batch):
+    outputs = nano().eval()(torch.randn(batch, 3, *size))
+    for output, channels, stride in zip(outputs, (32, 64, 128, 256), (4, 8, 16, 32)):
+        assert output.shape == (batch, channels, -(-size[0] // stride), -(-size[1] // stride))
+        assert output.is_contiguous()
+
+
+def test_roi_align_reads_what_comes_out():
+    """mmcv's RoIAlign takes any memory for (B, C, H, W): a channels_last map would be silently scrambled."""
+    roi_align = pytest.importorskip(
+        'mmcv.ops', reason='mmcv is built without operators', exc_type=ImportError
+    ).roi_align
+
+    outputs = nano().eval()(torch.randn(2, 3, 64, 96))
+    rois = torch.tensor([[0, 4.0, 4.0, 40.0, 50.0], [1, 10.0, 0.0, 90.0, 60.0]])
+    for output, stride in zip(outputs, (4, 8, 16, 32)):
+        pooled = roi_align(output, rois, 7, 1 / stride, 2)
+        expected = roi_align(output.clone(memory_format=torch.contiguous_format), rois, 7, 1 / stride, 2)
+        assert torch.equal(pooled, expected)
+
+
+def test_any_channels_rectangular_windows_and_chosen_stages():
+    backbone = nano(in_channels=5, window_size=(4, 8), out_indices=(3, 1)).eval()
+    outputs = backbone(torch.randn(2, 5, 50, 70))
+    assert [output.shape[1] for output in outputs] == backbone.out_channels == [64, 256]
+    assert backbone.num_features == [32, 64, 128, 256]
+    assert not hasattr(backbone, 'norm0')
+
+
+def test_stages_after_the_last_output_are_not_run():
+    backbone = nano(out_indices=(0, 1)).eval()
+    ran = []
+    for index, stage in enumerate(backbone.stages):
+        stage.register_forward_hook(lambda *_, index=index: ran.append(index))
+    backbone(torch.randn(1, 3, 32, 32))
+    assert ran == [0, 1]
+
+
+def test_an_explicit_argument_beats_arch():
+    backbone = SwinBackbone(arch='base', embed_dims=32, num_heads=(2, 4, 8, 16), depths=(1, 1, 1, 1))
+    assert backbone.num_features == [32, 64, 128, 256]
+    assert [len(stage.blocks) for stage in backbone.stages] == [1, 1, 1, 1]
+    assert SwinBackbone(depths=(1, 1, 1, 1)).num_features[0] == ARCHS['tiny'].embed_dims
+
+
+def test_is_registered_at_the_root_and_found_from_a_toolbox():
+    config = dict(type='SwinBackbone', arch='nano')
+    assert isinstance(MODELS.build(config), SwinBackbone)
+    mmdet_registry = pytest.importorskip('mmdet.registry', reason='mmdet is not installed')
+    mmseg_registry = pytest.importorskip('mmseg.registry', reason='mmseg is not installed')
+    assert isinstance(mmdet_registry.MODELS.build(config), SwinBackbone)
+    assert isinstance(mmseg_registry.MODELS.build(config), SwinBackbone)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (dict(arch='huge'), 'arch must be one of'),
+        (dict(embed_dims=30, num_heads=(4, 4, 4, 4)), r'num_heads\[0\] must divide.*30; got 4'),
+        (dict(embed_dims=0), 'embed_dims must be an int of at least 1.*; got 0'),
+        (dict(window_size=0), 'window_size must be an int of at least 1 or a pair .*; got 0'),
+        (dict(window_size=(7, 7, 14)), r'window_size must be .* one for each of the 4 stages; got \(7, 7, 14\)'),
+        (dict(window_size=(7, -1)), r'window_size must be an int of at least 1 or a pair .*; got \(7, -1\)'),
+        (dict(depths=(2, 2, 2)), 'depths and num_heads'),
+        (dict(out_indices=(0, 4)), r'out_indices must be .* different stages among 0..3; got \(0, 4\)'),
+        (dict(out_indices=(1, 1)), 'out_indices must be .* different stages'),
+        (dict(out_indices=()), 'out_indices must be .* different stages'),
+        (dict(patch_size=8), r'patch_size must equal strides\[0\]'),
+        (dict(strides=(4, 2)), 'strides must be .* for each of the 4 stages'),
+        (dict(frozen_stages=5), 'frozen_stages must be'),
+        (dict(small_map='crop'), "small_map must be one of .*; got 'crop'"),
+        (dict(drop_path_rate=1.0), 'drop_path_rate must be a probability'),
+        (dict(strip_tokens=0), 'strip_tokens'),
+        (dict(mlp_ratio=0), 'mlp_ratio must be a number of at least 1/32; got 0'),
+        (dict(pretrained='a.pth', init_cfg=dict(type='Pretrained', checkpoint='b.pth')), 'exclude each other'),
+    ],
+)
+def test_a_bad_value_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SwinBackbone(**{'arch': 'nano', **arguments})
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [dict(window_size='7'), dict(depths=2), dict(out_indices=3), dict(embed_dims=96.0), dict(pretrained=1)],
+)
+def test_a_wrong_type_is_named(arguments):
+    with pytest.raises(TypeError, match=f'{next(iter(arguments))}.*must be'):
+        SwinBackbone(**{'arch': 'nano', **arguments})
+
+
+@pytest.mark.parametrize(
+    ('images', 'error', 'message'),
+    [
+        (torch.zeros(1, 4, 32, 32), ValueError, 'in_channels=3 channels, got 4'),
+        (torch.zeros(3, 32, 32), ValueError, '4-D .* got shape'),
+        (torch.zeros(0, 3, 32, 32), ValueError, 'at least one image'),
+        (torch.zeros(1, 3, 0, 32), ValueError, 'at least one image of at least 1x1'),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, 'floating point.*got torch.uint8'),
+        ([1, 2], TypeError, 'must be a Tensor'),
+    ],
+)
+def test_a_bad_input_is_named(images, error, message):
+    with pytest.raises(error, match=message):
+        nano()(images)
+
+
+@pytest.mark.parametrize('frozen_stages', [-1, 0, 2, 4])
+def test_frozen_stages_stay_frozen(frozen_stages):
+    backbone = nano(frozen_stages=frozen_stages, use_abs_pos_embed=True)
+    assert backbone.train() is backbone
+    assert backbone.eval() is backbone
+    backbone.train()
+    frozen = []
+    if frozen_stages >= 0:
+        frozen += ['patch_embed', 'absolute_pos_embed']
+    for stage in range(max(0, frozen_stages)):
+        frozen += [f'stages.{stage}.', f'norm{stage}.']
+    for name, parameter in backbone.named_parameters():
+        assert parameter.requires_grad != name.startswith(tuple(frozen)), name
+    assert backbone.patch_embed.training == (frozen_stages < 0)
+    for stage, module in enumerate(backbone.stages):
+        assert module.training == (stage >= frozen_stages)
+    if frozen_stages < 4:
+        sum(output.sum() for output in backbone(torch.randn(1, 3, 40, 40))).backward()
+        assert all((p.grad is None) == (not p.requires_grad) for n, p in backbone.named_parameters())
+
+
+def test_with_cp_changes_no_gradient():
+    plain = nano(drop_rate=0.1, attn_drop_rate=0.1).train()
+    checkpointed = nano(drop_rate=0.1, attn_drop_rate=0.1, with_cp=True).train()
+    checkpointed.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 50, 40)
+    for backbone in (plain, checkpointed):
+        torch.manual_seed(1)
+        sum(output.pow(2).mean() for output in backbone(x)).backward()
+    for (name, a), b in zip(plain.named_parameters(), checkpointed.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+def test_with_cp_keeps_less():
+    def kept(backbone):
+        saved = {}
+        own = {parameter.data_ptr() for parameter in backbone.parameters()}
+
+        def pack(tensor):
+            if tensor.is_floating_point() and tensor.data_ptr() not in own:
+                saved[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            backbone(torch.randn(1, 3, 64, 64))
+        return sum(saved.values())
+
+    whole = dict(strip_tokens=None, backend='eager')
+    assert kept(nano(with_cp=True, **whole)) < 0.3 * kept(nano(**whole))
+
+
+def test_drop_path_rises_linearly_and_drops_whole_samples():
+    backbone = SwinBackbone(arch='nano', drop_path_rate=0.7)
+    rates = [block.drop_path.drop_prob for stage in backbone.stages for block in stage.blocks]
+    assert rates == pytest.approx(torch.linspace(0, 0.7, 8).tolist())
+    block = backbone.stages[3].blocks[1].train()
+    x_BHWC = torch.randn(64, 2, 2, 256)
+    unchanged = (block(x_BHWC) == x_BHWC).flatten(1).all(1)
+    assert 15 < unchanged.sum() < 50  # both branches dropped: 64 * 0.49 = 31 expected
+    assert torch.equal(block.eval()(x_BHWC), block(x_BHWC))
+
+
+def test_dropout_is_active_in_training_only():
+    for rate in ('drop_rate', 'attn_drop_rate'):
+        backbone = nano(**{rate: 0.5})
+        x = torch.randn(1, 3, 32, 32)
+        assert not torch.equal(backbone.train()(x)[3], backbone(x)[3]), rate
+        assert torch.equal(backbone.eval()(x)[3], backbone(x)[3]), rate
+
+
+def test_absolute_position_embedding_at_any_size():
+    backbone = nano(use_abs_pos_embed=True, pretrain_img_size=32).eval()
+    assert backbone.absolute_pos_embed.shape == (1, 64, 32)
+    x = torch.randn(1, 3, 32, 32)
+    before = backbone(x)[0]
+    nn.init.normal_(backbone.absolute_pos_embed)
+    assert not torch.allclose(backbone(x)[0], before)
+    assert backbone(torch.randn(1, 3, 37, 90))[0].shape == (1, 32, 10, 23)
+
+
+def test_norm_act_scale_and_patch_norm_arguments():
+    backbone = nano(
+        norm_cfg=dict(type='LN', eps=1e-6), act_cfg=dict(type='ReLU'), qk_scale=0.3, patch_norm=False, qkv_bias=False
+    )
+    block = backbone.stages[0].blocks[0]
+    assert block.norm1.eps == backbone.norm0.eps == 1e-6
+    assert isinstance(block.ffn.layers[0][1], nn.ReLU)
+    assert block.attn.w_msa.scale == 0.3
+    assert block.attn.w_msa.qkv.bias is None
+    assert not any('patch_embed.norm' in name or 'downsample.norm' in name for name in backbone.state_dict())
+    assert backbone(torch.randn(1, 3, 20, 20))[0].isfinite().all()
+
+
+def test_mask_padding_makes_outputs_independent_of_padding():
+    backbone = nano(mask_padding=True, depths=(2,), num_heads=(2,), out_indices=(0,)).eval()
+    x = torch.randn(1, 3, 24, 24)  # 6 x 6 tokens in one 7 x 7 window
+    free = nano(window_size=6, depths=(2,), num_heads=(2,), out_indices=(0,)).eval()
+    state = backbone.state_dict()
+    for name, table in state.items():
+        if name.endswith('bias_table'):
+            state[name] = table.view(13, 13, -1)[1:12, 1:12].reshape(121, -1)
+    free.load_state_dict(state)
+    for blocks in (backbone.stages[0].blocks, free.stages[0].blocks):
+        blocks[1].cut = blocks[1].cut._replace(shift=(0, 0))
+    torch.testing.assert_close(backbone(x)[0], free(x)[0])
+
+
+def test_copies_and_state_dicts_hold_no_index_tables():
+    backbone = nano()
+    copied = copy.deepcopy(backbone).eval()
+    x = torch.randn(1, 3, 40, 40)
+    assert torch.equal(copied(x)[3], backbone.eval()(x)[3])
+    assert not any('index' in name for name in backbone.state_dict())
+
+
+def test_init_weights_follows_the_paper():
+    backbone = nano()
+    backbone.init_weights()
+    for module in backbone.modules():
+        if isinstance(module, nn.Linear):
+            assert 0.005 < module.weight.std() < 0.03
+            assert module.bias is None or (module.bias == 0).all()

@@ -1,0 +1,149 @@
+"""SwinMLPBackbone: what comes out, its weights' formats, and the modes it runs in."""
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from torch import nn
+
+from swin_backbone import ARCHS_MLP, SwinBackbone, SwinMLPBackbone, convert_checkpoint, load_checkpoint
+from swin_backbone.backends import reference, strips
+from swin_backbone.checkpoints import CheckpointError, read_checkpoint
+
+
+def nano(**arguments):
+    torch.manual_seed(0)
+    backbone = SwinMLPBackbone(**{'arch': 'nano', 'window_size': 4, 'drop_path_rate': 0.0, **arguments}).eval()
+    for name, parameter in backbone.named_parameters():
+        nn.init.normal_(parameter, std=0.1, mean=float('norm' in name and name.endswith('weight')))
+    return backbone
+
+
+def official(backbone):
+    """A checkpoint as microsoft/Swin-Transformer's main.py saves it, written by hand."""
+    state = {}
+    for key, value in backbone.state_dict().items():
+        if '.downsample.' in key:  # its order of merged channels: columns, rows, channels
+            value = value.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).movedim(-3, -1).flatten(-3)
+        key = key.replace('stages.', 'layers.').replace('patch_embed.projection', 'patch_embed.proj')
+        key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
+        if not key.startswith('norm'):
+            state[key] = value
+    state.update({'norm.weight': torch.rand(256), 'norm.bias': torch.rand(256), 'head.weight': torch.rand(9, 256)})
+    return {'model': state, 'epoch': 299}
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 300), (33, 47), (64, 64)])
+def test_emits_four_maps_at_rounded_up_strides(size):
+    outputs = MODELS.build(dict(type='SwinMLPBackbone', arch='nano')).eval()(torch.randn(2, 3, *size))
+    for output, channels, stride in zip(outputs, (32, 64, 128, 256), (4, 8, 16, 32)):
+        assert output.shape == (2, channels, -(-size[0] // stride), -(-size[1] // stride))
+        assert output.is_contiguous()
+
+
+@pytest.mark.parametrize('small_map', ['pad', 'shrink'])
+@torch.no_grad()
+def test_a_forward_is_the_literal_blocks_one_behind_the_other(small_map):
+    backbone, x = nano(small_map=small_map, window_size=(4, 4, (3, 5), 4)), torch.randn(2, 3, 70, 90)
+    y_BHWC = backbone.patch_embed(x)
+    for index, (stage, output) in enumerate(zip(backbone.stages, backbone(x))):
+        for block in stage.blocks:
+            weights, cut = dict(block.named_parameters()), block.cut
+            y_BHWC = reference.swin_mlp_block(
+                y_BHWC, weights, ARCHS_MLP['nano'].num_heads[index], cut.window_size, cut.shift, small_map
+            )
+        torch.testing.assert_close(output, getattr(backbone, f'norm{index}')(y_BHWC).permute(0, 3, 1, 2))
+        y_BHWC = stage.downsample(y_BHWC) if stage.downsample else y_BHWC
+
+
+def test_the_published_sizes_have_the_published_parameters():
+    """The README of microsoft/Swin-Transformer gives 20, 21, 23 and 61 M with a head of 1000 classes."""
+    published = {'tiny': (8, 20), 'tiny-c12': (8, 21), 'tiny-c6': (8, 23), 'base': (7, 61)}
+    for arch, (window, millions) in published.items():
+        with torch.device('meta'):
+            backbone = SwinMLPBackbone(arch=arch, window_size=window, out_indices=(3,))
+        classifier = 1001 * backbone.num_features[-1]
+        assert round((sum(p.numel() for p in backbone.parameters()) + classifier) / 1e6) == millions
+
+
+def test_weights_start_as_the_official_ones():
+    backbone = nano()
+    backbone.init_weights()
+    mixing = backbone.stages[3].blocks[0].spatial_mlp
+    assert 0.015 < mixing.weight.std() < 0.021  # truncated at 2, not at 2 deviations
+    assert not mixing.bias.any()
+
+
+def test_official_weights_load_and_go_back(tmp_path):
+    source, paths = nano(), [tmp_path / name for name in ('official.pth', 'own.pth', 'back.pth')]
+    torch.save(official(source), paths[0])
+    backbone = nano()
+    for parameter in backbone.parameters():
+        nn.init.zeros_(parameter)
+    report = load_checkpoint(backbone, paths[0])
+    assert report.origin == 'microsoft/Swin-Transformer, Swin-MLP'
+    assert not report.warnings
+    assert report.missing == [f'norm{i}.{leaf}' for i in range(4) for leaf in ('weight', 'bias')]
+    for key, value in source.state_dict().items():
+        assert key in report.missing or torch.equal(backbone.state_dict()[key], value)
+    convert_checkpoint(paths[0], paths[1], 'mmdet')
+    convert_checkpoint(paths[1], paths[2], 'official')
+    there, back = (read_checkpoint(path)['model'] for path in (paths[0], paths[2]))
+    assert there.keys() == back.keys()
+    assert all(torch.equal(value, back[key]) for key, value in there.items())
+
+
+@pytest.mark.parametrize(
+    ('source', 'target', 'message'),
+    [
+        (nano, lambda: nano(window_size=8), r'spatial_mlp\.weight has shape \(32, 16, 1\), .*cannot be resized'),
+        (
+            nano,
+            lambda: nano(num_heads=(1, 2, 4, 8)),
+            r'heads \(2, 4, 8, 16\); the backbone has .* heads \(1, 2, 4, 8\)',
+        ),
+        (nano, lambda: SwinBackbone(arch='nano'), 'a Swin-MLP, whose weights fit no Swin V1'),
+        (lambda: SwinBackbone(arch='nano'), nano, 'a Swin V1, whose weights fit no Swin-MLP'),
+    ],
+)
+def test_weights_of_another_window_or_family_are_an_error(tmp_path, source, target, message):
+    torch.save(source().state_dict(), tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(target(), tmp_path / 'weights.pth')
+
+
+def test_timm_has_no_names_for_it(tmp_path):
+    torch.save(nano().state_dict(), tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match='Swin-MLP, which timm has not: it can be written as official, mmdet'):
+        convert_checkpoint(tmp_path / 'weights.pth', tmp_path / 'out.pth', 'timm')
+
+
+@pytest.mark.parametrize('arguments', [dict(num_heads=(3, 4, 8, 16)), dict(window_size=0), dict(arch='tiny-c3')])
+def test_a_bad_value_is_named(arguments):
+    with pytest.raises(ValueError, match=f'{next(iter(arguments))}.* must'):
+        nano(**arguments)
+    with pytest.raises(TypeError, match='mask_padding'):
+        nano(mask_padding=True)
+
+
+def test_strips_keep_the_inputs_of_blocks_alone_and_change_no_number(monkeypatch):
+    monkeypatch.setattr(strips, 'AUTO_STRIP_ELEMENTS', 32 * 32)
+    monkeypatch.setattr(strips, 'AUTO_STRIP_MIN_TOKENS', 16)
+    x, gradients = torch.randn(1, 3, 90, 70), []
+    for strip_tokens in ('auto', 40, None):
+        backbone = nano(strip_tokens=strip_tokens).train()
+        outputs = backbone(x)
+        loss = sum(output.square().mean() for output in outputs)
+        gradients.append([*outputs, *torch.autograd.grad(loss, list(backbone.parameters()))])
+    for others in gradients[:2]:
+        for one, other in zip(others, gradients[2]):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_computes_near_float32():
+    backbone, x = nano(), torch.randn(1, 3, 64, 80)
+    with torch.no_grad():
+        expected = backbone(x)
+        with torch.autocast('cpu', torch.bfloat16):
+            outputs = backbone(x)
+    for output, reference_output in zip(outputs, expected):
+        assert (output - reference_output).abs().max() < 0.1

@@ -1,0 +1,265 @@
+"""SwinV2Backbone: what comes out, what goes in, and what it says to what it cannot take."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
+from swin_backbone.backends import reference
+
+
+def nano(**arguments):
+    return SwinV2Backbone(**{'arch': 'nano', 'drop_path_rate': 0.0, **arguments})
+
+
+def away_from_zero(backbone):
+    """Post-norms start at zero, where a block is the identity: give them what training would."""
+    for name, parameter in backbone.named_parameters():
+        if name.rpartition('.')[0].endswith(('norm1', 'norm2')):
+            nn.init.normal_(parameter, mean=1.0 if name.endswith('weight') else 0.0, std=0.2)
+    return backbone
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 300), (33, 47), (95, 130)])
+@pytest.mark.parametrize('small_map', ['pad', 'shrink'])
+def test_emits_four_maps_at_rounded_up_strides(size, small_map):
+    outputs = nano(small_map=small_map).eval()(torch.randn(2, 3, *size))
+    for output, channels, stride in zip(outputs, (32, 64, 128, 256), (4, 8, 16, 32)):
+        assert output.shape == (2, channels, -(-size[0] // stride), -(-size[1] // stride))
+        assert output.is_contiguous()
+        assert output.isfinite().all()
+
+
+def test_names_are_mmpretrains():
+    """Those of a block and a stage of its SwinTransformerV2, written down from its code."""
+    names = set(nano(extra_norm_every_n_blocks=2).state_dict())
+    block = [
+        *(f'attn.w_msa.{name}' for name in ('logit_scale', 'q_bias', 'v_bias', 'qkv.weight', 'proj.weight')),
+        *(f'attn.w_msa.{name}' for name in ('proj.bias', 'cpb_mlp.0.weight', 'cpb_mlp.0.bias', 'cpb_mlp.2.weight')),
+        *(f'{layer}.{leaf}' for layer in ('norm1', 'norm2', 'ffn.layers.0.0', 'ffn.layers.1') for leaf in LEAVES),
+    ]
+    expected = {f'stages.{stage}.blocks.{index}.{name}' for stage in range(4) for index in (0, 1) for name in block}
+    expected |= {f'stages.{stage}.blocks.1.norm3.{leaf}' for stage in range(4) for leaf in LEAVES}
+    expected |= {f'stages.{stage}.downsample.reduction.weight' for stage in (1, 2, 3)}
+    expected |= {f'stages.{stage}.downsample.norm.{leaf}' for stage in (1, 2, 3) for leaf in LEAVES}
+    expected |= {f'patch_embed.{layer}.{leaf}' for layer in ('projection', 'norm') for leaf in LEAVES}
+    expected |= {f'norm{stage}.{leaf}' for stage in range(4) for leaf in LEAVES}
+    assert names == expected
+
+
+LEAVES = ('weight', 'bias')
+
+
+@pytest.mark.parametrize(
+    ('arch', 'window', 'params', 'flops'),
+    [
+        ('tiny', 8, 28.35, 5.9),
+        ('tiny', 16, 28.35, 6.6),
+        ('small', 8, 49.73, 11.5),
+        ('small', 16, 49.73, 12.6),
+        ('base', 8, 87.92, 20.3),
+        ('base', 16, 87.92, 21.8),
+    ],
+)
+@pytest.mark.filterwarnings('ignore:TF32')
+@torch.no_grad()
+def test_params_and_flops_of_the_published_classifiers(arch, window, params, flops):
+    """Millions, and G multiply-adds of a 256x256 picture: 28/50/88 M in microsoft/Swin-Transformer's table.
+
+    Counted as it runs, the classifier's head added, and without the position bias, which the table leaves out.
+    """
+    backbone = nano(arch=arch, out_indices=(3,), window_size=window, small_map='shrink', strip_tokens=None).eval()
+    head = 1000 * backbone.out_channels[-1]
+    assert (sum(p.numel() for p in backbone.parameters()) + head + 1000) / 1e6 == pytest.approx(params, abs=0.006)
+    image = torch.zeros(1, 3, 256, 256)
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:
+        backbone(image)
+    before = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        for stage, side in zip(backbone.stages, (64, 32, 16, 8)):
+            for block in stage.blocks:
+                block.attn.w_msa.position_bias((min(window, side),) * 2)
+    assert round(((before - counter.get_total_flops()) / 2 + head) / 1e9, 1) == flops
+
+
+def test_huge_and_giant_have_a_norm_every_sixth_block():
+    for arch, last in (('huge', 17), ('giant', 41)):
+        with torch.device('meta'):
+            backbone = SwinV2Backbone(arch=arch)
+        blocks = backbone.stages[2].blocks
+        assert [i for i, block in enumerate(blocks) if block.norm3 is not None] == list(range(5, last + 1, 6))
+        assert backbone.num_features[0] == ARCHS_V2[arch].embed_dims
+    assert all(block.norm3 is None for stage in nano().stages for block in stage.blocks)
+
+
+def test_windows_of_each_stage_and_rectangles():
+    backbone = nano(window_size=(16, 16, 16, (8, 4)), pretrained_window_sizes=(12, 12, (12, 6), 0))
+    blocks = [stage.blocks[1] for stage in backbone.stages]
+    assert backbone.window_size == ((16, 16), (16, 16), (16, 16), (8, 4))
+    assert [block.cut.shift for block in blocks] == [(8, 8), (8, 8), (8, 8), (4, 2)]
+    assert [block.attn.w_msa.pretrained_window for block in blocks] == [(12, 12), (12, 12), (12, 6), None]
+    assert nano(window_size=(4, 8)).window_size == ((4, 8),) * 4
+
+
+@pytest.mark.parametrize('window', [12, 16, 24])
+def test_weights_of_window_12_give_any_window_the_same_bias_where_offsets_are_the_same(window):
+    source = nano(window_size=12)
+    target = nano(window_size=window, pretrained_window_sizes=(12,) * 4)
+    target.load_state_dict(source.state_dict(), strict=True)
+    msa = [backbone.stages[0].blocks[0].attn.w_msa for backbone in (source, target)]
+    small, large = (m.position_bias(m.window_size).view(2, *m.window_size, *m.window_size) for m in msa)
+    torch.testing.assert_close(large[:, :12, :12, :12, :12], small)
+
+
+def test_post_norms_start_at_zero():
+    backbone = nano()
+    backbone.init_weights()
+    block = backbone.stages[1].blocks[0].eval()
+    x_BHWC = torch.randn(1, 9, 9, 64)
+    assert torch.equal(block(x_BHWC), x_BHWC)
+    assert (backbone.stages[1].downsample.norm.weight == 1).all()
+    assert backbone.stages[0].blocks[0].attn.w_msa.logit_scale.exp().allclose(torch.tensor(10.0))
+
+
+def test_same_surface_as_swin_backbone():
+    v1, v2 = (inspect.signature(backbone).parameters for backbone in (SwinBackbone, SwinV2Backbone))
+    assert set(v1) - set(v2) == {'qk_scale', 'pretrained', 'convert_weights'}
+    assert set(v2) - set(v1) == {'pretrained_window_sizes', 'extra_norm_every_n_blocks'}
+    for name in set(v1) & set(v2) - {'window_size', 'pretrain_img_size'}:
+        assert v1[name].default == v2[name].default, name
+    assert isinstance(MODELS.build(dict(type='SwinV2Backbone', arch='nano')), SwinV2Backbone)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        (dict(arch='colossal'), ValueError, "arch must be one of .*giant.*; got 'colossal'"),
+        (dict(window_size=0), ValueError, 'window_size must be an int of at least 1 or a pair .*; got 0'),
+        (dict(window_size=(8, 8, 8)), ValueError, 'window_size must be .* each of the 4 stages; got'),
+        (
+            dict(window_size=(8, 8, 8, 0)),
+            ValueError,
+            r'window_size must be an int of at least 1 .*; got \(8, 8, 8, 0\)',
+        ),
+        (dict(window_size='8'), TypeError, 'window_size must be'),
+        (
+            dict(pretrained_window_sizes=(12, 12)),
+            ValueError,
+            'pretrained_window_sizes must be .* for each of the 4',
+        ),
+        (dict(pretrained_window_sizes=12), TypeError, 'pretrained_window_sizes must be a sequence.*; got 12'),
+        (
+            dict(pretrained_window_sizes=(12, 12, 12, -6)),
+            ValueError,
+            r'pretrained_window_sizes must be .*; got \(12, 12, 12, -6\)',
+        ),
+        (
+            dict(extra_norm_every_n_blocks=-1),
+            ValueError,
+            'extra_norm_every_n_blocks must be an int of at least 0.*; got -1',
+        ),
+        (dict(extra_norm_every_n_blocks='6'), TypeError, 'extra_norm_every_n_blocks must be an int'),
+        (dict(out_indices=(0, 4)), ValueError, 'out_indices must be .* different stages'),
+        (dict(frozen_stages=5), ValueError, 'frozen_stages must be'),
+        (dict(small_map='crop'), ValueError, 'small_map must be one of'),
+    ],
+)
+def test_a_bad_argument_is_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        nano(**arguments)
+
+
+@pytest.mark.parametrize('frozen_stages', [0, 2, 4])
+def test_frozen_stages_stay_frozen(frozen_stages):
+    backbone = away_from_zero(nano(frozen_stages=frozen_stages)).train()
+    frozen = ('patch_embed', *(f'{name}{n}.' for n in range(frozen_stages) for name in ('stages.', 'norm')))
+    for name, parameter in backbone.named_parameters():
+        assert parameter.requires_grad != name.startswith(frozen), name
+    if frozen_stages < 4:
+        sum(output.square().sum() for output in backbone(torch.randn(1, 3, 40, 40))).backward()
+        assert all((p.grad is None) == (not p.requires_grad) for p in backbone.parameters())
+
+
+@pytest.mark.parametrize('arguments', [dict(with_cp=True, strip_tokens=None), dict(strip_tokens=70), dict()])
+def test_checkpointing_and_strips_change_no_gradient(arguments):
+    rates = dict(drop_rate=0.0, drop_path_rate=0.4, extra_norm_every_n_blocks=2)
+    plain = away_from_zero(nano(strip_tokens=None, **rates)).double().train()
+    other = nano(**arguments, **rates).double().train()
+    other.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 50, 40, dtype=torch.double)
+    for backbone in (plain, other):
+        torch.manual_seed(1)
+        sum(output.pow(2).sin().mean() for output in backbone(x)).backward()
+    for (name, a), b in zip(plain.named_parameters(), other.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_dropout_draws_the_same_again_in_backward():
+    rates = dict(drop_rate=0.1, attn_drop_rate=0.1)
+    backbone = away_from_zero(nano(depths=(2,), num_heads=(2,), out_indices=(0,), **rates)).double().train()
+    x = torch.randn(1, 3, 36, 40, dtype=torch.float64)
+    weight = backbone.stages[0].blocks[0].attn.w_msa.qkv.weight
+
+    def loss():
+        torch.manual_seed(1)
+        return backbone(x)[0].sin().sum()
+
+    (gradient,) = torch.autograd.grad(loss(), weight)
+    direction, eps = torch.randn_like(weight), 1e-6
+    with torch.no_grad():
+        weight += eps * direction
+        after = loss()
+        weight -= 2 * eps * direction
+        before = loss()
+    torch.testing.assert_close((after - before) / (2 * eps), (gradient * direction).sum(), rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_wraps_around_on_a_size_that_does_not_divide():
+    """The receptive field of two blocks at stage 0: a far corner cannot reach the first window but by wrapping."""
+    backbone = away_from_zero(nano(depths=(2,), num_heads=(2,), out_indices=(0,), window_size=4)).eval()
+    x = torch.randn(1, 3, 4 * 14, 4 * 15)  # maps of 14 x 15 in windows of 4
+    changed = x.clone()
+    changed[:, :, -4:] += 1
+    changed[:, :, :, -4:] += 1
+    with torch.no_grad():
+        difference_HW = (backbone(changed)[0] - backbone(x)[0]).abs().sum(1)[0]
+    assert difference_HW[-1, -1] > 0
+    assert (difference_HW[:8, :8] == 0).all()
+
+
+def literally(backbone, image):
+    """The whole backbone from the literal block, nn.Unfold and LayerNorm."""
+    projection, outputs = backbone.patch_embed.projection, []
+    H, W = image.shape[2:]
+    x_BHWC = F.conv2d(F.pad(image, (0, -W % 4, 0, -H % 4)), projection.weight, projection.bias, stride=4)
+    x_BHWC = backbone.patch_embed.norm(x_BHWC.permute(0, 2, 3, 1))
+    for index, stage in enumerate(backbone.stages):
+        if index:
+            B, H, W, C = x_BHWC.shape
+            padded_BCHW = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2)).permute(0, 3, 1, 2)
+            merged = F.unfold(padded_BCHW, 2, stride=2).transpose(1, 2).reshape(B, -(-H // 2), -(-W // 2), 4 * C)
+            x_BHWC = stage.downsample.norm(stage.downsample.reduction(merged))
+        for number, block in enumerate(stage.blocks):
+            window = backbone.window_size[index]
+            shift = (window[0] // 2, window[1] // 2) if number % 2 else (0, 0)
+            heads, pretrained = block.attn.w_msa.num_heads, backbone.pretrained_window_sizes[index]
+            x_BHWC = reference.swin_v2_block(x_BHWC, block.state_dict(), heads, window, shift, pretrained)
+        outputs.append(getattr(backbone, f'norm{index}')(x_BHWC).permute(0, 3, 1, 2))
+    return outputs
+
+
+@pytest.mark.parametrize('strip_tokens', [None, 100])
+@torch.no_grad()
+def test_a_backbone_equals_the_literal_algorithm_on_sizes_that_do_not_divide(strip_tokens):
+    arguments = dict(window_size=(4, (3, 5), 4, 4), pretrained_window_sizes=(0, (6, 6), 3, 0), depths=(2, 2, 3, 2))
+    backbone = nano(strip_tokens=strip_tokens, extra_norm_every_n_blocks=2, **arguments).double().eval()
+    for name, parameter in backbone.named_parameters():
+        nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.1)
+    image = torch.randn(2, 3, 75, 106, dtype=torch.float64)
+    for output, expected in zip(backbone(image), literally(backbone, image)):
+        torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,92 @@
+"""Several threads, one model: what one forward does must not depend on the others."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from threading import Barrier, Event, Thread
+
+import pytest
+import torch
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.compat import without_cudnn_attention
+from swin_backbone.models import SimMIMSwinBackbone, SimMIMSwinV2Backbone
+
+SIZES = [(40, 60), (33, 21), (96, 64)]
+ROUNDS = 3
+WAYS = [dict(strip_tokens='auto'), dict(strip_tokens=60), dict(strip_tokens=None, with_cp=True)]
+
+
+def make(backbone, **arguments):
+    sizes = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
+    model = backbone(arch='nano', drop_path_rate=0.0, **sizes, **arguments)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def assert_alike_in_threads(jobs):
+    """Each job gives the same alone and at the same time as the others, however often."""
+    alone = [job() for job in jobs]
+    barrier = Barrier(len(jobs))
+
+    def again(job):
+        barrier.wait()
+        return [job() for _ in range(ROUNDS)]
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for expected, rounds in zip(alone, pool.map(again, jobs)):
+            for found in rounds:
+                for a, b in zip(found, expected):
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('way', WAYS, ids=str)
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
+def test_sizes_and_modes_of_autograd(backbone, way, training):
+    model = make(backbone, **way).train(training)
+
+    def job(image, autocast):
+        def run():
+            with torch.set_grad_enabled(training), torch.autocast('cpu') if autocast else nullcontext():
+                maps = model(image)
+            weight = model.stages[0].blocks[1].ffn.layers[1].weight
+            loss = sum(one.float().square().mean() for one in maps)
+            return (*maps, *torch.autograd.grad(loss, [weight])) if training else maps
+
+        return run
+
+    assert_alike_in_threads([job(torch.randn(2, 3, *size), size[0] == 33) for size in SIZES])
+
+
+@pytest.mark.parametrize('training', [False, True])
+@pytest.mark.parametrize('backbone', [SimMIMSwinBackbone, SimMIMSwinV2Backbone])
+def test_masks(backbone, training):
+    model = make(backbone).train(training)
+    image = torch.randn(2, 3, 32, 48)
+    masks = [None, *((torch.rand(2, 8, 12) < hidden) for hidden in (0.2, 0.6, 0.9))]
+    assert_alike_in_threads([lambda mask=mask: model(image, mask) for mask in masks])
+    assert not model.patch_embed._forward_hooks
+
+
+def test_a_thread_that_leaves_its_attention_changes_no_flag_of_another():
+    """Which of torch's backends may compute it is a setting of the process."""
+    flags, entered, left = torch.backends.cuda, Event(), Event()
+    assert flags.cudnn_sdp_enabled()
+    seen = []
+
+    def attend():
+        with without_cudnn_attention():
+            entered.set()
+            left.wait()
+            seen.append(flags.cudnn_sdp_enabled())
+
+    with without_cudnn_attention():
+        thread = Thread(target=attend)
+        thread.start()
+        entered.wait(timeout=0.2)
+        seen.append(flags.cudnn_sdp_enabled())
+    left.set()
+    thread.join()
+    assert seen == [False, False]
+    assert flags.cudnn_sdp_enabled()
