@@ -206,6 +206,7 @@ def random_checkpoint(words, path):
     return path
 
 
+@pytest.mark.slow
 def test_what_a_test_writes(record_fault, tmp_path):
     own = make_own_data(tmp_path / 'own')
     for words, out in ((detection(own), 'found.pkl'), (segmentation(own), 'found')):

@@ -180,10 +180,11 @@ def request(**changes):
 
 @pytest.fixture
 def nothing_tried():
-    for cache in (choose._warned, trial._try):
+    caches = choose._warned, trial._try  # as they are before a test puts others in their places
+    for cache in caches:
         cache.cache_clear()
     yield
-    for cache in (choose._warned, trial._try):
+    for cache in caches:
         cache.cache_clear()
 
 
