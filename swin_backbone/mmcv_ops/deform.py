@@ -122,9 +122,9 @@ def deform_conv_backward_input(
     settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
     for image in _images(input):
         with torch.enable_grad():
-            wanted = input[image].detach().requires_grad_(), offset[image].detach().requires_grad_()
-            out = _convolve(*wanted, None, weight.detach(), None, *settings)
-        grad_input, grad_offset = torch.autograd.grad(out, wanted, gradOutput[image])
+            x, by = input[image].detach().requires_grad_(), offset[image].detach().requires_grad_()
+            out = _convolve(x, by, None, weight.detach(), None, *settings)
+        grad_input, grad_offset = torch.autograd.grad(out, (x, by), gradOutput[image])
         gradInput[image] += grad_input
         gradOffset[image] = grad_offset
 
@@ -216,9 +216,8 @@ def modulated_deform_conv_backward(
     settings = ((stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group)
     for image in _images(input):
         with torch.enable_grad():
-            of = [input[image], offset[image], mask[image], weight]
-            of = [x.detach().requires_grad_() for x in of]
-            out = _convolve(*of, None, *settings)
+            of = [x.detach().requires_grad_() for x in (input[image], offset[image], mask[image], weight)]
+            out = _convolve(of[0], of[1], of[2], of[3], None, *settings)
         found = torch.autograd.grad(out, of, grad_output[image])
         grad_input[image] += found[0]
         grad_offset[image] = found[1]
@@ -263,9 +262,9 @@ def ms_deform_attn_forward(
         weights.append(weights_4 * wide(attention_weights[:, :, :, level])[..., None])
     image = torch.arange(batch, device=value.device).view(-1, 1, 1, 1) * positions
     head = torch.arange(heads, device=value.device)[:, None]
-    rows = (torch.stack(rows, 3).flatten(3) + image) * heads + head
+    rows_of_map = (torch.stack(rows, 3).flatten(3) + image) * heads + head
     map_MC = wide(value).reshape(-1, channels)
-    out = sum_bags(map_MC, even_bags(rows, torch.stack(weights, 3).flatten(3)))
+    out = sum_bags(map_MC, even_bags(rows_of_map, torch.stack(weights, 3).flatten(3)))
     return out.view(batch, queries, heads * channels).to(value.dtype)
 
 
