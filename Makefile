@@ -35,13 +35,13 @@ STAMP := $(VENV)/.installed
 .PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-nightly test-sanitize test-lite \
 	test-toolboxes test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
 
-FORCE:
-
 install: $(STAMP)
 
 $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh $(if $(MMCV),FORCE)
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' MMCV='$(MMCV)' bash tools/install.sh
 	@touch $@
+
+FORCE: # MMCV may ask for another mmcv than the one that is there
 
 # No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain, 45 MB, and mmrotate, 30 MB, with
 # torchvision, which nothing else here needs. The operators that `make install` compiled stay as they are.
