@@ -223,7 +223,7 @@ def test_a_checkpoint_of_another_number_of_classes_is_named(tmp_path, shapes, tr
     more = demo_options(shapes, 'model.head.num_classes=7', 'data_preprocessor.num_classes=7')
     tested = run('tools/test.py', DEMO, trained, '--work-dir', tmp_path, *more)
     assert tested.returncode == 1
-    assert 'was trained with 4 classes, the model of the config has 7' in tested.stderr
+    assert 'model.head.num_classes takes 4, the classes of train_dataloader.dataset, got 7' in tested.stderr
 
 
 def test_data_that_is_not_there_is_named(tmp_path):
