@@ -119,8 +119,8 @@ demo-deploy: install-deploy
 		--pictures '$(SHAPES)/images/val/*0.png'
 	$(RUN) tools/export.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --out $(DEPLOYED)/upernet \
 		--pictures '$(SHAPES)/images/val/*0.png'
-	$(RUN) -I swin_backbone/deploy/runtime.py $(DEPLOYED)/mask-rcnn $(SHAPES)/images/val/*0.png
-	$(RUN) -I swin_backbone/deploy/runtime.py $(DEPLOYED)/upernet $(SHAPES)/images/val/*0.png
+	$(RUN) -I swin_backbone/export/runtime.py $(DEPLOYED)/mask-rcnn $(SHAPES)/images/val/*0.png
+	$(RUN) -I swin_backbone/export/runtime.py $(DEPLOYED)/upernet $(SHAPES)/images/val/*0.png
 	$(RUN) tools/test.py $(DEMO) "$$(cat work_dirs/demo/last_checkpoint)" --work-dir $(DEPLOYED) | grep mAP:
 	$(RUN) tools/test.py $(DEMO) $(DEPLOYED)/mask-rcnn --work-dir $(DEPLOYED) | grep mAP:
 	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir $(DEPLOYED) | grep mIoU:
@@ -166,14 +166,14 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 FIGURES := work_dirs/benchmark
 benchmark-gpu: install
 	mkdir -p $(FIGURES)
-	$(RUN) tools/gpu_report.py --compile --tune --tools \
+	$(RUN) -m benchmarks.gpu.report --compile --tune --tools \
 		--detector configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py --json $(FIGURES)/gpu.json
 
 # The backbones' tests on another torch, in an environment of its own: make test-torch TORCH=torch==2.11.0
 OTHER := .venv-$(subst =,,$(TORCH))
 LITE := mmengine==0.10.7 mmcv-lite==2.1.0 numpy 'setuptools<81' safetensors filelock tqdm rich pytest hypothesis matplotlib
 OTHER_TESTS := $(addprefix tests/,models/test_modes.py models/test_swin.py windows/test_windows.py backends/test_reference.py \
-	backends/triton/test_check.py backends/test_sdpa.py backends/test_backend.py)
+	backends/triton/test_check.py backends/test_sdpa.py backends/test_all_backends.py)
 test-torch:
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' $(LITE)

@@ -42,7 +42,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
-    package_data={'swin_backbone.analysis': ['explorer.html']},
+    package_data={'swin_backbone.pictures': ['explorer.html']},
     # C++ and headers are for building; a wheel brings what they became.
     ext_modules=native['extensions'](),
     cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative']},

@@ -40,10 +40,10 @@ else:
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-        from .openmmlab.config_files import register_prefixes
-        from .openmmlab.nan_guard import NonFiniteGuardHook
-        from .openmmlab.optim import SwinLayerDecayOptimizerConstructor
-        from .openmmlab.swap import swap_backbone
+        from .openmmlab.config.files import register_prefixes
+        from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
+        from .openmmlab.optim.nan_guard import NonFiniteGuardHook
+        from .openmmlab.swap.replace import swap_backbone
 
         register_prefixes()
 

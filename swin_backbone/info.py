@@ -115,7 +115,7 @@ def _devices() -> Iterator[Fact]:
 
 def _processor() -> str:
     try:
-        from .analysis.machine import processor
+        from .devices import processor
     except ImportError:  # of torch or mmcv, as other lines say
         return f'{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs'
     return processor()

@@ -58,7 +58,7 @@ def pytest_addoption(parser):
     parser.addoption(
         '--write-swap-list',
         action='store_true',
-        help='write what tests/openmmlab/test_swap_every_config.py found to docs/swap.md',
+        help='write what tests/openmmlab/swap/test_swap_every_config.py found to docs/swap.md',
     )
     parser.addoption(
         '--faults-json',

@@ -3,17 +3,16 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from mmengine.config import Config, utils
 from mmengine.runner import CheckpointLoader
 
 from swin_backbone import compat
-from swin_backbone.openmmlab import loading
-from swin_backbone.openmmlab.config_files import read_config, register_prefixes
+from swin_backbone.openmmlab.checkpointing import loading
+from swin_backbone.openmmlab.config.files import read_config, register_prefixes
 
-ROOT = Path(__file__).parents[1]
 OWN_CONFIG = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
 
 

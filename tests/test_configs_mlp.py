@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from swin_backbone import SwinMLPBackbone
 
-ROOT = Path(__file__).parents[1] / 'configs'
+ROOT = ROOT / 'configs'
 CONFIGS = sorted(glob.glob('**/*swin-mlp*.py', root_dir=ROOT, recursive=True))
 
 

@@ -1,16 +1,16 @@
 """The Swin V2 configs: what they name exists, and neck and heads take what the backbone gives."""
 
 import glob
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from swin_backbone import SwinV2Backbone
 
-ROOT = Path(__file__).parents[1] / 'configs'
+ROOT = ROOT / 'configs'
 PATHS = sorted(glob.glob('**/*swinv2*.py', root_dir=ROOT, recursive=True))
 CONFIGS = [path for path in PATHS if 'simmim' not in path]  # which emits one map, to be filled in
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 OWN_DATA = (ROOT / 'docs' / 'own_data.md').read_text()
 COMMANDS = re.findall(r'^```bash\n(.*?)^```', OWN_DATA, flags=re.M | re.S)
 LIMIT_S = 900

@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from swin_backbone import info
 from swin_backbone.version import __version__
-
-ROOT = Path(__file__).parents[1]
 
 
 def facts(printed):

@@ -4,11 +4,10 @@ pkg_resources. The real releases are fetched from the package index, into an env
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 # What stands in front of this environment's own packages: of each, what pip is asked for.
 RELEASES = {
     'mmcv-lite': ['mmcv-lite==2.2.0'],
@@ -69,7 +68,7 @@ def test_releases_without_operators_serve(tmp_path, releases):
     (packages / 'sitecustomize.py').write_text(NO_TOOLBOXES)
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(packages), str(ROOT)])}
     use(tmp_path, environment)
-    files = ['backbones/test_swin.py', 'checkpoints/test_load.py', 'checkpoints/test_convert.py', 'test_compat.py']
+    files = ['models/test_swin.py', 'checkpoints/test_load.py', 'checkpoints/test_convert.py', 'test_compat.py']
     result = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *(f'tests/{file}' for file in files)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900,

@@ -2,11 +2,10 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
 each = pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.stem)
 

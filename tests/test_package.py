@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'swin_backbone'
 
 
@@ -57,7 +57,7 @@ TABLE = ROOT / 'CONTRIBUTING.md'
 ARROW = re.compile(r'^\| `(\w+)/?` \| (.+?) \| (.+?) \|$', re.MULTILINE)
 DECIDERS = 'is_compiling', 'is_tracing', 'is_available('
 # What asks which devices there are, and does not compute.
-ASK_FOR_DEVICES = {'info.py', 'openmmlab', 'analysis', 'deploy'}
+ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'pictures', 'cost', 'export'}
 
 
 def arrows():
@@ -86,6 +86,21 @@ def test_imports_go_down_only(folder):
         for name in imported(path):
             known = name.split('.')[0] in standard or any(name == a or name.startswith(a + '.') for a in allowed)
             assert known or not standard, f'{path.relative_to(ROOT)} imports {name}'
+
+
+def test_folders_of_openmmlab_import_those_to_their_left():
+    sentence = TABLE.read_text(encoding='utf-8').split('imports those to its left alone: ')[1].split('.')[0]
+    folders = re.findall(r'`(\w+)`', sentence)
+    inside = PACKAGE / 'openmmlab'
+    assert sorted(folders) == sorted(path.parent.name for path in inside.glob('*/__init__.py'))
+    below = ['errors', 'error_origin', 'launchers']
+    for path in sorted(inside.rglob('*.py')):
+        if path.stem == 'runtime':
+            continue
+        here = path.relative_to(inside).parts[0]
+        allowed = {*below, *(folders[: folders.index(here) + 1] if here in folders else ())}
+        found = {name.split('.')[2] for name in imported(path) if name.startswith('swin_backbone.openmmlab.')}
+        assert found <= allowed, f'{path.relative_to(ROOT)} imports {sorted(found - allowed)}'
 
 
 def test_only_backends_decide_how_a_layer_is_computed():

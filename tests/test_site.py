@@ -13,8 +13,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob('*.md')), *sorted((ROOT / 'docs').glob('*.md'))]
 names = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 
@@ -22,7 +22,7 @@ FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
 NOT_RUN = re.compile(r'<!-- not run: .+ -->\n\Z')
 EXAMPLES = (
     *('models.swin', 'models.swin_v2', 'checkpoints.load', 'checkpoints.convert'),
-    *('openmmlab.swap', 'openmmlab.optim', 'analysis.attention'),
+    *('openmmlab.swap.replace', 'openmmlab.optim.layer_decay', 'pictures.attention'),
 )
 
 
@@ -64,7 +64,9 @@ def test_each_picture_of_the_pages_is_drawn_by_one_command():
 @names
 def test_files_that_are_named_exist(page):
     written = prose(page).partition('<!-- generated')[0]  # by a test, of errors that name the toolboxes' files
-    named = re.findall(r'\b(?:swin_backbone|tools|tests|configs|constraints)/[\w./-]+\.(?:py|sh|md|txt)\b', written)
+    named = re.findall(
+        r'\b(?:swin_backbone|tools|tests|configs|constraints|benchmarks)/[\w./-]+\.(?:py|sh|md|txt)\b', written
+    )
     if page.name != 'CHANGELOG.md':  # which also names files that are gone
         assert [path for path in named if not (ROOT / path).exists()] == []
 
@@ -96,8 +98,11 @@ def check(command, monkeypatch):
     program, *arguments = command
     if Path(program).name in ('python', '$(RUN)') and arguments[0].startswith('tools/'):
         monkeypatch.setattr(sys, 'argv', arguments)
-        monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+        monkeypatch.syspath_prepend(str(ROOT / 'tools'))  # ablate.py imports another tool
         tool(arguments[0])()
+    elif arguments[0] == '-m' and arguments[1].startswith('benchmarks.'):
+        monkeypatch.setattr(sys, 'argv', arguments[1:])
+        importlib.import_module(arguments[1]).parse_args()
     elif arguments[:2] == ['-m', 'swin_backbone']:
         from swin_backbone.__main__ import parser
 
@@ -152,7 +157,7 @@ def test_examples_of_docstrings(module):
 def sentences():
     """A pattern for each string of the package and the tools, with 20 characters or more that are always there."""
     found = set()
-    for path in [*(ROOT / 'swin_backbone').rglob('*.py'), *(ROOT / 'tools').glob('*.py')]:
+    for path in [path for folder in ('swin_backbone', 'tools', 'benchmarks') for path in (ROOT / folder).rglob('*.py')]:
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             if isinstance(node, ast.JoinedStr):
                 parts = [re.escape(p.value) if isinstance(p, ast.Constant) else '.*' for p in node.values]

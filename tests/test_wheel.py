@@ -9,10 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from mmengine.config import Config
 from mmengine.fileio import load
 
-ROOT = Path(__file__).parents[1]
 CONFIG = 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
 
 LOOK_UP = f"""
@@ -20,7 +20,7 @@ import swin_backbone
 from pathlib import Path
 from mmengine.config import Config
 from mmengine.hub import get_config
-from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.config.files import read_config
 
 assert Path({{target!r}}) in Path(swin_backbone.__file__).parents, swin_backbone.__file__
 own = get_config('swin_backbone::{CONFIG}'), read_config('swin_backbone::{CONFIG}')

@@ -19,7 +19,6 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from command_line import positive, run, stop_on_user_errors
 from make_shapes_dataset import SHAPES, draw_picture
 from mmengine.logging import MMLogger
 from rich.console import Console
@@ -27,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from swin_backbone import SwinBackbone
+from swin_backbone.command_line import positive, run, stop_on_user_errors
 from swin_backbone.whole_files import write_between, write_whole
 
 PICTURE, SIZE, WINDOW = 128, 64, 4  # sides of a picture and of a cut-out, in pixels; side of a window, in tokens

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command_line import (
+from mmengine.registry import VISUALIZERS, init_default_scope
+from rich.progress import track
+
+from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_config_arguments,
     add_overwrite,
@@ -22,14 +25,11 @@ from command_line import (
     run,
     stop_on_user_errors,
 )
-from mmengine.registry import VISUALIZERS, init_default_scope
-from rich.progress import track
-
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.data.guard import build_dataset
+from swin_backbone.openmmlab.data.media import encode_picture
 from swin_backbone.openmmlab.errors import sentence_of
-from swin_backbone.openmmlab.guard import build_dataset
-from swin_backbone.openmmlab.media import encode_picture
-from swin_backbone.openmmlab.places import make_folder, require_data
 from swin_backbone.outputs import Outputs
 
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')

@@ -8,11 +8,11 @@ seconds are over; the table says how many were. Exit status: 0 if all can be tra
 
 import argparse
 
-from command_line import BUILD_ERRORS, add_config_arguments, number, positive, run, stop_on_user_errors
 from rich.console import Console
 
+from swin_backbone.command_line import BUILD_ERRORS, add_config_arguments, number, positive, run, stop_on_user_errors
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.check_data import check_data, print_reports
+from swin_backbone.openmmlab.data.check_data import check_data, print_reports
 
 
 def parse_args() -> argparse.Namespace:

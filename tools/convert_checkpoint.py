@@ -5,15 +5,14 @@ python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|h
 
 import argparse
 
-from command_line import (
+from swin_backbone import convert_checkpoint
+from swin_backbone.checkpoints import FORMATS
+from swin_backbone.command_line import (
     add_checkpoint_arguments,
     add_overwrite,
     run,
     stop_on_user_errors,
 )
-
-from swin_backbone import convert_checkpoint
-from swin_backbone.checkpoints import FORMATS
 
 
 def parse_args() -> argparse.Namespace:

@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import (
+from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_checkpoint_arguments,
     add_config_arguments,
@@ -22,9 +22,9 @@ from command_line import (
     run,
     stop_on_user_errors,
 )
-
-from swin_backbone.deploy.export import export
-from swin_backbone.openmmlab import media, runtime
+from swin_backbone.export.export import export
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.data import media
 
 
 def parse_args() -> argparse.Namespace:

@@ -8,7 +8,9 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import (
+from rich.console import Console
+
+from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_config_arguments,
     add_overwrite,
@@ -16,9 +18,7 @@ from command_line import (
     run,
     stop_on_user_errors,
 )
-from rich.console import Console
-
-from swin_backbone.analysis.report import print_report, report
+from swin_backbone.cost.report import print_report, report
 from swin_backbone.openmmlab import runtime
 from swin_backbone.outputs import claim
 

@@ -29,7 +29,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from command_line import (
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_allow_missing,
     add_checkpoint_arguments,
@@ -40,15 +44,12 @@ from command_line import (
     run,
     stop_on_user_errors,
 )
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from swin_backbone.deploy.predictor import ExportedPredictor, is_exported
-from swin_backbone.openmmlab import media, runtime
+from swin_backbone.export.predictor import ExportedPredictor, is_exported
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config.paths import make_folder
+from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
-from swin_backbone.openmmlab.inference import Predictor, Results
-from swin_backbone.openmmlab.places import make_folder
+from swin_backbone.openmmlab.inference.predict import Predictor, Results
 from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
 

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
-RESUMABLE = os.EX_TEMPFAIL  # what swin_backbone.openmmlab.signals ends a training with
+RESUMABLE = os.EX_TEMPFAIL  # what swin_backbone.openmmlab.training.signals ends a training with
 
 if __name__ == '__main__':
     try:

@@ -18,15 +18,15 @@ from typing import Optional
 
 import cv2
 import numpy as np
-from command_line import (
+from pycocotools import mask as coco_mask
+
+from swin_backbone.command_line import (
     add_overwrite,
     positive,
     run,
     stop_on_user_errors,
     whole,
 )
-from pycocotools import mask as coco_mask
-
 from swin_backbone.outputs import Outputs
 
 SHAPES = ('circle', 'square', 'triangle', 'star')

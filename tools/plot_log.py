@@ -9,16 +9,15 @@ folder are drawn as one training that was resumed.
 import argparse
 from pathlib import Path
 
-from command_line import (
+from swin_backbone.command_line import (
     add_overwrite,
     run,
     stop_on_user_errors,
     whole,
 )
-
-from swin_backbone.analysis.curves import curves_figure, read_log
-from swin_backbone.analysis.files import save_figure
 from swin_backbone.outputs import claim
+from swin_backbone.pictures.curves import curves_figure, read_log
+from swin_backbone.pictures.save import save_figure
 
 
 def parse_args() -> argparse.Namespace:

@@ -9,11 +9,11 @@ import contextlib
 import sys
 from pathlib import Path
 
-from command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, run, stop_on_user_errors
 from mmengine.fileio import dump
 
+from swin_backbone.command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, run, stop_on_user_errors
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config_files import SUFFIXES
+from swin_backbone.openmmlab.config.files import SUFFIXES
 from swin_backbone.outputs import claim
 
 

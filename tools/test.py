@@ -11,7 +11,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from command_line import (
+from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_allow_missing,
     add_common_arguments,
@@ -22,11 +22,10 @@ from command_line import (
     run,
     stop_on_user_errors,
 )
-
-from swin_backbone.deploy.predictor import is_exported, set_exported
+from swin_backbone.export.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.places import make_folder, require_data
-from swin_backbone.openmmlab.tested import OneFileEachHook, own_folder, written_by_others
+from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.inference.results import OneFileEachHook, own_folder, written_by_others
 from swin_backbone.outputs import claim
 
 

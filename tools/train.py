@@ -10,14 +10,13 @@ learning rate and validation metrics.
 import argparse
 from contextlib import ExitStack
 
-from command_line import BUILD_ERRORS, add_common_arguments, add_skip_unreadable, run, stop_on_user_errors
-
+from swin_backbone.command_line import BUILD_ERRORS, add_common_arguments, add_skip_unreadable, run, stop_on_user_errors
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.check_data import check_own_data
+from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.data.check_data import check_own_data
 from swin_backbone.openmmlab.launchers import rank
-from swin_backbone.openmmlab.monitor import BACKENDS, enable_vis
-from swin_backbone.openmmlab.one_training import only_training_in
-from swin_backbone.openmmlab.places import make_folder, require_data
+from swin_backbone.openmmlab.training.lock import only_training_in
+from swin_backbone.openmmlab.training.monitor import BACKENDS, enable_vis
 
 
 def parse_args() -> argparse.Namespace:

@@ -17,7 +17,7 @@ large a PNG is; explore writes HTML alone. No display is needed.
 import argparse
 from pathlib import Path
 
-from command_line import (
+from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_checkpoint_arguments,
     add_config_arguments,
@@ -27,9 +27,8 @@ from command_line import (
     stop_on_user_errors,
     whole,
 )
-
-from swin_backbone.analysis.files import save_figure
 from swin_backbone.outputs import claim
+from swin_backbone.pictures.save import save_figure
 
 
 def parse_args() -> argparse.Namespace:
@@ -142,32 +141,32 @@ def _sides(window):
 
 
 def _layout(args):
-    from swin_backbone.analysis.layout import lay_out, map_size
+    from swin_backbone.pictures.layout import lay_out, map_size
 
     size = map_size(args.size, args.stage)
     return lay_out(size, _sides(args.window), args.shift, args.mask_padding, args.small_map)
 
 
 def draw_windows(args):
-    from swin_backbone.analysis.pictures import windows_figure
+    from swin_backbone.pictures.windows import windows_figure
 
     return windows_figure(_layout(args))
 
 
 def draw_masks(args):
-    from swin_backbone.analysis.pictures import masks_figure
+    from swin_backbone.pictures.windows import masks_figure
 
     return masks_figure(_layout(args))
 
 
 def draw_strips(args):
-    from swin_backbone.analysis.pictures import strips_figure
+    from swin_backbone.pictures.windows import strips_figure
 
     return strips_figure(_layout(args), args.tokens)
 
 
 def explorer_page(args):
-    from swin_backbone.analysis.explorer import explorer_html
+    from swin_backbone.pictures.explorer import explorer_html
 
     if args.out.suffix != '.html':
         raise ValueError(f'--out: the explorer is written as .html, got {str(args.out)!r}')
@@ -178,8 +177,9 @@ def explorer_page(args):
 
 
 def _predictor(args):
-    from swin_backbone.openmmlab import media, runtime
-    from swin_backbone.openmmlab.inference import Predictor
+    from swin_backbone.openmmlab import runtime
+    from swin_backbone.openmmlab.data import media
+    from swin_backbone.openmmlab.inference.predict import Predictor
 
     frame = next(media.read_frames(media.find_media([args.image])[0]))
     cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False)
@@ -188,15 +188,15 @@ def _predictor(args):
 
 def _strides(model):
     """Of each stage of the model's backbone, from the picture."""
-    from swin_backbone.analysis.attention import strides_of
+    from swin_backbone.pictures.attention import strides_of
 
     return strides_of(model)
 
 
 def draw_attention(args):
-    from swin_backbone.analysis import attention_maps
-    from swin_backbone.analysis.overlays import attention_figure
-    from swin_backbone.openmmlab.explain import seen_by
+    from swin_backbone.openmmlab.inference.explain import seen_by
+    from swin_backbone.pictures import attention_maps
+    from swin_backbone.pictures.overlays import attention_figure
 
     predictor, frame = _predictor(args)
     seen = seen_by(predictor, frame)
@@ -210,8 +210,8 @@ def draw_attention(args):
 
 
 def draw_features(args):
-    from swin_backbone.analysis.overlays import features_figure
-    from swin_backbone.openmmlab.explain import features_of, seen_by
+    from swin_backbone.openmmlab.inference.explain import features_of, seen_by
+    from swin_backbone.pictures.overlays import features_figure
 
     predictor, frame = _predictor(args)
     seen, strides = seen_by(predictor, frame), _strides(predictor.model)
@@ -221,8 +221,8 @@ def draw_features(args):
 
 
 def draw_cam(args):
-    from swin_backbone.analysis.overlays import cam_figure
-    from swin_backbone.openmmlab.explain import explain, seen_by
+    from swin_backbone.openmmlab.inference.explain import explain, seen_by
+    from swin_backbone.pictures.overlays import cam_figure
 
     predictor, frame = _predictor(args)
     found = explain(predictor, frame, args.stage, args.method, args.label, args.number)
@@ -236,9 +236,9 @@ def draw_cam(args):
 
 
 def draw_bias(args):
-    from swin_backbone.analysis.bias import bias_tables
-    from swin_backbone.analysis.pictures import bias_figure
     from swin_backbone.checkpoints import read_checkpoint
+    from swin_backbone.pictures.bias import bias_tables
+    from swin_backbone.pictures.windows import bias_figure
 
     target, window = (_sides(one) if one else None for one in (args.to, args.window))
     tables = bias_tables(

@@ -4,7 +4,7 @@
 # Runs in the project's root on the GPU machine, with the wheels of prepare.sh in .wheels. Each stage writes what it
 # prints to $OUT/STAGE.txt, and its figures to $OUT/STAGE.json ($OUT: work_dirs/gpu):
 #   check    the tests of the kernels
-#   report   tools/gpu_report.py: the kernels against the reference, and all backbones, eager
+#   report   benchmarks/gpu/report.py: the kernels against the reference, and all backbones, eager
 #   tune     the same for the kernels alone, with other launch options, compute-sanitizer and Nsight Compute
 #   compile  the same for backbones with torch.compile, beside eager
 # A stage ends after $LIMIT seconds (570). The exit status is 1 if a stage failed, and the next ones run all the same.
@@ -12,14 +12,14 @@
 set -uo pipefail
 OUT=${OUT:-work_dirs/gpu} LIMIT=${LIMIT:-570} PYTHON=${PYTHON:-python3}
 PEERS=mmdet,timm,transformers,torchvision
-TESTS=(tests/ops/test_triton.py tests/ops/test_backend.py tests/analysis/test_{operations,gpu_models,gpu_checks}.py)
+TESTS=(tests/backends/triton tests/cost/test_operations.py tests/benchmarks/gpu/test_{gpu_models,checks}.py)
 
 stop() {
     echo "on_device: $*" >&2
     exit 2
 }
 
-[ -f tools/gpu_report.py ] || stop "run it in the project's root"
+[ -f benchmarks/gpu/report.py ] || stop "run it in the project's root"
 cpu=
 [ "${1:-}" = --cpu ] && cpu=yes && shift
 [ $# -gt 0 ] || stop "name a stage: check, report, tune or compile"
@@ -53,7 +53,7 @@ for stage in "$@"; do
     tune) command=(--only kernels --tune --tools) ;;
     compile) command=(--only backbones --peers "$PEERS" --compile) ;;
     esac
-    [ "$stage" = check ] || command=("$PYTHON" tools/gpu_report.py "${size[@]}" --json "$OUT/$stage.json" "${command[@]}")
+    [ "$stage" = check ] || command=("$PYTHON" -m benchmarks.gpu.report "${size[@]}" --json "$OUT/$stage.json" "${command[@]}")
     timeout "$LIMIT" "${command[@]}" 2>&1 | tee "$OUT/$stage.txt"
     status=${PIPESTATUS[0]}
     [ "$status" = 124 ] && echo "on_device: $stage was stopped after $LIMIT s" | tee -a "$OUT/$stage.txt"

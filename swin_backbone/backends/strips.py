@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint, get_device_states, set_device_sta
 from .functions.gradients import gradients_by_autograd, needs_autograd
 from .protocol import Request, Windows
 
-# Found by tools/benchmark.py --strip-tokens, with 1 MiB of L2 cache a core. For each thread: the elements of a strip
-# of the map, of which four times as many are the widest tensor, the hidden map of the MLP; and the tokens below which
-# GEMMs, above all those whose sum runs over tokens, are too small to run at full speed.
+# Found by `benchmarks.backbones --strip-tokens`, with 1 MiB of L2 cache a core. For each thread: the elements of a
+# strip of the map, of which four times as many are the widest tensor, the hidden map of the MLP; and the tokens below
+# which GEMMs, above all those whose sum runs over tokens, are too small to run at full speed.
 AUTO_STRIP_ELEMENTS = 2048 * 96
 AUTO_STRIP_MIN_TOKENS = 1024
 

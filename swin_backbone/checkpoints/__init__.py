@@ -7,11 +7,11 @@ A checkpoint is read (safe.py, download.py), recognised (recognise.py, by the ta
 from .convert import convert_checkpoint
 from .errors import CheckpointError
 from .fit import LoadReport
-from .formats import WRITTEN
+from .formats import NAMES
 from .load import adapt_state_dict, load_checkpoint
-from .safe import read_checkpoint, trust_checkpoints
+from .reading.safe import read_checkpoint, trust_checkpoints
 
-FORMATS = tuple(WRITTEN)  # what `convert_checkpoint` writes
+FORMATS = NAMES  # what `convert_checkpoint` writes
 
 __all__ = [
     'FORMATS',

@@ -11,12 +11,10 @@ from torch import Tensor
 from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
 from .errors import CheckpointError
-from .formats import MLP, TORCHVISION, V1, V2, WRITTEN, Format, from_here
-from .formats_mlp import WRITTEN_MLP
-from .formats_v2 import WRITTEN_V2
+from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
+from .reading.safe import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
-from .safe import read_checkpoint
 
 
 def convert_checkpoint(
@@ -59,8 +57,8 @@ def convert_checkpoint(
         >>> convert_checkpoint(f'{folder}/ours.pth', f'{folder}/hf.safetensors', to='hf').split('): ')[-1]
         '157 tensors; left out: nothing'
     """
-    if to not in WRITTEN:
-        raise ValueError(f'to must be one of {", ".join(WRITTEN)}, got {to!r}')
+    if to not in NAMES:
+        raise ValueError(f'to must be one of {", ".join(NAMES)}, got {to!r}')
     outputs = claim(target, [source], overwrite)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     try:
@@ -84,10 +82,10 @@ def convert_checkpoint(
 
 
 def _written(to: str, family: str) -> Format:
-    formats = {V1: WRITTEN, V2: WRITTEN_V2, MLP: WRITTEN_MLP}[family]
-    if to not in formats:
-        raise CheckpointError(f'it holds a {family}, which {to} has not: it can be written as {", ".join(formats)}')
-    return formats[to]
+    if (family, to) not in WRITTEN:
+        names = ', '.join(name for of, name in WRITTEN if of == family)
+        raise CheckpointError(f'it holds a {family}, which {to} has not: it can be written as {names}')
+    return WRITTEN[family, to]
 
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:

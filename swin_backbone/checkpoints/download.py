@@ -22,8 +22,8 @@ from mmengine.logging import print_log
 from tqdm import tqdm
 
 from ..whole_files import write_whole_by
-from .containers import START_BYTES, check_start
 from .errors import CheckpointError, RefusedCheckpoint
+from .reading.containers import START_BYTES, check_start
 
 ATTEMPTS = 5  # at most, each going on where the one before was cut
 PAUSE_S = 1.0  # before the second attempt; doubled before each further one

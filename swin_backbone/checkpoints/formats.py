@@ -1,7 +1,5 @@
 """The names that published Swin checkpoints give their weights: one table an origin, used in both directions.
 
-Those of Swin V2 are in formats_v2.py, those of Swin-MLP in formats_mlp.py.
-
 A row is (name here, name there). Names here are mmdet's and mmseg's; `norm` and `head`, which no backbone has, stand
 for a classifier's last norm and its head. {s} is a stage and {b} a block; {s+1}, {2s+1}, {2s+2} are numbers that an
 origin counts otherwise. A name is renamed by the first row that it, or what it begins with, matches.
@@ -33,52 +31,52 @@ class Format(NamedTuple):
     family: str = V1
 
 
-BLOCK = 'stages.{s}.blocks.{b}'
-LAYERS: Rows = (  # microsoft/Swin-Transformer, SimMIM, Swin-Transformer-{Object-Detection,Semantic-Segmentation}, timm
+_BLOCK = 'stages.{s}.blocks.{b}'
+_LAYERS: Rows = (  # microsoft/Swin-Transformer, SimMIM, Swin-Transformer-{Object-Detection,Semantic-Segmentation}, timm
     ('patch_embed.projection', 'patch_embed.proj'),
     ('patch_embed.norm', 'patch_embed.norm'),
     ('absolute_pos_embed', 'absolute_pos_embed'),
-    (f'{BLOCK}.attn.w_msa', 'layers.{s}.blocks.{b}.attn'),
-    (f'{BLOCK}.ffn.layers.0.0', 'layers.{s}.blocks.{b}.mlp.fc1'),
-    (f'{BLOCK}.ffn.layers.1', 'layers.{s}.blocks.{b}.mlp.fc2'),
-    (BLOCK, 'layers.{s}.blocks.{b}'),
+    (f'{_BLOCK}.attn.w_msa', 'layers.{s}.blocks.{b}.attn'),
+    (f'{_BLOCK}.ffn.layers.0.0', 'layers.{s}.blocks.{b}.mlp.fc1'),
+    (f'{_BLOCK}.ffn.layers.1', 'layers.{s}.blocks.{b}.mlp.fc2'),
+    (_BLOCK, 'layers.{s}.blocks.{b}'),
     ('norm{s}', 'norm{s}'),
     ('norm', 'norm'),
 )
 _LAYERS_ANCHOR = r'layers[._]0\.blocks\.0\.attn\.relative_position_bias_table'
-STAGES: Rows = (
+_STAGES: Rows = (
     ('patch_embed', 'patch_embed'),
     ('absolute_pos_embed', 'absolute_pos_embed'),
     ('stages', 'stages'),
 )
 _STAGES_ANCHOR = r'stages\.0\.blocks\.0\.attn\.w_msa\.relative_position_bias_table'
-HF_BLOCK = 'swin.encoder.layers.{s}.blocks.{b}'
+_HF_BLOCK = 'swin.encoder.layers.{s}.blocks.{b}'
 
 MMDET = Format(
     'mmdet',
     'mmdet or mmseg',
     _STAGES_ANCHOR,
-    (*STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
+    (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
     merging='channels',
 )
 MMPRETRAIN = Format(  # its classifiers call their last norm what a detector calls the last stage's output norm
     'mmpretrain',
     'mmpretrain',
     _STAGES_ANCHOR,
-    (*STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
+    (*_STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
     merging='channels',
 )
 OFFICIAL = Format(
     'official',
     'microsoft/Swin-Transformer',
     _LAYERS_ANCHOR,
-    (*LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
+    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
 )
 TIMM = Format(  # patches are merged before the blocks of a stage; before timm 0.9 they were merged after them
     'timm',
     'timm',
     _LAYERS_ANCHOR,
-    (*LAYERS, ('stages.{s}.downsample', 'layers.{s+1}.downsample'), ('head', 'head.fc')),
+    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s+1}.downsample'), ('head', 'head.fc')),
     spellings=((r'^layers_(?=\d)', 'layers.'),),  # features_only=True
 )
 TORCHVISION = Format(
@@ -89,10 +87,10 @@ TORCHVISION = Format(
         ('patch_embed.projection', 'features.0.0'),
         ('patch_embed.norm', 'features.0.2'),
         ('absolute_pos_embed', 'absolute_pos_embed'),  # torchvision's own models have none
-        (f'{BLOCK}.attn.w_msa', 'features.{2s+1}.{b}.attn'),
-        (f'{BLOCK}.ffn.layers.0.0', 'features.{2s+1}.{b}.mlp.0'),
-        (f'{BLOCK}.ffn.layers.1', 'features.{2s+1}.{b}.mlp.3'),
-        (BLOCK, 'features.{2s+1}.{b}'),
+        (f'{_BLOCK}.attn.w_msa', 'features.{2s+1}.{b}.attn'),
+        (f'{_BLOCK}.ffn.layers.0.0', 'features.{2s+1}.{b}.mlp.0'),
+        (f'{_BLOCK}.ffn.layers.1', 'features.{2s+1}.{b}.mlp.3'),
+        (_BLOCK, 'features.{2s+1}.{b}'),
         ('stages.{s}.downsample', 'features.{2s+2}'),
         ('norm{s}', 'norm{s}'),
         ('norm', 'norm'),
@@ -107,12 +105,12 @@ HUGGING_FACE = Format(
         ('patch_embed.projection', 'swin.embeddings.patch_embeddings.projection'),
         ('patch_embed.norm', 'swin.embeddings.norm'),
         ('absolute_pos_embed', 'swin.embeddings.position_embeddings'),
-        (f'{BLOCK}.norm1', f'{HF_BLOCK}.layernorm_before'),
-        (f'{BLOCK}.attn.w_msa.proj', f'{HF_BLOCK}.attention.output.dense'),
-        (f'{BLOCK}.attn.w_msa', f'{HF_BLOCK}.attention.self'),
-        (f'{BLOCK}.norm2', f'{HF_BLOCK}.layernorm_after'),
-        (f'{BLOCK}.ffn.layers.0.0', f'{HF_BLOCK}.intermediate.dense'),
-        (f'{BLOCK}.ffn.layers.1', f'{HF_BLOCK}.output.dense'),
+        (f'{_BLOCK}.norm1', f'{_HF_BLOCK}.layernorm_before'),
+        (f'{_BLOCK}.attn.w_msa.proj', f'{_HF_BLOCK}.attention.output.dense'),
+        (f'{_BLOCK}.attn.w_msa', f'{_HF_BLOCK}.attention.self'),
+        (f'{_BLOCK}.norm2', f'{_HF_BLOCK}.layernorm_after'),
+        (f'{_BLOCK}.ffn.layers.0.0', f'{_HF_BLOCK}.intermediate.dense'),
+        (f'{_BLOCK}.ffn.layers.1', f'{_HF_BLOCK}.output.dense'),
         ('stages.{s}.downsample', 'swin.encoder.layers.{s}.downsample'),
         ('norm{s}', 'hidden_states_norms.stage{s+1}'),
         ('norm', 'swin.layernorm'),
@@ -131,11 +129,99 @@ HUGGING_FACE = Format(
         (r'\.mlp\.fc2\.', '.output.dense.'),
     ),
 )
-_QKV = ('query', 'key', 'value')
 
-# What can be written, and everything that is recognised.
-WRITTEN = {format.name: format for format in (OFFICIAL, MMDET, TIMM, TORCHVISION, HUGGING_FACE)}
-ALL = (*WRITTEN.values(), MMPRETRAIN)
+# Swin V2. Names here are mmpretrain's `SwinTransformerV2`'s: a stage begins with the patch merging that leads to it.
+_LAYERS_ANCHOR_V2 = r'layers[._]0\.blocks\.0\.attn\.logit_scale'
+_STAGES_ANCHOR_V2 = r'stages\.0\.blocks\.0\.attn\.w_msa\.logit_scale'
+_HF_BLOCK_V2 = _HF_BLOCK.replace('swin.', 'swinv2.')
+
+OWN_V2 = Format(  # whose names are the toolboxes', had they a Swin V2
+    'mmdet',
+    'SwinV2Backbone',
+    _STAGES_ANCHOR_V2,
+    (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
+    merging='channels',
+    family=V2,
+)
+MMPRETRAIN_V2 = Format(
+    'mmpretrain',
+    'mmpretrain, Swin V2',
+    _STAGES_ANCHOR_V2,
+    (*_STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
+    merging='channels',
+    family=V2,
+)
+OFFICIAL_V2 = Format(
+    'official',
+    'microsoft/Swin-Transformer, Swin V2',
+    _LAYERS_ANCHOR_V2,
+    (*_LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
+    family=V2,
+)
+TIMM_V2 = Format(
+    'timm',
+    'timm, Swin V2',
+    _LAYERS_ANCHOR_V2,
+    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
+    spellings=((r'^layers_(?=\d)', 'layers.'),),  # features_only=True
+    family=V2,
+)
+HUGGING_FACE_V2 = Format(
+    'hf',
+    'Hugging Face, Swin V2',
+    r'(?:swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale',
+    (
+        ('patch_embed.projection', 'swinv2.embeddings.patch_embeddings.projection'),
+        ('patch_embed.norm', 'swinv2.embeddings.norm'),
+        ('absolute_pos_embed', 'swinv2.embeddings.position_embeddings'),
+        (f'{_BLOCK}.norm1', f'{_HF_BLOCK_V2}.layernorm_before'),
+        (f'{_BLOCK}.attn.w_msa.q_bias', f'{_HF_BLOCK_V2}.attention.self.query.bias'),
+        (f'{_BLOCK}.attn.w_msa.v_bias', f'{_HF_BLOCK_V2}.attention.self.value.bias'),
+        (f'{_BLOCK}.attn.w_msa.cpb_mlp', f'{_HF_BLOCK_V2}.attention.self.continuous_position_bias_mlp'),
+        (f'{_BLOCK}.attn.w_msa.proj', f'{_HF_BLOCK_V2}.attention.output.dense'),
+        (f'{_BLOCK}.attn.w_msa', f'{_HF_BLOCK_V2}.attention.self'),
+        (f'{_BLOCK}.norm2', f'{_HF_BLOCK_V2}.layernorm_after'),
+        (f'{_BLOCK}.norm3', f'{_HF_BLOCK_V2}.norm3'),  # which Hugging Face's own models have not
+        (f'{_BLOCK}.ffn.layers.0.0', f'{_HF_BLOCK_V2}.intermediate.dense'),
+        (f'{_BLOCK}.ffn.layers.1', f'{_HF_BLOCK_V2}.output.dense'),
+        ('stages.{s+1}.downsample', 'swinv2.encoder.layers.{s}.downsample'),
+        ('norm{s}', 'norm{s}'),
+        ('norm', 'swinv2.layernorm'),
+        ('head', 'classifier'),
+    ),
+    separate_qkv=True,
+    spellings=((r'^(?=(embeddings|encoder\.layers|layernorm)\.)', 'swinv2.'),),
+    family=V2,
+)
+
+# Swin-MLP
+OFFICIAL_MLP = Format(
+    'official',
+    'microsoft/Swin-Transformer, Swin-MLP',
+    r'layers\.0\.blocks\.0\.spatial_mlp\.weight',
+    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
+    family=MLP,
+)
+OWN_MLP = Format(  # whose names are the toolboxes', had they a Swin-MLP
+    'mmdet',
+    'SwinMLPBackbone',
+    r'stages\.0\.blocks\.0\.spatial_mlp\.weight',
+    (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
+    merging='channels',
+    family=MLP,
+)
+
+# All that is recognised; of those that share an anchor, the first.
+ALL = (
+    *(OFFICIAL, MMDET, TIMM, TORCHVISION, HUGGING_FACE, MMPRETRAIN),
+    *(OFFICIAL_V2, OWN_V2, TIMM_V2, HUGGING_FACE_V2, MMPRETRAIN_V2),
+    *(OFFICIAL_MLP, OWN_MLP),
+)
+# By family and name, what can be written: what mmpretrain reads is named as in mmdet too.
+WRITTEN = {(format.family, format.name): format for format in ALL if format.name != 'mmpretrain'}
+NAMES = tuple(name for family, name in WRITTEN if family == V1)  # which the other families have some of
+
+_QKV = ('query', 'key', 'value')
 
 
 def name_here(key: str, format: Format) -> Optional[str]:

@@ -6,8 +6,8 @@ from typing import Any, Optional, Union
 from torch import Tensor, nn
 
 from .fit import LoadReport, backbones_of, fit
+from .reading.safe import read_checkpoint
 from .recognise import INDEX_TABLES
-from .safe import read_checkpoint
 
 
 def load_checkpoint(

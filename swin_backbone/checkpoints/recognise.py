@@ -9,9 +9,21 @@ from torch import Tensor
 
 from ..windows.grid import Size
 from .errors import CheckpointError
-from .formats import ALL, MMDET, MMPRETRAIN, OFFICIAL, TIMM, V2, Format, name_here, to_here
-from .formats_mlp import WRITTEN_MLP
-from .formats_v2 import ALL_V2, MMPRETRAIN_V2, OFFICIAL_V2, OWN_V2, TIMM_V2
+from .formats import (
+    ALL,
+    MMDET,
+    MMPRETRAIN,
+    MMPRETRAIN_V2,
+    OFFICIAL,
+    OFFICIAL_V2,
+    OWN_V2,
+    TIMM,
+    TIMM_V2,
+    V2,
+    Format,
+    name_here,
+    to_here,
+)
 from .resize import window_of_coordinates, window_of_index
 
 # What may hold the weights in a training script's checkpoint, first the averaged ones (timm's, then DeiT's name). In
@@ -118,8 +130,7 @@ def find_swin(
 
 
 def _prefixes(tensors: dict[str, Tensor]) -> dict[str, Format]:
-    formats = (*ALL, *ALL_V2, *WRITTEN_MLP.values())
-    anchors = {format.anchor: format for format in formats[::-1]}  # of those that share an anchor, the first
+    anchors = {format.anchor: format for format in ALL[::-1]}  # of those that share an anchor, the first
     found = {}
     for key in tensors:
         for anchor, format in anchors.items():

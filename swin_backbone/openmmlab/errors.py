@@ -3,7 +3,7 @@
 from collections import Counter
 
 from ..checkpoints import CheckpointError
-from .where import failing_line, place_of
+from .error_origin import failing_line, place_of
 
 IN_WORKER = 'Original Traceback (most recent call last)'
 MOST_CHARACTERS = 1000
@@ -69,7 +69,7 @@ def sentence_of(error: BaseException) -> str:
     if isinstance(error, KNOWN):
         return _one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f'{error.filename} ({error.strerror})'  # as tools/command_line.py says it, without a number
+        return f'{error.filename} ({error.strerror})'  # as swin_backbone/command_line.py says it, without a number
     where = place_of(error)
     return (f'{where}: ' if where else '') + _message(error)
 

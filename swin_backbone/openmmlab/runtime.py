@@ -13,19 +13,19 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
-from .amp import CpuAmpOptimWrapper
-from .cfg_options import apply_options
-from .config_check import check_config, check_fit
-from .config_files import read_config, use_torchvision
+from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
+from .config.cfg_options import apply_options
+from .config.check import check_config, check_fit
+from .config.files import read_config, use_torchvision
+from .config.paths import make_folder
+from .data.guard import guard_runner
+from .data.own_data import fill_own_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
-from .guard import guard_runner
 from .launchers import require_launcher
-from .loading import FitCheckpointHook, read_checkpoints_safely
-from .monitor import CurvesHook
-from .own_data import fill_own_data
-from .places import make_folder
-from .runner import SafeRunner
-from .swap import swap_backbone
+from .optim.amp import CpuAmpOptimWrapper
+from .swap.replace import swap_backbone
+from .training.monitor import CurvesHook
+from .training.runner import SafeRunner
 
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # what stops `run` and is no fault of a program
 

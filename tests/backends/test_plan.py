@@ -7,8 +7,8 @@ import torch
 from helpers.data_parallel import data_parallel
 from torch import nn
 
+from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.analysis.timing import bytes_kept
 from swin_backbone.backends import BACKENDS, Plan
 
 

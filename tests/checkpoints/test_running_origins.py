@@ -12,7 +12,7 @@ from helpers.small_models import randomised
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.compat import import_torchvision
-from swin_backbone.openmmlab.swins import SWINS
+from swin_backbone.openmmlab.swap.variants import SWINS
 
 pytestmark = pytest.mark.peer
 

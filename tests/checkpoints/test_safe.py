@@ -9,20 +9,18 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter, OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers import ROOT
 from helpers.attacks import archive, call, name
 from helpers.small_models import randomised
 from mmengine.logging import HistoryBuffer
 
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
-
-ROOT = Path(__file__).parents[2]
 
 
 class MakesAFile:

@@ -24,7 +24,7 @@ from helpers.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, download, read_checkpoint
-from swin_backbone.openmmlab.loading import load_from_file_or_address, read_checkpoints_safely
+from swin_backbone.openmmlab.checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 
 TIMEOUT_S = 0.15
 MOST_BYTES = 16 << 20

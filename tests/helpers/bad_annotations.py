@@ -272,7 +272,7 @@ def runner_of(cfg):
 
 
 def train(cfg):
-    from swin_backbone.openmmlab.guard import guard_runner
+    from swin_backbone.openmmlab.data.guard import guard_runner
 
     runner = runner_of(cfg)
     guard_runner(runner)
@@ -284,7 +284,7 @@ def evaluate(cfg):
     import torch
     from pycocotools import mask as coco_mask
 
-    from swin_backbone.openmmlab.guard import guard_runner
+    from swin_backbone.openmmlab.data.guard import guard_runner
 
     runner = runner_of(cfg)
     guard_runner(runner)
@@ -303,8 +303,8 @@ def evaluate(cfg):
 
 def browse(cfg):
     """What the pictures become, or the errors."""
+    from swin_backbone.openmmlab.data.guard import build_dataset
     from swin_backbone.openmmlab.errors import DataError
-    from swin_backbone.openmmlab.guard import build_dataset
 
     dataset = build_dataset(cfg, 'train')
     found = []
@@ -317,7 +317,7 @@ def browse(cfg):
 
 
 def check(cfg):
-    from swin_backbone.openmmlab.check_data import check_data
+    from swin_backbone.openmmlab.data.check_data import check_data
 
     return check_data(cfg)
 

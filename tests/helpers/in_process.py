@@ -13,7 +13,7 @@ from helpers import ROOT
 
 
 def run(tool, *arguments):
-    """What `python TOOL ARGUMENTS` ends with and prints."""
+    """What `python TOOL ARGUMENTS` ends with and prints; a tool without a slash is run as `python -m TOOL`."""
     stdout, stderr = io.StringIO(), io.StringIO()
     code = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -21,7 +21,10 @@ def run(tool, *arguments):
         patch.syspath_prepend(ROOT / 'tools')
         try:
             with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-                runpy.run_path(str(ROOT / tool), run_name='__main__')
+                if '/' in tool:
+                    runpy.run_path(str(ROOT / tool), run_name='__main__')
+                else:
+                    runpy.run_module(tool, run_name='__main__')
         except SystemExit as stop:
             code = stop.code or 0
             if isinstance(code, str):

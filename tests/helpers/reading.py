@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.timing import peak_rss
 from helpers import PYTHONPATH
-from swin_backbone.analysis.timing import peak_rss
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 
 ADDRESSES_MIB = 512  # more than this beside what is there is refused by the system: MemoryError, which no test takes

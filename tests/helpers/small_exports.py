@@ -8,11 +8,11 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
-from swin_backbone.deploy import export, verify
-from swin_backbone.deploy.runtime import resize
-from swin_backbone.openmmlab.config_files import read_config
-from swin_backbone.openmmlab.inference import Predictor
-from swin_backbone.openmmlab.swap import swap_backbone
+from swin_backbone.export import export, verify
+from swin_backbone.export.runtime import resize
+from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.inference.predict import Predictor
+from swin_backbone.openmmlab.swap.replace import swap_backbone
 
 SWIN = dict(embed_dims=32, depths=(1, 2, 1, 1), num_heads=(2, 4, 8, 16), arch=None, init_cfg=None)
 WIDTHS = [32, 64, 128, 256]

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from swin_backbone.deploy import runtime
+from swin_backbone.export import runtime
 
 FREE = ['batch', 'height', 'width', 3]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 
 from swin_backbone.mmcv_ops import ext, in_use, providers, put_in_place
 
-ROOT = Path(__file__).parents[2]
 WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
 BROKEN = "raise ImportError('undefined symbol: _ZN3c10')\n"
 
@@ -43,7 +43,6 @@ print(x.grad.sum().item())
 import mmcv._ext
 print(mmcv._ext.__name__)
 """
-
 
 FAILED = 'try:\n    import mmcv.ops\nexcept ImportError:\n    pass\nelse:\n    raise SystemExit("no failure")\n'
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.peers import build_peer, largest_difference
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
-from swin_backbone.analysis.peers import build_peer, largest_difference
-from swin_backbone.openmmlab.config_files import use_torchvision
+from swin_backbone.openmmlab.config.files import use_torchvision
 
 pytestmark = [pytest.mark.peer, pytest.mark.toolboxes]
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 from mmengine.config import Config
 from mmengine.utils import is_installed
 
-from swin_backbone.analysis.flops import build
+from swin_backbone.cost.flops import build
 from swin_backbone.openmmlab import runtime
 
-CONFIGS = Path(__file__).parents[2] / 'configs'
+CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
 MASK_RCNN = str(CONFIGS / 'mask_rcnn' / 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py')
 UPERNET = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')

@@ -74,16 +74,16 @@ OPTIONS = [
     ('make_shapes_dataset', '--size', ['63', '1000000', '1e9']),
     ('make_shapes_dataset', '--seed', ['-1', 'nan']),
     ('make_shapes_dataset', '--train', ['0']),
-    ('benchmark', '--device', ['meta', 'nowhere', 'cpu,cuda']),
-    ('benchmark', '--size', ['1000000000', '0', 'nan']),
-    ('benchmark', '--peak-gbs', ['nan', '0']),
+    ('benchmarks.backbones', '--device', ['meta', 'nowhere', 'cpu,cuda']),
+    ('benchmarks.backbones', '--size', ['1000000000', '0', 'nan']),
+    ('benchmarks.backbones', '--peak-gbs', ['nan', '0']),
 ]
 
 
 @pytest.mark.parametrize(('tool', 'option', 'values'), OPTIONS)
 def test_an_option_says_what_it_takes(record_fault, tool, option, values):
     for value in values:
-        said = sentence(run(f'tools/{tool}.py', 'a', 'b', 'c', f'{option}={value}'), status=2)
+        said = sentence(run(tool if '.' in tool else f'tools/{tool}.py', 'a', 'b', 'c', f'{option}={value}'), status=2)
         assert f'argument {option}: ' in said
         assert value[:40] in said
         record_fault('bad_commands')

@@ -20,10 +20,10 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image
 
-from swin_backbone.openmmlab import check_labels, guard
-from swin_backbone.openmmlab.check_data import check_data
+from swin_backbone.openmmlab.data import check_labels, guard
+from swin_backbone.openmmlab.data.check_data import check_data
+from swin_backbone.openmmlab.data.guard import build_dataset
 from swin_backbone.openmmlab.errors import DataError
-from swin_backbone.openmmlab.guard import build_dataset
 from swin_backbone.openmmlab.runtime import load_config
 
 
@@ -33,7 +33,7 @@ def own(tmp_path):
 
 
 def config(words):
-    from swin_backbone.openmmlab.cfg_options import parse_options
+    from swin_backbone.openmmlab.config.cfg_options import parse_options
 
     return load_config(str(words[0]), None, parse_options(words[2:]), 'none')
 

@@ -3,16 +3,19 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from helpers.in_process import run
 
-TOOLS = Path(__file__).parents[2] / 'tools'
-IMPORTED = os.pathsep.join(map(str, (TOOLS, TOOLS.parent)))
+TOOLS = ROOT / 'tools'
+COMMANDS = sorted(
+    {*TOOLS.glob('*.py')} - {TOOLS / 'launch.py'}
+    | {ROOT / 'benchmarks' / f'{name}.py' for name in ('backbones', 'parts', 'windows', 'operators', 'gpu/report')}
+)
 PROGRAM = """
 import logging, os, sys
-from command_line import run
+from swin_backbone.command_line import run
 logger = logging.getLogger()
 logger.addHandler(logging.StreamHandler(sys.stdout))
 def main():
@@ -24,7 +27,7 @@ LOGS = "[logger.warning('line' * 100) for _ in range(1000)]; open('end', 'w').cl
 OTHER_PIPE = "r, w = os.pipe(); os.close(r); os.write(w, b'x')"
 
 
-@pytest.mark.parametrize('tool', sorted({*TOOLS.glob('*.py')} - {TOOLS / 'command_line.py', TOOLS / 'launch.py'}))
+@pytest.mark.parametrize('tool', COMMANDS)
 def test_every_tool_runs_so(tool):
     assert tool.read_text().endswith("if __name__ == '__main__':\n    run(main)\n")
 
@@ -32,7 +35,7 @@ def test_every_tool_runs_so(tool):
 @pytest.mark.parametrize('buffered', [True, False])
 @pytest.mark.parametrize('body', [PRINTS, LOGS], ids=['prints', 'logs'])
 def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
-    environment = {**os.environ, 'PYTHONPATH': IMPORTED, 'PYTHONUNBUFFERED': '' if buffered else '1'}
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': '' if buffered else '1'}
     program = subprocess.Popen(
         [sys.executable, '-c', PROGRAM.format(body=body)],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -48,7 +51,7 @@ def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
 def test_another_broken_pipe_is_an_error():
     result = subprocess.run(
         [sys.executable, '-c', PROGRAM.format(body=OTHER_PIPE)],
-        env={**os.environ, 'PYTHONPATH': IMPORTED}, capture_output=True, text=True, timeout=60,
+        env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert result.returncode == 1
     assert 'BrokenPipeError' in result.stderr
@@ -57,14 +60,14 @@ def test_another_broken_pipe_is_an_error():
 @pytest.mark.parametrize(
     ('tool', 'options'),
     [
-        ('benchmark', ['--size', '--batch', '--runs', '--threads', '--strip-tokens']),
-        ('benchmark_parts', ['--size', '--runs', '--threads']),
-        ('benchmark_windows', ['--size', '--runs', '--threads']),
-        ('gpu_report', ['--size', '--batch', '--runs', '--windows', '--v2-window']),
+        ('benchmarks.backbones', ['--size', '--batch', '--runs', '--threads', '--strip-tokens']),
+        ('benchmarks.parts', ['--size', '--runs', '--threads']),
+        ('benchmarks.windows', ['--size', '--runs', '--threads']),
+        ('benchmarks.gpu.report', ['--size', '--batch', '--runs', '--windows', '--v2-window']),
     ],
 )
 def test_what_is_counted_is_at_least_one(tool, options):
     for option in options:
-        result = run(f'tools/{tool}.py', option, '0')
+        result = run(tool, option, '0')
         assert result.returncode == 2
         assert f"argument {option}: it takes a whole number of at least 1, got '0'" in result.stderr

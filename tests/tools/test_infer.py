@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
 from helpers.in_process import run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
@@ -18,8 +19,9 @@ from mmengine.structures import PixelData
 from PIL import Image
 
 from swin_backbone import swap_backbone
-from swin_backbone.openmmlab import inference, media
-from swin_backbone.openmmlab.config_files import read_config
+from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.data import media
+from swin_backbone.openmmlab.inference import predict as inference
 from swin_backbone.outputs import Outputs
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -27,7 +29,6 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from mmdet.structures import DetDataSample
 
-ROOT = Path(__file__).parents[2]
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 

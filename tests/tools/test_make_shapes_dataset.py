@@ -3,15 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from helpers import ROOT
 from helpers.in_process import run
 from pycocotools import mask as coco_mask
 
-TOOL = Path(__file__).parents[2] / 'tools' / 'make_shapes_dataset.py'
+TOOL = ROOT / 'tools' / 'make_shapes_dataset.py'
 
 
 def make(out, *arguments):

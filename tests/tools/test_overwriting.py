@@ -20,7 +20,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmseg.visualization import SegLocalVisualizer
 
 from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab import media
+from swin_backbone.openmmlab.data import media
 from swin_backbone.outputs import RECORD
 
 MINE = b'the work of a year'
@@ -81,21 +81,35 @@ ONE_FILE = {
     'plot_log': ('LOG', '--out', 'out.png'),
     'visualize windows': ('--size', 64, 64, '--out', 'out.png'),
     'visualize explore': ('--size', 64, 64, '--out', 'out.html'),
-    'benchmark': ('--arch', 'nano', '--size', '64x64', '--peers', '', '--memory', '--train', '--json', 'out.json'),
-    'benchmark_parts': ('--arch', 'nano', '--size', '64x64', '--runs', 1, '--busy-machine', '--json', 'out.json'),
-    'benchmark_windows': None,
+    'benchmarks.backbones': (
+        '--arch',
+        'nano',
+        '--size',
+        '64x64',
+        '--peers',
+        '',
+        '--memory',
+        '--train',
+        '--json',
+        'out.json',
+    ),
+    'benchmarks.parts': ('--arch', 'nano', '--size', '64x64', '--runs', 1, '--busy-machine', '--json', 'out.json'),
     'convert_checkpoint': ('CKPT', 'out.pth', '--to', 'timm'),
 }
 
 
-@pytest.mark.parametrize('tool', [name for name, words in ONE_FILE.items() if words])
+@pytest.mark.parametrize('tool', list(ONE_FILE))
 def test_tools_that_write_one_file(record_fault, tmp_path, tool):
     torch.save(SwinBackbone(arch='nano').state_dict(), tmp_path / 'ckpt.pth')
     (tmp_path / 'scalars.json').write_text('{"loss": 1.0, "step": 1}\n{"loss": 0.5, "step": 2}\n')
     name, *subcommand = tool.split()
     out = tmp_path / next(str(word) for word in ONE_FILE[tool] if str(word).startswith('out.'))
     places = {out.name: out, 'CKPT': tmp_path / 'ckpt.pth', 'LOG': tmp_path / 'scalars.json', CONFIG: ROOT / CONFIG}
-    command = [f'tools/{name}.py', *subcommand, *(places.get(word, word) for word in ONE_FILE[tool])]
+    command = [
+        name if '.' in name else f'tools/{name}.py',
+        *subcommand,
+        *(places.get(word, word) for word in ONE_FILE[tool]),
+    ]
     out.write_bytes(MINE)
     spared(record_fault, out, *command, words=('is there already', '--overwrite'))
     assert not (tmp_path / RECORD).exists()

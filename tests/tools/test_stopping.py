@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 from helpers.toy_training import differing
 
 from swin_backbone import SwinBackbone, convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError
 
-ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)}
 LIMIT_S = 300
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 
 pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-ROOT = Path(__file__).parents[2]
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 LIMIT_S = 240

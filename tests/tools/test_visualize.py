@@ -13,7 +13,7 @@ from helpers.in_process import ROOT, run
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
-from swin_backbone.openmmlab import monitor
+from swin_backbone.openmmlab.training import monitor
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

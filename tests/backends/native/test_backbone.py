@@ -5,8 +5,8 @@ import torch
 from helpers.native_blocks import rms
 from torch import nn
 
+from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.analysis.timing import bytes_kept
 from swin_backbone.backends.native import Native, why_not_in
 
 

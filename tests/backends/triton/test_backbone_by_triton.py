@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
-from swin_backbone.analysis.timing import bytes_kept
 from swin_backbone.backends import Request, choose
 from swin_backbone.backends.eager import SdpaWindows, TableWindows
 from swin_backbone.backends.graph import RolledWindows

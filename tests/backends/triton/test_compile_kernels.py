@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 triton = pytest.importorskip('triton', reason='triton is not installed')
 
 HELPERS = Path(__file__).parents[2] / 'helpers'
-ROOT = Path(__file__).parents[3]
 KIB_OF_SHARED_MEMORY = 99  # a program of any GPU since Ampere has so much, those of data centres more
 COUNTED_WITH = '3.7.1'  # another may take more registers
 # Of windows of 7 and heads of 32 channels in bfloat16, by capability, kernel and whether it is shifted: registers of a

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.analysis.timing import bytes_kept
 from swin_backbone.backends.triton import trial
 from swin_backbone.backends.triton.hidden import bias_gelu, bias_gelu_backward
 

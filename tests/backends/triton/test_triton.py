@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swin_backbone.analysis.timing import bytes_kept
+from benchmarks.timing import bytes_kept
 from swin_backbone.backends.triton.attention import attend_in_windows, attend_in_windows_backward
 from swin_backbone.backends.triton.check import attend_literally
 from swin_backbone.backends.triton.tiles import PROGRAMS_OF_A_CPU, Tiles, Tiling

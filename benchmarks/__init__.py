@@ -1,0 +1,1 @@
+"""What times backbones, their parts, kernels and operators: `python -m benchmarks.NAME --help`, in a checkout."""

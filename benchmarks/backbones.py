@@ -1,0 +1,357 @@
+"""Measure SwinBackbone beside other implementations of Swin, with the same weights, in one alternating run.
+
+python -m benchmarks.backbones [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
+    [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
+    [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--backend NAME ...] [--with-cp]
+    [--kernels] [--runtime onnxruntime,openvino] [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
+    [--overwrite]
+
+A model's ratio is the time of the fastest peer divided by its time, or the memory of the smallest peer divided by its
+memory.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Optional
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
+from swin_backbone.backends import BACKENDS
+from swin_backbone.command_line import (
+    add_overwrite,
+    device,
+    number,
+    positive,
+    run,
+    size,
+    stop_on_user_errors,
+)
+from swin_backbone.devices import processor
+from swin_backbone.outputs import claim
+
+from . import machine, timing
+from .exports import RUNTIMES, exported_runs
+from .peers import PEERS, build_peer, largest_difference
+
+OURS = 'swin_backbone'
+console = Console()
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--size', nargs='+', type=size, default=[(512, 512)], metavar='HxW', help='default: 512x512')
+    parser.add_argument('--batch', type=positive, default=1, metavar='N', help='images in a batch (default: 1)')
+    parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
+    parser.add_argument(
+        '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
+    )
+    parser.add_argument('--device', type=device, default='cpu', help='where to measure (default: cpu)')
+    parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
+    parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
+    parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
+    parser.add_argument('--compile', action='store_true', help='also measure all with torch.compile')
+    parser.add_argument('--ablate', action='store_true', help='also turn off one idea of this backbone at a time')
+    parser.add_argument(
+        '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
+    )
+    parser.add_argument(
+        '--kernels', action='store_true', help='print calls, bytes and time of each operation of this backbone'
+    )
+    parser.add_argument(
+        '--peak-tflops', type=number(0.001), metavar='X', help="speed of the device's GEMMs (default: one is measured)"
+    )
+    parser.add_argument(
+        '--peak-gbs',
+        type=number(0.001),
+        metavar='X',
+        help="bandwidth of the device's memory (default: clock x width of the bus)",
+    )
+    parser.add_argument('--sizes-in-turn', action='store_true', help='compare 20 sizes in turn with one size')
+    parser.add_argument(
+        '--strip-tokens',
+        nargs='+',
+        type=strip_tokens,
+        default=[],
+        metavar='N',
+        help='also measure these (None: no strips)',
+    )
+    parser.add_argument(
+        '--backend',
+        nargs='+',
+        choices=list(BACKENDS),
+        default=[],
+        metavar='NAME',
+        help=f'also measure backends of this name: {", ".join(BACKENDS)}',
+    )
+    parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
+    parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
+    parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
+    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
+    parser.add_argument('--json', type=Path, metavar='F', help='write all figures to F')
+    parser.add_argument(
+        '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
+    )
+    add_overwrite(parser)
+    args = parser.parse_args()
+    if args.peers is None:
+        args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
+    unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
+    if unknown:
+        parser.error(f'--peers takes {",".join(PEERS)}, got {",".join(sorted(unknown))}')
+    if args.plot and args.plot.suffix not in ('.png', '.html'):
+        parser.error(f'--plot takes a name that ends in .png or .html, got {args.plot}')
+    if set(filter(None, args.runtime.split(','))) - RUNTIMES.keys():
+        parser.error(f'--runtime takes {",".join(RUNTIMES)}, got {args.runtime}')
+    return args
+
+
+def build(name: str, version: int, arch: str, variant: dict) -> torch.nn.Module:
+    """One of the models, with the weights that all of them get."""
+    torch.manual_seed(0)
+    ours = (SwinBackbone, SwinV2Backbone)[version - 1](arch=arch, drop_path_rate=0.0, **variant)
+    return build_peer(name, arch, ours) if name in PEERS else ours
+
+
+def build_all(args: argparse.Namespace) -> dict:
+    """What builds each model, by its name; a peer that is not installed is said and left out."""
+    builders = {}
+    for peer in filter(None, args.peers.split(',')):
+        try:
+            build(peer, args.version, args.arch, {})
+            builders[peer] = partial(build, peer, args.version, args.arch, {})
+        except (ImportError, RuntimeError) as error:
+            console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
+    variants = {OURS: {}, **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens}}
+    variants.update({f'{OURS}, {name}': dict(backend=name) for name in args.backend})
+    if args.with_cp:
+        variants[f'{OURS}, with_cp'] = dict(with_cp=True)
+    if args.ablate and torch.device(args.device).type == 'cuda':
+        variants['SDPA, no Triton kernel'] = dict(backend='eager')
+        variants['pad, roll, masks; no Triton kernel'] = dict(backend='graph')
+    elif args.ablate:
+        variants['no compiled operators'] = dict(backend='eager')  # nor are there any below
+        # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
+        variants['one strip'] = dict(strip_tokens=sys.maxsize, backend='eager')
+        variants['autograd, no strips'] = dict(strip_tokens=None, backend='eager')
+        variants['F.linear, no oneDNN'] = dict(backend='eager')
+        variants['pad, roll, masks; no strips'] = dict(backend='graph')
+    ours = partial(build, OURS, args.version, args.arch)
+    builders.update({name: partial(ours, variant) for name, variant in variants.items()})
+    return builders
+
+
+def ablated(name: str, run):
+    """`run` with what its name says off, if that is no argument of the backbone."""
+
+    def without_onednn() -> None:
+        with torch.backends.mkldnn.flags(enabled=False):
+            run()
+
+    return without_onednn if name == 'F.linear, no oneDNN' else run
+
+
+def strip_tokens(text: str) -> Optional[int]:
+    """A value of --strip-tokens."""
+    return None if text == 'None' else positive(text)
+
+
+def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, timing.Spread]:
+    x_BCHW = torch.randn(args.batch, 3, *shape, device=args.device)
+    models = {name: make().to(args.device) for name, make in builders.items()}
+    for name, model in models.items():
+        if name in PEERS:
+            difference = largest_difference(models[OURS].eval(), model.eval(), x_BCHW)
+            console.print(f'{shape[0]}x{shape[1]}: largest difference of outputs to {name}: {difference:.1e}')
+    if args.runtime:
+        with tempfile.TemporaryDirectory() as beside:
+            models = {name: model.eval() for name, model in models.items()}
+            runs = exported_runs(models, [OURS], args.runtime.split(','), x_BCHW, args.threads, Path(beside))
+            for dtype in (torch.float32, torch.bfloat16):
+                eager = timing.make_run(models[OURS], x_BCHW, False, dtype)
+                runs[f'{OURS}, torch {str(dtype).removeprefix("torch.")}'] = eager
+            return timing.alternate(runs, args.runs)
+    if args.compile:
+        models.update({f'{name}, compiled': torch.compile(model) for name, model in models.items()})
+    dtype = getattr(torch, args.dtype)
+    runs = {name: ablated(name, timing.make_run(m, x_BCHW, args.train, dtype)) for name, m in models.items()}
+    return timing.alternate(runs, args.runs)
+
+
+def measure_bytes(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, int]:
+    whole_shape = (args.batch, 3, *shape)
+    if args.device != 'cpu':
+        return {name: peak_bytes(args, make, whole_shape) for name, make in builders.items()}
+    if not args.train:
+        return {name: timing.peak_rss_growth(make, whole_shape, args.threads) for name, make in builders.items()}
+    dtype, x_BCHW = getattr(torch, args.dtype), torch.randn(whole_shape, device=args.device)
+    return {name: timing.bytes_kept(make().to(args.device), x_BCHW, dtype) for name, make in builders.items()}
+
+
+def peak_bytes(args: argparse.Namespace, make: Callable[[], torch.nn.Module], shape: tuple[int, ...]) -> int:
+    """Of one model, alone on the device."""
+    x_BCHW = torch.randn(shape, device=args.device)
+    run = timing.make_run(make().to(args.device), x_BCHW, args.train, getattr(torch, args.dtype))
+    return timing.peak_device_growth(run, x_BCHW.device)
+
+
+def show_kernels(args: argparse.Namespace, name: str, model: torch.nn.Module, shape: tuple[int, int]) -> list[dict]:
+    """A table of what a run of this backbone is made of, and what it would cost at the least."""
+    from swin_backbone.cost.operations import count_flops, least_bytes, operations
+
+    x_BCHW, dtype = torch.randn(args.batch, 3, *shape, device=args.device), getattr(torch, args.dtype)
+    bytes_a_second = args.peak_gbs * 1e9 if args.peak_gbs else machine.peak_bandwidth(x_BCHW.device)
+    if not bytes_a_second:
+        raise ValueError(f'--kernels does not know the memory of {args.device}: give its GB/s with --peak-gbs')
+    gbs, tflops = bytes_a_second / 1e9, args.peak_tflops or machine.matmul_rate(x_BCHW.device, dtype) / 1e12
+    run = timing.make_run(model.to(args.device), x_BCHW, args.train, dtype)
+    found = operations(run, x_BCHW.device, args.runs)
+    seconds, moved = (sum(getattr(operation, field) for operation in found) for field in ('seconds', 'bytes'))
+    table = Table(title=f'{name}, {shape[0]}x{shape[1]}: {seconds * 1e3:.2f} ms', title_justify='left')
+    for column in ('operation', 'calls', 'ms', 'of the time', 'MB', 'GB/s', 'of its floor'):
+        table.add_column(column, justify='left' if column == 'operation' else 'right', overflow='fold')
+    for operation in found:
+        rate = operation.bytes / max(operation.seconds, 1e-9) / 1e9
+        table.add_row(
+            *(operation.name.removeprefix('aten::'), str(operation.calls), f'{operation.seconds * 1e3:.3f}'),
+            *(f'{operation.seconds / max(seconds, 1e-9):.1%}', f'{operation.bytes / 1e6:.1f}'),
+            *(f'{rate:.0f}', f'{rate / gbs:.1%}'),
+        )
+    console.print(table)
+    flops = count_flops(run)
+    floors = {
+        f'{flops / 1e9:.0f} GFLOP at {tflops:.3g} TFLOP/s': flops / tflops / 1e12,
+        f'{moved / 1e9:.2f} GB, what its operations move, at {gbs:.4g} GB/s': moved / gbs / 1e9,
+    }
+    if not args.train:
+        with torch.no_grad():
+            least = least_bytes(model(x_BCHW), ARCHS[args.arch].depths, dtype.itemsize)
+        floors[f'{least / 1e9:.2f} GB, the least of a fused forward, at {gbs:.4g} GB/s'] = least / gbs / 1e9
+    for what, floor in floors.items():
+        console.print(f'{what}: {floor * 1e3:.3f} ms, {floor / max(seconds, 1e-9):.1%} of the time')
+    return [dict(model=name, height=shape[0], width=shape[1], **operation._asdict()) for operation in found]
+
+
+def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, float]:
+    """Seconds a pixel at 20 sizes not seen before, to those at one size, alternating."""
+    sizes = [(shape[0] + 8 * i, shape[1] - 8 * i) for i in range(1, 21)]
+    ratios = {}
+    for name, make in builders.items():
+        model = make().to(args.device)
+        dtype, same_BCHW = getattr(torch, args.dtype), torch.randn(args.batch, 3, *shape, device=args.device)
+        timing.alternate({name: timing.make_run(model, same_BCHW, False, dtype)}, 1)
+        new, same = [], []
+        for other in track(sizes, f'{name}: sizes in turn', console=console, transient=True):
+            for sample, seconds in ((shape, same), (other, new)):
+                x_BCHW = torch.randn(args.batch, 3, *sample, device=args.device)
+                run = timing.make_run(model, x_BCHW, False, dtype)
+                begin = time.perf_counter()
+                run()
+                seconds.append((time.perf_counter() - begin) / (sample[0] * sample[1]))
+        ratios[name] = statistics.median(n / s for n, s in zip(new, same))
+    return ratios
+
+
+def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: float, best: float) -> None:
+    table = Table(title=title, title_justify='left')
+    for column in ('model', unit, 'spread', 'ratio'):
+        table.add_column(column, justify='left' if column == 'model' else 'right')
+    for name, value in values.items():
+        median = value.median if isinstance(value, timing.Spread) else value
+        spread = f'{value.fastest * scale:.0f}-{value.slowest * scale:.0f}' if isinstance(value, timing.Spread) else ''
+        table.add_row(
+            name, f'{median * scale:.1f}', spread, f'{best / median:.2f}' if unit == 'ms' else f'{median / best:.3f}'
+        )
+    console.print(table)
+
+
+def plot(path: Path, rows: list[dict], unit: str, title: str, write: Callable[[Path, bytes], None]) -> None:
+    from matplotlib.figure import Figure
+
+    from swin_backbone.pictures.save import save_figure
+
+    figure = Figure(figsize=(7, 5), layout='constrained')
+    axes = figure.subplots()
+    for model in dict.fromkeys(row['model'] for row in rows):
+        own = sorted((row['height'] * row['width'], row['value']) for row in rows if row['model'] == model)
+        axes.loglog(*zip(*own), marker='o', label=model)
+    axes.set(xlabel='pixels', ylabel=unit)
+    axes.set_title(textwrap.fill(title, 90), fontsize=9)
+    axes.grid(True, which='both', alpha=0.3)
+    axes.legend()
+    save_figure(figure, path, 120, write)
+
+
+def check_quiet(args: argparse.Namespace) -> None:
+    """Refuse to take times on a CPU that others use."""
+    if args.device != 'cpu' or args.memory or args.busy_machine:
+        return
+    reason = machine.why_not_quiet()
+    if reason is not None:
+        raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
+
+
+def main() -> None:
+    args = parse_args()
+    if args.device == 'cpu':
+        machine.pin_threads(args.threads)
+    where = processor()
+    if args.device != 'cpu':
+        where = f'{torch.cuda.get_device_name(args.device)}, torch {torch.__version__}'
+    what = 'training step' if args.train else 'forward'
+    rows = []
+    with stop_on_user_errors():
+        figures, picture = (claim(path, overwrite=args.overwrite) if path else None for path in (args.json, args.plot))
+        check_quiet(args)
+        builders = build_all(args)
+        for shape in args.size:
+            title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {where}'
+            if args.sizes_in_turn:
+                for name, ratio in measure_sizes_in_turn(args, builders, shape).items():
+                    console.print(f'{name}: {ratio:.3f} of the time a pixel at {shape[0]}x{shape[1]}')
+                    rows.append(dict(model=name, height=shape[0], width=shape[1], value=ratio))
+                continue
+            if args.kernels:
+                for name in (name for name in builders if name not in PEERS):
+                    rows += show_kernels(args, name, builders[name](), shape)
+                continue
+            measure = measure_bytes if args.memory else measure_times
+            values = measure(args, builders, shape)
+            medians = {n: v.median if isinstance(v, timing.Spread) else v for n, v in values.items()}
+            best = min(
+                [m for name, m in medians.items() if name.split(',')[0] in PEERS]
+                or [medians.get(OURS, min(medians.values()))]
+            )
+            unit, scale = ('MiB', 1 / 2**20) if args.memory else ('ms', 1e3)
+            show(args, title, values, unit, scale, best)
+            for name, value in values.items():
+                spread = value._asdict() if isinstance(value, timing.Spread) else {}
+                rows.append(
+                    dict(model=name, height=shape[0], width=shape[1], value=medians[name], ratio=best / medians[name])
+                    | spread
+                )
+    if figures:
+        settings = {key: str(value) for key, value in vars(args).items()}
+        data = json.dumps(dict(machine=where, settings=settings, rows=rows), indent=1)
+        with stop_on_user_errors((OSError,)):
+            figures.write(args.json, data.encode())
+    if picture:
+        title = f'Swin {args.arch}, {what}, batch {args.batch}, {args.dtype}; {where}'
+        with stop_on_user_errors((OSError,)):
+            plot(args.plot, rows, 'bytes' if args.memory else 'seconds', title, picture.write)
+
+
+if __name__ == '__main__':
+    run(main)

@@ -1,0 +1,98 @@
+"""What a time was measured on, and whether the machine was quiet enough for it to mean something."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+# Of a loop that does the same each time: the range of the middle half of its times, by their median.
+WIDEST_SPREAD = 0.05
+LOOPS = 40
+
+
+def peak_bandwidth(device: torch.device) -> Optional[float]:
+    """Bytes a second of a GPU's memory: its clock, both edges of it, by the width of its bus; None: unknown."""
+    if device.type != 'cuda':
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    clock_khz, bits = (getattr(properties, name, 0) for name in ('memory_clock_rate', 'memory_bus_width'))
+    if not clock_khz:  # torch tells it since 2.8; Triton asks the driver
+        try:
+            from triton.runtime import driver
+
+            index = torch.cuda.current_device() if device.index is None else device.index
+            told = driver.active.utils.get_device_properties(index)
+            clock_khz, bits = told['mem_clock_rate'], told['mem_bus_width']
+        except Exception:  # whatever another version, or none, raises
+            return None
+    return 2 * clock_khz * 1e3 * bits / 8 or None
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a large product of matrices, the median of some."""
+    side = 8192 if device.type == 'cuda' else 512
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    return 2 * side**3 / _seconds(lambda: a @ b, device)
+
+
+def linear_rate(dtype: torch.dtype) -> float:
+    """Floating-point operations a second of torch's linear layer on a CPU, the median of some.
+
+    The layer is the one of Swin-T that does most: the MLP of stage 3, on the tokens of an image of 1024 x 1024 pixels.
+    """
+    x, layer = torch.randn(64 * 64, 384, dtype=dtype), torch.nn.Linear(384, 1536, dtype=dtype)
+    with torch.no_grad():
+        return 2 * x.numel() * layer.out_features / _seconds(lambda: layer(x), x.device)
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Of one run: the median of ten, after two that warm up."""
+    seconds = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        run()
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[2:])
+
+
+def pin_threads(threads: Optional[int]) -> None:
+    """Set the number of threads of torch (default: its own choice), and keep the process on as many CPUs."""
+    torch.set_num_threads(threads or torch.get_num_threads())
+    if hasattr(os, 'sched_setaffinity'):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: torch.get_num_threads()])
+
+
+def why_not_quiet() -> Optional[str]:
+    """Why times measured now would mean little; None: the machine is quiet. It takes a second or two."""
+    others = _running_beside_this()
+    if others >= 1:
+        return f'{others:.0f} other threads are running'
+    x, seconds = torch.randn(256, 256), []
+    for _ in range(LOOPS):
+        begin = time.perf_counter()
+        for _ in range(20):
+            x @ x
+        seconds.append(time.perf_counter() - begin)
+    low, middle, high = statistics.quantiles(seconds[LOOPS // 4 :], n=4)  # the first ones wake the processor up
+    spread = (high - low) / middle
+    if spread > WIDEST_SPREAD:
+        return f'the same loop takes times that differ by {spread:.0%} (at most {WIDEST_SPREAD:.0%} is quiet)'
+    return None
+
+
+def _running_beside_this() -> float:
+    """How many other threads are ready to run, as the median over one second; 0 where that is not known."""
+    counts = []
+    for _ in range(50):
+        time.sleep(0.02)
+        try:
+            counts.append(int(Path('/proc/loadavg').read_text().split()[3].split('/')[0]) - 1)  # this one, reading
+        except OSError:
+            return 0.0
+    return statistics.median(counts)

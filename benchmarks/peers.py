@@ -1,0 +1,169 @@
+"""Other implementations of Swin Transformer, to be measured beside this one, with the same weights.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+from collections.abc import Callable
+from typing import Any, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_backbone.archs import ARCHS
+from swin_backbone.checkpoints.formats import HUGGING_FACE, TIMM, TORCHVISION, from_here
+from swin_backbone.compat import import_torchvision
+from swin_backbone.models import SwinBackbone, SwinV2Backbone
+
+Maps = list[Tensor]
+
+
+class Peer(nn.Module):
+    """Another's backbone: images to the four maps (B, C, H, W), normalised if it has output norms itself."""
+
+    def __init__(self, model: nn.Module, run: Callable[[nn.Module, Tensor], Maps], has_output_norms: bool):
+        super().__init__()
+        self.model, self.run, self.has_output_norms = model, run, has_output_norms
+
+    def forward(self, x_BCHW: Tensor) -> Maps:
+        return self.run(self.model, x_BCHW)
+
+    def normalised(self, x_BCHW: Tensor) -> Maps:
+        """What `SwinBackbone` gives with untrained output norms, which multiply by 1 and add 0."""
+        maps: Maps = self(x_BCHW)
+        if self.has_output_norms:
+            return maps
+        return [F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2) for x in maps]
+
+
+def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone], drop_path_rate: float = 0.0) -> Peer:
+    """The backbone of 'mmdet', 'mmpretrain', 'timm', 'transformers' or 'torchvision', with our weights; windows of 7.
+
+    Of Swin V2, with the windows of our first stage in all, 'mmpretrain'.
+
+    Raises:
+        ImportError: if it is not installed.
+        ValueError: for another peer of Swin V2.
+    """
+    if isinstance(ours, SwinBackbone):
+        return PEERS[name](arch, ours.state_dict(), drop_path_rate)
+    if name not in PEERS_V2:
+        raise ValueError(f'peers of Swin V2 are {", ".join(PEERS_V2)}, got {name!r}')
+    return PEERS_V2[name](arch, ours.state_dict(), drop_path_rate, ours.window_size[0][0])
+
+
+def _mmdet(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
+    import_torchvision()  # which it imports by way of mmpretrain, where that is installed
+    from mmdet.models.backbones.swin import SwinTransformer
+
+    embed_dims, depths, num_heads = ARCHS[arch]
+    model = SwinTransformer(embed_dims=embed_dims, depths=depths, num_heads=num_heads, drop_path_rate=drop_path_rate)
+    _load(model, weights)
+    return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
+
+
+def _mmpretrain(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
+    import_torchvision()  # which it imports
+    from mmpretrain.models import SwinTransformer
+
+    sizes = ARCHS[arch]._asdict()
+    model = SwinTransformer(arch=sizes, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True)
+    _load(model, weights)
+    return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
+
+
+def _mmpretrain_v2(arch: str, weights: dict[str, Tensor], drop_path_rate: float, window: int) -> Peer:
+    import_torchvision()
+    from mmpretrain.models import SwinTransformerV2
+
+    sizes = dict(ARCHS[arch]._asdict(), extra_norm_every_n_blocks=0)
+    model = SwinTransformerV2(
+        arch=sizes, window_size=window, drop_path_rate=drop_path_rate, out_indices=(0, 1, 2, 3), pad_small_map=True
+    )
+    _load(model, weights)
+    return Peer(model, lambda model, x: list(model(x)), has_output_norms=True)
+
+
+def _timm(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
+    import_torchvision()  # which it imports
+    import timm
+
+    embed_dim, depths, num_heads = ARCHS[arch]
+    model = timm.create_model(
+        'swin_tiny_patch4_window7_224',
+        embed_dim=embed_dim,
+        depths=depths,
+        num_heads=num_heads,
+        drop_path_rate=drop_path_rate,
+        num_classes=0,
+        strict_img_size=False,
+    )
+    _load(model, from_here(weights, TIMM))
+
+    def run(model: Any, x: Tensor) -> Maps:
+        if model.patch_embed.img_size != tuple(x.shape[-2:]):  # masks are made for one size; windows would grow with it
+            model.set_input_size(img_size=tuple(x.shape[-2:]), window_size=7, always_partition=True)
+        x, maps = model.patch_embed(x), []
+        for layer in model.layers:
+            x = layer(x)
+            maps.append(x.permute(0, 3, 1, 2))
+        return maps
+
+    return Peer(model, run, has_output_norms=False)
+
+
+def _transformers(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
+    import_torchvision()  # which it imports where that is installed
+    import transformers
+
+    embed_dim, depths, num_heads = ARCHS[arch]
+    stages = [f'stage{number}' for number in range(1, len(depths) + 1)]
+    config = transformers.SwinConfig(
+        embed_dim=embed_dim, depths=depths, num_heads=num_heads, out_features=stages, drop_path_rate=drop_path_rate
+    )
+    # Its own loader knows how its files' names became its modules'.
+    model = transformers.SwinBackbone.from_pretrained(
+        None, config=config, state_dict=from_here(weights, HUGGING_FACE), dtype=torch.float32
+    )
+    return Peer(model, lambda model, x: list(model(x).feature_maps), has_output_norms=True)
+
+
+def _torchvision(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
+    import_torchvision()
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    embed_dim, depths, num_heads = ARCHS[arch]
+    model = SwinTransformer(
+        [4, 4], embed_dim, list(depths), list(num_heads), [7, 7], stochastic_depth_prob=drop_path_rate
+    )
+    _load(model, from_here(weights, TORCHVISION))
+
+    def run(model: Any, x: Tensor) -> Maps:
+        maps = []
+        for index, layer in enumerate(model.features):
+            x = layer(x)
+            if index % 2:  # the others embed and merge patches
+                maps.append(x.permute(0, 3, 1, 2))
+        return maps
+
+    return Peer(model, run, has_output_norms=False)
+
+
+PEERS = dict(mmdet=_mmdet, mmpretrain=_mmpretrain, timm=_timm, transformers=_transformers, torchvision=_torchvision)
+PEERS_V2 = dict(mmpretrain=_mmpretrain_v2)
+
+
+def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Load weights under a peer's names; it may lack places for output norms, and have buffers and heads besides."""
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    wanted = {name for name, _ in model.named_parameters()}
+    left = {name for name in missing if name in wanted and not name.startswith(('norm.', 'head.'))}
+    if left:
+        raise ValueError(f'{type(model).__name__} has parameters that our weights do not fill: {sorted(left)[:5]}')
+
+
+def largest_difference(ours: nn.Module, peer: Peer, x_BCHW: Tensor) -> float:
+    """The largest difference of any output on the same images."""
+    with torch.no_grad():
+        pairs = zip(ours(x_BCHW), peer.normalised(x_BCHW))
+        return max(float((a.float() - b.float()).abs().max()) for a, b in pairs)

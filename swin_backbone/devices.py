@@ -1,0 +1,36 @@
+"""Which devices there are, and what the processor is."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def processor() -> str:
+    """The processor's name, its instruction sets as torch uses them, and the threads that torch takes."""
+    lines = Path('/proc/cpuinfo').read_text().splitlines() if Path('/proc/cpuinfo').is_file() else []
+    facts = dict(line.split(':', 1) for line in reversed(lines) if ':' in line)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    extra = [flag for flag in ('avx512_bf16', 'amx_bf16') if flag in facts.get('flags', '').split()]
+    name = facts.get('model name') or platform.processor() or platform.machine()
+    family = f' family {facts["cpu family"]} model {facts["model"]}' if {'cpu family', 'model'} <= facts.keys() else ''
+    features = ', '.join([torch.backends.cpu.get_cpu_capability(), *extra])
+    run_by = f'{os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}'
+    return f'{name}{family} ({features}), {run_by}'
+
+
+def require_device(device: str) -> None:
+    """See that something can be computed on a device.
+
+    Raises:
+        ValueError: if torch has no such device here.
+    """
+    try:
+        if torch.empty(0, device=torch.device(device)).is_meta:
+            raise RuntimeError('it computes nothing')
+    except (RuntimeError, AssertionError) as error:  # the second where torch is a build without CUDA
+        reason = str(error).partition('\n')[0]
+        raise ValueError(
+            f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: {reason}'
+        ) from error

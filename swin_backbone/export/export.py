@@ -1,0 +1,262 @@
+"""Export a config and a checkpoint to a folder that runs without this package: capture, write, verify, rename."""
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from torch import Tensor
+
+from ..openmmlab.data.media import Frame, Medium
+from ..openmmlab.inference.predict import Predictor
+from ..windows.grid import Size
+from . import formats, verify
+from .folder import new_folder
+from .graph import PARTS, ExportError, Graph, maps_graph
+from .picture import at_one_size
+from .predictor import evaluate
+from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
+from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
+
+WIDE = 'fp32'  # the folder of the fp32 model while an int8 model is made from it
+
+
+def export(
+    cfg: Config,
+    checkpoint: str,
+    out: Path,
+    format: str = 'onnx',
+    part: str = 'model',
+    shape: Optional[Size] = None,
+    precision: Optional[str] = None,
+    pictures: Sequence[np.ndarray] = (),
+    unsafe_load: bool = False,
+    overwrite: bool = False,
+) -> dict:
+    """Write the folder `out` with the verified model and `deploy.json`; an earlier export there is replaced.
+
+    Args:
+        cfg: of mmdet or mmseg.
+        checkpoint: path or URL of the whole model.
+        format: one of `formats.FORMATS`.
+        part: 'model', from pixels to result; 'backbone', or 'neck', which is the backbone with the neck.
+        shape: height and width of the model's input, for batch size 1. Pictures are resized to it without keeping their
+            proportions. None: batch, height and width stay free.
+        precision: one of `formats.PRECISIONS` of the format; None: the first of them.
+        pictures: BGR pixels to verify a whole model on, and to calibrate int8 on; none: generated pictures to verify,
+            pictures of the training set to calibrate.
+        unsafe_load: see `load_checkpoint`.
+        overwrite: replace an earlier export also where its files were changed.
+
+    Returns:
+        The contents of deploy.json.
+
+    Raises:
+        ExportError: if the model cannot be exported, or the export does not compute the same as PyTorch.
+        ValueError: if the config is of another toolbox, or the checkpoint does not fit.
+    """
+    precision = precision or formats.PRECISIONS.get(format, ('',))[0]
+    formats.check_format(format, precision)
+    if part not in PARTS:
+        raise ExportError(f'--part takes one of {", ".join(PARTS)}, got {part!r}')
+    if part == 'model' and shape is not None:
+        cfg = at_one_size(cfg, shape)
+    predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
+    graph = graph_of(predictor.model, cfg, part, shape)
+    if part == 'model' and format not in ('onnx', 'openvino'):
+        raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
+    calibration: Sequence[Feed] = ()
+    if precision == 'int8':
+        calibration = feeds(
+            pictures or training_pictures(cfg), graph, cfg, predictor.model.get_submodule('data_preprocessor')
+        )
+    meta = dict(classes=list(predictor.meta['classes']), palette=_palette(predictor))
+    wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
+    metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
+    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite)
+
+
+def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
+    """The graph to export: a whole model or a part of it.
+
+    Raises:
+        ExportError: if it cannot be exported.
+    """
+    if part != 'model':
+        return maps_graph(model, part, shape)
+    if cfg.default_scope == 'mmseg':
+        from .heads.segmentor import segmentor_graph
+
+        return segmentor_graph(model, cfg, shape)
+    from .heads.detector import detector_graph
+
+    return detector_graph(model, cfg, shape)
+
+
+def write(
+    graph: Graph,
+    out: Path,
+    format: str,
+    precision: str,
+    meta: Optional[dict] = None,
+    wanted: Optional[Callable[[np.ndarray], Result]] = None,
+    pictures: Sequence[np.ndarray] = (),
+    calibration: Sequence[Feed] = (),
+    metric: Callable[[Path], dict[str, float]] = lambda folder: {},
+    overwrite: bool = False,
+) -> dict:
+    """Capture a graph, write it and verify what was written: see `export`.
+
+    Args:
+        wanted: gives PyTorch's result for a picture, for a whole model.
+        calibration: inputs to calibrate int8 on.
+        metric: evaluates the model in a folder; for int8 the manifest holds it before and after quantization.
+    """
+    with new_folder(out, overwrite) as folder:
+        write_model(graph, folder, format, precision, calibration)
+        manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
+        manifest['versions'] = formats.versions(format)
+        _write_json(folder / MANIFEST, manifest)
+        if wanted is None:
+            figures = verify.verify_maps(open_maps(folder, manifest), graph, precision)
+        else:
+            model = Model(folder)
+            figures = verify.verify_results(model, wanted, pictures or made_pictures(graph), precision)
+        manifest['verification'] = figures
+        if precision == 'int8':
+            wide = folder / WIDE
+            _write_json(wide / MANIFEST, {**manifest, **manifest_of(graph, wide, format, 'fp32')})
+            manifest['quantization'] = dict(
+                pictures=len(calibration),
+                before={**measure(wide, calibration), **metric(wide)},
+                after={**measure(folder, calibration), **metric(folder)},
+            )
+            shutil.rmtree(wide)
+        _write_json(folder / MANIFEST, manifest)
+    return read_manifest(out)
+
+
+def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
+    """What deploy.json says of every model, once its files are in a folder."""
+    return dict(
+        format=format,
+        precision=precision,
+        task=graph.task,
+        file=formats.FORMATS[format],
+        sha256={path.name: file_digest(path) for path in sorted(folder.glob('model.*'))},
+        inputs=[vars(port) for port in graph.inputs],
+        outputs=[vars(port) for port in graph.outputs],
+    )
+
+
+def write_model(graph: Graph, folder: Path, format: str, precision: str, calibration: Sequence[Feed] = ()) -> None:
+    """Capture a graph, and write it in a format to the file named in `formats.FORMATS`."""
+    path = folder / formats.FORMATS[format]
+    if format in ('torch', 'aoti') and precision != 'fp32':
+        graph = formats.narrowed(graph, precision)
+    program = formats.capture(graph, example_of(graph))
+    if format == 'torch':
+        return formats.write_torch(program, path)
+    if format == 'aoti':
+        return formats.write_aoti(program, path)
+    with tempfile.TemporaryDirectory() as beside:
+        whole = Path(beside) / 'model.onnx'
+        formats.write_onnx(program, graph, whole)
+        if precision == 'int8':
+            wide = folder / WIDE / path.name
+            wide.parent.mkdir()
+            if format == 'openvino':
+                formats.write_openvino(whole, wide, half=False)
+                quantize_openvino(wide, path, calibration)
+            else:
+                shutil.move(str(whole), str(wide))
+                quantize_onnx(wide, path, calibration, [port.name for port in graph.inputs])
+        elif format == 'openvino':
+            formats.write_openvino(whole, path, half=precision in ('fp16', 'bf16'))
+        elif precision == 'fp16':
+            formats.halve_onnx(whole, path)
+        else:
+            shutil.move(str(whole), str(path))
+
+
+def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
+    """The size of a model, and the median time of up to five of the inputs."""
+    run, seconds = Model(folder).run, []
+    for feed in [inputs[0], *inputs[:5]]:  # the first is a warm-up
+        start = time.perf_counter()
+        run(feed)
+        seconds.append(time.perf_counter() - start)
+    size = sum(path.stat().st_size for path in folder.glob('model.*'))
+    return dict(bytes=size, seconds=statistics.median(seconds[1:]))
+
+
+def open_maps(folder: Path, manifest: dict) -> verify.Run:
+    """A function that runs the exported backbone or neck in a folder."""
+    path = folder / manifest['file']
+    if manifest['format'] in ('onnx', 'openvino'):
+        return Model(folder).run
+    if manifest['format'] == 'torch':
+        module: Any = torch.export.load(str(path)).module()
+    else:
+        module = torch._inductor.aoti_load_package(str(path))
+
+    def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        with torch.no_grad():
+            return [one.numpy() for one in module(*map(torch.from_numpy, inputs))]
+
+    return run
+
+
+def example_of(graph: Graph) -> tuple[Tensor, ...]:
+    """Inputs to capture a graph with."""
+    lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
+    shapes = [
+        [length if isinstance(length, int) else lengths[length] for length in port.shape] for port in graph.inputs
+    ]
+    if graph.task == 'maps':
+        return (torch.zeros(shapes[0]),)
+    return torch.zeros(shapes[0], dtype=torch.uint8), torch.tensor([75, 118])
+
+
+def result_of(predictor: Predictor, picture: np.ndarray) -> Result:
+    """PyTorch's result for a picture, in the form that `runtime.Model.predict` yields."""
+    frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, picture.shape[:2])
+    (sample,) = predictor.predict([predictor.prepare(frame)])
+    if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
+        return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
+    instances = sample.pred_instances.numpy()
+    result = dict(boxes=instances.bboxes, scores=instances.scores, labels=instances.labels)
+    if 'masks' in instances:
+        result['masks'] = instances.masks.astype(bool)
+    return result
+
+
+def made_pictures(graph: Graph) -> list[np.ndarray]:
+    """Generated smooth pictures of three sizes, or of the one size that the graph takes."""
+    import cv2
+
+    sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
+    rng = np.random.default_rng(0)
+    return [
+        cv2.resize(rng.integers(0, 256, (9, 12, 3), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+        for size in sizes
+    ]
+
+
+def _palette(predictor: Predictor) -> list[list[int]]:
+    """A colour for each class; none: the reader chooses them."""
+    colours = predictor.meta.get('palette') or ()
+    if isinstance(colours, str) or len(colours) != len(predictor.meta['classes']):
+        return []
+    return [list(map(int, colour)) for colour in colours]
+
+
+def _write_json(path: Path, data: dict) -> None:
+    path.write_text(json.dumps(data, indent=2) + '\n', encoding='utf-8')

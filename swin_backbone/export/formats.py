@@ -1,0 +1,162 @@
+"""Write a captured graph to a file: ONNX, OpenVINO's IR, torch.export's .pt2, AOTInductor's package."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from .graph import ExportError, Graph
+
+OPSET = 20  # the first with Gelu
+FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml', 'torch': 'model.pt2', 'aoti': 'model.pt2'}
+PRECISIONS = {
+    'onnx': ('fp32', 'fp16', 'int8'),
+    'openvino': ('fp16', 'fp32', 'bf16', 'int8'),
+    'torch': ('fp32', 'fp16', 'bf16'),
+    'aoti': ('fp32', 'fp16', 'bf16'),
+}
+NEEDED = {
+    'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
+    'openvino': ('onnx', 'onnxscript', 'openvino'),
+    'torch': (),
+    'aoti': (),
+}
+
+
+def check_format(format: str, precision: str) -> None:
+    """Check that the format exists, has this precision, and that the packages it needs are installed.
+
+    Raises:
+        ExportError: if not.
+    """
+    if format not in FORMATS:
+        raise ExportError(f'--format takes one of {", ".join(FORMATS)}, got {format!r}')
+    if precision not in PRECISIONS[format]:
+        raise ExportError(f'--format {format} takes --precision {", ".join(PRECISIONS[format])}, got {precision!r}')
+    needed = (*NEEDED[format], 'nncf') if (format, precision) == ('openvino', 'int8') else NEEDED[format]
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise ExportError(f"--format {format} needs {', '.join(missing)}, not installed: pip install -e '.[deploy]'")
+
+
+def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
+    """Capture one graph of operators, valid for every size if sizes are free.
+
+    Args:
+        example: inputs. Free dimensions must have different lengths, so that torch does not take two for the same.
+    """
+    with torch.no_grad(), quiet():
+        return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
+
+
+def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
+    """Write an ONNX model of standard operators."""
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    from .fuse import simplify
+    from .heads.operators import onnx_translations
+
+    with quiet():
+        exported: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            custom_translation_table=onnx_translations(),
+            verbose=False,
+        )
+    model = exported.model
+    simplify(model)
+    RemoveUnusedNodesPass()(model)
+    for values, ports in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
+        for value, port in zip(values, ports):
+            value.name = port.name
+            value.shape = type(value.shape)(port.shape)
+    model.metadata_props.clear()
+    for node in model.graph:
+        node.metadata_props.clear()  # the place in the source code
+        node.doc_string = None
+    exported.save(str(path))
+
+
+def halve_onnx(source: Path, target: Path) -> None:
+    """Convert an ONNX model to fp16; the dtypes of its inputs and outputs do not change."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with quiet():
+        model = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
+    onnx.save(model, str(target))
+
+
+class _Narrow(nn.Module):
+    def __init__(self, module: nn.Module, dtype: torch.dtype):
+        super().__init__()
+        self.module, self.dtype = copy.deepcopy(module).to(dtype), dtype
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        return tuple(one.float() for one in self.module(image.to(self.dtype)))
+
+
+def narrowed(graph: Graph, precision: str) -> Graph:
+    """A graph of maps that computes in half precision; its inputs and outputs stay float32."""
+    dtype = dict(fp16=torch.float16, bf16=torch.bfloat16)[precision]
+    return replace(graph, module=_Narrow(graph.module, dtype))
+
+
+def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:
+    """Write OpenVINO's intermediate representation of an ONNX model.
+
+    Args:
+        half: whether weights are stored in fp16. The runtime's settings choose the dtype of the computation.
+    """
+    import openvino
+
+    openvino.save_model(openvino.convert_model(str(onnx_model)), str(path), compress_to_fp16=half)
+
+
+def write_torch(program: ExportedProgram, path: Path) -> None:
+    """Write a file for `torch.export.load`.
+
+    The guards of the capture are left out. They check the memory format of maps and would refuse some sizes, but the
+    operators are correct for every size, or raise an error.
+    """
+    program._guards_code = []
+    torch.export.save(program, str(path))
+
+
+def write_aoti(program: ExportedProgram, path: Path) -> None:
+    """Compile for this machine: a package that `torch._inductor.aoti_load_package` and C++ load."""
+    with torch.no_grad(), quiet():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the warnings of torch's exporters, which are about their own internals."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+def versions(format: str) -> dict[str, Any]:
+    """The versions of the packages that a file was made with."""
+    from importlib.metadata import version
+
+    from ..version import __version__
+
+    names = ('torch', *NEEDED[format])
+    return dict(swin_backbone=__version__, **{name: version(name) for name in names})

@@ -1,0 +1,178 @@
+"""Boxes on batches of any size: priors, decoding, top-k of each level, NMS, regions on a feature pyramid.
+
+Layout: B batch, M boxes, K classes, R regions, n objects, C channels, H W height and width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from mmengine.config import ConfigDict
+from torch import Tensor, nn
+
+from ..graph import refusal
+from .operators import nms, roi_align
+
+NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to 1
+
+
+def check_nms(cfg: ConfigDict) -> None:
+    """Raises: ExportError, unless this NMS is what ONNX's NonMaxSuppression computes."""
+    if cfg.get('type', 'nms') != 'nms' or cfg.get('class_agnostic', False):
+        raise refusal(f'nms of type {cfg.get("type")!r}, or for all classes together,')
+
+
+def check_coder(coder: Any) -> None:
+    """Raises: ExportError, unless `decode` computes what this coder does."""
+    if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp or not coder.clip_border:
+        raise refusal(f'{type(coder).__name__}, or how it is set,')
+
+
+def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
+    """Boxes (..., 4) moved by the deltas that a head predicts, and clipped to the image (mmdet's DeltaXYWHBBoxCoder).
+
+    Args:
+        image_size: height and width, (2,).
+    """
+    deltas = deltas * deltas.new_tensor(coder.stds) + deltas.new_tensor(coder.means)
+    largest = abs(float(torch.tensor(16 / 1000).log()))  # of mmdet's wh_ratio_clip
+    centre, side = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
+    centre = centre + side * deltas[..., :2]
+    side = side * deltas[..., 2:].clamp(-largest, largest).exp()
+    limit = image_size.flip(0).to(boxes.dtype)
+    ends = [torch.minimum(end.clamp(min=0), limit) for end in (centre - side / 2, centre + side / 2)]
+    return torch.cat(ends, -1)
+
+
+def best(scores_BM: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The `most` best scores of each image, or all if there are fewer, best first: scores and indices."""
+    return scores_BM.topk(torch.sym_min(most, scores_BM.shape[1]), dim=1)
+
+
+def take(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
+    """Take some rows of each image: (B, N, X)."""
+    return x_BMX.gather(1, index_BN[..., None].expand(-1, -1, x_BMX.shape[-1]))
+
+
+def suppress(
+    boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor, iou_threshold: float, score_threshold: float, most: int
+) -> tuple[Tensor, Tensor]:
+    """NMS: the best boxes of each image that do not overlap a better box of their group.
+
+    Groups are moved apart, as in mmcv's batched_nms.
+
+    Returns:
+        Scores (B, most), best first, with NEVER after the last; and the indices of their boxes.
+    """
+    B, M = scores_BM.shape
+    apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
+    moved_BM4 = boxes_BM4 + group_BM[..., None].to(boxes_BM4.dtype) * apart_B11
+    kept_n3 = nms(moved_BM4, scores_BM[:, None], iou_threshold, score_threshold)
+    flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
+    # Append `most` empty entries, so that topk always finds at least `most`
+    is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
+    final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
+    final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
+    scores_BN, index_BN = final_BM.topk(most, dim=1)
+    return scores_BN, torch.where(scores_BN > NEVER, index_BN, 0)
+
+
+class Regions(nn.Module):
+    """mmdet's SingleRoIExtractor: each region is cut from the pyramid level that fits its size.
+
+    Raises:
+        ExportError: for another extractor.
+    """
+
+    def __init__(self, extractor: Any):
+        super().__init__()
+        layers = extractor.roi_layers
+        if type(extractor).__name__ != 'SingleRoIExtractor' or any(type(one).__name__ != 'RoIAlign' for one in layers):
+            raise refusal(type(extractor).__name__)
+        if any(one.pool_mode != 'avg' or not one.aligned for one in layers):
+            raise refusal('RoIAlign with aligned=False or of mode max')
+        self.finest_scale: float = extractor.finest_scale
+        self.layers: Any = [(one.output_size, one.spatial_scale, one.sampling_ratio) for one in layers]
+
+    def forward(self, maps: Sequence[Tensor], box_R4: Tensor, image_R: Tensor) -> Tensor:
+        """(R, C, height, width)."""
+        number = len(self.layers)
+        side_R = ((box_R4[:, 2] - box_R4[:, 0]) * (box_R4[:, 3] - box_R4[:, 1])).sqrt()
+        level_R = torch.floor(torch.log2(side_R / self.finest_scale + 1e-6)).clamp(0, number - 1).long()
+        parts = []
+        for level, (map_BCHW, ((height, width), scale, samples)) in enumerate(zip(maps, self.layers)):
+            index = (level_R == level).nonzero()[:, 0]
+            parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], height, width, scale, samples, True))
+        # The position of each region in the concatenated parts: after all regions of lower levels and the earlier ones
+        # of its own level
+        is_of_RL = (level_R[:, None] == torch.arange(number, device=level_R.device)).long()
+        count_L = is_of_RL.sum(0)
+        place_RL = is_of_RL.cumsum(0) - 1 + count_L.cumsum(0) - count_L
+        return torch.cat(parts)[place_RL.gather(1, level_R[:, None])[:, 0]]
+
+
+def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The objects of all images that were not removed: image, boxes, scores, labels."""
+    image_n, index_n = (scores_BN > NEVER).nonzero().unbind(1)
+    N = scores_BN.shape[1]
+    flat_n = image_n * N + index_n
+    return (
+        image_n,
+        boxes_BN4.reshape(-1, 4)[flat_n],
+        scores_BN.reshape(-1)[flat_n],
+        labels_BN.reshape(-1)[flat_n],
+    )
+
+
+def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor:
+    """Paste the masks of boxes into a picture by bilinear interpolation: (n, height, width), 0 outside the boxes.
+
+    Bilinear interpolation is a matrix product along each axis, with weights max(0, 1 - distance).
+    """
+    Y, X = mask_nYX.shape[-2:]
+    rows_nhY = _tents(height, boxes_n4[:, 1], boxes_n4[:, 3], Y)
+    columns_nwX = _tents(width, boxes_n4[:, 0], boxes_n4[:, 2], X)
+    return rows_nhY @ mask_nYX @ columns_nwX.transpose(1, 2)
+
+
+def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
+    """The interpolation weight of each cell of a box at each pixel of an axis: (n, length, cells)."""
+    place_L = torch.arange(length, device=start_n.device).to(start_n.dtype) + 0.5
+    inside_nL = (place_L - start_n[:, None]) / (end_n - start_n)[:, None] * cells - 0.5
+    cell_Y = torch.arange(cells, device=start_n.device).to(start_n.dtype)
+    weight = (1 - (inside_nL[..., None] - cell_Y).abs()).clamp(min=0)
+    return torch.where(torch.isfinite(inside_nL)[..., None], weight, 0)
+
+
+def priors(generator: Any, maps: Sequence[Tensor]) -> list[Tensor]:
+    """The anchors of each level: (M, 4); the anchors of one place are consecutive."""
+    levels = []
+    for base_A4, (step_x, step_y), one in zip(generator.base_anchors, generator.strides, maps):
+        H, W = one.shape[-2:]
+        x_W = torch.arange(W, device=one.device).to(one.dtype) * step_x
+        y_H = torch.arange(H, device=one.device).to(one.dtype) * step_y
+        x_HW, y_HW = x_W[None].expand(H, W), y_H[:, None].expand(H, W)
+        shift_HW4 = torch.stack([x_HW, y_HW, x_HW, y_HW], -1)
+        levels.append((shift_HW4[:, :, None] + base_A4.to(one)).reshape(-1, 4))
+    return levels
+
+
+def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
+    """The outputs of a convolution for each anchor: (B, M, values)."""
+    x_BHWC = x_BCHW.permute(0, 2, 3, 1)
+    B, H, W, C = x_BHWC.shape
+    return x_BHWC.reshape(B, H * W * (C // values), values)
+
+
+def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
+    """Height and width as float values (2,); they may be symbolic."""
+    return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
+
+
+def optional_min_size(cfg: ConfigDict, boxes: Tensor) -> Optional[Tensor]:
+    """Which boxes have sides larger than the head's `min_bbox_size`; None: there is no minimum."""
+    least = cfg.get('min_bbox_size', -1)
+    if least < 0:
+        return None
+    sides = boxes[..., 2:] - boxes[..., :2]
+    return (sides > least).all(-1)

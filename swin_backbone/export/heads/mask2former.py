@@ -1,0 +1,179 @@
+"""Mask2Former, of mmseg (the class of each pixel) and of mmdet (instances).
+
+mmdet's pixel decoder puts the maps' sizes into tensors, which an exporter would fix. Here sizes stay free.
+
+Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points for
+each head and level, Q queries, K classes, N objects of an image.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..graph import refusal
+from . import boxes
+
+
+class PixelDecoder(nn.Module):
+    """mmdet's MSDeformAttnPixelDecoder, with its layers.
+
+    Raises:
+        ExportError: for another decoder.
+    """
+
+    def __init__(self, decoder: Any):
+        super().__init__()
+        if type(decoder).__name__ != 'MSDeformAttnPixelDecoder':
+            raise refusal(type(decoder).__name__)
+        self.decoder = decoder
+
+    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The map from which masks are made, and the maps to which queries attend, from low resolution to high."""
+        decoder = self.decoder
+        tokens, positions, places, sizes = [], [], [], []
+        for level in range(decoder.num_encoder_levels):
+            one = maps[decoder.num_input_levels - level - 1]
+            H, W = one.shape[-2:]
+            position = decoder.postional_encoding(torch.zeros_like(one[:, 0], dtype=torch.bool))
+            position = position + decoder.level_encoding.weight[level].view(1, -1, 1, 1)
+            y_H, x_W = ((torch.arange(n, device=one.device).to(one.dtype) + 0.5) / n for n in (H, W))
+            place_HW2 = torch.stack([x_W[None].expand(H, W), y_H[:, None].expand(H, W)], -1)
+            tokens.append(decoder.input_convs[level](one).flatten(2).transpose(1, 2))
+            positions.append(position.flatten(2).transpose(1, 2))
+            places.append(place_HW2.reshape(H * W, 2))
+            sizes.append((H, W))
+        x_BTC, position_BTC, place_T2 = torch.cat(tokens, 1), torch.cat(positions, 1), torch.cat(places)
+        for layer in decoder.encoder.layers:
+            x_BTC = layer.norms[0](x_BTC + _sample(layer.self_attn, x_BTC, position_BTC, place_T2, sizes))
+            x_BTC = layer.norms[1](layer.ffn(x_BTC))
+        outs = [
+            part.transpose(1, 2).reshape(part.shape[0], part.shape[2], H, W)
+            for part, (H, W) in zip(_levels(x_BTC, sizes), sizes)
+        ]
+        for index in range(decoder.num_input_levels - decoder.num_encoder_levels - 1, -1, -1):
+            lateral = decoder.lateral_convs[index](maps[index])
+            above = F.interpolate(outs[-1], size=lateral.shape[-2:], mode='bilinear', align_corners=False)
+            outs.append(decoder.output_convs[index](lateral + above))
+        return decoder.mask_feature(outs[-1]), outs[: decoder.num_outs]
+
+
+def _levels(x_BTC: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The tokens of each level."""
+    parts, start = [], 0
+    for H, W in sizes:
+        parts.append(x_BTC[:, start : start + H * W])
+        start = start + H * W
+    return parts
+
+
+def _sample(
+    attention: Any, x_BTC: Tensor, position_BTC: Tensor, place_T2: Tensor, sizes: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Multi-scale deformable self-attention of the tokens of all maps (mmcv's MultiScaleDeformableAttention)."""
+    B, T, _ = x_BTC.shape
+    h, levels, P = attention.num_heads, attention.num_levels, attention.num_points
+    query_BTC = x_BTC + position_BTC
+    offsets = attention.sampling_offsets(query_BTC).view(B, T, h, levels, P, 2)
+    weights = attention.attention_weights(query_BTC).view(B, T, h, levels * P).softmax(-1).view(B, T, h, levels, P)
+    total: Any = None
+    for level, (value_BTC, (H, W)) in enumerate(zip(_levels(attention.value_proj(x_BTC), sizes), sizes)):
+        d = value_BTC.shape[-1] // h
+        value = value_BTC.view(B, H * W, h, d).permute(0, 2, 3, 1).reshape(B * h, d, H, W)
+        side_2 = boxes.size_tensor(W, H, x_BTC)
+        place = place_T2[None, :, None, None] + offsets[:, :, :, level] / side_2  # B, T, h, P, 2
+        grid = (2 * place - 1).transpose(1, 2).reshape(B * h, T, P, 2)
+        seen = F.grid_sample(value, grid, mode='bilinear', padding_mode='zeros', align_corners=False)  # B*h, d, T, P
+        part = (seen * weights[:, :, :, level].transpose(1, 2).reshape(B * h, 1, T, P)).sum(-1)
+        total = part if total is None else total + part
+    return attention.output_proj(total.view(B, h * d, T).transpose(1, 2))
+
+
+class QueryHead(nn.Module):
+    """Turns maps into the outputs of each query: class logits (B, Q, K + 1) and mask logits (B, Q, H, W).
+
+    Args:
+        head: Mask2FormerHead of mmdet or mmseg; it is copied, not changed.
+    """
+
+    def __init__(self, head: Any):
+        super().__init__()
+        self.head = copy.deepcopy(head)
+        self.head.pixel_decoder = PixelDecoder(self.head.pixel_decoder)
+
+    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        classes, masks = self.head(list(maps), None)
+        return classes[-1], masks[-1]
+
+
+class SemanticHead(nn.Module):
+    """mmseg's head: turns maps into the logits of each class, at the size of the image."""
+
+    def __init__(self, head: Any):
+        super().__init__()
+        self.queries = QueryHead(head)
+
+    def forward(self, maps: Sequence[Tensor], image_size: tuple[int, int]) -> Tensor:
+        classes_BQK, masks_BQHW = self.queries(maps)
+        masks_BQHW = F.interpolate(masks_BQHW, size=image_size, mode='bilinear', align_corners=False)
+        return torch.einsum('bqk,bqhw->bkhw', classes_BQK.softmax(-1)[..., :-1], masks_BQHW.sigmoid())
+
+
+class InstanceHead(nn.Module):
+    """mmdet's head: turns maps into objects, in pixels of the original picture.
+
+    Raises:
+        ExportError: for a model that gives no instances.
+    """
+
+    with_masks = True
+
+    def __init__(self, model: Any):
+        super().__init__()
+        fusion = model.panoptic_fusion_head
+        if type(model.panoptic_head).__name__ != 'Mask2FormerHead' or not fusion.test_cfg.get('instance_on', False):
+            raise refusal(type(model.panoptic_head).__name__, ('Mask2FormerHead with test_cfg.instance_on=True',))
+        self.queries = QueryHead(model.panoptic_head)
+        self.num_classes, self.num_things = fusion.num_classes, fusion.num_things_classes
+        self.most = fusion.test_cfg.get('max_per_image', 100)
+        self.planes: int = model.panoptic_head.num_queries
+
+    def forward(
+        self, maps: Sequence[Tensor], padded: tuple[int, int], inner: tuple[int, int], own: tuple[int, int]
+    ) -> tuple[Tensor, ...]:
+        """
+        Args:
+            padded, inner, own: height and width of the padded image, of the resized picture, of the original picture.
+        """
+        classes_BQK, masks_BQHW = self.queries(maps)
+        masks = F.interpolate(masks_BQHW, size=padded, mode='bilinear', align_corners=False)
+        masks = F.interpolate(masks[:, :, : inner[0], : inner[1]], size=own, mode='bilinear', align_corners=False)
+        B, Q = classes_BQK.shape[:2]
+        scores_BM = classes_BQK.softmax(-1)[..., :-1].reshape(B, Q * self.num_classes)
+        scores_BN, index_BN = scores_BM.topk(self.most, dim=1)
+        label_BN = index_BN % self.num_classes
+        image_n, index_n = (label_BN < self.num_things).nonzero().unbind(1)
+        flat_n = image_n * self.most + index_n
+        query_n = image_n * Q + index_BN.reshape(-1)[flat_n] // self.num_classes
+        logits_nhw = masks.reshape(B * Q, *own)[query_n]
+        inside_nhw = logits_nhw > 0
+        clear_n = (logits_nhw.sigmoid() * inside_nhw).sum((1, 2)) / (inside_nhw.sum((1, 2)) + 1e-6)
+        score_n = scores_BN.reshape(-1)[flat_n] * clear_n
+        box_n4 = around(inside_nhw)
+        return image_n, box_n4, score_n, label_BN.reshape(-1)[flat_n], inside_nhw.to(torch.uint8)
+
+
+def around(masks_nhw: Tensor) -> Tensor:
+    """The box around each mask, all 0 for an empty mask: (n, 4)."""
+    ends = []
+    for axis in (1, 2):  # columns and rows that have a pixel
+        seen_nL = masks_nhw.any(axis).to(torch.float32)
+        place_L = torch.arange(seen_nL.shape[1], device=seen_nL.device).to(torch.float32)
+        last_n = (seen_nL * (place_L + 1)).amax(1)
+        first_n = seen_nL.shape[1] - (seen_nL * (seen_nL.shape[1] - place_L)).amax(1)
+        ends.append((torch.minimum(first_n, last_n), last_n))
+    (x1, x2), (y1, y2) = ends
+    return torch.stack([x1, y1, x2, y2], 1)

@@ -1,0 +1,147 @@
+"""Two-stage detectors: Faster R-CNN, Mask R-CNN, Cascade R-CNN and Cascade Mask R-CNN.
+
+Layout: B batch, M anchors, N proposals of an image, R = B*N regions, K classes, n objects, H W height and width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..graph import refusal
+from . import boxes
+
+ROI_HEADS = ('StandardRoIHead', 'CascadeRoIHead')  # that are exported and verified in the tests
+BOX_HEADS = ('Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead', 'ConvFCBBoxHead')
+MASK_HEADS = ('FCNMaskHead',)
+
+
+class RegionHead(nn.Module):
+    """Turns maps into objects, in pixels of the original picture.
+
+    Args:
+        model: mmdet's TwoStageDetector.
+
+    Raises:
+        ExportError: for a head that cannot be exported.
+    """
+
+    def __init__(self, model: Any):
+        super().__init__()
+        rpn, roi = model.rpn_head, model.roi_head
+        self.stages = _listed(roi.bbox_head)
+        self.with_masks = roi.with_mask
+        self.mask_heads = _listed(roi.mask_head) if self.with_masks else nn.ModuleList()
+        known = [(rpn, ('RPNHead',)), (roi, ROI_HEADS)]
+        known += [(one, BOX_HEADS) for one in self.stages] + [(one, MASK_HEADS) for one in self.mask_heads]
+        for head, names in known:
+            if type(head).__name__ not in names:
+                raise refusal(type(head).__name__, names)
+        if getattr(roi, 'with_shared_head', False) or any(one.custom_activation for one in self.stages):
+            raise refusal('a head shared by stages, or with an activation of its own,')
+        for cfg in (rpn.test_cfg.nms, roi.test_cfg.nms):
+            boxes.check_nms(cfg)
+        for one in (rpn, *self.stages):
+            boxes.check_coder(one.bbox_coder)
+        self.rpn, self.cfg, self.most = rpn, roi.test_cfg, roi.test_cfg.max_per_img
+        self.planes = self.most if self.with_masks else 1  # of the picture's size
+        self.regions = nn.ModuleList(map(boxes.Regions, _listed(roi.bbox_roi_extractor)))
+        if self.with_masks:
+            shared = getattr(roi, 'share_roi_extractor', False)
+            extractors = roi.bbox_roi_extractor if shared else roi.mask_roi_extractor
+            self.mask_regions = nn.ModuleList(map(boxes.Regions, _listed(extractors)))
+
+    def forward(
+        self, maps: tuple[Tensor, ...], image_size: Tensor, zoom_4: Tensor, own_size: Optional[tuple[int, int]] = None
+    ) -> tuple[Tensor, ...]:
+        """
+        Args:
+            image_size: height and width without padding, (2,).
+            zoom_4: divides a box of the resized picture to give one of the original picture.
+            own_size: the original picture's height and width, to which masks are pasted; None: there are no masks.
+        """
+        proposals_BN4, there_BN = self._propose(maps, image_size)
+        scores_BNK, found_BNK4 = self._refine(maps, proposals_BN4, image_size)
+        B, N, K = scores_BNK.shape
+        scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, boxes.NEVER)
+        if own_size is None:
+            found_BNK4 = found_BNK4 / zoom_4
+        found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
+        label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
+        scores_BN, index_BN = boxes.suppress(
+            found_BM4,
+            scores_BNK.reshape(B, N * K),
+            label_BM,
+            self.cfg.nms.iou_threshold,
+            self.cfg.score_thr,
+            self.cfg.max_per_img,
+        )
+        image_n, box_n4, score_n, label_n = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
+        if own_size is None:
+            return image_n, box_n4, score_n, label_n
+        masks_nYX = self._masks(maps, box_n4, image_n, label_n)
+        box_n4 = box_n4 / zoom_4
+        pasted_nhw = boxes.paste(masks_nYX, box_n4, *own_size)
+        return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
+
+    def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:
+        """Proposals (B, N, 4), and which of them are valid: (B, N)."""
+        rpn, cfg = self.rpn, self.rpn.test_cfg
+        outputs = rpn(maps)
+        parts = []
+        for level, (score, delta, prior_M4) in enumerate(zip(*outputs, boxes.priors(rpn.prior_generator, outputs[0]))):
+            scores_BMK = boxes.per_prior(score, rpn.cls_out_channels)
+            scores_BM = scores_BMK[..., 0].sigmoid() if rpn.use_sigmoid_cls else scores_BMK.softmax(-1)[..., 0]
+            scores_BN, index_BN = boxes.best(scores_BM, cfg.nms_pre)
+            deltas_BN4 = boxes.take(boxes.per_prior(delta, 4), index_BN)
+            found_BN4 = boxes.decode(rpn.bbox_coder, prior_M4[index_BN], deltas_BN4, image_size)
+            parts.append((scores_BN, found_BN4, torch.full_like(index_BN, level)))
+        scores_BM, found_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
+        large = boxes.optional_min_size(cfg, found_BM4)
+        if large is not None:
+            scores_BM = torch.where(large, scores_BM, boxes.NEVER)
+        scores_BN, index_BN = boxes.suppress(
+            found_BM4, scores_BM, level_BM, cfg.nms.iou_threshold, boxes.NEVER / 2, cfg.max_per_img
+        )
+        return boxes.take(found_BM4, index_BN), scores_BN > boxes.NEVER
+
+    def _refine(self, maps: Sequence[Tensor], found_BN4: Tensor, image_size: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (B, N, K) of proposals, and their boxes (B, N, K or 1, 4), after all stages."""
+        B, N, _ = found_BN4.shape
+        image_R = torch.arange(B, device=found_BN4.device)[:, None].expand(B, N).reshape(B * N)
+        box_R4 = found_BN4.reshape(B * N, 4)
+        sum_RK: Any = 0
+        for stage, (head, regions) in enumerate(zip(self.stages, self.regions)):
+            logits_RK, deltas = head(regions(maps, box_R4, image_R))
+            sum_RK = sum_RK + logits_RK
+            boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
+            found_RK4 = boxes.decode(head.bbox_coder, box_R4[:, None], deltas.reshape(B * N, boxed, 4), image_size)
+            if stage < len(self.stages) - 1:
+                label_R = torch.zeros_like(image_R) if boxed == 1 else logits_RK[:, :-1].argmax(1)
+                box_R4 = boxes.take(found_RK4, label_R[:, None])[:, 0]
+        scores_RK = (sum_RK / len(self.stages)).softmax(-1)[:, :-1]
+        return scores_RK.reshape(B, N, -1), found_RK4.reshape(B, N, boxed, 4)
+
+    def _masks(self, maps: Sequence[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor) -> Tensor:
+        """The mask of each object inside its box, from 0 to 1: (n, Y, X). With several heads it is their mean."""
+        if torch.compiler.is_exporting():
+            torch._check(label_n.shape[0] >= 1)  # a batch norm asks; what is captured is right for no object, too
+        total: Any = 0
+        features: Any = None
+        for index, head in enumerate(self.mask_heads):
+            if features is None or len(self.mask_regions) > 1:
+                features = self.mask_regions[min(index, len(self.mask_regions) - 1)](maps, box_n4, image_n)
+            masks_nKYX = head(features).sigmoid()
+            if head.class_agnostic:
+                one = masks_nKYX[:, 0]
+            else:
+                K, Y, X = masks_nKYX.shape[1:]
+                place_n = torch.arange(label_n.shape[0], device=label_n.device) * K + label_n
+                one = masks_nKYX.reshape(-1, Y, X)[place_n]
+            total = total + one
+        return total / len(self.mask_heads)
+
+
+def _listed(modules: Any) -> nn.ModuleList:
+    return modules if isinstance(modules, nn.ModuleList) else nn.ModuleList([modules])

@@ -1,0 +1,160 @@
+"""Use an exported model together with this package: draw and evaluate with the toolboxes, as with a checkpoint."""
+
+import copy
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModel
+from mmengine.registry import VISUALIZERS, DefaultScope
+from mmengine.structures import BaseDataElement, InstanceData, PixelData
+
+from ..openmmlab.config.paths import require_data
+from ..openmmlab.data.media import Frame, read_picture
+from ..openmmlab.errors import DataError
+from ..openmmlab.inference.predict import Predictor
+from ..openmmlab.runtime import build_runner
+from .runtime import MANIFEST, Model, Result, RuntimeProblem
+
+
+def is_exported(path: str) -> bool:
+    """Whether `path` is a folder that tools/export.py made."""
+    return os.path.isfile(os.path.join(path, MANIFEST))  # also of a path that is too long
+
+
+class ExportedPredictor(Predictor):
+    """Does for an exported model what `Predictor` does for a checkpoint.
+
+    Args:
+        folder: the folder of an exported whole model.
+        device, threads, batch: see `runtime.Model`.
+
+    Raises:
+        RuntimeProblem: see `runtime.Model`; also if only a part of a model was exported.
+    """
+
+    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
+        self.model: Any = open_whole(folder, device, threads)
+        self.batch = batch
+        segments = self.model.info['task'] == 'segmentation'
+        self.scope = 'mmseg' if segments else 'mmdet'
+        colours = np.random.default_rng(0).integers(0, 256, (len(self.model.classes), 3)).tolist()
+        self.meta = dict(classes=self.model.classes, palette=self.model.info.get('palette') or colours)
+        with DefaultScope.overwrite_default_scope(self.scope):
+            self.visualizer = VISUALIZERS.build(
+                dict(type='SegLocalVisualizer' if segments else 'DetLocalVisualizer', name='infer')
+            )
+        self.visualizer.dataset_meta = self.meta
+
+    def prepare(self, frame: Frame) -> dict:
+        """The model's input for a frame: its pixels.
+
+        Raises:
+            OSError: if the model cannot take it.
+        """
+        try:
+            self.model.check(frame.pixels)
+        except RuntimeProblem as error:
+            raise OSError(f'{frame.medium.path}: {error}') from error
+        return dict(inputs=frame.pixels)
+
+    def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
+        """The model's results for each of a batch of frames."""
+        results = self.model.predict([item['inputs'] for item in prepared], self.batch)
+        return [fill(_sample(self.scope), result) for result in results]
+
+
+class ExportedModel(BaseModel):
+    """An exported model for mmengine's test loop. It reads the pictures again and does not use the batch's inputs.
+
+    Args:
+        folder, device, threads: see `runtime.Model`.
+    """
+
+    def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None):
+        super().__init__()
+        self.runtime = open_whole(folder, device, threads)
+
+    def test_step(self, data: dict) -> list[BaseDataElement]:
+        """The results for the pictures of a batch, written into its samples.
+
+        Raises:
+            DataError: for a picture that cannot be read, or that the model cannot take.
+        """
+        samples = data['data_samples']
+        for sample in samples:
+            try:
+                (result,) = self.runtime.predict([read_picture(sample.img_path)])
+            except (OSError, RuntimeProblem) as error:
+                raise DataError(f'{sample.img_path}: {error}') from error
+            fill(sample, result)
+        return samples
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError('an exported model is tested, and not trained')
+
+
+def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
+    """Test an exported model with a config's data and metric."""
+    open_whole(folder, device, threads)  # errors appear before the data are read
+    cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
+    cfg.load_from = None
+
+
+def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
+    """The metric of an exported model on a config's test set; empty if the test set is missing."""
+    try:
+        require_data(cfg, ('test',))
+    except ValueError:
+        return {}
+    cfg = copy.deepcopy(cfg)
+    set_exported(cfg, str(folder))
+    with tempfile.TemporaryDirectory() as work_dir:
+        cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
+        cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=None)
+        cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
+        cfg.update(visualizer=None)  # one with a name is the process's, and writes to the first work_dir for ever
+        return {name: float(value) for name, value in build_runner(cfg).test().items()}
+
+
+def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
+    """Open an exported whole model.
+
+    Raises:
+        RuntimeProblem: if there is no exported model in the folder, or only a part of one.
+    """
+    model = Model(folder, device, threads)
+    if model.info['task'] == 'maps':
+        raise RuntimeProblem(f'{folder} holds a part of a model, which gives maps: export it with --part model')
+    return model
+
+
+def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:
+    """Put a result into a sample, as the toolboxes' models do."""
+    if 'boxes' not in result:
+        sample.set_data(dict(pred_sem_seg=PixelData(data=torch.from_numpy(result['labels'].astype(np.int64))[None])))
+        return sample
+    instances = InstanceData(
+        bboxes=torch.from_numpy(result['boxes']),
+        scores=torch.from_numpy(result['scores']),
+        labels=torch.from_numpy(result['labels']),
+    )
+    if 'masks' in result:
+        instances.masks = torch.from_numpy(result['masks'])
+    sample.pred_instances = instances
+    return sample
+
+
+def _sample(scope: str) -> BaseDataElement:
+    if scope == 'mmseg':
+        from mmseg.structures import SegDataSample
+
+        return SegDataSample()
+    from mmdet.structures import DetDataSample
+
+    return DetDataSample()

@@ -1,0 +1,109 @@
+"""Post-training quantization to int8, by NNCF and onnxruntime. Linear layers and convolutions are quantized; norms,
+softmax, attention's own products and the position bias stay in floating point."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Optional
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+
+from ..openmmlab.data.media import read_picture
+from .formats import quiet
+from .graph import ExportError, Graph
+from .picture import Normalise, resize_rule
+from .runtime import resize
+
+CALIBRATION_PICTURES = 64
+
+Feed = list[np.ndarray]
+
+
+def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[np.ndarray]:
+    """Pictures of a config's training set, chosen at equal distances.
+
+    Raises:
+        ExportError: if they cannot be read.
+    """
+    settings = cfg.get('train_dataloader', {}).get('dataset')
+    while settings is not None and 'dataset' in settings:  # repeated, or mixed
+        settings = settings['dataset']
+    try:
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
+        chosen = np.unique(np.linspace(0, len(dataset) - 1, most).astype(int))
+        paths = [dataset.get_data_info(int(index))['img_path'] for index in chosen]
+        pictures = [read_picture(path) for path in paths]
+    except (TypeError, OSError, KeyError) as error:
+        raise ExportError(
+            f'--precision int8 needs pictures to calibrate on: give --pictures, or the training set of the config, '
+            f'which cannot be read ({error})'
+        ) from error
+    return pictures
+
+
+def feeds(pictures: Sequence[np.ndarray], graph: Graph, cfg: Config, preprocessor: torch.nn.Module) -> list[Feed]:
+    """The inputs of a graph, made from pictures."""
+    rule = resize_rule(cfg.test_dataloader.dataset.pipeline)
+    if graph.task != 'maps':
+        return [[resize(one, rule)[None], np.array(one.shape[:2], np.int64)] for one in pictures]
+    normalise = Normalise(preprocessor, getattr(preprocessor, 'pad_size_divisor', 1))
+    shape = None if graph.free else graph.inputs[0].shape[2:]
+    inputs = []
+    for picture in pictures:
+        resized = resize(picture, rule) if shape is None else cv2.resize(picture, (shape[1], shape[0]))
+        image = normalise(torch.from_numpy(resized)[None])
+        inputs.append([image.contiguous().numpy()])
+    return inputs
+
+
+def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Sequence[str]) -> None:
+    """Quantize an ONNX model: weights by channel, activations by their range, in QDQ form."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left: Iterator[dict] = iter([dict(zip(names, feed)) for feed in inputs])
+
+        def get_next(self) -> Optional[dict]:
+            return next(self.left, None)
+
+    with quiet():
+        quantize_static(
+            str(source),
+            str(target),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options=dict(MatMulConstBOnly=True),
+        )
+
+
+def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> None:
+    """Quantize OpenVINO's IR."""
+    import nncf
+    import openvino
+
+    wide = openvino.Core().read_model(str(source))
+    products = [
+        op.get_friendly_name()
+        for op in wide.get_ops()
+        if op.get_type_name() == 'MatMul'
+        and not any(op.input_value(side).get_node().get_type_name() == 'Constant' for side in (0, 1))
+    ]
+    with quiet():
+        model = nncf.quantize(
+            wide,
+            nncf.Dataset(list(inputs), list),
+            model_type=nncf.ModelType.TRANSFORMER,  # keeps norms and softmax as they are
+            preset=nncf.QuantizationPreset.MIXED,
+            ignored_scope=nncf.IgnoredScope(names=products),
+            subset_size=len(inputs),
+        )
+    openvino.save_model(model, str(target), compress_to_fp16=False)

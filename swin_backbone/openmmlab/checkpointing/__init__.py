@@ -1,0 +1,1 @@
+"""The checkpoints of a training: written whole, the latest found, loaded through mmengine's Runner."""

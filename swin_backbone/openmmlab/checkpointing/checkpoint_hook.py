@@ -1,0 +1,142 @@
+"""Saving checkpoints so that at any moment there is a complete one."""
+
+import os
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from mmengine.dist import is_main_process
+from mmengine.hooks import CheckpointHook
+
+from ...whole_files import PARTIAL, write_whole
+from ..resume.exact_resume import resume_state
+from ..resume.names import partials
+
+
+class WholeCheckpointHook(CheckpointHook):
+    """mmengine's CheckpointHook, which removes an old checkpoint only once the new one is on the disk.
+
+    The checkpoint is written to a temporary file and renamed, then `last_checkpoint` is, then the oldest checkpoint is
+    removed. mmengine's own hook removes first and writes in place: if it is interrupted, no checkpoint is left.
+    `max_keep_ckpts=n` therefore needs room for n + 1. What is needed to resume exactly is in
+    `meta['exact_resume']`.
+
+    Args:
+        those of mmengine's.
+    """
+
+    # Of the newest checkpoint that is whole; mmengine's `last_ckpt` is set before it is written
+    saved_iter = -1
+    saved_path: Optional[str] = None
+
+    def __init__(
+        self,
+        *args: Any,
+        out_dir: Optional[Union[str, Path]] = None,
+        file_client_args: Optional[dict] = None,
+        backend_args: Optional[dict] = None,
+        **kwargs: Any,
+    ) -> None:
+        if file_client_args is None and backend_args is None and '://' not in str(out_dir):
+            backend_args = dict(backend='whole')
+        super().__init__(*args, out_dir=out_dir, file_client_args=file_client_args, backend_args=backend_args, **kwargs)
+
+    def before_train(self, runner) -> None:
+        kept = runner.message_hub.runtime_info.pop('keep_ckpt_ids', [])  # else mmengine's removes what is too much
+        super().before_train(runner)
+        if is_main_process() and '://' not in str(self.out_dir):
+            for partial in partials(Path(self.out_dir), PARTIAL, self.filename_tmpl):
+                partial.unlink()
+        if self.max_keep_ckpts > 0:
+            self.keep_ckpt_ids.extend(kept[-self.max_keep_ckpts :])
+            if is_main_process():
+                self._remove([self._path(step) for step in kept[: -self.max_keep_ckpts]])
+
+    def folder(self, runner) -> str:
+        """Where checkpoints are, also before training, when mmengine's hook works it out."""
+        if self.out_dir in (None, runner.work_dir):
+            return runner.work_dir
+        return os.path.join(self.out_dir, os.path.basename(runner.work_dir.rstrip(os.sep)))
+
+    def save_now(self, runner, iteration: int) -> None:
+        """Save between two of the intervals, when `iteration` iterations are complete, unless they are saved."""
+        if self.saved_iter == iteration:
+            return
+        step: Union[int, str] = iteration
+        if self.by_epoch:
+            step = f'{runner.epoch}_iter_{iteration}' if getattr(runner.train_loop, 'batches_gone', 0) else runner.epoch
+        self._save_checkpoint_with_step(runner, step, dict(epoch=runner.epoch, iter=iteration))
+
+    def _save_checkpoint_with_step(self, runner, step: Union[int, str], meta: dict) -> None:
+        outdated = []
+        if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
+            if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
+                outdated.append(self._path(self.keep_ckpt_ids.popleft()))
+            self.keep_ckpt_ids.append(step)
+            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+        self.last_ckpt = self._path(step)
+        runner.message_hub.update_info('last_ckpt', self.last_ckpt)
+        runner.save_checkpoint(
+            self.out_dir,
+            self.filename_tmpl.format(step),
+            self.file_client_args,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=dict(meta, exact_resume=resume_state(runner)),
+            by_epoch=self.by_epoch,
+            backend_args=self.backend_args,
+            **self.args,
+        )
+        self.saved_iter, self.saved_path = meta['iter'], self.last_ckpt
+        if is_main_process():
+            write_whole(Path(runner.work_dir) / 'last_checkpoint', str(self.last_ckpt).encode())
+            self._remove(outdated)
+
+    def _save_best_checkpoint(self, runner, metrics) -> None:
+        backend: Any = getattr(self, 'file_backend')  # noqa: B009 - mypy cannot tell its type
+        self.file_backend = _RemovesLater(backend)
+        try:
+            super()._save_best_checkpoint(runner, metrics)
+            outdated = self.file_backend.removed
+        finally:
+            self.file_backend = backend
+        self._remove([path for path in outdated if path not in self._best().values()])
+
+    def _path(self, step: Union[int, str]) -> str:
+        return self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
+
+    def _remove(self, paths: list[str]) -> None:
+        for path in paths:
+            if self.file_backend.isfile(path) and not os.path.islink(path):
+                self.file_backend.remove(path)
+
+    def _best(self) -> dict[Optional[str], Optional[str]]:
+        """Path of the best checkpoint by metric; mmengine keeps that of a single one apart, here by None."""
+        if self.save_best is None:
+            return {}
+        return {None: self.best_ckpt_path} if len(self.key_indicators) == 1 else self.best_ckpt_path_dict
+
+
+def find_checkpoint_hook(runner) -> Optional[WholeCheckpointHook]:
+    """The runner's hook that saves checkpoints, if it has one."""
+    return next((hook for hook in runner.hooks if isinstance(hook, WholeCheckpointHook)), None)
+
+
+def name_of_last(hook: Optional[WholeCheckpointHook]) -> str:
+    """A sentence that says where a training that stops can go on."""
+    if hook is None or hook.saved_path is None:
+        return 'No checkpoint has been written.'
+    return f'The last whole checkpoint is {hook.saved_path}; --resume goes on from there.'
+
+
+class _RemovesLater:
+    """A file backend that keeps a list of what it should remove."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.removed: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def remove(self, path: str) -> None:
+        self.removed.append(path)

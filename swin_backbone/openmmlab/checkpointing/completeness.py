@@ -1,0 +1,124 @@
+"""Whether a checkpoint has all weights of a model; those that it leaves random are named."""
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from ...checkpoints import CheckpointError
+from ...checkpoints.errors import first_of
+from ...checkpoints.fit import backbones_of, check_finite, fit
+from ..resume.fields import dataset_meta_of
+
+ALLOW_MISSING = '--allow-missing leaves what does not fit random'
+
+# The heads whose labels are a data set's classes; those of a panoptic model are not, nor those of a language model.
+HEADS = ('bbox_head', 'decode_head', 'head')
+OTHER_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')
+
+
+def fit_to_model(
+    model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str], data: Mapping[str, Any]
+) -> Optional[dict[str, Tensor]]:
+    """A checkpoint's weights under the names and in the shapes of a model with a Swin of this package; else None.
+
+    Args:
+        loaded: what the file held.
+        checkpoint: its name, for the log and for errors.
+        instead: what to do where a checkpoint leaves weights of the model random, which is refused; None: nothing.
+        data: metainfo of the data that the model is tested on.
+
+    Raises:
+        CheckpointError: if a weight is not finite or the backbone does not fit, and with `instead`: if
+            weights are missing or have another shape, or if model and data have another number of classes.
+    """
+    if backbones_of(model):
+        weights, report = fit(model, loaded, checkpoint)
+        report.log()
+        shapes = {**{key: tuple(value.shape) for key, value in weights.items()}, **report.other_shapes}
+    else:
+        held = loaded.get('state_dict', loaded).items()
+        weights = {key.removeprefix('module.'): value for key, value in held if isinstance(value, Tensor)}
+        check_finite(model, weights, checkpoint)
+        shapes = {key: tuple(value.shape) for key, value in weights.items()}
+    if instead is not None:
+        _check_shapes(model, shapes, loaded, checkpoint, instead)
+        check_classes(model, data, checkpoint)
+    return weights if backbones_of(model) else None
+
+
+def _check_shapes(
+    model: nn.Module, shapes: dict[str, tuple[int, ...]], loaded: Any, checkpoint: str, instead: str
+) -> None:
+    own = _trained(model)
+    missing = [key for key in own if key not in shapes]
+    wrong = [key for key in own if key in shapes and shapes[key] != own[key]]
+    if not missing and not wrong:
+        return
+    theirs, ours = _numbers_of_classes(model, shapes, own, wrong, dataset_meta_of(loaded, checkpoint))
+    if theirs != ours:
+        raise CheckpointError(
+            f'checkpoint {checkpoint!r} was trained with {theirs} classes, the model of the config has {ours}; '
+            f'{instead}'
+        )
+    reasons = []
+    if missing:
+        reasons.append(f'does not have {len(missing)} of the {len(own)} weights of the model ({first_of(missing)})')
+    if wrong:
+        reasons.append(f'has {len(wrong)} in another shape ({wrong[0]}: {shapes[wrong[0]]}, not {own[wrong[0]]})')
+    raise CheckpointError(f'checkpoint {checkpoint!r} {" and ".join(reasons)}: is it of this model? {instead}')
+
+
+def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of what training changes; other buffers are computed."""
+    buffers = {key: value for key, value in model.named_buffers() if key.endswith(('running_mean', 'running_var'))}
+    both = {**dict(model.named_parameters()), **buffers}
+    return {key: tuple(value.shape) for key, value in both.items()}
+
+
+def _numbers_of_classes(
+    model: nn.Module,
+    shapes: dict[str, tuple[int, ...]],
+    own: dict[str, tuple[int, ...]],
+    wrong: list[str],
+    meta: dict[str, Any],
+) -> tuple[Optional[int], Optional[int]]:
+    """Of a checkpoint and of the model: where they say so, and where a head's weights tell."""
+    for key in wrong:
+        ours = _classes_at(model, key) if any(head in key.split('.') for head in HEADS) else None
+        if not ours or shapes[key][1:] != own[key][1:]:
+            continue
+        background = own[key][0] % ours if ours > 1 else own[key][0] - 1  # one more output, of some heads
+        theirs, rest = divmod(shapes[key][0] - background, own[key][0] // ours)
+        if background in (0, 1) and not rest and theirs != ours:
+            return len(meta.get('classes') or ()) or theirs, ours
+    return None, None
+
+
+def _classes_at(model: nn.Module, key: str) -> Optional[int]:
+    """`num_classes` of the innermost module around a weight that has one."""
+    parts = key.split('.')[:-1]
+    for end in range(len(parts), 0, -1):
+        number = getattr(model.get_submodule('.'.join(parts[:end])), 'num_classes', None)
+        if isinstance(number, int):
+            return number
+    return None
+
+
+def check_classes(model: nn.Module, data: Mapping[str, Any], checkpoint: str) -> None:
+    """Compare a model's number of classes with the names of a data set's.
+
+    Raises:
+        CheckpointError: if they differ.
+    """
+    classes = data.get('classes')
+    if not classes or any(hasattr(model, name) for name in OTHER_CLASSES):
+        return
+    for name, module in model.named_modules():
+        number = getattr(module, 'num_classes', None)
+        last = name.rstrip('.0123456789').rpartition('.')[2]
+        if last in HEADS and isinstance(number, int) and number != len(classes):
+            raise CheckpointError(
+                f'checkpoint {checkpoint!r}: the model has {number} classes ({name}), the data it is tested or '
+                f'was trained on {len(classes)}: the config of one does not fit the other'
+            )

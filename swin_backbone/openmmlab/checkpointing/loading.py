@@ -1,0 +1,146 @@
+"""Checkpoints through mmengine's Runner: read without executing anything, and fitted to the model."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.model import BaseTTAModel, is_model_wrapper
+from mmengine.runner import CheckpointLoader, Runner
+
+from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
+from ...checkpoints.reading.safe import are_checkpoints_trusted, read_file
+from ...compat import checkpoint_loaders, download_by
+from ..resume.exact_resume import fit_to_run
+from ..resume.fields import ANEW, check_resumable
+from .completeness import ALLOW_MISSING, fit_to_model
+
+WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # torch.load obeys it, whatever its arguments say
+
+# Configs as text: `Runner.resume` and mmengine's Inferencer run them as Python.
+CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
+
+
+def read_checkpoints_safely(unless: bool = False) -> None:
+    """Have everything in this process that goes through mmengine read checkpoints as `load_checkpoint` does.
+
+    That is the Runner's `resume` and `load_from`, and `init_cfg=dict(type='Pretrained')` of any module. mmengine's own
+    loaders of files and addresses are replaced, by its registry of them. The OneDL release of mmengine falls back to
+    unsafe loading when safe loading fails; its loaders of other schemes ('open-mmlab://', 's3://', ...) stay, but
+    download by ours where they lead to an http address, and for as long as one runs `torch.load` reads as
+    `read_checkpoint` does; where they cannot be told apart, it loads nothing but weights for good. All of them leave
+    out configs: see `without_code`.
+
+    Args:
+        unless: load unsafely: the tools' --unsafe-load.
+    """
+    trust_checkpoints(unless)
+    own = ('', 'file://', 'http://', 'https://')
+    CheckpointLoader.register_scheme(own, load_from_file_or_address, force=True)
+    download_by(load_from_file_or_address)
+    loaders = checkpoint_loaders()
+    if loaders is None and not unless:
+        os.environ[WEIGHTS_ONLY] = '1'
+    for prefix, loader in (loaders or {}).items():
+        if prefix not in own and not hasattr(loader, '__wrapped__'):
+            CheckpointLoader.register_scheme(prefix, _read_safely(loader), force=True)
+
+
+def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any) -> Any:
+    """A loader for mmengine, which calls it by what comes after `load_from_`.
+
+    Where downloads are kept is not mmengine's to say.
+
+    Raises:
+        CheckpointError: see `read_checkpoint`; and if the file holds no dict.
+    """
+    checkpoint = without_code(read_checkpoint(filename, map_location))
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(
+            f'checkpoint {filename!r}: a dict of weights was expected, it is a {type(checkpoint).__name__}'
+        )
+    return checkpoint
+
+
+def without_code(checkpoint: Any) -> Any:
+    """What a checkpoint holds, less the configs in it, which mmengine would run as Python: the same object.
+
+    With the tools' --unsafe-load they stay.
+    """
+    if are_checkpoints_trusted():
+        return checkpoint
+    for *path, name in CONFIGS:
+        holder = checkpoint
+        for part in path:
+            holder = holder.get(part) if isinstance(holder, dict) else None
+        if isinstance(holder, dict):
+            holder.pop(name, None)
+    return checkpoint
+
+
+class FitCheckpointHook(Hook):
+    """Before the Runner loads a checkpoint: bring it to the names and shapes of a model with a `SwinBackbone`.
+
+    With it `load_from` and `resume` take whatever `load_checkpoint` does, and say the same about it. It comes before
+    EMAHook, which makes a copy.
+
+    Args:
+        whole: refuse a checkpoint that leaves weights of the model random.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def __init__(self, whole: bool = False):
+        self.whole = whole
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        name = getattr(runner, 'resumed_from', None) or runner._load_from or f'of {runner.work_dir}'
+        if runner._resume:
+            check_resumable(checkpoint, name)
+        model = runner.model
+        while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+            model = model.module
+        dataset = runner.test_loop.dataloader.dataset if self.whole else None
+        missing = ANEW if runner._resume else ALLOW_MISSING if self.whole else None
+        fitted = fit_to_model(model, checkpoint, name, missing, getattr(dataset, 'metainfo', {}))
+        if fitted is not None:
+            checkpoint['state_dict'] = fitted
+        if runner._resume and isinstance(runner, Runner):
+            fit_to_run(runner, checkpoint, name)
+
+
+def _read_safely(loader: Callable) -> Callable:
+    @wraps(loader)
+    def load(*args, **kwargs):
+        with _torch_loads_safely():
+            return without_code(loader(*args, **kwargs))
+
+    return load
+
+
+@contextmanager
+def _torch_loads_safely() -> Iterator[None]:
+    """For as long as this lasts `torch.load` reads as `read_checkpoint` does, also with weights_only=False.
+
+    What another module has imported as its own loads nothing but weights.
+    """
+    before, load = os.environ.get(WEIGHTS_ONLY), torch.load
+    torch.load = _read_instead
+    if not are_checkpoints_trusted():
+        os.environ[WEIGHTS_ONLY] = '1'
+    try:
+        yield
+    finally:
+        torch.load = load
+        os.environ.pop(WEIGHTS_ONLY, None)
+        if before is not None:
+            os.environ[WEIGHTS_ONLY] = before
+
+
+def _read_instead(f: Any, map_location: Any = None, *_: Any, **__: Any) -> Any:
+    if isinstance(f, (str, os.PathLike)):
+        return read_checkpoint(str(f), map_location)
+    return read_file(f, 'FILE', map_location)

@@ -1,0 +1,1 @@
+"""Configs: finding, changing, comparing and checking them."""

@@ -1,0 +1,237 @@
+"""Looking through the data sets of a config before anything is trained on them.
+
+Annotation files are read whole; pictures and labels are a sample, of so many and for so long.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS, METRICS, init_default_scope
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
+from .check_labels import LabelRule, read_label
+from ..errors import DataError, Faults
+from .guard import build_error, label_rule, unreadable
+from ..launchers import rank, require_launcher
+from .media import picture_size
+from ..config.paths import annotation_file, datasets_in, metrics_in, require_data
+
+CLASSES_SHOWN = 30
+
+
+@dataclass
+class Report:
+    """What was found in one data set, or in the annotation file of a metric that no data set has.
+
+    Args:
+        name: of the phase, with the key of the data set if it has several.
+        rows: for the table, by their names.
+        classes: how many objects, or pixels of the labels looked at, each class has.
+        errors: what cannot be trained on, or would be trained on wrongly.
+        warnings: what may be intended.
+    """
+
+    name: str
+    rows: dict[str, str] = field(default_factory=dict)
+    classes: Counter = field(default_factory=Counter)
+    errors: Faults = field(default_factory=Faults)
+    warnings: Faults = field(default_factory=Faults)
+
+    def sentences(self, found: Faults) -> list[str]:
+        """What is wrong, in a sentence each."""
+        return [f'{self.name}: {sentence}' for sentence in found.sentences()]
+
+
+def check_data(
+    cfg: Config,
+    phases: Sequence[str] = ('train', 'val'),
+    max_files: int = 2000,
+    seconds: float = 60,
+    skip_unreadable: bool = False,
+) -> list[Report]:
+    """Look through the data sets of a config, each whatever is wrong with the others.
+
+    Args:
+        max_files: how many pictures of a data set are opened at most; if it has more, they are drawn at random.
+        seconds: after which no more pictures of a data set are opened.
+        skip_unreadable: pictures that cannot be read are a warning, not an error.
+
+    Raises:
+        ValueError: if the config has no data, or files or folders that it names are not there.
+    """
+    require_data(cfg, phases)
+    if not any(datasets_in(cfg, phase) for phase in phases):
+        raise ValueError(f'the config has no data: none of {", ".join(f"{phase}_dataloader" for phase in phases)}')
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    reports = []
+    limits = _Limits(max_files, seconds, skip_unreadable)
+    for phase in phases:
+        sets = datasets_in(cfg, phase)
+        evaluated = {
+            path: form
+            for _, metric in metrics_in(cfg, phase)
+            if (path := annotation_file(metric)) and (form := form_of(class_of(metric, METRICS)))
+        }
+        for where, dataset in sets:
+            report = Report(phase if len(sets) == 1 else where)
+            reports.append(report)
+            path, form = annotation_file(dataset), form_of(class_of(dataset))
+            can_be_read = True
+            try:
+                if path and form:
+                    is_evaluated = evaluated.pop(path, None) is not None
+                    can_be_read = _check_annotations(
+                        report, path, form, uses_masks(cfg), phase == 'train', is_evaluated
+                    )
+                _check_pictures(report, dataset, cfg, limits)
+            except DataError as error:
+                if can_be_read:  # or it follows from what was found
+                    report.errors.add('data that cannot be read', error.sentence)
+        for path, form in evaluated.items():
+            report = Report(f'{phase}_evaluator')
+            reports.append(report)
+            try:
+                _check_annotations(report, path, form, uses_masks(cfg), False, True)
+            except DataError as error:
+                report.errors.add('data that cannot be read', error.sentence)
+    return reports
+
+
+def check_own_data(cfg: Config, skip_unreadable: bool = False) -> None:
+    """Look through `own_data`, if a config has it, in brief: 200 files and 5 seconds a data set. Print what is found.
+
+    Raises:
+        DataError: if it cannot be trained on.
+    """
+    require_launcher(cfg.launcher)
+    if 'own_data' not in cfg or rank(cfg.launcher) > 0:
+        return
+    reports = check_data(cfg, max_files=200, seconds=5, skip_unreadable=skip_unreadable)
+    print_reports(reports, Console(stderr=True), with_errors=False)
+    errors = [sentence for report in reports for sentence in report.sentences(report.errors)]
+    if errors:
+        raise DataError('. '.join(errors))
+
+
+def print_reports(reports: Sequence[Report], console: Console, with_errors: bool = True) -> None:
+    """Print a table of the data sets, one of their classes, and what is wrong."""
+    table = Table('', *(report.name for report in reports), title='data sets')
+    for name in dict.fromkeys(name for report in reports for name in report.rows):
+        table.add_row(name, *(report.rows.get(name, '') for report in reports))
+    console.print(table)
+    counted = 'objects' if any('objects' in report.rows for report in reports) else 'pixels of labels'
+    classes = Table('class', *(report.name for report in reports), title=counted)
+    names = list(dict.fromkeys(name for report in reports for name in report.classes))
+    for name in names[:CLASSES_SHOWN]:
+        classes.add_row(escape(str(name)), *(f'{report.classes[name]:,}' for report in reports))
+    if len(names) > CLASSES_SHOWN:
+        classes.add_row(f'and {len(names) - CLASSES_SHOWN} more')
+    if names:
+        console.print(classes)
+    for report in reports:
+        found = [('error', sentence) for sentence in report.sentences(report.errors) if with_errors]
+        found += [('warning', sentence) for sentence in report.sentences(report.warnings)]
+        for word, sentence in found:
+            console.print(f'{word}: {sentence}', markup=False, highlight=False, soft_wrap=True)
+
+
+class _Limits(NamedTuple):
+    max_files: int
+    seconds: float
+    skip_unreadable: bool
+
+
+def _check_pictures(report: Report, dataset: dict, cfg: Config, limits: _Limits) -> None:
+    try:
+        built = DATASETS.build(dict(dataset, pipeline=[]))
+        built.full_init()
+    except Exception as error:
+        raise build_error(dataset, error) from error
+    rule = label_rule(cfg)
+    path = annotation_file(dataset)
+    if path:
+        require_classes(path, type(built), built.metainfo.get('classes'), uses_masks(cfg))
+    report.rows['pictures'] = f'{len(built):,}'
+    classes = built.metainfo.get('classes', ())
+    sizes: list[tuple[int, int]] = []
+    checked = 0
+    max_files = 0 if dataset.get('backend_args') else limits.max_files  # those are not on this machine's disk
+    for index in _sample(len(built), max_files, limits.seconds):
+        item = built.get_data_info(index)
+        checked += 1
+        reason = unreadable(item)
+        if reason:
+            found = report.warnings if limits.skip_unreadable else report.errors
+            found.add('pictures or labels that cannot be read', reason)
+            continue
+        size = picture_size(Path(item['img_path']))
+        sizes.append(size)
+        if min(size) < 2:
+            report.warnings.add('pictures with a side of one pixel, which are skipped', str(item['img_path']))
+        elif form_of(type(built)) and size != (item['height'], item['width']):
+            report.warnings.add(
+                'pictures of another size than their annotations say',
+                f'{item["img_path"]} is {size[1]}x{size[0]}, annotated as {item["width"]}x{item["height"]}',
+            )
+        if rule and item.get('seg_map_path'):
+            _check_label(report, Path(item['seg_map_path']), rule.of(item), size, classes)
+    if sizes:
+        least, most = np.min(sizes, 0), np.max(sizes, 0)
+        report.rows['width'], report.rows['height'] = (f'{least[i]} to {most[i]}' for i in (1, 0))
+    sampled = '' if checked == len(built) else f' of {len(built):,}, drawn at random'
+    report.rows['pictures opened'] = f'{checked:,}{sampled}'
+    if rule:
+        report.rows['classes'] = str(len(classes))
+
+
+def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
+    try:
+        values = read_label(path, rule, size)
+    except DataError as error:
+        report.errors.add('labels that cannot be trained on', str(error))
+        return
+    pixels = np.bincount(rule.classes_of_values()[values.ravel()], minlength=256)
+    kept = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
+    if not sum(kept.values()):
+        report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
+    kept['(ignored)'] = int(pixels[rule.ignore_index])
+    report.classes.update(kept)
+
+
+def _check_annotations(
+    report: Report, path: str, form: str, with_masks: bool, is_trained_on: bool, is_evaluated: bool
+) -> bool:
+    """Whether mmdet can read an annotation file."""
+    found = check_annotations(path, form, with_masks)
+    report.rows['images annotated'] = f'{found.images:,}'
+    report.rows['objects'] = f'{sum(found.objects.values()):,}'
+    report.rows['classes'] = str(len(found.categories))
+    report.rows['images without objects'] = f'{found.empty:,}'
+    report.classes.update(found.objects)
+    report.errors.update(found.errors, path)
+    report.errors.update(found.masks, path)
+    if is_evaluated:
+        report.errors.update(found.in_evaluation, path)
+    report.warnings.update(found.warnings, path)
+    if not any(found.objects.values()):
+        (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
+    return not found.errors
+
+
+def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:
+    """Random indices below a number: at most so many, until a time is over, and one at least."""
+    end = time.monotonic() + seconds
+    for count, index in enumerate(random.Random(0).sample(range(number), min(number, max_files))):
+        if count and time.monotonic() > end:
+            return
+        yield index

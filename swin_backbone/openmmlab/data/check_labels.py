@@ -1,0 +1,128 @@
+"""Labels of segmentation, one picture of class numbers each: what is wrong with one, in a sentence."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import numpy as np
+from mmengine.registry import DATASETS
+from PIL import Image
+
+from ..errors import DataError
+from .media import require_whole
+
+GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers
+VOID = {(0, 0, 0), (255, 255, 255)}  # colours of what is not labelled, which palettes do not have
+
+
+class LabelRule(NamedTuple):
+    """Which values a label file may have.
+
+    Args:
+        num_classes: of the head: after what follows, labels are below it.
+        ignore_index: the value that is neither trained nor tested.
+        reduce_zero_label: 0 in a file is ignored, and 1 is the first class.
+        label_map: classes of the data set to those of the model.
+    """
+
+    num_classes: int
+    ignore_index: int = 255
+    reduce_zero_label: bool = False
+    label_map: Optional[dict[int, int]] = None
+
+    def of(self, item: dict) -> 'LabelRule':
+        """The rule for the file of an item of mmseg's data sets, which say how values are mapped to classes."""
+        return self._replace(reduce_zero_label=bool(item.get('reduce_zero_label')), label_map=item.get('label_map'))
+
+    def classes_of_values(self) -> np.ndarray:
+        """What each value from 0 to 255 of a file is trained as, (256,)."""
+        classes: np.ndarray = np.arange(256)
+        if self.reduce_zero_label:
+            classes = np.where(classes % 255 == 0, 255, classes - 1)
+        mapped = classes.copy()
+        for old, new in (self.label_map or {}).items():
+            mapped[classes == old] = new
+        return mapped
+
+    def forbidden_values(self) -> np.ndarray:
+        """1 for each value from 0 to 255 that is no class and not ignored, (256,) uint8."""
+        classes = self.classes_of_values()
+        return ((classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)).astype(np.uint8)
+
+    def __str__(self) -> str:
+        allowed = np.flatnonzero(self.forbidden_values() == 0)
+        breaks = np.flatnonzero(np.diff(allowed) > 1) + 1
+        runs = [(run[0], run[-1]) for run in np.split(allowed, breaks)]
+        values = ', '.join(f'{first} to {last}' if last > first else str(first) for first, last in runs)
+        return f'{self.num_classes} classes and ignore_index={self.ignore_index} allow {values}'
+
+
+def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> np.ndarray:
+    """The values of a label file, (H, W) uint8.
+
+    Args:
+        size: of its picture, height and width.
+
+    Raises:
+        DataError: if it cannot be read, is lossy or coloured, has another size or a value without a class.
+    """
+    try:
+        require_whole(path)
+        with Image.open(path) as image:
+            kind, mode = image.format, image.mode
+            values = np.asarray(image)
+    except (OSError, SyntaxError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or str(error)
+        about = '' if reason.startswith(str(path)) else f'{path} cannot be read: '
+        raise DataError(f'the label {about}{reason}') from error
+    if kind == 'JPEG':
+        raise DataError(f'the label {path} is a JPEG, which changes values: write labels as PNG')
+    if mode not in GREY_OR_PALETTE:
+        raise DataError(
+            f'the label {path} has colours ({mode}), and a label has one channel, whose values are the classes; '
+            + _palette_that_fits(values)
+        )
+    if values.shape != size:
+        raise DataError(
+            f'the label {path} is {values.shape[1]}x{values.shape[0]}, and its picture {size[1]}x{size[0]} (width x '
+            'height): they must be equal'
+        )
+    numbers, counts = np.unique(values, return_counts=True)
+    forbidden = rule.forbidden_values()
+    wrong = [(int(n), int(c)) for n, c in zip(numbers, counts) if not 0 <= n < 256 or forbidden[n]]
+    if wrong:
+        found = ', '.join(f'{number} ({count} pixels)' for number, count in wrong[:5])
+        more = f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''
+        bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if wrong[-1][0] > 255 else ''
+        raise DataError(f'the label {path} has the values {found}{more}; {rule}.{bits}')
+    return values.astype(np.uint8)
+
+
+def has_8_bits(path: str) -> bool:
+    """Whether a file is a PNG of at most 8 bits a pixel, in grey or with a palette, as its header says."""
+    with open(path, 'rb') as file:
+        header = file.read(26)
+    return header.startswith(b'\x89PNG') and len(header) == 26 and header[24] <= 8 and header[25] in (0, 3)
+
+
+def _palette_that_fits(values: np.ndarray) -> str:
+    """Which known palette has all the colours of a picture, or what its colours are; (H, W, 3 or 4) uint8."""
+    pixels, counts = np.unique(values[..., :3].reshape(-1, 3), axis=0, return_counts=True)
+    colours = [tuple(map(int, colour)) for colour in pixels[np.argsort(-counts)]]
+    known = set(colours) - VOID
+    fitting = sorted((len(palette), name) for name, palette in _palettes() if known and palette >= known)
+    if fitting:
+        names = ', '.join(name for _, name in fitting[:5])
+        return (
+            f'its {len(known)} colours are all in the palette of {names}: write the place of each in '
+            'METAINFO["palette"], counted from 0'
+        )
+    return f'its {len(colours)} colours, as {", ".join(map(str, colours[:4]))}, are in no palette of mmseg'
+
+
+def _palettes() -> Iterator[tuple[str, set[tuple[int, ...]]]]:
+    with DATASETS.switch_scope_and_registry('mmseg') as scoped:
+        for name, dataset in scoped.module_dict.items():
+            palette = getattr(dataset, 'METAINFO', {}).get('palette')
+            if palette:
+                yield name, {tuple(colour) for colour in palette}

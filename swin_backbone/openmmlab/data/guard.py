@@ -1,0 +1,329 @@
+"""What a run does about data that is wrong: name the file in one sentence, or skip it and count."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import wraps
+from itertools import islice
+from pathlib import Path
+from typing import Any, Optional
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.dist import all_reduce
+from mmengine.evaluator import Evaluator
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmengine.registry import DATASETS, METRICS
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from .annotations import (
+    SHORT_POLYGON,
+    check_annotations,
+    class_of,
+    form_of,
+    mask_fault,
+    require_annotations,
+    require_classes,
+    uses_masks,
+)
+from .batches import is_placed
+from .check_labels import LabelRule, has_8_bits, read_label
+from ..errors import DataError, sentence_of
+from .media import picture_size, read_picture, require_whole
+from ..config.paths import annotation_file, datasets_of, metrics_of, require_file
+
+NOTHING_LEFT = 'need at least one array to concatenate'  # how mmengine says that a data set is empty
+
+
+def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
+    """Have a runner name the data that it cannot train or test on, and count in the log what it skips.
+
+    Args:
+        skip_unreadable: leave out pictures that cannot be read, or whose labels cannot. In training another picture
+            takes the place of one; those of validation and test are all read once before.
+    """
+    build, build_evaluator = runner.build_dataloader, runner.build_evaluator
+    with_masks = uses_masks(runner.cfg)
+
+    @wraps(build)
+    def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader:
+        if isinstance(dataloader, dict):
+            for sentence in check_datasets(dataloader.get('dataset'), with_masks):
+                if 'own_data' not in runner.cfg:  # which was looked through before: check_own_data
+                    runner.logger.warning(sentence)
+        try:
+            loader = build(dataloader, *args, **kwargs)
+        except Exception as error:
+            raise build_error(dataloader.get('dataset'), error) from error
+        # Not by test_mode, which mmseg's configs do not set
+        is_training = dataloader == runner.cfg.get('train_dataloader') or is_placed(dataloader)
+        guard_dataset(loader.dataset, runner.cfg, is_training, skip_unreadable)
+        return loader
+
+    @wraps(build_evaluator)
+    def build_guarded_evaluator(evaluator: Any) -> Evaluator:
+        for _, metric in metrics_of(evaluator, 'evaluator'):
+            path, form = annotation_file(metric), form_of(class_of(metric, METRICS))
+            if path and form:
+                require_annotations(path, form, with_masks, ('masks', 'in_evaluation'))
+        return build_evaluator(evaluator)
+
+    runner.build_dataloader = build_guarded
+    runner.build_evaluator = build_guarded_evaluator
+    runner.register_hook(CountBadDataHook(label_rule(runner.cfg)))
+
+
+def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any:
+    """The data set of a config for 'train', 'val' or 'test', whose errors name the file.
+
+    Raises:
+        DataError: if it cannot be built.
+    """
+    dataset = cfg[f'{phase}_dataloader'].dataset
+    check_datasets(dataset, uses_masks(cfg), beyond=())  # a mask that is wrong is an error of its picture alone
+    try:
+        built = DATASETS.build(dataset)
+        built.full_init()
+    except Exception as error:
+        raise build_error(dataset, error) from error
+    guard_dataset(built, cfg, phase == 'train', skip_unreadable)
+    return built
+
+
+def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:
+    """See that mmdet and pycocotools can take the annotation files of a config's data sets, before they read them.
+
+    Args:
+        with_masks, beyond: see `require_annotations`.
+
+    Returns:
+        What in them may be intended, a sentence each.
+
+    Raises:
+        DataError: if not, naming the annotations.
+    """
+    warnings = []
+    for _, base in datasets_of(dataset, 'dataset'):
+        path, cls = annotation_file(base), class_of(base)
+        form = form_of(cls)
+        if path and cls and form:
+            found = require_annotations(path, form, with_masks, beyond)
+            require_classes(path, cls, (base.get('metainfo') or {}).get('classes'), with_masks)
+            warnings += [f'{path} has {sentence}' for sentence in found.warnings.sentences()]
+    return warnings
+
+
+def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
+    """Have a data set, in place, name the pictures and labels that are wrong.
+
+    Raises:
+        DataError: if its classes are no categories of its annotation file.
+    """
+    for base in base_datasets(dataset):
+        path = annotation_file(dict(ann_file=base.ann_file, backend_args=getattr(base, 'backend_args', None)))
+        if path and form_of(type(base)):
+            require_classes(path, type(base), base.metainfo['classes'], uses_masks(cfg))
+        if skip_unreadable and not is_training:
+            _leave_out_unreadable(base)
+        base.pipeline = GuardedPipeline(base, cfg, is_training, skip_unreadable)
+
+
+def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
+    """The data sets inside of those that repeat, join, mix or, as mmengine with num_batch_per_epoch, cut others."""
+    if isinstance(dataset, BaseDataset):
+        yield dataset
+        return
+    for inner in getattr(dataset, 'datasets', None) or [
+        getattr(dataset, name, None) for name in ('dataset', '_dataset')
+    ]:
+        if inner is not None:
+            yield from base_datasets(inner)
+
+
+class GuardedPipeline:
+    """The pipeline of a data set, which raises DataError for what cannot be trained or tested on.
+
+    In training a picture is skipped, by returning None, if a side of it has one pixel, or if `skip_unreadable` and it
+    or its label cannot be read. Which ones is in `skipped`, in memory that worker processes share.
+    """
+
+    def __init__(self, dataset: BaseDataset, cfg: Config, is_training: bool, skip_unreadable: bool):
+        self.transforms = dataset.pipeline.transforms
+        self.is_training = is_training
+        self.is_local = not getattr(dataset, 'backend_args', None)
+        self.rule = label_rule(cfg)
+        self.with_masks = uses_masks(cfg)
+        self.loads_masks = any(getattr(transform, 'with_mask', False) for transform in self.transforms)
+        self.skip_unreadable = skip_unreadable and is_training
+        self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
+
+    def __call__(self, item: dict) -> Optional[dict]:
+        source = dict(item)  # transforms change it
+        try:
+            if self.is_local and source.get('img_path'):
+                require_whole(Path(source['img_path']))
+            if self.is_local and source.get('seg_map_path'):
+                require_file(source['seg_map_path'])
+            if 'height' in item and 'width' in item:
+                self._check_masks(item, (item['height'], item['width']))
+            return self._transform(item)
+        except DataError:
+            raise
+        except Exception as error:
+            reason = unreadable(source) if self.is_local else None
+            if reason and self.skip_unreadable:
+                self._skip(source, reason)
+                return None
+            hint = '; --skip-unreadable goes on without such pictures' if reason else ''
+            raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
+
+    def _transform(self, item: Optional[dict]) -> Optional[dict]:
+        size: Optional[tuple[int, int]] = None
+        has_labels = False
+        for transform in self.transforms:
+            item = transform(item)
+            if item is None:
+                return None
+            if size is None and 'ori_shape' in item:
+                size = tuple(item['ori_shape'][:2])
+                if size != (item.get('height'), item.get('width')):
+                    self._check_masks(item, size)
+                if self.is_training and min(size) < 2:
+                    self._skip(item, f'{_name(item)} has a side of one pixel')
+                    return None
+            if self.rule and size and not has_labels and 'gt_seg_map' in item:
+                has_labels = True
+                self._check_labels(item, self.rule, size)
+        return item
+
+    def _check_masks(self, item: dict, size: tuple[int, int]) -> None:
+        """Whether pycocotools can take the masks of a picture's objects; mmdet leaves short polygons out."""
+        for index, instance in enumerate(item.get('instances', ()) if self.with_masks else ()):
+            fault = mask_fault(instance.get('mask'), size) if 'mask' in instance or self.loads_masks else None
+            if fault and fault[0] != SHORT_POLYGON:
+                raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
+
+    def _check_labels(self, item: dict, rule: LabelRule, size: tuple[int, int]) -> None:
+        labels, path = item['gt_seg_map'], item.get('seg_map_path')
+        forbidden = LabelRule(rule.num_classes, rule.ignore_index).forbidden_values()  # of what is loaded and mapped
+        is_wrong = labels.shape != size or bool(cv2.countNonZero(cv2.LUT(labels.astype(np.uint8), forbidden)))
+        if self.is_local and path and (is_wrong or not has_8_bits(path)):
+            read_label(Path(path), rule.of(item), size)
+        if is_wrong:
+            raise DataError(f'{path or _name(item)}: its labels are {labels.shape}, its picture {size}; {rule}')
+
+    def _skip(self, item: dict, reason: str) -> None:
+        index = item.get('sample_idx', 0)
+        if not self.skipped[index]:
+            self.skipped[index] = 1
+            MMLogger.get_current_instance().warning(f'skipped: {reason}')
+            if self.skipped.all():
+                raise DataError(f'none of {len(self.skipped)} pictures can be trained on, as: {reason}')
+
+
+class CountBadDataHook(Hook):
+    """Says in the log how many pictures training skipped, and how many were trained on with every pixel ignored."""
+
+    def __init__(self, rule: Optional[LabelRule]):
+        self.rule = rule
+        self.seen = self.ignored = self.skipped_before = 0
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        if self.rule is None:
+            return
+        for sample in data_batch['data_samples']:
+            if 'gt_sem_seg' not in sample:
+                continue
+            ignored = bool((sample.gt_sem_seg.data == self.rule.ignore_index).all())
+            self.seen += 1
+            self.ignored += ignored
+            if ignored and self.ignored == 1:
+                runner.logger.warning(
+                    f'every pixel of {sample.get("img_path")} that is trained on has the label '
+                    f'{self.rule.ignore_index}, which is ignored: its loss is 0'
+                )
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        if self.ignored:
+            runner.logger.warning(f'{self.ignored} of {self.seen} pictures were trained on with every pixel ignored')
+        skipped = sum(self._skipped(base) for base in base_datasets(runner.train_dataloader.dataset))
+        if skipped > self.skipped_before:
+            runner.logger.warning(f'{skipped} pictures were skipped')
+        self.skipped_before = skipped
+
+    @staticmethod
+    def _skipped(dataset: BaseDataset) -> int:
+        """How many pictures of a data set any process skipped."""
+        flags = dataset.pipeline.skipped.clone() if isinstance(dataset.pipeline, GuardedPipeline) else torch.zeros(0)
+        all_reduce(flags, 'max')
+        return int(flags.sum())
+
+
+def label_rule(cfg: Config) -> Optional[LabelRule]:
+    """Which values labels may have once they are loaded, if the model is a segmentor, as its head says."""
+    head = cfg.get('model', {}).get('decode_head')
+    head = head[-1] if isinstance(head, (list, tuple)) else head
+    return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
+
+
+def build_error(dataset: Any, error: Exception) -> DataError:
+    """Why a data set could not be built: a sentence about the file that is wrong, if it is one."""
+    if isinstance(error, DataError):
+        return error
+    for _, base in datasets_of(dataset, 'dataset') if isinstance(dataset, dict) else ():
+        if NOTHING_LEFT in str(error) and not base.get('backend_args'):
+            return _nothing_left(base)
+    return DataError(f'the data set cannot be built: {sentence_of(error)}')
+
+
+def _nothing_left(base: dict) -> DataError:
+    path, form = annotation_file(base), form_of(class_of(base))
+    if path and form:
+        return DataError(
+            f'{path} has {check_annotations(path, form, False).images} images, and none is left with '
+            f'filter_cfg={base.get("filter_cfg")}, which leaves out those without objects or smaller than min_size'
+        )
+    folder = Path(base.get('data_root') or '', (base.get('data_prefix') or {}).get('img_path') or '')
+    suffix = base.get('img_suffix', '.jpg')
+    suffixes = Counter(path.suffix for path in islice(folder.rglob('*'), 10000) if path.is_file())
+    there = ', '.join(f'{count} {name}' for name, count in suffixes.most_common(3)) or 'no files'
+    return DataError(
+        f'there is no picture {suffix} in {folder}, which has {there}; the suffix is img_suffix '
+        'of the data set, or own_data.image_suffix'
+    )
+
+
+def unreadable(item: dict) -> Optional[str]:
+    """Why the picture of an item of a data set, or its label, cannot be read; None if they can."""
+    try:
+        if item.get('img_path'):
+            read_picture(Path(item['img_path']))
+        if item.get('seg_map_path'):
+            require_whole(Path(item['seg_map_path']))
+            picture_size(Path(item['seg_map_path']))
+    except FileNotFoundError as error:
+        return f'{error.filename} is not there'
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _leave_out_unreadable(dataset: BaseDataset) -> None:
+    reasons = [unreadable(dataset.get_data_info(index)) for index in range(len(dataset))]
+    readable = [index for index, reason in enumerate(reasons) if reason is None]
+    if not readable:
+        raise DataError(f'none of {len(dataset)} pictures can be tested on, as: {reasons[0]}')
+    if len(readable) < len(dataset):
+        logger = MMLogger.get_current_instance()
+        for reason in filter(None, reasons):
+            logger.warning(f'skipped: {reason}')
+        logger.warning(f'{len(dataset) - len(readable)} of {len(dataset)} pictures are left out of the evaluation')
+        dataset.get_subset_(readable)
+
+
+def _name(item: dict) -> str:
+    return str(item.get('img_path') or f'picture {item.get("sample_idx")} of the data set')

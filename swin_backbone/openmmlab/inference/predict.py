@@ -1,0 +1,293 @@
+"""A trained detector, segmentor or classifier on pictures and videos: predictions, drawn and as data."""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
+from mmengine.runner import load_state_dict
+from mmengine.structures import BaseDataElement
+from PIL import Image
+
+from ...devices import require_device
+from ...outputs import Outputs
+from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_model
+from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
+from ..data.media import Frame, Medium, VideoWriter, encode_picture
+from ..data.own_data import set_num_classes
+from ..resume.fields import dataset_meta_of
+
+# COCO's 80 classes have the ids 1 to 90 without these.
+COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
+TOP = 5  # classes that are written of a classifier's picture
+
+
+class Predictor:
+    """A model of a config with a checkpoint's weights.
+
+    Args:
+        cfg: of mmdet, mmseg or mmpretrain.
+        checkpoint: path or URL, of the whole model; None: the weights that the config starts from.
+        device: as torch names it.
+        unsafe_load: see `load_checkpoint`.
+        allow_missing: go on where the checkpoint leaves weights of the model random.
+
+    Raises:
+        ValueError: if the config is of another toolbox, torch has no such device, or the checkpoint does not fit the
+            model.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        checkpoint: Optional[str],
+        device: str,
+        unsafe_load: bool = False,
+        allow_missing: bool = False,
+    ):
+        self.scope = cfg.get('default_scope')
+        if self.scope not in VISUALIZERS_OF:
+            raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
+        require_device(device)
+        read_checkpoints_safely(unsafe_load)
+        loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
+        with DefaultScope.overwrite_default_scope(self.scope):
+            self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
+            if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
+                set_num_classes(cfg, len(self.meta['classes']))
+            if 'data_preprocessor' in cfg:  # of mmpretrain, as its runner does
+                cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+            self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
+            if checkpoint is None:
+                self.model.init_weights()
+            else:
+                self._load(loaded, checkpoint, allow_missing)
+            self.model.to(device).eval()
+            self.pipeline = Compose(_pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope))
+            self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
+        self.visualizer.dataset_meta = self.meta
+
+    def _load(self, loaded: dict, checkpoint: str, allow_missing: bool) -> None:
+        weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING, {})
+        check_classes(self.model, self.meta, checkpoint)
+        load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
+
+    def prepare(self, frame: Frame) -> dict:
+        """What the model takes, of a frame.
+
+        Raises:
+            OSError: if the test pipeline cannot make it, as of a picture that is a thousand times as wide as high.
+        """
+        try:
+            with DefaultScope.overwrite_default_scope(self.scope):
+                size = frame.pixels.shape[:2]
+                return self.pipeline(dict(img=frame.pixels, img_id=0, img_shape=size, ori_shape=size))
+        except Exception as error:
+            height, width = frame.size
+            raise OSError(
+                f'{frame.medium.path} is {width}x{height}, of which the test pipeline makes nothing: {error}'
+            ) from error
+
+    def can_batch(self, prepared: dict, other: dict) -> bool:
+        """Whether the model takes two frames at once: mmseg pads none to the size of the other."""
+        return self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape
+
+    @torch.no_grad()
+    def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
+        """What the model sees on each of a batch of frames."""
+        with DefaultScope.overwrite_default_scope(self.scope):
+            return self.model.test_step(pseudo_collate(prepared))
+
+    def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> np.ndarray:
+        """The frame with its predictions on it, (H, W, 3) uint8 BGR."""
+        more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
+        pixels = cv2.cvtColor(frame.pixels, cv2.COLOR_BGR2RGB)
+        if self.scope == 'mmpretrain':
+            self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
+        else:
+            self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
+        return cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
+
+
+class Results:
+    """Writes predictions as `outputs`, and counts them; all but the overlays in the pixels of the picture itself.
+
+        overlays/NAME.jpg    each picture with its predictions drawn, NAME.mp4 for a video
+        results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation); of a
+                             classifier: (file_name, class, score) of each picture, with the five best classes
+        images.json          the images and categories that the ids in results.json stand for, in COCO's format
+        labels/NAME.png      of a segmentor, and of a panoptic head: the class of each pixel, numbered from 0, with the
+                             classes' colours as the palette
+
+    Args:
+        outputs: their folder is made if it is not there.
+        predictor: whose predictions these are.
+        score_thr: objects below are neither drawn nor written.
+    """
+
+    def __init__(self, outputs: Outputs, predictor: Predictor, score_thr: float):
+        self.outputs = outputs
+        self.predictor = predictor
+        self.score_thr = score_thr
+        self.images: list[dict] = []
+        self.objects: list[dict] = []
+        self.category_ids = _category_ids(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
+        self.video: Optional[tuple[Medium, VideoWriter]] = None
+
+    def check(self, media: Sequence[Medium]) -> None:
+        """See that what will be made of media may be written.
+
+        Raises:
+            FileExistsError: if not, naming the first.
+        """
+        for medium in media:
+            self.outputs.check(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
+            if self.predictor.scope == 'mmseg' and not medium.is_video:
+                self.outputs.check(self._path('labels', medium.name, '.png'))
+        self.outputs.check(*self._tables())
+
+    def add(self, frame: Frame, sample: BaseDataElement) -> None:
+        """Write one frame's predictions.
+
+        Raises:
+            OSError: if they cannot be written.
+        """
+        overlay = self.predictor.draw(frame, sample, self.score_thr)
+        height, width = frame.size
+        image_id = len(self.images) + 1
+        file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
+        self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
+        if 'pred_instances' in sample:
+            self.objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id, frame)
+        for name in ('pred_sem_seg', 'pred_panoptic_seg'):
+            if name in sample:
+                field = sample.get(name)
+                labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
+                if name == 'pred_panoptic_seg':
+                    labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
+                labels = _enlarge(labels.astype(np.uint8), frame.size)
+                labels_png = _encode_labels(labels, self.predictor.meta['palette'])
+                self.outputs.write(self._path('labels', frame.name, '.png'), labels_png)
+        if 'pred_score' in sample:
+            self.objects.append(self._best_classes(sample.pred_score, file_name))
+        if frame.medium.is_video:
+            if self.video is None or self.video[0] != frame.medium:
+                self._close_video()
+                path = self._path('overlays', frame.medium.name, '.mp4')
+                self.video = frame.medium, VideoWriter(path, frame.medium, self.outputs)
+            self.video[1].write(overlay)
+        else:
+            self.outputs.write(self._path('overlays', frame.name, '.jpg'), encode_picture('.jpg', overlay))
+
+    def close(self) -> None:
+        """Write what is about all frames together."""
+        self._close_video()
+        for path, data in self._tables().items():
+            self.outputs.write(path, json.dumps(data).encode())
+
+    def _tables(self) -> dict[Path, Any]:
+        """The files about all frames together, and what they hold."""
+        folder = self.outputs.folder
+        tables: dict[Path, Any] = {}
+        if self.predictor.scope == 'mmdet':
+            names = zip(self.category_ids, self.predictor.meta['classes'])
+            categories = [dict(id=number, name=name) for number, name in names]
+            tables[folder / 'images.json'] = dict(images=self.images, categories=categories)
+        if self.predictor.scope in ('mmdet', 'mmpretrain'):
+            tables[folder / 'results.json'] = self.objects
+        return tables
+
+    def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict:
+        best = scores.cpu().topk(min(TOP, len(scores)))
+        names = [self.predictor.meta['classes'][label] for label in best.indices.tolist()]
+        top = [{'class': name, 'score': score} for name, score in zip(names, best.values.tolist())]
+        return dict(file_name=file_name, **top[0], top=top)
+
+    def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict]:
+        (height, width), seen = frame.size, frame.pixels.shape
+        scale = np.array([width / seen[1], height / seen[0]] * 2)
+        for index in np.flatnonzero(instances.scores >= self.score_thr):
+            found: dict[str, Any] = dict(
+                image_id=image_id,
+                category_id=self.category_ids[int(instances.labels[index])],
+                score=float(instances.scores[index]),
+            )
+            if 'bboxes' in instances:
+                x1, y1, x2, y2 = map(float, instances.bboxes[index] * scale)
+                found['bbox'] = [x1, y1, x2 - x1, y2 - y1]
+            if 'masks' in instances:
+                found['segmentation'] = _encode(_enlarge(instances.masks[index].astype(np.uint8), frame.size))
+            yield found
+
+    def _path(self, folder: str, name: str, suffix: str) -> Path:
+        return self.outputs.folder / folder / (name + suffix)
+
+    def _close_video(self) -> None:
+        if self.video is not None:
+            self.video[1].close()
+            self.video = None
+
+
+def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:
+    """A test pipeline that starts from pixels, and asks for no annotations."""
+    loader = [dict(type=f'{scope}.LoadImageFromNDArray')] if scope != 'mmpretrain' else []  # which has none
+    kept = [dict(step) for step in pipeline if 'Annotations' not in step['type']]
+    return [*loader, *(step for step in kept if not step['type'].startswith('LoadImage'))]
+
+
+def _dataset_meta(loaded: dict, checkpoint: str, cfg: Config) -> dict:
+    """Classes and colours: of the checkpoint, else of the config's data set."""
+    meta = dataset_meta_of(loaded, checkpoint)
+    if 'classes' not in meta:
+        dataset = cfg.test_dataloader.dataset
+        with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
+            published = registry.get(dataset.type)
+        meta = dict(getattr(published, 'METAINFO', {}), **dataset.get('metainfo', {}))
+    if 'classes' not in meta:
+        raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo says what the classes are')
+    if not meta.get('palette'):  # the colours that the toolboxes take then
+        colours = np.random.RandomState(42).randint(0, 256, (len(meta['classes']), 3)).tolist()
+        meta['palette'] = [tuple(colour) for colour in colours]
+    return meta
+
+
+def _category_ids(classes: Sequence[str]) -> list[int]:
+    """COCO's own ids for COCO's classes; from 1 for any others."""
+    from mmdet.datasets import CocoDataset
+
+    if tuple(classes) == tuple(CocoDataset.METAINFO['classes']):
+        return [number for number in range(1, 91) if number not in COCO_GAPS]
+    return list(range(1, len(classes) + 1))
+
+
+def _encode(mask: np.ndarray) -> dict:
+    from pycocotools import mask as coco_mask
+
+    rle = coco_mask.encode(np.asfortranarray(mask))
+    return dict(size=[int(side) for side in rle['size']], counts=rle['counts'].decode('ascii'))
+
+
+def _enlarge(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Classes or a mask, (H, W) uint8, at another height and width."""
+    return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
+
+
+def _encode_labels(labels: np.ndarray, palette: Sequence[Sequence[int]]) -> bytes:
+    """Classes as a PNG with a palette of RGB colours: viewers show colours, programs read numbers."""
+    # All 256 colours: Pillow writes fewer bits a pixel for a short palette, and changes values that are beyond it.
+    colours = np.zeros((256, 3), np.uint8)
+    colours[: len(palette)] = palette[:256]
+    image = Image.fromarray(labels.astype(np.uint8))
+    image.putpalette(colours.tobytes())
+    encoded = io.BytesIO()
+    image.save(encoded, 'PNG')
+    return encoded.getvalue()

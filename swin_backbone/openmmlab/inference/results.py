@@ -1,0 +1,73 @@
+"""What a test writes by the toolboxes' own code: pictures, label maps, predictions."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from ...outputs import RECORD, Outputs
+from ...whole_files import PARTIAL
+from ..errors import DataError
+
+
+@contextmanager
+def written_by_others(outputs: Outputs) -> Iterator[Path]:
+    """A folder for a toolbox to write to; what it wrote gets its place below the folder of `outputs` when this ends.
+
+    Raises:
+        OSError: see `Outputs.write_by`.
+    """
+    outputs.folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=PARTIAL, dir=outputs.folder) as beside:
+        try:
+            yield Path(beside)
+        finally:
+            for path in sorted(Path(beside).rglob('*')):
+                if path.is_file():
+                    outputs.write_by(outputs.folder / path.relative_to(beside), path.replace)
+
+
+def own_folder(folder: Path, overwrite: bool) -> Outputs:
+    """The outputs below a folder that is new or empty, or has nothing else than what the tools wrote.
+
+    Raises:
+        FileExistsError: if it has, and `overwrite` does not allow to replace it.
+    """
+    outputs = Outputs(folder, overwrite=overwrite)
+    for path in sorted(folder.rglob('*')):
+        is_partial = path.relative_to(folder).parts[0].startswith(PARTIAL)  # of a test that was killed
+        if not (path.is_dir() or path.name == RECORD or is_partial):
+            outputs.check(path)
+    return outputs
+
+
+class OneFileEachHook(Hook):
+    """Before a test: see that no two pictures are written to one file, and none over a picture of the data set.
+
+    Args:
+        outputs: of the files.
+        suffix: of them, in the place of the picture's own; None: they have the name of the picture.
+
+    Raises:
+        DataError: if two would be.
+        FileExistsError: if one would be written over a file that may not be replaced.
+    """
+
+    def __init__(self, outputs: Outputs, suffix: str = ''):
+        self.outputs, self.suffix = outputs, suffix
+
+    def before_test(self, runner: Runner) -> None:
+        dataset = runner.test_loop.dataloader.dataset
+        found: dict[str, str] = {}
+        for index in range(len(dataset)):
+            item = dataset.get_data_info(index)
+            picture = Path(item['img_path'])
+            name = picture.stem + self.suffix if self.suffix else picture.name
+            other = found.setdefault(name.casefold(), str(picture))
+            if other != str(picture):
+                raise DataError(f'{other} and {picture} would be written to one file, {self.outputs.folder / name}')
+            self.outputs.protect(*(item[key] for key in ('img_path', 'seg_map_path') if item.get(key)))
+        self.outputs.check(*(self.outputs.folder / name for name in found))

@@ -1,0 +1,102 @@
+"""Layer-wise learning-rate decay for a Swin in a detector or segmentor."""
+
+from collections.abc import Iterable
+from typing import Optional
+
+from mmengine.logging import print_log
+from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from torch import nn
+
+from ...models.pyramid import SwinPyramid
+from ..swap.recipe import POSITION_KEYS
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
+    """Parameter groups in which a layer's learning rate falls with its distance from the heads.
+
+    The layers are the patch embedding, then each block, in order; neck and heads are above the last block. With L
+    blocks, block l = 1..L gets the rate lr * decay_rate ** (L + 1 - l), the patch embedding decay_rate ** (L + 1),
+    neck and heads lr itself. A patch merging belongs to the block before it, an output norm to the last block of its
+    stage (Bao et al. 2021, appendix, "layer-wise decay", which Liu et al. 2022 fine-tune Swin V2 with).
+
+    Norms, biases and position tables, and what V2 has in their place, get no weight decay, in the backbone and
+    elsewhere (microsoft/Swin-Transformer's optimizer; the toolboxes' constructors for ConvNeXt and BEiT do the same).
+
+        optim_wrapper = dict(
+            constructor='SwinLayerDecayOptimizerConstructor',
+            optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
+            paramwise_cfg=dict(decay_rate=0.9))
+
+    Args:
+        optim_wrapper_cfg: the wrapper and its optimizer.
+        paramwise_cfg: decay_rate, in (0, 1], needed.
+
+    Raises:
+        ValueError: if decay_rate is missing or out of its range, another key stands beside it, or the model has no
+            backbone with Swin's stages and blocks.
+
+    Examples:
+        >>> from torch import nn
+        >>> from swin_backbone import SwinBackbone, SwinLayerDecayOptimizerConstructor
+        >>> model = nn.ModuleDict(dict(backbone=SwinBackbone(arch='nano'), head=nn.Linear(256, 10)))
+        >>> wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1.0))
+        >>> make = SwinLayerDecayOptimizerConstructor(wrapper, dict(decay_rate=0.5))
+        >>> sorted({group['lr'] for group in make(model).param_groups})[-2:]  # the last block and the head
+        [0.5, 1.0]
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None):
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        unknown = set(self.paramwise_cfg) - {'decay_rate'}
+        rate = self.paramwise_cfg.get('decay_rate')
+        if unknown or isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
+            raise ValueError(f'paramwise_cfg takes decay_rate, above 0 and at most 1; got {dict(self.paramwise_cfg)}')
+
+    def add_params(self, params: list[dict], module: nn.Module, **_) -> None:
+        """Append a group for each rate and decay of a model's trainable parameters."""
+        layer_of = layers(module)
+        top = max(layer_of.values()) + 1  # neck and heads
+        groups: dict[tuple, dict] = {}
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            layer = layer_of.get(name, top)
+            no_decay = parameter.ndim <= 1 or any(key in name for key in POSITION_KEYS)
+            decay = 0.0 if no_decay else self.base_wd
+            group = groups.setdefault(
+                (layer, decay),
+                dict(
+                    params=[],
+                    param_names=[],
+                    lr=self.base_lr * self.paramwise_cfg['decay_rate'] ** (top - layer),
+                    weight_decay=decay,
+                ),
+            )
+            group['params'].append(parameter)
+            group['param_names'].append(name)
+        params.extend(groups[key] for key in sorted(groups, key=lambda key: (key[0], key[1] or 0.0)))
+        for group in params:
+            print_log(
+                f'lr {group["lr"]:.3g}, decay {group["weight_decay"]}: {len(group["params"])} parameters', 'current'
+            )
+
+
+def layers(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter of the backbone, as `SwinPyramid.layer_order` numbers them.
+
+    Raises:
+        ValueError: if there is no such backbone.
+    """
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, SwinPyramid))
+    path, backbone = next(found, (None, None))
+    if backbone is None:
+        raise ValueError('SwinLayerDecayOptimizerConstructor is for a model with a SwinBackbone, and it has none')
+    layer_of = {prefix: layer for layer, prefixes in enumerate(backbone.layer_order()) for prefix in prefixes}
+    path = path + '.' if path else ''
+    return {path + name: layer_of[_prefix(name, layer_of)] for name, _ in backbone.named_parameters()}
+
+
+def _prefix(name: str, prefixes: Iterable[str]) -> str:
+    return next(prefix for prefix in prefixes if name == prefix or name.startswith(prefix + '.'))

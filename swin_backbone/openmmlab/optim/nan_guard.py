@@ -1,0 +1,179 @@
+"""Steps whose loss or gradient is not finite are left out, instead of making every weight NaN."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import torch
+from mmengine.dist import all_gather_object, all_reduce
+from mmengine.hooks import Hook
+from mmengine.hooks.hook import DATA_BATCH
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import HOOKS
+from mmengine.structures import BaseDataElement
+from torch import Tensor, nn
+
+from ...checkpoints.errors import first_of
+from ..checkpointing.checkpoint_hook import find_checkpoint_hook, name_of_last
+from ..errors import TrainingStopped
+
+MAX_NAMED = 16  # images in a warning
+
+
+@HOOKS.register_module()
+class NonFiniteGuardHook(Hook):
+    """Skips a step whose loss or gradient norm is infinite or NaN, on all ranks, and says of which images it was.
+
+    Weights, the optimizer's state and saved buffers (batch norm's statistics) stay as they were before the step; with
+    gradient accumulation the step is all that was accumulated for it. mmengine's AmpOptimWrapper skips steps whose
+    gradients overflow by itself, and lowers its loss scale: they count here once the scale is down to 1.
+
+    With several optimizers (`OptimWrapperDict`) nothing is watched.
+
+    Args:
+        max_in_a_row: skipped steps in a row, after which training stops.
+
+    Raises:
+        ValueError: if `max_in_a_row` is no positive number.
+        TrainingStopped: when that many were skipped.
+    """
+
+    priority = 'HIGH'  # before the hooks that use what a step made: EMA, checkpoints
+
+    def __init__(self, max_in_a_row: int = 10) -> None:
+        if max_in_a_row < 1:
+            raise ValueError(f'max_in_a_row must be 1 or more, got {max_in_a_row}')
+        self.max_in_a_row = max_in_a_row
+        self.in_a_row = 0
+        self.wrapper: Optional[OptimWrapper] = None
+        self.problem: Optional[str] = None  # what is not finite in the step at hand
+        self.finite: list[Tensor] = []  # for each loss since the last step
+        self.seen: list[tuple[dict[str, float], list[str]]] = []  # log variables and images since then
+        self.buffers: list[tuple[Tensor, Tensor]] = []  # and what it found
+
+    def before_train(self, runner) -> None:
+        wrapper = runner.optim_wrapper
+        if isinstance(wrapper, OptimWrapperDict):
+            runner.logger.warning('NonFiniteGuardHook does not watch several optimizers.')
+            return
+        update_params, step = wrapper.update_params, wrapper.step
+
+        def watch_loss(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            self.finite.append(torch.isfinite(loss.detach()).all())
+            update_params(loss, *args, **kwargs)
+
+        def step_if_finite(**kwargs: Any) -> None:
+            loss_is_finite, gradient_is_finite = _agree(self.finite, _gradient_is_finite(wrapper))
+            self.finite.clear()
+            if loss_is_finite and gradient_is_finite:
+                self.in_a_row = 0
+                step(**kwargs)
+            elif not loss_is_finite:
+                self.problem = 'loss'
+            else:
+                self.problem = None if _lowers_its_scale(wrapper) else 'gradient norm'
+                if hasattr(wrapper, 'loss_scaler'):  # it takes no step either, but notes why
+                    step(**kwargs)
+
+        wrapper.update_params, wrapper.step = watch_loss, step_if_finite
+        self.wrapper = wrapper
+
+    def after_train(self, runner) -> None:
+        if self.wrapper is not None:
+            del self.wrapper.update_params, self.wrapper.step
+            self.wrapper = None
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
+        if self.wrapper is not None and not self.seen:
+            self.buffers = [(buffer, buffer.clone()) for buffer in _saved_buffers(runner.model)]
+
+    def after_train_iter(
+        self, runner, batch_idx: int, data_batch: DATA_BATCH = None, outputs: Optional[dict] = None
+    ) -> None:
+        if self.wrapper is None:
+            return
+        values = {name: float(value) for name, value in (outputs or {}).items() if torch.as_tensor(value).numel() == 1}
+        self.seen.append((values, list(_names_of_images(data_batch))))
+        if not self.wrapper.should_update():
+            return
+        (seen, self.seen), (problem, self.problem) = (self.seen, []), (self.problem, None)
+        if problem is None:
+            return
+        for buffer, before in self.buffers:
+            buffer.copy_(before)
+        self.in_a_row += 1
+        what = _describe(problem, seen)
+        runner.logger.warning(f'Iteration {runner.iter + 1}: step skipped, number {self.in_a_row} in a row. {what}')
+        if self.in_a_row >= self.max_in_a_row:
+            raise TrainingStopped(
+                f'training stops at iteration {runner.iter + 1}, after {self.in_a_row} skipped steps in a row. {what} '
+                f'{name_of_last(find_checkpoint_hook(runner))}'
+            )
+
+
+def _agree(*finite: list[Tensor]) -> list[bool]:
+    """Whether all of each are true on all ranks, in one go: a device is waited for once a step."""
+    device = next((flag.device for flags in finite for flag in flags), None)
+    true = torch.ones((), dtype=torch.int32, device=device)
+    agreed = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in finite])
+    all_reduce(agreed, op='min')
+    return agreed.bool().tolist()
+
+
+def _gradient_is_finite(wrapper: OptimWrapper) -> list[Tensor]:
+    """By the norm, for which gradients are read once; ranks have the same ones."""
+    gradients = [
+        parameter.grad
+        for group in wrapper.optimizer.param_groups
+        for parameter in group['params']
+        if parameter.grad is not None
+    ]
+    norms = torch._foreach_norm(gradients) if gradients else []  # as clip_grad_norm_ does, which would scale too
+    if not norms:
+        return []
+    return [torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())]
+
+
+def _lowers_its_scale(wrapper: OptimWrapper) -> bool:
+    """Whether an overflow is an AmpOptimWrapper's to handle: its scale is dynamic, and above 1."""
+    scaler = getattr(wrapper, 'loss_scaler', None)
+    return scaler is not None and wrapper._scale_update_param is None and scaler.get_scale() > 1
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield buffer
+
+
+def _describe(problem: str, seen: list[tuple[dict[str, float], list[str]]]) -> str:
+    """What is not finite, and of which images on which rank."""
+    terms = [
+        [f'{name} {value:g}' for name, value in outputs.items() if name != 'loss' and not math.isfinite(value)]
+        for outputs, _ in seen
+    ]
+    images = [name for (_, names), found in zip(seen, terms) if found or problem != 'loss' for name in names]
+    of_ranks = all_gather_object((sorted({term for found in terms for term in found}), images))
+    sentences = []
+    for rank, (found, names) in enumerate(of_ranks):
+        if found or problem != 'loss':
+            where = f' on rank {rank}' if len(of_ranks) > 1 else ''
+            sentences.append(
+                f'Not finite{where}: {", ".join(found) or problem}; images: '
+                f'{first_of(names, MAX_NAMED) or "without names"}.'
+            )
+    return ' '.join(sentences)
+
+
+def _names_of_images(batch: Any) -> Iterator[str]:
+    if isinstance(batch, BaseDataElement):
+        name = batch.get('img_path') or batch.get('img_id')
+        if name is not None:
+            yield str(name)
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from _names_of_images(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from _names_of_images(value)

@@ -1,0 +1,238 @@
+"""What a checkpoint keeps beside mmengine's, so that a resumed training gives the bits of an uninterrupted one."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from mmengine.dist import gather_object, get_rank
+from mmengine.hooks import EMAHook
+from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from torch import Tensor, nn
+
+from .fields import check_resumable, dataset_meta_of, not_resumable, shown
+from .loops import PlacedEpochLoop, PlacedIterLoop
+from .names import keep_own_names
+from .optimizer_state import fit_optimizer, is_alike
+from .schedule import rates, wind
+
+MAX_NAMES = 64  # of pictures, by which data sets are told apart
+MAX_REPEATED = 1024  # batches that one iteration may have become, when batches were made smaller
+
+
+def resume_state(runner) -> Optional[dict[str, Any]]:
+    """Where the data is and what it is drawn by; called on all ranks, and complete on the first.
+
+    Random numbers are a function of the run's seed, which mmengine keeps, and of the iteration (seeds.py).
+
+    Returns:
+        None for a loop that is not of this package, else a dict:
+            sampler_seed: by which the order is drawn, or None.
+            batches_gone: batches that the order has behind it on each rank, of this epoch or, by iterations, of all.
+            batch_size, ranks: what `batches_gone` counts in.
+            images, pictures: how many images the data has, and a hash of the names of some.
+            gradients: of each rank, by parameter, in the middle of an accumulation; else None.
+    """
+    loop = runner.train_loop
+    if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
+        return None
+    return dict(
+        sampler_seed=getattr(_sampler(runner), 'seed', None),
+        batches_gone=loop.batches_gone,
+        **_drawn_from(runner),
+        gradients=_gather_gradients(runner),
+    )
+
+
+def fit_to_run(runner, checkpoint: dict, name: str) -> None:
+    """Make of a checkpoint, in place, what mmengine's Runner can resume as it is: the one door for its fields.
+
+    Every field is compared with its schema, every tensor with this run's own. Settings become the config's: of the
+    optimizer, of schedules, of a loss scaler. What is no longer the same is said in one line.
+
+    Raises:
+        CheckpointError: naming what does not fit.
+    """
+    check_resumable(checkpoint, name)
+    classes = dataset_meta_of(checkpoint, name).get('classes')
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    if runner.param_schedulers is not None:
+        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+    changes: list[str] = []
+    meta = checkpoint['meta']
+    try:
+        changes += _place(runner, meta)
+        changes += _keep_seed(runner, meta)
+        wind(runner, meta['epoch'], meta['iter'], checkpoint)
+        saved = checkpoint.get('optimizer')
+        if saved is None:
+            changes.append('no moments of the optimizer, which begin anew')
+        else:
+            checkpoint['optimizer'] = fit_optimizer(runner.optim_wrapper, saved)
+            changes += _other_rates(rates(saved), rates(checkpoint['optimizer']))
+        _fit_averages(runner, checkpoint)
+        _fit_gradients(runner, meta.get('exact_resume') or {})
+    except ValueError as error:
+        raise not_resumable(name, str(error)) from error
+    checkpoint.pop('param_schedulers', None)  # they stand where they should
+    keep_own_names(runner, checkpoint['message_hub'])
+    metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None)
+    if classes is not None and list(classes) != list((metainfo or {}).get('classes') or ()):
+        changes.append('other classes')
+    meta['dataset_meta'] = metainfo  # which mmengine compares too
+    if changes:
+        runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: not as it would have gone on by itself.')
+
+
+def restore(runner, meta: dict) -> None:
+    """Place a resumed runner's data where a checkpoint's was: see `fit_to_run`, which has checked it."""
+    loop = runner.train_loop
+    if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
+        runner.logger.info(f'{type(loop).__name__} is a loop of its own kind: what it draws is not resumed exactly.')
+        return
+    state = meta.get('exact_resume')
+    if state is None:
+        loop.batches_gone = loop.iter if isinstance(loop, PlacedIterLoop) else 0
+        runner.logger.warning(
+            'The checkpoint does not say where its data was, being of an earlier version or another tool: training '
+            'goes on from its weights and optimizer, with random numbers of its own.'
+        )
+        return
+    if state['sampler_seed'] is not None and hasattr(_sampler(runner), 'seed'):
+        _sampler(runner).seed = state['sampler_seed']
+    loop.batches_gone = state['batches_gone']
+    if state['gradients'] is not None:
+        gradients = state['gradients'][get_rank()]
+        for name, parameter in _unwrapped(runner.model).named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].to(parameter.device)
+        runner.logger.info('The gradients that were being accumulated are restored.')
+
+
+def _place(runner, meta: dict) -> Iterator[str]:
+    """Bring epoch, iteration and batches of a checkpoint to what this run counts in, and say what changed."""
+    loop, state = runner.train_loop, meta.get('exact_resume')
+    if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)) or state is None:
+        return
+    if state['batches_gone'] > MAX_REPEATED * max(meta['iter'], 1):
+        raise ValueError(f'{state["batches_gone"]} batches are no position after {meta["iter"]} iterations')
+    now = _drawn_from(runner)
+    for key, value in now.items():
+        state.setdefault(key, value)  # older checkpoints say less
+    yield from _differences(state, now)
+    if any(state[key] != value for key, value in now.items()):
+        if (state['batch_size'], state['ranks']) != (now['batch_size'], now['ranks']):
+            state['gradients'] = None
+        if isinstance(state['batch_size'], int) and isinstance(now['batch_size'], int):
+            before = state['batches_gone'] * state['batch_size'] * state['ranks']
+            state['batches_gone'] = before // (now['batch_size'] * now['ranks'])
+        if isinstance(loop, PlacedEpochLoop):  # whose iterations are counted as if all epochs had been like this
+            length = len(loop.dataloader)
+            state['batches_gone'] = min(state['batches_gone'], length)
+            meta['iter'] = meta['epoch'] * length + state['batches_gone']
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    if before['batch_size'] != now['batch_size']:
+        yield f'{now["batch_size"]} images a batch instead of {before["batch_size"]}'
+    if before['ranks'] != now['ranks']:
+        yield f'{now["ranks"]} processes instead of {before["ranks"]}'
+    if before['images'] != now['images']:
+        yield f'other data, of {now["images"]} images instead of {before["images"]}'
+    elif before['pictures'] != now['pictures']:
+        yield 'other data, of pictures with other names'
+
+
+def _drawn_from(runner) -> dict[str, Any]:
+    """What a position in the data counts in, and which data."""
+    loader = runner.train_loop.dataloader
+    return dict(
+        batch_size=getattr(loader.batch_sampler, 'batch_size', None),
+        ranks=runner.world_size,
+        images=len(loader.dataset) if hasattr(loader.dataset, '__len__') else None,
+        pictures=_hash_of_names(loader.dataset),
+    )
+
+
+def _hash_of_names(dataset: Any) -> str:
+    """Of the file names of some pictures, without their folders: data may move."""
+    from ..data.guard import base_datasets  # here: a lite installation saves checkpoints too, and lacks what it imports
+
+    names = []
+    for base in base_datasets(dataset):
+        step = math.ceil(len(base) / MAX_NAMES) or 1
+        names += [Path(str(base.get_data_info(index).get('img_path', ''))).name for index in range(0, len(base), step)]
+    return hashlib.sha256('\0'.join(names).encode(errors='surrogateescape')).hexdigest()[:16]
+
+
+def _keep_seed(runner, meta: dict) -> Iterator[str]:
+    """Have mmengine take a checkpoint's seed, by which all that was random so far was drawn."""
+    asked = runner._randomness_cfg.get('seed')
+    if meta.get('seed') is not None and asked is not None and asked != meta['seed']:
+        yield f'its seed {meta["seed"]} and not {asked}'
+        runner._randomness_cfg['seed'] = None  # mmengine says nothing then
+
+
+def _other_rates(before: list[Any], now: list[Any]) -> Iterator[str]:
+    for then, rate in zip(before, now):
+        is_number = isinstance(then, (int, float)) and not isinstance(then, bool)
+        if not is_number or not math.isclose(then, rate, rel_tol=1e-6):
+            yield f'the learning rate {rate:.3g} of the config instead of {shown(then)}'
+            return
+
+
+def _fit_averages(runner, checkpoint: dict) -> None:
+    """Of an EMAHook, whose names stand for those of the model; others are left out."""
+    saved = checkpoint.get('ema_state_dict')
+    for hook in runner.hooks:
+        if saved is None or not isinstance(hook, EMAHook) or not hasattr(hook, 'ema_model'):
+            continue
+        own = hook.ema_model.state_dict()
+        for key, value in own.items():
+            if key.startswith('module.') and key.removeprefix('module.') not in checkpoint['state_dict']:
+                raise ValueError(f'state_dict does not have {key.removeprefix("module.")}')
+            _check_alike(saved.get(key), value, f'ema_state_dict.{key}')
+        checkpoint['ema_state_dict'] = {key: saved[key] for key in own}
+
+
+def _fit_gradients(runner, state: dict) -> None:
+    if state.get('gradients') is None:
+        return
+    if len(state['gradients']) != runner.world_size:
+        raise ValueError(f'it has gradients of {len(state["gradients"])} processes, this run has {runner.world_size}')
+    for name, parameter in _unwrapped(runner.model).named_parameters():
+        gradient = state['gradients'][get_rank()].get(name)
+        if gradient is not None:
+            _check_alike(gradient, parameter, f'gradients.{name}', is_finite=False)  # a step skips what is not
+
+
+def _check_alike(value: Any, own: Tensor, where: str, is_finite: bool = True) -> None:
+    if not is_alike(value, own):
+        raise ValueError(f'{where} takes {shown(own)}, got {shown(value)}')
+    if is_finite and not own.isnan().any() and value.isnan().any():
+        raise ValueError(f'{where} is not finite (NaN)')
+    if is_finite and own.isfinite().all() and not value.isfinite().all():
+        raise ValueError(f'{where} is not finite (infinite)')
+
+
+def _gather_gradients(runner) -> Optional[list[dict[str, Tensor]]]:
+    wrapper = runner.optim_wrapper
+    if not isinstance(wrapper, OptimWrapper) or isinstance(wrapper, OptimWrapperDict) or wrapper.should_update():
+        return None
+    gradients = {
+        name: parameter.grad.cpu()
+        for name, parameter in _unwrapped(runner.model).named_parameters()
+        if parameter.grad is not None
+    }
+    return gather_object(gradients)
+
+
+def _unwrapped(model: Any) -> nn.Module:
+    return model.module if is_model_wrapper(model) else model
+
+
+def _sampler(runner) -> Any:
+    batches = runner.train_loop.dataloader.batch_sampler
+    return getattr(batches, 'sampler', None)

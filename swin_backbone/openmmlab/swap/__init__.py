@@ -1,0 +1,1 @@
+"""Another backbone in any config of the toolboxes, and what in the config follows from it."""

@@ -1,0 +1,110 @@
+"""What a backbone or neck of a config emits, found by building it and running it, without weights.
+
+On the meta device that takes neither memory nor arithmetic. What does not run there (an operator without a meta
+kernel, `.item()`) runs on a CPU, on a small image if it can.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import torch
+from mmengine.registry import MODELS, DefaultScope
+from torch import Tensor
+
+from ...cost.meta import on_device
+
+SIDE = 256  # pixels of the square probe image
+SMALL_SIDE = 64
+BATCH = 2  # of images: in training a batch norm of one place wants more than one
+
+
+class Level(NamedTuple):
+    """One feature map."""
+
+    channels: int
+    stride: float  # pixels of the image for each place of the map
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is one vector an image instead, as some of mmpretrain's backbones emit."""
+        return self.stride == math.inf
+
+
+def backbone_levels(backbone: dict, scope: str, key: str, vectors: bool = False) -> list[Level]:
+    """The maps that the backbone at `key` of a config emits.
+
+    Args:
+        vectors: whether it may emit vectors (B, C) too.
+
+    Raises:
+        ValueError: if it cannot be built, or emits anything but feature maps, or others in training than else.
+    """
+    side = backbone.get('img_size', SIDE)  # some ViTs take no other
+    own_side = side if isinstance(side, int) else side[1]
+
+    def image(device: str, side: int) -> Tensor:
+        return torch.zeros(BATCH, backbone.get('in_channels', 3), side, side, device=device)
+
+    ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
+    return _run(backbone, scope, key, image, ways, vectors)
+
+
+def neck_levels(neck: dict, inputs: Sequence[Level], scope: str, key: str) -> list[Level]:
+    """The maps that the neck at `key` makes of `inputs`; errors as `backbone_levels`."""
+
+    def maps(device: str, side: int) -> tuple[Tensor, ...]:
+        sides = [max(1, int(side / level.stride)) for level in inputs]
+        return tuple(torch.zeros(BATCH, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
+
+    return _run(neck, scope, key, maps, (('meta', SIDE), ('cpu', SMALL_SIDE)))
+
+
+def _run(
+    cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]], vectors: bool = False
+) -> list[Level]:
+    """The maps that a module emits, by the first of the ways (device, side of the image) that works."""
+    cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
+    for device, side in ways:
+        try:
+            with DefaultScope.overwrite_default_scope(scope), on_device(device), torch.no_grad():
+                module = MODELS.build(cfg)
+                module.eval()  # which returns None for some of them
+                outputs = module(make_input(device, side))
+                module.train()
+                in_training = module(make_input(device, side))
+            break
+        except Exception as error:  # whatever a toolbox's module raises, its user gets the key and the reason
+            reason = error
+    else:
+        first_line = str(reason).strip().split('\n')[0]
+        raise ValueError(
+            f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
+        ) from reason
+    levels, trained = (_levels(maps, side, key, vectors) for maps in (outputs, in_training))
+    if levels != trained:
+        raise ValueError(
+            f'{key}: it emits {_shown(trained)} in training and {_shown(levels)} after it, and '
+            'Swin emits the same in both'
+        )
+    return levels
+
+
+def _levels(outputs: Any, side: int, key: str, vectors: bool) -> list[Level]:
+    if isinstance(outputs, Tensor):
+        outputs = (outputs,)
+    dims = (2, 4) if vectors else (4,)
+    if not isinstance(outputs, (tuple, list)) or not all(isinstance(x, Tensor) and x.dim() in dims for x in outputs):
+        raise ValueError(f'{key}: it emits something other than feature maps of (B, C, H, W)')
+    return [Level(x.shape[1], side / x.shape[3] if x.dim() == 4 else math.inf) for x in outputs]
+
+
+def _shown(levels: Sequence[Level]) -> str:
+    return 'maps of stride ' + ', '.join(f'{level.stride:g}' for level in levels)
+
+
+def type_name(cfg: dict) -> str:
+    """The name of a config's type, which in configs in pure Python is the class itself."""
+    kind = cfg['type']
+    return kind if isinstance(kind, str) else kind.__name__

@@ -1,0 +1,74 @@
+"""The optimizer of the Swin recipe (Liu et al. 2021, sections 4.1 to 4.3), put into a config."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from mmengine.config import Config
+
+from .probe import type_name
+from .variants import Task
+
+# The rates are for 16 images a step, and a classifier's for CLASSIFIED.
+ADAMW = dict(
+    detection=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
+    segmentation=dict(type='AdamW', lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
+    classification=dict(type='AdamW', lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
+)
+CLASSIFIED = 1024
+POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
+
+
+def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], task: Task) -> None:
+    """Give a config the recipe's optimizer, in place. The schedule is unchanged, except that an
+    `eta_min` at or above the new rate becomes 0.
+
+    A config that has AdamW already (the DETR family, RTMDet, SegFormer) keeps its rate, its decay and its
+    multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables. Any config
+    keeps `bypass_duplicate`, which says that its neck or heads share parameters. A classifier's rate is scaled from
+    1024 images a step to the config's `auto_scale_lr.base_batch_size`.
+
+    Args:
+        backbone: what the backbone's parameters are called by, as 'backbone', 'detector.backbone' or 'img_backbone'.
+        layers: its `SwinPyramid.layer_order`.
+
+    Raises:
+        ValueError: if the config has an optimizer that is not one `optimizer`.
+    """
+    wrapper = cfg.get('optim_wrapper')
+    if wrapper is None:
+        return
+    if 'optimizer' not in wrapper:
+        raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep leaves it as it is')
+    constructor = wrapper.pop('constructor', None)
+    paramwise = wrapper.pop('paramwise_cfg', None) or {}
+    if type_name(wrapper.optimizer) == 'AdamW' and constructor is None:
+        keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, layers, paramwise)}
+        wrapper.paramwise_cfg = dict(paramwise, custom_keys=keys)
+    else:
+        wrapper.optimizer = dict(ADAMW[task])
+        wrapper.paramwise_cfg = dict(
+            custom_keys={**{key: dict(decay_mult=0.0) for key in POSITION_KEYS}, 'norm': dict(decay_mult=0.0)}
+        )
+        if task == 'classification':
+            wrapper.optimizer.lr *= (cfg.get('auto_scale_lr') or {}).get('base_batch_size', CLASSIFIED) / CLASSIFIED
+            wrapper.paramwise_cfg.update(norm_decay_mult=0.0, bias_decay_mult=0.0)
+        if 'bypass_duplicate' in paramwise:
+            wrapper.paramwise_cfg.bypass_duplicate = paramwise['bypass_duplicate']
+    schedulers: Any = cfg.get('param_scheduler') or []
+    for scheduler in [schedulers] if isinstance(schedulers, dict) else schedulers:
+        if scheduler.get('eta_min', 0) >= wrapper.optimizer.lr:
+            scheduler['eta_min'] = 0.0
+
+
+def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict) -> dict[str, dict]:
+    """Custom keys for norms and position tables, at the rate the config gives the backbone.
+
+    Of all keys that are part of a parameter's name mmengine takes the longest alone, so each key here repeats the
+    multiplier of the backbone, and is longer than its name.
+    """
+    keys = paramwise.get('custom_keys', {})
+    own: dict = next((keys[name] for name in (backbone, backbone.rpartition('.')[2], 'backbone') if name in keys), {})
+    lr_mult = own.get('lr_mult', 1.0)
+    prefixes = [prefix for layer in layers for prefix in layer if prefix not in POSITION_KEYS]
+    norms = [f'{backbone}.{prefix}' + ('' if prefix.startswith('norm') else '.norm') for prefix in prefixes]
+    return {name: dict(lr_mult=lr_mult, decay_mult=0.0) for name in (*norms, *POSITION_KEYS)}

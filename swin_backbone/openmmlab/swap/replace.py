@@ -1,0 +1,275 @@
+"""Put a Swin backbone into any config of mmdet, mmseg, mmpretrain or mmrotate."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Optional, Union
+
+from mmengine.config import Config, ConfigDict
+from mmengine.logging import print_log
+from mmengine.registry import MODELS
+
+from ...archs import ARCHS
+from ...cost.meta import on_device
+from .classifiers import is_classifier, require_classifier, rewire_classifier
+from .consumers import Maps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
+from .diff import summarize
+from .probe import Level, backbone_levels, type_name
+from .recipe import apply_recipe
+from .variants import SWINS, Swin, Task
+
+RECIPES = ('swin', 'keep')
+IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
+FOR_CLASSIFIERS = ('ClsDataPreprocessor', 'ReIDDataPreprocessor')  # the first is what mmpretrain takes without a type
+STAGE_OF_STRIDE: dict[float, int] = {4: 0, 8: 1, 16: 2, 32: 3}
+
+
+def swap_backbone(
+    cfg: Union[Config, dict],
+    name: str,
+    *,
+    at: Optional[str] = None,
+    recipe: str = 'swin',
+    verbose: bool = True,
+    **backbone: Any,
+) -> Config:
+    """A config with a Swin backbone in place of its own.
+
+    What depends on the backbone follows: channels and indices in neck and heads, the images' normalisation, the
+    weights that are loaded, and the optimizer. A config that has the toolbox's `SwinTransformer` of the same size
+    gets another `type` and nothing else: its results are identical.
+
+    Args:
+        cfg: of mmdet, mmseg, mmpretrain or mmrotate; it is left as it is.
+        name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'; also 'swin-s3-t', '-s' and '-b', and Swin V2 as
+            'swinv2-t'.
+        at: in a model with several backbones, the key of the one to replace, such as 'model.img_backbone'.
+        recipe: 'swin': the optimizer is the Swin recipe's, see `recipe.apply_recipe`; 'keep': the config's own.
+        verbose: print what changed.
+        backbone: further arguments of the new backbone, such as window_size=12 or init_cfg=None.
+
+    Raises:
+        ValueError: if something in the config cannot be placed, naming its key.
+
+    Examples:
+        >>> from mmengine.config import Config
+        >>> from swin_backbone import swap_backbone
+        >>> backbone = dict(type='SwinTransformer', embed_dims=96, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24])
+        >>> cfg = Config(dict(model=dict(type='MaskRCNN', backbone=backbone)))
+        >>> swap_backbone(cfg, 'swin-t', verbose=False).model.backbone.type
+        'SwinBackbone'
+    """
+    if name not in SWINS:
+        raise ValueError(f'the backbone must be one of {list(SWINS)}, got {name!r}')
+    if recipe not in RECIPES:
+        raise ValueError(f'recipe must be one of {list(RECIPES)}, got {recipe!r}')
+    before = cfg if isinstance(cfg, Config) else Config(cfg)
+    after = copy.deepcopy(before)
+    swin = SWINS[name]
+    key, model, part = _find_backbone(after, at)
+    task = _task(after, model)
+    notes: list[str] = []
+    if _is_same(model[part], swin) and task != 'classification':
+        model[part].type = swin.type
+        model[part].update(backbone)
+    else:
+        notes = _replace(after, key, model, part, swin, task)
+        model[part].update(backbone)
+        if recipe == 'swin':
+            with on_device('meta'):
+                layers = MODELS.build(dict(model[part], init_cfg=None)).layer_order()
+            apply_recipe(after, f'{key}.{part}'.removeprefix('model.'), layers, task)
+        elif 'constructor' in (after.get('optim_wrapper') or {}):
+            raise ValueError(
+                f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
+                "recipe 'swin' takes it out"
+            )
+    _import_swin_backbone(after)
+    if verbose:
+        text = '\n'.join([f'{name} into this config:', summarize(before, after), *notes])
+        print_log(text, logger='current')
+    return after
+
+
+def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str]:
+    """What has the old backbone: its key (the model, or what a wrapper or tracker holds), itself, and the name
+    of the backbone in it."""
+    model = cfg.get('model')
+    if not isinstance(model, dict):
+        raise ValueError('model: the config has none, and so no backbone to swap')
+    found = list(_backbones('model', model))
+    keys = [f'{key}.{part}' for key, _, part in found]
+    if at is not None:
+        if at not in keys:
+            raise ValueError(f'{at}: no backbone of the config is there; it has {keys}')
+        return found[keys.index(at)]
+    if len(found) != 1:
+        hint = '; --at, or at=..., says which' if found else ''
+        raise ValueError(f'model must have exactly one backbone to swap, got {keys}{hint}')
+    return found[0]
+
+
+def _backbones(key: str, node: Any) -> Iterator[tuple[str, ConfigDict, str]]:
+    if isinstance(node, dict):
+        names = [name for name, child in node.items() if _is_backbone(name, child)]
+        yield from ((key, node, name) for name in names)
+        if not names:
+            for name, child in node.items():
+                yield from _backbones(f'{key}.{name}', child)
+
+
+def _is_backbone(name: str, node: Any) -> bool:
+    return name.endswith('backbone') and isinstance(node, dict) and 'type' in node
+
+
+def _task(cfg: Config, model: ConfigDict) -> Task:
+    scope = cfg.get('default_scope')
+    if is_classifier(model, scope):
+        return 'classification'
+    return 'segmentation' if scope == 'mmseg' or 'decode_head' in model else 'detection'
+
+
+def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
+    """The dicts from the model to the one at `key`, as 'model.detector', which holds the backbone."""
+    yield model
+    for name in key.split('.')[1:]:
+        model = model[name]
+        yield model
+
+
+def _is_same(old: ConfigDict, swin: Swin) -> bool:
+    """Whether a backbone is a Swin of this size already, the toolbox's or ours, with the same windows by stage."""
+    kinds = [swin.type]
+    if swin.type == 'SwinBackbone':
+        kinds += ['SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer']
+    if type_name(old) not in kinds:
+        return False
+    table, wanted = ARCHS[old.get('arch') or 'tiny'], swin.size
+    depths, heads = (list(old.get(name) or getattr(table, name)) for name in ('depths', 'num_heads'))
+    windows = old.get('window_size')
+    by_stage = tuple(windows) if isinstance(windows, (list, tuple)) and len(windows) > 2 else None
+    stages = len(wanted.depths)  # RTMDet P6 adds one to them
+    return (old.get('embed_dims') or table.embed_dims, depths[:stages], heads[:stages], by_stage) == (
+        wanted.embed_dims,
+        list(wanted.depths),
+        list(wanted.num_heads),
+        dict(swin.by_stage).get('window_size'),
+    )
+
+
+def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task) -> list[str]:
+    """Exchange the backbone and rewrite who reads it, in place; what a user should know beside that."""
+    scope = cfg.get('default_scope') or ('mmseg' if task == 'segmentation' else 'mmdet')
+    old, neck_part = model[part], part.replace('backbone', 'neck')
+    if task == 'classification':
+        require_classifier(model, key)
+    levels = backbone_levels(old, scope, f'{key}.{part}', vectors=task == 'classification')
+    notes: list[str] = []
+    if task == 'classification':
+        rewire_classifier(model, levels, swin.widths[-1], key, neck_part)
+        has_weights = 'Pretrained' in str([old, model.get('init_cfg')]) or bool(cfg.get('load_from'))
+        new = swin.config(task, has_weights)
+    else:
+        new, notes = _rewire(cfg, key, model, part, neck_part, levels, swin, task)
+    if old.get('in_channels', 3) != 3:
+        new['in_channels'] = old.in_channels
+    if old.get('with_cp'):
+        new['with_cp'] = True
+    model[part] = ConfigDict(new)
+    if 'pretrained' in model:
+        model.pretrained = None
+    if cfg.get('load_from'):
+        cfg.load_from = None
+    for holder in _path_to(cfg.model, key):  # a checkpoint of all of it has the old backbone in it
+        if 'Pretrained' in str(holder.get('init_cfg')):
+            del holder.init_cfg
+    others = [f'{other}.{name}' for other, _, name in _backbones('model', cfg.model) if (other, name) != (key, part)]
+    for holder in (cfg, *_path_to(cfg.model, key)):
+        before = copy.deepcopy(holder.get('data_preprocessor'))
+        _normalize_as_imagenet(holder.get('data_preprocessor'))
+        if others and before != holder.get('data_preprocessor'):
+            notes.append(f'note: {" and ".join(others)} may get images that are normalised otherwise than they were')
+    return notes
+
+
+def _rewire(
+    cfg: Config, key: str, model: ConfigDict, part: str, neck_part: str, levels: list[Level], swin: Swin, task: Task
+) -> tuple[dict[str, Any], list[str]]:
+    """Rewrite who reads the maps of a backbone, in place; the Swin that emits those, and what a user should know."""
+    segmentation = task == 'segmentation'
+    scope = cfg.get('default_scope') or ('mmseg' if segmentation else 'mmdet')
+    stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
+    maps = Maps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
+    neck = model.get(neck_part)
+    if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
+        del model[neck_part]  # it makes a pyramid of a ViT's maps, and Swin's are one
+        neck = None
+    if neck:
+        listed = isinstance(neck, (list, tuple))
+        first = neck[0] if listed else neck
+        old_first = copy.deepcopy(first)
+        neck_key = f'{key}.{neck_part}' + ('[0]' if listed else '')
+        used = rewire_neck(first, maps, neck_key)
+        behind = after_neck(old_first, first, maps, used, scope, neck_key)
+        if behind.widths()[0] != behind.widths()[1]:
+            if not segmentation or listed:
+                raise ValueError(f'{key}.{neck_part}: a {type_name(first)} emits as many channels as it reads')
+            rewire_segmentor(model, behind, key, prune=False)
+    elif segmentation:
+        used = rewire_segmentor(model, maps, key, prune=True)
+    else:
+        used = rewire_detector(model, maps, key)
+    if leaves_maps_unread(model, neck_part):
+        cfg.find_unused_parameters = True
+
+    new = swin.config(task)
+    outputs = tuple(stages[place] for place in used)
+    if outputs != (0, 1, 2, 3):
+        new['out_indices'] = outputs
+    if outputs[-1] < 3:  # no stage that nobody sees: a parameter without a gradient stops distributed training
+        by_stage = dict(swin.by_stage, depths=swin.size.depths, num_heads=swin.size.num_heads, strides=(4, 2, 2, 2))
+        new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
+    return new, [
+        f'note: what reads stage {stages[place]} gets stride {maps.new[place].stride} where it got '
+        f'{levels[place].stride:g}'
+        for place in used
+        if maps.new[place].stride != levels[place].stride
+    ]
+
+
+def _stages(levels: list[Level], backbone: ConfigDict, segmentation: bool, key: str) -> list[int]:
+    """The Swin stage in the place of each map: of the same stride, C2 to C5 are stages 0 to 3.
+
+    Segmentation nets dilate their last stages, and resize whatever they get: there a map keeps its role, and the
+    last of four is stage 3 at any stride. A detector's anchors and regions depend on the stride itself.
+    """
+    strides = [level.stride for level in levels]
+    if segmentation and strides == sorted(strides) and min(strides) >= 4:
+        if len(levels) == 4:
+            return [0, 1, 2, 3]
+        if 'num_stages' in backbone or 'depth' in backbone:  # the ResNets: C2 is number 0
+            return sorted(backbone.get('out_indices', range(4)))
+    stages = [STAGE_OF_STRIDE[stride] for stride in strides if stride in STAGE_OF_STRIDE]
+    if len(stages) < len(strides) or any(b <= a for a, b in zip(stages, stages[1:])):
+        shown = ', '.join(f'{stride:g}' for stride in strides)
+        raise ValueError(f'{key}: it emits maps of stride {shown}, and Swin emits 4, 8, 16, 32, each once, in order')
+    return stages
+
+
+def _normalize_as_imagenet(preprocessor: Any) -> None:
+    """Swin's weights were trained on RGB images less the mean of ImageNet, over its standard deviation."""
+    if not isinstance(preprocessor, dict):
+        return
+    if isinstance(preprocessor.get('data_preprocessor'), dict):
+        _normalize_as_imagenet(preprocessor['data_preprocessor'])
+    else:
+        preprocessor.pop('rgb_to_bgr', None)
+        kind = type_name(preprocessor).rpartition('.')[2] if 'type' in preprocessor else FOR_CLASSIFIERS[0]
+        preprocessor.update(copy.deepcopy(IMAGENET))
+        preprocessor['to_rgb' if kind in FOR_CLASSIFIERS else 'bgr_to_rgb'] = True
+
+
+def _import_swin_backbone(cfg: Config) -> None:
+    imports = cfg.get('custom_imports') or ConfigDict(imports=[])
+    names = [imports.imports] if isinstance(imports.imports, str) else list(imports.imports)
+    if 'swin_backbone' not in names:
+        cfg.custom_imports = ConfigDict(imports, imports=[*names, 'swin_backbone'])

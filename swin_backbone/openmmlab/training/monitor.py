@@ -1,0 +1,66 @@
+"""What a training shows of itself: curves.png beside its log, and mmengine's backends for TensorBoard and W&B."""
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Optional
+
+from mmengine.config import Config
+from mmengine.dist import master_only
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from ...pictures.curves import curves_figure, read_log
+from ...pictures.save import save_figure
+
+# By the name of the flag: mmengine's backend, and the packages of which it needs one.
+BACKENDS = {
+    'tensorboard': ('TensorboardVisBackend', ('tensorboard', 'tensorboardX')),
+    'wandb': ('WandbVisBackend', ('wandb',)),
+}
+
+
+class CurvesHook(Hook):
+    """Draws loss terms, learning rate and validation metrics at each validation and at the end of training.
+
+    They go to curves.png in the run's folder, beside the log. Runs in the same working folder, as of a training that
+    was resumed, are drawn as one. A picture that cannot be drawn is a warning: the training goes on.
+    """
+
+    priority = 'LOWEST'  # behind the hook that writes the scalars
+
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+        """Draw, if this validation is part of a training."""
+        if runner._train_loop is not None and not isinstance(runner._train_loop, dict):
+            self._draw(runner)
+
+    def after_train(self, runner: Runner) -> None:
+        """Draw for the last time."""
+        self._draw(runner)
+
+    @master_only
+    def _draw(self, runner: Runner) -> None:
+        try:
+            save_figure(curves_figure([read_log(Path(runner.work_dir))]), Path(runner.log_dir, 'curves.png'))
+        except Exception as error:  # whatever it is, it is not worth a training
+            runner.logger.log(logging.WARNING, f'curves.png was not drawn: {error}')
+
+
+def enable_vis(cfg: Config, name: Optional[str]) -> None:
+    """Have mmengine's visualizer write to TensorBoard or Weights & Biases too, in the run's folder.
+
+    Args:
+        name: 'tensorboard' or 'wandb'; None: leave the config as it is.
+
+    Raises:
+        ValueError: if the package that it needs is not installed.
+    """
+    if name is None:
+        return
+    backend, packages = BACKENDS[name]
+    if not any(find_spec(package) for package in packages):
+        raise ValueError(f'--vis {name} needs the package {packages[0]}: pip install {packages[0]}')
+    visualizer = cfg.get('visualizer') or dict(type='Visualizer')
+    backends = visualizer.get('vis_backends') or [dict(type='LocalVisBackend')]
+    if backend not in [one['type'] for one in backends]:
+        cfg.visualizer = dict(visualizer, vis_backends=[*backends, dict(type=backend)])

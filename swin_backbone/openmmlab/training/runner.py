@@ -1,0 +1,120 @@
+"""The Runner of tools/train.py and tools/test.py: mmengine's, that loses nothing and resumes exactly."""
+
+import io
+import logging
+from collections.abc import Sequence
+from typing import Any, NoReturn, Optional, Union
+
+from mmengine.hooks import CheckpointHook, Hook
+from mmengine.logging import MMLogger
+from mmengine.runner import BaseLoop, Runner
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ...whole_files import CANNOT_WRITE
+from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
+from ..checkpointing.latest import newest_whole_checkpoint
+from ..errors import TrainingStopped
+from ..resume.exact_resume import restore
+from ..resume.loops import placed
+from .signals import SignalHook, WorkerInit
+from .terminal import BriefRunner
+
+MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
+
+
+class SafeRunner(BriefRunner):
+    """mmengine's Runner with the loops, the checkpoint hook and the data loaders of this package in place of its own.
+
+    It takes the arguments of mmengine's.
+    """
+
+    resumed_from: Optional[str] = None  # the checkpoint
+
+    def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict]]] = None) -> None:
+        # mmengine takes None for those of its own
+        hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
+        hooks['signals'] = SignalHook()
+        checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
+        if isinstance(checkpoint, dict) and checkpoint['type'] in ('CheckpointHook', CheckpointHook):
+            hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
+        super().register_default_hooks(hooks)
+
+    def register_custom_hooks(self, hooks: Sequence[Union[Hook, dict]]) -> None:
+        if not isinstance(hooks, (list, tuple)) or not all(isinstance(hook, (Hook, dict)) for hook in hooks):
+            raise ValueError(f'custom_hooks takes a list of dicts, got {hooks!r:.80}')
+        super().register_custom_hooks(hooks)
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            if isinstance(handler, logging.FileHandler):
+                if isinstance(handler.stream, io.TextIOWrapper):
+                    handler.stream.reconfigure(errors='backslashreplace')  # a file's name need not be UTF-8
+                handler.handleError = _raise  # type: ignore[method-assign]  # else logging prints a traceback for each line on a full disk
+        return logger
+
+    @staticmethod
+    def build_dataloader(dataloader: Union[DataLoader, dict], *args: Any, **kwargs: Any) -> DataLoader:
+        loader = Runner.build_dataloader(dataloader, *args, **kwargs)
+        if not isinstance(loader.worker_init_fn, WorkerInit):
+            loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+        return loader
+
+    def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
+        return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
+
+    def load_or_resume(self) -> None:
+        if self._has_loaded or not self._resume or self._load_from is not None:
+            super().load_or_resume()
+            return
+        hook = find_checkpoint_hook(self)
+        folder = hook.folder(self) if hook is not None else self.work_dir
+        template = hook.filename_tmpl if hook is not None else 'epoch_{}.pth'
+        path = newest_whole_checkpoint(self.work_dir, folder, template, len(self.train_dataloader))
+        if path is None:
+            self.logger.warning(f'There is no checkpoint in {folder} to resume: training starts from its beginning.')
+        else:
+            self.resume(path)
+
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
+        checkpoint = super().load_checkpoint(filename, *args, **kwargs)
+        self._meta = checkpoint.get('meta', {})
+        return checkpoint
+
+    def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
+        """Go on from a checkpoint, as mmengine does: see `fit_to_run`.
+
+        Raises:
+            CheckpointError: if what it holds does not fit this run; nothing of it is taken then.
+        """
+        self._resume, self.resumed_from = True, filename
+        super().resume(filename, *args, **kwargs)
+        hook = find_checkpoint_hook(self)
+        if hook is not None:
+            hook.saved_iter, hook.saved_path = self.iter, filename
+        restore(self, self._meta)
+
+    def train(self) -> nn.Module:
+        """Train, as mmengine does.
+
+        Raises:
+            TrainingStopped: if a file cannot be written, as on a full disk, or too many steps were not finite.
+        """
+        try:
+            return super().train()
+        except OSError as error:
+            if error.errno not in CANNOT_WRITE:
+                raise
+            raise TrainingStopped(
+                f'training stops, because {error.filename or self.work_dir} cannot be written '
+                f'({error.strerror}). {name_of_last(find_checkpoint_hook(self))}'
+            ) from error
+        finally:
+            for hook in self.hooks:
+                if isinstance(hook, SignalHook):
+                    hook.restore_handlers()
+
+
+def _raise(record: logging.LogRecord) -> NoReturn:
+    raise

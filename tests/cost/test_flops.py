@@ -1,0 +1,197 @@
+"""Parameters and multiply-adds against the published tables, and against closed forms."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import ROOT
+
+from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
+from swin_backbone.cost.flops import attention_costs, build, count
+from swin_backbone.cost.meta import on_device
+from swin_backbone.openmmlab.config.files import read_config
+
+CASCADE = 'cascade_rcnn/cascade-mask-rcnn_swin-{}-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco'
+HTC = 'htc/htc_swin-{}-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco'
+UPERNET = 'upernet/swin-{}_upernet_8xb2-160k_ade20k-{}'
+
+# The tables of Liu et al. 2021: config, millions of parameters and billions of multiply-adds as printed, input.
+PUBLISHED = [
+    ('mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 48, 267, (800, 1280)),
+    ('mask_rcnn/mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco', 69, 359, (800, 1280)),
+    (CASCADE.format('t'), 86, 745, (800, 1280)),
+    (CASCADE.format('s'), 107, 838, (800, 1280)),
+    (CASCADE.format('b'), 145, 982, (800, 1280)),
+    ('atss/atss_swin-t-p4-w7_fpn_ms-crop-3x_coco', 36, 215, (800, 1280)),
+    (HTC.format('b'), 160, 1043, (800, 1280)),
+    (HTC.format('l'), 284, 1470, (800, 1280)),
+    (UPERNET.format('tiny-patch4-window7-in1k-pre', '512x512'), 60, 945, (512, 2048)),
+    (UPERNET.format('small-patch4-window7-in1k-pre', '512x512'), 81, 1038, (512, 2048)),
+    (UPERNET.format('base-patch4-window7-in1k-pre', '512x512'), 121, 1188, (512, 2048)),
+    (UPERNET.format('base-patch4-window7-in22k-pre', '640x640'), 121, 1841, (640, 2560)),
+]
+
+
+def counts_of(name, shape):
+    cfg = read_config(ROOT / 'configs' / f'{name}.py')
+    pytest.importorskip(cfg.default_scope, reason=f'{cfg.default_scope} is not installed')
+    return count(build(cfg.model, cfg.default_scope), *shape)
+
+
+@pytest.mark.parametrize(('name', 'params', 'flops', 'shape'), PUBLISHED)
+def test_published(name, params, flops, shape):
+    cost = counts_of(name, shape).cost()
+    assert round(cost.params / 1e6) == params
+    assert cost.flops / 1e9 == pytest.approx(flops, rel=0.01)
+
+
+def test_sparse_rcnn_is_printed_without_the_products_of_activations_in_its_heads():
+    """Published: 172 G. All of it is 1.9 % more; the tool that printed it sees modules, not products in forward."""
+    counts = counts_of('sparse_rcnn/sparse-rcnn_swin-t-p4-w7_fpn_300-proposals_ms-crop-3x_coco', (800, 1280))
+    cost = counts.cost()
+    assert round(cost.params / 1e6) == 110
+    assert cost.flops / 1e9 == pytest.approx(172 * 1.019, rel=0.002)
+    proposals, places, C, hidden, stages = 300, 49, 256, 64, 6
+    dynamic = 2 * places * C * hidden * proposals  # the dynamic convolution's two products of activations
+    attention = 3 * proposals * C * C + 2 * proposals**2 * C  # query, key and value, and the attention itself
+    assert (cost.flops - stages * (dynamic + attention)) / 1e9 == pytest.approx(172, rel=0.01)
+
+
+def test_upernet_swin_l_is_printed_for_a_larger_picture():
+    """Published: 3230 G at 640x2560. That takes 2563 G; a picture of a quarter more pixels takes what is printed."""
+    name = UPERNET.format('large-patch4-window12-in22k-384x384-pre', '640x640')
+    cost = counts_of(name, (640, 2560)).cost()
+    assert round(cost.params / 1e6) == 234
+    assert cost.flops / 1e9 == pytest.approx(2563, rel=0.001)
+    for shape in ((640, 3200), (800, 2560)):
+        assert counts_of(name, shape).cost().flops / 1e9 == pytest.approx(3230, rel=0.012)
+
+
+@pytest.mark.parametrize(
+    ('arch', 'params', 'flops'), [('tiny', 28, 4.5), ('small', 50, 8.7), ('base', 88, 15.4), ('large', 197, 34.5)]
+)
+def test_published_classifiers(arch, params, flops):
+    with on_device('meta'):
+        backbone = SwinBackbone(arch=arch, out_indices=(3,)).eval()
+    cost = count(backbone, 224, 224).cost()
+    classifier = 1000 * backbone.num_features[-1]  # a linear layer behind the mean over the last map
+    assert round((cost.params + classifier + 1000) / 1e6) == params
+    assert (cost.flops + classifier) / 1e9 == pytest.approx(flops, rel=0.01)
+
+
+@pytest.mark.parametrize('window', [7, (4, 8)])
+def test_attention_is_the_closed_form_where_windows_divide_the_map(window):
+    with on_device('meta'):
+        backbone = SwinBackbone(arch='nano', window_size=window).eval()
+    area = 49 if window == 7 else 32
+    side = 224 if window == 7 else 256
+    rows = attention_costs(count(backbone, side, side), '', side, side)
+    assert [(row.height, row.layers) for row in rows] == [(side // 4 >> i, 2) for i in range(4)]
+    for i, row in enumerate(rows):
+        hw, C = row.height * row.width, 32 << i
+        assert row.windowed == 2 * (4 * hw * C**2 + 2 * area * hw * C)
+        assert row.global_ == 2 * (4 * hw * C**2 + 2 * hw**2 * C)
+        if i < 3 or window == 7:  # a map smaller than the window is padded
+            assert row.counted == row.windowed
+
+
+def position_bias(window, heads):
+    """What Swin V2's MLP of 512 hidden channels takes for the bias of a window of this side."""
+    return (2 * window - 1) ** 2 * 512 * (2 + heads)
+
+
+@pytest.mark.parametrize('windows', [(8, 8, 8, 8), (16, 16, 16, 8), (8, (4, 16), 2, (1, 8))])
+def test_attention_of_v2_is_the_closed_form_and_its_position_bias(windows):
+    with on_device('meta'):
+        backbone = SwinV2Backbone(arch='nano', window_size=windows).eval()
+    rows = attention_costs(count(backbone, 256, 512), '', 256, 512)
+    assert [(row.height, row.width, row.layers) for row in rows] == [(64 >> i, 128 >> i, 2) for i in range(4)]
+    for i, row in enumerate(rows):
+        hw, C, heads, (wh, ww) = row.height * row.width, 32 << i, 2 << i, backbone.window_size[i]
+        assert row.windowed == 2 * (4 * hw * C**2 + 2 * wh * ww * hw * C)
+        assert row.global_ == 2 * (4 * hw * C**2 + 2 * hw**2 * C)
+        assert row.counted == row.windowed + 2 * (2 * wh - 1) * (2 * ww - 1) * 512 * (2 + heads)
+
+
+@pytest.mark.parametrize(
+    ('arch', 'window', 'params', 'flops'),
+    [
+        ('tiny', 8, 28, 5.9),
+        ('tiny', 16, 28, 6.6),
+        ('small', 8, 50, 11.5),
+        ('base', 8, 88, 20.3),
+        ('base', 16, 88, 21.8),
+    ],
+)
+def test_published_v2_classifiers(arch, window, params, flops):
+    """The table of microsoft/Swin-Transformer, for 256x256 pixels; it leaves out the position bias."""
+    with on_device('meta'):
+        backbone = SwinV2Backbone(arch=arch, window_size=window, small_map='shrink', out_indices=(3,)).eval()
+    cost = count(backbone, 256, 256).cost()
+    classifier = 1000 * backbone.num_features[-1]
+    sizes = zip(backbone.stages, (min(window, 64 >> stage) for stage in range(4)), ARCHS_V2[arch].num_heads)
+    biases = sum(len(stage.blocks) * position_bias(side, heads) for stage, side, heads in sizes)
+    assert round((cost.params + classifier + 1000) / 1e6) == params
+    assert (cost.flops + classifier - biases) / 1e9 == pytest.approx(flops, rel=0.012)
+
+
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+def test_a_backbone_takes_what_mmengine_counts(backbone):
+    """At a size that windows divide: padding counts where it runs, and on a CPU less of it does."""
+    from mmengine.analysis import get_model_complexity_info
+
+    arguments = dict(arch='nano', window_size=4, drop_path_rate=0.0)
+    with on_device('meta'):
+        ours = count(backbone(**arguments).eval(), 128, 256).cost()
+    model = backbone(**arguments).eval()
+    with torch.no_grad():
+        theirs = get_model_complexity_info(model, (3, 128, 256), show_table=False, show_arch=False)
+    assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
+
+
+def test_what_is_counted_is_what_mmengine_counts():
+    from mmengine.analysis import get_model_complexity_info
+    from torch import nn
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.Upsample(scale_factor=2), nn.Flatten(2))
+    model.append(nn.Linear(900, 10))
+    theirs = get_model_complexity_info(model.eval(), (3, 32, 32), show_table=False, show_arch=False)
+    ours = count(model, 32, 32, 'cpu').cost()
+    assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
+
+
+def run_tool(config, path):
+    command = [sys.executable, 'tools/flops.py', config, '--shape', '800', '1280', '--json', path]
+    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '120', 'PYTHONPATH': str(ROOT)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout, json.loads(path.read_text())
+
+
+def test_tool_counts_swin_v2(tmp_path):
+    text, data = run_tool('configs/mask_rcnn/mask-rcnn_swinv2-t-p4-w8_fpn_1x_coco.py', tmp_path / 'flops.json')
+    assert 'global' in text
+    assert [(row['height'], row['width']) for row in data['attention']] == [(200, 320), (100, 160), (50, 80), (25, 40)]
+    of_attention = sum(row['counted'] for row in data['attention'])
+    assert of_attention < data['parts']['backbone']['flops'] < data['total']['flops']
+
+
+def test_tool_writes_text_and_json(tmp_path):
+    text, data = run_tool('configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', tmp_path / 'flops.json')
+    assert '47.79 M' in text
+    assert '266.09 G' in text
+    assert data['total'] == {'params': 47794602, 'flops': 266086365184}
+    assert sum(part['flops'] for part in data['parts'].values()) == data['total']['flops']
+    assert list(data['stages']) == [f'stages.{i}' for i in range(4)]
+    assert data['attention'][0]['global'] > 200 * data['attention'][0]['windowed']
+
+
+def test_counting_leaves_the_model_as_it_was():
+    with on_device('meta'):
+        backbone = SwinBackbone(arch='nano').eval()
+    count(backbone, 64, 64)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules())
+    assert all(isinstance(parameter, torch.nn.Parameter) for parameter in backbone.parameters())

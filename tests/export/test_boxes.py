@@ -1,0 +1,131 @@
+"""What is rewritten for a graph computes what the toolboxes do; nothing is exported here."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.config import Config
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from helpers.small_exports import compare_eager, save_checkpoint, small_config
+
+from swin_backbone.export.heads import boxes, mask2former
+from swin_backbone.export.heads.segmentor import AdaptiveAvgPool
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.integers(1, 7))
+@settings(max_examples=40, deadline=None)
+def test_adaptive_pooling(height, width, rows, columns):
+    x = torch.randn(2, 3, height, width)
+    torch.testing.assert_close(AdaptiveAvgPool((rows, columns))(x), F.adaptive_avg_pool2d(x, (rows, columns)))
+
+
+def test_masks_are_pasted_as_mmdet_does():
+    from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
+
+    masks = torch.rand(5, 28, 28)
+    corners = torch.rand(5, 2) * 30 - 5
+    placed = torch.cat([corners, corners + torch.rand(5, 2) * 40 + 0.5], 1)
+    wanted, _ = _do_paste_mask(masks[:, None], placed, 37, 51, skip_empty=False)
+    torch.testing.assert_close(boxes.paste(masks, placed, 37, 51), wanted, atol=1e-5, rtol=0)
+
+
+def test_a_box_without_a_side_has_no_mask():
+    assert not boxes.paste(torch.ones(1, 28, 28), torch.tensor([[3.0, 3, 3, 9]]), 12, 12).any()
+
+
+@pytest.mark.parametrize('stds', [(1.0, 1.0, 1.0, 1.0), (0.1, 0.1, 0.2, 0.2)])
+def test_boxes_are_decoded_as_mmdet_does(stds):
+    from mmdet.models.task_modules.coders import DeltaXYWHBBoxCoder
+
+    coder = DeltaXYWHBBoxCoder(target_stds=stds)
+    corners = torch.rand(50, 2) * 80
+    placed = torch.cat([corners, corners + torch.rand(50, 2) * 50], 1)
+    deltas = torch.randn(50, 4) * 4
+    wanted = coder.decode(placed, deltas, max_shape=(90, 110))
+    torch.testing.assert_close(boxes.decode(coder, placed, deltas, torch.tensor([90, 110])), wanted)
+
+
+def test_regions_come_from_the_levels_that_mmdet_takes():
+    from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+
+    extractor = SingleRoIExtractor(
+        roi_layer=dict(type='RoIAlign', output_size=7, sampling_ratio=0), out_channels=4, featmap_strides=[4, 8, 16, 32]
+    )
+    maps = [torch.randn(2, 4, 128 // step, 160 // step) for step in (1, 2, 4, 8)]
+    corners = torch.rand(40, 2) * 100
+    placed = torch.cat([corners, corners + 2 ** torch.linspace(3, 9.5, 40)[:, None]], 1)
+    image = torch.arange(40) % 2
+    wanted = extractor(maps, torch.cat([image[:, None].float(), placed], 1))
+    assert set(extractor.map_roi_levels(torch.cat([image[:, None], placed], 1), 4).tolist()) == {0, 1, 2, 3}
+    torch.testing.assert_close(boxes.Regions(extractor)(maps, placed, image), wanted)
+
+
+def test_the_best_boxes_of_each_image():
+    from mmcv.ops import batched_nms
+
+    corners = torch.rand(2, 300, 2) * 60
+    placed = torch.cat([corners, corners + torch.rand(2, 300, 2) * 30 + 1], 2)
+    scores, group = torch.rand(2, 300), torch.randint(0, 3, (2, 300))
+    got, index = boxes.suppress(placed, scores, group, 0.5, 0.3, 400)
+    for image in range(2):
+        clear = scores[image] > 0.3
+        wanted, kept = batched_nms(
+            placed[image][clear], scores[image][clear], group[image][clear], Config(dict(type='nms', iou_threshold=0.5))
+        )
+        there = got[image] > boxes.NEVER
+        assert there.sum() == len(wanted)
+        torch.testing.assert_close(got[image][there], wanted[:, 4])
+        assert (index[image][there] == clear.nonzero()[:, 0][kept]).all()
+
+
+def test_the_box_around_a_mask():
+    masks = torch.zeros(3, 6, 8, dtype=torch.bool)
+    masks[0, 2:4, 3] = masks[1, 5, 7] = masks[1, 0, 0] = True
+    assert mask2former.around(masks).tolist() == [[3, 2, 4, 4], [0, 0, 8, 6], [0, 0, 0, 0]]
+
+
+WHOLE = {
+    'UPerNet': 'upernet/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py',
+    'FCN': 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py',
+    'RetinaNet': 'retinanet/retinanet_swin-t-p4-w7_fpn_1x_coco.py',
+    'ATSS': 'atss/atss_swin-t-p4-w7_fpn_ms-crop-3x_coco.py',
+    'Faster R-CNN': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
+    'Mask R-CNN': 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
+    'Cascade R-CNN': 'mmdet::cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco.py',
+    'Cascade Mask R-CNN': 'cascade_rcnn/cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco.py',
+    'Mask2Former, instances': 'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py',
+    'Mask2Former, semantic': 'mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',
+}
+
+
+@pytest.mark.slow
+def test_a_segmentor_of_one_logit_sees_what_the_toolbox_does(tmp_path):
+    cfg = small_config(WHOLE['FCN'])
+    cfg.model.backbone.backend = 'eager'
+    cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.4)
+    for figures, wanted in compare_eager(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')):
+        assert figures['equal_labels'] > 0.9999
+        assert set(np.unique(wanted['labels'])) == {0, 1}
+
+
+@pytest.mark.parametrize('family', WHOLE)
+def test_a_whole_model_sees_what_the_toolbox_does(family, tmp_path):
+    cfg = small_config(WHOLE[family])
+    cfg.model.backbone.backend = 'eager'  # random weights magnify rounding: one way for both
+    for figures, wanted in compare_eager(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')):
+        if 'equal_labels' in figures:
+            assert figures['equal_labels'] > 0.9999
+            assert len(np.unique(wanted['labels'])) > 1
+            continue
+        assert figures['objects'] > 5
+        assert figures['found'] == len(wanted['scores'])
+        assert figures['least_iou'] > 0.999
+        assert figures['score_error'] < 1e-4
+        if 'masks' in wanted:
+            assert figures['least_mask_iou'] > 0.99
+            assert wanted['masks'].any()

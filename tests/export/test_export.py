@@ -1,0 +1,229 @@
+"""A backbone as a file: exported, verified, and refused. What takes a runtime skips where it is missing."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.small_exports import small_swin
+from mmengine.config import Config
+from torch import nn
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.export import export, formats, graph, runtime, verify
+from swin_backbone.export.graph import ExportError
+
+
+@pytest.fixture(autouse=True)
+def _small_sizes(monkeypatch):
+    monkeypatch.setattr(verify, 'SIZES', ((5, 6), (33, 47), (97, 130)))
+
+
+def needs(format):
+    for name in formats.NEEDED[format]:
+        pytest.importorskip(name, reason=f'{name} is not installed')
+
+
+TWO_WINDOWS = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), window_size=((3, 5), (4, 4)))
+EVERYTHING = dict(mask_padding=True, use_abs_pos_embed=True, pretrain_img_size=32)
+
+
+@pytest.mark.parametrize(
+    ('cls', 'arguments', 'format', 'shape'),
+    [
+        pytest.param(
+            SwinV2Backbone, dict(window_size=(5, 4), **EVERYTHING), 'onnx', None, id='V2, onnx', marks=pytest.mark.slow
+        ),
+        pytest.param(
+            SwinV2Backbone,
+            dict(window_size=(5, 4), **EVERYTHING),
+            'openvino',
+            None,
+            id='V2, openvino',
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(SwinMLPBackbone, dict(window_size=(3, 4)), 'onnx', None, id='MLP, onnx', marks=pytest.mark.slow),
+        pytest.param(SwinBackbone, dict(small_map='shrink'), 'onnx', (22, 50), id='shrink, one size'),
+        pytest.param(SwinBackbone, {}, 'torch', None, id='V1, torch'),
+    ],
+)
+def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, format, shape, tmp_path):
+    needs(format)
+    one = graph.maps_graph(small_swin(cls, **arguments), 'backbone', shape)
+    manifest = export.write(one, tmp_path / 'out', format, 'fp32')
+    assert manifest == json.loads((tmp_path / 'out' / 'deploy.json').read_text())
+    assert len(manifest['verification']) == (6 if shape is None else 1)
+    assert all(figures['error'] < 1e-5 for figures in manifest['verification'])
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_path):
+    """One file, as it is captured only once: what OpenVINO's own format holds is converted from it."""
+    needs('onnx')
+    onnx = pytest.importorskip('onnx')
+    one = graph.maps_graph(small_swin(SwinBackbone, **TWO_WINDOWS, **EVERYTHING), 'backbone', None)
+    manifest = export.write(one, tmp_path / 'out', 'onnx', 'fp32')
+    assert len(manifest['verification']) == 6
+    model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
+    assert {node.domain for node in model.graph.node} == {''}
+    lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
+    assert lengths == ['batch', 3, 'height', 'width']
+    normed = {node.input[0] for node in model.graph.node if node.op_type == 'LayerNormalization'}
+    added = {name for node in model.graph.node if node.op_type == 'Add' for name in node.input}
+    assert len(normed & added) == 6  # two norms a block take the residual as it is: OpenVINO would copy another form
+    needs('openvino')
+    formats.write_openvino(tmp_path / 'out' / 'model.onnx', tmp_path / 'out' / 'model.xml', half=False)
+    manifest.update(export.manifest_of(one, tmp_path / 'out', 'openvino', 'fp32'))
+    (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(manifest))
+    of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
+    for figures in (*manifest['verification'], *of_openvino):
+        assert figures['error'] < 1e-5
+
+
+def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
+    """A file that computes something else: the weights are changed between capture and verification."""
+    model = small_swin(SwinBackbone, depths=(1,))
+    one = graph.maps_graph(model, 'backbone', (8, 12))
+    export.write(one, tmp_path / 'out', 'torch', 'fp32')
+    before = {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
+    write = formats.write_torch
+
+    def write_and_change(*args):
+        write(*args)
+        one.module.backbone.norm0.bias.data += 0.01
+
+    monkeypatch.setattr(formats, 'write_torch', write_and_change)
+    with pytest.raises(ExportError, match=r'map0 is \d.\de-0\d off PyTorch, and fp32 allows 1e-04'):
+        export.write(one, tmp_path / 'out', 'torch', 'fp32')
+    assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / 'thesis.txt').write_text('mine')
+    with pytest.raises(ExportError, match='--out takes a new folder'), export.new_folder(tmp_path):
+        pass
+    assert (tmp_path / 'thesis.txt').read_text() == 'mine'
+
+
+def test_an_earlier_export_is_replaced_unless_something_of_the_user_is_in_it(record_fault, tmp_path):
+    out = tmp_path / 'out'
+
+    def make(text, **more):
+        with export.new_folder(out, **more) as folder:
+            for name in ('deploy.json', 'model.onnx'):
+                (folder / name).write_text(text)
+
+    make('1')
+    make('2')
+    (out / 'deploy.json').write_text('limits raised by hand')
+    with pytest.raises(ExportError, match=r'no export wrote deploy\.json, or it was changed: .* --overwrite'):
+        make('3')
+    assert (out / 'deploy.json').read_text() == 'limits raised by hand'
+    make('4', overwrite=True)
+    for mine in ('notes.md', 'model.onnx.d/notes.md'):
+        (out / mine).parent.mkdir(exist_ok=True)
+        (out / mine).write_text('mine')
+        for more in ({}, dict(overwrite=True)):
+            with pytest.raises(ExportError, match=f'no export wrote {mine.partition("/")[0]}'):
+                make('5', **more)
+            assert (out / mine).read_text() == 'mine'
+            assert (out / 'model.onnx').read_text() == '4'
+            record_fault('outputs')
+        (out / mine).rename(tmp_path / 'mine')
+    (out / 'model.onnx.d').rmdir()
+    make('6')
+    (tmp_path / 'link').symlink_to(out)
+    with pytest.raises(ExportError, match='--out takes a new folder'), export.new_folder(tmp_path / 'link'):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['link', 'mine', 'out']
+
+
+def test_what_cannot_be_exported_is_said():
+    model = small_swin(SwinBackbone, depths=(1,), small_map='shrink')
+    for ask, says in (
+        (lambda: graph.maps_graph(model, 'backbone', None), "small_map='shrink'.*give --shape H W"),
+        (lambda: graph.maps_graph(model, 'backbone', (3, 90)), r'at least one patch, 4 4, got 3 90'),
+        (lambda: graph.maps_graph(model, 'neck', (8, 8)), 'SwinBackbone has none: use --part backbone'),
+        (lambda: formats.check_format('tflite', 'fp32'), "onnx, openvino, torch, aoti, got 'tflite'"),
+        (lambda: formats.check_format('onnx', 'bf16'), "takes --precision fp32, fp16, int8, got 'bf16'"),
+    ):
+        with pytest.raises(ExportError, match=says):
+            ask()
+
+
+def test_a_missing_runtime_is_said(monkeypatch):
+    monkeypatch.setattr(formats, 'find_spec', lambda name: None)
+    with pytest.raises(ExportError, match=r"needs onnx, onnxscript, openvino, not installed: pip install -e '.\[d"):
+        formats.check_format('openvino', 'fp16')
+
+
+def test_a_free_batch_is_not_one_of_the_other_lengths():
+    one = graph.maps_graph(small_swin(SwinBackbone, depths=(1,)), 'backbone', None)
+    (image,) = export.example_of(one)
+    assert len(set(image.shape)) == 4
+    assert min(image.shape[2:]) > 2 * 32 * 7  # two windows an axis in the deepest stage
+
+
+def test_a_map_of_another_shape_is_no_match():
+    assert verify.map_error(np.zeros((1, 2)), np.zeros((1, 3))) == float('inf')
+    assert verify.map_error(np.full((1, 2), 4.0), np.array([[2.0, 4.0]])) == 0.5
+
+
+def test_resize_rule_of_a_pipeline():
+    from swin_backbone.export.picture import at_one_size, resize_rule
+
+    def rule_at_one_size(pipeline):
+        cfg = Config(dict(test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+        steps = at_one_size(cfg, (96, 64)).test_dataloader.dataset.pipeline
+        assert [one['type'] for one in steps] == ['LoadImageFromFile', 'Resize', 'PackDetInputs']
+        assert list(cfg.test_dataloader.dataset.pipeline) == pipeline
+        return resize_rule(steps)
+
+    load, pack = dict(type='LoadImageFromFile'), dict(type='PackDetInputs')
+    assert resize_rule([load, pack]) is None
+    step = dict(type='Resize', scale=(1333, 800), keep_ratio=True)
+    assert resize_rule([load, step, pack]) == dict(scale=[1333, 800], keep_ratio=True)
+    for pipeline in ([load, pack], [load, step, pack]):
+        assert rule_at_one_size(pipeline) == dict(scale=[64, 96], keep_ratio=False)
+    with pytest.raises(ExportError, match="the test pipeline has 'RandomFlip'"):
+        resize_rule([load, step, dict(type='RandomFlip'), pack])
+
+
+@pytest.mark.parametrize('rule', [dict(scale=[1333, 800], keep_ratio=True), dict(scale=[64, 48], keep_ratio=False)])
+def test_pictures_are_resized_as_mmcv_does(rule):
+    import mmcv
+
+    for size in ((427, 640), (333, 101), (800, 1333)):
+        picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        scale = tuple(rule['scale'])
+        wanted = mmcv.imrescale(picture, scale) if rule['keep_ratio'] else mmcv.imresize(picture, scale)
+        assert np.array_equal(runtime.resize(picture, rule), wanted)
+
+
+@pytest.mark.parametrize('size', [(0, 7), (1, 4000)])
+def test_a_picture_of_which_nothing_is_left_is_refused(size):
+    with pytest.raises(runtime.RuntimeProblem, match=f'a picture of {size[0]}x{size[1]} pixels would be 0x'):
+        runtime.resize(np.zeros((*size, 3), np.uint8), dict(scale=[1333, 800], keep_ratio=True))
+
+
+def test_pictures_may_be_smaller_where_more_is_made_of_each_pixel():
+    assert graph.most_pixels(1) == 1 << 26
+    assert graph.most_pixels(150) * 150 * 4 <= 8 << 30
+
+
+def test_importing_and_building_a_graph_change_no_class():
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    from mmseg.models import UPerHead
+
+    before = nn.AdaptiveAvgPool2d.forward, UPerHead.forward
+    head = UPerHead(in_channels=[8, 8], in_index=[0, 1], channels=4, num_classes=3)
+    from swin_backbone.export.heads.segmentor import AdaptiveAvgPool, PixelHead
+
+    changed = PixelHead(head.eval())
+    assert sum(isinstance(layer, AdaptiveAvgPool) for layer in changed.modules()) == 4
+    assert not any(isinstance(layer, AdaptiveAvgPool) for layer in head.modules())
+    assert (nn.AdaptiveAvgPool2d.forward, UPerHead.forward) == before
+    maps = [torch.randn(1, 8, 16, 20), torch.randn(1, 8, 8, 10)]
+    wanted = nn.functional.interpolate(head(maps), size=(32, 40), mode='bilinear', align_corners=False)
+    torch.testing.assert_close(changed(maps, (32, 40)), wanted)

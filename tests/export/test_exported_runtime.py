@@ -1,0 +1,295 @@
+"""An exported segmentor, run without torch, drawn by tools/infer.py and evaluated by tools/test.py."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('onnxscript', reason='onnxscript is not installed')
+pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
+
+from helpers import ROOT
+from helpers.small_exports import save_checkpoint
+
+from swin_backbone.export import export, formats, runtime
+from swin_backbone.export.predictor import evaluate
+from swin_backbone.openmmlab.inference.predict import Predictor
+
+SIZES = [(64, 90), (64, 90), (50, 41)]
+CONFIG = """
+default_scope = 'mmseg'
+norm_cfg = dict(type='BN')
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[120., 110., 100.], std=[60., 50., 40.], bgr_to_rgb=True,
+                           test_cfg=dict(size_divisor=16)),
+    backbone=dict(type='SwinBackbone', embed_dims=32, depths=(2,), num_heads=(2,), strides=(4,), out_indices=(0,)),
+    decode_head=dict(type='PSPHead', in_channels=32, channels=8, num_classes=4, norm_cfg=norm_cfg, in_index=0),
+    test_cfg=dict(mode='whole'))
+pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(96, 80), keep_ratio=True),
+            dict(type='LoadAnnotations'), dict(type='PackSegInputs')]
+dataset = dict(type='BaseSegDataset', data_root='DATA', data_prefix=dict(img_path='pictures', seg_map_path='labels'),
+               img_suffix='.png', seg_map_suffix='.png', pipeline=pipeline,
+               metainfo=dict(classes=('a', 'b', 'c', 'd'), palette=[[0, 0, 0], [9, 9, 9], [99, 9, 9], [9, 99, 9]]))
+param_scheduler = [dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=1)]
+train_dataloader = dict(batch_size=1, dataset=dataset)
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=1)
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1))
+test_dataloader = dict(batch_size=1, num_workers=0, dataset=dataset, sampler=dict(type='DefaultSampler', shuffle=False))
+test_cfg = dict(type='TestLoop')
+test_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
+"""
+
+
+@pytest.fixture(scope='module')
+def work(tmp_path_factory):
+    """A config, its data, a checkpoint, and what was exported."""
+    folder = tmp_path_factory.mktemp('work')
+    rng = np.random.default_rng(0)
+    for name in ('pictures', 'labels'):
+        (folder / name).mkdir()
+    for index, size in enumerate(SIZES):
+        coarse = rng.integers(0, 256, (6, 8, 3), np.uint8)
+        cv2.imwrite(str(folder / 'pictures' / f'{index}.png'), cv2.resize(coarse, size[::-1]))
+        cv2.imwrite(str(folder / 'labels' / f'{index}.png'), rng.integers(0, 4, size, np.uint8))
+    (folder / 'config.py').write_text(CONFIG.replace('DATA', str(folder)))
+    cfg = Config.fromfile(folder / 'config.py')
+    save_checkpoint(cfg, folder / 'model.pth')
+    export.export(cfg, str(folder / 'model.pth'), folder / 'out', pictures=pictures_of(folder))
+    return folder
+
+
+def pictures_of(work):
+    return [cv2.imread(str(path)) for path in sorted((work / 'pictures').glob('*.png'))]
+
+
+def test_what_is_verified_is_said(work):
+    manifest = json.loads((work / 'out' / 'deploy.json').read_text())
+    assert manifest['preprocessing']['resize'] == dict(scale=[96, 80], keep_ratio=True)
+    assert manifest['preprocessing']['pad_divisor'] == 16
+    assert manifest['classes'] == ['class 0', 'class 1', 'class 2', 'class 3']
+    figures = manifest['verification']
+    assert [figure['batch'] for figure in figures] == [1, 2, 2] * 3
+    assert all(figure['equal_labels'] > 0.999 for figure in figures)
+
+
+def test_a_whole_model_of_one_size(work):
+    """Pictures are resized to it, whatever their proportions; what comes out has their own size."""
+    cfg = Config.fromfile(work / 'config.py')
+    manifest = export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
+    assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
+    assert manifest['preprocessing']['resize'] == dict(scale=[72, 40], keep_ratio=False)
+    assert [figure['equal_labels'] > 0.99 for figure in manifest['verification']] == [True]
+    found = list(runtime.load(work / 'one_size').predict(pictures_of(work), batch=2))
+    assert [result['labels'].shape for result in found] == SIZES
+
+
+def test_what_is_wrong_with_its_own_command_line_is_a_sentence(work, tmp_path, capsys):
+    (tmp_path / 'thesis.txt').write_text('no picture')
+    assert runtime.main(str(work / 'out'), str(tmp_path / 'thesis.txt')) == 1
+    assert f'skipped: {tmp_path}/thesis.txt: it cannot be read as a picture' in capsys.readouterr().err
+    command = [sys.executable, runtime.__file__, work / 'out']
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.endswith('takes DIR PICTURE...: a folder that tools/export.py made, and pictures\n')
+
+
+WITHOUT_TORCH = """
+import importlib.abc, sys
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'swin_backbone'):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuse())
+import cv2, numpy
+from runtime import load
+
+model = load('out', threads=1)
+pictures = [cv2.imread(f'pictures/{i}.png') for i in range(3)]
+numpy.savez('found.npz', *[result['labels'] for result in model.predict(pictures, batch=2)])
+"""
+
+
+def test_it_runs_where_there_is_no_torch(work):
+    (work / 'runtime.py').write_bytes((ROOT / 'swin_backbone' / 'export' / 'runtime.py').read_bytes())
+    subprocess.run([sys.executable, '-c', WITHOUT_TORCH], cwd=work, check=True, timeout=120)
+    predictor = Predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
+    found = np.load(work / 'found.npz')
+    for index, picture in enumerate(pictures_of(work)):
+        wanted = export.result_of(predictor, picture)['labels']
+        assert found[f'arr_{index}'].shape == SIZES[index]
+        assert (found[f'arr_{index}'] == wanted).mean() > 0.999
+
+
+def test_logits_if_wanted(work):
+    model = runtime.load(work / 'out')
+    (result,) = model.predict(pictures_of(work)[:1], logits=True)
+    assert result['logits'].shape == (4, *SIZES[0])
+    assert np.array_equal(result['logits'].argmax(0), result['labels'])
+
+
+def test_what_a_user_passes_wrongly(work, tmp_path):
+    with pytest.raises(runtime.RuntimeProblem, match='is no exported model'):
+        runtime.load(tmp_path)
+    with pytest.raises(runtime.RuntimeProblem, match="no device 'cuda' here; it has cpu"):
+        runtime.load(work / 'out', device='cuda')
+    with pytest.raises(runtime.RuntimeProblem, match='threads takes a number from 1, got 0'):
+        runtime.load(work / 'out', threads=0)
+    model = runtime.load(work / 'out')
+    with pytest.raises(runtime.RuntimeProblem, match=r'a picture is uint8 pixels \(h, w, 3\), got float64 \(4, 4\)'):
+        list(model.predict([np.zeros((4, 4))]))
+    model.info['limits']['pixels'] = 5000
+    with pytest.raises(runtime.RuntimeProblem, match='of 64x90 pixels, 68x96 to the model, is more than the 5000'):
+        list(model.predict(pictures_of(work)))
+
+
+def run(*arguments, cwd):
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_infer_draws_and_writes_as_for_a_checkpoint(work, tmp_path):
+    run(ROOT / 'tools' / 'infer.py', work / 'pictures', work / 'out', '--out-dir', tmp_path / 'a', cwd=tmp_path)
+    predictor = Predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
+    for index, picture in enumerate(pictures_of(work)):
+        labels = np.asarray(Image.open(tmp_path / 'a' / 'labels' / f'{index}.png'))  # cv2 would give its colours
+        assert (labels == export.result_of(predictor, picture)['labels']).mean() > 0.999
+        assert cv2.imread(str(tmp_path / 'a' / 'overlays' / f'{index}.jpg')).shape == picture.shape
+
+
+@pytest.mark.slow
+def test_the_metric_is_that_of_pytorch(work, tmp_path):
+    found = []
+    for model in (work / 'model.pth', work / 'out'):
+        printed = run(ROOT / 'tools' / 'test.py', work / 'config.py', model, '--work-dir', tmp_path, cwd=tmp_path)
+        found.append(float(re.search(r'^mIoU: ([\d.]+)', printed, re.M)[1]))
+    assert abs(found[0] - found[1]) < 0.1  # percent
+
+
+def test_there_is_no_metric_without_a_test_set(work):
+    cfg = Config.fromfile(work / 'config.py')
+    cfg.test_dataloader.dataset.data_root = str(work / 'missing')
+    assert evaluate(cfg, work / 'out') == {}
+
+
+def test_int8_needs_pictures(work):
+    cfg = Config.fromfile(work / 'config.py')
+    cfg.train_dataloader.dataset.data_root = str(work / 'nowhere')
+    with pytest.raises(ValueError, match='int8 needs pictures to calibrate on: give --pictures'):
+        export.export(cfg, str(work / 'model.pth'), work / 'int8', precision='int8')
+    assert not (work / 'int8').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_int8_of_the_training_set(work, format):
+    for name in (*formats.NEEDED[format], *(['nncf'] if format == 'openvino' else [])):
+        pytest.importorskip(name, reason=f'{name} is not installed')
+    cfg, out = Config.fromfile(work / 'config.py'), work / f'int8-{format}'
+    manifest = export.export(cfg, str(work / 'model.pth'), out, format, precision='int8')
+    assert all(figure['equal_labels'] > 0.8 for figure in manifest['verification'])
+    before, after = (manifest['quantization'][when] for when in ('before', 'after'))
+    assert after['bytes'] < before['bytes']
+    assert abs(after['mIoU'] - before['mIoU']) < 5  # percent
+    if format == 'onnx':
+        import onnx
+
+        assert sorted(path.name for path in out.iterdir()) == ['deploy.json', 'model.onnx']
+        kinds = [node.op_type for node in onnx.load(str(out / 'model.onnx')).graph.node]
+        assert kinds.count('QuantizeLinear') >= 10
+        assert kinds.count('Softmax') == 2
+        return
+    import openvino
+
+    assert sorted(path.name for path in out.iterdir()) == ['deploy.json', 'model.bin', 'model.xml']
+    quantized = {
+        use.get_node().get_type_name()
+        for op in openvino.Core().read_model(str(out / 'model.xml')).get_ops()
+        if op.get_type_name() == 'FakeQuantize'
+        for use in op.output(0).get_target_inputs()
+    }
+    assert {'MatMul', 'Convolution'} <= quantized
+    assert not quantized & {'MVN', 'Softmax', 'Add'}
+
+
+def test_a_checkpoint_that_does_not_fit(work, tmp_path):
+    meta = dict(dataset_meta=dict(classes=list('abcd')))
+    torch.save(dict(state_dict={'decode_head.conv_seg.weight': torch.zeros(1)}, meta=meta), tmp_path / 'x.pth')
+    with pytest.raises(ValueError, match=r'no weight of a Swin Transformer'):
+        export.export(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
+
+
+def example(language, holding=''):
+    """The example in a language, as it stands in docs/deploy.md; where there are several, the one that holds a word."""
+    found = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S)
+    (found,) = [one for one in found if holding in one]
+    return found
+
+
+def test_the_example_in_python_runs_as_it_stands(work, tmp_path):
+    shutil.copytree(work / 'out', tmp_path / 'DIR')
+    shutil.copy(ROOT / 'swin_backbone' / 'export' / 'runtime.py', tmp_path)
+    (tmp_path / 'example.py').write_text(example('python'))
+    printed = run('example.py', *sorted((work / 'pictures').glob('*.png')), cwd=tmp_path)
+    assert len(printed.splitlines()) == 3
+    assert all(re.search(r"\.png \{'class \d': '\d+%'", line) for line in printed.splitlines())
+
+
+def headers():
+    """The folder of ONNX Runtime's C++ headers, if there is one."""
+    places = [os.environ.get('ONNXRUNTIME_INCLUDE', ''), '/usr/include/onnxruntime', '/usr/local/include/onnxruntime']
+    return next((place for place in places if place and (Path(place) / 'onnxruntime_cxx_api.h').is_file()), None)
+
+
+needs_compiler = pytest.mark.skipif(not shutil.which('c++'), reason='there is no C++ compiler, c++')
+
+
+def compile_and_run(source, include, library, work, tmp_path):
+    """Compile an example, run it on a picture, and compare its labels with those that Python gets."""
+    (tmp_path / 'example.cpp').write_text(source)
+    compiler = ['c++', '-std=c++17', f'-I{include}', f'-Wl,-rpath,{library.parent}', '-o', 'example']
+    subprocess.run([*compiler, 'example.cpp', str(library)], cwd=tmp_path, check=True)
+    model = runtime.load(work / 'out')
+    picture = model.prepare(pictures_of(work)[0])
+    command = [str(tmp_path / 'example'), str(work / 'out' / 'model.onnx'), *map(str, picture.shape[:2])]
+    done = subprocess.run(command, input=picture.tobytes(), capture_output=True, check=True)
+    (wanted,) = model.run([picture[None], np.array(picture.shape[:2])], ['labels'])[0]
+    assert len(np.unique(wanted)) > 1
+    assert (np.frombuffer(done.stdout, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
+
+
+@needs_compiler
+@pytest.mark.skipif(not headers(), reason='no onnxruntime_cxx_api.h: ONNXRUNTIME_INCLUDE names the folder that has it')
+def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
+    import onnxruntime
+
+    (library,) = (Path(onnxruntime.__file__).parent / 'capi').glob('libonnxruntime.so.*')
+    (tmp_path / 'libonnxruntime.so.1').symlink_to(library)
+    library = tmp_path / 'libonnxruntime.so.1'
+    compile_and_run(example('cpp', 'onnxruntime'), headers(), library, work, tmp_path)
+
+
+@needs_compiler
+def test_the_example_in_cpp_of_openvino_runs_as_it_stands(work, tmp_path):
+    openvino = pytest.importorskip('openvino', reason='openvino is not installed')
+    place = Path(openvino.__file__).parent  # its wheel brings the headers
+    (library,) = (place / 'libs').glob('libopenvino.so.*')
+    compile_and_run(example('cpp', 'openvino'), place / 'include', library, work, tmp_path)

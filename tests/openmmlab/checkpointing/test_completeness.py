@@ -1,0 +1,108 @@
+"""A checkpoint that leaves weights of a model random stops a test, and says what they are."""
+
+import re
+
+import pytest
+import torch
+from helpers import ROOT
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope, init_default_scope
+
+from swin_backbone.checkpoints import CheckpointError
+from swin_backbone.openmmlab.checkpointing.completeness import ALLOW_MISSING, fit_to_model
+from swin_backbone.openmmlab.resume.fields import dataset_meta_of
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+DETECTOR = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
+SEGMENTOR = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
+
+
+def build(path, classes=None, swin='SwinBackbone'):
+    cfg = Config.fromfile(str(path))
+    scope = cfg.default_scope
+    init_default_scope(scope)
+    model = cfg.model
+    if swin != 'SwinBackbone':
+        model.backbone = dict(type=swin, embed_dims=32, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))
+    if classes:
+        heads = [model.roi_head.bbox_head, model.roi_head.mask_head] if scope == 'mmdet' else [model.decode_head]
+        for head in heads:
+            head.num_classes = classes
+    with DefaultScope.overwrite_default_scope(scope):
+        return MODELS.build(model)
+
+
+@pytest.fixture(scope='module')
+def detector():
+    return build(DETECTOR)
+
+
+@pytest.fixture(scope='module')
+def segmentor():
+    return build(SEGMENTOR)
+
+
+def fits(model, loaded, whole=True, **data):
+    return fit_to_model(model, loaded, 'weights.pth', ALLOW_MISSING if whole else None, data)
+
+
+def test_a_whole_model_is_taken(detector):
+    state = detector.state_dict()
+    weights = fits(detector, {'state_dict': state}, classes=['circle', 'square', 'triangle', 'star'])
+    assert set(weights) == set(state)
+
+
+def test_a_detectors_checkpoint_for_a_segmentor_names_what_is_missing(detector, segmentor):
+    message = r"'weights\.pth' does not have \d+ of the \d+ weights of the model \(decode_head\.[\w.]+, .* more\)"
+    with pytest.raises(CheckpointError, match=message + '.*--allow-missing'):
+        fits(segmentor, {'state_dict': detector.state_dict()})
+    assert fits(segmentor, {'state_dict': detector.state_dict()}, whole=False)
+
+
+@pytest.mark.parametrize('bare', [True, False])
+@pytest.mark.parametrize(('path', 'ours'), [(DETECTOR, 4), (SEGMENTOR, 5)])
+@pytest.mark.parametrize('theirs', [1, 2, 7, 80])
+def test_another_number_of_classes_is_said_with_both(request, path, ours, theirs, bare):
+    model = request.getfixturevalue('detector' if path is DETECTOR else 'segmentor')
+    loaded = {'state_dict': build(path, classes=theirs).state_dict()}
+    if not bare:
+        loaded['meta'] = {'dataset_meta': {'CLASSES': tuple(map(str, range(theirs)))}}
+    message = f"'weights.pth' was trained with {theirs} classes, the model of the config has {ours}; --allow-missing"
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        fits(model, loaded)
+
+
+def test_a_weight_of_another_shape_is_named(detector):
+    state = {key: value.clone() for key, value in detector.state_dict().items()}
+    state['rpn_head.rpn_cls.bias'] = torch.ones(9)
+    del state['rpn_head.rpn_reg.bias']
+    with pytest.raises(
+        CheckpointError,
+        match=r'does not have 1 of the \d+ weights of the model \(rpn_head\.rpn_reg\.bias\) and has 1 in '
+        r'another shape \(rpn_head\.rpn_cls\.bias: \(9,\), not \(\d+,\)\)',
+    ):
+        fits(detector, {'state_dict': state})
+
+
+def test_data_with_another_number_of_classes_than_the_model(detector, segmentor):
+    with pytest.raises(CheckpointError, match=r'the model has 4 classes \(roi_head\.bbox_head\), .* trained on 2'):
+        fits(detector, {'state_dict': detector.state_dict()}, classes=('a', 'b'))
+    with pytest.raises(CheckpointError, match=r'the model has 5 classes \(decode_head\), .* trained on 19'):
+        fits(segmentor, {'state_dict': segmentor.state_dict()}, classes=['x'] * 19)
+
+
+def test_the_toolboxes_own_swin_too(detector):
+    model = build(DETECTOR, swin='SwinTransformer')
+    state = model.state_dict()
+    wrapped = {f'module.{key}': value for key, value in state.items() if 'relative_position_index' not in key}
+    assert fits(model, {'state_dict': wrapped}) is None
+    state.pop('backbone.norm0.bias')
+    with pytest.raises(CheckpointError, match=r'does not have 1 of the \d+ weights of the model \(backbone\.norm0'):
+        fits(model, {'state_dict': state})
+
+
+@pytest.mark.parametrize('meta', [None, 5, {}, {'dataset_meta': [1]}, {'dataset_meta': {'classes': None}}])
+def test_what_a_checkpoint_says_of_its_data_may_be_anything(meta):
+    assert not dataset_meta_of({'meta': meta}, 'weights.pth').get('classes')

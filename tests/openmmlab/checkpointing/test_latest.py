@@ -1,0 +1,148 @@
+"""Which checkpoint `--resume` takes, when what it should take is not there or not whole."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.toy_training import config, run
+from mmengine.logging import MMLogger
+
+from swin_backbone.checkpoints import CheckpointError
+from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
+
+
+def save(folder, *names, last=None):
+    """What a training leaves of checkpoints called `names`."""
+    folder.mkdir(exist_ok=True)
+    hub = dict(log_scalars={}, runtime_info={}, resumed_keys={})
+    for name in names:
+        torch.save(dict(meta=dict(epoch=1, iter=8), state_dict={}, message_hub=hub, optimizer={}), folder / name)
+    if last is not None:
+        (folder / 'last_checkpoint').write_text(str(folder / last))
+
+
+@pytest.fixture
+def said():
+    """What is logged, whatever the logger writes to by now."""
+    messages = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            messages.append(f'{record.levelname}: {record.getMessage()}')
+
+    handler = Keep()
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
+
+
+def newest(folder):
+    path = newest_whole_checkpoint(str(folder), str(folder), 'epoch_{}.pth', 8)
+    return path and Path(path).name
+
+
+def truncate(path):
+    with path.open('r+b') as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+DAMAGES = {
+    'truncated': truncate,
+    'empty': lambda path: path.write_bytes(b''),
+    'missing': Path.unlink,
+    'weights alone': lambda path: torch.save({'weight': torch.ones(1)}, path),
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_the_newest_whole_one(tmp_path, said, record_fault, damage):
+    save(tmp_path, 'epoch_1.pth', 'epoch_2.pth', 'epoch_10.pth', 'best_epoch_10.pth', last='epoch_10.pth')
+    assert newest(tmp_path) == 'epoch_10.pth'
+    DAMAGES[damage](tmp_path / 'epoch_10.pth')
+    assert newest(tmp_path) == 'epoch_2.pth'
+    *_, warning, last = said
+    assert warning.startswith('WARNING: ')
+    assert 'epoch_10.pth' in warning
+    assert last == f'INFO: Resuming {tmp_path}/epoch_2.pth.'
+    record_fault('damages')
+
+
+def test_an_epoch_that_was_interrupted_is_newer_than_those_before(tmp_path):
+    save(tmp_path, 'epoch_2.pth', 'epoch_2_iter_19.pth', 'epoch_1_iter_15.pth')
+    assert newest(tmp_path) == 'epoch_2_iter_19.pth'
+
+
+def test_iterations(tmp_path):
+    save(tmp_path, 'iter_900.pth', 'iter_1000.pth', 'iter_950.pth', last='iter_1000.pth')
+    (tmp_path / 'iter_1000.pth').unlink()
+    assert newest(tmp_path) == 'iter_950.pth'
+
+
+@pytest.mark.parametrize('text', [None, '', '\n', 'no path\0'])
+def test_without_a_name_in_last_checkpoint_what_is_there_is_taken(tmp_path, said, text, record_fault):
+    save(tmp_path, 'epoch_1.pth', 'epoch_3.pth')
+    if text is not None:
+        (tmp_path / 'last_checkpoint').write_text(text)
+    assert newest(tmp_path) == 'epoch_3.pth'
+    assert said[0].startswith(f'WARNING: {tmp_path}/last_checkpoint ')
+    record_fault('damages')
+
+
+@pytest.mark.parametrize('keep', [False, True])
+def test_a_folder_that_was_moved_or_copied(tmp_path, record_fault, keep):
+    save(tmp_path / 'before', 'epoch_1.pth', 'epoch_2.pth', last='epoch_2.pth')
+    (shutil.copytree if keep else shutil.move)(tmp_path / 'before', tmp_path / 'after')
+    folder = str(tmp_path / 'after')
+    assert newest_whole_checkpoint(folder, folder, 'epoch_{}.pth', 8) == f'{folder}/epoch_2.pth'
+    record_fault('damages')
+
+
+def test_newer_ones_of_an_earlier_training_come_last(tmp_path):
+    save(tmp_path, 'epoch_2.pth', 'epoch_3.pth', 'epoch_12.pth', last='epoch_3.pth')
+    (tmp_path / 'epoch_3.pth').unlink()
+    assert newest(tmp_path) == 'epoch_2.pth'
+    (tmp_path / 'epoch_2.pth').unlink()
+    assert newest(tmp_path) == 'epoch_12.pth'
+
+
+def test_a_folder_of_checkpoints_elsewhere_and_names_of_ones_own(tmp_path):
+    save(tmp_path / 'work')
+    save(tmp_path / 'out', 'at 3.pth', 'at 12.pth', 'epoch_x.pth')
+    found = newest_whole_checkpoint(str(tmp_path / 'work'), str(tmp_path / 'out'), 'at {}.pth', 8)
+    assert found == str(tmp_path / 'out' / 'at 12.pth')
+
+
+def test_nothing_whole_is_an_error_and_nothing_at_all_is_a_beginning(tmp_path, record_fault):
+    save(tmp_path)
+    assert newest(tmp_path) is None
+    (tmp_path / 'epoch_1.pth').write_bytes(b'')
+    (tmp_path / 'epoch_2.pth').write_bytes(b'')
+    with pytest.raises(CheckpointError, match=r'no checkpoint in .* is whole: .*epoch_2\.pth.*; .*epoch_1\.pth'):
+        newest(tmp_path)
+    for path in tmp_path.glob('*.pth'):
+        path.unlink()
+    (tmp_path / 'last_checkpoint').write_text('/gone/epoch_2.pth')
+    with pytest.raises(CheckpointError, match=r'names /gone/epoch_2\.pth, and neither that nor another'):
+        newest(tmp_path)
+    record_fault('damages', 2)
+
+
+def test_a_training_goes_on_from_it(tmp_path, record_fault):
+    log = tmp_path / 'log'
+    assert run(config(tmp_path, epochs=2, default_hooks__checkpoint__max_keep_ckpts=-1)) == 0
+    truncate(tmp_path / 'epoch_2.pth')
+    assert run(config(tmp_path, epochs=2, resume=True), log=log) == 0
+    assert 'resumed epoch: 1, iter: 8' in log.read_text()
+    assert newest(tmp_path) == 'epoch_2.pth'
+    record_fault('damages')
+
+
+def test_a_training_that_has_nothing_to_resume_says_so(tmp_path):
+    log = tmp_path / 'log'
+    assert run(config(tmp_path / 'work', epochs=1, resume=True), log=log) == 0
+    assert (
+        f'There is no checkpoint in {tmp_path}/work to resume: training starts from its beginning.' in log.read_text()
+    )

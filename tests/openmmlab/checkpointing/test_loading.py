@@ -1,0 +1,292 @@
+"""Checkpoints through mmengine's Runner as the tools build it: `load_from` and `resume`."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from helpers.origins import official, official_detector
+from mmengine.config import Config
+from mmengine.logging import HistoryBuffer
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, MODELS
+from mmengine.runner import CheckpointLoader
+
+from swin_backbone import SwinBackbone
+from swin_backbone.checkpoints import CheckpointError, trust_checkpoints
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.checkpointing import loading
+
+
+@MODELS.register_module(force=True)
+class BackboneAndHead(BaseModel):
+    def __init__(self, **backbone):
+        super().__init__()
+        self.backbone = SwinBackbone(arch='nano', **backbone)
+        self.head = torch.nn.Linear(256, 1)
+
+    def forward(self, x, mode='tensor'):
+        return {'loss': self.head(self.backbone(x)[-1].mean((2, 3))).mean()}
+
+
+@DATASETS.register_module(force=True)
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return {'x': torch.full((3, 32, 32), float(index))}
+
+
+class MakesAFile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def schemes():
+    """mmengine's own loaders, afterwards as before."""
+    before = dict(CheckpointLoader._schemes)
+    yield before
+    CheckpointLoader._schemes = before
+    trust_checkpoints(False)
+
+
+def build_runner(work_dir, unsafe_load=False, iterations=1, hooks=(), **cfg):
+    backbone = cfg.pop('backbone', {})
+    cfg = Config(
+        dict(
+            model=dict(type='BackboneAndHead', **backbone),
+            work_dir=str(work_dir),
+            train_dataloader=dict(
+                dataset=dict(type='Images'), batch_size=1, num_workers=0, sampler=dict(type='DefaultSampler'),
+                collate_fn=dict(type='default_collate'),
+            ),
+            train_cfg=dict(by_epoch=False, max_iters=iterations),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.0)),
+            default_hooks=dict(checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=1)),
+            custom_hooks=list(hooks),
+            launcher='none',
+            experiment_name=f'loading{id(object())}',
+            **cfg,
+        )
+    )  # fmt: skip
+    return runtime.build_runner(cfg, unsafe_load)
+
+
+def randomised():
+    torch.manual_seed(1)
+    backbone = SwinBackbone(arch='nano').eval()
+    for name, parameter in backbone.named_parameters():
+        if not name.startswith('norm'):
+            torch.nn.init.normal_(parameter, std=0.1)
+    return backbone
+
+
+@torch.no_grad()
+def assert_same_outputs(backbone, source):
+    x = torch.randn(1, 3, 75, 106)
+    for output, expected in zip(backbone.eval()(x), source(x)):
+        assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize('save', [official, official_detector])
+def test_load_from_takes_any_origin(tmp_path, schemes, save, capsys):
+    source = randomised()
+    torch.save(save(source.state_dict()), tmp_path / 'weights.pth')
+    runner = build_runner(tmp_path, load_from=str(tmp_path / 'weights.pth'))
+    runner.train()
+    assert_same_outputs(runner.model.backbone, source)
+    assert f'Loaded {tmp_path}/weights.pth (microsoft/Swin-Transformer' in capsys.readouterr().out
+
+
+def test_load_from_takes_another_window_and_a_moving_average_starts_from_it(tmp_path, schemes):
+    source = randomised()
+    torch.save(official_detector(source.state_dict()), tmp_path / 'weights.pth')
+    runner = build_runner(
+        tmp_path, load_from=str(tmp_path / 'weights.pth'), backbone=dict(window_size=12), hooks=[dict(type='EMAHook')]
+    )
+    runner.train()
+    name = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
+    table = source.state_dict()[name].t().view(1, 2, 13, 13)
+    expected = torch.nn.functional.interpolate(table, size=(23, 23), mode='bicubic').view(2, -1).t()
+    assert torch.equal(runner.model.backbone.state_dict()[name], expected)
+    averaged = torch.load(tmp_path / 'iter_1.pth', weights_only=False)['state_dict']
+    torch.testing.assert_close(averaged[f'backbone.{name}'], expected)
+
+
+@pytest.mark.parametrize('hooks', [[], [dict(type='EMAHook')]])
+def test_resume_goes_on(tmp_path, schemes, hooks):
+    runner = build_runner(tmp_path, hooks=hooks)
+    runner.train()
+    saved = torch.load(tmp_path / 'iter_1.pth', weights_only=False)
+    assert any(isinstance(value, HistoryBuffer) for value in saved['message_hub']['log_scalars'].values())
+    resumed = build_runner(tmp_path, resume=True, iterations=2, hooks=hooks)
+    resumed.train()
+    assert resumed.iter == 2
+    for key, value in resumed.model.state_dict().items():
+        assert torch.equal(value, runner.model.state_dict()[key])
+
+
+def test_a_model_without_a_swin_is_left_to_the_runner(tmp_path, schemes):
+    torch.save({'state_dict': {'weight': torch.ones(1, 1), 'bias': torch.ones(1)}}, tmp_path / 'weights.pth')
+    runner = build_runner(tmp_path)
+    runner.model = torch.nn.Linear(1, 1)
+    runner.load_checkpoint(str(tmp_path / 'weights.pth'))
+    assert runner.model.weight.item() == 1
+
+
+def test_the_toolboxes_own_swin_is_left_to_the_runner(tmp_path, schemes):
+    swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed').SwinTransformer
+    model = torch.nn.ModuleDict({'backbone': swin(embed_dims=32, num_heads=(1, 2, 4, 8), depths=(1, 1, 1, 1))})
+    weights = {key: torch.ones_like(value) for key, value in model.state_dict().items()}
+    torch.save({'state_dict': weights}, tmp_path / 'weights.pth')
+    runner = build_runner(tmp_path)
+    runner.model = model
+    runner.load_checkpoint(str(tmp_path / 'weights.pth'))
+    assert model['backbone'].norm0.bias.all()
+
+
+def test_nothing_loaded_at_all_is_an_error(tmp_path, schemes):
+    torch.save({'state_dict': {'conv1.weight': torch.ones(1)}}, tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match=r'weights\.pth.*no weight of a Swin Transformer'):
+        build_runner(tmp_path, load_from=str(tmp_path / 'weights.pth')).train()
+
+
+@pytest.mark.parametrize('unsafe_load', [False, True])
+@pytest.mark.parametrize('door', ['load_from', 'resume', 'auto', 'init_cfg', 'model_init_cfg'])
+def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(record_fault, tmp_path, schemes, door, unsafe_load):
+    made, checkpoint = tmp_path / 'made', tmp_path / 'iter_1.pth'
+    contents = {
+        'state_dict': build_runner(tmp_path / 'other').model.state_dict(),
+        'meta': {'iter': 1, 'epoch': 0, 'evil': MakesAFile(made)},
+        'message_hub': dict(log_scalars={}, runtime_info={}, resumed_keys={}),
+    }
+    torch.save(contents, checkpoint)
+    pretrained = dict(type='Pretrained', checkpoint=str(checkpoint))
+    runner = build_runner(
+        tmp_path,
+        unsafe_load,
+        **{
+            'load_from': dict(load_from=str(checkpoint)),
+            'resume': dict(load_from=str(checkpoint), resume=True),
+            'auto': dict(resume=True),
+            'init_cfg': dict(backbone=dict(init_cfg=pretrained)),
+            'model_init_cfg': {},
+        }[door],
+    )
+    if door == 'auto':
+        (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
+    if door == 'model_init_cfg':  # another module's, which mmengine loads by itself
+        runner.model.init_cfg = pretrained
+    if unsafe_load:
+        runner.load_or_resume() if door in ('load_from',) else runner.model.init_weights() if 'cfg' in door else None
+        if door in ('resume', 'auto'):
+            runner.load_checkpoint(str(checkpoint))
+        assert made.is_dir()
+    else:
+        with pytest.raises(CheckpointError, match='refused, because it is more than weights'):
+            runner.train()
+        assert not made.exists()
+        record_fault('doors')
+
+
+@pytest.mark.parametrize('unsafe_load', [False, True])
+@pytest.mark.parametrize('door', ['load_from', 'resume', 'auto'])
+def test_a_config_in_a_checkpoint_is_not_run_unless_told_to(record_fault, tmp_path, schemes, door, unsafe_load):
+    """mmengine's Runner.resume runs the text at meta['config'] as Python, its Inferencer those at the other places."""
+    build_runner(tmp_path / 'old').train()
+    path = str(tmp_path / 'old' / 'iter_1.pth')
+    checkpoint = torch.load(path, weights_only=False)
+    code = f'__import__("os").mkdir({str(tmp_path / "made")!r})\n'
+    checkpoint['meta'].update(config=code, cfg=code)
+    checkpoint['message_hub']['runtime_info']['cfg'] = code
+    torch.save(checkpoint, path)
+    shutil.copy(path, tmp_path)
+    (tmp_path / 'last_checkpoint').write_text(path)
+    doors = {'load_from': dict(load_from=path), 'resume': dict(load_from=path, resume=True), 'auto': dict(resume=True)}
+    runner = build_runner(tmp_path, unsafe_load, iterations=2, **doors[door])
+    runner.train()
+    assert runner.iter == 2
+    assert (tmp_path / 'made').exists() == (unsafe_load and door != 'load_from')
+    held = CheckpointLoader.load_checkpoint(path)
+    texts = [held['meta'].get('config'), held['meta'].get('cfg'), held['message_hub']['runtime_info'].get('cfg')]
+    assert texts == ([code] * 3 if unsafe_load else [None] * 3)
+    record_fault('doors', 0 if unsafe_load else 3)
+
+
+@pytest.mark.parametrize(
+    'meta',
+    [{}, {'meta': None}, {'meta': {'epoch': 1}}, {'meta': {'epoch': 1, 'iter': 1}},
+     {'meta': {'epoch': 1, 'iter': '1'}, 'message_hub': dict(log_scalars={}, runtime_info={}, resumed_keys={})}],
+)  # fmt: skip
+def test_bare_weights_are_not_resumed(record_fault, tmp_path, schemes, meta):
+    path = tmp_path / 'iter_1.pth'
+    torch.save({'state_dict': build_runner(tmp_path).model.state_dict(), **meta}, path)
+    with pytest.raises(
+        CheckpointError, match=r"iter_1\.pth' (holds weights, and not the|cannot be resumed: meta\.iter takes)"
+    ):
+        build_runner(tmp_path, load_from=str(path), resume=True).train()
+    (tmp_path / 'last_checkpoint').write_text(str(path))
+    with pytest.raises(CheckpointError, match=r'cannot be resumed|none of a training'):
+        build_runner(tmp_path, resume=True).train()
+    record_fault('damages', 2)
+
+
+def test_a_list_is_no_checkpoint(tmp_path, schemes):
+    torch.save([torch.ones(1)], tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match='a dict of weights was expected, it is a list'):
+        build_runner(tmp_path, load_from=str(tmp_path / 'weights.pth')).train()
+
+
+@pytest.mark.parametrize('own', [True, False])
+def test_weights_that_are_no_numbers_are_named(record_fault, tmp_path, schemes, own):
+    runner = build_runner(tmp_path)
+    if not own:
+        runner.model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
+    weights = runner.model.state_dict()
+    first = 'head.weight' if own else '0.weight'
+    weights[first] = torch.full_like(weights[first], float('nan'))
+    torch.save({'state_dict': weights}, tmp_path / 'weights.pth')
+    with pytest.raises(CheckpointError, match=rf'1 of its {len(weights)} weights are not finite .*: {first}'):
+        runner.load_checkpoint(str(tmp_path / 'weights.pth'))
+    record_fault('damages')
+
+
+@pytest.mark.parametrize('unsafe_load', [False, True])
+def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, schemes, unsafe_load):
+    """Whatever loader mmengine has, also one that asks for weights_only=False."""
+    made = tmp_path / 'made'
+    torch.save({'state_dict': MakesAFile(made)}, tmp_path / 'weights.pth')
+
+    @CheckpointLoader.register_scheme(prefixes='elsewhere://', force=True)
+    def load_from_elsewhere(filename, map_location=None):
+        return torch.load(tmp_path / 'weights.pth', weights_only=False)
+
+    for _ in range(2):
+        loading.read_checkpoints_safely(unless=unsafe_load)
+    if unsafe_load:
+        CheckpointLoader.load_checkpoint('elsewhere://weights.pth')
+    else:
+        with pytest.raises(Exception, match='mkdir'):
+            CheckpointLoader.load_checkpoint('elsewhere://weights.pth')
+        record_fault('doors')
+    assert made.exists() == unsafe_load
+    assert 'TORCH_FORCE_WEIGHTS_ONLY_LOAD' not in os.environ
+
+
+def test_a_classifier_of_ones_own_resumes_its_last_norm(tmp_path, schemes):
+    """Its names are those of mmpretrain's classifiers, whose norm3 is none of a detector's."""
+    backbone = dict(out_indices=(3,))
+    runner = build_runner(tmp_path, backbone=backbone)
+    runner.model.head = torch.nn.ModuleDict({'fc': runner.model.head})
+    torch.nn.init.normal_(runner.model.backbone.norm3.weight)
+    torch.save({'state_dict': runner.model.state_dict()}, tmp_path / 'own.pth')
+    resumed = build_runner(tmp_path, backbone=backbone)
+    resumed.model.head = torch.nn.ModuleDict({'fc': resumed.model.head})
+    resumed.load_checkpoint(str(tmp_path / 'own.pth'))
+    for key, value in resumed.model.state_dict().items():
+        assert torch.equal(value, runner.model.state_dict()[key]), key

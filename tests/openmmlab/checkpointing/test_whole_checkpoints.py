@@ -1,0 +1,213 @@
+"""A whole checkpoint is there at every moment: under kill -9, on a full disk, in a read-only folder."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.toy_training import config, run, start, train, wait
+
+from swin_backbone.checkpoints import read_checkpoint
+from swin_backbone.openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook
+from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
+from swin_backbone.openmmlab.errors import TrainingStopped
+from swin_backbone.whole_files import write_whole, write_whole_by
+
+
+def newest(folder):
+    return newest_whole_checkpoint(str(folder), str(folder), 'epoch_{}.pth', 8)
+
+
+def kill_at(countdown):
+    """Kill this process at one of the steps of writing, of which half is on the disk before the rest follows."""
+    left = [countdown]
+
+    def step(function):
+        def call(*args, **kwargs):
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+            return function(*args, **kwargs)
+
+        return call
+
+    class InHalves:
+        def __init__(self, file):
+            self.file = file
+            self.__enter__, self.fileno, self.flush = (lambda: self), file.fileno, file.flush
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.close()
+
+        def write(self, data):
+            self.file.write(data[: len(data) // 2])
+            self.file.flush()
+            step(self.file.write)(data[len(data) // 2 :])
+
+    open_file = Path.open
+    Path.open = lambda path, mode='r', **more: (
+        InHalves(step(open_file)(path, mode)) if mode == 'wb' else open_file(path, mode, **more)
+    )
+    os.fsync, os.remove, Path.replace = step(os.fsync), step(os.remove), step(Path.replace)
+
+
+def save_and_be_killed_at_each_step(folder):
+    """Save a second checkpoint, killed at each step of it in turn; it has to be one of the two that is found."""
+    runner = train(config(folder / 'work', epochs=1))
+    hook = find_checkpoint_hook(runner)
+    shutil.copytree(folder / 'work', folder / 'before')
+    found = []
+
+    def save():
+        kill_at(len(found))
+        hook._save_checkpoint_with_step(runner, 2, dict(epoch=2, iter=16))
+
+    code = -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        shutil.rmtree(folder / 'work')
+        shutil.copytree(folder / 'before', folder / 'work')
+        code = wait(start(save))
+        found.append(Path(newest(folder / 'work')).name)
+    assert code == 0
+    assert [path.name for path in (folder / 'work').glob('*.pth')] == ['epoch_2.pth']
+    (folder / 'found').write_text(' '.join(found))
+
+
+def test_killed_at_each_step_of_saving(tmp_path, record_fault):
+    log = tmp_path / 'log'
+    assert wait(start(save_and_be_killed_at_each_step, tmp_path, log=log)) == 0, log.read_text()[-3000:]
+    # for two files: open, half, rest, fsync, rename, fsync of the folder; then the old one is removed. last_checkpoint
+    # tells which is taken
+    assert (tmp_path / 'found').read_text().split() == ['epoch_1.pth'] * 9 + ['epoch_2.pth'] * 3
+    record_fault('kills', 11)
+
+
+@pytest.mark.slow
+def test_killed_at_fifty_random_moments(tmp_path, record_fault):
+    """The same training, which saves after each step, killed and resumed again and again."""
+    where = random.Random(0)
+    work_dir, log = tmp_path / 'work', tmp_path / 'log'
+    last = 0
+    for _ in range(50):
+        process = start(train, config(work_dir, iterations=10**6, resume=True), log=log)
+        marker, before = work_dir / 'last_checkpoint', None
+        before = marker.stat().st_mtime_ns if marker.exists() else None
+        deadline = time.monotonic() + 60
+        while not marker.exists() or marker.stat().st_mtime_ns == before:  # until it saves
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.01)
+        time.sleep(where.uniform(0, 0.3))
+        os.kill(process, signal.SIGKILL)
+        assert wait(process) == -signal.SIGKILL
+        now = read_checkpoint(newest(work_dir))['meta']['iter']
+        assert now > last
+        last = now
+        record_fault('kills')
+    assert 'Not resumed' not in log.read_text()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 3 MB: room for 2 checkpoints of the toy."""
+    folder = tmp_path / 'disk'
+    folder.mkdir()
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', folder], capture_output=True).returncode:
+        pytest.skip('this user cannot mount a small disk')
+    yield folder
+    subprocess.run(['umount', '-l', folder], check=True)
+
+
+def train_and_say(cfg):
+    """What tools/train.py does."""
+    try:
+        train(cfg)
+    except TrainingStopped as error:
+        sys.exit(str(error))
+
+
+def check_stopped_with_a_sentence(folder, log, because):
+    """Of a training of two epochs whose disk took the first checkpoint and no more."""
+    said = log.read_text()
+    assert f'({because}). The last whole checkpoint is {folder}/epoch_1.pth; --resume goes on' in said, said[-3000:]
+    assert 'Traceback' not in said
+    assert Path(newest(folder)).name == 'epoch_1.pth'
+    assert list(folder.glob('.partial-*')) == []
+
+
+def test_on_a_full_disk_training_stops_with_a_sentence(tmp_path, small_disk, record_fault):
+    work_dir, log = small_disk / 'work', tmp_path / 'log'
+    fill = dict(type='RunAfter', after=1, command=f'head -c 100m /dev/zero > {small_disk}/much; true')
+    cfg = config(work_dir, epochs=3, hooks=[fill])
+    code = wait(start(train_and_say, cfg, log=log))
+    assert code not in (0, None)
+    check_stopped_with_a_sentence(work_dir, log, 'No space left on device')
+    (small_disk / 'much').unlink()
+    assert run(config(work_dir, epochs=2, resume=True), log=log) == 0
+    assert Path(newest(work_dir)).name == 'epoch_2.pth'
+    record_fault('full_disks')
+
+
+def test_in_a_folder_that_becomes_read_only_training_stops_with_a_sentence(tmp_path, small_disk, record_fault):
+    work_dir, log = small_disk / 'work', tmp_path / 'log'
+    # read-only under the open log file would be refused
+    freeze = dict(
+        type='RunAfter', after=1, command=f'mount --bind {work_dir} {work_dir}; mount -o remount,bind,ro {work_dir}'
+    )
+    try:
+        assert wait(start(train_and_say, config(work_dir, epochs=3, hooks=[freeze]), log=log)) not in (0, None)
+        check_stopped_with_a_sentence(work_dir, log, 'Read-only file system')
+    finally:
+        subprocess.run(['umount', '-l', work_dir])
+    record_fault('full_disks')
+
+
+def test_a_file_that_grows_too_large_stops_training_with_a_sentence(tmp_path, record_fault):
+    """As on a full disk, and where no disk can be mounted."""
+    log = tmp_path / 'log'
+    cfg = config(tmp_path / 'work', epochs=3, hooks=[dict(type='LimitFiles', after=1)])
+    assert wait(start(train_and_say, cfg, log=log)) not in (0, None)
+    check_stopped_with_a_sentence(tmp_path / 'work', log, 'File too large')
+    record_fault('full_disks')
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / 'file'
+    path.write_bytes(b'before')
+
+    def fsync(handle):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, 'fsync', fsync)
+    with pytest.raises(OSError, match=rf"No space left on device: '{path}'"):
+        write_whole(path, b'after')
+    with pytest.raises(ZeroDivisionError):
+        write_whole_by(path, lambda partial: partial.write_bytes(b'after') // 0)
+    assert path.read_bytes() == b'before'
+    assert os.listdir(tmp_path) == ['file']
+
+
+def test_a_best_checkpoint_is_removed_once_there_is_a_better_one(tmp_path):
+    def best(folder):
+        return [path.name for path in folder.glob('best_*.pth')]
+
+    def settings(scores):
+        best = dict(default_hooks__checkpoint__save_best='score', default_hooks__checkpoint__rule='greater')
+        return dict(val=1, val_evaluator=dict(type='Scores', scores=scores), **best)
+
+    first, copy, log = tmp_path / 'first', tmp_path / 'copy', tmp_path / 'log'
+    assert run(config(first, epochs=2, **settings([1, 2])), log=log) == 0, log.read_text()[-3000:]
+    assert best(first) == ['best_score_epoch_2.pth']
+    shutil.copytree(first, copy)
+    resumed = config(copy, epochs=3, resume=True, **settings([3]))
+    assert run(resumed, log=log) == 0, log.read_text()[-3000:]
+    assert best(copy) == ['best_score_epoch_3.pth']
+    assert best(first) == ['best_score_epoch_2.pth']  # of another folder

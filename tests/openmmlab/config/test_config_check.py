@@ -1,0 +1,135 @@
+"""What is wrong with a config is said before anything is built of it, by its key."""
+
+import pytest
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+import copy
+import re
+from functools import cache
+
+from helpers import ROOT
+
+from swin_backbone.openmmlab.config.cfg_options import apply_options, parse_options
+from swin_backbone.openmmlab.config.check import check_config, check_fit
+from swin_backbone.openmmlab.config.files import read_config
+
+DETECTOR = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
+SEGMENTOR = 'swin_backbone::demo/swin-nano_upernet_shapes.py'
+
+WRONG = {
+    # numbers
+    'train_cfg.max_epochs=-1': 'train_cfg.max_epochs takes a number of at least 1, got -1',
+    'train_cfg.max_epochs=many': "train_cfg.max_epochs takes a number, got 'many'",
+    'train_cfg.val_interval=0': 'train_cfg.val_interval takes a number of at least 1, got 0',
+    'train_dataloader.batch_size=0': 'train_dataloader.batch_size takes a number of at least 1, got 0',
+    'train_dataloader.batch_size=many': "train_dataloader.batch_size takes a number, got 'many'",
+    'train_dataloader.num_workers=-1': 'train_dataloader.num_workers takes a number of at least 0, got -1',
+    'optim_wrapper.optimizer.lr=nan': 'optim_wrapper.optimizer.lr takes a number, got nan',
+    'optim_wrapper.optimizer.lr=-1': 'optim_wrapper.optimizer.lr takes a number of at least 0, got -1',
+    'optim_wrapper.optimizer.lr=abc': "optim_wrapper.optimizer.lr takes a number, got 'abc'",
+    'optim_wrapper.optimizer.betas=(0.9,nan)': 'optim_wrapper.optimizer.betas.1 takes a number, got nan',
+    'optim_wrapper.optimizer.type=SGDD': "optim_wrapper.optimizer.type takes the name of an optimizer, got 'SGDD'",
+    'model.data_preprocessor.pad_size_divisor=0': 'pad_size_divisor takes a number of at least 1, got 0',
+    'model.roi_head.bbox_head.num_classes=0': 'bbox_head.num_classes takes a number of at least 1, got 0',
+    'model.neck.num_outs=0': 'model.neck.num_outs takes a number of at least 1, got 0',
+    'default_hooks.logger.interval=0': 'default_hooks.logger.interval takes a number of at least 1, or -1 for never',
+    'default_hooks.checkpoint.interval=0': 'default_hooks.checkpoint.interval takes a number of at least 1, or -1',
+    'randomness.seed=abc': "randomness.seed takes a number, got 'abc'",
+    # kinds
+    'custom_hooks=5': 'custom_hooks takes a list, got 5',
+    '+custom_hooks=[5]': 'custom_hooks.0 takes a dict, got 5',
+    'param_scheduler=5': 'param_scheduler takes',
+    'param_scheduler=[5]': 'param_scheduler.0 takes a dict, got 5',
+    'default_hooks=5': 'default_hooks takes a dict, got 5',
+    'default_hooks.checkpoint=5': 'default_hooks.checkpoint takes a dict, got 5',
+    'log_level=LOUD': "log_level takes DEBUG, INFO, WARNING, ERROR or CRITICAL, got 'LOUD'",
+    'log_level=5': 'log_level takes DEBUG',
+    'model=7': 'model takes a dict, got 7',
+    'model=None': 'model takes a dict, got None',
+    'model.neck=7': 'model.neck takes a dict, got 7',
+    'model.rpn_head.loss_cls=7': 'model.rpn_head.loss_cls takes a dict, got 7',
+    'model.rpn_head.loss_bbox.loss_weight=abc': "model.rpn_head.loss_bbox.loss_weight takes a number, got 'abc'",
+    'model.backbone.type=None': 'model.backbone.type takes the name of a class, got None',
+    'model.backbone.type=7': 'model.backbone.type takes the name of a class, got 7',
+    'train_cfg=7': 'train_cfg takes a dict, got 7',
+    'env_cfg=5': 'env_cfg takes a dict, got 5',
+    'randomness=5': 'randomness takes a dict, got 5',
+    'visualizer=5': 'visualizer takes a Visualizer or a dict, got 5',
+    'log_processor=5': 'log_processor takes a dict, got 5',
+    'resume=maybe': "resume takes True or False, got 'maybe'",
+    'load_from=7': 'load_from takes a text, got 7',
+    'default_scope=7': 'default_scope takes a text, got 7',
+    'auto_scale_lr=7': 'auto_scale_lr takes a dict, got 7',
+    'custom_imports=5': 'custom_imports takes a dict, got 5',
+    'optim_wrapper.clip_grad=5': 'optim_wrapper.clip_grad takes a dict, got 5',
+    'default_hooks.checkpoint.max_keep_ckpts=abc': "max_keep_ckpts takes a whole number, got 'abc'",
+    'train_dataloader=7': 'train_dataloader takes a DataLoader or a dict, got 7',
+    'train_dataloader.dataset=7': 'train_dataloader.dataset takes a dict, got 7',
+    'train_dataloader.sampler=5': 'train_dataloader.sampler takes a dict, got 5',
+    'train_dataloader.dataset.pipeline=[]': 'train_dataloader.dataset.pipeline takes a list of transforms, got []',
+    'val_dataloader.dataset.pipeline=7': 'val_dataloader.dataset.pipeline takes a list of transforms, got 7',
+    'train_dataloader.dataset.pipeline.0=7': 'train_dataloader.dataset.pipeline.0 takes a dict, got 7',
+    'train_dataloader.dataset.filter_cfg=5': 'train_dataloader.dataset.filter_cfg takes a dict, got 5',
+    'val_evaluator=5': 'val_evaluator takes an Evaluator or a dict or a list, got 5',
+    # parts that do not fit
+    'model.neck.in_channels=[5,64,128,256]': 'model.neck.in_channels takes [32, 64, 128, 256], which',
+    'model.neck.in_channels=5': 'model.neck.in_channels takes [32, 64, 128, 256], which the backbone emits, got [5]',
+    'model.roi_head.bbox_head.num_classes=7': 'model.roi_head.bbox_head.num_classes takes 4, the classes of',
+    'load_from=nowhere.pth': "load_from takes a checkpoint, got 'nowhere.pth', which is no file",
+    'model.backbone.depths=[1]': 'depths and num_heads must have one entry a stage each',
+}  # fmt: skip
+WRONG_SEGMENTORS = {
+    'model.decode_head.num_classes=7': 'model.decode_head.num_classes takes 5, the classes of',
+    'model.decode_head.in_channels=[1,2,3,4]': 'model.decode_head.in_channels is [1, 2, 3, 4], and the maps',
+    'model.decode_head.in_index=[0,1,2,9]': 'model.decode_head.in_index is [0, 1, 2, 9], and there are 4 maps',
+    'model.auxiliary_head.in_channels=1': 'model.auxiliary_head.in_channels is 1, and the maps',
+    'train_cfg.max_iters=0': 'train_cfg.max_iters takes a number of at least 1, got 0',
+}
+
+
+read = cache(read_config)
+
+
+def check(cfg):
+    check_config(cfg)
+    check_fit(cfg)
+
+
+@pytest.mark.parametrize(
+    ('config', 'option'), [(DETECTOR, one) for one in WRONG] + [(SEGMENTOR, one) for one in WRONG_SEGMENTORS]
+)
+def test_the_key_is_named_before_anything_is_built(record_fault, config, option):
+    cfg = copy.deepcopy(read(config))
+    apply_options(cfg, parse_options([option]))
+    with pytest.raises(ValueError, match=re.escape({**WRONG, **WRONG_SEGMENTORS}[option])) as caught:
+        check(cfg)
+    assert len(str(caught.value).splitlines()) == 1
+    record_fault('bad_commands')
+
+
+@pytest.mark.parametrize(
+    'option',
+    ['custom_hooks=None', 'default_hooks.checkpoint=None', 'randomness.seed=None', 'train_dataloader.batch_size=64',
+     'model.neck.in_channels=(32,64,128,256)', 'default_hooks.checkpoint.interval=-1', 'optim_wrapper.optimizer.lr=1',
+     'model.backbone.drop_path_rate=0'],
+)  # fmt: skip
+def test_what_is_right_stays(option):
+    cfg = copy.deepcopy(read(DETECTOR))
+    apply_options(cfg, parse_options([option]))
+    check(cfg)
+
+
+def configs():
+    return sorted(ROOT.glob('configs/[a-z]*/*.py'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', configs(), ids=lambda path: path.stem)
+def test_the_configs_of_this_package_are_right(path):
+    cfg = read_config(path)
+    cfg.load_from = None
+    check_config(cfg)
+    if cfg.get('default_scope') != 'mmpretrain':
+        check_fit(cfg)

@@ -1,0 +1,410 @@
+"""Annotations that pycocotools or mmdet cannot take are named before these read them, by each tool that does."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+
+from helpers import ROOT
+from helpers.bad_annotations import (
+    COUNTS,
+    MASKS,
+    SHORT,
+    SIDE,
+    SQUARE,
+    browse,
+    cases,
+    check,
+    config,
+    evaluate,
+    good_coco,
+    make_data,
+    rle,
+    train,
+)
+from mmdet.utils import register_all_modules
+from pycocotools import mask as coco_mask
+
+from swin_backbone.openmmlab.data.annotations import (
+    BAD_RLE,
+    NO_MASK,
+    SHORT_POLYGON,
+    _run_lengths,
+    check_annotations,
+    mask_fault,
+    require_annotations,
+)
+from swin_backbone.openmmlab.errors import DataError
+
+SIZE = (SIDE, SIDE)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A config of good data, and a function that changes its annotation file."""
+    register_all_modules()
+    make_data(tmp_path / 'data', good_coco())
+
+    def spoil(change):
+        coco = good_coco()
+        change(coco)
+        (tmp_path / 'data' / 'coco.json').write_text(json.dumps(coco))
+        return config(tmp_path / 'data')
+
+    return spoil
+
+
+def errors_of(reports):
+    return [sentence for report in reports for sentence in report.sentences(report.errors)]
+
+
+def test_good_annotations_pass_every_way(data):
+    cfg = data(lambda coco: None)
+    assert not errors_of(check(cfg))
+    assert len(train(cfg)) == 2
+    scores = evaluate(cfg)
+    assert scores['coco/bbox_mAP'] == scores['coco/segm_mAP'] == 1
+    assert [item['data_samples'].gt_instances.masks.masks.sum() for item in browse(cfg)] == [24 * 24, 24 * 24]
+
+
+@pytest.mark.parametrize('step', [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
+    """In a process of its own, which dies where pycocotools meets what it cannot take."""
+    script = ROOT / 'tests' / 'helpers' / 'bad_annotations.py'
+    done = subprocess.run([sys.executable, script, tmp_path, str(step)], capture_output=True, text=True, timeout=500)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    last = (lines[-1]['case'], lines[-1]['way']) if lines else None
+    assert done.returncode == 0, f'the process died after {last}: {done.stderr[-2000:]}'
+    by_case = defaultdict(dict)
+    for line in lines:
+        by_case[line['case']][line['way']] = line
+    assert list(by_case) == [name for name, *_ in cases()][::step]
+    for name, ways in by_case.items():
+        assert set(ways) == {'check', 'train', 'evaluate', 'browse'}
+        for way, line in ways.items():
+            said = ' '.join(line['said'])
+            is_mask = name.startswith('mask: ')
+            short = is_mask and name[6:] in SHORT
+            if short and way in ('train', 'browse'):  # mmdet leaves them out
+                assert line['kind'] == 'found', (name, line)
+                assert not said
+                continue
+            assert line['kind'] == 'DataError' or (way in ('check', 'browse') and line['kind'] == 'found'), line
+            assert said, (name, way)
+            assert 'Error' not in said, (name, line)
+            if is_mask and way == 'browse':
+                assert len(line['said']) == 1  # of two pictures
+                assert 'images/0.png' in said
+                assert 'number 0 of the picture' in said
+            else:
+                assert line['named'] in said, (name, line)
+                assert way == 'check' or 'coco.json has' in said or 'coco.json is' in said, (name, line)
+    record_fault('annotations', len(lines))
+
+
+def test_masks_are_looked_at_only_where_they_are_used(data):
+    """Boxes can be trained on whatever the polygons are, as in exports that have none."""
+    for mask in (MASKS['far'], [], None, 'polygon'):
+        cfg = data(lambda coco, mask=mask: coco['annotations'][0].update(segmentation=mask))
+        for loader in (cfg.train_dataloader, cfg.val_dataloader):
+            loader.dataset.pipeline[1].with_mask = False
+        cfg.val_evaluator.metric = 'bbox'
+        assert not errors_of(check(cfg))
+        assert len(train(cfg)) == 2
+        assert evaluate(cfg)['coco/bbox_mAP'] == 1
+
+
+def test_objects_that_training_leaves_out_may_have_any_mask(data):
+    cfg = data(lambda coco: coco['annotations'][0].update(bbox=[4, 6, 0, 24], segmentation=[]))
+    assert len(train(cfg)) == 2
+    reports = check(cfg)
+    assert not reports[0].errors
+    (said,) = reports[1].sentences(reports[1].errors)
+    assert said.startswith('val: ')
+    assert said.endswith(f'coco.json: {NO_MASK}: 1, as annotation 10 has none')
+    with pytest.raises(DataError, match='annotation 10 has none'):
+        evaluate(cfg)
+
+
+def test_a_short_polygon_is_a_warning_of_training_and_an_error_of_evaluation(record_fault, data, caplog):
+    for polygons in SHORT.values():
+        cfg = data(lambda coco, polygons=polygons: coco['annotations'][0].update(segmentation=polygons))
+        caplog.clear()
+        train(cfg)
+        assert f'coco.json has {SHORT_POLYGON}: training leaves those out: 1, as annotation 10' in caplog.text
+        reports = check(cfg)
+        assert not reports[0].errors
+        assert len(reports[0].warnings) == len(reports[1].errors) == 1
+        record_fault('annotations', 2)
+
+
+def test_objects_that_evaluation_alone_cannot_take(record_fault, data):
+    cfg = data(lambda coco: coco['annotations'][0].pop('iscrowd'))
+    assert len(train(cfg)) == 2
+    assert not errors_of(check(cfg)[:1])
+    assert "objects without 'iscrowd', which COCO's evaluation reads: 1, as annotation 10" in errors_of(check(cfg))[0]
+    with pytest.raises(DataError, match="objects without 'iscrowd'"):
+        evaluate(cfg)
+    cfg = data(lambda coco: coco['annotations'][0].update(id=0))
+    assert evaluate(cfg)['coco/bbox_mAP'] < 1  # though all are found
+    report = check(cfg)[1]
+    (said,) = report.warnings.sentences()
+    assert said.endswith("objects with the id 0, which COCO's evaluation counts as not found: 1, as annotation 0")
+    record_fault('annotations', 3)
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        dict(iscrowd=1),  # a crowd of polygons
+        dict(iscrowd=True, segmentation=rle(COUNTS)),
+        dict(segmentation=[SQUARE, [30.5, 31.5, 40, 31, 35, 40]]),
+        dict(segmentation=[[-3, 6, 28, 6, 28, 50]]),  # which reaches out
+        dict(segmentation=rle(coco_mask.frPyObjects([SQUARE], *SIZE)[0]['counts'].decode())),
+        dict(category_id=3.0), dict(area=0.5), dict(extra=[MASKS['far']]),
+    ],
+)  # fmt: skip
+def test_what_can_be_taken_is(data, change):
+    cfg = data(lambda coco: coco['annotations'][0].update(change))
+    assert not errors_of(check(cfg))
+    assert len(train(cfg)) == 2
+    evaluate(cfg)
+
+
+def test_ids_may_be_strings_and_a_file_without_annotations_is_one_of_pictures_to_test(data):
+    def strings(coco):
+        for image, annotation in zip(coco['images'], coco['annotations']):
+            image['id'] = annotation['image_id'] = f'picture {image["id"]}'
+
+    assert len(train(data(strings))) == 2
+    cfg = data(lambda coco: coco.pop('annotations'))
+    assert check_annotations(cfg.val_evaluator.ann_file, 'COCO', True).empty == 2
+    assert len(train(cfg)) == 2
+
+
+def test_masks_of_other_formats_are_looked_at_with_their_picture(record_fault, data, tmp_path):
+    """A file of mmengine's own, which a data set of mmdet's base class reads."""
+    cfg = data(lambda coco: None)
+    for name, mask in MASKS.items():
+        if name == 'compressed RLE of half a pair':
+            continue
+        instance = dict(bbox=[4, 6, 28, 30], bbox_label=0, ignore_flag=0, mask=mask)
+        items = [dict(img_path='0.png', height=SIDE, width=SIDE, img_id=0, instances=[instance])]
+        cfg.train_dataloader.dataset.update(type='BaseDetDataset', ann_file='list.json')
+        cfg.train_dataloader.dataset.data_prefix = dict(img_path='images')
+        written = dict(metainfo=dict(classes=['nut', 'bolt']), data_list=items)
+        (tmp_path / 'data' / 'list.json').write_text(json.dumps(written))
+        with pytest.raises(DataError, match=r'0\.png: objects with .*: number 0 of the picture '):
+            train(cfg)
+        record_fault('annotations')
+
+
+def test_an_rle_of_another_size_than_its_picture_is_no_mask_of_it(record_fault, data, tmp_path):
+    """mmdet would take the turned one for the mask, pixel after pixel."""
+    turned = rle([10, 20, SIDE * 24 - 30], (24, SIDE))
+
+    def change(coco):
+        coco['images'][1].update(height=24)
+        coco['annotations'][1].update(segmentation=turned, bbox=[0, 0, 24, 20])
+
+    with pytest.raises(DataError, match=r'images/1\.png: .*has the size \[24, 48\], its picture is \[48, 48\]'):
+        train(data(change))
+    record_fault('annotations')
+
+
+def test_panoptic_and_lvis_annotations_have_forms_of_their_own(record_fault, tmp_path):
+    segment = dict(id=5, category_id=3, bbox=[4, 6, 24, 24], area=576, iscrowd=0)
+    picture = dict(id=0, file_name='0.jpg', height=SIDE, width=SIDE)
+    panoptic = dict(
+        images=[picture], categories=[dict(id=3, name='nut', isthing=1)],
+        annotations=[dict(image_id=0, file_name='0.png', segments_info=[segment])],
+    )  # fmt: skip
+    path = tmp_path / 'panoptic.json'
+
+    def said(form, data):
+        path.unlink(missing_ok=True)
+        path.write_text(json.dumps(data))
+        return ' '.join(check_annotations(path, form, True).errors.sentences())
+
+    assert not said('COCO panoptic', panoptic)
+    assert not said('LVIS', good_coco())
+    changes = {
+        'segment 5 of image 0': [dict(bbox=[4, 6, float('inf'), 1]), dict(area='a'), dict(category_id=[3]),
+                                 dict(category_id=4), dict(iscrowd=[])],
+        'segments_info[0] of image 0': [dict(id=None), dict(id=[])],
+    }  # fmt: skip
+    for named, several in changes.items():
+        for change in several:
+            spoilt = json.loads(json.dumps(panoptic))
+            spoilt['annotations'][0]['segments_info'][0].update(change)
+            assert named in said('COCO panoptic', spoilt), change
+            record_fault('annotations')
+    for change in (dict(segments_info=5), dict(image_id=[]), dict(file_name='\0'), dict(segments_info=[5])):
+        spoilt = json.loads(json.dumps(panoptic))
+        spoilt['annotations'][0].update(change)
+        assert said('COCO panoptic', spoilt)
+        record_fault('annotations')
+    lvis = good_coco()
+    lvis['images'][0]['coco_url'] = 5
+    assert "images whose 'coco_url' is not the name of a file: 1, as image 0 has 5" in said('LVIS', lvis)
+    record_fault('annotations')
+
+
+FILES = {
+    'nothing': b'',
+    'text': b'x',
+    'a number': b'5',
+    'a list': b'[]',
+    'null': b'null',
+    'no UTF-8': b'{"a": "\xff"}',
+    'nested lists': b'[' * 100000,
+    'nested objects': b'{"a":' * 100000,
+    'nested in a list of objects': b'{"images": [], "categories": [], "annotations": ' + b'[' * 5000,
+    'a number of many digits': b'{"images": ' + b'9' * 5000 + b'}',
+    'cut in half': json.dumps(good_coco()).encode()[:300],
+    'UTF-16': json.dumps(good_coco()).encode('utf-16'),
+    'zeros': bytes(1000),
+    'gzip': b'\x1f\x8b\x08' + bytes(100),
+}
+
+
+@pytest.mark.parametrize('way', [train, evaluate, browse, check])
+def test_a_file_that_holds_no_annotations_is_named(record_fault, data, way, tmp_path):
+    cfg = data(lambda coco: None)
+    path = tmp_path / 'data' / 'coco.json'
+    for name, content in FILES.items():
+        path.write_bytes(content)
+        if way is check:
+            said = errors_of(check(cfg))[0]
+        else:
+            with pytest.raises(DataError) as error:
+                way(cfg)
+            said = str(error.value)
+        assert str(path) in said, name
+        record_fault('annotations')
+
+
+def test_devices_and_pipes_are_not_waited_for(record_fault, data, tmp_path):
+    cfg = data(lambda coco: None)
+    path = tmp_path / 'data' / 'coco.json'
+    for spoil in (lambda: os.mkfifo(path), lambda: path.symlink_to('/dev/zero'), path.mkdir):
+        path.unlink()
+        spoil()
+        for way in (train, evaluate, browse):
+            with pytest.raises(DataError, match=r'coco\.json is (a folder|a device, FIFO or socket), and no file'):
+                way(cfg)
+            record_fault('annotations')
+        if not path.is_dir():
+            with pytest.raises(
+                ValueError, match=r'train_dataloader\.dataset\.ann_file: .* is a device, FIFO or socket'
+            ):
+                check(cfg)
+            record_fault('annotations')
+
+
+def test_the_file_is_read_once_until_it_changes(data, monkeypatch):
+    from swin_backbone.openmmlab.data import annotations
+
+    cfg = data(lambda coco: None)
+    reads = []
+    read = annotations._read
+    monkeypatch.setattr(annotations, '_read', lambda *given: reads.append(given) or read(*given))
+    check(cfg)
+    train(cfg)
+    evaluate(cfg)
+    browse(cfg)
+    assert len(reads) == 1
+    cfg = data(lambda coco: coco['annotations'].pop())
+    train(cfg)
+    assert len(reads) == 2
+
+
+def test_run_lengths_are_those_that_pycocotools_wrote():
+    rng = np.random.default_rng(0)
+    for number in range(200):
+        height, width = rng.integers(1, 60, 2)
+        mask = np.asfortranarray(rng.random((height, width)) < rng.random(), np.uint8)
+        if number % 3:
+            mask = np.asfortranarray(np.repeat(np.repeat(mask, 5, 0), 7, 1))
+        encoded = coco_mask.encode(mask)
+        flat = mask.ravel(order='F')
+        changes = np.flatnonzero(np.diff(flat)) + 1
+        runs = np.diff([0, *changes, len(flat)])
+        expected = [0, *runs] if flat[0] else list(runs)
+        assert _run_lengths(encoded['counts']) == expected
+        assert mask_fault(dict(encoded, counts=encoded['counts'].decode()), mask.shape) is None
+        assert mask_fault(rle([int(run) for run in expected], mask.shape), mask.shape) is None
+    assert mask_fault(rle([2**24, 2**24], (2**13, 2**12)), (2**13, 2**12)) is None
+
+
+FUZZ = """
+import json, sys
+import numpy as np
+from pycocotools import mask as coco_mask
+for line in open(sys.argv[1]):
+    mask, (height, width) = json.loads(line)
+    print(line, end='', flush=True)
+    encoded = mask
+    if isinstance(mask, list):
+        encoded = coco_mask.merge(coco_mask.frPyObjects(mask, height, width))
+    elif isinstance(mask['counts'], list):
+        encoded = coco_mask.frPyObjects(mask, height, width)
+    assert coco_mask.decode(encoded).shape == (height, width)
+    coco_mask.area(encoded), coco_mask.toBbox(encoded), coco_mask.iou([encoded], [encoded], [1])
+"""
+
+
+@pytest.mark.parametrize('number', [2000, pytest.param(40000, marks=pytest.mark.slow)])
+def test_pycocotools_takes_every_mask_that_passes(record_fault, tmp_path, number):
+    """Random masks, half of them mutated: those with a fault are not shown to it."""
+    rng = random.Random(number)
+    passed = [case for case in (random_mask(rng) for _ in range(number)) if mask_fault(*case) is None]
+    assert number / 5 < len(passed) < number * 4 / 5
+    (tmp_path / 'masks').write_text(''.join(json.dumps(case) + '\n' for case in passed))
+    done = subprocess.run([sys.executable, '-c', FUZZ, tmp_path / 'masks'], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.stdout[-500:], done.stderr[-500:])
+    assert len(done.stdout.splitlines()) == len(passed)
+    record_fault('annotations', number)
+
+
+def random_mask(rng):
+    """A segmentation, and the size of its picture."""
+    size = rng.randint(1, 70), rng.randint(1, 70)
+    odd = [0, -1, 1e8, 1e12, float('nan'), float('inf'), 2**31, 10**20, 0.5, None, 'a', [], True]
+    kind = rng.randrange(3)
+    if kind == 0:
+        mask = [
+            [rng.uniform(-5, 75) for _ in range(2 * rng.randint(3, 9))] for _ in range(rng.randint(1, 3))
+        ]  # fmt: skip
+        if rng.random() < 0.5:
+            polygon = rng.choice(mask)
+            if rng.random() < 0.5:
+                polygon[rng.randrange(len(polygon))] = rng.choice(odd)
+            else:
+                del polygon[rng.randrange(len(polygon)) :]
+        return mask, size
+    pixels = np.asfortranarray(np.random.default_rng(rng.randrange(2**32)).random(size) < rng.random(), np.uint8)
+    encoded = coco_mask.encode(pixels)
+    counts = encoded['counts'].decode() if kind == 1 else _run_lengths(encoded['counts'])
+    if rng.random() < 0.5:
+        place = rng.randrange(len(counts))
+        new = rng.choice('0OPo~ \0' if kind == 1 else odd)
+        counts = counts[:place] + (new if kind == 1 else [new]) + counts[place + rng.randrange(2) :]
+    if rng.random() < 0.1:
+        size = (*size[::-1],)
+    return rle(counts, size if rng.random() < 0.9 else (rng.choice(odd), size[1])), size
+
+
+def test_faults_are_of_their_kind():
+    assert mask_fault(MASKS['RLE of 65536x65536'], SIZE)[0] == BAD_RLE
+    assert mask_fault(SHORT['one point'], SIZE) == (SHORT_POLYGON, 'has one of 2 numbers')
+    assert mask_fault([], SIZE) == (NO_MASK, 'has none')
+    with pytest.raises(DataError, match=r'nothing\.json cannot be read: No such file'):
+        require_annotations('nothing.json', 'COCO', True)

@@ -1,0 +1,74 @@
+"""Configs for the user's own pictures: filled from `own_data`, or an error that names its key."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers import ROOT
+from swin_backbone.openmmlab.runtime import load_config
+
+CONFIGS = ROOT / 'configs'
+DETECTION = str(CONFIGS / 'mask_rcnn' / 'mask-rcnn_swin-t-p4-w7_fpn_1x_own.py')
+SEGMENTATION = str(CONFIGS / 'upernet' / 'swin-tiny-patch4-window7-in1k-pre_upernet_own-512x512.py')
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ('images/train', 'images/val', 'labels/train', 'labels/val', 'annotations'):
+        (tmp_path / name).mkdir(parents=True)
+    write_categories(tmp_path, 'train', ['nut', 'bolt'])
+    write_categories(tmp_path, 'val', ['nut', 'bolt'])
+    return tmp_path
+
+
+def write_categories(folder, split, names):
+    categories = [dict(id=10 * i + 10, name=name) for i, name in enumerate(names)]
+    text = json.dumps(dict(images=[], annotations=[], categories=categories))
+    (folder / 'annotations' / f'instances_{split}.json').write_text(text)
+
+
+def test_detection_follows_the_annotation_file(folder):
+    cfg = load_config(DETECTION, None, {'own_data.root': str(folder)}, 'none')
+    assert cfg.model.roi_head.bbox_head.num_classes == 2
+    assert cfg.model.roi_head.mask_head.num_classes == 2
+    assert cfg.train_dataloader.dataset.metainfo.classes == ('nut', 'bolt')
+    assert cfg.train_dataloader.dataset.data_root == str(folder)
+    assert cfg.test_dataloader.dataset.data_prefix.img == 'images/val'
+    assert cfg.test_evaluator.ann_file == str(folder / 'annotations' / 'instances_val.json')
+
+
+def test_segmentation_follows_the_command_line(folder):
+    options = {'own_data.root': str(folder), 'own_data.classes': ['road', 'tree', 'sky'], 'own_data.ignore_index': 11}
+    cfg = load_config(SEGMENTATION, None, options, 'none')
+    assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
+    assert cfg.model.decode_head.ignore_index == cfg.model.data_preprocessor.seg_pad_val == 11
+    assert cfg.val_evaluator.ignore_index == 11
+    assert cfg.val_dataloader.dataset.data_prefix.seg_map_path == 'labels/val'
+
+
+@pytest.mark.parametrize(
+    ('config', 'options', 'message'),
+    [
+        (DETECTION, {'own_data.val.images': 'nowhere'}, r"own_data.val.images is 'nowhere', and there is no"),
+        (DETECTION, {f'own_data.{s}.annotations': 'images' for s in ('train', 'val')}, 'images cannot be read: '),
+        (SEGMENTATION, {}, 'own_data.classes must name the classes'),
+        (SEGMENTATION, {'own_data.classes': 'road'}, "own_data.classes.*got 'road'"),
+    ],
+)
+def test_what_is_missing_is_named(folder, config, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_config(config, None, {'own_data.root': str(folder), **options}, 'none')
+
+
+def test_training_and_validation_must_have_the_same_categories(folder):
+    write_categories(folder, 'val', ['bolt', 'nut'])
+    with pytest.raises(ValueError, match='categories'):
+        load_config(DETECTION, None, {'own_data.root': str(folder)}, 'none')
+
+
+def test_an_annotation_file_that_is_not_cocos_is_named(folder):
+    for split in ('train', 'val'):  # if the other could be read, check_data and training would name it
+        (folder / 'annotations' / f'instances_{split}.json').write_text('[]')
+    with pytest.raises(ValueError, match=r"instances_train\.json is not in COCO's format"):
+        load_config(DETECTION, None, {'own_data.root': str(folder)}, 'none')

@@ -1,0 +1,173 @@
+"""Names in a checkpoint or a folder that are not this package's: nothing of them is read, written over or removed."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.toy_training import config, train
+
+from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
+from swin_backbone.whole_files import write_whole
+
+BEST = dict(default_hooks__checkpoint__save_best='score', default_hooks__checkpoint__rule='greater')
+
+
+@pytest.fixture(scope='module')
+def one_epoch(tmp_path_factory):
+    """The folder of a training of an epoch."""
+    folder = tmp_path_factory.mktemp('trained') / 'work'
+    train(config(folder, epochs=1))
+    return folder
+
+
+@pytest.fixture
+def work(one_epoch, tmp_path):
+    shutil.copytree(one_epoch, tmp_path / 'work')
+    (tmp_path / 'notes.md').write_text('precious')
+    for name in ('epoch_notes.pth', 'notes.md', 'best.pth', 'best_notes.pth', '.partial-mine.pth', 'notes.pth'):
+        (tmp_path / 'work' / name).write_text('precious')
+    return tmp_path / 'work'
+
+
+def all_precious(work):
+    names = [work / name for name in os.listdir(work)] + [work.parent / 'notes.md']
+    kept = [path for path in names if path.is_file() and not path.is_symlink() and path.read_bytes() == b'precious']
+    return len(kept) == 7
+
+
+def change(work, name='epoch_1.pth', **info):
+    saved = torch.load(work / name, weights_only=False)
+    saved['message_hub']['runtime_info'].update(info)
+    saved['message_hub']['resumed_keys'].update(dict.fromkeys(info, True))
+    torch.save(saved, work / name)
+
+
+def one_fast(cases):
+    """The second of the cases in `make test`, all of them in `make test-faults`."""
+    return [case if index == 1 else pytest.param(case, marks=pytest.mark.slow) for index, case in enumerate(cases)]
+
+
+KEPT = [
+    ['notes', 1], ['../../notes', '../notes', 1], ['/etc/passwd', 1], ['notes'] * 9, [None, 1.5, True, b'notes', {}],
+    'notes', 5, None, {'notes': 1}, [-1, '1_iter_notes', ''],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'kept', [KEPT[1], *(pytest.param(kept, marks=pytest.mark.slow) for kept in (KEPT[0], *KEPT[2:]))]
+)
+def test_checkpoints_to_keep_are_called_as_this_run_calls_them(work, record_fault, kept):
+    change(work, keep_ckpt_ids=kept)
+    train(config(work, epochs=2, resume=True))
+    assert all_precious(work)
+    assert (work / 'epoch_2.pth').is_file()
+    record_fault('foreign_names')
+
+
+BESTS = [
+    '{work}/notes.md', '{parent}/notes.md', 'notes.md', '../notes.md', '{work}/best.pth', '{work}/best_notes.pth',
+    '{work}/epoch_notes.pth', '{work}/best_score_epoch_1.pth/../notes.md', 5, None, ['{work}/notes.md'], '', '/', '..',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'best', [BESTS[1], *(pytest.param(best, marks=pytest.mark.slow) for best in (BESTS[0], *BESTS[2:]))]
+)
+def test_a_best_checkpoint_is_called_as_this_run_calls_it(work, record_fault, best):
+    best = best.format(work=work, parent=work.parent) if isinstance(best, str) else best
+    change(work, best_ckpt=best, best_score=0.0)
+    train(config(work, epochs=2, resume=True, val=1, val_evaluator=dict(type='Scores', scores=[1]), **BEST))
+    assert all_precious(work)
+    assert (work / 'best_score_epoch_2.pth').is_file()
+    record_fault('foreign_names')
+
+
+def test_links_are_not_followed(work, record_fault):
+    precious = work.parent / 'notes.md'
+    links = ('.partial-epoch_2.pth', '.partial-last_checkpoint', '.partial-best_score_epoch_2.pth', 'epoch_2.pth',
+             'best_score_epoch_1.pth', 'best_score_epoch_2.pth', '.partial-epoch_7.pth')  # fmt: skip
+    for name in links:
+        (work / name).symlink_to(precious)
+    change(work, best_ckpt=str(work / 'best_score_epoch_1.pth'), best_score=0.0, keep_ckpt_ids=[1])
+    train(config(work, epochs=2, resume=True, val=1, val_evaluator=dict(type='Scores', scores=[1]), **BEST))
+    assert all_precious(work)
+    assert (work / 'best_score_epoch_1.pth').is_symlink()
+    assert not (work / 'epoch_2.pth').is_symlink()
+    record_fault('foreign_names', len(links))
+
+
+def test_a_checkpoint_to_remove_that_is_a_link_stays(work, record_fault):
+    elsewhere = work.parent / 'epoch_1.pth'
+    shutil.move(work / 'epoch_1.pth', elsewhere)
+    train(config(work, epochs=2, load_from=str(elsewhere), resume=True))
+    assert elsewhere.is_file()
+    record_fault('foreign_names')
+
+
+def newest(folder):
+    path = newest_whole_checkpoint(str(folder), str(folder), 'epoch_{}.pth', 8)
+    return path and Path(path).name
+
+
+LAST = ['http://127.0.0.1:9/epoch_1.pth', 'https://127.0.0.1:9/epoch_9.pth', 's3://bucket/epoch_9.pth', '/dev/zero',
+        '{parent}/epoch_9.pth', '../epoch_9.pth', 'notes.pth', 'epoch_1.pth\nepoch_9.pth', '\0', '.', '/']  # fmt: skip
+
+
+@pytest.mark.parametrize('last', LAST)
+def test_last_checkpoint_names_what_is_in_its_folder(work, record_fault, monkeypatch, last):
+    shutil.copy(work / 'epoch_1.pth', work.parent / 'epoch_9.pth')
+    (work / 'last_checkpoint').write_text(last.format(parent=work.parent))
+    monkeypatch.setattr('socket.create_connection', lambda *_, **__: pytest.fail('it was requested'))
+    assert newest(work) == 'epoch_1.pth'
+    record_fault('foreign_names')
+
+
+def make_link(path):
+    path.unlink()
+    path.symlink_to('/dev/zero')
+
+
+def make_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def make_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize('make', [make_link, make_folder, make_pipe])
+def test_what_is_no_file_is_none(work, record_fault, make):
+    shutil.copy(work / 'epoch_1.pth', work / 'epoch_3.pth')
+    make(work / 'last_checkpoint')
+    make(work / 'epoch_3.pth')
+    assert newest(work) == 'epoch_1.pth'
+    make(work / 'epoch_1.pth')
+    assert newest(work) is None
+    record_fault('foreign_names', 3)
+
+
+def test_a_folder_where_a_checkpoint_goes_stops_training_with_a_sentence(work, record_fault):
+    from swin_backbone.openmmlab.errors import TrainingStopped
+
+    (work / 'epoch_2.pth').mkdir()
+    with pytest.raises(
+        TrainingStopped, match=r'epoch_2\.pth cannot be written \(Is a directory\)\. The last whole .*epoch_1\.pth'
+    ):
+        train(config(work, epochs=2, resume=True))
+    assert newest(work) == 'epoch_1.pth'
+    record_fault('foreign_names')
+
+
+def test_writing_whole_files_does_not_follow_links(tmp_path, record_fault):
+    (tmp_path / 'notes').write_text('precious')
+    for name in ('.partial-file', 'file'):
+        (tmp_path / name).symlink_to(tmp_path / 'notes')
+    write_whole(tmp_path / 'file', b'new')
+    assert (tmp_path / 'notes').read_text() == 'precious'
+    assert not (tmp_path / 'file').is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ['file', 'notes']
+    record_fault('foreign_names', 2)

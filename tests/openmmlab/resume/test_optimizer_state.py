@@ -1,0 +1,285 @@
+"""States of optimizers that do not fit are refused in a sentence; what is taken steps as if nothing had happened."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from torch import nn
+
+from swin_backbone.openmmlab.resume.optimizer_state import fit_optimizer
+
+OPTIMIZERS = {
+    'SGD': dict(lr=0.1, momentum=0.9),
+    'Adam': dict(lr=0.1),
+    'Adam fused': dict(lr=0.1, fused=True),
+    'AdamW': dict(lr=0.1, amsgrad=True),
+    'AdamW fused': dict(lr=0.1, fused=True),
+    'AdamW foreach': dict(lr=0.1, foreach=True),
+    'NAdam': dict(lr=0.1),
+    'RAdam': dict(lr=0.1),
+    'Adamax': dict(lr=0.1),
+    'Adagrad': dict(lr=0.1),
+    'Adadelta': dict(lr=0.1),
+    'RMSprop': dict(lr=0.1, momentum=0.9, centered=True),
+    'ASGD': dict(lr=0.1),
+    'Rprop': dict(lr=0.1),
+    'Adafactor': dict(lr=0.1),
+}
+
+FAST = ('SGD', 'Adam fused', 'AdamW')
+EACH = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
+
+
+def trained(name, steps=3, model=None):
+    """A model of two layers after some steps, and its optimizer's wrapper."""
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    groups = [dict(params=list(layer.parameters())) for layer in model]
+    wrapper = OptimWrapper(getattr(torch.optim, name.split()[0])(groups, **OPTIMIZERS[name]))
+    for _ in range(steps):
+        step(model, wrapper)
+    return model, wrapper
+
+
+def step(model, wrapper):
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    wrapper.step()
+
+
+def weights_after(name, change):
+    """Weights one step after a resume from a state that was changed, and those one step on without a resume."""
+    model, wrapper = trained(name)
+    saved = copy.deepcopy(wrapper.state_dict())
+    change(saved)
+    resumed_model, resumed = trained(name, 0, copy.deepcopy(model))
+    resumed.load_state_dict(fit_optimizer(resumed, saved))
+    step(resumed_model, resumed)
+    step(model, wrapper)
+    return list(resumed_model.parameters()), list(model.parameters())
+
+
+def entry(state):
+    return state['state'][0]
+
+
+def tensor_names(state, shape):
+    return [
+        name for name, value in entry(state).items() if isinstance(value, torch.Tensor) and (value.ndim > 0) == shape
+    ]
+
+
+def change_moments(make):
+    def change(state):
+        for name in tensor_names(state, True):
+            entry(state)[name] = make(entry(state)[name])
+
+    return change
+
+
+def change_counts(make):
+    def change(state):
+        for name in tensor_names(state, False) or ['step']:
+            entry(state)[name] = make(entry(state).get(name))
+
+    return change
+
+
+def set_in_groups(**settings):
+    return lambda state: [group.update(settings) for group in state['param_groups']]
+
+
+def renumber(state):
+    numbers = {0: 70, 1: 5, 2: 0, 3: 9}
+    state['state'] = {numbers[key]: value for key, value in state['state'].items()}
+    for group in state['param_groups']:
+        group['params'] = [numbers[key] for key in group['params']]
+
+
+REFUSED = {
+    'moments of one number': change_moments(lambda value: torch.zeros(1)),
+    'moments of more numbers': change_moments(lambda value: torch.zeros(4000, 3)),
+    'moments of no number': change_moments(lambda value: torch.zeros(0)),
+    'moments of twice the precision': change_moments(lambda value: value.double()),
+    'moments of half the precision': change_moments(lambda value: value.half()),
+    'moments that are whole numbers': change_moments(lambda value: value.long()),
+    'moments that are complex': change_moments(lambda value: value.to(torch.complex64)),
+    'moments that are sparse': change_moments(lambda value: value.to_sparse()),
+    'moments that are lists': change_moments(lambda value: value.tolist()),
+    'moments that are NaN': change_moments(lambda value: value * float('nan')),
+    'moments that are infinite': change_moments(lambda value: value + float('inf')),
+    'other moments': lambda state: state['state'].update({0: {'moment': torch.zeros(4, 3)}}),
+    'an entry that is a list': lambda state: state['state'].update({0: [1, 2]}),
+    'no state': lambda state: state.pop('state'),
+    'a state that is a list': lambda state: state.update(state=[]),
+    'no groups': lambda state: state.pop('param_groups'),
+    'groups that are numbers': lambda state: state.update(param_groups=[1, 2]),
+    'a group less': lambda state: state['param_groups'].pop(),
+    'a group more': lambda state: state['param_groups'].append(dict(params=[9])),
+    'a parameter less': lambda state: state['param_groups'][0]['params'].pop(),
+    'a parameter twice': lambda state: state['param_groups'][0].update(params=[0, 0]),
+    'parameters by name': lambda state: state['param_groups'][0].update(params=['a', 'b']),
+    'parameters that are tensors': lambda state: state['param_groups'][0].update(params=torch.arange(2)),
+    'parameters below 0': lambda state: state['param_groups'][0].update(params=[-1, 0]),
+}  # fmt: skip
+REFUSED_COUNTS = {
+    'a step of -1': change_counts(lambda value: torch.full_like(value, -1)),
+    'a step of NaN': change_counts(lambda value: torch.full_like(value, float('nan'))),
+    'a step of many numbers': change_counts(lambda value: torch.ones(3)),
+    'a step that is text': change_counts(lambda value: '3'),
+    'a step that is missing': lambda state: entry(state).pop('step'),
+    'a step that is a list': change_counts(lambda value: [3]),
+    'a step beyond all numbers': change_counts(lambda value: 10**400),
+}
+TAKEN = {
+    'as it was': lambda state: None,
+    'settings that kill': set_in_groups(lr=float('nan'), betas=(2, 2), eps=-1, momentum=7, weight_decay=1e30),
+    'settings of how it is computed': set_in_groups(
+        fused=True, foreach=True, maximize=True, differentiable=True, capturable=True, amsgrad=True, nesterov=True
+    ),
+    'settings that are missing': lambda state: state.update(
+        param_groups=[dict(params=group['params']) for group in state['param_groups']]
+    ),
+    'other strides': change_moments(lambda value: value.t().contiguous().t()),
+    'moments in a larger memory': change_moments(lambda value: torch.stack([value, value * 7], -1)[..., 0]),
+    'moments beside what is not used': lambda state: entry(state).update(other=torch.zeros(9), text='x'),
+    'other numbers': renumber,
+    'parameters that it does not have': lambda state: state['state'].update({99: {'step': 'x'}, 'a': 3}),
+    'base settings': lambda state: state.update(base_param_settings=dict(lr=float('nan'))),
+    'a scaler that is not used': lambda state: state.update(loss_scaler=5),
+}
+
+
+@pytest.mark.parametrize('name', EACH)
+def test_what_does_not_fit_is_refused(record_fault, name):
+    cases = {**REFUSED, **(REFUSED_COUNTS if name not in ('SGD',) else {})}
+    for what, change in cases.items():
+        with pytest.raises(ValueError, match=r'^optimizer\b') as refused:
+            weights_after(name, change)
+        assert len(str(refused.value)) < 300, what
+    record_fault('optimizer_states', len(cases))
+
+
+@pytest.mark.parametrize('name', EACH)
+def test_what_is_taken_steps_as_it_would_have(record_fault, name):
+    for what, change in TAKEN.items():
+        resumed, expected = weights_after(name, change)
+        assert all(map(torch.equal, resumed, expected)), what
+    record_fault('optimizer_states', len(TAKEN))
+
+
+@pytest.mark.parametrize('name', ['Adam fused', 'AdamW', 'RMSprop', 'Adagrad', 'Adadelta', 'Adamax'])
+def test_squares_below_0_are_refused(record_fault, name):
+    squares = {'exp_avg_sq', 'max_exp_avg_sq', 'square_avg', 'sum', 'acc_delta', 'exp_inf'}
+
+    def change(state):
+        for key in squares & set(entry(state)):
+            entry(state)[key] = -entry(state)[key]
+
+    with pytest.raises(ValueError, match=r'optimizer\.state\[0\]\.\w+ takes no numbers below 0'):
+        weights_after(name, change)
+    record_fault('optimizer_states')
+
+
+@pytest.mark.parametrize('name', ['Adam fused', 'AdamW foreach', 'SGD'])
+def test_moments_share_no_memory_however_a_file_shares_it(record_fault, name):
+    def share(state):
+        one = torch.tensor(0.5)
+        for moments in state['state'].values():
+            for key in moments:
+                moments[key] = one.expand_as(moments[key])
+
+    saved = copy.deepcopy(trained(name)[1].state_dict())
+    share(saved)
+    fitted = fit_optimizer(trained(name, 0)[1], saved)
+    tensors = [value for moments in fitted['state'].values() for value in moments.values()]
+    assert len({value.data_ptr() for value in tensors}) == len(tensors)
+    assert all(value.is_contiguous() for value in tensors)
+    record_fault('optimizer_states')
+
+
+def test_counts_of_older_versions_are_numbers():
+    resumed, expected = weights_after('AdamW', lambda state: [one.update(step=3) for one in state['state'].values()])
+    assert all(map(torch.equal, resumed, expected))
+
+
+def test_a_parameter_without_moments_begins_anew(record_fault):
+    for empty in ({}, None, {'momentum_buffer': None}):
+        _, wrapper = trained('SGD')
+        saved = copy.deepcopy(wrapper.state_dict())
+        saved['state'][0] = empty
+        assert set(fit_optimizer(wrapper, saved)['state']) == {1, 2, 3}
+    record_fault('optimizer_states', 3)
+
+
+@pytest.mark.parametrize(
+    ('before', 'now'), [('SGD', 'AdamW'), ('AdamW', 'SGD'), ('Adam', 'Adagrad'), ('Adam', 'AdamW')]
+)
+def test_another_optimizer(record_fault, before, now):
+    """Also the same with moments that the one before did not keep: AdamW is with amsgrad here."""
+    with pytest.raises(ValueError, match='another optimizer made it'):
+        fit_optimizer(trained(now, 0)[1], trained(before)[1].state_dict())
+    record_fault('optimizer_states')
+
+
+def test_several_optimizers(record_fault):
+    def wrappers(steps):
+        return OptimWrapperDict(a=trained('SGD', steps)[1], b=trained('AdamW', steps)[1])
+
+    saved = wrappers(3).state_dict()
+    assert set(fit_optimizer(wrappers(0), saved)) == {'a', 'b'}
+    changes = [
+        lambda state: state.pop('a'),
+        lambda state: state.update(c=state['a']),
+        lambda state: state.update(a=5),
+        lambda state: entry(state['b']).update(step=-1),
+        lambda state: state.update(a=state['b']),
+    ]
+    for change in changes:
+        changed = copy.deepcopy(saved)
+        change(changed)
+        with pytest.raises(ValueError, match=r'^optimizer'):
+            fit_optimizer(wrappers(0), changed)
+    record_fault('optimizer_states', len(changes))
+
+
+def test_a_loss_scaler_keeps_its_settings(record_fault):
+    class CpuAmp(AmpOptimWrapper):
+        def __init__(self, optimizer):
+            OptimWrapper.__init__(self, optimizer)
+            self.loss_scaler = torch.amp.GradScaler('cpu', growth_interval=3)
+
+    wrapper = CpuAmp(trained('SGD')[1].optimizer)
+    saved = copy.deepcopy(wrapper.state_dict())
+    saved['loss_scaler'].update(scale=512.0, _growth_tracker=2, growth_factor=-1.0, growth_interval=0)
+    own = wrapper.loss_scaler.state_dict()
+    assert fit_optimizer(wrapper, saved)['loss_scaler'] == {**own, 'scale': 512.0, '_growth_tracker': 2}
+    wrongs = [dict(scale=0.0), dict(scale=float('nan')), dict(scale=float('inf')), dict(scale='1'), dict(scale=-2.0),
+              dict(_growth_tracker=-1), dict(_growth_tracker=None)]  # fmt: skip
+    for wrong in wrongs:
+        changed = copy.deepcopy(saved)
+        changed['loss_scaler'].update(wrong)
+        with pytest.raises(ValueError, match=r'optimizer\.loss_scaler\.\w+ takes'):
+            fit_optimizer(wrapper, changed)
+    record_fault('optimizer_states', 1 + len(wrongs))
+
+
+def test_an_optimizer_that_cannot_be_tried_keeps_what_is_finite(record_fault):
+    weight = nn.Parameter(torch.ones(3))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (weight * weight).sum()
+        loss.backward()
+        return loss
+
+    optimizer = torch.optim.LBFGS([weight], max_iter=2)
+    optimizer.step(closure)
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert set(fit_optimizer(OptimWrapper(optimizer), saved)['state'][0]) >= {'d', 't', 'func_evals'}
+    saved['state'][0]['d'][0] = float('nan')
+    with pytest.raises(ValueError, match=r'optimizer\.state\[0\]\.d is not finite'):
+        fit_optimizer(OptimWrapper(optimizer), saved)
+    record_fault('optimizer_states')

@@ -1,0 +1,278 @@
+"""What a swap writes into a config, key by key, and what it refuses."""
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
+
+from swin_backbone import swap_backbone
+from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.swap import replace as swap_module
+from swin_backbone.openmmlab.swap.variants import SWINS
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+FASTER = 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py'
+CAFFE = 'mmdet::retinanet/retinanet_r50-caffe_fpn_1x_coco.py'
+DINO = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'
+DEEPLAB = 'mmseg::deeplabv3plus/deeplabv3plus_r50-d8_4xb4-80k_ade20k-512x512.py'
+
+
+def swap(path, name='swin-t', **more):
+    return swap_backbone(read_config(path), name, verbose=False, **more)
+
+
+def test_faster_rcnn():
+    before = read_config(FASTER)
+    after = swap_backbone(before, 'swin-b', verbose=False)
+    assert after.model.backbone.type == 'SwinBackbone'
+    assert after.model.backbone.arch == 'base'
+    assert after.model.backbone.init_cfg.checkpoint.endswith('swin_base_patch4_window7_224.pth')
+    assert after.model.neck.in_channels == [128, 256, 512, 1024]
+    assert 'swin_backbone' in after.custom_imports.imports
+    assert after.model.rpn_head == before.model.rpn_head
+    assert before.model.backbone.type == 'ResNet'  # its own config is left alone
+
+
+def test_maps_that_nobody_reads_are_not_emitted_and_images_are_normalised_as_the_weights_know_them():
+    after = swap(CAFFE)
+    assert after.model.backbone.out_indices == (1, 2, 3)
+    assert after.model.neck.in_channels == [192, 384, 768]
+    assert after.model.neck.start_level == 0
+    assert after.model.data_preprocessor.mean == [123.675, 116.28, 103.53]
+    assert after.model.data_preprocessor.bgr_to_rgb is True
+
+
+def test_indices_of_segmentation_heads_move_with_the_maps():
+    after = swap(DEEPLAB)
+    assert after.model.backbone.out_indices == (0, 2, 3)
+    head, auxiliary = after.model.decode_head, after.model.auxiliary_head
+    assert (head.in_index, head.in_channels, head.c1_in_channels) == (2, 768, 96)
+    assert (auxiliary.in_index, auxiliary.in_channels) == (1, 384)
+    assert after.model.pretrained is None
+
+
+def test_a_detector_keeps_its_strides():
+    after = swap('mmdet::faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py')  # C5 dilated to stride 16
+    assert after.model.backbone.out_indices == (2,)
+    assert after.model.backbone.depths == (2, 2, 6)
+    assert after.model.rpn_head.in_channels == after.model.roi_head.bbox_head.in_channels == 384
+    assert after.model.rpn_head.anchor_generator.strides == [16]
+
+
+@pytest.mark.parametrize('name', [name for name, swin in SWINS.items() if swin.by_stage])
+def test_a_swin_of_fewer_stages_has_as_many_windows(name):
+    after = swap('mmdet::faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py', name, init_cfg=None)
+    with torch.device('meta'):
+        backbone = MODELS.build(after.model.backbone)
+    sides = dict(SWINS[name].by_stage)['window_size'][:3]
+    assert backbone.window_size == tuple((side, side) for side in sides)
+
+
+@pytest.mark.parametrize('path', [FASTER, 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'])
+def test_the_windows_and_depths_that_were_searched_for_come_with_their_weights(path):
+    tiny, base = swap(path, 'swin-s3-t').model.backbone, swap(path, 'swin-s3-b').model.backbone
+    assert tiny.window_size == base.window_size == (7, 7, 14, 7)
+    assert 'depths' not in tiny
+    assert base.depths == (2, 2, 30, 2)
+    assert [cfg.init_cfg.checkpoint.rpartition('/')[2][:4] for cfg in (tiny, base)] == ['s3_t', 's3_b']
+    again = swap_backbone(dict(model=dict(type='MaskRCNN', backbone=tiny)), 'swin-s3-t', verbose=False)
+    assert again.model.backbone == tiny
+
+
+def test_recipe_swin_exchanges_sgd():
+    after = swap(FASTER)
+    assert after.optim_wrapper.optimizer == dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05)
+    assert set(after.optim_wrapper.paramwise_cfg.custom_keys) == {
+        'absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale', 'norm',
+    }  # fmt: skip
+    segmentation = swap(DEEPLAB)
+    assert (segmentation.optim_wrapper.optimizer.lr, segmentation.optim_wrapper.optimizer.weight_decay) == (6e-5, 0.01)
+    assert segmentation.param_scheduler[0].eta_min == 0  # it was above the new rate
+
+
+def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():
+    after = swap(DINO)
+    before = read_config(DINO)
+    assert after.optim_wrapper.optimizer == before.optim_wrapper.optimizer
+    keys = after.optim_wrapper.paramwise_cfg.custom_keys
+    assert keys['backbone'] == dict(lr_mult=0.1)
+    assert keys['backbone.stages.2.blocks.5.norm'] == dict(lr_mult=0.1, decay_mult=0.0)
+    assert 'backbone.stages.2.blocks.6.norm' not in keys
+
+
+@pytest.mark.parametrize('name', ['swin-nano', 'swinv2-nano'])
+def test_recipe_swin_leaves_no_decay_on_any_norm_or_table_of_the_backbone(name):
+    cfg = swap(DINO, name, init_cfg=None)
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model)
+        optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    decays = {name_of[id(group['params'][0])]: group['weight_decay'] for group in optimizer.param_groups}
+    rates = {name_of[id(group['params'][0])]: group['lr'] for group in optimizer.param_groups}
+    backbone = [name for name in decays if name.startswith('backbone.')]
+    norms = {f'backbone.{name}' for name, module in model.backbone.named_modules() if isinstance(module, nn.LayerNorm)}
+    tables = ('relative_position_bias_table', 'logit_scale', 'cpb_mlp.0.weight', 'cpb_mlp.2.weight', 'cpb_mlp.0.bias')
+    without = {name for name in backbone if name.rpartition('.')[0] in norms or name.endswith(tables)}
+    assert {name for name in backbone if decays[name] == 0} == without
+    assert {rates[name] for name in backbone} == {cfg.optim_wrapper.optimizer.lr * 0.1}
+
+
+@pytest.mark.parametrize(
+    'path',
+    [
+        'mmdet::nas_fpn/retinanet_r50_nasfpn_crop640-50e_coco.py',
+        'mmdet::efficientnet/retinanet_effb3_fpn_8xb4-crop896-1x_coco.py',
+        'mmdet::fpg/retinanet_r50_fpg_crop640_50e_coco.py',
+    ],
+)
+def test_recipe_swin_keeps_what_says_that_parameters_are_shared(path):
+    cfg = swap(path, 'swin-nano', init_cfg=None)
+    assert cfg.optim_wrapper.paramwise_cfg.bypass_duplicate is True
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        build_optim_wrapper(revert_sync_batchnorm(MODELS.build(cfg.model)), cfg.optim_wrapper)
+
+
+@pytest.mark.parametrize(
+    'path',
+    [
+        'mmdet::mask2former_vis/mask2former_r50_8xb2-8e_youtubevis2021.py',
+        'mmdet::masktrack_rcnn/masktrack-rcnn_mask-rcnn_r50_fpn_8xb1-12e_youtubevis2019.py',
+        'mmdet::bytetrack/bytetrack_yolox_x_8xb4-amp-80e_crowdhuman-mot17halftrain_test-mot17halfval.py',
+    ],
+)
+def test_no_checkpoint_of_the_old_model_is_loaded(path):
+    assert 'Pretrained' in str(read_config(path).model)
+    text = str(swap(path, 'swin-nano').model)
+    assert 'Pretrained' not in text
+    assert 'http' not in text
+
+
+@pytest.mark.parametrize(
+    ('path', 'emits'),
+    [
+        ('mmseg::pidnet/pidnet-s_2xb6-120k_1024x1024-cityscapes.py', '8, 8, 8 in training and maps of stride 8'),
+        ('mmseg::ddrnet/ddrnet_23-slim_in1k-pre_2xb6-120k_cityscapes-1024x1024.py', '8, 8 in training'),
+    ],
+)
+def test_a_backbone_that_emits_more_in_training_is_refused(path, emits):
+    with pytest.raises(ValueError, match=rf'^model\.backbone: it emits maps of stride {emits}'):
+        swap(path)
+
+
+def test_a_neck_that_adds_maps_of_one_size_is_refused():
+    with pytest.raises(ValueError, match=r"^model\.neck: a MLANeck takes .*not a Swin's: The size of tensor"):
+        swap('mmseg::setr/setr_vit-l-mla_8xb1-160k_ade20k-512x512.py')
+
+
+def test_a_head_without_a_convolution_gets_the_channels_that_it_reads():
+    cfg = swap('mmseg::segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512.py', 'swin-nano', init_cfg=None)
+    assert cfg.model.decode_head.channels == cfg.model.decode_head.in_channels == 128
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        MODELS.build(cfg.model)
+
+
+def test_recipe_keep_keeps():
+    assert swap(FASTER, recipe='keep').optim_wrapper == read_config(FASTER).optim_wrapper
+
+
+def test_arguments_of_the_backbone_beat_the_names():
+    backbone = swap(FASTER, window_size=12, init_cfg=None, drop_path_rate=0.1).model.backbone
+    assert (backbone.window_size, backbone.init_cfg, backbone.drop_path_rate) == (12, None, 0.1)
+
+
+def test_a_swap_twice_is_a_swap_once():
+    once = swap(FASTER)
+    assert swap_backbone(once, 'swin-t', verbose=False).to_dict() == once.to_dict()
+
+
+def test_a_detector_inside_a_wrapper():
+    after = swap('mmdet::soft_teacher/soft-teacher_faster-rcnn_r50-caffe_fpn_180k_semi-0.1-coco.py')
+    assert after.model.detector.backbone.type == 'SwinBackbone'
+    assert after.model.data_preprocessor.data_preprocessor.bgr_to_rgb is True
+
+
+def test_the_summary_has_before_and_after(monkeypatch):
+    printed = []
+    monkeypatch.setattr(swap_module, 'print_log', lambda text, **_: printed.append(text))
+    swap_backbone(read_config(DEEPLAB), 'swin-t')
+    (text,) = printed
+    assert 'model.decode_head.in_channels\n  - 2048\n  + 768' in text
+    assert '  - ResNetV1c(depth=50' in text
+    assert "  + SwinBackbone(arch='tiny'" in text
+    assert 'note: what reads stage 3 gets stride 32 where it got 8' in text
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (dict(model=dict(neck=dict(in_channels=[256, 512, 1024, 1024]))), r'^model\.neck\.in_channels is'),
+        (dict(model=dict(neck=dict(rfp_backbone=dict(type='ResNet')))), r'^model\.neck\.rfp_backbone'),
+        (dict(optim_wrapper=dict(_delete_=True, type='OptimWrapperDict')), r'^optim_wrapper has no optimizer'),
+    ],
+)
+def test_what_it_cannot_place_it_names_and_leaves_alone(change, message):
+    cfg = read_config(FASTER)
+    cfg.merge_from_dict(change)
+    before = cfg.to_dict()
+    with pytest.raises(ValueError, match=message):
+        swap_backbone(cfg, 'swin-t', verbose=False)
+    assert cfg.to_dict() == before
+
+
+def test_a_head_that_reads_other_channels_is_named():
+    cfg = read_config(DEEPLAB)
+    cfg.model.auxiliary_head.in_channels = 1000
+    with pytest.raises(ValueError, match=r'^model\.auxiliary_head\.in_channels is 1000'):
+        swap_backbone(cfg, 'swin-t', verbose=False)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'), [(('swin-x',), r"one of .*got 'swin-x'"), (('swin-t', 'adam'), r"recipe.*got 'adam'")]
+)
+def test_names_that_there_are_not(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        swap_backbone(read_config(FASTER), arguments[0], recipe=(*arguments, 'swin')[1])
+
+
+def test_a_config_without_a_model_is_refused():
+    with pytest.raises(ValueError, match=r'^model'):
+        swap_backbone(Config({}), 'swin-t')
+
+
+def test_prefixes_resolve_in_base_too(tmp_path):
+    path = tmp_path / 'child.py'
+    path.write_text(f'_base_ = {DEEPLAB!r}\n')
+    assert Config.fromfile(path).model.decode_head == read_config(DEEPLAB).model.decode_head
+    with pytest.raises(ValueError, match="got 'nowhere'"):
+        read_config('nowhere::x/y.py')
+    assert read_config('swin_backbone::atss/atss_swin-t-p4-w7_fpn_ms-crop-3x_coco.py').model.type == 'ATSS'
+
+
+PURE_PYTHON = """
+from mmdet.models import FPN, ResNet, RetinaHead, RetinaNet
+from mmengine.config import read_base
+from mmengine.model import revert_sync_batchnorm
+from mmengine.optim import OptimWrapper
+from torch.optim import SGD
+
+default_scope = 'mmdet'
+model = dict(
+    type=RetinaNet,
+    backbone=dict(type=ResNet, depth=50),
+    neck=dict(type=FPN, in_channels=[256, 512, 1024, 2048], out_channels=256, start_level=1, num_outs=5),
+    bbox_head=dict(type=RetinaHead, num_classes=3, in_channels=256))
+optim_wrapper = dict(type=OptimWrapper, optimizer=dict(type=SGD, lr=0.1))
+"""
+
+
+def test_a_config_in_pure_python(tmp_path):
+    (tmp_path / 'config.py').write_text(PURE_PYTHON)
+    after = swap(tmp_path / 'config.py')
+    assert after.model.backbone.out_indices == (1, 2, 3)
+    assert (after.model.neck.in_channels, after.model.neck.start_level) == ([192, 384, 768], 0)
+    assert after.optim_wrapper.optimizer.type == 'AdamW'

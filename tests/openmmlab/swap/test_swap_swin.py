@@ -1,0 +1,114 @@
+"""Where a config has the toolbox's own Swin, a swap changes its type, and nothing that it computes."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from helpers.breadth import build, forward, pictures_and_truth, shipped_with_swin
+from mmengine.registry import MODELS, DefaultScope
+
+from swin_backbone import SwinBackbone, swap_backbone
+from swin_backbone.openmmlab.config.files import read_config
+
+NAMES = {(96, 6): 'swin-t', (96, 18): 'swin-s', (128, 18): 'swin-b', (192, 18): 'swin-l'}  # by width and depth
+CONFIGS = [*shipped_with_swin('mmdet'), *shipped_with_swin('mmseg')]
+
+
+def own_name(cfg):
+    backbone = cfg.model.backbone
+    return NAMES[backbone.embed_dims, backbone.depths[2]]
+
+
+def test_there_are_many():
+    assert len(CONFIGS) >= 100
+
+
+@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
+def test_only_the_type_changes(toolbox):
+    for path in CONFIGS:
+        if path.startswith(toolbox):
+            cfg = read_config(path)
+            expected = cfg.to_dict()
+            expected['model']['backbone']['type'] = 'SwinBackbone'
+            imports = expected.setdefault('custom_imports', dict(imports=[]))
+            names = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
+            imports['imports'] = [*names, 'swin_backbone']
+            assert swap_backbone(cfg, own_name(cfg), verbose=False).to_dict() == expected, path
+
+
+def test_another_size_is_a_swap_like_any_other():
+    cfg = read_config('mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py')
+    after = swap_backbone(cfg, 'swin-b', verbose=False)
+    assert after.model.backbone.arch == 'base'
+    assert after.model.backbone.out_indices == (1, 2, 3)
+    assert after.model.neck.in_channels == [256, 512, 1024]
+
+
+def distinct(key):
+    """One config for each value of `key(cfg)`."""
+    found = {}
+    for path in CONFIGS:
+        found.setdefault(json.dumps(key(read_config(path)), sort_keys=True, default=str), path)
+    return list(found.values())
+
+
+def what_it_computes(cfg):
+    ignored = ('init_cfg', 'pretrained', 'convert_weights', 'drop_path_rate', 'with_cp', 'frozen_stages')
+    return {name: value for name, value in cfg.model.backbone.items() if name not in ignored}
+
+
+@pytest.mark.slow
+def test_every_distinct_backbone_gives_the_same_maps():
+    for path in distinct(what_it_computes):
+        cfg = read_config(path)
+        arguments = {k: v for k, v in cfg.model.backbone.items() if k not in ('type', 'init_cfg')}
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            theirs = MODELS.build(dict(arguments, type='SwinTransformer'))
+        ours = SwinBackbone(**arguments)
+        ours.load_state_dict(theirs.state_dict())
+        theirs.eval()
+        image = torch.randn(1, arguments.get('in_channels', 3), 100, 132)
+        with torch.no_grad():
+            for a, b in zip(ours.eval()(image), theirs(image)):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', CONFIGS)
+def test_the_model_gives_the_same_outputs(path):
+    cfg = read_config(path)
+    if 'language_model' in cfg.model:
+        pytest.skip('its language model, a BERT of Hugging Face, is not on this machine')
+    if cfg.model.backbone.get('in_channels', 3) != 3 or cfg.model.type == 'Mask2FormerVideo' or not build_key(cfg):
+        pytest.skip('the same model as another config, or one that does not take single pictures')
+    cfg.model.backbone.pop('init_cfg', None)
+    cfg.model.pop('pretrained', None)
+    if 'force_grad_on_level' in cfg.model.get('neck', {}):
+        pytest.skip('its neck has an argument that no FPN of mmdet takes: it cannot be built as it is shipped')
+    theirs = build(cfg)
+    swapped = swap_backbone(cfg, own_name(cfg), verbose=False)
+    ours = build(swapped, initialise=False)
+    ours.load_state_dict(theirs.state_dict())
+    data = pictures_and_truth(cfg, batch=1, side=128)
+    outputs = [forward(cfg, model, data) for model in (ours, theirs)]
+    assert len(outputs[0]) == len(outputs[1]) > 0
+    for a, b in zip(*outputs):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+_SEEN = set()
+
+
+def build_key(cfg):
+    """Whether this model is not one that was built before."""
+    ignored = ('init_cfg', 'pretrained', 'data_preprocessor', 'train_cfg', 'test_cfg')
+    model = {name: value for name, value in cfg.model.items() if name not in ignored}
+    model['backbone'] = what_it_computes(cfg)
+    key = json.dumps(model, sort_keys=True, default=str)
+    new = key not in _SEEN
+    _SEEN.add(key)
+    return new

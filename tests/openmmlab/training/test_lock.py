@@ -1,0 +1,87 @@
+"""Two trainings do not share a working folder; what holds the lock lets go of it however it ends."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+from helpers.toy_training import start, wait
+
+from swin_backbone.openmmlab.errors import TrainingStopped
+from swin_backbone.openmmlab.training.lock import HOLDER, LOCK, only_training_in
+
+
+def hold(folder, workers=0):
+    with only_training_in(str(folder)):
+        for _ in range(workers):
+            if os.fork() == 0:  # as of a data loader: they outlive a training that is killed
+                time.sleep(20)
+                os._exit(0)
+        (folder / 'held').touch()
+        time.sleep(60)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that trains in a folder, with workers."""
+    process = start(hold, tmp_path, 2, log=tmp_path / 'log')
+    deadline = time.monotonic() + 30
+    while not (tmp_path / 'held').exists():
+        assert time.monotonic() < deadline, (tmp_path / 'log').read_text()
+        time.sleep(0.01)
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def test_a_second_training_is_told_who_trains_there(tmp_path, holder, record_fault):
+    who = rf'^process {holder} on \S+, since \S+, trains in {re.escape(str(tmp_path))}'
+    for _ in range(2):
+        with pytest.raises(TrainingStopped, match=who), only_training_in(str(tmp_path)):
+            pass
+    with only_training_in(str(tmp_path), rank=1):  # another rank of a run, whose first asks
+        pass
+    for contents in ('', '{}', '[]', '{"pid": "x", "host": 1, "since": 2}', 'x' * 10**6):
+        (tmp_path / HOLDER).write_text(contents)
+        with pytest.raises(TrainingStopped, match=r'^another process trains in'), only_training_in(str(tmp_path)):
+            pass
+    wait_killed(holder)
+    record_fault('locks', 7)
+
+
+def wait_killed(process):
+    os.kill(process, signal.SIGKILL)
+    wait(process)
+
+
+def test_a_kill_leaves_no_lock(tmp_path, holder, record_fault):
+    """Its workers, which go on for some seconds, hold none."""
+    wait_killed(holder)
+    with only_training_in(str(tmp_path)):
+        assert json.loads((tmp_path / HOLDER).read_text())['pid'] == os.getpid()
+    with only_training_in(str(tmp_path)):
+        pass
+    record_fault('locks')
+
+
+def test_an_error_leaves_no_lock(tmp_path):
+    with pytest.raises(ZeroDivisionError), only_training_in(str(tmp_path)):
+        raise ZeroDivisionError
+    with only_training_in(str(tmp_path)):
+        pass
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path, record_fault):
+    (tmp_path / 'notes').write_text('precious')
+    for name in (LOCK, HOLDER):
+        (tmp_path / name).symlink_to(tmp_path / 'notes')
+    with pytest.raises(OSError, match='symbolic links'), only_training_in(str(tmp_path)):
+        pass
+    (tmp_path / LOCK).unlink()
+    with only_training_in(str(tmp_path)):
+        pass
+    assert (tmp_path / 'notes').read_text() == 'precious'
+    record_fault('locks', 2)

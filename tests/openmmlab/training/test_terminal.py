@@ -1,0 +1,113 @@
+"""What the tools print when they make a runner, and with what installed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.utils.dl_utils import collect_env
+from torch import nn
+
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.training.terminal import FOR_THE_FILE
+
+
+class _Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return self.layer(inputs)
+
+
+@pytest.fixture
+def make_runner(tmp_path):
+    """Makes a runner, and hands over what it printed and what is in its log file."""
+    MODELS.register_module('ModelOfTheTest', module=_Model, force=True)
+
+    def make(capsys, **more):
+        cfg = Config(
+            dict(
+                default_scope='mmengine',
+                model=dict(type='ModelOfTheTest'),
+                work_dir=str(tmp_path),
+                launcher='none',
+                experiment_name=f'{tmp_path.name}{len(more)}',
+                **more,
+            )
+        )
+        runner = runtime.build_runner(cfg)
+        optimizer = dict(type='AdamW', lr=1e-3, weight_decay=0.1)
+        runner.build_optim_wrapper(dict(optimizer=optimizer, paramwise_cfg=dict(bias_decay_mult=0.0)))
+        return capsys.readouterr().out, Path(runner.logger.log_file).read_text()
+
+    yield make
+    MODELS.module_dict.pop('ModelOfTheTest')
+    MMLogger._instance_dict.clear()
+
+
+def test_what_is_hundreds_of_lines_goes_to_the_file_alone(capsys, make_runner):
+    printed, log = make_runner(capsys)
+    for beginning in FOR_THE_FILE:
+        assert beginning in log  # so mmengine still begins them so
+        assert beginning not in printed
+    assert 'environment, config, hooks, the rate of each parameter: see ' in printed
+    assert len(printed.splitlines()) < 8
+
+
+def test_log_level_debug_prints_it_too(capsys, make_runner):
+    printed, _log = make_runner(capsys, log_level='DEBUG')
+    assert all(beginning in printed for beginning in FOR_THE_FILE)
+
+
+@pytest.fixture
+def install_torchvision(tmp_path, monkeypatch):
+    """Have a torchvision of this text be the one that is installed."""
+
+    def install(text):
+        (tmp_path / 'torchvision').mkdir()
+        (tmp_path / 'torchvision' / '__init__.py').write_text(text)
+        for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, 'torchvision', None)  # to be put back after it
+        monkeypatch.delitem(sys.modules, 'torchvision')
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
+
+
+def test_a_torchvision_of_another_build_is_named_once_and_left_out(install_torchvision, capsys, make_runner):
+    install_torchvision("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    with pytest.raises(RuntimeError, match='nms'):
+        collect_env()
+
+    printed, _log = make_runner(capsys)
+    assert printed.count('torchvision is left out') == 1
+    assert 'operator torchvision::nms does not exist' in printed
+    assert 'TorchVision' not in collect_env()
+
+
+DESCRIBES_ITS_OPERATORS = """
+import torch
+for name in ('nms', 'qnms'):
+    if not hasattr(torch.ops.torchvision, name):
+        raise RuntimeError(f'operator torchvision::{name} does not exist')
+__version__ = 'for CUDA'
+"""
+
+
+def test_of_a_torchvision_for_cuda_beside_a_cpu_torch_the_python_is_there(install_torchvision, capsys, make_runner):
+    """Whose operators are not declared, as its compiled extension does not load."""
+    declared = hasattr(torch.ops.torchvision, 'nms')  # by the test before, or the real one where it is installed
+    install_torchvision(DESCRIBES_ITS_OPERATORS)
+    if not declared:
+        with pytest.raises(RuntimeError, match='operator torchvision::nms does not exist'):
+            collect_env()
+    printed, _log = make_runner(capsys)
+    assert 'is left out' not in printed
+    assert collect_env()['TorchVision'] == 'for CUDA'

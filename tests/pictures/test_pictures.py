@@ -1,0 +1,337 @@
+"""What is drawn: masks and regions against the reference, features, class activation, bias tables, curves."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.backends import reference
+from swin_backbone.pictures import attention_maps
+from swin_backbone.pictures.attention import strides_of
+from swin_backbone.pictures.bias import bias_tables
+from swin_backbone.pictures.cam import class_activation_map, eigen_cam, grad_cam, reshape_transform
+from swin_backbone.pictures.curves import curves_figure, read_log
+from swin_backbone.pictures.layout import PADDING, REGIONS, lay_out, map_size
+from swin_backbone.pictures.overlays import attention_figure, cam_figure, features_figure, principal_colours
+from swin_backbone.pictures.save import save_figure
+from swin_backbone.pictures.windows import (
+    bias_figure,
+    mask_bytes,
+    masks_figure,
+    mosaic,
+    strips,
+    strips_figure,
+    windows_figure,
+)
+from swin_backbone.windows.position import resize_relative_position_bias_table
+
+SMALL = dict(embed_dims=16, depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
+torch.manual_seed(0)  # a class activation map of some weights is zero everywhere
+BACKBONES = [SwinBackbone(**SMALL, window_size=4).eval(), SwinV2Backbone(**SMALL, window_size=4).eval()]
+LAYOUTS = [
+    ((18, 25), (7, 7), True, False),
+    ((18, 25), (7, 7), False, False),
+    ((16, 23), (7, 5), True, True),
+    ((18, 25), (7, 7), False, True),
+    ((3, 30), (7, 7), True, True),
+    ((14, 14), (7, 7), True, True),
+    ((1, 1), (2, 2), True, False),
+]
+
+
+@pytest.mark.parametrize('strip_tokens', [1, 120, 10_000])
+@pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)
+def test_a_strip_has_whole_windows_and_every_token_is_in_one(size, window, shifted, mask_padding, strip_tokens):
+    layout = lay_out(size, window, shifted, mask_padding)
+    strip_HW = strips(layout, strip_tokens)
+    assert strip_HW.shape == size
+    assert set(strip_HW.ravel()) == set(range(strip_HW.max() + 1))
+    number_HW = layout.rolled_back(layout.window_HW)[: size[0], : size[1]]
+    area, most = window[0] * window[1], 0
+    for strip in range(strip_HW.max() + 1):
+        inside = np.unique(number_HW[strip_HW == strip])
+        assert not np.isin(number_HW[strip_HW != strip], inside).any()
+        most = max(most, len(inside) * area)
+    assert most <= max(strip_tokens, area)
+    title = strips_figure(layout, strip_tokens).get_suptitle()
+    assert title.startswith(f'{layout.kind_RC.size} windows in {strip_HW.max() + 1} strip')
+
+
+def test_strips_of_no_tokens_are_refused():
+    with pytest.raises(ValueError, match='strip_tokens must be 1 or more, got 0'):
+        strips(lay_out((14, 14), (7, 7), False), 0)
+
+
+@pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)
+def test_masks_and_regions_are_the_reference_s(size, window, shifted, mask_padding):
+    layout = lay_out(size, window, shifted, mask_padding)
+    padded = layout.token_HW.shape
+    regions_HW = reference._regions(size, padded, window, layout.shift, mask_padding)
+
+    def in_windows(map_HW):
+        return reference.window_partition(torch.as_tensor(map_HW)[None, :, :, None].contiguous(), window)[
+            ..., 0
+        ].numpy()
+
+    regions_LN, tokens_LN = in_windows(regions_HW), in_windows(layout.token_HW)
+    together_LNN = regions_LN[:, :, None] == regions_LN[:, None]
+    # Two places of masked padding: nobody sees what they put out.
+    matters_LNN = (tokens_LN[:, :, None] != PADDING) | (tokens_LN[:, None] != PADDING) | (not mask_padding)
+    assert np.array_equal(layout.mask_stack()[matters_LNN], together_LNN[matters_LNN])
+    drawn_LN = in_windows(layout.region_HW)
+    assert np.array_equal((drawn_LN[:, :, None] == drawn_LN[:, None])[matters_LNN], together_LNN[matters_LNN])
+
+    tokens = np.full(padded, PADDING)
+    tokens[: size[0], : size[1]] = np.arange(size[0] * size[1]).reshape(size)
+    assert np.array_equal(layout.rolled_back(layout.token_HW), tokens)
+    assert (in_windows(layout.window_HW) == np.arange(len(tokens_LN))[:, None]).all()
+
+
+@pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)
+def test_what_is_drawn_is_the_layout(size, window, shifted, mask_padding):
+    layout = lay_out(size, window, shifted, mask_padding)
+    figure = masks_figure(layout)
+    drawn = [axis.get_images()[0].get_array() for axis in figure.axes[: len(layout.kinds) + 1]]
+    for kind, mask_NN in zip(layout.kinds, drawn):
+        assert np.array_equal(mask_NN, kind.mask_NN)
+    rows, columns = layout.kind_RC.shape
+    N = window[0] * window[1]
+    stack_LNN = drawn[-1].reshape(rows, N, columns, N).swapaxes(1, 2).reshape(-1, N, N)
+    assert np.array_equal(stack_LNN, layout.mask_stack())
+    drawn = windows_figure(layout).axes[0].get_images()[0].get_array()
+    assert drawn.shape == (*layout.token_HW.shape, 3)
+    present = {REGIONS[i] for i in np.unique(layout.region_HW)} if shifted else {'windows 1', 'windows 2'}
+    assert len(np.unique(drawn.reshape(-1, 3), axis=0)) == min(len(present), layout.window_HW.max() + 1 + shifted * 9)
+
+
+def test_names_and_bytes_of_the_kinds():
+    layout = lay_out((200, 336), (7, 7), True)
+    assert [kind.name for kind in layout.kinds] == ['interior', 'right edge', 'bottom edge', 'corner']
+    assert [int((layout.kind_RC == i).sum()) for i in range(4)] == [28 * 47, 28, 47, 1]
+    assert mask_bytes(layout) == (29 * 48 * 49 * 49 * 4, 3 * 49 * 49)
+    assert layout.mask_stack().size * 4 == mask_bytes(layout)[0]
+    assert max(mosaic(layout).shape) <= 2400
+    names = {kind.name for kind in lay_out((15, 15), (7, 7), True, True).kinds}
+    assert {
+        'next to right edge',
+        'right edge',
+        'next to bottom edge',
+        'corner',
+        'corner (one up and one left)',
+    } <= names
+
+
+def test_sizes():
+    assert map_size((800, 1333), 1) == (200, 334)
+    assert map_size((800, 1333), 4) == (25, 42)
+    with pytest.raises(ValueError, match='stage must be from 1 to 4, got 5'):
+        map_size((800, 1333), 5)
+    with pytest.raises(ValueError, match=r'size takes two positive sides, got \(0, 3\)'):
+        lay_out((0, 3), (7, 7), False)
+    small = lay_out((5, 9), (7, 7), True, small_map='shrink')
+    assert (small.window_size, small.shift) == ((5, 5), (0, 0))
+
+
+def titles(figure):
+    return ' | '.join(axis.get_title() for axis in figure.axes)
+
+
+@pytest.mark.parametrize('backbone', BACKBONES, ids=['v1', 'v2'])
+def test_attention_and_features_are_drawn(tmp_path, backbone):
+    picture, images = np.zeros((60, 80, 3), np.uint8), torch.randn(1, 3, 64, 96)
+    assert strides_of(backbone) == [4, 8]
+    shifted, plain = (attention_maps(backbone, images, shift=shift) for shift in (True, False))
+    figure = attention_figure(picture, shifted, plain, (21, 33), strides_of(backbone), stage=2, block=2, head=3)
+    assert 'head 3' in titles(figure)
+    assert 'with shift, after 2 blocks' in titles(figure)
+    assert 'without shift, after 2 blocks\n16 of 96 tokens' in titles(figure)
+    save_figure(figure, tmp_path / 'attention.png')
+    assert (tmp_path / 'attention.png').read_bytes().startswith(b'\x89PNG')
+    for wrong, message in (
+        (dict(stage=3), 'stage must be from 1 to 2, got 3'),
+        (dict(head=3), 'head must be from 1 to 2'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention_figure(picture, shifted, plain, (21, 33), strides_of(backbone), **wrong)
+    with pytest.raises(ValueError, match='a pixel of a picture of 60x80, got row 60, column 3'):
+        attention_figure(picture, shifted, plain, (60, 3), strides_of(backbone))
+
+    maps = [(f'stage {i}', one[0]) for i, one in enumerate(backbone.eval()(images), 1)]
+    figure = features_figure(picture, maps, strides_of(backbone))
+    assert 'stage 2: 32 channels, 8x12' in titles(figure)
+    assert np.array_equal(figure.axes[2].get_images()[0].get_array(), principal_colours(maps[1][1]))
+    save_figure(figure, tmp_path / 'features.html')
+    html = (tmp_path / 'features.html').read_text()
+    assert '<svg' in html
+    assert 'src=' not in html
+
+
+def test_principal_colours_find_what_varies():
+    map_CHW = torch.zeros(5, 6, 8)
+    map_CHW[3, :, :4], map_CHW[1, :3] = 10, 4  # two directions, the first the stronger
+    colours = principal_colours(map_CHW)
+    assert {tuple(one) for one in colours[..., :2].reshape(-1, 2).round(3).tolist()} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len(np.unique(colours[:, :4, 0].round(6))) == 1
+
+
+@pytest.mark.parametrize('backbone', BACKBONES, ids=['v1', 'v2'])
+@pytest.mark.parametrize('method', ['grad', 'eigen'])
+def test_class_activation_is_that_of_the_formulas(backbone, method):
+    images = torch.randn(1, 3, 40, 48)
+    kept = {}
+
+    def score():
+        kept['out'] = backbone(images)
+        return kept['out'][-1][:, 5].square().sum()
+
+    for stage, size in ((1, (10, 12)), (2, (5, 6))):
+        map_BHW = class_activation_map(backbone, score, stage, method)
+        assert map_BHW.shape == (1, *size)
+        assert 0 <= map_BHW.min()
+        assert map_BHW.max() == 1
+        assert not backbone.stages[stage - 1]._forward_hooks
+        # The score depends on the emitted map of stage 2, and on the first only through what the second takes.
+        place = backbone.stages[0] if (stage, method) == (1, 'grad') else getattr(backbone, f'norm{stage - 1}')
+        assert not place._forward_hooks
+        activations = []
+        handle = place.register_forward_hook(lambda _m, _a, out, kept=activations: kept.append(out))
+        value = score()
+        handle.remove()
+        if method == 'grad':
+            gradient = torch.autograd.grad(value, activations[0])[0]
+            expected = grad_cam(reshape_transform(activations[0].detach()), reshape_transform(gradient))
+        else:
+            expected = eigen_cam(reshape_transform(activations[0].detach()))
+        torch.testing.assert_close(map_BHW, expected / expected.max())
+
+
+def test_the_formulas_of_class_activation_on_numbers():
+    activations, gradients = torch.tensor([[[[1.0, 2]], [[3, 1]]]]), torch.tensor([[[[2.0, 0]], [[-1, -1]]]])
+    assert grad_cam(activations, gradients).tolist() == [[[0.0, 1.0]]]  # weights 1 and -1
+    one_direction = torch.tensor([3.0, 4])[None, :, None, None] * torch.tensor([[[[0.0, 1, 5]]]])
+    torch.testing.assert_close(eigen_cam(one_direction), torch.tensor([[[0.0, 0, 15]]]))  # 5 times 5 - 2
+
+
+@pytest.mark.parametrize('frozen', [0, 2])
+def test_frozen_backbones_have_a_class_activation_too(frozen):
+    backbone = SwinBackbone(**SMALL, frozen_stages=frozen)
+    images = torch.randn(1, 3, 32, 32)
+    assert class_activation_map(backbone, lambda: backbone(images)[1][:, 5].square().sum(), 2).max() == 1
+
+
+def test_what_cannot_be_explained():
+    backbone, images = BACKBONES[0], torch.randn(1, 3, 32, 32)
+    with pytest.raises(ValueError, match="method must be one of grad, eigen, got 'score'"):
+        class_activation_map(backbone, lambda: backbone(images)[0].sum(), 1, 'score')
+    with pytest.raises(ValueError, match='stage must be from 1 to 2, got 3'):
+        class_activation_map(backbone, lambda: backbone(images)[0].sum(), 3)
+    with pytest.raises(ValueError, match="no gradient at stage 2; method 'eigen' needs none"):
+        class_activation_map(backbone, lambda: backbone(images)[0].sum(), 2)  # of stage 1
+
+
+def test_equals_the_package_grad_cam():
+    cam = pytest.importorskip('pytorch_grad_cam', reason='grad-cam is not installed; it needs torchvision')
+    backbone, images = BACKBONES[0].eval(), torch.randn(1, 3, 32, 48)
+
+    class Last(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = backbone
+
+        def forward(self, x):
+            return self.backbone(x)[-1].square().mean((2, 3))
+
+    model, targets = Last(), [lambda output: output[3]]
+    with cam.GradCAM(model, [backbone.norm1], reshape_transform=reshape_transform) as theirs:
+        expected = theirs(images, targets)[0]  # resized to the image, from 0 to 1
+    ours = class_activation_map(model, lambda: model(images)[0, 3], 2)
+    peak = np.unravel_index(expected.argmax(), expected.shape)
+    y, x = np.unravel_index(ours[0].argmax(), ours[0].shape)
+    assert (abs(peak[0] - (8 * y + 3.5)) <= 4) & (abs(peak[1] - (8 * x + 3.5)) <= 4)
+
+
+def test_a_cam_is_drawn_with_its_box():
+    figure = cam_figure(np.zeros((30, 40, 3), np.uint8), torch.rand(4, 5), 8, 'Grad-CAM', [3, 4, 13, 24])
+    assert [patch.get_bbox().bounds for patch in figure.axes[1].patches] == [(3, 4, 10, 20)]
+    assert figure.axes[1].get_images()[1].get_extent() == [-0.5, 39.5, 31.5, -0.5]
+
+
+def test_bias_tables_of_both_versions_before_and_after():
+    trained, resized = bias_tables(BACKBONES[0].state_dict(), 2, 1, target=(6, 6))
+    own = BACKBONES[0].stages[1].blocks[0].attn.w_msa
+    assert torch.equal(trained.table_Rh, own.relative_position_bias_table)
+    assert torch.equal(resized.table_Rh, resize_relative_position_bias_table(trained.table_Rh, (4, 4), (6, 6)))
+    with pytest.raises(ValueError, match='does not say for which window'):
+        bias_tables(BACKBONES[1].state_dict(), 2, 1)
+    trained, larger = bias_tables(BACKBONES[1].state_dict(), 2, 1, window_size=(4, 4))
+    assert larger.window_size == (8, 8)
+    own = BACKBONES[1].stages[1].blocks[0].attn.w_msa
+    for (Wh, Ww), table_Rh in ((table.window_size, table.table_Rh) for table in (trained, larger)):
+        own.pretrained_window = (4, 4)
+        bias_hNN = own.position_bias((Wh, Ww))
+        # The last place of a window is as far as can be from the first.
+        torch.testing.assert_close(bias_hNN[:, -1, 0], table_Rh[-1])
+        torch.testing.assert_close(bias_hNN[:, 0, 1], table_Rh[(Wh - 1) * (2 * Ww - 1) + Ww - 2])
+    own.pretrained_window = None
+    with pytest.raises(ValueError, match='has no block 3 in a stage 2'):
+        bias_tables(BACKBONES[0].state_dict(), 2, 3)
+
+    table_Rh = torch.arange(9.0)[:, None]  # of a window of 2x2, by the offset of the query from the key
+    drawn = bias_figure([('window', table_Rh, (2, 2))], 'bias').subfigs[0].axes[0].get_images()[0].get_array()
+    assert np.array_equal(drawn, np.arange(9.0)[::-1].reshape(3, 3))  # of the key from the query
+
+
+def write_run(folder, records):
+    (folder / 'vis_data').mkdir(parents=True)
+    (folder / 'vis_data' / 'scalars.json').write_text('\n'.join(map(json.dumps, records)) + '\n{"lr": 0.')
+
+
+def step(number, epoch=1, **more):
+    return dict(
+        lr=0.1 / number, loss=1.0 / number, loss_cls=0.5 / number, time=1, epoch=epoch, iter=number, step=number, **more
+    )
+
+
+def test_curves_of_a_training_that_was_killed_and_resumed(tmp_path):
+    metric = {'coco/bbox_mAP': 0.25, 'coco/bbox_mAP_l': -1.0, 'time': 1, 'step': 1}
+    write_run(tmp_path / '20260101_000000', [step(10), step(20), metric, step(30, 2, stray=1)])
+    write_run(tmp_path / '20260102_000000', [step(25, 2), step(35, 2), {**metric, 'coco/bbox_mAP': 0.5, 'step': 2}])
+    log = read_log(tmp_path)
+    assert [at for at, _ in log.losses['loss']] == [10, 20, 25, 35]
+    assert set(log.losses) == {'loss', 'loss_cls'}
+    assert log.rates == {'lr': [(at, 0.1 / at) for at in (10, 20, 25, 35)]}
+    assert log.metrics == {'coco/bbox_mAP': [(1, 0.25), (2, 0.5)]}  # -1: there are no such objects
+    assert log.by_epoch
+    figure = curves_figure([log])
+    lines = {line.get_label(): line.get_xydata().tolist() for axis in figure.axes for line in axis.get_lines()}
+    assert lines['coco/bbox_mAP'] == [[1, 0.25], [2, 0.5]]
+    assert lines['loss'][0] == [10, 0.1]
+    assert figure.axes[2].get_xlabel() == 'epoch'
+
+    write_run(tmp_path / '20260103_000000', [step(5)])  # not resumed, but started again
+    assert [at for at, _ in read_log(tmp_path).losses['loss']] == [5]
+    assert read_log(tmp_path).metrics == {}
+
+
+def test_a_log_that_is_none(tmp_path):
+    with pytest.raises(ValueError, match='no folder in which mmengine wrote'):
+        read_log(tmp_path)
+    (tmp_path / 'log.json').write_text('no json\n{}\n')
+    with pytest.raises(ValueError, match=r'log\.json, line 1: not the JSON that mmengine writes'):
+        read_log(tmp_path / 'log.json')
+
+
+def test_a_picture_is_never_half_written(tmp_path, monkeypatch):
+    figure = curves_figure([SimpleNamespace(name='a', losses={}, rates={}, metrics={}, by_epoch=True)])
+    with pytest.raises(ValueError, match=r"written as \.png or \.html, got 'a\.pdf'"):
+        save_figure(figure, tmp_path.relative_to(tmp_path) / 'a.pdf')
+    save_figure(figure, tmp_path / 'new' / 'a.png')
+    before = (tmp_path / 'new' / 'a.png').read_bytes()
+    monkeypatch.setattr(figure, 'savefig', lambda *_a, **_k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_figure(figure, tmp_path / 'new' / 'a.png')
+    assert (tmp_path / 'new' / 'a.png').read_bytes() == before
+    assert [path.name for path in (tmp_path / 'new').iterdir()] == ['a.png']
