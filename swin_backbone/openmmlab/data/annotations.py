@@ -20,8 +20,8 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, Registry
 
 from ...checkpoints.errors import first_of
-from ..errors import DataError, Faults
 from ..config.paths import require_file
+from ..errors import DataError, Faults
 
 CLASSES_SHOWN = 10  # in an error
 MAX_PIXELS = 2**29  # of a picture: the run lengths of a larger one overflow pycocotools' buffer (rleToString)

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..config.paths import annotation_file, datasets_in, metrics_in, require_data
+from ..errors import DataError, Faults
+from ..launchers import rank, require_launcher
 from .annotations import check_annotations, class_of, form_of, require_classes, uses_masks
 from .check_labels import LabelRule, read_label
-from ..errors import DataError, Faults
 from .guard import build_error, label_rule, unreadable
-from ..launchers import rank, require_launcher
 from .media import picture_size
-from ..config.paths import annotation_file, datasets_in, metrics_in, require_data
 
 CLASSES_SHOWN = 30
 

@@ -20,6 +20,8 @@ from mmengine.registry import DATASETS, METRICS
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
+from ..config.paths import annotation_file, datasets_of, metrics_of, require_file
+from ..errors import DataError, sentence_of
 from .annotations import (
     SHORT_POLYGON,
     check_annotations,
@@ -32,9 +34,7 @@ from .annotations import (
 )
 from .batches import is_placed
 from .check_labels import LabelRule, has_8_bits, read_label
-from ..errors import DataError, sentence_of
 from .media import picture_size, read_picture, require_whole
-from ..config.paths import annotation_file, datasets_of, metrics_of, require_file
 
 NOTHING_LEFT = 'need at least one array to concatenate'  # how mmengine says that a data set is empty
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
-from .annotations import check_annotations, uses_masks
 from ..errors import ConfigError, DataError
+from .annotations import check_annotations, uses_masks
 
 
 def fill_own_data(cfg: Config) -> None:

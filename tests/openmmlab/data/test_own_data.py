@@ -1,11 +1,10 @@
 """Configs for the user's own pictures: filled from `own_data`, or an error that names its key."""
 
 import json
-from pathlib import Path
 
 import pytest
-
 from helpers import ROOT
+
 from swin_backbone.openmmlab.runtime import load_config
 
 CONFIGS = ROOT / 'configs'
