@@ -1,31 +1,45 @@
-"""The checks of a backbone's arguments, which one table describes, and of its input."""
+"""The kinds of arguments of backbones: in a constructor's signature each says its type and the values that it takes.
 
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, Optional
+A kind is the argument's type, annotated with a `Range`, or with a function that makes one of the backbone's size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, wraps
+from types import SimpleNamespace
+from typing import Annotated, Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from ..archs import Arch
 from ..backends.functions.autocast import autocast_dtype
+from ..backends.protocol import Backend
 from . import ranges
-from .ranges import (
-    BACKEND,
-    FLAG,
-    INIT_CFG,
-    PAIR,
-    POSITIVE,
-    POSITIVES,
-    RATE,
-    STRIP_TOKENS,
-    TEXT,
-    Range,
-    choice,
-    or_none,
-    read,
-)
+from .ranges import Range, or_none, read
 
+Pair = Annotated[Union[int, Sequence[int]], ranges.PAIR]
+Positive = Annotated[int, ranges.POSITIVE]
+Width = Annotated[Optional[int], or_none(ranges.POSITIVE)]
+OneAStage = Annotated[Optional[Sequence[int]], or_none(ranges.POSITIVES)]
+Windows = Annotated[Union[int, Sequence], lambda size: ranges.windows(len(size.depths))]
+PretrainedWindows = Annotated[Optional[Sequence], lambda size: ranges.pretrained_windows(len(size.depths))]
+MLPRatio = Annotated[float, lambda size: ranges.mlp_ratio(size.embed_dims)]
+Strides = Annotated[Sequence[int], lambda size: ranges.strides(len(size.depths))]
+Stages = Annotated[Sequence[int], lambda size: ranges.stages(len(size.depths))]
+FrozenStages = Annotated[int, lambda size: ranges.integer(-1, len(size.depths))]
+Flag = Annotated[bool, ranges.FLAG]
+Rate = Annotated[float, ranges.RATE]
+Scale = Annotated[Optional[float], or_none(ranges.number('a finite number of more than 0', lambda scale: scale > 0))]
+Every = Annotated[Optional[int], or_none(ranges.integer(0))]
+Activation = Annotated[dict, lambda size: ranges.activation(size.embed_dims)]
+Norm = Annotated[dict, lambda size: ranges.norm(size.embed_dims)]
+Checkpoint = Annotated[Optional[str], or_none(ranges.TEXT)]
+InitCfg = Annotated[Union[dict, list, None], or_none(ranges.INIT_CFG)]
+SmallMap = Annotated[str, ranges.choice('pad', 'shrink')]
+Strips = Annotated[Union[int, str, None], or_none(ranges.STRIP_TOKENS)]
+BackendName = Annotated[Union[str, Backend], ranges.BACKEND]
+
+SIZE = ('arch', 'embed_dims', 'depths', 'num_heads')  # make the size, which the ranges of others depend on
 RENAMED = {
     'attention_backend': "is called backend now: write backend='eager' for 'sdpa'; 'auto' and 'triton' are as before",
 }
@@ -43,67 +57,36 @@ def refuse_renamed(init: Callable[..., None]) -> Callable[..., None]:
     return check_names
 
 
-def of_size(archs: Mapping[str, Arch]) -> dict[str, Range]:
-    """The allowed values of the arguments that set width, depths and heads."""
-    return dict(
-        arch=or_none(choice(*archs)),
-        embed_dims=or_none(POSITIVE),
-        depths=or_none(POSITIVES),
-        num_heads=or_none(POSITIVES),
-    )
+@lru_cache(maxsize=8)
+def declared(init: Callable[..., None]) -> dict[str, Any]:
+    """What a constructor's signature says that its arguments take, by name."""
+    # Not `get_type_hints`, which until Python 3.10 wraps the type of what is None by default.
+    return {name: kind.__metadata__[0] for name, kind in init.__annotations__.items() if hasattr(kind, '__metadata__')}
 
 
-def of_backbone(size: Arch) -> dict[str, Range]:
-    """The allowed values of all other arguments, for a backbone of this size."""
-    channels, num_stages = size.embed_dims, len(size.depths)
-    return dict(
-        pretrain_img_size=PAIR,
-        in_channels=POSITIVE,
-        patch_size=PAIR,
-        window_size=ranges.windows(num_stages),
-        mlp_ratio=ranges.mlp_ratio(channels),
-        strides=ranges.strides(num_stages),
-        out_indices=ranges.stages(num_stages),
-        qkv_bias=FLAG,
-        qk_scale=or_none(ranges.number('a finite number of more than 0', lambda scale: scale > 0)),
-        patch_norm=FLAG,
-        drop_rate=RATE,
-        attn_drop_rate=RATE,
-        drop_path_rate=RATE,
-        use_abs_pos_embed=FLAG,
-        act_cfg=ranges.activation(channels),
-        norm_cfg=ranges.norm(channels),
-        with_cp=FLAG,
-        pretrained=or_none(TEXT),
-        convert_weights=FLAG,
-        frozen_stages=ranges.integer(-1, num_stages),
-        init_cfg=or_none(INIT_CFG),
-        pretrained_window_sizes=ranges.pretrained_windows(num_stages),
-        extra_norm_every_n_blocks=or_none(ranges.integer(0)),
-        small_map=choice('pad', 'shrink'),
-        mask_padding=FLAG,
-        strip_tokens=or_none(STRIP_TOKENS),
-        backend=BACKEND,
-    )
-
-
-def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> dict[str, Any]:
+def check(init: Callable[..., None], given: Mapping[str, Any], archs: Mapping[str, Arch]) -> SimpleNamespace:
     """Check the arguments of a backbone's constructor and convert them to what the pyramid and its blocks take.
 
     Args:
+        init: the constructor, whose signature says what is allowed.
         given: arguments by name, as in a constructor's `locals()`; other names are ignored.
         archs: the published sizes.
 
     Returns:
-        Values by name. `arch` is an `Arch` made from arch, embed_dims, depths and num_heads. `init_cfg` also stands
-        for `pretrained`, its deprecated spelling. convert_weights is left out, since it has no effect.
+        Values by name. `size` is made from arch, embed_dims, depths and num_heads. `init_cfg` also stands for
+        `pretrained`, its deprecated spelling.
 
     Raises:
         TypeError, ValueError: for the first argument that has a wrong type or is out of its range. The message names
             the argument.
     """
-    size = _size(archs, **{name: read(name, given[name], inside) for name, inside in of_size(archs).items()})
-    checked = {name: read(name, given[name], inside) for name, inside in of_backbone(size).items() if name in given}
+    takes = declared(init)
+    size = _size(archs, **{name: read(name, given[name], takes[name]) for name in SIZE})
+    checked = {
+        name: read(name, given[name], inside if isinstance(inside, Range) else inside(size))
+        for name, inside in takes.items()
+        if name not in SIZE
+    }
     patch = checked['strides'][0]
     if checked['patch_size'] != (patch, patch):
         raise ValueError(
@@ -114,15 +97,14 @@ def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> dict[str, Any]
             f'pretrain_img_size must be at least a patch of {patch}, if use_abs_pos_embed; '
             f'got {given["pretrain_img_size"]!r}'
         )
-    pretrained = checked.pop('pretrained', None)
+    pretrained = checked.get('pretrained')
     if pretrained and checked['init_cfg']:
         raise ValueError(
             f'pretrained and init_cfg exclude each other; got {pretrained=} and init_cfg={given["init_cfg"]!r}'
         )
     if pretrained:
         checked['init_cfg'] = dict(type='Pretrained', checkpoint=pretrained)
-    checked.pop('convert_weights', None)
-    return {**checked, 'arch': size}
+    return SimpleNamespace(**checked, size=size)
 
 
 def _size(

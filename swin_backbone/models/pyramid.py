@@ -4,20 +4,19 @@ norm and an output at each stage that a neck or head uses.
 Layout: B batch, C channels, H W height and width.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Optional, Union
 
 import torch
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
 
-from ..archs import Arch
 from ..backends import StageOptions, plan_stage, request_of
-from ..backends.protocol import Backend, BlockSettings, Plan, Request, StripTokens
+from ..backends.protocol import Backend, BlockSettings, Plan, Request
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..compat import symbolic_views
-from ..windows.grid import Size
 from ..windows.position import resize_absolute_position_embedding
 from . import arguments, ranges
 from .layers import PatchEmbed, PatchMerging, SwinBlock, is_unmodified, known_layer, normalised_output, take_snapshot
@@ -63,43 +62,11 @@ class SwinStage(BaseModule):
         return x_BHWC
 
 
-class PyramidSettings(NamedTuple):
-    """The arguments that the backbones share, as `arguments.check` gives them; see `SwinBackbone`."""
-
-    pretrain_img_size: Size
-    in_channels: int
-    patch_size: Size
-    mlp_ratio: float
-    strides: tuple[int, ...]
-    out_indices: tuple[int, ...]
-    patch_norm: bool
-    drop_rate: float
-    attn_drop_rate: float
-    drop_path_rate: float
-    use_abs_pos_embed: bool
-    act_cfg: dict
-    norm_cfg: dict
-    with_cp: bool
-    frozen_stages: int
-    init_cfg: Union[dict, list, None]
-    small_map: str
-    mask_padding: bool
-    strip_tokens: StripTokens
-    backend: Union[str, Backend]
-
-    @classmethod
-    def of(cls, checked: dict[str, Any]) -> 'PyramidSettings':
-        """Pick the shared arguments from all arguments of a backbone, given by name."""
-        return cls(**{name: checked[name] for name in cls._fields})
-
-
 class SwinPyramid(BaseModule):
     """Patch embedding, stages of blocks, patch merging between them, and normalised outputs.
 
     Args:
-        settings: the arguments that the backbones share.
-        arch: width, depths and heads.
-        window_sizes: (Wh, Ww) of each stage.
+        settings: a backbone's arguments, as `arguments.check` gives them.
         kind: of the blocks: 'v1', 'v2' or 'mlp'.
         make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that all kinds
             of block share.
@@ -110,21 +77,19 @@ class SwinPyramid(BaseModule):
 
     def __init__(
         self,
-        settings: PyramidSettings,
-        arch: Arch,
-        window_sizes: Sequence[Size],
+        settings: SimpleNamespace,
         kind: str,
         make_block: Callable[..., SwinBlock],
         merging_first: bool,
         post_norm: bool,
     ):
         super().__init__(init_cfg=settings.init_cfg)
-        s, (embed_dims, depths, num_heads) = settings, arch
+        s, (embed_dims, depths, num_heads) = settings, settings.size
         self.in_channels = s.in_channels
         self.out_indices = s.out_indices
         self.frozen_stages = s.frozen_stages
         self.merging_first = merging_first
-        self.window_size = tuple(window_sizes)  # of each stage
+        self.window_size = s.window_size  # (Wh, Ww) of each stage
         self.num_features = [embed_dims << stage for stage in range(len(depths))]
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
 
@@ -145,7 +110,7 @@ class SwinPyramid(BaseModule):
         drop_path_rates = iter(torch.linspace(0, s.drop_path_rate, sum(depths), device='cpu').tolist())
         self.stages = ModuleList()
         for stage, (width, depth, heads, window_size) in enumerate(
-            zip(self.num_features, depths, num_heads, window_sizes)
+            zip(self.num_features, depths, num_heads, s.window_size)
         ):
             options = StageOptions(
                 backend=s.backend,

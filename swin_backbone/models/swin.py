@@ -1,15 +1,14 @@
 """Swin Transformer (Liu et al. 2021, arXiv 2103.14030) as a backbone."""
 
-from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Annotated, Any, Optional
 
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS, DEFAULT_WINDOW
-from ..backends.protocol import Backend, StripTokens
-from . import arguments
+from . import arguments as takes
 from .layers import SwinBlock
-from .pyramid import PyramidSettings, SwinPyramid
+from .pyramid import SwinPyramid
+from .ranges import choice, or_none
 
 
 @MODELS.register_module()
@@ -80,50 +79,47 @@ class SwinBackbone(SwinPyramid):
         ValueError: num_heads[0] must divide the width of stage 0, embed_dims * 1 = 32; got 5
     """
 
-    @arguments.refuse_renamed
+    @takes.refuse_renamed
     def __init__(
         self,
-        pretrain_img_size: Union[int, Sequence[int]] = 224,
-        in_channels: int = 3,
-        embed_dims: Optional[int] = None,
-        patch_size: Union[int, Sequence[int]] = 4,
-        window_size: Union[int, Sequence] = DEFAULT_WINDOW,
-        mlp_ratio: float = 4,
-        depths: Optional[Sequence[int]] = None,
-        num_heads: Optional[Sequence[int]] = None,
-        strides: Sequence[int] = (4, 2, 2, 2),
-        out_indices: Sequence[int] = (0, 1, 2, 3),
-        qkv_bias: bool = True,
-        qk_scale: Optional[float] = None,
-        patch_norm: bool = True,
-        drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.1,
-        use_abs_pos_embed: bool = False,
-        act_cfg: dict = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
-        norm_cfg: dict = dict(type='LN'),  # noqa: B006
-        with_cp: bool = False,
-        pretrained: Optional[str] = None,
-        convert_weights: bool = False,
-        frozen_stages: int = -1,
-        init_cfg: Optional[dict] = None,
+        pretrain_img_size: takes.Pair = 224,
+        in_channels: takes.Positive = 3,
+        embed_dims: takes.Width = None,
+        patch_size: takes.Pair = 4,
+        window_size: takes.Windows = DEFAULT_WINDOW,
+        mlp_ratio: takes.MLPRatio = 4,
+        depths: takes.OneAStage = None,
+        num_heads: takes.OneAStage = None,
+        strides: takes.Strides = (4, 2, 2, 2),
+        out_indices: takes.Stages = (0, 1, 2, 3),
+        qkv_bias: takes.Flag = True,
+        qk_scale: takes.Scale = None,
+        patch_norm: takes.Flag = True,
+        drop_rate: takes.Rate = 0.0,
+        attn_drop_rate: takes.Rate = 0.0,
+        drop_path_rate: takes.Rate = 0.1,
+        use_abs_pos_embed: takes.Flag = False,
+        act_cfg: takes.Activation = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: takes.Norm = dict(type='LN'),  # noqa: B006
+        with_cp: takes.Flag = False,
+        pretrained: takes.Checkpoint = None,
+        convert_weights: takes.Flag = False,
+        frozen_stages: takes.FrozenStages = -1,
+        init_cfg: takes.InitCfg = None,
         *,
-        arch: Optional[str] = None,
-        small_map: str = 'pad',
-        mask_padding: bool = False,
-        strip_tokens: StripTokens = 'auto',
-        backend: Union[str, Backend] = 'auto',
+        arch: Annotated[Optional[str], or_none(choice(*ARCHS))] = None,
+        small_map: takes.SmallMap = 'pad',
+        mask_padding: takes.Flag = False,
+        strip_tokens: takes.Strips = 'auto',
+        backend: takes.BackendName = 'auto',
     ):
-        checked = arguments.check(locals(), ARCHS)
-        qkv_bias, qk_scale = checked['qkv_bias'], checked['qk_scale']
+        checked = takes.check(SwinBackbone.__init__, locals(), ARCHS)
 
         def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
-            return SwinBlock(qkv_bias=qkv_bias, qk_scale=qk_scale, **block)
+            return SwinBlock(qkv_bias=checked.qkv_bias, qk_scale=checked.qk_scale, **block)
 
         super().__init__(
-            PyramidSettings.of(checked),
-            arch=checked['arch'],
-            window_sizes=checked['window_size'],
+            checked,
             kind='v1',
             make_block=make_block,
             merging_first=False,
