@@ -15,22 +15,22 @@ from swin_backbone.checkpoints.formats import HUGGING_FACE, TIMM, TORCHVISION, f
 from swin_backbone.compat import import_torchvision
 from swin_backbone.models import SwinBackbone, SwinV2Backbone
 
-Maps = list[Tensor]
+FeatureMaps = list[Tensor]
 
 
 class Peer(nn.Module):
     """Another's backbone: images to the four maps (B, C, H, W), normalised if it has output norms itself."""
 
-    def __init__(self, model: nn.Module, run: Callable[[nn.Module, Tensor], Maps], has_output_norms: bool):
+    def __init__(self, model: nn.Module, run: Callable[[nn.Module, Tensor], FeatureMaps], has_output_norms: bool):
         super().__init__()
         self.model, self.run, self.has_output_norms = model, run, has_output_norms
 
-    def forward(self, x_BCHW: Tensor) -> Maps:
+    def forward(self, x_BCHW: Tensor) -> FeatureMaps:
         return self.run(self.model, x_BCHW)
 
-    def normalised(self, x_BCHW: Tensor) -> Maps:
+    def normalised(self, x_BCHW: Tensor) -> FeatureMaps:
         """What `SwinBackbone` gives with untrained output norms, which multiply by 1 and add 0."""
-        maps: Maps = self(x_BCHW)
+        maps: FeatureMaps = self(x_BCHW)
         if self.has_output_norms:
             return maps
         return [F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2]).permute(0, 3, 1, 2) for x in maps]
@@ -100,7 +100,7 @@ def _timm(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     )
     _load(model, from_here(weights, TIMM))
 
-    def run(model: Any, x: Tensor) -> Maps:
+    def run(model: Any, x: Tensor) -> FeatureMaps:
         if model.patch_embed.img_size != tuple(x.shape[-2:]):  # masks are made for one size; windows would grow with it
             model.set_input_size(img_size=tuple(x.shape[-2:]), window_size=7, always_partition=True)
         x, maps = model.patch_embed(x), []
@@ -138,7 +138,7 @@ def _torchvision(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -
     )
     _load(model, from_here(weights, TORCHVISION))
 
-    def run(model: Any, x: Tensor) -> Maps:
+    def run(model: Any, x: Tensor) -> FeatureMaps:
         maps = []
         for index, layer in enumerate(model.features):
             x = layer(x)

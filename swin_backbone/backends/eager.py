@@ -281,7 +281,7 @@ class Eager:
         if torch.is_grad_enabled() and (plan.strip_tokens is not None or plan.with_cp):
             if plan.strip_tokens is None:
                 return checkpointed(compute, x_BHWC, pieces[0], w)
-            return recomputed(compute, x_BHWC, pieces, w, draws=settings.has_dropout)
+            return recomputed(compute, x_BHWC, pieces, w, has_dropout=settings.has_dropout)
         out_BHWC: Any = x_BHWC if plan.overwrite else None
         for piece in pieces:
             out_BHWC = piece.write(compute(piece.read(x_BHWC), piece, w), x_BHWC, out_BHWC)

@@ -66,14 +66,14 @@ def in_turn(compute: Callable[..., Tensor], x_BHWC: Tensor, pieces: list, weight
 
 
 def recomputed(
-    compute: Callable[..., Tensor], x_BHWC: Tensor, pieces: list, weights: tuple, draws: bool = False
+    compute: Callable[..., Tensor], x_BHWC: Tensor, pieces: list, weights: tuple, has_dropout: bool = False
 ) -> Tensor:
     """`in_turn`, whose backward computes each piece again, and stores nothing but the input.
 
     Args:
-        draws: whether `compute` draws random numbers, which backward then draws again.
+        has_dropout: whether `compute` draws random numbers, which backward then draws again.
     """
-    return _Recomputed.apply(compute, pieces, draws, type(weights), x_BHWC, *weights)
+    return _Recomputed.apply(compute, pieces, has_dropout, type(weights), x_BHWC, *weights)
 
 
 def checkpointed(compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Windows, weights: Any) -> Tensor:
@@ -83,11 +83,11 @@ def checkpointed(compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Window
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, compute, pieces, draws, weights_type, x_BHWC, *weights):
+    def forward(ctx, compute, pieces, has_dropout, weights_type, x_BHWC, *weights):
         ctx.save_for_backward(x_BHWC, *weights)
         ctx.compute, ctx.pieces, ctx.weights_type = compute, pieces, weights_type
         ctx.same_autocast = _autocast_of_now(x_BHWC.device.type)
-        ctx.same_random_state = _random_state_of_now(x_BHWC) if draws else nullcontext
+        ctx.same_random_state = _random_state_of_now(x_BHWC) if has_dropout else nullcontext
         return in_turn(compute, x_BHWC, pieces, weights_type(*weights))
 
     @staticmethod

@@ -69,7 +69,7 @@ class Graph:
         )
 
 
-class Maps(nn.Module):
+class BackboneMaps(nn.Module):
     """The feature maps of a backbone, or of the neck after it, from a normalised image."""
 
     def __init__(self, backbone: Any, neck: Any):
@@ -101,7 +101,7 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
     check_shape(backbone, shape)
     channels = getattr(backbone, 'in_channels', 3)
     size = ('batch', channels, 'height', 'width') if shape is None else (1, channels, *shape)
-    module = Maps(backbone, neck).eval()
+    module = BackboneMaps(backbone, neck).eval()
     with torch.no_grad():
         maps = module(torch.zeros(1, channels, *(shape or (64, 64))))
     outputs = [

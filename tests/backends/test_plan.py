@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from helpers.data_parallel import data_parallel
+from helpers.errors import relative_error
 from torch import nn
 
 from benchmarks.timing import bytes_kept
@@ -125,7 +126,7 @@ def test_amp_trains_in_strips():
         sum(output.float().mean() for output in outputs).backward()
         results.append({name: p.grad for name, p in backbone.named_parameters()})
     assert all(gradient.dtype == torch.float32 for gradient in results[0].values())
-    assert_same(*results, 0.3)
+    assert relative_error(*(list(gradients.values()) for gradients in results)) < 2e-2
 
 
 class Doubled(nn.Linear):

@@ -63,7 +63,7 @@ class WholeCheckpointHook(CheckpointHook):
             return
         step: Union[int, str] = iteration
         if self.by_epoch:
-            step = f'{runner.epoch}_iter_{iteration}' if getattr(runner.train_loop, 'batches_gone', 0) else runner.epoch
+            step = f'{runner.epoch}_iter_{iteration}' if getattr(runner.train_loop, 'batches_done', 0) else runner.epoch
         self._save_checkpoint_with_step(runner, step, dict(epoch=runner.epoch, iter=iteration))
 
     def _save_checkpoint_with_step(self, runner, step: Union[int, str], meta: dict) -> None:

@@ -21,7 +21,7 @@ from mmengine.runner import Runner
 from ...cost.meta import on_device
 from ..error_origin import kind_of, parts_of
 from ..errors import ConfigError
-from ..swap.consumers import Maps, check_heads
+from ..swap.consumers import SwappedMaps, check_heads
 from ..swap.probe import Level
 from .cfg_options import registered
 from .paths import datasets_of
@@ -221,7 +221,7 @@ def _check_channels(model: dict) -> None:
                 )
         elif not neck:
             levels = [Level(width, 4 << stage) for stage, width in enumerate(widths)]
-            check_heads(part, Maps(levels, levels), key)
+            check_heads(part, SwappedMaps(levels, levels), key)
 
 
 def _check_classes(cfg: Config, model: dict, loader: str) -> None:

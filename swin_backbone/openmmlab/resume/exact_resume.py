@@ -30,8 +30,8 @@ def resume_state(runner) -> Optional[dict[str, Any]]:
     Returns:
         None for a loop that is not of this package, else a dict:
             sampler_seed: by which the order is drawn, or None.
-            batches_gone: batches that the order has behind it on each rank, of this epoch or, by iterations, of all.
-            batch_size, ranks: what `batches_gone` counts in.
+            batches_done: batches that the order has behind it on each rank, of this epoch or, by iterations, of all.
+            batch_size, ranks: what `batches_done` counts in.
             images, pictures: how many images the data has, and a hash of the names of some.
             gradients: of each rank, by parameter, in the middle of an accumulation; else None.
     """
@@ -40,7 +40,7 @@ def resume_state(runner) -> Optional[dict[str, Any]]:
         return None
     return dict(
         sampler_seed=getattr(_sampler(runner), 'seed', None),
-        batches_gone=loop.batches_gone,
+        batches_done=loop.batches_done,
         **_drawn_from(runner),
         gradients=_gather_gradients(runner),
     )
@@ -94,7 +94,7 @@ def restore(runner, meta: dict) -> None:
         return
     state = meta.get('exact_resume')
     if state is None:
-        loop.batches_gone = loop.iter if isinstance(loop, PlacedIterLoop) else 0
+        loop.batches_done = loop.iter if isinstance(loop, PlacedIterLoop) else 0
         runner.logger.warning(
             'The checkpoint does not say where its data was, being of an earlier version or another tool: training '
             'goes on from its weights and optimizer, with random numbers of its own.'
@@ -102,7 +102,7 @@ def restore(runner, meta: dict) -> None:
         return
     if state['sampler_seed'] is not None and hasattr(_sampler(runner), 'seed'):
         _sampler(runner).seed = state['sampler_seed']
-    loop.batches_gone = state['batches_gone']
+    loop.batches_done = state['batches_done']
     if state['gradients'] is not None:
         gradients = state['gradients'][get_rank()]
         for name, parameter in _unwrapped(runner.model).named_parameters():
@@ -116,8 +116,8 @@ def _place(runner, meta: dict) -> Iterator[str]:
     loop, state = runner.train_loop, meta.get('exact_resume')
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)) or state is None:
         return
-    if state['batches_gone'] > MAX_REPEATED * max(meta['iter'], 1):
-        raise ValueError(f'{state["batches_gone"]} batches are no position after {meta["iter"]} iterations')
+    if state['batches_done'] > MAX_REPEATED * max(meta['iter'], 1):
+        raise ValueError(f'{state["batches_done"]} batches are no position after {meta["iter"]} iterations')
     now = _drawn_from(runner)
     for key, value in now.items():
         state.setdefault(key, value)  # older checkpoints say less
@@ -126,12 +126,12 @@ def _place(runner, meta: dict) -> Iterator[str]:
         if (state['batch_size'], state['ranks']) != (now['batch_size'], now['ranks']):
             state['gradients'] = None
         if isinstance(state['batch_size'], int) and isinstance(now['batch_size'], int):
-            before = state['batches_gone'] * state['batch_size'] * state['ranks']
-            state['batches_gone'] = before // (now['batch_size'] * now['ranks'])
+            before = state['batches_done'] * state['batch_size'] * state['ranks']
+            state['batches_done'] = before // (now['batch_size'] * now['ranks'])
         if isinstance(loop, PlacedEpochLoop):  # whose iterations are counted as if all epochs had been like this
             length = len(loop.dataloader)
-            state['batches_gone'] = min(state['batches_gone'], length)
-            meta['iter'] = meta['epoch'] * length + state['batches_gone']
+            state['batches_done'] = min(state['batches_done'], length)
+            meta['iter'] = meta['epoch'] * length + state['batches_done']
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

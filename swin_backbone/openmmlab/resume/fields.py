@@ -76,7 +76,7 @@ DATASET_META = {
 }  # fmt: skip
 EXACT_RESUME = {
     'sampler_seed': Optional_(SEED),
-    'batches_gone': COUNT,
+    'batches_done': COUNT,
     'batch_size': Optional_(
         Field(
             'a positive number or a list of them',

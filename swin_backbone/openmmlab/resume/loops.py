@@ -18,7 +18,7 @@ class PlacedEpochLoop(EpochBasedTrainLoop):
         those of mmengine's.
     """
 
-    batches_gone = 0  # of this epoch
+    batches_done = 0  # of this epoch
 
     def __init__(self, runner, dataloader: Union[DataLoader, dict], *args: Any, **kwargs: Any) -> None:
         super().__init__(runner, build_dataloader(runner, dataloader, endless=False), *args, **kwargs)
@@ -26,15 +26,15 @@ class PlacedEpochLoop(EpochBasedTrainLoop):
     def run_epoch(self) -> None:
         self.runner.call_hook('before_train_epoch')
         self.runner.model.train()
-        begin_at(self, self.batches_gone)
-        for idx, data_batch in enumerate(self.dataloader, self.batches_gone):
+        begin_at(self, self.batches_done)
+        for idx, data_batch in enumerate(self.dataloader, self.batches_done):
             self.run_iter(idx, data_batch)
-        self.batches_gone = 0
+        self.batches_done = 0
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
     def run_iter(self, idx: int, data_batch: Sequence[dict]) -> None:
-        self.batches_gone = idx + 1
+        self.batches_done = idx + 1
         seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(idx, data_batch)
 
@@ -46,18 +46,18 @@ class PlacedIterLoop(IterBasedTrainLoop):
         those of mmengine's.
     """
 
-    batches_gone = 0  # of the whole training, which has a single order
+    batches_done = 0  # of the whole training, which has a single order
 
     def __init__(self, runner, dataloader: Union[DataLoader, dict], *args: Any, **kwargs: Any) -> None:
         super().__init__(runner, build_dataloader(runner, dataloader, endless=True), *args, **kwargs)
 
     def run(self) -> Any:
-        if begin_at(self, self.batches_gone):
+        if begin_at(self, self.batches_done):
             self.dataloader_iterator = _Batches(self.dataloader, self.iter)
         return super().run()
 
     def run_iter(self, data_batch: Sequence[dict]) -> None:
-        self.batches_gone += 1
+        self.batches_done += 1
         seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(data_batch)
 

@@ -16,7 +16,7 @@ ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: they read ev
 READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')
 
 
-class Maps(NamedTuple):
+class SwappedMaps(NamedTuple):
     """The maps to read before and after a swap, place by place; only places in `kept` will be emitted."""
 
     old: Sequence[Level]
@@ -26,7 +26,7 @@ class Maps(NamedTuple):
         return [level.channels for level in self.old], [level.channels for level in self.new]
 
 
-def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
+def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     """Write the new channels into a neck; the places of the maps it reads, of which the rest can go.
 
     Raises:
@@ -68,7 +68,9 @@ def rewire_neck(neck: ConfigDict, maps: Maps, key: str) -> list[int]:
     return used
 
 
-def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: list[int], scope: str, key: str) -> Maps:
+def after_neck(
+    old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], scope: str, key: str
+) -> SwappedMaps:
     """The maps behind a neck, before and after; a neck of `out_channels` emits as many channels as before.
 
     Raises:
@@ -79,7 +81,7 @@ def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: lis
         before = neck_levels(old_neck, maps.old, scope, key)
     except ValueError:
         if sized:  # an operator that this machine lacks, most likely: nothing can be said
-            return Maps([], [])
+            return SwappedMaps([], [])
         raise
     try:
         after = neck_levels(new_neck, [maps.new[place] for place in used], scope, key)
@@ -88,7 +90,7 @@ def after_neck(old_neck: ConfigDict, new_neck: ConfigDict, maps: Maps, used: lis
             f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '
             f"Swin's: {error.__cause__ or error}"
         ) from error
-    return Maps([], []) if sized else Maps(before, after)
+    return SwappedMaps([], []) if sized else SwappedMaps(before, after)
 
 
 def leaves_maps_unread(model: ConfigDict, neck_part: str) -> bool:
@@ -103,7 +105,7 @@ def leaves_maps_unread(model: ConfigDict, neck_part: str) -> bool:
     return not neck and isinstance(head, dict) and type_name(head) == 'EncHead' and not head.get('add_lateral')
 
 
-def rewire_detector(model: ConfigDict, maps: Maps, key: str) -> list[int]:
+def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     """Write the new channels into the heads of a detector that has no neck; the places of the maps they read.
 
     Raises:
@@ -141,7 +143,7 @@ def _detection_channels(model: ConfigDict, key: str) -> Iterator[tuple[str, Conf
                 yield f'{key}.{part}', node, 'in_channels'
 
 
-def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> list[int]:
+def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool) -> list[int]:
     """Write the new channels and indices into the heads of a segmentor; the places of the maps they read.
 
     Args:
@@ -177,7 +179,7 @@ def rewire_segmentor(model: ConfigDict, maps: Maps, key: str, prune: bool) -> li
     return kept
 
 
-def check_heads(model: dict, maps: Maps, key: str) -> None:
+def check_heads(model: dict, maps: SwappedMaps, key: str) -> None:
     """See that the heads of a segmentor without a neck read maps that are there.
 
     Raises:
@@ -200,7 +202,7 @@ def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]
                 yield from _segmentation_heads(head, path)
 
 
-def _places(path: str, head: ConfigDict, maps: Maps) -> Any:
+def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
     """The place, or places, of the maps that a head reads."""
     old = maps.widths()[0]
     channels, index = head.in_channels, head.get('in_index', -1)

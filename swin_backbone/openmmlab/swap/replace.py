@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from ...archs import ARCHS
 from ...cost.meta import on_device
 from .classifiers import is_classifier, require_classifier, rewire_classifier
-from .consumers import Maps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
+from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .diff import summarize
 from .probe import Level, backbone_levels, type_name
 from .recipe import apply_recipe
@@ -198,7 +198,7 @@ def _rewire(
     segmentation = task == 'segmentation'
     scope = cfg.get('default_scope') or ('mmseg' if segmentation else 'mmdet')
     stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
-    maps = Maps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
+    maps = SwappedMaps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get(neck_part)
     if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
         del model[neck_part]  # it makes a pyramid of a ViT's maps, and Swin's are one

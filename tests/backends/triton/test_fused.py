@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.errors import relative_error
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -92,7 +93,10 @@ def test_under_autocast(monkeypatch, dtype, fuse):
     (arguments,) = (args for name, args in names.seen if name == 'swin_backbone.attend_in_windows')
     assert [x.dtype for x in arguments[:2]] == [dtype, dtype]
     assert results['attn.w_msa.qkv.bias'].dtype == torch.float32
-    assert_same(results, output_and_gradients(make_block('reference'), x_BHWC), 0.1)
+    expected = output_and_gradients(make_block('reference'), x_BHWC)
+    assert results.keys() == expected.keys()
+    error = relative_error(results.values(), expected.values())
+    assert error < (2.5e-3 if dtype == torch.float16 else 2e-2)
 
 
 class Adapted(nn.Linear):

@@ -11,7 +11,7 @@ from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab.resume.fields import check_resumable, dataset_meta_of
 from swin_backbone.openmmlab.resume.loops import placed
 
-EXACT = dict(sampler_seed=5, batches_gone=3, batch_size=2, ranks=1, images=16, pictures='a', gradients=None)
+EXACT = dict(sampler_seed=5, batches_done=3, batch_size=2, ranks=1, images=16, pictures='a', gradients=None)
 RESUMABLE = dict(
     meta=dict(epoch=1, iter=8, seed=5, exact_resume=EXACT),
     state_dict={},
@@ -29,7 +29,7 @@ WRONG = {
     'meta.seed': (-1, 1 << 32, '5', 1.5),
     'meta.exact_resume': (5, [], {}, {'sampler_seed': 5}),
     'meta.exact_resume.sampler_seed': (-1, '5', torch.ones(1)),
-    'meta.exact_resume.batches_gone': NO_COUNTS,
+    'meta.exact_resume.batches_done': NO_COUNTS,
     'meta.exact_resume.batch_size': (0, -2, '2', [], [0], 2.0),
     'meta.exact_resume.ranks': (0, -1, None, '1'),
     'meta.exact_resume.gradients': (5, [5], {'a': 1}),
@@ -63,7 +63,7 @@ def test_a_field_that_is_another_thing_is_named(record_fault, path):
     record_fault('optimizer_states', len(WRONG[path]))
 
 
-@pytest.mark.parametrize('name', ['sampler_seed', 'batches_gone', 'ranks'])
+@pytest.mark.parametrize('name', ['sampler_seed', 'batches_done', 'ranks'])
 def test_fields_that_are_missing(name, record_fault):
     exact = {key: value for key, value in EXACT.items() if key != name}
     changed = with_field('meta.exact_resume', exact)
