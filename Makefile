@@ -52,11 +52,8 @@ $(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
 	@touch $@
 
 # Two processes with a thread each: with two threads each they would slow one another many times.
-# Trainings and tools, many of them in one process, come after the rest and in fresh processes: run behind all other tests, a
-# process of them sometimes ended with a segmentation fault whose cause is not known yet.
 test: install
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --ignore tests/openmmlab --ignore tests/tools
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile tests/openmmlab tests/tools
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: install
 	$(RUN) -m pytest -m slow

@@ -18,6 +18,7 @@ import reprlib
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Callable, Optional, cast
@@ -386,12 +387,24 @@ def _open_onnxruntime(path: Path, info: dict, device: str, threads: Optional[int
     return run
 
 
+@cache
+def _core() -> Any:
+    """OpenVINO's Core, one for as long as this process lives.
+
+    The plugin for CPUs gives the thread that loads it a stack for signals, and puts the one before it back when its
+    Core goes. Of two Cores the first may go first, and the second then puts back a stack that is gone: the next signal
+    that Python handles, as Ctrl-C or the end of a DataLoader's worker, ends the process with a segmentation fault.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) -> Callable[..., list[np.ndarray]]:
     try:
-        import openvino
+        core = _core()
     except ImportError as error:
         raise RuntimeProblem(f'{path} needs openvino, which is not installed: pip install openvino') from error
-    core = openvino.Core()
     if device.upper() != 'AUTO' and device.upper() not in core.available_devices:
         there = ', '.join(name.lower() for name in core.available_devices)
         raise RuntimeProblem(f'openvino has no device {device!r} here; it has {there}')

@@ -184,10 +184,6 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
 
 
 def test_browse_dataset_draws_what_is_trained_on(tmp_path):
-    def run(tool, *arguments):  # in a process of its own: after many other tests this one ended the process of all
-        command, environment = [sys.executable, tool, *map(str, arguments)], {**os.environ, 'PYTHONPATH': str(ROOT)}
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-
     made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 3, '--val', 1, '--size', 64)
     assert made.returncode == 0, made.stderr
     for config in (DETECTION, SEGMENTATION):
