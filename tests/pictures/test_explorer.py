@@ -1,4 +1,4 @@
-"""The explorer computes, in a real browser, what `WindowGrid` does."""
+"""The explorer computes, in Node.js and in a real browser, what `WindowGrid` does."""
 
 import json
 import random
@@ -14,12 +14,11 @@ from swin_backbone.pictures.layout import map_size
 from swin_backbone.windows.grid import WindowGrid, fit_window
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+NODE = shutil.which('node')
 SETTINGS = 500
 
 # Of each setting all windows, as tokens and regions, and of some tokens what is shown of them.
 CHECK = """
-<pre id="result"></pre>
-<script>
 const found = CHECKED.map(({setting, tokens}) => {
   const g = Windows.layOut(setting), all = [...Array(g.counts[0] * g.counts[1]).keys()];
   return {
@@ -33,8 +32,10 @@ const found = CHECKED.map(({setting, tokens}) => {
     }),
   };
 });
-document.getElementById('result').textContent = JSON.stringify(found);
-</script>
+"""
+IN_BROWSER = """
+<pre id="result"></pre>
+<script>%s document.getElementById('result').textContent = JSON.stringify(found);</script>
 """
 
 
@@ -61,16 +62,35 @@ def browse(tmp_path, html):
     return result.stdout
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium to run the page in')
-def test_500_settings_in_chromium(tmp_path):
+def found_in_node(tmp_path, check):
+    """Run the page's arithmetic, which is its first script, without a browser."""
+    (arithmetic,) = re.findall(r'<script>(.*?)</script>', explorer_html((224, 224)), re.DOTALL)[:1]
+    program = tmp_path / 'explorer.js'
+    program.write_text(f'{arithmetic}\n{check}\nconsole.log(JSON.stringify(found));', encoding='utf-8')
+    result = subprocess.run([NODE, program], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return json.loads(result.stdout)
+
+
+def found_in_chromium(tmp_path, check):
+    dom = browse(tmp_path, explorer_html((224, 224)).replace('</body>', IN_BROWSER % check + '</body>'))
+    return json.loads(re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)[1])
+
+
+@pytest.mark.parametrize(
+    'found_in',
+    [
+        pytest.param(found_in_node, marks=pytest.mark.skipif(NODE is None, reason='there is no Node.js')),
+        pytest.param(found_in_chromium, marks=pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium')),
+    ],
+)
+def test_500_settings(tmp_path, found_in):
     draw = random.Random(0)
     checked = [
         dict(setting=random_setting(draw), tokens=[[draw.random(), draw.random()] for _ in range(3)])
         for _ in range(SETTINGS)
     ]
-    checks = CHECK.replace('CHECKED', json.dumps(checked))
-    dom = browse(tmp_path, explorer_html((224, 224)).replace('</body>', checks + '</body>'))
-    found = json.loads(re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)[1])
+    found = found_in(tmp_path, CHECK.replace('CHECKED', json.dumps(checked)))
     assert len(found) == SETTINGS
     for one, shown in zip(checked, found):
         setting = one['setting']
