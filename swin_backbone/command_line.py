@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, Optional, Union
 
+from .compat import print_no_debug_messages
+
 BROKEN_PIPE = 128 + 13  # of SIGPIPE
 LARGEST_SIDE = 16384  # of a picture that is measured, in pixels
 LARGEST = 2**31 - 1  # number that an option takes
@@ -24,6 +26,7 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     Where the disk is full, it ends with one sentence and status 1. Python itself prints what it has kept only when it
     ends, and a full disk is no error to it any more by then.
     """
+    print_no_debug_messages()
     logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

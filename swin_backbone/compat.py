@@ -3,10 +3,11 @@
 mmengine is imported inside the functions, so that code which needs only torch can import this file.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from threading import Lock
 from typing import Any, Optional
 
@@ -177,6 +178,23 @@ TORCHVISION_OPERATORS = (
     'nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
     'qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
 )
+
+
+def print_no_debug_messages() -> None:
+    """Have mmengine's `print_log` print no message of level DEBUG; without a logger it prints all, of any level.
+
+    So the toolboxes say on stdout which optional package they did not find.
+    """
+    from mmengine import logging as mmengine_logging
+
+    print_all = mmengine_logging.print_log
+
+    @wraps(print_all)
+    def print_log(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
+        if logger is not None or level > logging.DEBUG:
+            print_all(msg, logger, level)
+
+    mmengine_logging.print_log = print_log
 
 
 def import_torchvision() -> Optional[Exception]:

@@ -91,6 +91,8 @@ def stack() -> str:
 
 def _imports() -> Iterator[Fact]:
     yield 'mmcv operators', _try(_operators)
+    if _installed(['torchvision']):
+        yield 'torchvision', _try(_torchvision)
     for module in TOOLBOXES:
         if _installed(STACK[module]):
             yield module, _try(_import, module, 'imports')
@@ -101,6 +103,17 @@ def _operators() -> str:
 
     put_in_place()
     return in_use()
+
+
+def _torchvision() -> str:
+    from .compat import import_torchvision
+
+    error = import_torchvision()
+    if error is not None:
+        return f'left out, it cannot be imported: {error}'
+    from torchvision.extension import _has_ops
+
+    return 'imports' if _has_ops() else 'imports, but without its operators: it was built for another torch'
 
 
 def _import(module: str, answer: str) -> str:

@@ -156,7 +156,10 @@ def _download(url: str, partial: Path) -> None:
         print_log(f'Downloading {url}: {cut}; attempt {attempt + 1} of {ATTEMPTS}', logger='current')
         if attempt + 1 < ATTEMPTS:
             time.sleep(PAUSE_S * 2**attempt)
-    raise CheckpointError(f'it could not be downloaded in {ATTEMPTS} attempts: {cut}') from cut
+    raise CheckpointError(
+        f'it could not be downloaded in {ATTEMPTS} attempts: {cut}. A path serves in the place of the address, if you '
+        'download the file elsewhere; init_cfg=None begins with random weights'
+    ) from cut
 
 
 def _attempt(url: str, partial: Path, validator: Optional[str]) -> None:

@@ -80,6 +80,11 @@ def check(init: Callable[..., None], given: Mapping[str, Any], archs: Mapping[st
         TypeError, ValueError: for the first argument that has a wrong type or is out of its range. The message names
             the argument.
     """
+    if isinstance(given['pretrain_img_size'], str):  # of who names a size first
+        raise TypeError(
+            f'pretrain_img_size must be {ranges.PAIR.words}; got {given["pretrain_img_size"]!r}. '
+            f"A published size is named by arch='tiny', of {', '.join(archs)}"
+        )
     takes = declared(init)
     size = _size(archs, **{name: read(name, given[name], takes[name]) for name in SIZE})
     checked = {

@@ -184,6 +184,13 @@ def test_an_argument_of_another_name_says_what_to_write(backbone):
         backbone(attention_backend='sdpa')
 
 
+def test_a_size_in_the_place_of_the_first_argument_says_how_to_name_it():
+    with pytest.raises(
+        TypeError, match=r"pretrain_img_size .* got 'swin-t'\. A published size is named by arch='tiny'"
+    ):
+        SwinBackbone('swin-t')
+
+
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 def test_every_argument_says_what_it_takes_and_what_it_means(backbone):
     names = set(inspect.signature(backbone).parameters)

@@ -71,3 +71,12 @@ def test_what_is_counted_is_at_least_one(tool, options):
         result = run(tool, option, '0')
         assert result.returncode == 2
         assert f"argument {option}: it takes a whole number of at least 1, got '0'" in result.stderr
+
+
+def test_what_the_toolboxes_say_for_who_debugs_them_is_not_printed():
+    body = "from mmengine.logging import print_log; print_log('missing', level=logging.DEBUG); print_log('said')"
+    result = subprocess.run(
+        [sys.executable, '-c', PROGRAM.format(body=body)],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (0, 'said\n'), result.stderr

@@ -1,6 +1,7 @@
 """Finding a config: a path, or `package::folder/name.py` of an installed toolbox or of this package."""
 
 import logging
+from difflib import get_close_matches
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
+SIMILAR = 3  # names of configs that an error suggests
 SUFFIXES = ('.py', '.yml', '.yaml', '.json')
 
 
@@ -69,7 +71,7 @@ def read_config(path: Union[str, Path]) -> Config:
     """
     use_torchvision()  # which mmpretrain and mmrotate import, and a config may import them
     prefix, colons, name = str(path).partition('::')
-    file = Path(path)
+    file, configs = Path(path), None
     if colons:
         configs = _configs_of(prefix)
         if configs is None:
@@ -80,7 +82,7 @@ def read_config(path: Union[str, Path]) -> Config:
     except ValueError as error:  # of a name with a NUL
         raise ConfigError(f'a config is a path, got {str(path)!r}: {error}') from error
     if not is_file:
-        raise ConfigError(f'there is no config {str(path)!r}')
+        raise ConfigError(f'there is no config {str(path)!r}{_similar(file, configs)}')
     if file.suffix not in SUFFIXES:
         raise ConfigError(f'a config is a file of one of the kinds {", ".join(SUFFIXES)}, got {str(path)!r}')
     try:
@@ -89,6 +91,15 @@ def read_config(path: Union[str, Path]) -> Config:
         return Config.fromfile(str(file))
     except Exception as error:  # whatever a config in Python does, or a parser says
         raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
+
+
+def _similar(file: Path, configs: Optional[Path]) -> str:
+    """Which configs of a package, or else of the same folder, have names like that of one that is not there."""
+    folder = configs or file.parent
+    found = {path.stem: path for path in folder.glob('*/*.py' if configs else '*.py') if path.parent.name != '_base_'}
+    begun = sorted((name for name in found if name.startswith(file.stem)), key=len)
+    names = list(dict.fromkeys([*begun, *get_close_matches(file.stem, found, SIMILAR, 0.5)]))[:SIMILAR]
+    return f'; did you mean {", ".join(str(found[name].relative_to(folder)) for name in names)}?' if names else ''
 
 
 def use_torchvision() -> None:
