@@ -36,11 +36,11 @@ def _seed():
 
 
 @pytest.fixture(autouse=True)
-def _no_default_scope():
-    """Each test starts without the scope of an earlier Runner, which decides where mmengine looks names up."""
-    from mmengine.registry import DefaultScope
+def _nothing_of_an_earlier_runner():
+    """As its scope, which decides where mmengine looks names up."""
+    from helpers.in_process import forget_instances
 
-    DefaultScope._instance_dict.clear()
+    forget_instances()
 
 
 @pytest.fixture

@@ -7,9 +7,19 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from mmengine.registry import DefaultScope
+from mmengine.utils import ManagerMixin
 
 from helpers import ROOT
+
+
+def forget_instances(cls=ManagerMixin):
+    """Leave nothing of a Runner behind: mmengine keeps scopes, visualizers, message hubs and loggers by their names.
+
+    A hook takes the visualizer that was made last, whoever made it.
+    """
+    for child in cls.__subclasses__():
+        child._instance_dict.clear()
+        forget_instances(child)
 
 
 def run(tool, *arguments):
@@ -31,5 +41,5 @@ def run(tool, *arguments):
                 stderr.write(code)
                 code = 1
         finally:
-            DefaultScope._instance_dict.clear()
+            forget_instances()
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())

@@ -14,26 +14,14 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import ROOT, run
 from helpers.own_data import detection, make_own_data, segmentation
-from mmdet.visualization import DetLocalVisualizer
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from mmseg.visualization import SegLocalVisualizer
 
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab.data import media
 from swin_backbone.outputs import RECORD
 
 MINE = b'the work of a year'
-
-
-@pytest.fixture(autouse=True)
-def _no_visualizer():
-    """mmengine keeps one a process, by its name, with the folder of the first."""
-    yield
-    SegLocalVisualizer._instance_dict.clear()
-    DetLocalVisualizer._instance_dict.clear()
-
-
 CONFIG = 'configs/demo/swin-nano_upernet_shapes.py'
 
 
@@ -242,7 +230,6 @@ def test_what_a_test_writes(record_fault, tmp_path):
         spared(record_fault, mine, *command, '--out', place)
         mine.unlink()
         for _ in range(2):
-            SegLocalVisualizer._instance_dict.clear()
             result = run(*command, '--out', place, '--show-dir', tmp_path / words[0].stem / 'drawn')
             assert result.returncode == 0, result.stderr
         assert mine.is_file()
