@@ -14,7 +14,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
 from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
-from .config.cfg_options import apply_options
+from .config.cfg_options import apply_options, setting_of
 from .config.check import check_config, check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
@@ -58,7 +58,12 @@ def load_config(
     if cfg_options and any(key.lstrip('+').startswith('custom_imports') for key in cfg_options):
         import_modules_from_strings(**cfg.custom_imports)  # mmengine imports what the file itself names
     if with_data:
+        said = {key: setting_of(cfg, key) for key in cfg_options or ()}
         fill_own_data(cfg)
+        for key, value in said.items():
+            filled = setting_of(cfg, key)
+            if not isinstance(value, dict) and filled != value:
+                raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
     cfg.launcher = launcher
     cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     return cfg

@@ -182,8 +182,6 @@ FIRST_STEP = {
     'model.train_cfg.rpn=5': 'model.rpn_head, of type RPNHead(',
     'model.test_cfg.rcnn.score_thr=abc': 'model.roi_head.bbox_head, of type Shared2FCBBoxHead(',
     'model.roi_head.bbox_head.in_channels=7': 'model.roi_head.bbox_head, of type Shared2FCBBoxHead(in_channels=7',
-    'param_scheduler.0.end=0': 'param_scheduler.0, of type LinearLR(',
-    'model.data_preprocessor.mean=[0,0]': 'model.data_preprocessor, of type DetDataPreprocessor(',
 }
 
 

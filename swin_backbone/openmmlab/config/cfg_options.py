@@ -87,6 +87,17 @@ def apply_options(cfg: Config, options: dict[str, Any]) -> None:
         _set(cfg._cfg_dict, path, value)
 
 
+def setting_of(cfg: Config, key: str) -> Any:
+    """The value of a dotted key, with or without `+` before it; None if the config does not have it."""
+    node: Any = cfg._cfg_dict
+    for name in key.removeprefix('+').split('.'):
+        if isinstance(node, (list, tuple)):
+            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
+        else:
+            node = node.get(name) if isinstance(node, dict) else None
+    return node
+
+
 def _set(node: Any, path: list[str], value: Any) -> None:
     """mmengine's `merge_from_dict` exchanges no element of a list for anything but a dict."""
     name: Any

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, isclass, signature
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, MODELS, OPTIMIZERS, DefaultScope
-from mmengine.runner import Runner
+from mmengine.runner import Priority, Runner, get_priority
 
 from ...cost.meta import on_device
 from ..error_origin import kind_of, parts_of
@@ -26,16 +26,10 @@ from ..swap.probe import Level
 from .cfg_options import registered
 from .paths import datasets_of
 
-# The least that a setting of this name is, wherever it stands; None is not looked at.
-LEAST = dict(
-    max_epochs=1, max_iters=1, val_interval=1, batch_size=1, num_workers=0, prefetch_factor=1, accumulative_counts=1,
-    pad_size_divisor=1, num_classes=1, times=1, base_batch_size=1, num_stages=1, num_outs=1, max_in_a_row=1,
-    momentum=0, weight_decay=0, lr=0, eps=0, warmup_iters=0, seed=0,
-)  # fmt: skip
-INTERVALS = ('interval',)  # of hooks: -1 is never
 NUMBERS = (bool, int, float, complex)
 PLAIN = (*NUMBERS, str)
-BUILT = ('default_hooks', 'custom_hooks', 'param_scheduler')  # what is in these is built
+HOOKS = ('default_hooks', 'custom_hooks')
+BUILT = (*HOOKS, 'param_scheduler')  # what is in these is built
 WORDS = {
     int: 'a whole number',
     float: 'a number',
@@ -49,6 +43,65 @@ UNIONS = (Union, getattr(types, 'UnionType', Union))
 # What of a model's config has as many classes as its data; the others are for regions, or for more than one data set.
 HEADS = ('bbox_head', 'decode_head', 'head')
 OTHER_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')
+
+
+class Range(NamedTuple):
+    """What a number may be."""
+
+    least: float
+    most: float = math.inf
+    is_above: bool = False  # the least itself is not taken
+
+    def takes(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.is_above and value == self.least)
+
+    def __str__(self) -> str:
+        if self.most < math.inf:
+            return f'a number from {self.least:g} to {self.most:g}'
+        return f'a number above {self.least:g}' if self.is_above else f'a number of at least {self.least:g}'
+
+
+ANY, FROM_0, FROM_1, ABOVE_0, SHARE = Range(-math.inf), Range(0), Range(1), Range(0, is_above=True), Range(0, 1)
+
+
+def _ranges(*named: tuple[Range, str]) -> dict[str, Range]:
+    return {name: kind for kind, names in named for name in names.split()}
+
+
+# What the numbers of a setting may be: by its name, wherever it stands, and within parts of a config of these keys.
+# What is not here is left to the class that takes it. None is not looked at.
+RANGES = _ranges(
+    (FROM_1, 'max_epochs max_iters val_interval batch_size prefetch_factor accumulative_counts pad_size_divisor'),
+    (FROM_1, 'num_classes times base_batch_size num_stages num_outs max_in_a_row num_batch_per_epoch'),
+    (FROM_0, 'num_workers momentum weight_decay lr eps warmup_iters seed val_begin save_begin'),
+    (FROM_0, 'loss_weight lr_mult decay_mult bias_lr_mult bias_decay_mult norm_decay_mult dwconv_decay_mult'),
+    (ABOVE_0, 'max_norm clip_value'),
+    (SHARE, 'prob drop_rate attn_drop_rate drop_path_rate'),
+    (SHARE, 'pos_iou_thr neg_iou_thr min_pos_iou iou_threshold'),
+)
+RANGES_WITHIN = {
+    'param_scheduler': _ranges(
+        (FROM_0, 'begin gamma power eta_min eta_max min_value patience cooldown threshold restart_weights eps'),
+        (FROM_1, 'end T_max step_size milestones periods total_steps epoch_length'),
+        (SHARE, 'factor start_factor end_factor eta_min_ratio pct_start'),
+        (ABOVE_0, 'div_factor final_div_factor'),
+        (Range(-1), 'last_step'),
+    ),
+    'sampler': _ranges(
+        (FROM_1, 'num num_bins num_sample_class num_datasets min_kept context'),
+        (SHARE, 'pos_fraction floor_fraction thresh iou_thr score_thr'),
+        (FROM_0, 'source_ratio dataset_ratio bias k'),
+        (Range(-1), 'neg_pos_ub floor_thr dataset_size'),
+    ),
+    'data_preprocessor': _ranges(
+        (ABOVE_0, 'std'),
+        (FROM_1, 'size size_divisor mask_stride pairwise_size pairwise_dilation'),
+        (FROM_0, 'bottom_pixels_removed'),
+        (SHARE, 'pairwise_color_thresh'),
+        (ANY, 'mean'),
+    ),
+}
+OR_MINUS_1 = dict(interval='never', max_keep_ckpts='all')  # else at least 1; what -1 stands for
 
 
 def check_config(cfg: Config) -> None:
@@ -70,6 +123,8 @@ def check_config(cfg: Config) -> None:
         for name, part in held.items() if isinstance(held, dict) else enumerate(held):
             if isinstance(part, (*PLAIN, list, tuple)) and not (isinstance(held, dict) and 'type' in held):
                 raise ConfigError(f'{key}.{name} takes a dict, got {part!r}')
+            if key in HOOKS and isinstance(part, dict):
+                _check_hook(f'{key}.{name}', part)
     for key, loader in cfg.items():
         if key.endswith('_dataloader') and isinstance(loader, dict):
             _check_loader(key, loader)
@@ -98,24 +153,46 @@ def check_fit(cfg: Config) -> None:
         raise ConfigError(f'optim_wrapper.optimizer.type takes the name of an optimizer, got {name!r}')
     with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
         _check_channels(model)
+        _check_statistics(model)
         for phase in ('train', 'val', 'test'):
             _check_classes(cfg, model, f'{phase}_dataloader')
 
 
-def _check_numbers(node: Any, key: str) -> None:
-    items: Any = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, (list, tuple)) else ()
-    for name, value in items:
-        where = f'{key}.{name}' if key else str(name)
-        if isinstance(value, float) and math.isnan(value):
-            raise ConfigError(f'{where} takes a number, got nan')
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if name in LEAST and value < LEAST[name]:
-                raise ConfigError(f'{where} takes a number of at least {LEAST[name]}, got {value!r}')
-            if name in INTERVALS and value == 0:
-                raise ConfigError(f'{where} takes a number of at least 1, or -1 for never, got {value!r}')
-        if isinstance(value, str) and name in LEAST:
-            raise ConfigError(f'{where} takes a number, got {value!r}')
-        _check_numbers(value, where)
+def _check_numbers(node: Any, key: str, name: str = '', within: str = '') -> None:
+    """Compare every number of a part of a config with what a setting of its name takes.
+
+    Args:
+        name: of the setting that has the part.
+        within: the key of `RANGES_WITHIN` that the part stands under.
+    """
+    if isinstance(node, (dict, list, tuple)):
+        is_dict = isinstance(node, dict)
+        within = next((part for part in RANGES_WITHIN if name.endswith(part)), within)
+        for child, value in node.items() if is_dict else enumerate(node):
+            where = f'{key}.{child}' if key else str(child)
+            _check_numbers(value, where, str(child) if is_dict else name, within)
+        return
+    takes = RANGES_WITHIN.get(within, {}).get(name) or RANGES.get(name)
+    if isinstance(node, str) and takes:
+        raise ConfigError(f'{key} takes a number, got {node!r}')
+    if not isinstance(node, (int, float)) or isinstance(node, bool):
+        return
+    if math.isnan(node):
+        raise ConfigError(f'{key} takes a number, got nan')
+    if takes and not takes.takes(node):
+        raise ConfigError(f'{key} takes {takes}, got {node!r}')
+    if name in OR_MINUS_1 and node < 1 and node != -1:
+        raise ConfigError(f'{key} takes a number of at least 1, or -1 for {OR_MINUS_1[name]}, got {node!r}')
+
+
+def _check_hook(key: str, hook: dict) -> None:
+    if 'type' not in hook:
+        raise ConfigError(f'{key} takes a dict with the type of a hook, got {hook!r}')
+    try:
+        get_priority(hook.get('priority') or 'NORMAL')
+    except (KeyError, TypeError, ValueError):
+        names = ', '.join(name for name in Priority.__members__)
+        raise ConfigError(f'{key}.priority takes {names}, or 0 to 100, got {hook["priority"]!r}') from None
 
 
 def _check_loader(key: str, loader: dict) -> None:
@@ -168,7 +245,7 @@ def _hints(cls: Any) -> Mapping[str, Any]:
 def _fits(value: Any, hint: Any, is_exact: bool) -> bool:
     """Whether a value is of the kind that an annotation says: numbers, texts, lists and dicts are four."""
     if get_origin(hint) in UNIONS:
-        return any(_fits(value, argument, is_exact) for argument in get_args(hint))
+        return any(_fits(value, one, is_exact) for one in get_args(hint) if one is not type(None))
     kind = get_origin(hint) or hint
     if not isclass(kind) or kind is object or isinstance(value, kind):  # Any, Literal, a variable of types
         return True
@@ -222,6 +299,21 @@ def _check_channels(model: dict) -> None:
         elif not neck:
             levels = [Level(width, 4 << stage) for stage, width in enumerate(widths)]
             check_heads(part, SwappedMaps(levels, levels), key)
+
+
+def _check_statistics(model: dict) -> None:
+    """See that a preprocessor has a mean and a deviation for each channel that the backbone beside it reads."""
+    for key, part in [('model', model), *parts_of(model, 'model')]:
+        statistics, backbone = part.get('data_preprocessor'), part.get('backbone')
+        if not isinstance(statistics, dict) or not isinstance(backbone, dict):
+            continue
+        channels = backbone.get('in_channels', 3)
+        for name in ('mean', 'std'):
+            values = statistics.get(name)
+            if values is not None and (not isinstance(values, (list, tuple)) or len(values) != channels):
+                raise ConfigError(
+                    f'{key}.data_preprocessor.{name} takes {channels} numbers, one for each channel, got {values!r}'
+                )
 
 
 def _check_classes(cfg: Config, model: dict, loader: str) -> None:
