@@ -21,7 +21,7 @@ from filelock import FileLock
 from mmengine.logging import print_log
 from tqdm import tqdm
 
-from ..whole_files import write_whole_by
+from ..whole_files import PARTIAL, write_whole_by
 from .errors import CheckpointError, RefusedCheckpoint
 from .reading.containers import START_BYTES, check_start
 
@@ -35,6 +35,8 @@ SCHEMES = ('http', 'https')
 # The end of a file name that carries the start of the file's SHA-256: OpenMMLab's `_20210902_120937-9d6b7cfa.pth`,
 # torchvision's `-704ceda3.pth`. Digits alone count after a date only: `-20220317.pth` is one itself.
 _HASH = re.compile(r'(?:_\d{8}(?:_\d{6})?-|-(?=\d*[a-f]))([0-9a-f]{8,64})\.\w+$')
+
+_KEPT = re.compile(r'[0-9a-f]{16}-.+')  # the name of a file that is kept
 
 T = TypeVar('T')
 _timeout = TIMEOUT_S
@@ -107,6 +109,7 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
         # The processes of one machine wait for the first of them, and find the file. The lock goes with its process.
         with FileLock(f'{target}.lock'):
             if not read_kept():
+                _remove_what_killed_processes_left(folder)
                 print_log(f'Downloading {url} to {target}', logger='current')
                 write_whole_by(target, download)
     except OSError as error:
@@ -114,6 +117,14 @@ def _fetch_from_server(url: str, read: Callable[[Path], T]) -> T:
             f'it cannot be kept in {folder} ({error.strerror}); the environment variable TORCH_HOME names another'
         ) from error
     return results[0] if results else read(target)
+
+
+def _remove_what_killed_processes_left(folder: Path) -> None:
+    """Remove beginnings of downloads that nobody goes on with: whoever does holds the lock of its file."""
+    for partial in folder.glob(PARTIAL + '*'):
+        if _KEPT.fullmatch(name := partial.name.removeprefix(PARTIAL)):
+            with suppress(OSError), FileLock(folder / f'{name}.lock', timeout=0):  # a Timeout is an OSError
+                partial.unlink(missing_ok=True)
 
 
 def _file_name(url: str) -> str:

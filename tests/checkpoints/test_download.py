@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import os
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from filelock import FileLock
 from helpers.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
@@ -173,6 +176,32 @@ def test_files_of_one_name_in_two_repositories_are_two(server):
         backbone = SwinBackbone(arch='nano')
         load_checkpoint(backbone, f'{server.url}/{owner}/swin-tiny/resolve/main/model.safetensors')
         assert backbone.norm0.bias[0] == number
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_download(record_fault, server):
+    """But no file of others, and none that a process goes on with, which holds its lock."""
+    server.files['/swin.pth'] = (200, contents())
+
+    def begin_and_die(url, partial):
+        partial.write_bytes(contents()[:100_000])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = os.fork()
+    if not process:
+        download._download = begin_and_die
+        download.fetch(f'{server.url}/killed.pth', Path.read_bytes)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+    (left,) = server.cache.glob('.partial-*killed.pth')
+    for name in ('.partial-mine.pth', f'.partial-{"0" * 16}-going-on.pth'):
+        (server.cache / name).touch()
+    with FileLock(server.cache / f'{"0" * 16}-going-on.pth.lock'):
+        assert not load(f'{server.url}/swin.pth').missing
+    assert not left.exists()
+    assert {path.name for path in server.cache.glob('.partial-*')} == {
+        '.partial-mine.pth', f'.partial-{"0" * 16}-going-on.pth',
+    }  # fmt: skip
+    record_fault('kills')
 
 
 def test_processes_wait_for_the_first(server):
