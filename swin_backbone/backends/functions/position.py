@@ -45,7 +45,7 @@ def cached_coordinates(_fake_mode: Any, *sizes: Any) -> Tensor:
 
 def position_coordinates(window_size: Size, pretrained_window: Size, device: torch.device) -> Tensor:
     """`log_spaced_coordinates`, kept where nothing records a graph."""
-    if torch.compiler.is_compiling():
+    if _is_recorded():
         return log_spaced_coordinates(window_size, pretrained_window, device)
     return cached_coordinates(fake_mode(), window_size, pretrained_window, device)
 
@@ -53,14 +53,18 @@ def position_coordinates(window_size: Size, pretrained_window: Size, device: tor
 def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
     """The bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h) made for windows of `table_window`."""
     (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
-    has_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # which is the same with gradients and without
-    if has_graph or not (torch.is_grad_enabled() and table_Rh.requires_grad):
+    recorded = _is_recorded()
+    if recorded or not (torch.is_grad_enabled() and table_Rh.requires_grad):
         sizes = window_size, (table_height, table_width), table_Rh.device
-        compiling = torch.compiler.is_compiling()
-        index = relative_position_index(*sizes) if compiling else cached_index(fake_mode(), *sizes)
+        index = relative_position_index(*sizes) if recorded else cached_index(fake_mode(), *sizes)
         return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
     # The same as views, for the biases of a query are a window of the table, turned round: backward sums these windows
     # in order, where that of the lookup adds atomically on CUDA.
     table_hYX = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
     centre_hYX = table_hYX.narrow(1, table_height - Wh, 2 * Wh - 1).narrow(2, table_width - Ww, 2 * Ww - 1)
     return centre_hYX.unfold(1, Wh, 1).unfold(2, Ww, 1).flip(3, 4).reshape(-1, Wh * Ww, Wh * Ww)
+
+
+def _is_recorded() -> bool:
+    """Whether a graph is recorded: the same with gradients and without, and whatever has been kept before."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
