@@ -124,12 +124,7 @@ def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:
 
 
 def write_torch(program: ExportedProgram, path: Path) -> None:
-    """Write a file for `torch.export.load`.
-
-    The guards of the capture are left out. They check the memory format of maps and would refuse some sizes, but the
-    operators are correct for every size, or raise an error.
-    """
-    program._guards_code = []
+    """Write a file for `torch.export.load`."""
     torch.export.save(program, str(path))
 
 

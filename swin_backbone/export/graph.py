@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from ..compat import symbolic_views
 from ..models.layers import SwinBlock
 from ..models.layers.swin_block import WindowCut
 from ..models.pyramid import SwinPyramid
@@ -78,8 +79,9 @@ class BackboneMaps(nn.Module):
         self.neck = neck
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        maps = self.backbone(image)
-        return tuple(maps if self.neck is None else self.neck(maps))
+        with symbolic_views():  # in the neck too
+            maps = self.backbone(image)
+            return tuple(maps if self.neck is None else self.neck(maps))
 
 
 def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:

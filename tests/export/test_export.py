@@ -1,6 +1,7 @@
 """A backbone as a file: exported, verified, and refused. What takes a runtime skips where it is missing."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,6 +79,20 @@ def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_pa
     of_openvino = verify.verify_maps(runtime.Model(tmp_path / 'out').run, one, 'fp32')
     for figures in (*manifest['verification'], *of_openvino):
         assert figures['error'] < 1e-5
+
+
+def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
+    """Where a map has one row or column, a convolution with a stride asks about memory formats."""
+    FPN = pytest.importorskip('mmdet.models', reason='mmdet is not installed').FPN
+    neck = FPN([32], 8, 3, add_extra_convs='on_input')
+    model = SimpleNamespace(backbone=small_swin(SwinBackbone, depths=(1,)), neck=neck)
+    one = graph.maps_graph(model, 'neck', None)
+    formats.write_torch(formats.capture(one, export.example_of(one)), tmp_path / 'model.pt2')
+    run = export.open_maps(tmp_path, dict(format='torch', file='model.pt2'))
+    for size in ((1, 1), (8, 3), (5, 33)):
+        image = torch.randn(2, 3, *size)
+        for got, wanted in zip(run([image.numpy()]), one.module(image)):
+            torch.testing.assert_close(torch.from_numpy(got), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
