@@ -4,7 +4,7 @@
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
 # make test-nightly  the tests that draw their examples, with other examples than make test, which draws the same each time
 # make test-sanitize  the compiled operators' tests, with AddressSanitizer and UBSan
-# make test-toolboxes  what needs mmpretrain and mmrotate, which it installs
+# make test-toolboxes  what needs mmpretrain, mmrotate, timm, transformers and others, which it installs
 # make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
 # make test-torch    the backbones' tests on another torch: make test-torch TORCH=torch==2.11.0
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
@@ -32,7 +32,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy install-cls install-rotate test test-slow test-faults test-nightly test-sanitize test-lite \
+.PHONY: install install-deploy install-cls install-rotate install-peers test test-slow test-faults test-nightly test-sanitize test-lite \
 	test-toolboxes test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
 
 install: $(STAMP)
@@ -44,8 +44,8 @@ $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh $(if $(MMCV),FORCE)
 FORCE: # MMCV may ask for another mmcv than the one that is there
 
 # No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain, 45 MB, and mmrotate, 30 MB, with
-# torchvision, which nothing else here needs. The operators that `make install` compiled stay as they are.
-install-deploy install-cls install-rotate: install-%: $(VENV)/.installed-%
+# torchvision, which nothing else here needs; timm, transformers and the other frameworks of adapters. The operators that `make install` compiled stay as they are.
+install-deploy install-cls install-rotate install-peers: install-%: $(VENV)/.installed-%
 
 $(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
 	@SWIN_BACKBONE_NATIVE=0 $(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
@@ -70,8 +70,8 @@ test-nightly: install
 test-sanitize: install
 	bash tests/backends/native/sanitize.sh $(RUN)
 
-test-toolboxes: install-cls install-rotate
-	$(RUN) -m pytest -m 'toolboxes and not slow'
+test-toolboxes: install-cls install-rotate install-peers
+	$(RUN) -m pytest -m '(toolboxes or peer) and not slow'
 
 test-lite: install
 	$(RUN) -m pytest -m '' tests/test_lite.py

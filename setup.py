@@ -76,8 +76,11 @@ setup(
         # What tools/export.py writes with, and the runtimes of what it writes
         'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
         'fuzz': ['atheris'],  # finds the ways into tests/helpers/fuzz.py; wheels are for Linux
-        # Other implementations, which the tests compare with where they are installed
-        'peers': ['timm>=1.0', 'transformers>=4.40', 'torchvision'],
+        # Other implementations, which the tests compare with, and the frameworks of swin_backbone/adapters
+        'peers': [
+            *('timm>=1.0', 'transformers>=4.40', 'torchvision'),
+            *('segmentation-models-pytorch>=0.5', 'peft', 'accelerate', 'huggingface-hub'),
+        ],
         'lint': ['ruff', 'mypy', 'codespell[toml]', 'check-jsonschema', 'pre-commit'],
     },
 )

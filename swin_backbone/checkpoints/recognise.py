@@ -74,6 +74,11 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     return tensors
 
 
+def holds_swin(tensors: dict[str, Tensor]) -> bool:
+    """Whether a Swin backbone of any origin is among `tensors`."""
+    return bool(_prefixes(tensors))
+
+
 def find_swin(
     tensors: dict[str, Tensor],
     prefer: str = 'backbone.',

@@ -156,13 +156,20 @@ class SwinPyramid(BaseModule):
         blocks = [block for stage in self.stages for block in stage.blocks]
         take_snapshot(self, tuple(activation for block in blocks for activation in block.activations))
 
-    def forward(self, x_BCHW: Tensor, hide: Optional[Callable[[Tensor], Tensor]] = None) -> tuple[Tensor, ...]:
+    def forward(
+        self,
+        x_BCHW: Tensor,
+        hide: Optional[Callable[[Tensor], Tensor]] = None,
+        out_indices: Optional[Sequence[int]] = None,
+    ) -> tuple[Tensor, ...]:
         """Images to feature maps.
 
         Args:
             x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights. Under autocast any
                 floating-point dtype is allowed.
             hide: puts other tokens in the place of some that the patch embedding made, (B, H, W, C), as SimMIM does.
+            out_indices: the stages to emit in this call. Default: the backbone's own. One of the others has no output
+                norm, and its map is emitted without.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
@@ -172,6 +179,7 @@ class SwinPyramid(BaseModule):
             TypeError, ValueError: if the input is not such a tensor. The message says what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
+        wanted = self.out_indices if out_indices is None else sorted(set(out_indices))
         with symbolic_views():
             unmodified = is_unmodified(self)
             plans = [stage.plan(x_BCHW, unmodified) for stage in self.stages]
@@ -189,9 +197,10 @@ class SwinPyramid(BaseModule):
             outputs = []
             for index, (stage, plan) in enumerate(zip(self.stages, plans)):
                 x_BHWC = stage(x_BHWC, plan)
-                if index in self.out_indices:
-                    outputs.append(normalised_output(getattr(self, f'norm{index}'), x_BHWC, plan))
-                if index == self.out_indices[-1]:
+                if index in wanted:
+                    norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
+                    outputs.append(normalised_output(norm, x_BHWC, plan))
+                if index == wanted[-1]:
                     break  # later stages have no output
                 x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
         return tuple(outputs)
@@ -204,9 +213,21 @@ class SwinPyramid(BaseModule):
     @backend.setter
     def backend(self, backend: Union[str, Backend]) -> None:
         ranges.read('backend', backend, ranges.BACKEND)
+        self._set_options(backend=backend)
+
+    def _set_options(self, **options: Any) -> None:
         for module in self.modules():
             if isinstance(module, (SwinStage, SwinBlock)):
-                module.options = module.options._replace(backend=backend)
+                module.options = module.options._replace(**options)
+
+    @property
+    def with_cp(self) -> bool:
+        """Whether blocks are recomputed in backward: see `SwinBackbone`. It can be set at any time."""
+        return self.stages[0].options.with_cp
+
+    @with_cp.setter
+    def with_cp(self, with_cp: bool) -> None:
+        self._set_options(with_cp=bool(with_cp))
 
     def layer_order(self) -> list[list[str]]:
         """The layers from input to output; each is a list of prefixes of its parameters' names.

@@ -1,0 +1,279 @@
+"""The backbones as models of timm. Importing this file registers them.
+
+They are `swin_backbone_tiny`, `swinv2_backbone_tiny`, `swin_mlp_backbone_tiny` and the other sizes of `ARCHS`,
+`ARCHS_V2` and `ARCHS_MLP`. Matched to timm 1.0: `timm.models._builder`, `timm.models._features`.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Optional, Union
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import ClassifierHead
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import FeatureGetterNet, feature_take_indices
+from torch import Tensor, nn
+
+from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2
+from ..checkpoints.fit import fit
+from ..checkpoints.recognise import find_swin, holds_swin, tensors_of
+from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from ..openmmlab.swins import SWINS
+
+FAMILIES: dict[str, tuple[Any, dict]] = {
+    'swin_backbone': (SwinBackbone, ARCHS),
+    'swinv2_backbone': (SwinV2Backbone, ARCHS_V2),
+    'swin_mlp_backbone': (SwinMLPBackbone, ARCHS_MLP),
+}
+FAMILY_ARCHS: dict[Any, dict] = dict(FAMILIES.values())
+__all__ = ['SwinFeatures', 'TimmSwin']  # timm appends the names of its models
+
+
+class TimmSwin(nn.Module):
+    """A backbone with timm's head: what `timm.create_model('swin_backbone_tiny')` gives.
+
+    Its parameters have the names of mmpretrain's classifiers: `backbone.` and `head.fc.`; the norm before the head is
+    `backbone.norm3`.
+
+    Args:
+        family: `SwinBackbone`, `SwinV2Backbone` or `SwinMLPBackbone`.
+        num_classes: of the head; 0: none, and the pooled features are the output.
+        in_chans: channels of the input.
+        global_pool: how the last map is pooled, as in timm; '': not at all.
+        drop_rate: dropout before the head.
+        proj_drop_rate: dropout inside the backbone, its `drop_rate`.
+        features: the stages whose maps are to be normalised, where there is no head.
+        output_stride: 32, or 16, 8, 4: later stages keep the resolution of an earlier one.
+        backbone: further arguments of `family`.
+    """
+
+    def __init__(
+        self,
+        family: Any = SwinBackbone,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        global_pool: str = 'avg',
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        features: Optional[Sequence[int]] = None,
+        output_stride: int = 32,
+        **backbone: Any,
+    ):
+        super().__init__()
+        if output_stride not in (4, 8, 16, 32):
+            raise ValueError(f'output_stride must be 4, 8, 16 or 32, got {output_stride!r}')
+        self.features = features
+        if features is None:  # as microsoft/Swin-Transformer's classifiers
+            backbone.setdefault('small_map', 'shrink')
+        depths = backbone.get('depths') or FAMILY_ARCHS[family][backbone['arch']].depths
+        self.backbone = family(
+            in_channels=in_chans,
+            drop_rate=proj_drop_rate,
+            strides=[4, *(2 if 4 << stage <= output_stride else 1 for stage in range(1, len(depths)))],
+            out_indices=(len(depths) - 1,) if features is None else tuple(features),
+            **backbone,
+        )
+        self.backbone.init_weights()
+        self.feature_info = [
+            dict(num_chs=channels, reduction=min(4 << stage, output_stride), module=f'backbone.stages.{stage}')
+            for stage, channels in enumerate(self.backbone.num_features)
+        ]
+        self.num_features = self.head_hidden_size = self.backbone.num_features[-1]
+        self.num_classes = num_classes
+        self.drop_rate = drop_rate
+        self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate)
+        self.register_load_state_dict_pre_hook(take_any_origin)
+
+    def forward_features(self, x_BCHW: Tensor) -> Tensor:
+        """The last map, normalised: (B, C, H, W)."""
+        return self.backbone(x_BCHW)[-1]
+
+    def forward_head(self, x_BCHW: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits (B, num_classes) of the last map, or with `pre_logits` what the head's linear layer gets."""
+        return self.head(x_BCHW, pre_logits=pre_logits)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images of any size."""
+        return self.forward_head(self.forward_features(x_BCHW))
+
+    def forward_intermediates(
+        self,
+        x_BCHW: Tensor,
+        indices: Union[int, Sequence[int], None] = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = 'NCHW',
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Maps of several stages, (B, C, H, W), and after the last map of all.
+
+        Args:
+            indices: the stages; an int: so many of the last; None: all.
+            norm: has no effect: a map is normalised where the model has a norm for it. With `features_only` it has one
+                for each; a classifier has one for the last.
+            stop_early: has no effect: no stage after the last that is needed is computed.
+            output_fmt: 'NCHW'.
+            intermediates_only: give the maps alone.
+
+        Raises:
+            ValueError: for another `output_fmt`.
+        """
+        if output_fmt != 'NCHW':
+            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
+        taken, _ = feature_take_indices(len(self.feature_info), indices)
+        last = self.backbone.out_indices[-1]
+        stages = sorted({*taken} if intermediates_only else {*taken, last})
+        maps = dict(zip(stages, self.backbone(x_BCHW, out_indices=stages)))
+        intermediates = [maps[stage] for stage in taken]
+        return intermediates if intermediates_only else (maps[last], intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: Union[int, Sequence[int]] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the head. Stages behind the last of `indices` are not trained; they stay, as checkpoints have them."""
+        taken, last = feature_take_indices(len(self.feature_info), indices)
+        if prune_head:
+            self.reset_classifier(0, '')
+        for stage, module in enumerate(self.backbone.stages):
+            if stage > last:
+                module.requires_grad_(False)
+            if stage >= last and module.downsample is not None and not self.backbone.merging_first:
+                module.downsample.requires_grad_(False)
+        return taken
+
+    def get_classifier(self) -> nn.Module:
+        """The head's linear layer."""
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
+        """A new head, for another number of classes."""
+        self.num_classes = num_classes
+        self.head.reset(num_classes, pool_type=global_pool)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute blocks in backward, `with_cp`. Strips and compiled operators always do."""
+        self.backbone.with_cp = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters, besides norms and biases, that are not decayed."""
+        pattern = re.compile(r'relative_position_bias_table|absolute_pos_embed|logit_scale|cpb_mlp')
+        return {name for name, _ in self.named_parameters() if pattern.search(name)}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Regular expressions of layers, for a learning rate that decays by layer."""
+        stage = r'^backbone\.stages\.(\d+)'
+        fine = [(stage + r'\.downsample', (0,)), (stage + r'\.blocks\.(\d+)', None), (r'^backbone\.norm', (99999,))]
+        return dict(stem=r'^backbone\.(?:patch_embed|absolute_pos_embed)', blocks=stage if coarse else fine)
+
+
+class SwinFeatures(FeatureGetterNet):
+    """What `features_only=True` gives: the maps that the backbone gives, in a list."""
+
+    def __init__(self, model: TimmSwin, **arguments: Any):
+        super().__init__(model, **arguments)
+        self.register_load_state_dict_pre_hook(take_any_origin)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """See `TimmSwin`."""
+        self.model.set_grad_checkpointing(enable)
+
+
+def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """A load_state_dict pre-hook: a Swin of any origin gets the names of `module`, and is resized to it.
+
+    So timm's `pretrained`, `checkpoint_path` and `load_checkpoint` read what `swin_backbone.load_checkpoint` does, a
+    classifier's head too. Output norms, which a classifier's checkpoint lacks, stay as they are.
+
+    Raises:
+        CheckpointError: (a ValueError) if it is a Swin of another family, depth or width.
+    """
+    own = module.state_dict()
+    theirs = {key: state_dict[key] for key in state_dict if key.startswith(prefix)}
+    tensors = {key.removeprefix(prefix): value for key, value in theirs.items()}
+    if all(key in tensors for key in own) or not holds_swin(tensors):
+        return
+    fitted, report = fit(module, tensors, 'state_dict')
+    model = module.model if isinstance(module, SwinFeatures) else module
+    if model.features is None:
+        last = f'backbone.norm{model.backbone.out_indices[-1]}.'
+        for key, value in find_swin(tensors_of(tensors)).classifier.items():
+            name = key.replace('norm.', last).replace('head.', 'head.fc.')
+            if name in own:
+                fitted[name] = value
+    report.missing = [key for key in report.missing if key not in fitted]
+    report.log()
+    for key in theirs:
+        del state_dict[key]
+    norms = {key: own[key] for key in own if re.search(r'(^|\.)backbone\.norm\d+\.', key)}
+    state_dict.update({prefix + key: value for key, value in {**norms, **fitted}.items()})
+
+
+def _own_names(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """What timm calls a `checkpoint_filter_fn`."""
+    state_dict = dict(tensors_of(state_dict))
+    take_any_origin(model, state_dict, '')
+    return state_dict
+
+
+def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
+    family, arch = VARIANTS[name]
+    arguments = {'arch': arch, **arguments}
+    if not arguments.pop('features_only', False):
+        build, features = partial(TimmSwin, family), {}
+    else:
+        stages = len(arguments.get('depths') or FAMILY_ARCHS[family][arguments['arch']].depths)
+        taken, _ = feature_take_indices(stages, arguments.pop('out_indices', (0, 1, 2, 3)))
+        arguments.pop('feature_cls', None)
+        build = partial(TimmSwin, family, features=sorted(taken))
+        features = dict(features_only=True, feature_cfg=dict(out_indices=taken, feature_cls=SwinFeatures))
+    return build_model_with_cfg(
+        build,
+        name,
+        pretrained,
+        pretrained_filter_fn=_own_names,
+        kwargs_filter=('img_size',),  # any size goes
+        **features,
+        **arguments,
+    )
+
+
+def _cfg(type_: str, arch: str) -> dict[str, Any]:
+    """What timm says of a model and its weights."""
+    names = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
+    swin = SWINS.get(f'{"swinv2" if type_ == "swinv2_backbone" else "swin"}-{names.get(arch)}')
+    url = swin.weights if swin and type_ != 'swin_mlp_backbone' else None
+    side = 256 if type_ != 'swin_backbone' else 224
+    return dict(
+        url=url or '',
+        num_classes=21841 if url and url.endswith('22k.pth') else 1000,
+        input_size=(3, side, side),
+        pool_size=(side // 32, side // 32),
+        crop_pct=0.9,
+        interpolation='bicubic',
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=IMAGENET_DEFAULT_STD,
+        first_conv=None,  # loading adapts it to `in_chans`
+        classifier='head.fc',
+        license='mit',
+    )
+
+
+VARIANTS = {
+    f'{name}_{arch}'.replace('-', '_'): (family, arch) for name, (family, archs) in FAMILIES.items() for arch in archs
+}
+default_cfgs = generate_default_cfgs(
+    {f'{name}_{arch}'.replace('-', '_'): _cfg(name, arch) for name, (_, archs) in FAMILIES.items() for arch in archs}
+)
+
+
+def _register(name: str) -> None:
+    def create(pretrained: bool = False, **arguments: Any) -> nn.Module:
+        return _create(name, pretrained, **arguments)
+
+    create.__name__ = create.__qualname__ = name
+    register_model(create)
+
+
+for _name in VARIANTS:
+    _register(_name)

@@ -1,0 +1,259 @@
+"""The backbones in timm, and by way of timm in segmentation_models_pytorch: the real packages."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.frameworks import (
+    assert_compiled,
+    assert_compiles,
+    assert_equal_maps,
+    assert_survives,
+    require,
+    train_a_step,
+)
+from helpers.origins import ORIGINS
+from helpers.small_models import randomised
+
+from swin_backbone import ARCHS, ARCHS_MLP, ARCHS_V2, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.checkpoints import CheckpointError
+
+pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
+FAMILIES = {'swin_backbone': SwinBackbone, 'swinv2_backbone': SwinV2Backbone, 'swin_mlp_backbone': SwinMLPBackbone}
+X = torch.linspace(-1, 1, 2 * 3 * 45 * 70).view(2, 3, 45, 70).sin()
+
+
+@pytest.fixture(scope='module')
+def timm():
+    module = require('timm')
+    import swin_backbone.adapters.timm  # noqa: F401
+
+    return module
+
+
+def small(timm, name='swin_backbone_nano', **arguments):
+    model = timm.create_model(name, drop_path_rate=0.0, **arguments)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model.eval()
+
+
+def test_every_size_is_listed(timm):
+    names = {
+        f'{family}_{arch}'.replace('-', '_')
+        for family, archs in (('swin_backbone', ARCHS), ('swinv2_backbone', ARCHS_V2), ('swin_mlp_backbone', ARCHS_MLP))
+        for arch in archs
+    }
+    assert set(timm.list_models('swin*_backbone_*')) == names
+    assert {'swin_backbone_tiny', 'swin_backbone_large', 'swinv2_backbone_base'} < set(timm.list_pretrained('swin*'))
+    assert not {'swin_backbone_nano', 'swin_mlp_backbone_tiny'} & set(timm.list_pretrained('swin*'))
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+@torch.no_grad()
+def test_features_are_the_backbones_to_the_bit(timm, name):
+    model = small(timm, f'{name}_nano', features_only=True)
+    backbone = FAMILIES[name](arch='nano').eval()
+    backbone.load_state_dict(model.model.backbone.state_dict())
+    assert_equal_maps(model(X), backbone(X))
+    assert model.feature_info.channels() == backbone.num_features
+    assert model.feature_info.reduction() == [4, 8, 16, 32]
+    assert [model.get_submodule(f'model.{m}') for m in model.feature_info.module_name()] == [
+        *model.model.backbone.stages
+    ]
+
+
+@pytest.mark.parametrize(
+    ('asked', 'stages'), [((1, 3), [1, 3]), ((-2, -1), [2, 3]), (2, [2, 3]), ((0,), [0]), ((0, 1, 2), [0, 1, 2])]
+)
+def test_out_indices_as_timm_counts_them(timm, asked, stages):
+    model = small(timm, features_only=True, out_indices=asked)
+    assert model.feature_info.out_indices == tuple(stages)
+    assert [x.shape[1] for x in model(X)] == [32 << stage for stage in stages] == model.feature_info.channels()
+    sum(x.sum() for x in model(X)).backward()
+    unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not unused  # DistributedDataParallel would wait for their gradients
+
+
+def test_arguments(timm):
+    model = small(timm, features_only=True, in_chans=5, window_size=4, img_size=512, proj_drop_rate=0.1)
+    backbone = model.model.backbone
+    assert (backbone.in_channels, backbone.window_size[0], backbone.drop_after_pos.p) == (5, (4, 4), 0.1)
+    assert [tuple(x.shape[2:]) for x in model(torch.rand(1, 5, 33, 47))] == [(9, 12), (5, 6), (3, 3), (2, 2)]
+    assert small(timm, features_only=True, output_stride=16).feature_info.reduction() == [4, 8, 16, 16]
+    with pytest.raises(ValueError, match='output_stride must be 4, 8, 16 or 32, got 12'):
+        small(timm, output_stride=12)
+
+
+def test_classifier(timm):
+    model = small(timm, num_classes=7)
+    logits = model(X)
+    assert logits.shape == (2, 7)
+    backbone = model.backbone
+    last = backbone(X)[-1]
+    assert torch.equal(model.forward_features(X), last)
+    assert torch.equal(model.get_classifier()(last.mean((2, 3))), logits)
+    final, maps = model.forward_intermediates(X)
+    assert_equal_maps([final, maps[-1]], [last, last])
+    before = []  # what leaves each stage, before any norm
+    hooks = [
+        stage.register_forward_hook(lambda *a: before.append(a[-1].permute(0, 3, 1, 2))) for stage in backbone.stages
+    ]
+    backbone(X)
+    for hook in hooks:
+        hook.remove()
+    torch.testing.assert_close(maps[:3], before[:3], rtol=1e-4, atol=1e-4)
+    (second,) = model.forward_intermediates(X, indices=[1], stop_early=True, intermediates_only=True)
+    assert torch.equal(second, maps[1])
+    with pytest.raises(ValueError, match="output_fmt must be 'NCHW', got 'NLC'"):
+        model.forward_intermediates(X, output_fmt='NLC')
+    model.reset_classifier(3)
+    assert model(X).shape == (2, 3)
+    model.reset_classifier(0)
+    assert torch.equal(model(X), last.mean((2, 3)))
+    model.reset_classifier(0, '')
+    assert torch.equal(model(X), last)
+
+
+def test_compiled_operators_compute(timm):
+    assert_compiled(lambda: small(timm, features_only=True)(X), blocks=8)
+    assert_compiled(lambda: small(timm, features_only=True, out_indices=(0, 1))(X), blocks=4)
+    assert_compiled(lambda: small(timm)(X), blocks=8)
+
+
+@pytest.mark.parametrize('features_only', [True, False])
+def test_copies_files_compile_and_export(timm, features_only):
+    model = small(
+        timm,
+        features_only=features_only,
+        depths=(2, 2),
+        num_heads=(2, 4),
+        **({'out_indices': (0, 1)} if features_only else {}),
+    )
+    assert_survives(model, lambda model: model(X)[-1])
+    assert_compiles(model, X)
+    exported = torch.export.export(model, (X,)).module()
+    for one, other in zip(exported(X), model(X)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_of_training(timm):
+    model = timm.create_model('swin_backbone_nano', num_classes=5)
+    assert train_a_step(model, lambda model: F.cross_entropy(model(X), torch.tensor([1, 4]))) > 0
+
+
+def test_grad_checkpointing_stores_less_and_changes_nothing(timm):
+    grads, stored = [], []
+    for enable in (False, True):
+        torch.manual_seed(0)
+        model = timm.create_model(
+            'swin_backbone_nano', features_only=True, drop_path_rate=0.0, strip_tokens=None, backend='graph'
+        )
+        model.set_grad_checkpointing(enable)
+        held = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: (held.append(t.numel()), t)[1], lambda t: t):
+            loss = sum(x.square().mean() for x in model.train()(X))
+        loss.backward()
+        stored.append(sum(held))
+        grads.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*grads)
+    assert stored[1] < stored[0] / 3
+
+
+@pytest.mark.parametrize('origin', sorted(ORIGINS))
+@torch.no_grad()
+def test_checkpoint_path_takes_any_origin(timm, tmp_path, origin):
+    source = randomised(output_norms=False)
+    write, _, _ = ORIGINS[origin]
+    torch.save(write(source.state_dict()), tmp_path / 'w.pth')
+    model = timm.create_model('swin_backbone_nano', features_only=True, checkpoint_path=str(tmp_path / 'w.pth')).eval()
+    assert_equal_maps(model(X), source(X))
+
+
+@torch.no_grad()
+def test_a_classifiers_norm_and_head_are_loaded(timm, tmp_path):
+    """As timm's own Swin computes with the same file."""
+    arguments = dict(embed_dim=32, depths=(2, 2, 2, 2), num_heads=(2, 4, 8, 16), num_classes=6)
+    theirs = timm.create_model('swin_tiny_patch4_window7_224', **arguments).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    torch.save(theirs.state_dict(), tmp_path / 'theirs.pth')
+    x = torch.randn(2, 3, 224, 224)
+    for create in (
+        dict(checkpoint_path=str(tmp_path / 'theirs.pth')),
+        dict(pretrained=True, pretrained_cfg_overlay=dict(file=str(tmp_path / 'theirs.pth'), num_classes=6)),
+    ):
+        ours = timm.create_model('swin_backbone_nano', num_classes=6, **create).eval()
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_pretrained_for_other_classes_and_channels(timm, tmp_path):
+    """As timm does: the head stays new, and a grey image gives what it gave as a coloured one."""
+    source = small(timm, num_classes=6)
+    torch.save(source.state_dict(), tmp_path / 'w.pth')
+    overlay = dict(file=str(tmp_path / 'w.pth'), num_classes=6)
+    other = timm.create_model(
+        'swin_backbone_nano', pretrained=True, pretrained_cfg_overlay=overlay, num_classes=2, in_chans=1
+    ).eval()
+    grey = torch.rand(1, 1, 64, 64)
+    assert other(grey).shape == (1, 2)
+    torch.testing.assert_close(other.forward_features(grey), source.forward_features(grey.expand(-1, 3, -1, -1)))
+
+
+def test_wrong_checkpoints(timm, tmp_path):
+    def load(state):
+        torch.save(state, tmp_path / 'w.pth')
+        timm.create_model('swin_backbone_nano', num_classes=0, checkpoint_path=str(tmp_path / 'w.pth'))
+
+    whole = small(timm, num_classes=0).state_dict()
+    with pytest.raises(CheckpointError, match='it is a Swin of width 32, depths'):
+        load(SwinBackbone(arch='nano', depths=(2, 2, 4, 2)).state_dict())
+    with pytest.raises(CheckpointError, match='it holds a Swin V2'):
+        load(SwinV2Backbone(arch='nano').state_dict())
+    with pytest.raises(RuntimeError, match='Missing key'):
+        load({key: value for key, value in whole.items() if 'blocks.1.norm2' not in key})
+    with pytest.raises(RuntimeError, match='Missing key'):
+        load({'a': torch.zeros(1)})
+
+
+def test_layers_for_a_learning_rate_that_decays(timm):
+    from timm.models import group_parameters
+    from timm.optim import create_optimizer_v2
+
+    model = small(timm, num_classes=3)
+    layers = group_parameters(model, model.group_matcher(), reverse=True)
+    number = {key: layers[key] for key in layers}
+    order = model.backbone.layer_order()
+    first = [number[next(k for k in number if k.startswith(f'backbone.{names[0]}'))] for names in order]
+    assert first == sorted(first)
+    assert len(set(first)) == len(order)
+    optimizer = create_optimizer_v2(model, opt='adamw', lr=1e-3, weight_decay=0.05, layer_decay=0.7)
+    undecayed = {id(p) for group in optimizer.param_groups if not group['weight_decay'] for p in group['params']}
+    names = {name for name, p in model.named_parameters() if id(p) in undecayed}
+    assert model.no_weight_decay() < names
+    assert 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight' not in names
+
+
+def padded(model, x_BCHW):
+    """The recipe of docs/other_toolboxes.md."""
+    H, W = x_BCHW.shape[-2:]
+    return model(F.pad(x_BCHW, (0, -W % 32, 0, -H % 32)))[..., :H, :W]
+
+
+@pytest.mark.parametrize('name', ['Unet', 'FPN', 'DeepLabV3Plus', 'UPerNet'])
+def test_segmentation_models(timm, name):
+    smp = require('segmentation_models_pytorch')
+    with warnings.catch_warnings(record=True):
+        model = getattr(smp, name)('tu-swin_backbone_nano', encoder_weights=None, in_channels=3, classes=4).eval()
+    backbone = model.encoder.model.model.backbone
+    with torch.no_grad():
+        assert_equal_maps(model.encoder(X)[2:], backbone(X))
+    assert_compiled(lambda: padded(model, X), blocks=8)
+    assert padded(model, X).shape == (2, 4, 45, 70)
+    assert_survives(model, lambda model: padded(model, X))
+    if name == 'Unet':
+        assert model(X).shape == (2, 4, 45, 70)  # which needs no padding
+    labels = torch.randint(4, (2, 45, 70))
+    assert train_a_step(model, lambda model: F.cross_entropy(padded(model, X), labels)) > 0

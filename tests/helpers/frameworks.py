@@ -1,0 +1,106 @@
+"""What every adapter promises: a backbone inside another framework is the backbone alone."""
+
+import copy
+import io
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from swin_backbone.backends import BACKENDS
+from swin_backbone.backends.native import why_not_in
+from swin_backbone.compat import import_torchvision
+
+MISSING = "{} is not installed: make install-peers, or pip install -e '.[peers]'"
+
+
+def require(name):
+    """A package, or a skip; beside a torchvision that was built for another torch too."""
+    import_torchvision()
+    return pytest.importorskip(name, reason=MISSING.format(name))
+
+
+@contextmanager
+def blocks_computed():
+    """The names of the backends that computed blocks inside, one for each block and forward."""
+    computed, originals = [], {name: type(backend).block for name, backend in BACKENDS.items()}
+
+    def spy(name):
+        def block(self, *arguments, **keywords):
+            computed.append(name)
+            return originals[name](self, *arguments, **keywords)
+
+        return block
+
+    for name, backend in BACKENDS.items():
+        type(backend).block = spy(name)
+    try:
+        yield computed
+    finally:
+        for name, backend in BACKENDS.items():
+            type(backend).block = originals[name]
+
+
+def assert_compiled(run, blocks):
+    """`run()` computes as many blocks as it should, all of them by compiled operators where these are built."""
+    with blocks_computed() as computed, torch.no_grad():
+        run()
+    assert computed == ['native' if why_not_in(torch.float32) is None else 'eager'] * blocks
+
+
+def assert_equal_maps(outputs, expected):
+    """To the bit."""
+    assert len(outputs) == len(expected)
+    for output, other in zip(outputs, expected):
+        assert torch.equal(output, other)
+
+
+def assert_survives(model, call):
+    """`copy.deepcopy`, `torch.save` with `torch.load`, and a state_dict in a new object give the same output.
+
+    Args:
+        call: from a model to a tensor.
+    """
+    model.eval()
+    expected = call(model)
+    assert torch.equal(call(copy.deepcopy(model)), expected)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(call(torch.load(file, weights_only=False)), expected)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(call(other), expected)
+
+
+def assert_compiles(model, *inputs, atol=1e-4):
+    """`torch.compile` records the model, whole, and gives its output."""
+    expected, output = model(*inputs), torch.compile(model, backend='eager', fullgraph=True)(*inputs)
+    outputs, others = ([output], [expected]) if torch.is_tensor(expected) else (output, expected)
+    for one, other in zip(outputs, others):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=atol)
+
+
+def train_a_step(model, loss_of):
+    """A step of SGD; every parameter of the backbone's layers that can be trained gets a finite gradient.
+
+    Args:
+        loss_of: from the model to its loss.
+    """
+    model.train()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    loss = loss_of(model)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if '.blocks.' in name and parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+    optimizer.step()
+    assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters() if name in before)
+    return loss.item()
