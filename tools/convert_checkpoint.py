@@ -1,6 +1,6 @@
 """Write a Swin checkpoint of any origin in the format of another.
 
-python tools/convert_checkpoint.py IN OUT --to official|mmdet|timm|torchvision|hf [--overwrite] [--unsafe-load]
+python tools/convert_checkpoint.py IN OUT --to official|mmdet|mmseg|timm|torchvision|hf [--overwrite] [--unsafe-load]
 """
 
 import argparse

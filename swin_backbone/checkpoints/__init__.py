@@ -4,14 +4,11 @@ A checkpoint is read (safe.py, download.py), recognised (recognise.py, by the ta
 (fit.py, resize.py) and loaded (load.py), or written in another format (convert.py).
 """
 
-from .convert import convert_checkpoint
+from .convert import FORMATS, convert_checkpoint
 from .errors import CheckpointError
 from .fit import LoadReport
-from .formats import NAMES
 from .load import adapt_state_dict, load_checkpoint
 from .reading.safe import read_checkpoint, trust_checkpoints
-
-FORMATS = NAMES  # what `convert_checkpoint` writes
 
 __all__ = [
     'FORMATS',

@@ -12,9 +12,13 @@ from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
 from .errors import CheckpointError
 from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
+from .heads import LEFT_OUT, find_heads, heads_to_here
 from .reading.safe import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
+
+FORMATS = (*NAMES, 'mmseg')  # what `convert_checkpoint` writes
+HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # what these call the head of a Mask2Former
 
 
 def convert_checkpoint(
@@ -27,7 +31,10 @@ def convert_checkpoint(
     """Write a Swin checkpoint in another format; there and back gives the same bits.
 
     The backbone is converted, and a classifier's last norm and head. A whole detector or segmentor stays whole in
-    mmdet's format; the others have no names for its neck and heads. Index tables and masks are left out (except
+    mmdet's and mmseg's format, which differ in the name of a Mask2Former's head alone: those of mmdet, mmseg, their
+    earlier releases and the repositories built on them as they are, UperNet and Mask2Former of transformers and
+    Mask2Former of detectron2 under mmdet's names. The other formats have no names for necks and heads.
+    Index tables and masks are left out (except
     torchvision's index table, without which it loads nothing). Output norms, `norm0` to `norm3`, have a place in mmdet,
     in the official detectors and in Hugging Face's backbones; in timm's and torchvision's files they keep their names.
 
@@ -35,8 +42,8 @@ def convert_checkpoint(
         source: a checkpoint of any origin, see `load_checkpoint`.
         target: the file to write, of safetensors if that is what its name ends in, else of torch.save. Missing folders
             are made.
-        to: 'official', 'mmdet', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a Swin V2
-            the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
+        to: 'official', 'mmdet', 'mmseg', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a
+            Swin V2 the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
         unsafe_load: see `load_checkpoint`.
         overwrite: replace a target that is there already, also if no conversion wrote it; never the source.
 
@@ -57,25 +64,27 @@ def convert_checkpoint(
         >>> convert_checkpoint(f'{folder}/ours.pth', f'{folder}/hf.safetensors', to='hf').split('): ')[-1]
         '157 tensors; left out: nothing'
     """
-    if to not in NAMES:
-        raise ValueError(f'to must be one of {", ".join(NAMES)}, got {to!r}')
+    if to not in FORMATS:
+        raise ValueError(f'to must be one of {", ".join(FORMATS)}, got {to!r}')
     outputs = claim(target, [source], overwrite)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     try:
         tensors = tensors_of(loaded)
         weights = find_swin(tensors)
-        format = _written(to, weights.format.family)
+        format = _written('mmdet' if to == 'mmseg' else to, weights.format.family)
+        around, used = _around(weights, tensors, HEADS[to]) if to in HEADS else ({}, 0)
+        if around and weights.format.name == 'hf':
+            weights.classifier.clear()  # the last norm of its Swin, which no head reads
         converted = _convert(weights, format)
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
-    rest = _rest_of_detector(weights, tensors) if format.name == 'mmdet' else {}
-    if rest:
-        converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **rest}
+    if around:
+        converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **around}
     _write(converted, Path(target), format, outputs)
     left_out = {
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
-    left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - len(rest)
+    left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - used
     return f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: ' + (
         ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
     )
@@ -97,12 +106,18 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in from_here(ours, format).items()}
 
 
-def _rest_of_detector(weights: SwinWeights, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The neck and heads of the model whose `backbone.` this is."""
+def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], int]:
+    """The neck and heads of the model whose backbone this is, and of how many tensors in the checkpoint they are."""
+    outside = {key: tensors[key] for key in weights.ignored.get(OUTSIDE, [])}
+    heads = find_heads(outside)
+    if heads is not None:
+        used = {key: value for key, value in outside.items() if not LEFT_OUT.match(key)}
+        return heads_to_here(used, heads, head), len(used)
     model, is_backbone, _ = weights.prefix.rpartition('backbone.')
     if not is_backbone:
-        return {}
-    return {key.removeprefix(model): tensors[key] for key in weights.ignored.get(OUTSIDE, []) if key.startswith(model)}
+        return {}, 0
+    rest = {key.removeprefix(model): value for key, value in outside.items() if key.startswith(model)}
+    return rest, len(rest)
 
 
 def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:

@@ -228,7 +228,7 @@ def name_here(key: str, format: Format) -> Optional[str]:
     """The name here of what an origin calls `key`; None for what is no weight of a Swin Transformer."""
     for pattern, spelling in format.spellings:
         key = re.sub(pattern, spelling, key)
-    return _rename(key, format.rows, source=1)
+    return rename(key, format.rows, source=1)
 
 
 def to_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
@@ -245,7 +245,7 @@ def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
         weights = _split_qkv(weights)
     renamed = {}
     for key, value in weights.items():
-        there = _rename(key, format.rows, source=0)
+        there = rename(key, format.rows, source=0)
         if there is None:
             raise CheckpointError(f'{key} is no weight that {format.origin} has a name for')
         renamed[there] = value
@@ -282,7 +282,8 @@ def _split_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 _NUMBER = re.compile(r'\{(\d*)([sb])(?:\+(\d+))?\}')
 
 
-def _rename(key: str, rows: Rows, source: int) -> Optional[str]:
+def rename(key: str, rows: Rows, source: int) -> Optional[str]:
+    """What a name in column `source` of `rows` is in the other; None: no row has it."""
     for row in rows:
         match = _pattern(row[source]).match(key)
         numbers = _numbers(row[source], match) if match else None

@@ -5,6 +5,8 @@ from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ..windows.grid import Size
@@ -63,9 +65,11 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
         loaded = inner
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
-        tensors.update(
-            (str(key).removeprefix('module.'), v.detach()) for key, v in loaded.items() if isinstance(v, Tensor)
-        )
+        for key, value in loaded.items():
+            if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # detectron2's; in this machine's order
+                value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
+            if isinstance(value, Tensor):
+                tensors[str(key).removeprefix('module.')] = value.detach()
         # As torch does: the versions of modules, by which some rename.
         tensors._metadata = getattr(loaded, '_metadata', {})  # type: ignore[attr-defined]
     if not tensors:

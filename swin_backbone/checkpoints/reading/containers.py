@@ -96,7 +96,10 @@ def read_legacy(file: BinaryIO, budget: Budget, place: Callable[[Tensor], Tensor
     def no_storage(persistent_id: Any) -> Storage:
         raise ValueError('a storage in the head of the file')
 
-    if unpickle(file, budget, no_storage) != MAGIC_NUMBER:
+    first = unpickle(file, budget, no_storage)
+    if isinstance(first, dict) and isinstance(first.get('model'), dict):  # detectron2's, with arrays of numpy
+        return as_plain(first, budget, place)
+    if first != MAGIC_NUMBER:
         raise ValueError('a pickle, but none of torch.save')
     protocol, _ = unpickle(file, budget, no_storage), unpickle(file, budget, no_storage)  # the second is of its system
     if protocol != PROTOCOL:

@@ -1,0 +1,285 @@
+"""Whole models of other frameworks: converted, loaded strictly into mmdet and mmseg, and run beside theirs."""
+
+import pickle
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from helpers.frameworks import require
+from helpers.origins import official_backbone
+from helpers.small_models import randomised
+from swin_backbone.openmmlab.config_files import read_config
+
+from swin_backbone import convert_checkpoint
+from swin_backbone.checkpoints import CheckpointError, read_checkpoint
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+WIDTHS, CLASSES = [32, 64, 128, 256], 5
+SWIN = dict(embed_dim=32, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16], window_size=7)
+X = torch.linspace(-1, 1, 2 * 3 * 130 * 162).view(2, 3, 130, 162).mul(97).sin()
+BACKBONE = dict(_delete_=True, type='SwinBackbone', arch='nano', drop_path_rate=0.0)
+
+
+def spread(model):
+    """Each weight away from its initialisation, so that no two can be exchanged unnoticed."""
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.05)
+    for name, buffer in model.named_buffers():
+        if name.endswith('running_var'):
+            buffer.uniform_(0.5, 2)
+        elif name.endswith('running_mean'):
+            buffer.normal_(std=0.1)
+    return model.eval()
+
+
+def build(toolbox, config, **head):
+    """The model of a config of ours, small."""
+    from mmengine.registry import MODELS, init_default_scope
+
+    cfg = read_config(config)
+    cfg.merge_from_dict({'model': {'backbone': BACKBONE, **head}})
+    init_default_scope(toolbox)
+    return MODELS.build(cfg.model).eval()
+
+
+def mask2former(toolbox):
+    head = dict(in_channels=WIDTHS, num_queries=9)
+    head['transformer_decoder'] = dict(num_layers=3)
+    head['pixel_decoder'] = dict(encoder=dict(num_layers=2))
+    loss = dict(loss_cls=dict(class_weight=[1.0] * CLASSES + [0.1]))
+    if toolbox == 'mmseg':
+        config = 'configs/mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py'
+        return build('mmseg', config, decode_head={**head, **loss, 'num_classes': CLASSES})
+    config = 'configs/mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'
+    head |= dict(num_things_classes=CLASSES, num_stuff_classes=0, **loss)
+    return build('mmdet', config, panoptic_head=head, panoptic_fusion_head=dict(num_things_classes=CLASSES))
+
+
+def outputs_of(model):
+    """Logits of classes and of masks, of the last layer of a Mask2Former here."""
+    head = model.panoptic_head if hasattr(model, 'panoptic_head') else model.decode_head
+    with torch.no_grad():
+        classes, masks = head(model.backbone(X), [None] * len(X))
+    return classes[-1], masks[-1]
+
+
+def converted(tmp_path, state, to, save=torch.save):
+    save(state, tmp_path / 'source.pth')
+    said = convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', to)
+    return read_checkpoint(tmp_path / 'target.pth')['state_dict'], said
+
+
+@pytest.fixture(scope='module')
+def transformers():
+    return require('transformers')
+
+
+@pytest.mark.toolboxes
+@pytest.mark.peer
+@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
+def test_mask2former_of_transformers(tmp_path, transformers, toolbox):
+    swin = transformers.SwinConfig(**SWIN, drop_path_rate=0.0, out_features=[f'stage{i}' for i in (1, 2, 3, 4)])
+    config = transformers.Mask2FormerConfig(
+        backbone_config=swin, num_labels=CLASSES, num_queries=9, encoder_layers=2, decoder_layers=4
+    )
+    theirs = spread(transformers.Mask2FormerForUniversalSegmentation(config))
+    state, said = converted(tmp_path, theirs.state_dict(), toolbox)
+    assert said.endswith('left out: 1 outside the backbone')  # criterion.empty_weight
+    ours = mask2former(toolbox)
+    ours.load_state_dict(state, strict=True)
+    classes, masks = outputs_of(ours)
+    with torch.no_grad():
+        expected = theirs(X)
+    torch.testing.assert_close(classes, expected.class_queries_logits, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(masks, expected.masks_queries_logits, rtol=1e-3, atol=1e-3)
+    assert masks.std() > 1e-2
+
+
+@pytest.mark.toolboxes
+@pytest.mark.peer
+@torch.no_grad()
+def test_upernet_of_transformers(tmp_path, transformers):
+    swin = transformers.SwinConfig(**SWIN, drop_path_rate=0.0, out_features=[f'stage{i}' for i in (1, 2, 3, 4)])
+    config = transformers.UperNetConfig(backbone_config=swin, num_labels=CLASSES, auxiliary_in_channels=128)
+    theirs = spread(transformers.UperNetForSemanticSegmentation(config))
+    state, said = converted(tmp_path, theirs.state_dict(), 'mmseg')
+    assert said.endswith('left out: nothing')
+    ours = build(
+        'mmseg', 'configs/upernet/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py',
+        decode_head=dict(in_channels=WIDTHS, num_classes=CLASSES, norm_cfg=dict(type='BN')),
+        auxiliary_head=dict(in_channels=128, num_classes=CLASSES, norm_cfg=dict(type='BN')),
+    )  # fmt: skip
+    ours.load_state_dict(state, strict=True)
+    maps = ours.backbone(X)
+    logits = ours.decode_head(maps)
+    expected = theirs.decode_head(theirs.backbone(X).feature_maps)
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
+    auxiliary = theirs.auxiliary_head(theirs.backbone(X).feature_maps)
+    torch.testing.assert_close(ours.auxiliary_head(maps), auxiliary, rtol=1e-3, atol=1e-4)
+    assert logits.std() > 1e-2
+
+
+def detectron2_names(state):
+    """What facebookresearch/Mask2Former calls the weights of mmdet's, written by hand from its code."""
+    renamed = {f'backbone.{key}': v for key, v in official_backbone(
+        {key.removeprefix('backbone.'): v for key, v in state.items() if key.startswith('backbone.')}
+    ).items()}  # fmt: skip
+    for key, value in state.items():
+        owner, _, rest = key.partition('.')
+        if owner == 'backbone':
+            continue
+        part, _, leaf = rest.partition('.')
+        if part == 'pixel_decoder':
+            for ours, theirs in (
+                ('input_convs.', 'input_proj.'), ('.conv.', '.0.'), ('.gn.', '.1.'),
+                ('level_encoding.weight', 'transformer.level_embed'), ('encoder.layers', 'transformer.encoder.layers'),
+                ('norms.0', 'norm1'), ('norms.1', 'norm2'), ('ffn.layers.0.0', 'linear1'), ('ffn.layers.1', 'linear2'),
+                ('lateral_convs.0.0.', 'adapter_1.'), ('lateral_convs.0.1.', 'adapter_1.norm.'),
+                ('output_convs.0.0.', 'layer_1.'), ('output_convs.0.1.', 'layer_1.norm.'),
+                ('mask_feature.', 'mask_features.'),
+            ):  # fmt: skip
+                leaf = leaf.replace(ours, theirs)
+            renamed[f'sem_seg_head.pixel_decoder.{leaf}'] = value
+            continue
+        name = rest.replace('cls_embed', 'class_embed').replace('transformer_decoder.post_norm', 'decoder_norm')
+        for ours, theirs in (('0', '0'), ('2', '1'), ('4', '2')):
+            name = (
+                name.replace(f'mask_embed.{ours}.', f'mask_embed.layers.{theirs}.', 1) if 'layers' not in name else name
+            )
+        if name.startswith('transformer_decoder.layers.'):
+            _, _, number, layer = name.split('.', 3)
+            for ours, theirs in (
+                ('norms.0', 'cross_attention_layers.{}.norm'), ('norms.1', 'self_attention_layers.{}.norm'),
+                ('norms.2', 'ffn_layers.{}.norm'), ('cross_attn.attn', 'cross_attention_layers.{}.multihead_attn'),
+                ('self_attn.attn', 'self_attention_layers.{}.self_attn'),
+                ('ffn.layers.0.0', 'ffn_layers.{}.linear1'), ('ffn.layers.1', 'ffn_layers.{}.linear2'),
+            ):  # fmt: skip
+                if layer.startswith(ours):
+                    name = f'transformer_{theirs.format(number)}{layer.removeprefix(ours)}'
+        renamed[f'sem_seg_head.predictor.{name}'] = value
+    renamed['criterion.empty_weight'] = torch.ones(CLASSES + 1)
+    return renamed
+
+
+def as_detectron2_publishes(state, path):
+    with path.open('wb') as file:
+        arrays = {key: value.numpy() for key, value in state.items()}
+        pickle.dump({'model': arrays, '__author__': 'MaskFormer', 'matching_heuristics': True}, file)
+
+
+@pytest.mark.parametrize('save', [torch.save, as_detectron2_publishes])
+@pytest.mark.parametrize('toolbox', ['mmdet', 'mmseg'])
+def test_mask2former_of_detectron2(tmp_path, toolbox, save):
+    expected = spread(mask2former(toolbox)).state_dict()
+    state, said = converted(tmp_path, detectron2_names(expected), toolbox, save)
+    assert '1 outside the backbone' in said
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(state[key], value), key
+
+
+@pytest.fixture(scope='module')
+def their_mask2former():
+    """facebookresearch/Mask2Former itself; what it would compile is not there, and torch computes."""
+    reason = 'detectron2 and Mask2Former are no packages: clone both, and put their folders on PYTHONPATH'
+    require('torchvision')
+    pytest.importorskip('detectron2', reason=reason)
+    stood_in = [name for name in ('detectron2._C', 'MultiScaleDeformableAttention') if name not in sys.modules]
+    for name in stood_in:
+        sys.modules[name] = ModuleType(name)
+    sys.modules['detectron2']._C = sys.modules['detectron2._C']
+    yield pytest.importorskip('mask2former', reason=reason)
+    for name in stood_in:
+        del sys.modules[name]
+
+
+@pytest.mark.peer
+def test_mask2former_as_it_runs_in_detectron2(tmp_path, their_mask2former):
+    from detectron2.config import get_cfg
+    from detectron2.modeling import build_model
+
+    cfg = get_cfg()
+    their_mask2former.add_maskformer2_config(cfg)
+    cfg.MODEL.DEVICE = 'cpu'
+    cfg.MODEL.META_ARCHITECTURE = 'MaskFormer'
+    cfg.MODEL.BACKBONE.NAME = 'D2SwinTransformer'
+    cfg.MODEL.SWIN.EMBED_DIM, cfg.MODEL.SWIN.DEPTHS, cfg.MODEL.SWIN.NUM_HEADS = 32, [2] * 4, [2, 4, 8, 16]
+    head, former = cfg.MODEL.SEM_SEG_HEAD, cfg.MODEL.MASK_FORMER
+    head.NAME, head.PIXEL_DECODER_NAME, head.NUM_CLASSES = 'MaskFormerHead', 'MSDeformAttnPixelDecoder', CLASSES
+    head.IN_FEATURES, head.TRANSFORMER_ENC_LAYERS, head.NORM = ['res2', 'res3', 'res4', 'res5'], 2, 'GN'
+    head.DEFORMABLE_TRANSFORMER_ENCODER_IN_FEATURES = ['res3', 'res4', 'res5']
+    head.CONVS_DIM = head.MASK_DIM = 256
+    former.TRANSFORMER_DECODER_NAME, former.TRANSFORMER_IN_FEATURE = (
+        'MultiScaleMaskedTransformerDecoder',
+        'multi_scale_pixel_decoder',
+    )
+    former.NUM_OBJECT_QUERIES, former.DEC_LAYERS, former.DROPOUT = 9, 4, 0.0
+    cfg.DATASETS.TRAIN = ('none',)
+    theirs = spread(build_model(cfg))
+    state, _ = converted(tmp_path, theirs.state_dict(), 'mmdet')
+    ours = mask2former('mmdet')
+    ours.load_state_dict(state, strict=True)
+    classes, masks = outputs_of(ours)
+    with torch.no_grad():
+        expected = theirs.sem_seg_head(theirs.backbone(X))
+    torch.testing.assert_close(classes, expected['pred_logits'], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(masks, expected['pred_masks'], rtol=1e-3, atol=1e-3)
+
+
+def test_what_has_no_name_here_is_an_error(tmp_path):
+    state = detectron2_names(mask2former('mmdet').state_dict())
+    state['sem_seg_head.predictor.extra.weight'] = torch.zeros(1)
+    with pytest.raises(
+        CheckpointError, match=r'sem_seg_head\.predictor\.extra\.weight is no weight that a Mask2Former'
+    ):
+        converted(tmp_path, state, 'mmdet')
+
+
+DETECTORS = [
+    'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
+    'cascade_rcnn/cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco.py',
+    'htc/htc_swin-b-p4-w7-in22k-pre_fpn_instaboost-ms-400-1400-6x_coco.py',
+    'upernet/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py',
+]
+
+
+@pytest.mark.parametrize('config', DETECTORS)
+def test_the_official_detectors_and_segmentors(tmp_path, config):
+    """mmdet 2.11 and mmseg 0.11 in Swin-Transformer-Object-Detection at c7b2011 and -Semantic-Segmentation at 87e6f90
+    call their necks and heads what mmdet 3 and mmseg 1 do; the background is the last class there too."""
+    segments = 'upernet' in config
+    neck = {} if segments else dict(neck=dict(in_channels=WIDTHS))
+    if 'htc' in config:
+        fpn = dict(type='FPN', in_channels=WIDTHS, out_channels=256, num_outs=5)
+        neck = dict(neck=[dict(type='GlobalAttention', embed_dims=256, num_heads=8), fpn])
+    heads = dict(decode_head=dict(in_channels=WIDTHS), auxiliary_head=dict(in_channels=128)) if segments else {}
+    model = build('mmseg' if segments else 'mmdet', f'configs/{config}', **neck, **heads)
+    expected = model.state_dict()
+    of_backbone = {key.removeprefix('backbone.'): v for key, v in expected.items() if key.startswith('backbone.')}
+    source = {f'backbone.{key}': value for key, value in official_backbone(of_backbone).items()}
+    source |= {key: value for key, value in expected.items() if not key.startswith('backbone.')}
+    state, _ = converted(tmp_path, {'state_dict': source, 'meta': {'mmdet_version': '2.11.0'}}, 'mmdet')
+    model.load_state_dict(state, strict=True)
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
+
+
+def test_co_detr_of_its_own_repository(tmp_path):
+    """Sense-X/Co-DETR has the embedding of noised labels in the head, mmdetection's projects/CO-DETR in its generator."""
+    state = randomised().state_dict()
+    source = {f'backbone.{key}': value for key, value in official_backbone(state).items()}
+    around = {
+        'neck.convs.0.conv.weight': torch.rand(4, 4, 1, 1),
+        'query_head.transformer.encoder.layers.0.attentions.0.value_proj.weight': torch.rand(4, 4),
+        'query_head.label_embedding.weight': torch.rand(80, 4),
+        'rpn_head.rpn_conv.weight': torch.rand(4, 4, 3, 3),
+        'roi_head.0.bbox_head.fc_cls.weight': torch.rand(81, 4),
+        'bbox_head.0.atss_cls.weight': torch.rand(80, 4, 3, 3),
+    }
+    written, said = converted(tmp_path, {'state_dict': {**source, **around}}, 'mmdet')
+    assert 'outside' not in said
+    around['query_head.dn_generator.label_embedding.weight'] = around.pop('query_head.label_embedding.weight')
+    assert written.keys() == {*around, *(f'backbone.{key}' for key in state)}
+    for key, value in {**around, **{f'backbone.{key}': value for key, value in state.items()}}.items():
+        assert torch.equal(written[key], value), key
