@@ -16,10 +16,10 @@ from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
 from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2
-from ..checkpoints.fit import fit
-from ..checkpoints.recognise import find_swin, holds_swin, tensors_of
+from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from ..openmmlab.swins import SWINS
+from .any_origin import take_any_origin
 
 FAMILIES: dict[str, tuple[Any, dict]] = {
     'swin_backbone': (SwinBackbone, ARCHS),
@@ -63,7 +63,6 @@ class TimmSwin(nn.Module):
         super().__init__()
         if output_stride not in (4, 8, 16, 32):
             raise ValueError(f'output_stride must be 4, 8, 16 or 32, got {output_stride!r}')
-        self.features = features
         if features is None:  # as microsoft/Swin-Transformer's classifiers
             backbone.setdefault('small_map', 'shrink')
         depths = backbone.get('depths') or FAMILY_ARCHS[family][backbone['arch']].depths
@@ -83,6 +82,7 @@ class TimmSwin(nn.Module):
         self.num_classes = num_classes
         self.drop_rate = drop_rate
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate)
+        self.classifier_names = {} if features else {'norm': f'backbone.norm{len(depths) - 1}', 'head': 'head.fc'}
         self.register_load_state_dict_pre_hook(take_any_origin)
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
@@ -172,41 +172,12 @@ class SwinFeatures(FeatureGetterNet):
 
     def __init__(self, model: TimmSwin, **arguments: Any):
         super().__init__(model, **arguments)
+        self.classifier_names: dict[str, str] = {}
         self.register_load_state_dict_pre_hook(take_any_origin)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """See `TimmSwin`."""
         self.model.set_grad_checkpointing(enable)
-
-
-def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """A load_state_dict pre-hook: a Swin of any origin gets the names of `module`, and is resized to it.
-
-    So timm's `pretrained`, `checkpoint_path` and `load_checkpoint` read what `swin_backbone.load_checkpoint` does, a
-    classifier's head too. Output norms, which a classifier's checkpoint lacks, stay as they are.
-
-    Raises:
-        CheckpointError: (a ValueError) if it is a Swin of another family, depth or width.
-    """
-    own = module.state_dict()
-    theirs = {key: state_dict[key] for key in state_dict if key.startswith(prefix)}
-    tensors = {key.removeprefix(prefix): value for key, value in theirs.items()}
-    if all(key in tensors for key in own) or not holds_swin(tensors):
-        return
-    fitted, report = fit(module, tensors, 'state_dict')
-    model = module.model if isinstance(module, SwinFeatures) else module
-    if model.features is None:
-        last = f'backbone.norm{model.backbone.out_indices[-1]}.'
-        for key, value in find_swin(tensors_of(tensors)).classifier.items():
-            name = key.replace('norm.', last).replace('head.', 'head.fc.')
-            if name in own:
-                fitted[name] = value
-    report.missing = [key for key in report.missing if key not in fitted]
-    report.log()
-    for key in theirs:
-        del state_dict[key]
-    norms = {key: own[key] for key in own if re.search(r'(^|\.)backbone\.norm\d+\.', key)}
-    state_dict.update({prefix + key: value for key, value in {**norms, **fitted}.items()})
 
 
 def _own_names(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

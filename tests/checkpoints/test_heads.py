@@ -266,7 +266,7 @@ def test_the_official_detectors_and_segmentors(tmp_path, config):
 
 
 def test_co_detr_of_its_own_repository(tmp_path):
-    """Sense-X/Co-DETR has the embedding of noised labels in the head, mmdetection's projects/CO-DETR in its generator."""
+    """Its head has the embedding of noised labels; in projects/CO-DETR of mmdetection their generator has it."""
     state = randomised().state_dict()
     source = {f'backbone.{key}': value for key, value in official_backbone(state).items()}
     around = {

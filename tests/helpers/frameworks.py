@@ -104,3 +104,26 @@ def train_a_step(model, loss_of):
     optimizer.step()
     assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters() if name in before)
     return loss.item()
+
+
+def give_torchvision_operators(monkeypatch):
+    """RoIAlign and NMS of mmcv, where torchvision was built for another torch and has none."""
+    import torchvision
+    from mmcv.ops import nms, roi_align
+
+    if torchvision.extension._has_ops():
+        return
+
+    def nms_by_mmcv(boxes, scores, iou_threshold):
+        return nms(boxes, scores, float(iou_threshold))[1]
+
+    def roi_align_by_mmcv(input, boxes, output_size, spatial_scale=1.0, sampling_ratio=-1, aligned=False):
+        return roi_align(input, boxes, output_size, spatial_scale, max(sampling_ratio, 0), 'avg', aligned)
+
+    from torchvision.models.detection import roi_heads
+    from torchvision.ops import boxes, poolers
+
+    monkeypatch.setattr(boxes, 'nms', nms_by_mmcv)
+    monkeypatch.setattr(torchvision.ops, 'nms', nms_by_mmcv)
+    monkeypatch.setattr(poolers, 'roi_align', roi_align_by_mmcv)
+    monkeypatch.setattr(roi_heads, 'roi_align', roi_align_by_mmcv)

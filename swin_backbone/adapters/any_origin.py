@@ -1,0 +1,44 @@
+"""Checkpoints of any origin by way of `load_state_dict`, which the loaders of all frameworks call."""
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..checkpoints.fit import fit
+from ..checkpoints.recognise import find_swin, holds_swin, tensors_of
+
+
+def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """A load_state_dict pre-hook: a Swin of any origin gets the names of `module`, and is resized to it.
+
+    So a framework's own loader reads what `swin_backbone.load_checkpoint` does. Output norms, which a classifier's
+    checkpoint lacks, stay as they are.
+
+    Args:
+        module: a backbone, or a module with one; where it has a classifier, `module.classifier_names` says what it
+            calls the classifier's `norm` and `head`.
+
+    Raises:
+        CheckpointError: (a ValueError) if it is a Swin of another family, depth or width.
+    """
+    own = module.state_dict()
+    theirs = [key for key in state_dict if key.startswith(prefix)]
+    tensors = {key.removeprefix(prefix): state_dict[key] for key in theirs}
+    if all(key in tensors for key in own) or not holds_swin(tensors):
+        return
+    fitted, report = fit(module, tensors, 'state_dict')
+    names = getattr(module, 'classifier_names', {})
+    if names:
+        for key, value in find_swin(tensors_of(tensors)).classifier.items():
+            owner, _, leaf = key.partition('.')
+            if f'{names[owner]}.{leaf}' in own:
+                fitted[f'{names[owner]}.{leaf}'] = value
+    report.missing = [key for key in report.missing if key not in fitted]
+    report.log()
+    for key in theirs:
+        del state_dict[key]
+    norms = {
+        key: value for key, value in own.items() if re.search(r'(^|\.)norm\d+\.\w+$', key) and '.blocks.' not in key
+    }
+    state_dict.update({prefix + key: value for key, value in {**norms, **fitted}.items()})

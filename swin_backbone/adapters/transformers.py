@@ -1,0 +1,101 @@
+"""The backbones as a `Backbone` of transformers. Importing this file registers them with its Auto classes.
+
+`UperNetConfig`, `Mask2FormerConfig` and `DetrConfig` take a `SwinBackboneConfig` as `backbone_config`. Matched to
+transformers 5.23: `transformers.backbone_utils`, `transformers.SwinBackbone`.
+"""
+
+from typing import Any, Optional
+
+from torch import Tensor, nn
+from transformers import AutoBackbone, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+from transformers.modeling_outputs import BackboneOutput
+
+from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from .any_origin import take_any_origin
+
+FAMILIES: dict[str, Any] = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
+
+
+class SwinBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
+    """What `SwinBackboneModel` is built of.
+
+    Args:
+        family: 'v1', 'v2' or 'mlp'.
+        arch: a published size.
+        arguments: further ones of `SwinBackbone`, `SwinV2Backbone` or `SwinMLPBackbone`: `window_size`, `depths`, ...
+        out_features: the outputs, of 'stage1' to 'stage4'; or `out_indices`, of 1 to 4, as transformers' Swin counts
+            them. Default: the last.
+
+    Raises:
+        ValueError: for an unknown family.
+    """
+
+    model_type = 'swin_backbone'
+    family: str = 'v1'
+    arch: Optional[str] = 'tiny'
+    arguments: Optional[dict] = None
+    stage_names: Optional[list] = None
+    _out_features: Optional[list] = None
+    _out_indices: Optional[list] = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f'family must be one of {", ".join(FAMILIES)}, got {self.family!r}')
+        stages = len((self.arguments or {}).get('depths', (2, 2, 6, 2)))
+        self.stage_names = ['stem', *(f'stage{stage + 1}' for stage in range(stages))]
+        self.set_output_features_output_indices(
+            out_indices=kwargs.pop('out_indices', None), out_features=kwargs.pop('out_features', None)
+        )
+        super().__post_init__(**kwargs)
+
+
+class SwinBackboneModel(BackboneMixin, PreTrainedModel):
+    """A backbone that `UperNetForSemanticSegmentation`, Mask2Former, DETR and other models of transformers take.
+
+    Its folders (`save_pretrained`, `from_pretrained`, `push_to_hub`) have config.json and safetensors.
+    """
+
+    config_class = SwinBackboneConfig
+    base_model_prefix = 'swin'
+    main_input_name = 'pixel_values'
+    supports_gradient_checkpointing = True
+    has_attentions = False
+
+    def __init__(self, config: SwinBackboneConfig):
+        super().__init__(config)
+        stages = [config.stage_names.index(name) - 1 for name in config.out_features]
+        if -1 in stages:
+            raise ValueError("out_features takes 'stage1', 'stage2', ...; 'stem' is no output of this backbone")
+        self.backbone = FAMILIES[config.family](arch=config.arch, out_indices=stages, **(config.arguments or {}))
+        self.num_features = [self.backbone.num_features[0], *self.backbone.num_features]
+        self.register_load_state_dict_pre_hook(take_any_origin)
+        self.post_init()
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether blocks are recomputed in backward: `with_cp`. What transformers enables it by sets this."""
+        return self.backbone.with_cp
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, enable: bool) -> None:
+        self.backbone.with_cp = enable
+
+    def forward(self, pixel_values: Tensor, return_dict: Optional[bool] = None, **_: Any) -> BackboneOutput:
+        """Images of any size to maps (B, C, H, W). Hidden states and attention weights are not among the outputs."""
+        maps = BackboneOutput(feature_maps=self.backbone(pixel_values))
+        return maps if return_dict is not False else maps.to_tuple()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            super()._init_weights(module)
+        elif hasattr(module, 'reset_parameters'):
+            module.reset_parameters()
+        for name in ('relative_position_bias_table', 'absolute_pos_embed'):
+            table = getattr(module, name, None)
+            if isinstance(table, nn.Parameter):
+                nn.init.trunc_normal_(table, std=0.02)
+
+
+AutoConfig.register(SwinBackboneConfig.model_type, SwinBackboneConfig)
+AutoBackbone.register(SwinBackboneConfig, SwinBackboneModel)

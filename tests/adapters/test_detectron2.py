@@ -1,0 +1,221 @@
+"""The backbone in detectron2: against its interface, which is recorded, and its source where that is on PYTHONPATH."""
+
+import inspect
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+from helpers import detectron2_interface
+from helpers.detectron2_interface import recorded, without_compiling
+from helpers.frameworks import (
+    assert_compiled,
+    assert_compiles,
+    assert_equal_maps,
+    assert_survives,
+    give_torchvision_operators,
+    require,
+    train_a_step,
+)
+from helpers.origins import official_backbone
+from helpers.small_models import randomised
+
+from swin_backbone import SwinBackbone
+
+ADAPTER = 'swin_backbone.adapters.detectron2'
+REASON = 'detectron2 is no package: clone it, and put its folder on PYTHONPATH'
+X = torch.linspace(-1, 1, 2 * 3 * 45 * 70).view(2, 3, 45, 70).sin()
+SMALL = dict(EMBED_DIM=32, DEPTHS=[2] * 4, NUM_HEADS=[2, 4, 8, 16], DROP_PATH_RATE=0.0)
+
+
+def _real():
+    require('torchvision')
+    pytest.importorskip('detectron2', reason=REASON)
+    return without_compiling()
+
+
+@pytest.fixture(params=['recorded', 'source'])
+def adapter(request):
+    """The adapter on the recorded interface, and on detectron2's source."""
+    with recorded() if request.param == 'recorded' else _real():
+        sys.modules.pop(ADAPTER, None)
+        if request.param == 'recorded':
+            detectron2_interface.MODULES['detectron2.modeling']['BACKBONE_REGISTRY'].clear()
+            yield import_module(ADAPTER)
+            del sys.modules[ADAPTER]
+        else:
+            from detectron2.modeling import BACKBONE_REGISTRY
+
+            for name in [name for name, _ in BACKBONE_REGISTRY if name.startswith('build_swin_')]:
+                del BACKBONE_REGISTRY._obj_map[name]
+            yield import_module(ADAPTER)
+
+
+@pytest.fixture
+def cfg(adapter):
+    """A small one, made as detectron2's users make theirs."""
+    CfgNode = adapter.CfgNode
+    if adapter.Backbone is detectron2_interface.Backbone:
+        pyramid = CfgNode(IN_FEATURES=['res2', 'res5'], OUT_CHANNELS=8, NORM='', FUSE_TYPE='sum')
+        cfg = CfgNode(MODEL=CfgNode(FPN=pyramid, BACKBONE=CfgNode()))
+    else:
+        from detectron2.config import get_cfg
+
+        cfg = get_cfg()
+        cfg.MODEL.DEVICE = 'cpu'
+    adapter.add_swin_config(cfg)
+    for key, value in SMALL.items():
+        setattr(cfg.MODEL.SWIN, key, value)
+    return cfg
+
+
+@torch.no_grad()
+def test_maps_are_the_backbones_to_the_bit(adapter, cfg):
+    model = adapter.build_swin_backbone(cfg, adapter.ShapeSpec(channels=3)).eval()
+    backbone = SwinBackbone(arch='nano').eval()
+    backbone.load_state_dict(model.state_dict())
+    maps = model(X)
+    assert list(maps) == ['res2', 'res3', 'res4', 'res5'] == list(model.output_shape())
+    assert_equal_maps(list(maps.values()), backbone(X))
+    for level, (name, spec) in enumerate(model.output_shape().items()):
+        assert (spec.channels, spec.stride) == (maps[name].shape[1], 4 << level)
+    assert model.size_divisibility == 32
+    assert isinstance(model, adapter.Backbone)
+    assert_compiled(lambda: model(X), blocks=8)
+    assert_survives(model, lambda model: model(X)['res5'])
+
+
+def test_outputs_that_are_asked_for(adapter):
+    model = adapter.D2SwinBackbone(out_features=['res5', 'res3'], arch='nano')
+    assert [(name, spec.channels) for name, spec in model.output_shape().items()] == [('res3', 64), ('res5', 256)]
+    assert list(model(X)) == ['res3', 'res5']
+    for wrong in (['res6'], []):
+        with pytest.raises(ValueError, match='out_features takes names of'):
+            adapter.D2SwinBackbone(out_features=wrong, arch='nano')
+
+
+def test_every_key_of_their_config_is_read(adapter, cfg):
+    given = dict(
+        PATCH_SIZE=4, WINDOW_SIZE=5, MLP_RATIO=2.0, QKV_BIAS=False, QK_SCALE=0.3, DROP_RATE=0.1, ATTN_DROP_RATE=0.2,
+        DROP_PATH_RATE=0.3, APE=True, PRETRAIN_IMG_SIZE=64, PATCH_NORM=False, USE_CHECKPOINT=True,
+        OUT_FEATURES=['res4'],
+    )  # fmt: skip
+    assert set(cfg.MODEL.SWIN) == {*given, 'EMBED_DIM', 'DEPTHS', 'NUM_HEADS'}
+    for key, value in given.items():
+        setattr(cfg.MODEL.SWIN, key, value)
+    model = adapter.build_swin_backbone(cfg, None)
+    block = model.stages[3].blocks[1]
+    attention = block.attn.w_msa
+    assert (model.window_size[0], attention.scale, attention.qkv.bias, attention.attn_drop_rate) == (
+        (5, 5),
+        0.3,
+        None,
+        0.2,
+    )
+    assert (model.with_cp, model.drop_after_pos.p, model.out_indices) == (True, 0.1, (2,))
+    assert block.ffn.layers[0][0].out_features == 2 * 256
+    assert model.absolute_pos_embed.shape == (1, 16 * 16, 32)
+    assert not list(model.patch_embed.norm.parameters())
+    assert block.drop_path.drop_prob == pytest.approx(0.3)
+    kept = cfg.MODEL.SWIN
+    adapter.add_swin_config(cfg)  # of a Mask2Former, whose config has one
+    assert cfg.MODEL.SWIN is kept
+
+
+@torch.no_grad()
+def test_a_checkpoint_of_their_swin(adapter, cfg):
+    """`D2SwinTransformer` has the official names, and norm0 to norm3."""
+    source = randomised()
+    model = torch.nn.ModuleDict({'backbone': adapter.build_swin_backbone(cfg, None), 'head': torch.nn.Linear(1, 1)})
+    state = {f'backbone.{key}': value for key, value in official_backbone(source.state_dict()).items()}
+    model.load_state_dict({**state, 'head.weight': torch.zeros(1, 1), 'head.bias': torch.zeros(1)}, strict=True)
+    assert_equal_maps(list(model['backbone'].eval()(X).values()), source(X))
+
+
+def test_under_a_pyramid(adapter, cfg):
+    cfg.MODEL.FPN.IN_FEATURES = ['res2', 'res3', 'res4', 'res5']
+    pyramid = adapter.build_swin_fpn_backbone(cfg, None)
+    assert {name: spec.channels for name, spec in pyramid.bottom_up.output_shape().items()} == {
+        'res2': 32, 'res3': 64, 'res4': 128, 'res5': 256,
+    }  # fmt: skip
+
+
+def test_compile(adapter):
+    model = adapter.D2SwinBackbone(
+        ['res2', 'res3'], embed_dims=32, depths=(2, 2), num_heads=(2, 4), strides=(4, 2), drop_path_rate=0.0
+    ).eval()  # fmt: skip
+    assert_compiles(lambda x: tuple(model(x).values()), X)
+
+
+def test_the_record_is_what_detectron2_has():
+    with _real():
+        from detectron2.layers import ShapeSpec
+        from detectron2.modeling import FPN, Backbone
+
+        for theirs, ours in (
+            (Backbone, detectron2_interface.Backbone),
+            (ShapeSpec, detectron2_interface.ShapeSpec),
+        ):
+            assert set(inspect.signature(ours).parameters) == set(inspect.signature(theirs).parameters)
+        members = {name for name in vars(Backbone) if not name.startswith('_')} - {'forward'}
+        assert members == {name for name in vars(detectron2_interface.Backbone) if not name.startswith('_')}
+        fpn = set(inspect.signature(detectron2_interface.FPN).parameters)
+        assert fpn <= set(inspect.signature(FPN.__init__).parameters)
+
+
+@pytest.fixture
+def source():
+    """detectron2's source, and the adapter registered in it."""
+    with _real() as detectron2:
+        import swin_backbone.adapters.detectron2  # noqa: F401
+
+        yield detectron2
+
+
+def test_mask_rcnn_trains_and_its_checkpointer_loads(source, tmp_path, monkeypatch):
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.config import get_cfg
+    from detectron2.modeling import build_model
+    from detectron2.structures import Boxes, Instances, PolygonMasks
+    from detectron2.utils.events import EventStorage
+
+    import swin_backbone.adapters.detectron2 as adapter
+
+    cfg = get_cfg()
+    adapter.add_swin_config(cfg)
+    cfg.MODEL.DEVICE, cfg.MODEL.META_ARCHITECTURE = 'cpu', 'GeneralizedRCNN'
+    cfg.MODEL.BACKBONE.NAME, cfg.MODEL.MASK_ON = 'build_swin_fpn_backbone', True
+    for key, value in SMALL.items():
+        setattr(cfg.MODEL.SWIN, key, value)
+    cfg.MODEL.FPN.IN_FEATURES, cfg.MODEL.FPN.OUT_CHANNELS = ['res2', 'res3', 'res4', 'res5'], 16
+    cfg.MODEL.RPN.IN_FEATURES = ['p2', 'p3', 'p4', 'p5', 'p6']
+    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[32], [64], [128], [256], [512]]
+    cfg.MODEL.ROI_HEADS.NAME, cfg.MODEL.ROI_HEADS.IN_FEATURES = 'StandardROIHeads', ['p2', 'p3', 'p4', 'p5']
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES, cfg.MODEL.ROI_BOX_HEAD.NAME = 3, 'FastRCNNConvFCHead'
+    cfg.MODEL.ROI_BOX_HEAD.NUM_FC, cfg.MODEL.ROI_BOX_HEAD.FC_DIM = 1, 16
+    cfg.MODEL.ROI_MASK_HEAD.NAME, cfg.MODEL.ROI_MASK_HEAD.NUM_CONV = 'MaskRCNNConvUpsampleHead', 1
+    cfg.MODEL.ROI_MASK_HEAD.CONV_DIM = 16
+    cfg.MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION, cfg.MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION = 7, 14
+    give_torchvision_operators(monkeypatch)
+    from torchvision.ops import poolers
+
+    monkeypatch.setattr(sys.modules['detectron2.layers.roi_align'], 'roi_align', poolers.roi_align)
+    model = build_model(cfg)
+    target = Instances((60, 90))
+    target.gt_boxes, target.gt_classes = Boxes(torch.tensor([[4.0, 4, 50, 40]])), torch.tensor([1])
+    target.gt_masks = PolygonMasks([[[4.0, 4, 50, 4, 50, 40]]])
+    batch = [dict(image=torch.rand(3, 60, 90) * 255, instances=target, height=60, width=90)]
+    with EventStorage():
+        assert train_a_step(model, lambda model: sum(model(batch).values())) > 0
+    assert_compiled(lambda: model.eval()(batch), blocks=8)
+
+    swin = randomised()
+    whole = model.state_dict()
+    state = {k: v for k, v in whole.items() if not k.startswith('backbone.bottom_up.')}
+    state |= {f'backbone.bottom_up.{key}': value for key, value in official_backbone(swin.state_dict()).items()}
+    for extra in ({}, dict(matching_heuristics=True, __author__='MaskFormer')):
+        torch.save({'model': state, **extra}, tmp_path / 'theirs.pth')
+        model.load_state_dict(whole)
+        DetectionCheckpointer(model).load(str(tmp_path / 'theirs.pth'))
+        with torch.no_grad():
+            assert_equal_maps(list(model.backbone.bottom_up(X).values()), swin(X))

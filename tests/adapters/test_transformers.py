@@ -1,0 +1,222 @@
+"""The backbones in transformers and on its Hub: the real package."""
+
+import json
+
+import pytest
+import torch
+from helpers.frameworks import (
+    assert_compiled,
+    assert_compiles,
+    assert_equal_maps,
+    assert_survives,
+    require,
+    train_a_step,
+)
+from helpers.origins import ORIGINS
+from helpers.small_models import randomised
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.checkpoints import CheckpointError
+
+pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
+X = torch.linspace(-1, 1, 2 * 3 * 45 * 70).view(2, 3, 45, 70).sin()
+FOUR = ['stage1', 'stage2', 'stage3', 'stage4']
+
+
+@pytest.fixture(scope='module')
+def adapter():
+    require('transformers')
+    import swin_backbone.adapters.transformers
+
+    return swin_backbone.adapters.transformers
+
+
+@pytest.fixture(scope='module')
+def transformers(adapter):
+    return require('transformers')
+
+
+def small(adapter, out_features=FOUR, arguments=None, **config):
+    arguments = {'drop_path_rate': 0.0, **(arguments or {})}
+    config = adapter.SwinBackboneConfig(arch='nano', out_features=out_features, arguments=arguments, **config)
+    return adapter.SwinBackboneModel(config).eval()
+
+
+def upernet(adapter, transformers, **config):
+    backbone_config = small(adapter).config
+    return transformers.UperNetForSemanticSegmentation(
+        transformers.UperNetConfig(
+            backbone_config=backbone_config, num_labels=4, hidden_size=16, auxiliary_in_channels=128,
+            auxiliary_channels=16, **config,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(('family', 'ours'), [('v1', SwinBackbone), ('v2', SwinV2Backbone), ('mlp', SwinMLPBackbone)])
+@torch.no_grad()
+def test_maps_are_the_backbones_to_the_bit(adapter, family, ours):
+    model = small(adapter, family=family)
+    backbone = ours(arch='nano').eval()
+    backbone.load_state_dict(model.backbone.state_dict())
+    assert_equal_maps(model(X).feature_maps, backbone(X))
+    assert_equal_maps(model(X, return_dict=False)[0], backbone(X))
+    assert model.channels == backbone.num_features
+
+
+def test_outputs_by_name_and_by_index_as_transformers_swin_counts_them(adapter, transformers):
+    theirs = transformers.SwinConfig(out_features=['stage2', 'stage4'])
+    ours = adapter.SwinBackboneConfig(arch='nano', out_indices=theirs.out_indices)
+    assert (ours.out_features, ours.stage_names) == (theirs.out_features, theirs.stage_names)
+    model = adapter.SwinBackboneModel(ours)
+    assert [x.shape[1] for x in model(X).feature_maps] == model.channels == [64, 256]
+    with pytest.raises(ValueError, match="'stem' is no output"):
+        small(adapter, out_features=['stem', 'stage1'])
+    with pytest.raises(ValueError, match="family must be one of v1, v2, mlp, got 'v3'"):
+        adapter.SwinBackboneConfig(family='v3')
+
+
+def test_a_folder_with_config_and_safetensors(adapter, tmp_path):
+    model = small(adapter, arguments={'window_size': 5})
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {'config.json', 'model.safetensors'}
+    again = adapter.SwinBackboneModel.from_pretrained(tmp_path)
+    assert again.backbone.window_size[0] == (5, 5)
+    with torch.no_grad():
+        assert_equal_maps(again(X).feature_maps, model(X).feature_maps)
+        fewer = adapter.SwinBackboneModel.from_pretrained(tmp_path, out_features=['stage3'])
+        assert_equal_maps(fewer(X).feature_maps, model(X).feature_maps[2:3])
+
+
+def test_missing_weights_are_initialised_as_elsewhere(adapter, tmp_path):
+    """transformers makes models on no device, and gives what a file lacks its first numbers itself."""
+    model = small(adapter)
+    state = {key: value for key, value in model.state_dict().items() if 'stages.0' not in key}
+    model.save_pretrained(tmp_path, state_dict=state)
+    again = adapter.SwinBackboneModel.from_pretrained(tmp_path).backbone
+    block = again.stages[0].blocks[0]
+    assert block.attn.w_msa.relative_position_bias_table.abs().max() < 0.2
+    assert 0.015 < block.attn.w_msa.qkv.weight.std() < 0.025
+    assert (block.norm1.weight == 1).all()
+    assert torch.equal(again.stages[1].blocks[0].norm1.weight, model.backbone.stages[1].blocks[0].norm1.weight)
+
+
+def test_the_hubs_mixin(tmp_path):
+    """The recipe of docs/other_toolboxes.md."""
+    hub = require('huggingface_hub')
+
+    class HubSwin(SwinBackbone, hub.PyTorchModelHubMixin):
+        pass
+
+    model = HubSwin(arch='nano', window_size=5).eval()
+    model.save_pretrained(tmp_path)
+    assert {'config.json', 'model.safetensors'} <= {path.name for path in tmp_path.iterdir()}
+    assert json.loads((tmp_path / 'config.json').read_text())['window_size'] == 5
+    again = HubSwin.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert_equal_maps(again.eval()(X), model(X))
+    assert_compiled(lambda: again(X), blocks=8)
+
+
+def test_upernet(adapter, transformers):
+    model = upernet(adapter, transformers).eval()
+    assert model(X).logits.shape == (2, 4, 45, 70)
+    assert_compiled(lambda: model(X), blocks=8)
+    assert_survives(model, lambda model: model(X).logits)
+    labels = torch.randint(4, (2, 45, 70))
+    assert train_a_step(model, lambda model: model(X, labels=labels).loss) > 0
+
+
+def test_mask2former(adapter, transformers):
+    config = transformers.Mask2FormerConfig(
+        backbone_config=small(adapter).config, num_labels=3, num_queries=4, encoder_layers=1, decoder_layers=2,
+        feature_size=32, hidden_dim=32, mask_feature_size=32, num_attention_heads=2, encoder_feedforward_dim=16,
+        dim_feedforward=16,
+    )  # fmt: skip
+    model = transformers.Mask2FormerForUniversalSegmentation(config)
+    masks = [torch.rand(2, 45, 70).gt(0.5).float() for _ in X]
+    classes = [torch.tensor([0, 2]) for _ in X]
+    assert train_a_step(model, lambda model: model(X, mask_labels=masks, class_labels=classes).loss) > 0
+    assert_compiled(lambda: model.eval()(X), blocks=8)
+
+
+def test_detr(adapter, transformers):
+    config = transformers.DetrConfig(
+        backbone_config=small(adapter, out_features=['stage4']).config, use_timm_backbone=False, encoder_layers=1,
+        decoder_layers=1, num_queries=4, d_model=16, encoder_attention_heads=2, decoder_attention_heads=2, num_labels=3,
+        encoder_ffn_dim=16, decoder_ffn_dim=16,
+    )  # fmt: skip
+    model = transformers.DetrForObjectDetection(config)
+    labels = [dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]])) for _ in X]
+    train_a_step(model, lambda model: model(X, labels=labels).loss)
+    assert_compiled(lambda: model.eval()(X), blocks=8)
+
+
+def test_gradient_checkpointing_enable(adapter, transformers):
+    model = upernet(adapter, transformers)
+    assert model.supports_gradient_checkpointing or small(adapter).supports_gradient_checkpointing
+    backbone = small(adapter, arguments=dict(strip_tokens=None, backend='graph')).train()
+    stored = []
+    for enable in (backbone.gradient_checkpointing_disable, backbone.gradient_checkpointing_enable):
+        enable()
+        held = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: (held.append(t.numel()), t)[1], lambda t: t):
+            backbone(X)
+        stored.append(sum(held))
+    assert backbone.backbone.with_cp
+    assert backbone.is_gradient_checkpointing
+    assert stored[1] < stored[0] / 3
+
+
+def test_compile_and_export(adapter):
+    arguments = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2))
+    model = small(adapter, out_features=['stage1', 'stage2'], arguments=arguments)
+    assert_compiles(lambda x: model(x).feature_maps, X)
+    exported = torch.export.export(model, (X,)).module()
+    torch.testing.assert_close(exported(X).feature_maps[1], model(X).feature_maps[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('origin', ['official', 'hugging_face', 'hugging_face_backbone', 'timm', 'torchvision'])
+@torch.no_grad()
+def test_a_state_dict_of_any_origin(adapter, origin):
+    source = randomised(output_norms=False)
+    write, _, _ = ORIGINS[origin]
+    state = write(source.state_dict())
+    model = small(adapter)
+    model.load_state_dict(state.get('model', state.get('state_dict', state)))
+    assert_equal_maps(model(X).feature_maps, source(X))
+
+
+def test_a_state_dict_of_another_family(adapter):
+    with pytest.raises(CheckpointError, match='it holds a Swin V2'):
+        small(adapter).load_state_dict(SwinV2Backbone(arch='nano').state_dict())
+
+
+def test_trainer_resumes(adapter, transformers, tmp_path):
+    """Four steps at once, and two with two more after a resume: the same weights."""
+    require('accelerate')
+
+    class Pictures(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            image = torch.linspace(0, index + 1, 3 * 32 * 48).view(3, 32, 48).sin()
+            return dict(pixel_values=image, labels=(image[0] > 0).long())
+
+    def train(folder, steps, resume=None):
+        torch.manual_seed(0)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder), max_steps=steps, per_device_train_batch_size=2, save_steps=2, report_to=[],
+            disable_tqdm=True, use_cpu=True, seed=0, lr_scheduler_type='constant', gradient_checkpointing=False,
+        )  # fmt: skip
+        trainer = transformers.Trainer(upernet(adapter, transformers), arguments, train_dataset=Pictures())
+        result = trainer.train(resume_from_checkpoint=resume)
+        assert result.global_step == steps
+        return trainer.model.state_dict()
+
+    whole = train(tmp_path / 'whole', 4)
+    train(tmp_path / 'parts', 2)
+    resumed = train(tmp_path / 'parts', 4, resume=str(tmp_path / 'parts' / 'checkpoint-2'))
+    assert (tmp_path / 'parts' / 'checkpoint-4').is_dir()
+    for key, value in whole.items():
+        torch.testing.assert_close(resumed[key], value, rtol=0, atol=0, msg=key)

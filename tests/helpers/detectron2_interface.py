@@ -1,0 +1,113 @@
+"""As much of detectron2 as the adapter calls, for where it is not: facebookresearch/detectron2 at 02b5c4e.
+
+`tests/adapters/test_detectron2.py` compares it with the real one where that is on PYTHONPATH.
+"""
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Optional
+
+from torch import nn
+
+
+class Backbone(nn.Module):
+    """detectron2/modeling/backbone/backbone.py"""
+
+    def __init__(self):
+        super().__init__()
+
+    @property
+    def size_divisibility(self) -> int:
+        return 0
+
+    @property
+    def padding_constraints(self) -> dict:
+        return {}
+
+    def output_shape(self):
+        raise NotImplementedError
+
+
+@dataclass
+class ShapeSpec:
+    """detectron2/layers/shape_spec.py"""
+
+    channels: Optional[int] = None
+    height: Optional[int] = None
+    width: Optional[int] = None
+    stride: Optional[int] = None
+
+
+class Registry(dict):
+    """`BACKBONE_REGISTRY` of detectron2/modeling/backbone/build.py, which is fvcore's."""
+
+    def register(self):
+        def keep(builder):
+            self[builder.__name__] = builder
+            return builder
+
+        return keep
+
+
+class CfgNode(dict):
+    """detectron2/config: yacs' node."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class FPN(nn.Module):
+    """detectron2/modeling/backbone/fpn.py: what it asks of the backbone."""
+
+    def __init__(self, bottom_up, in_features, out_channels, norm='', top_block=None, fuse_type='sum'):
+        super().__init__()
+        self.shapes = {name: bottom_up.output_shape()[name] for name in in_features}
+        self.bottom_up = bottom_up
+
+
+class LastLevelMaxPool(nn.Module):
+    """detectron2/modeling/backbone/fpn.py"""
+
+
+MODULES = {
+    'detectron2': {},
+    'detectron2.config': dict(CfgNode=CfgNode),
+    'detectron2.layers': dict(ShapeSpec=ShapeSpec),
+    'detectron2.modeling': dict(BACKBONE_REGISTRY=Registry(), FPN=FPN, Backbone=Backbone),
+    'detectron2.modeling.backbone': {},
+    'detectron2.modeling.backbone.fpn': dict(LastLevelMaxPool=LastLevelMaxPool),
+}
+
+
+@contextmanager
+def recorded():
+    """The recorded interface in the place of detectron2."""
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition('.')[0] == 'detectron2'}
+    for name, members in MODULES.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name in MODULES:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+@contextmanager
+def without_compiling():
+    """detectron2 from its source: what it and Mask2Former would compile is an empty module, and torch computes."""
+    import detectron2
+
+    stood_in = [name for name in ('detectron2._C', 'MultiScaleDeformableAttention') if name not in sys.modules]
+    for name in stood_in:
+        sys.modules[name] = ModuleType(name)
+    detectron2._C = sys.modules['detectron2._C']
+    try:
+        yield detectron2
+    finally:
+        for name in stood_in:
+            del sys.modules[name]
