@@ -36,8 +36,8 @@ def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
                 fitted[f'{names[owner]}.{leaf}'] = value
     report.missing = [key for key in report.missing if key not in fitted]
     report.log()
-    for key in theirs:
-        del state_dict[key]
+    for name in theirs:
+        del state_dict[name]
     norms = {
         key: value for key, value in own.items() if re.search(r'(^|\.)norm\d+\.\w+$', key) and '.blocks.' not in key
     }

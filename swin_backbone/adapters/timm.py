@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2
 from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from ..openmmlab.swins import SWINS
+from ..openmmlab.swap.variants import SWINS
 from .any_origin import take_any_origin
 
 FAMILIES: dict[str, tuple[Any, dict]] = {

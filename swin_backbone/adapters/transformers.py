@@ -64,7 +64,8 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
 
     def __init__(self, config: SwinBackboneConfig):
         super().__init__(config)
-        stages = [config.stage_names.index(name) - 1 for name in config.out_features]
+        names = config.stage_names or []
+        stages = [names.index(name) - 1 for name in config.out_features]
         if -1 in stages:
             raise ValueError("out_features takes 'stage1', 'stage2', ...; 'stem' is no output of this backbone")
         self.backbone = FAMILIES[config.family](arch=config.arch, out_indices=stages, **(config.arguments or {}))
@@ -90,7 +91,7 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
         if isinstance(module, nn.Linear):
             super()._init_weights(module)
         elif hasattr(module, 'reset_parameters'):
-            module.reset_parameters()
+            module.reset_parameters()  # type: ignore[operator]
         for name in ('relative_position_bias_table', 'absolute_pos_embed'):
             table = getattr(module, name, None)
             if isinstance(table, nn.Parameter):

@@ -4,9 +4,9 @@ norm and an output at each stage that a neck or head uses.
 Layout: B batch, C channels, H W height and width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 from mmcv.cnn import build_norm_layer

@@ -58,7 +58,7 @@ def test_lora_in_a_mask_rcnn_with_a_frozen_backbone():
     from mmengine.registry import MODELS, init_default_scope
     from mmengine.structures import InstanceData
 
-    from swin_backbone.openmmlab.config_files import read_config
+    from swin_backbone.openmmlab.config.files import read_config
 
     cfg = read_config('configs/demo/mask-rcnn_swin-nano_fpn_shapes.py')
     init_default_scope('mmdet')

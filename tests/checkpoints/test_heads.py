@@ -9,10 +9,10 @@ import torch
 from helpers.frameworks import require
 from helpers.origins import official_backbone
 from helpers.small_models import randomised
-from swin_backbone.openmmlab.config_files import read_config
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
+from swin_backbone.openmmlab.config.files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

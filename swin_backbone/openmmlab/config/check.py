@@ -168,7 +168,8 @@ def _check_numbers(node: Any, key: str, name: str = '', within: str = '') -> Non
     if isinstance(node, (dict, list, tuple)):
         is_dict = isinstance(node, dict)
         within = next((part for part in RANGES_WITHIN if name.endswith(part)), within)
-        for child, value in node.items() if is_dict else enumerate(node):
+        children = node.items() if isinstance(node, dict) else enumerate(node)
+        for child, value in children:
             where = f'{key}.{child}' if key else str(child)
             _check_numbers(value, where, str(child) if is_dict else name, within)
         return
