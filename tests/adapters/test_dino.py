@@ -1,0 +1,84 @@
+"""DINO with Swin-L as mmdet's config has it, with our backbone; and the backbone of Co-DETR's config."""
+
+import pytest
+import torch
+from helpers.frameworks import train_a_step
+
+from benchmarks.timing import bytes_kept
+from swin_backbone import SwinBackbone, swap_backbone
+from swin_backbone.openmmlab.config.files import read_config
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+CONFIG = 'mmdet::dino/dino-5scale_swin-l_8xb2-36e_coco.py'
+SMALL = dict(embed_dims=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16])  # of heads with 24 channels
+# What co_dino_5scale_swin_l_16xb1_16e_o365tococo.py of mmdetection's projects/CO-DETR says, less sizes and weights.
+OF_CO_DETR = dict(
+    pretrain_img_size=384, window_size=12, mlp_ratio=4, qkv_bias=True, qk_scale=None, drop_rate=0.0, attn_drop_rate=0.0,
+    drop_path_rate=0.3, patch_norm=True, out_indices=(0, 1, 2, 3), with_cp=True, convert_weights=True,
+)  # fmt: skip
+
+
+def dino():
+    """mmdet's DINO on our backbone, one line changed, and as few channels, layers and queries as it builds with."""
+    cfg = read_config(CONFIG)
+    cfg.merge_from_dict({
+        'model.backbone.type': 'SwinBackbone',
+        'model.backbone.init_cfg': None,
+        'model.backbone.drop_path_rate': 0.0,
+        **{f'model.backbone.{key}': value for key, value in SMALL.items()},
+        'model.neck.in_channels': [48, 96, 192, 384],
+        'model.num_queries': 12,
+        'model.encoder.num_layers': 1,
+        'model.decoder.num_layers': 2,
+        'model.bbox_head.num_classes': 3,
+        'model.test_cfg.max_per_img': 9,
+        'model.dn_cfg.group_cfg.num_dn_queries': 2,
+    })  # fmt: skip
+    return cfg.model
+
+
+@pytest.mark.parametrize('name', [CONFIG, 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'])
+def test_swin_l_by_name(name):
+    cfg = swap_backbone(read_config(name), 'swin-l')
+    assert cfg.model.backbone.type == 'SwinBackbone'
+    assert cfg.model.neck.in_channels[-1] == 1536
+    if name == CONFIG:  # has Swin-L already: its window and its weights stay
+        assert (cfg.model.backbone.window_size, cfg.model.backbone.with_cp) == (12, True)
+        assert 'window12' in cfg.model.backbone.init_cfg.checkpoint
+
+
+def test_dino_trains_for_a_step_and_detects():
+    from mmdet.structures import DetDataSample
+    from mmengine.registry import MODELS, init_default_scope
+    from mmengine.structures import InstanceData
+
+    init_default_scope('mmdet')
+    model = MODELS.build(dino())
+    assert type(model.backbone) is SwinBackbone
+    assert model.backbone.with_cp
+    assert model.backbone.window_size[0] == (12, 12)
+    shape = dict(img_shape=(96, 130), ori_shape=(96, 130), batch_input_shape=(96, 130), scale_factor=(1, 1))
+    sample = DetDataSample(metainfo=shape)
+    sample.gt_instances = InstanceData(bboxes=torch.tensor([[4.0, 4, 60, 50]]), labels=torch.tensor([1]))
+    images = torch.rand(1, 3, 96, 130)
+    assert train_a_step(model, lambda model: model.parse_losses(model.loss(images, [sample]))[0]) > 0
+    with torch.no_grad():
+        assert len(model.eval().predict(images, [sample])[0].pred_instances)
+
+
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_less_is_kept_for_backward_than_by_mmdets(with_cp):
+    """By the backbone of Co-DETR's config, window 12, narrow."""
+    from mmdet.models import SwinTransformer
+
+    x = torch.rand(1, 3, 192, 256)
+    arguments = {**OF_CO_DETR, **SMALL, 'with_cp': with_cp}
+    ours, theirs = SwinBackbone(**arguments), SwinTransformer(**arguments)
+    ours.load_state_dict(theirs.state_dict())
+    kept = [bytes_kept(model, x, torch.float32) for model in (ours, theirs)]
+    # Beside the input of a block, which both keep, ours keeps its bias, one for all windows: (heads, 144, 144).
+    biases = sum(depth * heads for depth, heads in zip(SMALL['depths'], SMALL['num_heads'])) * 144 * 144 * 4
+    assert kept[0] < (kept[1] + biases if with_cp else kept[1] / 5)
+    with torch.no_grad():
+        for one, other in zip(ours.eval()(x), (theirs.train(False), theirs)[1](x)):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,48 @@
+"""The Python of docs/other_toolboxes.md, run as it stands with the packages that it needs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.detectron2_interface import without_compiling
+from helpers.frameworks import give_torchvision_operators, require
+
+PAGE = Path(__file__).parents[2] / 'docs' / 'other_toolboxes.md'
+RECIPE = re.compile(r'^<!-- not run: it needs (\w+), with which .*? -->\n```python\n(.*?)^```', re.M | re.S)
+RECIPES = {}  # the blocks of a package, which stand below one another
+for _package, _block in RECIPE.findall(PAGE.read_text(encoding='utf-8')):
+    RECIPES.setdefault(_package, []).append(_block)
+CHECKS = {
+    'timm': 'assert [x.shape[1] for x in maps] == model.feature_info.channels() == [192, 384, 768]',
+    'segmentation_models_pytorch': 'assert masks.shape == (2, 4, 75, 101)',
+    'detectron2': 'from detectron2.modeling import build_backbone; assert build_backbone(cfg).size_divisibility == 32',
+    'torchvision': 'assert model.eval()([torch.rand(3, 75, 101)])[0]["boxes"].shape[1] == 4',
+    'transformers': 'assert model.backbone.channels == [96, 192, 384, 768]',
+    'huggingface_hub': 'assert backbone.num_features == [32, 64, 128, 256]',
+    'peft': 'assert len(adapters) == 12 * 4 * 2',
+}
+
+
+def test_every_package_of_the_page_has_a_check():
+    assert RECIPES.keys() == CHECKS.keys()
+    assert not re.search(
+        r'needs (?!\w+, with which tests/adapters/test_recipes)', ''.join(re.findall('<!--.*?-->', PAGE.read_text()))
+    )
+
+
+@pytest.mark.toolboxes
+@pytest.mark.peer
+@pytest.mark.parametrize('package', CHECKS)
+def test_a_recipe_runs(package, tmp_path, monkeypatch):
+    require(package)
+    if package == 'peft':
+        pytest.importorskip('mmdet', reason='mmdet is not installed')
+    if package == 'torchvision':
+        give_torchvision_operators(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    code = compile(''.join(RECIPES[package]) + CHECKS[package], str(PAGE), 'exec')
+    if package != 'detectron2':
+        exec(code, {})
+        return
+    with without_compiling():
+        exec(code, {})
