@@ -73,6 +73,7 @@ class SwinPyramid(BaseModule):
         merging_first: whether a stage owns the patch merging before it, as in mmpretrain's Swin V2, or the one after
             it, as in mmdet's and mmseg's Swin. This changes parameter names in checkpoints, not what is computed.
         post_norm: whether patch merging has its norm after the projection (True) or before it (False).
+        merging_norm: whether patch merging has a norm.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class SwinPyramid(BaseModule):
         make_block: Callable[..., SwinBlock],
         merging_first: bool,
         post_norm: bool,
+        merging_norm: bool = True,
     ):
         super().__init__(init_cfg=settings.init_cfg)
         s, (embed_dims, depths, num_heads) = settings, settings.size
@@ -93,8 +95,7 @@ class SwinPyramid(BaseModule):
         self.num_features = [embed_dims << stage for stage in range(len(depths))]
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
 
-        patch_norm_cfg = s.norm_cfg if s.patch_norm else None
-        self.patch_embed = PatchEmbed(s.in_channels, embed_dims, s.patch_size, patch_norm_cfg)
+        self.patch_embed = PatchEmbed(s.in_channels, embed_dims, s.patch_size, s.norm_cfg if s.patch_norm else None)
         if s.use_abs_pos_embed:
             self.pretrain_map_size = (
                 s.pretrain_img_size[0] // s.patch_size[0],
@@ -146,7 +147,8 @@ class SwinPyramid(BaseModule):
             downsample = None
             if 0 < coarser < len(depths):
                 to = self.num_features[coarser]
-                downsample = PatchMerging(to // 2, to, s.strides[coarser], patch_norm_cfg, post_norm)
+                merging_norm_cfg = s.norm_cfg if merging_norm else None
+                downsample = PatchMerging(to // 2, to, s.strides[coarser], merging_norm_cfg, post_norm)
             self.stages.append(SwinStage(blocks, downsample, options))
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm_layer(s.norm_cfg, self.num_features[stage])[1])

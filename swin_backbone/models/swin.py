@@ -30,7 +30,8 @@ class SwinBackbone(SwinPyramid):
         out_indices: the stages to emit.
         qkv_bias: whether query, key and value have a bias.
         qk_scale: the factor on q k^T. Default: head_dim ** -0.5.
-        patch_norm: whether patch embedding and patch merging have a norm.
+        patch_norm: whether patch embedding and patch merging have a norm, as in mmdet. (In microsoft/Swin-Transformer
+            patch merging always has one.)
         drop_rate: dropout of tokens and after linear layers.
         attn_drop_rate: dropout of attention weights.
         drop_path_rate: stochastic depth of the last block; it rises linearly from 0 over all blocks.
@@ -124,4 +125,5 @@ class SwinBackbone(SwinPyramid):
             make_block=make_block,
             merging_first=False,
             post_norm=False,
+            merging_norm=checked['patch_norm'],
         )

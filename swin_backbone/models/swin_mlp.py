@@ -25,6 +25,8 @@ class SwinMLPBackbone(SwinPyramid):
         window_size: see `SwinBackbone`. Published weights have window 8, or 7 for 'base'; they load into no other
             window.
         num_heads: groups of channels in each stage; each group has its own mixing layer.
+        patch_norm: whether the patch embedding has a norm. Patch merging always has one, as in
+            microsoft/Swin-Transformer.
         arch: a published size, one of `swin_backbone.ARCHS_MLP`; explicit embed_dims, depths and num_heads override it.
         small_map: 'pad': windows shift on every map. 'shrink': they do not shift on a map with a side no longer than
             the window's, as in microsoft/Swin-Transformer's classifiers. In both cases a small map is padded to the

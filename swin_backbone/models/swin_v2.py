@@ -26,6 +26,8 @@ class SwinV2Backbone(SwinPyramid):
             12 there. Two ints are always (height, width), of all stages: a backbone of two stages takes
             ((3, 3), (13, 13)).
         qkv_bias: whether query and value have a bias; the key has none.
+        patch_norm: whether the patch embedding has a norm. Patch merging always has one, as in
+            microsoft/Swin-Transformer.
         frozen_stages: see `SwinBackbone`. A stage is frozen with the patch merging before it, as in mmpretrain.
         arch: a published size, one of `swin_backbone.ARCHS_V2`; explicit embed_dims, depths and num_heads override it.
         pretrained_window_sizes: the window that each stage of the checkpoint was trained with, if it differs from

@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import nn
 
-from swin_backbone import ARCHS, SwinBackbone
+from swin_backbone import ARCHS, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 
 
 def nano(**arguments):
@@ -214,6 +214,21 @@ def test_norm_act_scale_and_patch_norm_arguments():
     assert block.attn.w_msa.qkv.bias is None
     assert not any('patch_embed.norm' in name or 'downsample.norm' in name for name in backbone.state_dict())
     assert backbone(torch.randn(1, 3, 20, 20))[0].isfinite().all()
+
+
+@pytest.mark.parametrize('cls', [SwinMLPBackbone, SwinV2Backbone])
+def test_without_a_norm_of_patches_merging_keeps_its_own_as_in_the_official_code(cls):
+    """mmdet has no such model; microsoft/Swin-Transformer's PatchMerging gets the norm whatever `patch_norm` is."""
+    backbone = cls(arch='nano', patch_norm=False)
+    norms = {name for name in backbone.state_dict() if 'patch_embed.norm' in name or 'downsample.norm' in name}
+    stages = {stage for stage, module in enumerate(backbone.stages) if module.downsample}
+    assert len(stages) == 3
+    assert norms == {f'stages.{stage}.downsample.norm.{leaf}' for stage in stages for leaf in ('weight', 'bias')}
+    x = torch.randn(1, 3, 40, 40)
+    before = backbone.eval()(x)[1]
+    for stage in stages:
+        backbone.stages[stage].downsample.norm.bias.data += 1
+    assert not torch.equal(backbone(x)[1], before)
 
 
 def test_mask_padding_makes_outputs_independent_of_padding():
