@@ -125,5 +125,5 @@ class SwinBackbone(SwinPyramid):
             make_block=make_block,
             merging_first=False,
             post_norm=False,
-            merging_norm=checked['patch_norm'],
+            merging_norm=checked.patch_norm,
         )

@@ -7,19 +7,22 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from mmengine.logging import MMLogger
 from mmengine.utils import ManagerMixin
 
 from helpers import ROOT
 
 
 def forget_instances(cls=ManagerMixin):
-    """Leave nothing of a Runner behind: mmengine keeps scopes, visualizers, message hubs and loggers by their names.
+    """Leave nothing of a Runner behind: mmengine keeps scopes, visualizers and message hubs by their names.
 
-    A hook takes the visualizer that was made last, whoever made it.
+    A hook takes the visualizer that was made last, whoever made it. Loggers stay: a new one would print to what a test
+    has in the place of stdout.
     """
     for child in cls.__subclasses__():
-        child._instance_dict.clear()
-        forget_instances(child)
+        if child is not MMLogger:
+            child._instance_dict.clear()
+            forget_instances(child)
 
 
 def run(tool, *arguments):
