@@ -33,7 +33,7 @@ def make_pair(arch, **arguments):
         ('tiny', [*SIZES, OF_COCO]),
         ('small', [*SIZES, OF_COCO]),
         ('base', SIZES),
-        ('large', SIZES),
+        pytest.param('large', SIZES, marks=pytest.mark.slow),
         pytest.param('base', [OF_COCO], marks=pytest.mark.slow),
         pytest.param('large', [OF_COCO], marks=pytest.mark.slow),  # mmdet's takes 6 GB
     ],
@@ -47,7 +47,7 @@ def test_outputs_equal_mmdets(arch, sizes):
                 assert (expected - output).abs().max() < 1e-4, size
 
 
-@pytest.mark.parametrize('arch', ['tiny', 'small', 'base', 'large'])
+@pytest.mark.parametrize('arch', ['tiny', 'small', 'base', pytest.param('large', marks=pytest.mark.slow)])
 def test_gradients_of_every_parameter_equal_mmdets(arch):
     peer, ours = make_pair(arch)
     for size in [(33, 47), (112, 137)]:

@@ -15,7 +15,8 @@ TOOL = ROOT / 'tools' / 'make_shapes_dataset.py'
 
 
 def make(out, *arguments):
-    subprocess.run([sys.executable, str(TOOL), str(out), *arguments], check=True, capture_output=True)
+    made = run('tools/make_shapes_dataset.py', out, *arguments)
+    assert made.returncode == 0, made.stderr
     return {path.relative_to(out): path.read_bytes() for path in sorted(out.rglob('*')) if path.is_file()}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, in_process
 
 pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -209,9 +209,7 @@ class CheckRanks(Hook):
     ],
 )
 def test_a_users_mistake_is_one_sentence(arguments, message):
-    result = subprocess.run(
-        [sys.executable, 'tools/train.py', *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
-    )
+    result = in_process.run('tools/train.py', *arguments)
     assert result.returncode == 1
     assert message in result.stderr
     assert 'Traceback' not in result.stderr
