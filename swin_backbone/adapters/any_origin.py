@@ -31,7 +31,7 @@ def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
     names = getattr(module, 'classifier_names', {})
     if names:
         for key, value in find_swin(tensors_of(tensors)).classifier.items():
-            owner, _, leaf = key.partition('.')
+            owner, leaf = key.split('.', 1)
             if f'{names[owner]}.{leaf}' in own:
                 fitted[f'{names[owner]}.{leaf}'] = value
     report.missing = [key for key in report.missing if key not in fitted]

@@ -1,5 +1,7 @@
 """The backbones in timm, and by way of timm in segmentation_models_pytorch: the real packages."""
 
+import copy
+import pickle
 import warnings
 
 import pytest
@@ -13,7 +15,7 @@ from helpers.frameworks import (
     require,
     train_a_step,
 )
-from helpers.origins import ORIGINS
+from helpers.origins import ORIGINS, official
 from helpers.small_models import randomised
 
 from swin_backbone import ARCHS, ARCHS_MLP, ARCHS_V2, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
@@ -65,7 +67,8 @@ def test_features_are_the_backbones_to_the_bit(timm, name):
 
 
 @pytest.mark.parametrize(
-    ('asked', 'stages'), [((1, 3), [1, 3]), ((-2, -1), [2, 3]), (2, [2, 3]), ((0,), [0]), ((0, 1, 2), [0, 1, 2])]
+    ('asked', 'stages'),
+    [((1, 3), [1, 3]), ((-2, -1), [2, 3]), (2, [2, 3]), ((3, 1), [3, 1]), ((0,), [0]), ((0, 1, 2), [0, 1, 2])],
 )
 def test_out_indices_as_timm_counts_them(timm, asked, stages):
     model = small(timm, features_only=True, out_indices=asked)
@@ -171,6 +174,19 @@ def test_checkpoint_path_takes_any_origin(timm, tmp_path, origin):
     assert_equal_maps(model(X), source(X))
 
 
+@pytest.mark.parametrize('copied', [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize('assign', [False, True])
+@torch.no_grad()
+def test_a_copy_takes_any_origin_for_itself(timm, copied, assign):
+    source, model = randomised(output_norms=False), small(timm, features_only=True)
+    before, copy_ = model(X), copied(model)
+    for norm in range(4):  # which the checkpoint lacks
+        copy_.model.backbone.get_submodule(f'norm{norm}').load_state_dict(getattr(source, f'norm{norm}').state_dict())
+    copy_.load_state_dict(official(source.state_dict())['model'], assign=assign)
+    assert_equal_maps(copy_(X), source(X))
+    assert_equal_maps(model(X), before)
+
+
 @torch.no_grad()
 def test_a_classifiers_norm_and_head_are_loaded(timm, tmp_path):
     """As timm's own Swin computes with the same file."""
@@ -252,7 +268,7 @@ def test_segmentation_models(timm, name):
         assert_equal_maps(model.encoder(X)[2:], backbone(X))
     assert_compiled(lambda: padded(model, X), blocks=8)
     assert padded(model, X).shape == (2, 4, 45, 70)
-    assert_survives(model, lambda model: padded(model, X))
+    assert_survives(model, lambda model: padded(model, X), exact=False)
     if name == 'Unet':
         assert model(X).shape == (2, 4, 45, 70)  # which needs no padding
     labels = torch.randint(4, (2, 45, 70))

@@ -59,7 +59,7 @@ def test_maps_are_the_backbones_to_the_bit(adapter):
 
 def test_copies_files_compile_and_export(adapter):
     model = small(adapter, depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
-    assert_survives(model, lambda model: model(X)['1'])
+    assert_survives(model, lambda model: model(X)['1'], exact=False)
     assert_compiles(lambda x: tuple(model(x).values()), X)
     exported = torch.export.export(model, (X,)).module()
     torch.testing.assert_close(exported(X)['1'], model(X)['1'], rtol=1e-4, atol=1e-4)

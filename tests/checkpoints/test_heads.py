@@ -4,6 +4,7 @@ import pickle
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from helpers.frameworks import require
@@ -178,6 +179,19 @@ def test_mask2former_of_detectron2(tmp_path, toolbox, save):
     assert state.keys() == expected.keys()
     for key, value in expected.items():
         assert torch.equal(state[key], value), key
+
+
+@pytest.mark.parametrize('protocol', [2, 4, 5])
+def test_arrays_of_another_machine(tmp_path, protocol):
+    """In the other order of bytes, and by columns."""
+    state = randomised().state_dict()
+    arrays = {f'backbone.{key}': value.numpy() for key, value in official_backbone(state).items()}
+    arrays = {key: np.asfortranarray(array).astype(array.dtype.newbyteorder('>')) for key, array in arrays.items()}
+    (tmp_path / 'source.pkl').write_bytes(pickle.dumps({'model': arrays}, protocol=protocol))
+    convert_checkpoint(tmp_path / 'source.pkl', tmp_path / 'target.pth', 'mmdet')
+    written = read_checkpoint(tmp_path / 'target.pth')['state_dict']
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[key], value) for key, value in state.items())
 
 
 @pytest.fixture(scope='module')

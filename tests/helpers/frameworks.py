@@ -55,19 +55,26 @@ def assert_equal_maps(outputs, expected):
         assert torch.equal(output, other)
 
 
-def assert_survives(model, call):
+def assert_survives(model, call, exact=True):
     """`copy.deepcopy`, `torch.save` with `torch.load`, and a state_dict in a new object give the same output.
 
     Args:
         call: from a model to a tensor.
+        exact: to the bit. torch's convolutions, which heads have, round otherwise where memory is aligned otherwise.
     """
+
+    def assert_same(other):
+        if exact:
+            assert torch.equal(call(other), expected)
+        torch.testing.assert_close(call(other), expected)
+
     model.eval()
     expected = call(model)
-    assert torch.equal(call(copy.deepcopy(model)), expected)
+    assert_same(copy.deepcopy(model))
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    assert torch.equal(call(torch.load(file, weights_only=False)), expected)
+    assert_same(torch.load(file, weights_only=False))
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -75,7 +82,7 @@ def assert_survives(model, call):
     for parameter in other.parameters():
         torch.nn.init.zeros_(parameter)
     other.load_state_dict(torch.load(file))
-    assert torch.equal(call(other), expected)
+    assert_same(other)
 
 
 def assert_compiles(model, *inputs, atol=1e-4):
