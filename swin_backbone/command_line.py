@@ -5,9 +5,11 @@ import io
 import logging
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn, Optional, Union
 
 from .compat import print_no_debug_messages
@@ -25,8 +27,11 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
 
     Where the disk is full, it ends with one sentence and status 1. Python itself prints what it has kept only when it
     ends, and a full disk is no error to it any more by then.
+
+    SIGTERM and SIGHUP end it with the status that a shell gives to what they end, and nothing half-written stays.
     """
     print_no_debug_messages()
+    _clean_up_on_signals()
     logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -49,6 +54,22 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
         status = f'{sys.argv[0]}: {place} ({error.strerror})'
         _print_no_more()
     sys.exit(status)
+
+
+def _clean_up_on_signals() -> None:
+    """Raise SystemExit on a signal that would end the process at once, so that all on the way out removes its files."""
+    process = os.getpid()
+
+    def end(number: int, _frame: Optional[FrameType]) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)  # a second one does end it at once
+        if os.getpid() != process:  # a worker, which has this handler too: the files are not its own
+            os.kill(os.getpid(), number)
+        sys.exit(128 + number)
+
+    for name in ('SIGTERM', 'SIGHUP'):  # Windows has no SIGHUP
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, end)
 
 
 def _print_no_more() -> None:

@@ -33,6 +33,7 @@ KINDS = {
     'damages': Kind('damaged, bare or foreign checkpoints', 'one sentence that says what is wrong'),
     'kills': Kind('`kill -9`, also while a checkpoint is written', 'a whole checkpoint is left, `--resume` takes it'),
     'signals': Kind('SIGTERM, SIGINT and SIGUSR1 during training', 'the step is finished and saved'),
+    'ended_tools': Kind('SIGTERM and SIGHUP to a tool while it writes', 'nothing half-written is left'),
     'full_disks': Kind('disks that are full, folders that are read-only', 'one sentence; what was whole stays whole'),
     'resumes': Kind('runs resumed', 'every tensor of the last checkpoint has the bits of the uninterrupted run'),
     'optimizer_states': Kind(

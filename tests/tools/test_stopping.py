@@ -97,6 +97,40 @@ def test_a_launcher_passes_a_signal_on(tmp_path, record_fault):
     record_fault('signals')
 
 
+WRITER = """
+import os, signal, sys, time
+from pathlib import Path
+
+from swin_backbone.command_line import run
+from swin_backbone.export.folder import new_folder
+
+def main():
+    with new_folder(Path(sys.argv[1]) / 'out') as folder:
+        (folder / 'model.onnx').write_text('half')
+        if not (worker := os.fork()):
+            os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+            os._exit(1)
+        died_of = os.WTERMSIG(os.waitpid(worker, 0)[1])
+        print(died_of, (folder / 'model.onnx').exists(), flush=True)
+        time.sleep(300)
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize('name', ['SIGTERM', pytest.param('SIGHUP', marks=pytest.mark.slow)])
+def test_a_signal_leaves_nothing_half_written(tmp_path, record_fault, name):
+    """What a worker process gets ends it alone."""
+    number = getattr(signal, name)
+    command = [sys.executable, '-c', WRITER, str(tmp_path), name]
+    process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == f'{number.value} True\n'
+    process.send_signal(number)
+    assert process.wait(LIMIT_S) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    record_fault('ended_tools')
+
+
 def wait_for(condition):
     deadline = time.monotonic() + LIMIT_S
     while not condition():
