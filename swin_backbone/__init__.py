@@ -40,12 +40,13 @@ else:
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-        from .openmmlab.config.files import register_prefixes
+        from .openmmlab.config.files import register_prefixes, use_torchvision
         from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
         from .openmmlab.optim.nan_guard import NonFiniteGuardHook
         from .openmmlab.swap.replace import swap_backbone
 
         register_prefixes()
+        use_torchvision()  # before timm, which mmseg.apis imports, or mmpretrain does: one for CUDA stops them
 
 __all__ = [
     'ARCHS',

@@ -11,6 +11,12 @@ import pytest
 from helpers import ROOT
 
 PACKAGE = ROOT / 'swin_backbone'
+TORCHVISION_FOR_CUDA = """
+import torch
+for name in ('nms', 'qnms'):
+    if not hasattr(torch.ops.torchvision, name):
+        raise RuntimeError(f'operator torchvision::{name} does not exist')
+"""
 
 
 @pytest.mark.parametrize('missing', ['mmengine', 'mmcv'])
@@ -51,6 +57,20 @@ def imported(path):
         elif isinstance(node, ast.ImportFrom):
             base = '.'.join(here[: len(here) - node.level + 1]) + '.' if node.level else ''
             yield base + (node.module or '')
+
+
+@pytest.mark.slow
+def test_after_importing_it_a_torchvision_for_cuda_stops_no_toolbox(tmp_path):
+    """mmseg.apis imports timm, where that is installed, and that imports torchvision."""
+    (tmp_path / 'torchvision').mkdir()
+    (tmp_path / 'torchvision' / '__init__.py').write_text(TORCHVISION_FOR_CUDA)
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+    def status(code):
+        return subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=environment, capture_output=True).returncode
+
+    assert status('import torchvision') != 0
+    assert status('import swin_backbone; import torchvision') == 0
 
 
 TABLE = ROOT / 'CONTRIBUTING.md'
