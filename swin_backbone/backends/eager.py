@@ -6,10 +6,10 @@ Layout: B batch, H W height and width of a map, C channels in, D channels out, T
 windows, N places of a window, h heads, d channels of a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Optional, Protocol, Union
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,18 @@ from ..compat import fake_mode, is_batched, onednn_linear, without_cudnn_attenti
 from ..windows.grid import Geometry, PaddedGrid, WindowGrid, WindowGroup
 from .functions import patches
 from .functions.block import BLOCKS, in_dtype, linear
+from .functions.gradients import Context
 from .functions.position import bounded_cache
-from .protocol import BlockSettings, EmbeddingWeights, MergingWeights, Plan, Request, Windows
+from .protocol import (
+    BlockSettings,
+    BlockWeights,
+    EmbeddingWeights,
+    MergingWeights,
+    MLPBlockWeights,
+    Plan,
+    Request,
+    Windows,
+)
 from .strips import checkpointed, in_turn, recomputed
 from .weight_cache import WeightCache
 
@@ -44,9 +54,10 @@ def eager_linear(
     x_TC = x_TC.to(weight_DC.dtype)
     needs_gradient = x_TC.requires_grad or weight_DC.requires_grad or (bias_D is not None and bias_D.requires_grad)
     if needs_gradient and torch.is_grad_enabled():
-        y_TD = _Linear.apply(x_TC, weight_DC, bias_D, gradient_only)
+        y_TD: Tensor = _Linear.apply(x_TC, weight_DC, bias_D, gradient_only)  # type: ignore[no-untyped-call]  # torch has no types for it
     elif isinstance(activation, nn.GELU):
-        return onednn_linear(x_TC, weight_DC, bias_D, 'gelu', [], activation.approximate)
+        gelu_TD: Tensor = onednn_linear(x_TC, weight_DC, bias_D, 'gelu', [], activation.approximate)
+        return gelu_TD
     else:
         y_TD = onednn_linear(x_TC, weight_DC, bias_D, 'none', [], '')
     return y_TD if activation is None else activation(y_TD)
@@ -56,14 +67,15 @@ class _Linear(torch.autograd.Function):
     """The gradient that oneDNN's function lacks."""
 
     @staticmethod
-    def forward(ctx, x_TC, weight_DC, bias_D, gradient_only):
+    def forward(ctx: Context, x_TC: Tensor, weight_DC: Tensor, bias_D: Optional[Tensor], gradient_only: bool) -> Tensor:
         ctx.save_for_backward(x_TC, weight_DC)
         if gradient_only:
             return x_TC.new_empty(x_TC.shape[0], weight_DC.shape[0])
-        return onednn_linear(x_TC, weight_DC, bias_D, 'none', [], '')
+        y_TD: Tensor = onednn_linear(x_TC, weight_DC, bias_D, 'none', [], '')
+        return y_TD
 
     @staticmethod
-    def backward(ctx, grad_TD):
+    def backward(ctx: Context, grad_TD: Tensor) -> tuple[Optional[Tensor], ...]:
         (x_TC, weight_DC), (needs_x, needs_weight, needs_bias, _) = ctx.saved_tensors, ctx.needs_input_grad
         grad_weight_DC = None
         if needs_weight:  # BLAS is a fifth quicker with the longer side in front
@@ -125,15 +137,20 @@ class TableWindows:
     def to_windows(self, x_TC: Tensor) -> Tensor:
         """Put padded tokens in their places: (L, N, C)."""
         if self.token_at_P is not None:
-            x_TC = _ToWindows.apply(x_TC, self)
+            x_TC = _ToWindows.apply(x_TC, self)  # type: ignore[no-untyped-call]  # torch has no types for it
         return x_TC.view(-1, self.window_area, x_TC.shape[-1])
 
     def to_tokens(self, x_LNC: Tensor) -> Tensor:
         """Take tokens out of their places: (T, C). What padding holds is dropped."""
         x_PC = x_LNC.flatten(0, 1)
-        return x_PC if self.place_of_T is None else _ToTokens.apply(x_PC, self)
+        if self.place_of_T is None:
+            return x_PC
+        x_TC: Tensor = _ToTokens.apply(x_PC, self)  # type: ignore[no-untyped-call]  # torch has no types for it
+        return x_TC
 
-    def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """See `Windows`."""
         qkv_LN3hd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1))
         q, k, v = (x.transpose(1, 2).clone(memory_format=torch.contiguous_format) for x in qkv_LN3hd.unbind(2))
@@ -163,7 +180,7 @@ class TableWindows:
 
     @classmethod
     @bounded_cache
-    def cut(cls, _fake_mode: Any, window_tokens: Optional[int], *geometry) -> 'list[TableWindows]':
+    def cut(cls, _fake_mode: Any, window_tokens: Optional[int], *geometry: Any) -> 'list[TableWindows]':
         """Cut all windows of a batch of maps into pieces of about equal size; each token is in exactly one.
 
         Args:
@@ -205,7 +222,9 @@ class PaddedTables(TableWindows):
 class SdpaWindows(TableWindows):
     """The same, with attention by torch's scaled_dot_product_attention."""
 
-    def attend(self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """See `Windows`."""
         qkv_3LhNd = self.to_windows(qkv_T3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
         bias_hNN, counts = bias_hNN.to(qkv_T3C.dtype), [group.length for group in self.groups]
@@ -222,14 +241,30 @@ class SdpaWindows(TableWindows):
 # Gather and scatter are each other's transpose, so backward is a gather too, and never an atomic add.
 
 
+class _Tables(Protocol):
+    """`TableWindows` whose tokens do not stand in place as read: no table is None."""
+
+    token_at_P: Tensor
+    place_of_T: Tensor
+    padding_P: Tensor
+    padded: bool
+
+    def pad(self, x_TC: Tensor) -> Tensor:
+        """See `TableWindows`."""
+
+
+class _OfWindows(Context, Protocol):
+    windows: _Tables
+
+
 class _ToWindows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_TC, windows):
+    def forward(ctx: _OfWindows, x_TC: Tensor, windows: _Tables) -> Tensor:
         ctx.windows = windows
         return x_TC.index_select(0, windows.token_at_P)
 
     @staticmethod
-    def backward(ctx, grad_PC):
+    def backward(ctx: _OfWindows, grad_PC: Tensor) -> tuple[Tensor, None]:
         windows = ctx.windows
         grad_TC = grad_PC.index_select(0, windows.place_of_T)
         if windows.padded:
@@ -240,12 +275,12 @@ class _ToWindows(torch.autograd.Function):
 
 class _ToTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_PC, windows):
+    def forward(ctx: _OfWindows, x_PC: Tensor, windows: _Tables) -> Tensor:
         ctx.windows = windows
         return x_PC.index_select(0, windows.place_of_T)
 
     @staticmethod
-    def backward(ctx, grad_TC):
+    def backward(ctx: _OfWindows, grad_TC: Tensor) -> tuple[Tensor, None]:
         return ctx.windows.pad(grad_TC).index_select(0, ctx.windows.token_at_P), None
 
 
@@ -271,7 +306,13 @@ class Eager:
         return _in_rows(partial(patches.embed, eps=eps, linear=eager_linear), image_BHWC, rows, in_dtype(w, plan.dtype))
 
     def block(
-        self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
+        self,
+        x_BHWC: Tensor,
+        w: Union[BlockWeights, MLPBlockWeights],
+        settings: BlockSettings,
+        geometry: Geometry,
+        plan: Plan,
+        cache: WeightCache,
     ) -> Tensor:
         """See `Backend`."""
         pieces = self.tables(geometry, settings.kind).cut(fake_mode(), plan.strip_tokens, *geometry)
@@ -282,9 +323,10 @@ class Eager:
             if plan.strip_tokens is None:
                 return checkpointed(compute, x_BHWC, pieces[0], w)
             return recomputed(compute, x_BHWC, pieces, w, has_dropout=settings.has_dropout)
-        out_BHWC: Any = x_BHWC if plan.overwrite else None
+        out_BHWC: Optional[Tensor] = x_BHWC if plan.overwrite else None
         for piece in pieces:
             out_BHWC = piece.write(compute(piece.read(x_BHWC), piece, w), x_BHWC, out_BHWC)
+        assert out_BHWC is not None
         return out_BHWC
 
     def merge(
@@ -321,10 +363,12 @@ class Eager:
         return TableWindows if geometry.device.type == 'cpu' else SdpaWindows
 
 
-def _in_rows(compute: Callable[..., Tensor], x_BHWC: Tensor, rows: list, w: tuple) -> Tensor:
+def _in_rows(
+    compute: Callable[..., Tensor], x_BHWC: Tensor, rows: Sequence[patches.Rows], w: tuple[Any, ...]
+) -> Tensor:
     """Compute a patch layer strip by strip."""
 
-    def compute_rows(x: Tensor, _rows: Any, w: Any, gradient_only: bool = False) -> Tensor:
+    def compute_rows(x: Tensor, _rows: patches.Rows, w: tuple[Any, ...], gradient_only: bool = False) -> Tensor:
         return compute(x, w)
 
     return (recomputed if torch.is_grad_enabled() else in_turn)(compute_rows, x_BHWC, rows, w)

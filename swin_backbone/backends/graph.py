@@ -9,7 +9,7 @@ P places of all windows of an image, h heads.
 """
 
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,16 @@ from ..compat import is_exporting
 from ..windows.grid import Geometry, Size, count_windows, places_before
 from .functions import patches
 from .functions.block import BLOCKS, in_dtype, linear
-from .protocol import BlockSettings, EmbeddingWeights, MergingWeights, Plan, Request, Windows
+from .protocol import (
+    BlockSettings,
+    BlockWeights,
+    EmbeddingWeights,
+    MergingWeights,
+    MLPBlockWeights,
+    Plan,
+    Request,
+    Windows,
+)
 from .strips import checkpointed
 from .weight_cache import WeightCache
 
@@ -32,7 +41,16 @@ class RolledWindows:
     Args: see `WindowGrid`.
     """
 
-    def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
+    def __init__(
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        window_size: Size,
+        shift: Size,
+        mask_padding: bool,
+        device: torch.device,
+    ):
         self.batch, self.size, self.window_size, self.shift = batch, (height, width), window_size, shift
         # How many windows, and from that how much padding: symbols stay products, which are quick to reason about.
         self.counts = tuple((length + window - 1) // window for length, window in zip(self.size, window_size))
@@ -72,7 +90,9 @@ class RolledWindows:
             x_BHWC = x_BHWC.roll(self.shift, dims=(1, 2))
         return x_BHWC[:, : self.size[0], : self.size[1]].clone(memory_format=ROW_MAJOR)
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """See `Windows`. One expression over all windows, which a compiler fuses with that of the mask."""
         qkv_LN3C = self.to_windows(qkv_BHW3C)
         q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
@@ -183,7 +203,16 @@ class ExportedWindows(RolledWindows):
 class PaddedInGraph(ExportedWindows):
     """Windows that shift by padding, as `PaddedGrid` has them."""
 
-    def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
+    def __init__(
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        window_size: Size,
+        shift: Size,
+        mask_padding: bool,
+        device: torch.device,
+    ):
         super().__init__(batch, height, width, window_size, (0, 0), False, device)
         self.before = places_before(window_size, shift)
         self.counts = tuple(map(count_windows, self.size, window_size, self.before))
@@ -219,7 +248,13 @@ class Graph:
         return patches.convolve(image_BCHW, w, eps)
 
     def block(
-        self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
+        self,
+        x_BHWC: Tensor,
+        w: Union[BlockWeights, MLPBlockWeights],
+        settings: BlockSettings,
+        geometry: Geometry,
+        plan: Plan,
+        cache: WeightCache,
     ) -> Tensor:
         """See `Backend`."""
         windows = self.windows(geometry, settings.kind)

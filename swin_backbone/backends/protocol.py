@@ -4,7 +4,7 @@ Layout: B batch, H W height and width of a map, C channels, T tokens, h heads, N
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from typing import NamedTuple, Optional, Protocol, Union
 
 import torch
 from torch import Tensor
@@ -113,7 +113,7 @@ def recorder_of(x: Tensor) -> Optional[str]:
     """What records or transforms what is done to `x`, in words; None: it is just computed."""
     if torch.compiler.is_compiling():
         return 'torch.export' if is_exporting() else 'torch.compile'
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # torch has no types for it
         return 'torch.jit.trace'
     if x.device.type == 'meta':
         return 'the meta device'
@@ -156,7 +156,7 @@ class Backend(Protocol):
     def block(
         self,
         x_BHWC: Tensor,
-        w: Any,
+        w: Union[BlockWeights, MLPBlockWeights],
         settings: BlockSettings,
         geometry: Geometry,
         plan: Plan,
@@ -209,7 +209,9 @@ class Windows(Protocol):
     def pad(self, x: Tensor, by_bias: bool = False) -> Tensor:
         """The tokens, with zeros for places outside the map; `by_bias`: or not, as `attend` gets the bias of qkv."""
 
-    def attend(self, qkv: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """Softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4).
 
         Tokens that are neighbours only because of the cyclic shift do not attend to each other.

@@ -129,7 +129,8 @@ class Reference:
         x_BTC = F.linear(patches_BTP, w.projection_weight.flatten(1), w.projection_bias)
         if eps is not None:
             x_BTC = F.layer_norm(x_BTC, x_BTC.shape[-1:], w.norm_weight, w.norm_bias, eps)
-        return x_BTC.unflatten(1, (rows, columns))
+        x_BHWC: Tensor = x_BTC.unflatten(1, (rows, columns))
+        return x_BHWC
 
     def block(
         self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
@@ -145,9 +146,10 @@ class Reference:
             return _v1(x_BHWC, weights, partial(_mix_places, **mix, **cut), how)
 
         def logits(q: Tensor, k: Tensor, window_size: Size) -> Tensor:
+            bias_hNN: Tensor = w.position_bias_hNN
             if w.cosine_scale_h is not None:
-                return _cosines(q, k, w.cosine_scale_h[:, None, None]) + w.position_bias_hNN
-            return settings.scale * q @ k.transpose(-2, -1) + w.position_bias_hNN
+                return _cosines(q, k, w.cosine_scale_h[:, None, None]) + bias_hNN
+            return settings.scale * q @ k.transpose(-2, -1) + bias_hNN
 
         of_attention: dict[str, Any] = dict(
             weights=weights, qkv_bias=w.qkv_bias, logits=logits, num_heads=len(w.position_bias_hNN)
@@ -167,7 +169,8 @@ class Reference:
         padded_BCHW = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2)).permute(0, 3, 1, 2)
         x_BTC = F.unfold(padded_BCHW, 2, stride=2).transpose(1, 2)
         x_BTC = F.linear(x_BTC if post_norm else normalise(x_BTC), w.reduction_weight)
-        return (normalise(x_BTC) if post_norm else x_BTC).unflatten(1, (-(-H // 2), -(-W // 2)))
+        merged_BHWC: Tensor = (normalise(x_BTC) if post_norm else x_BTC).unflatten(1, (-(-H // 2), -(-W // 2)))
+        return merged_BHWC
 
     def output_norm(
         self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, plan: Plan
@@ -187,7 +190,9 @@ class LiteralWindows(RolledWindows):
         super().__init__(*geometry)
         self.mask_padding = Geometry(*geometry).mask_padding
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """See `Windows`."""
         geometry = self.size, self.window_size, self.shift, self.mask_padding
         return attend_in_shifted_windows(qkv_BHW3C, bias_hNN, scale, *geometry)
@@ -228,7 +233,8 @@ def _directions(x: Tensor) -> Tensor:
     """Vectors divided by their lengths. One shorter than 1e-12 has no direction: it and its derivatives are 0."""
     is_short = x.detach().norm(dim=-1, keepdim=True) <= 1e-12
     others = x.masked_fill(is_short, 1.0)
-    return (others / others.norm(dim=-1, keepdim=True)).masked_fill(is_short, 0.0)
+    directions: Tensor = others / others.norm(dim=-1, keepdim=True)
+    return directions.masked_fill(is_short, 0.0)
 
 
 def _mix_places(x_BHWC: Tensor, weight: Tensor, bias: Tensor, num_heads: int, window_size: Size, shift: Size) -> Tensor:

@@ -6,15 +6,15 @@ run in strips that stay in cache. In training forward keeps the input alone, and
 Layout: B batch, H W height and width of a map, C channels.
 """
 
-from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
-from .functions.gradients import gradients_by_autograd, needs_autograd
+from .functions.gradients import Context, gradients_by_autograd, needs_autograd
 from .protocol import Request, Windows
 
 # Found by `benchmarks.backbones --strip-tokens`, with 1 MiB of L2 cache a core. For each thread: the elements of a
@@ -49,7 +49,7 @@ def strip_tokens_of(request: Request) -> Optional[int]:
     return max(AUTO_STRIP_MIN_TOKENS, AUTO_STRIP_ELEMENTS // request.channels) * torch.get_num_threads()
 
 
-def in_turn(compute: Callable[..., Tensor], x_BHWC: Tensor, pieces: list, weights: tuple) -> Tensor:
+def in_turn(compute: Callable[..., Tensor], x_BHWC: Tensor, pieces: Sequence[Any], weights: tuple[Any, ...]) -> Tensor:
     """Compute the pieces of a map one after the other, and put together what becomes of them.
 
     Args:
@@ -66,24 +66,47 @@ def in_turn(compute: Callable[..., Tensor], x_BHWC: Tensor, pieces: list, weight
 
 
 def recomputed(
-    compute: Callable[..., Tensor], x_BHWC: Tensor, pieces: list, weights: tuple, has_dropout: bool = False
+    compute: Callable[..., Tensor],
+    x_BHWC: Tensor,
+    pieces: Sequence[Piece],
+    weights: tuple[Any, ...],
+    has_dropout: bool = False,
 ) -> Tensor:
     """`in_turn`, whose backward computes each piece again, and stores nothing but the input.
 
     Args:
         has_dropout: whether `compute` draws random numbers, which backward then draws again.
     """
-    return _Recomputed.apply(compute, pieces, has_dropout, type(weights), x_BHWC, *weights)
+    inputs = (compute, pieces, has_dropout, type(weights), x_BHWC, *weights)
+    y_BHWC: Tensor = _Recomputed.apply(*inputs)  # type: ignore[no-untyped-call]  # torch has no types for it
+    return y_BHWC
 
 
-def checkpointed(compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Windows, weights: Any) -> Tensor:
+def checkpointed(compute: Callable[..., Tensor], x_BHWC: Tensor, windows: Windows, weights: tuple[Any, ...]) -> Tensor:
     """Compute whole maps, and again in backward, which torch sees operation by operation."""
-    return checkpoint(in_turn, compute, x_BHWC, [windows], weights, use_reentrant=False)
+    y_BHWC: Tensor = checkpoint(in_turn, compute, x_BHWC, [windows], weights, use_reentrant=False)
+    return y_BHWC
+
+
+class _Saved(Context, Protocol):
+    compute: Callable[..., Tensor]
+    pieces: Sequence[Piece]
+    weights_type: Callable[..., tuple[Any, ...]]
+    same_autocast: Callable[[], AbstractContextManager[object]]
+    same_random_state: Callable[[], AbstractContextManager[object]]
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, compute, pieces, has_dropout, weights_type, x_BHWC, *weights):
+    def forward(
+        ctx: _Saved,
+        compute: Callable[..., Tensor],
+        pieces: Sequence[Piece],
+        has_dropout: bool,
+        weights_type: Callable[..., tuple[Any, ...]],
+        x_BHWC: Tensor,
+        *weights: Optional[Tensor],
+    ) -> Tensor:
         ctx.save_for_backward(x_BHWC, *weights)
         ctx.compute, ctx.pieces, ctx.weights_type = compute, pieces, weights_type
         ctx.same_autocast = _autocast_of_now(x_BHWC.device.type)
@@ -91,11 +114,11 @@ class _Recomputed(torch.autograd.Function):
         return in_turn(compute, x_BHWC, pieces, weights_type(*weights))
 
     @staticmethod
-    def backward(ctx, grad_BHWC):
+    def backward(ctx: _Saved, grad_BHWC: Tensor) -> tuple[Optional[Tensor], ...]:
         needed = ctx.needs_input_grad[4:]
         if needs_autograd(grad_BHWC):  # of all strips, then
 
-            def whole(x_BHWC, *weights):
+            def whole(x_BHWC: Tensor, *weights: Optional[Tensor]) -> Tensor:
                 return in_turn(ctx.compute, x_BHWC, ctx.pieces, ctx.weights_type(*weights))
 
             with ctx.same_random_state(), ctx.same_autocast():
@@ -127,18 +150,18 @@ def _add(total: Optional[Tensor], gradient: Tensor) -> Tensor:
     return total.add_(gradient)
 
 
-def _autocast_of_now(device_type: str) -> Callable:
+def _autocast_of_now(device_type: str) -> Callable[[], AbstractContextManager[object]]:
     """The autocast mode of now, to enter again: what torch.amp.custom_fwd and custom_bwd do, for any device."""
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     return lambda: torch.autocast(device_type, enabled=enabled, dtype=dtype)
 
 
-def _random_state_of_now(x: Tensor) -> Callable:
+def _random_state_of_now(x: Tensor) -> Callable[[], AbstractContextManager[object]]:
     """The state of the random number generators of now, to enter again and leave as if nothing had been drawn."""
     state, (devices, device_states) = torch.get_rng_state(), get_device_states(x)
 
     @contextmanager
-    def same_random_state():
+    def same_random_state() -> Iterator[None]:
         kind = x.device.type
         with torch.random.fork_rng(devices, device_type=kind if devices else 'cuda'):
             torch.set_rng_state(state)

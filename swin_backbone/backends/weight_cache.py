@@ -9,7 +9,7 @@ class WeightCache:
     """Tensors that a backend made from a layer's weights, by a key of its own; not in copies and pickles."""
 
     def __init__(self) -> None:
-        self.made: Optional[tuple[tuple, list[Tensor]]] = None
+        self.made: Optional[tuple[tuple[Any, ...], list[Tensor]]] = None
 
     def clear(self) -> None:
         """Forget them."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..protocol import BlockSettings, BlockWeights, MLPBlockWeights, Windows
 from .cosine import normalise_qk
 
-Weights = TypeVar('Weights', bound=tuple)
+Weights = TypeVar('Weights', bound=tuple[Optional[Tensor], ...])
 
 # What automatic mixed precision casts.
 LINEAR = {
@@ -103,7 +103,8 @@ def in_dtype(w: Weights, dtype: Optional[torch.dtype]) -> Weights:
         return w
     fields: Any = w
     cast = [t.to(dtype) if name in LINEAR and t is not None else t for name, t in zip(fields._fields, w)]
-    return type(w)(*cast)
+    made: Weights = type(fields)(*cast)
+    return made
 
 
 def linear(

@@ -28,7 +28,7 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     qk_T2hd = qkv_T3hd[..., :2, :, :]
     lengths_T2h = torch.linalg.vector_norm(qk_T2hd, dim=-1, dtype=dtype)
     is_short_T2h = lengths_T2h <= EPS
-    is_traced = torch.jit.is_tracing()  # into one graph for both modes
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # into one graph for both modes
     if (
         torch.is_grad_enabled() or is_traced
     ):  # a zero's length has NaN for its second derivative, even where nothing depends on it
@@ -37,7 +37,8 @@ def normalise_qk(qkv_T3C: Tensor, scale_h: Tensor) -> Tensor:
     targets_2h = torch.stack([scale_h, torch.ones_like(scale_h)]).to(dtype)
     factors_T2h = (targets_2h / lengths_T2h).masked_fill(is_short_T2h, 0.0)
     factors_T3h1 = torch.cat([factors_T2h, torch.ones_like(factors_T2h[..., :1, :])], dim=-2)[..., None]
-    return (qkv_T3hd * factors_T3h1).to(qkv_T3C.dtype).flatten(-3)
+    normalised_T3hd: Tensor = (qkv_T3hd * factors_T3h1).to(qkv_T3C.dtype)
+    return normalised_T3hd.flatten(-3)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -1,12 +1,22 @@
 """The gradients of a function inside the backward of an autograd function, by autograd itself."""
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor
 
 from ...compat import is_batched
+
+
+class Context(Protocol):
+    """What autograd hands to a function's forward and backward; a function may add attributes."""
+
+    saved_tensors: tuple[Any, ...]  # tensors, and None where None was saved
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Optional[Tensor]) -> None:
+        """Keep tensors, which backward finds in `saved_tensors`."""
 
 
 def needs_autograd(grad: Tensor) -> bool:

@@ -5,7 +5,7 @@ Layout: B batch, C channels, H W height and width of a map, T tokens, P values o
 columns).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional, TypeVar, Union
 
 import torch
@@ -73,7 +73,9 @@ def row_strips(shape: torch.Size, patch: Size, tokens: int) -> list[Rows]:
     ]
 
 
-def embed(image_BHWC: Tensor, w: EmbeddingWeights, eps: Optional[float], linear=plain_linear) -> Tensor:
+def embed(
+    image_BHWC: Tensor, w: EmbeddingWeights, eps: Optional[float], linear: Callable[..., Tensor] = plain_linear
+) -> Tensor:
     """Project each patch to a token and normalise it: (B, ceil(H / patch), ceil(W / patch), C).
 
     The convolution of disjoint patches is one matrix product.
@@ -114,7 +116,11 @@ def pad_to_patches(image_BCHW: Tensor, patch: Size) -> Tensor:
 
 
 def merge(
-    x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool = False, linear=plain_linear
+    x_BHWC: Tensor,
+    w: MergingWeights,
+    eps: Optional[float],
+    post_norm: bool = False,
+    linear: Callable[..., Tensor] = plain_linear,
 ) -> Tensor:
     """Concatenate 2 x 2 neighbours, normalise, project: (B, ceil(H / 2), ceil(W / 2), C'). An odd side is zero-padded.
 
@@ -135,13 +141,15 @@ def neighbours_first(weight: Weight) -> Weight:
     if weight is None:
         return None
     channels = weight.dim() - 1
-    return weight.unflatten(channels, (-1, 2, 2)).movedim(channels, channels + 2).flatten(channels)
+    moved: Tensor = weight.unflatten(channels, (-1, 2, 2)).movedim(channels, channels + 2)
+    return moved.flatten(channels)
 
 
 def neighbours_last(weight: Tensor) -> Tensor:
     """Undo `neighbours_first`."""
     channels = weight.dim() - 1
-    return weight.unflatten(channels, (2, 2, weight.shape[-1] // 4)).movedim(channels + 2, channels).flatten(channels)
+    moved: Tensor = weight.unflatten(channels, (2, 2, weight.shape[-1] // 4)).movedim(channels + 2, channels)
+    return moved.flatten(channels)
 
 
 def neighbours_in_order(w: MergingWeights, post_norm: bool) -> MergingWeights:
@@ -181,7 +189,8 @@ def cut_patches(x_BHWC: Tensor, patch: Size) -> Tensor:
         x_BHWC = pad_symbols(x_BHWC, rows * patch[0], columns * patch[1])
     elif H % patch[0] or W % patch[1]:
         x_BHWC = F.pad(x_BHWC, (0, 0, 0, columns * patch[1] - W, 0, rows * patch[0] - H))
-    return x_BHWC.unflatten(2, (columns, patch[1])).unflatten(1, (rows, patch[0])).transpose(2, 3)
+    patches: Tensor = x_BHWC.unflatten(2, (columns, patch[1])).unflatten(1, (rows, patch[0]))
+    return patches.transpose(2, 3)
 
 
 def pad_symbols(x_BHWC: Tensor, height: int, width: int) -> Tensor:

@@ -5,7 +5,7 @@ Layout: R offsets between places of a window, N places of a window, h heads.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,17 +14,19 @@ from ...compat import fake_mode
 from ...windows.grid import Size
 from ...windows.position import log_spaced_coordinates, relative_position_index
 
+Made = TypeVar('Made')
+
 CACHED_TABLES = 64  # a Swin at one input size uses 8 grids: two shifts in each of four stages
 
 
-def bounded_cache(build: Callable) -> Any:
+def bounded_cache(build: Callable[..., Made]) -> Callable[..., Made]:
     """A bounded cache for what is made from sizes. torch.compile and export cannot look into it.
 
     Fake tensors have no values, and serve their own fake mode alone: the mode of now must be an argument of `build`.
     """
 
     @lru_cache(maxsize=CACHED_TABLES)
-    def cached(*args):
+    def cached(*args: Any) -> Made:
         with torch.inference_mode(False):  # an inference tensor could not be saved for a later backward
             return build(*args)
 
@@ -60,11 +62,12 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
         return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
     # The same as views, for the biases of a query are a window of the table, turned round: backward sums these windows
     # in order, where that of the lookup adds atomically on CUDA.
-    table_hYX = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
+    table_hYX: Tensor = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
     centre_hYX = table_hYX.narrow(1, table_height - Wh, 2 * Wh - 1).narrow(2, table_width - Ww, 2 * Ww - 1)
     return centre_hYX.unfold(1, Wh, 1).unfold(2, Ww, 1).flip(3, 4).reshape(-1, Wh * Ww, Wh * Ww)
 
 
 def _is_recorded() -> bool:
     """Whether a graph is recorded: the same with gradients and without, and whatever has been kept before."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    is_tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch has no types for it
+    return torch.compiler.is_compiling() or is_tracing

@@ -5,12 +5,13 @@ Layout: T tokens, C channels, L windows, h heads, N places of a window, P progra
 
 # ruff: noqa: UP006, UP035 - torch 2.4 infers an operator's schema from these names alone
 from contextlib import AbstractContextManager, nullcontext
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Protocol, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..functions.gradients import Context
 from .tiles import Tiles
 
 
@@ -44,7 +45,18 @@ def attend_in_windows(
 
 
 @attend_in_windows.register_fake
-def _(qkv_T3C, padding_3C, bias_hNN, batch, height, width, window_size, shift, mask_padding, scale):
+def _(
+    qkv_T3C: Tensor,
+    padding_3C: Optional[Tensor],
+    bias_hNN: Tensor,
+    batch: int,
+    height: int,
+    width: int,
+    window_size: List[int],
+    shift: List[int],
+    mask_padding: bool,
+    scale: float,
+) -> Tuple[Tensor, Tensor]:
     rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
     lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
     out_TC = qkv_T3C.new_empty(qkv_T3C.shape[0], qkv_T3C.shape[1] // 3)
@@ -99,7 +111,9 @@ def attend_in_windows_backward(
 
 
 @attend_in_windows_backward.register_fake
-def _(grad_TC, qkv_T3C, padding_3C, bias_hNN, *others):
+def _(
+    grad_TC: Tensor, qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, *others: Any
+) -> Tuple[Tensor, Tensor, Tensor]:
     *_, needs_padding, needs_bias = others
     return (
         qkv_T3C.new_empty(qkv_T3C.shape),
@@ -150,12 +164,16 @@ def launch_backward(
     return grad_qkv_T3C, grad_padding_3C, grad_bias_hNN
 
 
-def _keep_for_backward(ctx, inputs, output):
+class _Saved(Context, Protocol):
+    others: List[Any]  # the inputs that are no tensors
+
+
+def _keep_for_backward(ctx: _Saved, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
     qkv_T3C, padding_3C, bias_hNN, *ctx.others = inputs
     ctx.save_for_backward(qkv_T3C, padding_3C, bias_hNN, *output)
 
 
-def _backward(ctx, grad_TC, _grad_lse):
+def _backward(ctx: _Saved, grad_TC: Tensor, _grad_lse: Tensor) -> Tuple[Optional[Tensor], ...]:
     _, needs_padding, needs_bias, *_ = ctx.needs_input_grad
     needs = needs_padding, needs_bias
     grad_qkv, grad_padding, grad_bias = attend_in_windows_backward(grad_TC, *ctx.saved_tensors, *ctx.others, *needs)
@@ -166,7 +184,7 @@ def _backward(ctx, grad_TC, _grad_lse):
 attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def on_device(device: torch.device) -> AbstractContextManager:
+def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Make `device` the current one, since Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
 

@@ -65,7 +65,8 @@ def _cast_at_once(w: BlockWeights, dtype: torch.dtype) -> BlockWeights:
     """The weights of linear layers cast in one launch."""
     names = [name for name in w._fields if name in LINEAR]
     cast = cast_together([getattr(w, name) for name in names], dtype)
-    return w._replace(**dict(zip(names, cast)))
+    made: dict[str, Any] = dict(zip(names, cast))
+    return w._replace(**made)
 
 
 class TritonWindows:
@@ -76,7 +77,16 @@ class TritonWindows:
 
     fuses_gelu = False
 
-    def __init__(self, batch, height, width, window_size: Size, shift: Size, mask_padding: bool, device: torch.device):
+    def __init__(
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        window_size: Size,
+        shift: Size,
+        mask_padding: bool,
+        device: torch.device,
+    ):
         self.settings = batch, height, width, list(window_size), list(shift), mask_padding
         self.tokens_per_image, self.num_tokens = height * width, batch * height * width
         # A graph for all sizes must not test whether sizes are multiples of the window.
@@ -96,7 +106,8 @@ class TritonWindows:
             return linear(x_TC, weight_DC, bias_D, activation)
         from .hidden import bias_gelu
 
-        return bias_gelu(linear(x_TC, weight_DC, None), bias_D)
+        y_TD: Tensor = bias_gelu(linear(x_TC, weight_DC, None), bias_D)
+        return y_TD
 
     def read(self, x_BHWC: Tensor) -> Tensor:
         """(T, C)."""
@@ -120,7 +131,8 @@ class TritonWindows:
         if len(qkv_T3C) > self.num_tokens:  # the module before this one computed that of the zero token
             qkv_T3C, row_13C = qkv_T3C.split((self.num_tokens, 1))
             padding_3C = row_13C[0]
-        return attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *self.settings, scale)[0]
+        y_TC: Tensor = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *self.settings, scale)[0]
+        return y_TC
 
     def per_token(self, values_B: Tensor) -> Tensor:
         """(T, 1)."""
@@ -163,4 +175,5 @@ def fused_block(
     y_TC = block.attention(y_TC, windows, w, settings)
     x_TC, y_TC, _, _ = add_norm(x_TC, y_TC, factors_2B[0], *norms[1], dtype)
     y_TC = block.mlp(y_TC, windows, w, settings, gradient_only)
-    return add_norm(x_TC, y_TC, factors_2B[1], None, None, 0.0, dtype)[0]
+    out_TC: Tensor = add_norm(x_TC, y_TC, factors_2B[1], None, None, 0.0, dtype)[0]
+    return out_TC

@@ -9,6 +9,7 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from ..functions.gradients import Context
 from .attention import on_device
 from .residual import programs_of
 
@@ -31,7 +32,7 @@ def bias_gelu(hidden_TD: Tensor, bias_D: Tensor) -> Tensor:
 
 
 @bias_gelu.register_fake
-def _(hidden_TD, bias_D):
+def _(hidden_TD: Tensor, bias_D: Tensor) -> Tensor:
     return hidden_TD.new_empty(hidden_TD.shape)
 
 
@@ -52,16 +53,17 @@ def bias_gelu_backward(grad_TD: Tensor, hidden_TD: Tensor, bias_D: Tensor) -> Tu
 
 
 @bias_gelu_backward.register_fake
-def _(grad_TD, hidden_TD, bias_D):
+def _(grad_TD: Tensor, hidden_TD: Tensor, bias_D: Tensor) -> Tuple[Tensor, Tensor]:
     return hidden_TD.new_empty(hidden_TD.shape), bias_D.new_empty(bias_D.shape)
 
 
-def _keep_for_backward(ctx, inputs, output):
+def _keep_for_backward(ctx: Context, inputs: Tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx, grad_TD):
-    return bias_gelu_backward(grad_TD, *ctx.saved_tensors)
+def _backward(ctx: Context, grad_TD: Tensor) -> Tuple[Tensor, Tensor]:
+    grads: Tuple[Tensor, Tensor] = bias_gelu_backward(grad_TD, *ctx.saved_tensors)
+    return grads
 
 
 bias_gelu.register_autograd(_backward, setup_context=_keep_for_backward)

@@ -4,11 +4,12 @@ Layout: T tokens of all images, B images, C channels, P programs that share the 
 """
 
 # ruff: noqa: UP006, UP035 - torch 2.4 infers an operator's schema from these names alone
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Protocol, Tuple
 
 import torch
 from torch import Tensor
 
+from ..functions.gradients import Context
 from .attention import on_device
 
 TILE = 4096  # elements of a tile, which holds whole rows
@@ -54,11 +55,21 @@ def add_norm(
 
 
 @add_norm.register_fake
-def _(x_TC, branch_TC, factors_B, weight_C, bias_C, eps, dtype):
+def _(
+    x_TC: Tensor,
+    branch_TC: Optional[Tensor],
+    factors_B: Optional[Tensor],
+    weight_C: Optional[Tensor],
+    bias_C: Optional[Tensor],
+    eps: float,
+    dtype: torch.dtype,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     return _outputs(x_TC, branch_TC, weight_C, dtype)
 
 
-def _outputs(x_TC, branch_TC, weight_C, dtype) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def _outputs(
+    x_TC: Tensor, branch_TC: Optional[Tensor], weight_C: Optional[Tensor], dtype: torch.dtype
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     has_norm = weight_C is not None
     stats = x_TC.shape[:1] if has_norm else (0,)
     return (
@@ -115,15 +126,29 @@ def add_norm_backward(
 
 
 @add_norm_backward.register_fake
-def _(grad_sum_TC, grad_out_TC, sum_TC, factors_B, weight_C, mean_T, rstd_T, branch_dtype):
+def _(
+    grad_sum_TC: Tensor,
+    grad_out_TC: Tensor,
+    sum_TC: Optional[Tensor],
+    factors_B: Optional[Tensor],
+    weight_C: Optional[Tensor],
+    mean_T: Tensor,
+    rstd_T: Tensor,
+    branch_dtype: Optional[torch.dtype],
+) -> Tuple[Tensor, ...]:
     like = grad_sum_TC if branch_dtype is not None else sum_TC
+    assert like is not None
     grad_branch_TC = like.new_empty(like.shape if branch_dtype is not None else (0,), dtype=branch_dtype or like.dtype)
     shape, dtype = ((0,), torch.float32) if weight_C is None else (weight_C.shape, weight_C.dtype)
     of_norm = [like.new_empty(shape, dtype=dtype) for _ in range(2)]
     return like.new_empty(like.shape), grad_branch_TC, *of_norm
 
 
-def _keep_for_backward(ctx, inputs, output):
+class _Saved(Context, Protocol):
+    branch_dtype: Optional[torch.dtype]
+
+
+def _keep_for_backward(ctx: _Saved, inputs: Tuple[Any, ...], output: Tuple[Tensor, ...]) -> None:
     x_TC, branch_TC, factors_B, weight_C, *_ = inputs
     sum_TC, _, mean_T, rstd_T = output
     normed = None if weight_C is None else x_TC if branch_TC is None else sum_TC
@@ -131,7 +156,9 @@ def _keep_for_backward(ctx, inputs, output):
     ctx.save_for_backward(normed, factors_B, weight_C, mean_T, rstd_T)
 
 
-def _backward(ctx, grad_sum_TC, grad_out_TC, _grad_mean, _grad_rstd):
+def _backward(
+    ctx: _Saved, grad_sum_TC: Tensor, grad_out_TC: Tensor, _grad_mean: Tensor, _grad_rstd: Tensor
+) -> Tuple[Optional[Tensor], ...]:
     grads = add_norm_backward(grad_sum_TC, grad_out_TC, *ctx.saved_tensors, ctx.branch_dtype)
     has_norm = ctx.saved_tensors[2] is not None
     grad_x_TC, grad_branch_TC, grad_weight_C, grad_bias_C = grads
@@ -143,13 +170,13 @@ def _backward(ctx, grad_sum_TC, grad_out_TC, _grad_mean, _grad_rstd):
 add_norm.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def _tile(channels: int) -> dict:
+def _tile(channels: int) -> Dict[str, int]:
     """The sizes of a tile: whole rows, about `TILE` elements in total."""
     C = 1 << (channels - 1).bit_length()
     return dict(R=max(1, TILE // C), C=C, num_warps=4)
 
 
-def _has(has_branch: bool, factors_B: Optional[Tensor], weight_C: Optional[Tensor]) -> dict:
+def _has(has_branch: bool, factors_B: Optional[Tensor], weight_C: Optional[Tensor]) -> Dict[str, bool]:
     return dict(HAS_BRANCH=has_branch, HAS_FACTOR=factors_B is not None, HAS_NORM=weight_C is not None)
 
 

@@ -128,7 +128,9 @@ class Tiles:
 
 
 @lru_cache(maxsize=256)
-def resident_programs(kernel: Any, device: torch.device, dtype: torch.dtype, keywords: tuple) -> int:
+def resident_programs(
+    kernel: Any, device: torch.device, dtype: torch.dtype, keywords: tuple[tuple[str, Any], ...]
+) -> int:
     """How many programs of a kernel a device can hold at a time, given their registers, shared memory and warps.
 
     Args:
@@ -141,9 +143,8 @@ def resident_programs(kernel: Any, device: torch.device, dtype: torch.dtype, key
         compiled = kernel.warmup(*signature(kernel, dtype, dict(keywords)), grid=(1, 1, 1), **dict(keywords))
         compiled.run  # loads the kernel, so that its number of registers is known # noqa: B018
     properties, warps = torch.cuda.get_device_properties(device), dict(keywords)['num_warps']
-    return properties.multi_processor_count * programs_per_multiprocessor(
-        compiled.n_regs, compiled.metadata.shared, warps, properties
-    )
+    multiprocessors: int = properties.multi_processor_count
+    return multiprocessors * programs_per_multiprocessor(compiled.n_regs, compiled.metadata.shared, warps, properties)
 
 
 def programs_per_multiprocessor(registers: int, shared: int, warps: int, properties: Any) -> int:
@@ -157,8 +158,8 @@ def programs_per_multiprocessor(registers: int, shared: int, warps: int, propert
     """
     # A warp gets registers in units of 256. A program takes 1 KiB more shared memory than its kernel asks for.
     by_registers = 65536 // (-(-registers * 32 // 256) * 256 * warps)
-    by_shared = getattr(properties, 'shared_memory_per_multiprocessor', 100 * 1024) // (shared + 1024)
-    by_warps = properties.max_threads_per_multi_processor // (32 * warps)
+    by_shared: int = getattr(properties, 'shared_memory_per_multiprocessor', 100 * 1024) // (shared + 1024)
+    by_warps: int = properties.max_threads_per_multi_processor // (32 * warps)
     return max(1, min(by_registers, by_shared, by_warps))
 
 
