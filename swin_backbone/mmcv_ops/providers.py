@@ -6,12 +6,12 @@ here.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 
-Kernel = Callable[..., Any]
+Kernel = Callable[..., Tensor]
 
 # What torchvision computes as mmcv does. Its RoIAlign for CPUs is mmcv's loop on one thread, so ours stands there.
 TORCHVISION = {

@@ -21,8 +21,10 @@ Pair = Annotated[Union[int, Sequence[int]], ranges.PAIR]
 Positive = Annotated[int, ranges.POSITIVE]
 Width = Annotated[Optional[int], or_none(ranges.POSITIVE)]
 OneAStage = Annotated[Optional[Sequence[int]], or_none(ranges.POSITIVES)]
-Windows = Annotated[Union[int, Sequence], lambda size: ranges.windows(len(size.depths))]
-PretrainedWindows = Annotated[Optional[Sequence], lambda size: ranges.pretrained_windows(len(size.depths))]
+Windows = Annotated[Union[int, Sequence[Union[int, Sequence[int]]]], lambda size: ranges.windows(len(size.depths))]
+PretrainedWindows = Annotated[
+    Optional[Sequence[Union[int, Sequence[int]]]], lambda size: ranges.pretrained_windows(len(size.depths))
+]
 MLPRatio = Annotated[float, lambda size: ranges.mlp_ratio(size.embed_dims)]
 Strides = Annotated[Sequence[int], lambda size: ranges.strides(len(size.depths))]
 Stages = Annotated[Sequence[int], lambda size: ranges.stages(len(size.depths))]
@@ -31,10 +33,10 @@ Flag = Annotated[bool, ranges.FLAG]
 Rate = Annotated[float, ranges.RATE]
 Scale = Annotated[Optional[float], or_none(ranges.number('a finite number of more than 0', lambda scale: scale > 0))]
 Every = Annotated[Optional[int], or_none(ranges.integer(0))]
-Activation = Annotated[dict, lambda size: ranges.activation(size.embed_dims)]
-Norm = Annotated[dict, lambda size: ranges.norm(size.embed_dims)]
+Activation = Annotated[dict[str, Any], lambda size: ranges.activation(size.embed_dims)]
+Norm = Annotated[dict[str, Any], lambda size: ranges.norm(size.embed_dims)]
 Checkpoint = Annotated[Optional[str], or_none(ranges.TEXT)]
-InitCfg = Annotated[Union[dict, list, None], or_none(ranges.INIT_CFG)]
+InitCfg = Annotated[Union[dict[str, Any], list[dict[str, Any]], None], or_none(ranges.INIT_CFG)]
 SmallMap = Annotated[str, ranges.choice('pad', 'shrink')]
 Strips = Annotated[Union[int, str, None], or_none(ranges.STRIP_TOKENS)]
 BackendName = Annotated[Union[str, Backend], ranges.BACKEND]
@@ -49,7 +51,7 @@ def refuse_renamed(init: Callable[..., None]) -> Callable[..., None]:
     """Decorate a constructor that says what to write in the place of an argument of another name."""
 
     @wraps(init)
-    def check_names(self: Any, *args: Any, **given: Any) -> None:
+    def check_names(self: object, *args: Any, **given: Any) -> None:
         for name in RENAMED.keys() & given.keys():
             raise TypeError(f'{name} {RENAMED[name]}; got {name}={given[name]!r}')
         init(self, *args, **given)

@@ -4,7 +4,7 @@ Layout: B batch, C channels, H W height and width of a map, T = H*W tokens.
 """
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks.transformer import FFN
@@ -39,8 +39,8 @@ class GlobalAttention(BaseModule):
         embed_dims: int,
         num_heads: int,
         mlp_ratio: float = 4,
-        norm_cfg: dict = dict(type='LN'),  # noqa: B006 - the toolboxes' own way to write a config
-        init_cfg: Optional[dict] = None,
+        norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006 - the toolboxes' own way to write a config
+        init_cfg: Optional[dict[str, Any]] = None,
     ):
         super().__init__(init_cfg=ranges.read('init_cfg', init_cfg, ranges.or_none(ranges.INIT_CFG)))
         ranges.read('embed_dims', embed_dims, ranges.POSITIVE)

@@ -210,7 +210,8 @@ class SwinPyramid(BaseModule):
     @property
     def backend(self) -> Union[str, Backend]:
         """What computes: see `SwinBackbone`. It can be set to another name at any time."""
-        return self.stages[0].options.backend
+        backend: Union[str, Backend] = self.stages[0].options.backend
+        return backend
 
     @backend.setter
     def backend(self, backend: Union[str, Backend]) -> None:
@@ -285,4 +286,5 @@ class SwinPyramid(BaseModule):
 
 def _call(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
     """A layer's output. A layer that a user put in place of one of ours is called without the plan."""
-    return layer(x, plan) if isinstance(layer, (PatchEmbed, PatchMerging)) else layer(x)
+    y: Tensor = layer(x, plan) if isinstance(layer, (PatchEmbed, PatchMerging)) else layer(x)
+    return y

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, Callable, NamedTuple, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn, Optional
 
 import torch
 from mmcv.cnn import build_activation_layer, build_norm_layer
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from ..backends.choose import AUTO, BACKENDS
 from ..windows.grid import Size
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeGuard
+
 DEFAULT_STRIDES = (4, 2, 2, 2)
 
 
@@ -26,10 +29,10 @@ class Range(NamedTuple):
     """The allowed values of an argument: all or some values of one type."""
 
     words: str
-    keep: Callable[[Any], Any]  # converts a value; raises TypeError for a wrong type, ValueError out of range
+    keep: Callable[[object], Any]  # converts a value; raises TypeError for a wrong type, ValueError out of range
 
 
-def read(name: str, value: Any, inside: Range) -> Any:
+def read(name: str, value: object, inside: Range) -> Any:
     """Check an argument's value and return it in the form in which it is stored.
 
     Raises:
@@ -45,7 +48,7 @@ def read(name: str, value: Any, inside: Range) -> Any:
 
 
 def integer(least: int, most: Optional[int] = None) -> Range:
-    def keep(value: Any) -> int:
+    def keep(value: object) -> int:
         if not _is_int(value):
             raise TypeError
         if value < least or (most is not None and value > most):
@@ -58,7 +61,7 @@ def integer(least: int, most: Optional[int] = None) -> Range:
 def number(words: str, is_inside: Callable[[float], bool]) -> Range:
     """The finite numbers for which `is_inside` is true."""
 
-    def keep(value: Any) -> float:
+    def keep(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
         value = float(value)
@@ -70,7 +73,7 @@ def number(words: str, is_inside: Callable[[float], bool]) -> Range:
 
 
 def choice(*values: str) -> Range:
-    def keep(value: Any) -> str:
+    def keep(value: object) -> str:
         if not isinstance(value, str):
             raise TypeError
         if value not in values:
@@ -85,7 +88,7 @@ def or_none(inside: Range) -> Range:
 
 
 def one_a_stage(inside: Range, num_stages: int) -> Range:
-    def keep(value: Any) -> tuple:
+    def keep(value: object) -> tuple[Any, ...]:
         values = _entries(value)
         if len(values) != num_stages:
             raise ValueError
@@ -103,8 +106,8 @@ def windows(num_stages: int) -> Range:
     """One window for all stages, or one for each stage. Two ints always mean (height, width), even with two stages."""
     each = one_a_stage(PAIR, num_stages)
 
-    def keep(value: Any) -> tuple[Size, ...]:
-        is_one = _is_int(value) or (len(_entries(value)) in (1, 2) and all(map(_is_int, value)))
+    def keep(value: object) -> tuple[Size, ...]:
+        is_one = _is_int(value) or (len(_entries(value)) in (1, 2) and all(map(_is_int, _entries(value))))
         return (PAIR.keep(value),) * num_stages if is_one else each.keep(value)
 
     return Range(f'{PAIR.words}; or a sequence of such, one for each of the {num_stages} stages', keep)
@@ -113,7 +116,7 @@ def windows(num_stages: int) -> Range:
 def pretrained_windows(num_stages: int) -> Range:
     """The window that each stage was pre-trained with. 0 becomes None, which means the stage's own window."""
 
-    def keep_one(value: Any) -> Optional[Size]:
+    def keep_one(value: object) -> Optional[Size]:
         return None if _is_int(value) and value == 0 else PAIR.keep(value)
 
     each = one_a_stage(Range(f'0, or {PAIR.words}', keep_one), num_stages)
@@ -124,9 +127,10 @@ def strides(num_stages: int) -> Range:
     """One stride for each stage. With fewer than four stages, the default is cut to its first entries."""
     each = one_a_stage(POSITIVE, num_stages)
 
-    def keep(value: Any) -> tuple[int, ...]:
+    def keep(value: object) -> tuple[int, ...]:
         values = _positives(value)
-        return each.keep(values[:num_stages] if values == DEFAULT_STRIDES else values)
+        strides: tuple[int, ...] = each.keep(values[:num_stages] if values == DEFAULT_STRIDES else values)
+        return strides
 
     return Range(f'{each.words}; {DEFAULT_STRIDES} serves fewer stages too', keep)
 
@@ -135,7 +139,7 @@ def stages(num_stages: int) -> Range:
     """Some of the stages, sorted in ascending order, which is the order of the outputs."""
     one = integer(0, num_stages - 1)
 
-    def keep(value: Any) -> tuple[int, ...]:
+    def keep(value: object) -> tuple[int, ...]:
         values = tuple(one.keep(entry) for entry in _entries(value))
         if not values or len(set(values)) < len(values):
             raise ValueError
@@ -147,7 +151,7 @@ def stages(num_stages: int) -> Range:
 def activation(channels: int) -> Range:
     """A config of an activation. The activation is built and tried on a small tensor."""
 
-    def keep(cfg: Any) -> dict:
+    def keep(cfg: object) -> object:
         layer = _build(cfg, lambda: build_activation_layer(cfg))
         x_TC = torch.zeros(2, channels, device=_device_of(layer))
         if _run(layer, x_TC).shape != x_TC.shape:
@@ -163,7 +167,7 @@ def norm(channels: int) -> Range:
     Every norm but nn.LayerNorm is tried on a small tensor, on torch's default device.
     """
 
-    def keep(cfg: Any) -> dict:
+    def keep(cfg: object) -> object:
         layer = _build(cfg, lambda: build_norm_layer(cfg, channels)[1])
         if type(layer) is nn.LayerNorm:
             read('its eps', layer.eps, EPS)
@@ -181,7 +185,7 @@ def norm(channels: int) -> Range:
     return Range('a dict(type=...) of a norm over the last dimension', keep)
 
 
-def _build(cfg: Any, build: Callable[[], Any]) -> Any:
+def _build(cfg: object, build: Callable[[], Any]) -> Any:
     if not isinstance(cfg, dict):
         raise TypeError
     if 'type' not in cfg:
@@ -197,7 +201,8 @@ def _build(cfg: Any, build: Callable[[], Any]) -> Any:
 def _run(layer: nn.Module, x: Tensor) -> Tensor:
     try:
         with torch.no_grad():
-            return layer(x)
+            y: Tensor = layer(x)
+            return y
     except Exception as error:  # a user's layer may raise anything
         _refuse(f'it does not take a tensor {tuple(x.shape)}', error)
 
@@ -214,13 +219,13 @@ def _is_near(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-2)  # the default dtype may be a half
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError
     if not value:
@@ -228,25 +233,25 @@ def _text(value: Any) -> str:
     return value
 
 
-def _pair(value: Any) -> Size:
+def _pair(value: object) -> Size:
     values = (value,) if _is_int(value) else _entries(value)
     if len(values) not in (1, 2):
         raise ValueError
     return POSITIVE.keep(values[0]), POSITIVE.keep(values[-1])
 
 
-def _positives(value: Any) -> tuple[int, ...]:
+def _positives(value: object) -> tuple[int, ...]:
     values = tuple(POSITIVE.keep(entry) for entry in _entries(value))
     if not values:
         raise ValueError
     return values
 
 
-def _strip_tokens(value: Any) -> Any:
+def _strip_tokens(value: object) -> Any:
     return value if isinstance(value, str) and value == 'auto' else POSITIVE.keep(value)
 
 
-def _backend(value: Any) -> Any:
+def _backend(value: object) -> Any:
     if isinstance(value, str):
         if value != AUTO and value not in BACKENDS:
             raise ValueError
@@ -255,7 +260,7 @@ def _backend(value: Any) -> Any:
     return value
 
 
-def _init_cfg(value: Any) -> Any:
+def _init_cfg(value: object) -> Any:
     cfgs = [value] if isinstance(value, dict) else list(_entries(value))
     for cfg in cfgs:
         if not isinstance(cfg, dict):
@@ -270,7 +275,7 @@ def _init_cfg(value: Any) -> Any:
     return value if isinstance(value, dict) else cfgs
 
 
-def _initializer(cfg: dict) -> None:
+def _initializer(cfg: dict[str, Any]) -> None:
     """Refuse what mmengine cannot build."""
     _build(cfg, partial(build_from_cfg, cfg, WEIGHT_INITIALIZERS))
     if cfg['type'] in ('Pretrained', PretrainedInit):
@@ -281,13 +286,13 @@ def _initializer(cfg: dict) -> None:
             raise ValueError('the prefix of a Pretrained must be a str')
 
 
-def _entries(value: Any) -> tuple:
+def _entries(value: object) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise TypeError
     return tuple(value)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> 'TypeGuard[int]':
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

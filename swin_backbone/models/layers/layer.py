@@ -1,11 +1,26 @@
 """The base class of layers that a backend computes."""
 
-from typing import Any, Optional
+from collections.abc import Iterator
+from typing import Any, Optional, Protocol
 
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from ...backends.weight_cache import WeightCache
+
+
+class Norm(Protocol):
+    """A norm over channels, of which a backend reads weight, bias and eps."""
+
+    weight: Optional[Tensor]
+    bias: Optional[Tensor]
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normalised tokens."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """See `nn.Module`."""
 
 
 class BackendLayer(BaseModule):
@@ -17,7 +32,8 @@ class BackendLayer(BaseModule):
 
     def _apply(self, *args: Any, **kwargs: Any) -> 'BackendLayer':
         self.cache.clear()  # moved to a GPU, the layer needs them no more
-        return super()._apply(*args, **kwargs)
+        moved: BackendLayer = super()._apply(*args, **kwargs)
+        return moved
 
 
 def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:

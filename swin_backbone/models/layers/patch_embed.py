@@ -3,7 +3,7 @@
 Layout: B batch, C channels, H W height and width.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
@@ -27,7 +27,9 @@ class PatchEmbed(BackendLayer):
         norm_cfg: the norm of the tokens; None for none.
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, patch_size: tuple[int, int], norm_cfg: Optional[dict]):
+    def __init__(
+        self, in_channels: int, embed_dims: int, patch_size: tuple[int, int], norm_cfg: Optional[dict[str, Any]]
+    ):
         super().__init__()
         self.patch_size = patch_size
         self.projection = nn.Conv2d(in_channels, embed_dims, kernel_size=patch_size, stride=patch_size)
@@ -42,7 +44,8 @@ class PatchEmbed(BackendLayer):
         """
         if plan is None or not self._is_unmodified():
             image_BCHW = pad_to_patches(image_BCHW, self.patch_size)
-            return self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
+            x_BHWC: Tensor = self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
+            return x_BHWC
         norm_weight, norm_bias, eps = norm_values(self.norm)
         weights = EmbeddingWeights(self.projection.weight, self.projection.bias, norm_weight, norm_bias)
         return plan.backend.embed(image_BCHW, weights, eps, plan, self.cache)

@@ -30,13 +30,18 @@ class PatchMerging(BackendLayer):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, stride: int, norm_cfg: Optional[dict], post_norm: bool = False
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int,
+        norm_cfg: Optional[dict[str, Any]],
+        post_norm: bool = False,
     ):
         super().__init__()
         self.stride = stride
         self.post_norm = post_norm
         num_normed = out_channels if post_norm else 4 * in_channels
-        self.norm: Any = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
+        self.norm: nn.Module = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
         take_snapshot(self)
 
@@ -61,10 +66,11 @@ class PatchMerging(BackendLayer):
             x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)
         ]
         x_BHWC = torch.stack(neighbours, dim=-1).flatten(3)
-        return self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
+        y_BHWC: Tensor = self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
+        return y_BHWC
 
 
-def normalised_output(norm: Any, x_BHWC: Tensor, plan: Plan) -> Tensor:
+def normalised_output(norm: nn.Module, x_BHWC: Tensor, plan: Plan) -> Tensor:
     """Normalise a stage's output and return it as necks and heads read it: (B, C, H, W).
 
     The result is in contiguous memory, not a channels_last view, because mmcv's RoIAlign reads any memory as if it were

@@ -58,6 +58,6 @@ def is_changed(module: nn.Module) -> bool:
     ) or ('forward' in module.__dict__)
 
 
-def _signatures(module: nn.Module) -> tuple:
+def _signatures(module: nn.Module) -> tuple[tuple[type[nn.Module], bool], ...]:
     """For each layer inside: its type and whether it has no bias. These must not change."""
     return tuple((type(layer), getattr(layer, 'bias', None) is None) for layer in list(module.modules())[1:])

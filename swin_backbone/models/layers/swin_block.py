@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.drop import build_dropout
+from mmcv.cnn.bricks.drop import DropPath, build_dropout
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ...backends.functions.position import relative_position_bias
 from ...backends.protocol import BlockSettings, BlockWeights, Plan, Windows
 from ...backends.strips import checkpointed
 from ...windows.grid import Geometry, Size, fit_window
-from .layer import BackendLayer
+from .layer import BackendLayer, Norm
 from .snapshot import is_unmodified, known_layer, take_snapshot
 
 
@@ -89,9 +89,10 @@ class WindowAttention(BaseModule):
         """Attend inside windows: take their normalised tokens, return as many tokens."""
         qkv = self.qkv(windows.pad(x))
         bias_hNN = self.position_bias(window_size)
-        return self.proj_drop(
+        y: Tensor = self.proj_drop(
             self.proj(windows.attend(qkv, bias_hNN, self.scale, self.attn_drop_rate if self.training else 0.0))
         )
+        return y
 
 
 @known_layer
@@ -102,13 +103,14 @@ class ShiftedWindowAttention(BaseModule):
         w_msa: the attention inside windows.
     """
 
-    def __init__(self, w_msa: nn.Module):
+    def __init__(self, w_msa: BaseModule):
         super().__init__()
-        self.w_msa: Any = w_msa
+        self.w_msa = w_msa
 
     def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
         """Take the normalised tokens of some windows, return as many tokens."""
-        return self.w_msa(x, windows, window_size)
+        y: Tensor = self.w_msa(x, windows, window_size)
+        return y
 
 
 @known_layer
@@ -140,30 +142,30 @@ class SwinBlock(BackendLayer):
         feedforward_channels: int,
         drop_rate: float,
         drop_path_rate: float,
-        act_cfg: dict,
-        norm_cfg: dict,
+        act_cfg: dict[str, Any],
+        norm_cfg: dict[str, Any],
         small_map: str,
         mask_padding: bool,
         options: StageOptions,
-        **attention,
+        **attention: Any,
     ):
         super().__init__()
         self.options = options
-        self.norm1: Any = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.norm1: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
         self.cut = WindowCut(window_size, shift, small_map, mask_padding, self.fixed_window)
         self._make_mixing(embed_dims, num_heads, proj_drop_rate=drop_rate, **attention)
-        self.norm2: Any = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.ffn: Any = FFN(
+        self.norm2: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
+        self.ffn = FFN(
             embed_dims=embed_dims,
             feedforward_channels=feedforward_channels,
             ffn_drop=drop_rate,
             act_cfg=act_cfg,
             add_identity=False,
         )
-        self.drop_path: Any = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
+        self.drop_path: DropPath = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
         take_snapshot(self, self.activations)
 
-    def _make_mixing(self, embed_dims: int, num_heads: int, **attention) -> None:
+    def _make_mixing(self, embed_dims: int, num_heads: int, **attention: Any) -> None:
         """Make the layer that mixes the places of a window: attention."""
         self.attn = ShiftedWindowAttention(
             self.attention_kind(
@@ -236,7 +238,7 @@ class SwinBlock(BackendLayer):
         geometry = self.cut.of(x_BHWC)
         windows = plan.backend.windows(geometry, self.kind)
 
-        def compute(x: Tensor, windows: Windows, _weights: tuple) -> Tensor:
+        def compute(x: Tensor, windows: Windows, _weights: tuple[()]) -> Tensor:
             return self._compute_by_modules(x, windows, geometry.window_size)
 
         if plan.with_cp and torch.is_grad_enabled():
@@ -249,4 +251,5 @@ class SwinBlock(BackendLayer):
 
     def _drop_path_by_module(self, y: Tensor, windows: Windows) -> Tensor:
         """Apply mmcv's DropPath, which draws one value for each entry of the first dimension: here an image."""
-        return self.drop_path(windows.per_image(y)).reshape(y.shape)
+        dropped: Tensor = self.drop_path(windows.per_image(y))
+        return dropped.reshape(y.shape)

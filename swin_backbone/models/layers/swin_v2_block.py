@@ -18,6 +18,7 @@ from ...backends.functions.cosine import cosine_scale, normalise_qk
 from ...backends.functions.position import position_coordinates, relative_position_bias
 from ...backends.protocol import BlockSettings, BlockWeights, Windows
 from ...windows.grid import Size
+from .layer import Norm
 from .snapshot import known_layer, take_snapshot
 from .swin_block import SwinBlock
 
@@ -101,9 +102,10 @@ class WindowAttentionV2(BaseModule):
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
         qkv = normalise_qk(qkv, self.cosine_scale())
         bias_hNN = self.position_bias(window_size)
-        return self.proj_drop(
+        y: Tensor = self.proj_drop(
             self.proj(windows.attend(qkv, bias_hNN, self.scale, self.attn_drop_rate if self.training else 0.0))
         )
+        return y
 
 
 @known_layer
@@ -121,9 +123,9 @@ class SwinV2Block(SwinBlock):
     kind = 'v2'
     attention_kind = WindowAttentionV2
 
-    def __init__(self, embed_dims: int, norm_cfg: dict, extra_norm: bool, **block: Any):
+    def __init__(self, embed_dims: int, norm_cfg: dict[str, Any], extra_norm: bool, **block: Any):
         super().__init__(embed_dims=embed_dims, norm_cfg=norm_cfg, **block)
-        self.norm3: Any = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
+        self.norm3: Optional[Norm] = build_norm_layer(norm_cfg, embed_dims)[1] if extra_norm else None
         for norm in (self.norm1, self.norm2):
             for parameter in norm.parameters():
                 nn.init.zeros_(parameter)
@@ -135,7 +137,7 @@ class SwinV2Block(SwinBlock):
         return settings if self.norm3 is None else settings._replace(eps=(*settings.eps, self.norm3.eps))
 
     def _weights(self, x_BHWC: Tensor, window_size: Size) -> BlockWeights:
-        weights = super()._weights(x_BHWC, window_size)
+        weights: BlockWeights = super()._weights(x_BHWC, window_size)
         msa, norm3 = self.attn.w_msa, self.norm3
         weights = weights._replace(qkv_bias=msa.qkv_bias, cosine_scale_h=msa.cosine_scale())
         return weights if norm3 is None else weights._replace(norm3_weight=norm3.weight, norm3_bias=norm3.bias)
