@@ -17,10 +17,10 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional, Union, cast
 
 import torch
 from rich.console import Console
@@ -43,9 +43,11 @@ from swin_backbone.outputs import claim
 
 from . import machine, timing
 from .exports import RUNTIMES, exported_runs
-from .peers import PEERS, build_peer, largest_difference
+from .peers import PEERS, Peer, build_peer, largest_difference
 
 OURS = 'swin_backbone'
+
+Builders = dict[str, Callable[[], torch.nn.Module]]
 console = Console()
 
 
@@ -118,23 +120,26 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def build(name: str, version: int, arch: str, variant: dict) -> torch.nn.Module:
+def build(name: str, version: int, arch: str, variant: dict[str, Any]) -> torch.nn.Module:
     """One of the models, with the weights that all of them get."""
     torch.manual_seed(0)
     ours = (SwinBackbone, SwinV2Backbone)[version - 1](arch=arch, drop_path_rate=0.0, **variant)
     return build_peer(name, arch, ours) if name in PEERS else ours
 
 
-def build_all(args: argparse.Namespace) -> dict:
+def build_all(args: argparse.Namespace) -> Builders:
     """What builds each model, by its name; a peer that is not installed is said and left out."""
-    builders = {}
+    builders: Builders = {}
     for peer in filter(None, args.peers.split(',')):
         try:
             build(peer, args.version, args.arch, {})
             builders[peer] = partial(build, peer, args.version, args.arch, {})
         except (ImportError, RuntimeError) as error:
             console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
-    variants = {OURS: {}, **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens}}
+    variants: dict[str, dict[str, Any]] = {
+        OURS: {},
+        **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens},
+    }
     variants.update({f'{OURS}, {name}': dict(backend=name) for name in args.backend})
     if args.with_cp:
         variants[f'{OURS}, with_cp'] = dict(with_cp=True)
@@ -153,7 +158,7 @@ def build_all(args: argparse.Namespace) -> dict:
     return builders
 
 
-def ablated(name: str, run):
+def ablated(name: str, run: Callable[[], None]) -> Callable[[], None]:
     """`run` with what its name says off, if that is no argument of the backbone."""
 
     def without_onednn() -> None:
@@ -168,11 +173,11 @@ def strip_tokens(text: str) -> Optional[int]:
     return None if text == 'None' else positive(text)
 
 
-def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, timing.Spread]:
+def measure_times(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, timing.Spread]:
     x_BCHW = torch.randn(args.batch, 3, *shape, device=args.device)
     models = {name: make().to(args.device) for name, make in builders.items()}
     for name, model in models.items():
-        if name in PEERS:
+        if isinstance(model, Peer):
             difference = largest_difference(models[OURS].eval(), model.eval(), x_BCHW)
             console.print(f'{shape[0]}x{shape[1]}: largest difference of outputs to {name}: {difference:.1e}')
     if args.runtime:
@@ -184,13 +189,15 @@ def measure_times(args: argparse.Namespace, builders: dict, shape: tuple[int, in
                 runs[f'{OURS}, torch {str(dtype).removeprefix("torch.")}'] = eager
             return timing.alternate(runs, args.runs)
     if args.compile:
-        models.update({f'{name}, compiled': torch.compile(model) for name, model in models.items()})
+        models.update(
+            {f'{name}, compiled': cast(torch.nn.Module, torch.compile(model)) for name, model in models.items()}
+        )
     dtype = getattr(torch, args.dtype)
     runs = {name: ablated(name, timing.make_run(m, x_BCHW, args.train, dtype)) for name, m in models.items()}
     return timing.alternate(runs, args.runs)
 
 
-def measure_bytes(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, int]:
+def measure_bytes(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, int]:
     whole_shape = (args.batch, 3, *shape)
     if args.device != 'cpu':
         return {name: peak_bytes(args, make, whole_shape) for name, make in builders.items()}
@@ -207,7 +214,9 @@ def peak_bytes(args: argparse.Namespace, make: Callable[[], torch.nn.Module], sh
     return timing.peak_device_growth(run, x_BCHW.device)
 
 
-def show_kernels(args: argparse.Namespace, name: str, model: torch.nn.Module, shape: tuple[int, int]) -> list[dict]:
+def show_kernels(
+    args: argparse.Namespace, name: str, model: torch.nn.Module, shape: tuple[int, int]
+) -> list[dict[str, Any]]:
     """A table of what a run of this backbone is made of, and what it would cost at the least."""
     from swin_backbone.cost.operations import count_flops, least_bytes, operations
 
@@ -244,7 +253,7 @@ def show_kernels(args: argparse.Namespace, name: str, model: torch.nn.Module, sh
     return [dict(model=name, height=shape[0], width=shape[1], **operation._asdict()) for operation in found]
 
 
-def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple[int, int]) -> dict[str, float]:
+def measure_sizes_in_turn(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, float]:
     """Seconds a pixel at 20 sizes not seen before, to those at one size, alternating."""
     sizes = [(shape[0] + 8 * i, shape[1] - 8 * i) for i in range(1, 21)]
     ratios = {}
@@ -252,7 +261,8 @@ def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple
         model = make().to(args.device)
         dtype, same_BCHW = getattr(torch, args.dtype), torch.randn(args.batch, 3, *shape, device=args.device)
         timing.alternate({name: timing.make_run(model, same_BCHW, False, dtype)}, 1)
-        new, same = [], []
+        new: list[float] = []
+        same: list[float] = []
         for other in track(sizes, f'{name}: sizes in turn', console=console, transient=True):
             for sample, seconds in ((shape, same), (other, new)):
                 x_BCHW = torch.randn(args.batch, 3, *sample, device=args.device)
@@ -264,7 +274,14 @@ def measure_sizes_in_turn(args: argparse.Namespace, builders: dict, shape: tuple
     return ratios
 
 
-def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: float, best: float) -> None:
+def show(
+    args: argparse.Namespace,
+    title: str,
+    values: Mapping[str, Union[timing.Spread, float]],
+    unit: str,
+    scale: float,
+    best: float,
+) -> None:
     table = Table(title=title, title_justify='left')
     for column in ('model', unit, 'spread', 'ratio'):
         table.add_column(column, justify='left' if column == 'model' else 'right')
@@ -277,7 +294,7 @@ def show(args: argparse.Namespace, title: str, values: dict, unit: str, scale: f
     console.print(table)
 
 
-def plot(path: Path, rows: list[dict], unit: str, title: str, write: Callable[[Path, bytes], None]) -> None:
+def plot(path: Path, rows: list[dict[str, Any]], unit: str, title: str, write: Callable[[Path, bytes], None]) -> None:
     from matplotlib.figure import Figure
 
     from swin_backbone.pictures.save import save_figure

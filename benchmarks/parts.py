@@ -15,8 +15,9 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -93,7 +94,7 @@ def backbone_shares(model: SwinPyramid, x_BCHW: Tensor, dtype: torch.dtype, runs
 
 
 def detector_shares(
-    runs: dict[str, Callable[[], Any]], models: dict[str, nn.Module], rounds: int = 5
+    runs: Mapping[str, Callable[[], object]], models: dict[str, nn.Module], rounds: int = 5
 ) -> dict[str, dict[Any, Share]]:
     """The parts of two-stage detectors, which are run in turn: backbone, neck, RPN and RoI heads.
 
@@ -119,7 +120,7 @@ def detector_shares(
     return {name: {part: Share(s) for part, s in _medians(of_one).items()} for name, of_one in measured.items()}
 
 
-def _spent(run: Callable[[], Any], places: dict[Place, Any], read: Callable[[], float]) -> Spent:
+def _spent(run: Callable[[], object], places: dict[Place, Any], read: Callable[[], float]) -> Spent:
     """By how much what `read` returns grows in each part of a run, and in the rest of it."""
     found: Spent = defaultdict(float)
     with ExitStack() as stack:
@@ -181,7 +182,7 @@ def build_detector(path: str) -> torch.nn.Module:
     for key in ('pretrained', 'init_cfg'):
         cfg.model.backbone.pop(key, None)
     torch.manual_seed(0)
-    model = MODELS.build(cfg.model).eval()
+    model: torch.nn.Module = MODELS.build(cfg.model).eval()
     if not all(hasattr(model, part) for part in ('backbone', 'neck', 'rpn_head', 'roi_head')):
         raise ValueError(f'{path} is no two-stage detector, but: {type(model).__name__}')
     return model
@@ -200,7 +201,8 @@ def detect(model: Any, dtype: torch.dtype, shape: tuple[int, int]) -> int:
 
 
 def show(title: str, shares: dict[str, Share]) -> None:
-    whole = Share(*(sum(share[i] or 0 for share in shares.values()) for i in range(3)))
+    parts = shares.values()
+    whole = Share(sum(s.seconds for s in parts), sum(s.flops or 0 for s in parts), sum(s.floor or 0 for s in parts))
     has_floors = any(share.floor for share in shares.values())
     table = Table(title=title, title_justify='left')
     for column in ('part', 'ms', 'of the time', *(('GFLOP', 'floor, ms', 'floor / time') if has_floors else ())):
@@ -224,11 +226,13 @@ def main() -> None:
         if reason is not None:
             raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
         if args.configs:
-            models = {path: build_detector(path) for path in args.configs}
+            models: dict[str, nn.Module] = {path: build_detector(path) for path in args.configs}
             weights = next(iter(models.values())).state_dict()
             for model in models.values():  # the toolboxes' Swin has the same names
                 model.load_state_dict({**model.state_dict(), **weights}, strict=False)
-            runs = {path: lambda m=model: detect(m, dtype, args.size) for path, model in models.items()}
+            runs: dict[str, Callable[[], int]] = {
+                path: partial(detect, model, dtype, args.size) for path, model in models.items()
+            }
             found = detector_shares(runs, models, args.runs)
             for path, detect_once in runs.items():
                 console.print(f'{path}: {detect_once()} objects')

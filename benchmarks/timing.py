@@ -5,7 +5,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -44,7 +44,7 @@ def make_run(
     return run
 
 
-def alternate(runs: dict[str, Callable[[], None]], rounds: int, warm_up: int = 2) -> dict[str, Spread]:
+def alternate(runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, Spread]:
     """Time each in turn, `rounds` times over, so that all meet the machine's slow and quick minutes alike."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-warm_up, rounds):

@@ -11,8 +11,9 @@ With --memory: how much a training step stores for backward, and how much a proc
 """
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
-from typing import Union
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,8 @@ from swin_backbone.backends.graph import Graph, RolledWindows
 from swin_backbone.backends.reference import window_partition, window_reverse
 from swin_backbone.command_line import positive, run, size, stop_on_user_errors
 from swin_backbone.devices import processor
-from swin_backbone.windows.grid import Geometry
+from swin_backbone.models.pyramid import SwinStage
+from swin_backbone.windows.grid import Geometry, Size
 
 from . import machine, timing
 
@@ -40,7 +42,9 @@ class SlidingWindows(RolledWindows):
         """The maps unchanged: sliding windows need no padding to whole windows."""
         return x_BHWC
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """Softmax over the places of the map that are in each token's own window."""
         (Wh, Ww), h, N = self.window_size, len(bias_hNN), bias_hNN.shape[-1]
         q_BCHW, k_BCHW, v_BCHW = qkv_BHW3C.permute(0, 3, 1, 2).chunk(3, dim=1)
@@ -57,14 +61,25 @@ class SlidingWindows(RolledWindows):
 class UnshiftedWindows(RolledWindows):
     """Windows that do not shift."""
 
-    def __init__(self, batch, height, width, window_size, shift, mask_padding, device):
+    def __init__(
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        window_size: Size,
+        shift: Size,
+        mask_padding: bool,
+        device: torch.device,
+    ):
         super().__init__(batch, height, width, window_size, (0, 0), mask_padding, device)
 
 
 class PaddedWindows(RolledWindows):
     """Shifted windows begin before the map and end after it, where no token is attended to: one more on each axis."""
 
-    def attend(self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C=None) -> Tensor:
+    def attend(
+        self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
+    ) -> Tensor:
         """Softmax over the places of each window that are on the map."""
         if not any(self.shift):
             return super().attend(qkv_BHW3C, bias_hNN, scale, dropout)
@@ -107,7 +122,7 @@ WAYS: dict[str, Union[str, Backend]] = {
 class Blocks(nn.Module):
     """The blocks of one stage, as a model."""
 
-    def __init__(self, stage: nn.Module):
+    def __init__(self, stage: SwinStage):
         super().__init__()
         self.stage = stage
 
@@ -129,7 +144,8 @@ def measure_times(args: argparse.Namespace) -> dict[str, list[float]]:
     medians: dict[str, list[float]] = {way: [] for way in WAYS}
     parts = [{way: Blocks(backbone.stages[i]) for way, backbone in backbones.items()} for i in range(4)]
     height, width = (-(-length // 4) for length in args.size)
-    for number, models in enumerate([*parts, backbones]):
+    in_turn: list[Mapping[str, nn.Module]] = [*parts, backbones]
+    for number, models in enumerate(in_turn):
         x = images
         if number < 4:
             x = torch.randn(1, height, width, ARCHS[args.arch].embed_dims << number)

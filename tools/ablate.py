@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from make_shapes_dataset import SHAPES, draw_picture
 from mmengine.logging import MMLogger
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -89,7 +90,8 @@ class Classifier(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """The logits of each shape, (B, shapes)."""
-        return self.head(self.backbone(x_BCHW)[-1].mean((2, 3)))
+        logits: Tensor = self.head(self.backbone(x_BCHW)[-1].mean((2, 3)))
+        return logits
 
 
 def draw(split: str, number: int) -> tuple[Tensor, Tensor]:
@@ -106,13 +108,13 @@ def draw(split: str, number: int) -> tuple[Tensor, Tensor]:
     return x_B1HW / x_B1HW.std((1, 2, 3), keepdim=True), torch.tensor(labels)
 
 
-def cut_out(grey: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def cut_out(grey: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArray[np.float32]:
     """The square around a mask, resized to (SIZE, SIZE)."""
     ends = [(indices.min(), indices.max()) for indices in reversed(np.nonzero(mask))]  # columns, rows
     scale = SIZE / (MARGIN * max(1 + stop - start for start, stop in ends))
     moved = [SIZE / 2 - scale * (start + stop) / 2 for start, stop in ends]
     matrix = np.array([[scale, 0, moved[0]], [0, scale, moved[1]]])
-    return cv2.warpAffine(grey, matrix, (SIZE, SIZE), borderMode=cv2.BORDER_REFLECT)
+    return cv2.warpAffine(grey, matrix, (SIZE, SIZE), borderMode=cv2.BORDER_REFLECT).astype(np.float32, copy=False)
 
 
 def train(row: Row, seed: int, steps: int, images: Tensor, labels: Tensor, progress: Progress) -> Classifier:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from mmengine.registry import VISUALIZERS, init_default_scope
+from mmengine.visualization import Visualizer
+from numpy.typing import NDArray
 from rich.progress import track
 
 from swin_backbone.command_line import (
@@ -52,13 +54,13 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def picture_of(item: dict) -> np.ndarray:
+def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
     """The pixels of an item of a data set, (H, W, 3) RGB."""
     pixels = item['inputs'].permute(1, 2, 0).numpy()
     return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
 
 
-def draw(visualizer: Any, item: dict, name: str, show: bool, seconds: float) -> np.ndarray:
+def draw(visualizer: Visualizer, item: dict[str, Any], name: str, show: bool, seconds: float) -> NDArray[np.uint8]:
     """An item of a data set with what is annotated on it, (H, W, 3) BGR."""
     sample = item['data_samples']
     instances = sample.get('gt_instances', {})
@@ -67,7 +69,8 @@ def draw(visualizer: Any, item: dict, name: str, show: bool, seconds: float) -> 
     visualizer.add_datasample(
         name, picture_of(item), sample, draw_gt=True, draw_pred=False, show=show, wait_time=seconds
     )
-    return visualizer.get_image()[..., ::-1]
+    drawn: NDArray[np.uint8] = visualizer.get_image()[..., ::-1]
+    return drawn
 
 
 def main() -> int:

@@ -27,6 +27,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -113,7 +114,7 @@ def reduced(frame: media.Frame) -> str:
     return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
 
 
-Prepared = tuple[media.Frame, dict]
+Prepared = tuple[media.Frame, dict[str, Any]]
 
 
 class Job:

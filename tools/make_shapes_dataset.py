@@ -14,10 +14,11 @@ import argparse
 import colorsys
 import json
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
 from swin_backbone.command_line import (
@@ -35,7 +36,7 @@ MIN_CONTRAST = 60  # grey levels of 255 between a shape and the background, in a
 MIN_VISIBLE_PIXELS = 64  # a shape covered by later ones down to less is not drawn at all
 
 
-def outline(shape: str, centre: np.ndarray, radius: float, tilt: float) -> np.ndarray:
+def outline(shape: str, centre: NDArray[np.float64], radius: float, tilt: float) -> NDArray[np.float64]:
     """The corners of a shape, (number, 2) pixels; upright but for `tilt` radians."""
     if shape == 'star':
         radii, corners = np.tile([radius, 0.45 * radius], 5), 10
@@ -44,36 +45,39 @@ def outline(shape: str, centre: np.ndarray, radius: float, tilt: float) -> np.nd
         radii = np.full(corners, radius)
     upright = np.pi / 4 if shape == 'square' else -np.pi / 2
     angles = tilt + upright + 2 * np.pi * np.arange(corners) / corners
-    return centre + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    corners_N2: NDArray[np.float64] = centre + radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return corners_N2
 
 
-def colour_of(rng: np.random.Generator, shape: int) -> np.ndarray:
+def colour_of(rng: np.random.Generator, shape: int) -> NDArray[np.float64]:
     """A colour, (3,): each shape has a hue it is likely to have, a quarter of the circle from the next one's."""
     hue = (shape / len(SHAPES) + rng.normal(scale=0.06)) % 1
     return 255 * np.array(colorsys.hsv_to_rgb(hue, rng.uniform(0.4, 1), rng.uniform(0.45, 1)))[::-1]
 
 
-def texture(rng: np.random.Generator, size: int, colour: np.ndarray) -> np.ndarray:
+def texture(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> NDArray[np.float32]:
     """Patchy noise around a colour, (size, size, 3) float32: what a background is made of."""
     cells = int(rng.integers(size // 10, size // 4))
     coarse = rng.normal(size=(cells, cells, 3)).astype(np.float32)
-    noise = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
-    return colour.astype(np.float32) + 25 * noise
+    noise: NDArray[Any] = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
+    textured: NDArray[np.float32] = colour.astype(np.float32) + 25 * noise
+    return textured
 
 
-def shade(rng: np.random.Generator, size: int, colour: np.ndarray) -> np.ndarray:
+def shade(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> NDArray[np.float32]:
     """A colour with a soft gradient of light and fine grain, (size, size, 3) float32: what a shape is filled with."""
     y, x = np.mgrid[:size, :size] / size - 0.5
     light = rng.uniform(-40, 40) * x + rng.uniform(-40, 40) * y
     grain = 4 * rng.normal(size=(size, size, 1))
-    return (colour + light[..., None] + grain).astype(np.float32)
+    filled: NDArray[np.float64] = colour + light[..., None] + grain
+    return filled.astype(np.float32)
 
 
-def draw_picture(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def draw_picture(rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8], list[int]]:
     """A picture (size, size, 3) uint8, the number of the shape seen at each pixel (0: none), and their classes."""
     background = rng.uniform(40, 215, size=3)
     picture = texture(rng, size, background)
-    number_at = np.zeros((size, size), np.uint8)
+    number_at: NDArray[np.uint8] = np.zeros((size, size), np.uint8)
     classes: list[int] = []
     for _ in range(int(rng.integers(1, 6))):
         shape = int(rng.integers(len(SHAPES)))
@@ -96,7 +100,7 @@ def draw_picture(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.nd
     return np.clip(picture, 0, 255).astype(np.uint8), number_at, classes
 
 
-def instance(mask: np.ndarray, category_id: int) -> dict:
+def instance(mask: NDArray[np.bool_], category_id: int) -> dict[str, Any]:
     """The COCO annotation of one mask, less its ids."""
     rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {
@@ -108,7 +112,7 @@ def instance(mask: np.ndarray, category_id: int) -> dict:
     }
 
 
-def crop(number_at: np.ndarray, number: int) -> Optional[tuple[slice, slice]]:
+def crop(number_at: NDArray[np.uint8], number: int) -> Optional[tuple[slice, slice]]:
     """Where a square around a shape is, a tenth of it around what is visible; None where more of another is seen."""
     rows, columns = np.nonzero(number_at == number)
     size = len(number_at)
@@ -121,7 +125,9 @@ def crop(number_at: np.ndarray, number: int) -> Optional[tuple[slice, slice]]:
 def write_split(outputs: Outputs, split: str, number: int, seed: int, size: int, crops: bool) -> None:
     """Write the pictures, label maps and annotations of one split, and its crops."""
     out = outputs.folder
-    images, annotations, cropped = [], [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    cropped: list[str] = []
     for index in range(number):
         rng = np.random.default_rng([seed, split == 'val', index])
         picture, number_at, classes = draw_picture(rng, size)
@@ -147,7 +153,7 @@ def write_split(outputs: Outputs, split: str, number: int, seed: int, size: int,
     print(f'{out}: {split}: {len(images)} pictures of {size}x{size}, {len(annotations)} shapes{seen}')
 
 
-def png(pixels: np.ndarray) -> bytes:
+def png(pixels: NDArray[np.uint8]) -> bytes:
     return cv2.imencode('.png', pixels)[1].tobytes()
 
 

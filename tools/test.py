@@ -62,7 +62,7 @@ def main() -> None:
             print(picture)
 
 
-def test(args: argparse.Namespace, places: ExitStack) -> dict:
+def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
     """The metrics. What is written beside them gets its place when `places` are closed."""
     hooks = []
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
@@ -99,7 +99,8 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict:
         for hook in hooks:
             runner.register_hook(hook)
     with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
-        return runtime.run(runner, 'test')
+        metrics: dict[str, float] = runtime.run(runner, 'test')
+        return metrics
 
 
 if __name__ == '__main__':

@@ -15,7 +15,9 @@ large a PNG is; explore writes HTML alone. No display is needed.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
@@ -29,6 +31,16 @@ from swin_backbone.command_line import (
 )
 from swin_backbone.outputs import claim
 from swin_backbone.pictures.save import save_figure
+
+if TYPE_CHECKING:  # what draws is imported where it is used, so that --help is quick
+    from matplotlib.figure import Figure
+    from torch import nn
+
+    from swin_backbone.openmmlab.data.media import Frame
+    from swin_backbone.openmmlab.inference.predict import Predictor
+    from swin_backbone.pictures.layout import Layout
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def parse_args() -> argparse.Namespace:
@@ -97,7 +109,9 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _command(commands, name, draw, what):
+def _command(
+    commands: 'Commands', name: str, draw: Callable[[argparse.Namespace], object], what: str
+) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=what, description=what)
     command.set_defaults(draw=draw)
     suffix = 'html' if name == 'explore' else 'png'
@@ -116,7 +130,7 @@ def _command(commands, name, draw, what):
     return command
 
 
-def _add_model(command, optional=False):
+def _add_model(command: argparse.ArgumentParser, optional: bool = False) -> None:
     command.add_argument('image', metavar='IMAGE', help='a picture')
     command.add_argument('config', metavar='CONFIG', help='path of the config, or mmdet::..., mmseg::...')
     without = 'default: the weights that the config starts from' if optional else 'of the whole model'
@@ -126,7 +140,7 @@ def _add_model(command, optional=False):
     add_checkpoint_arguments(command)
 
 
-def _pixel(text):
+def _pixel(text: str) -> tuple[int, int]:
     try:
         column, row = map(int, text.split(','))
     except ValueError:
@@ -134,38 +148,38 @@ def _pixel(text):
     return column, row
 
 
-def _sides(window):
+def _sides(window: list[int]) -> tuple[int, int]:
     if len(window) > 2:
         raise ValueError(f'a window has one side or two, got {window}')
     return (window * 2)[0], (window * 2)[1]
 
 
-def _layout(args):
+def _layout(args: argparse.Namespace) -> 'Layout':
     from swin_backbone.pictures.layout import lay_out, map_size
 
     size = map_size(args.size, args.stage)
     return lay_out(size, _sides(args.window), args.shift, args.mask_padding, args.small_map)
 
 
-def draw_windows(args):
+def draw_windows(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.pictures.windows import windows_figure
 
     return windows_figure(_layout(args))
 
 
-def draw_masks(args):
+def draw_masks(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.pictures.windows import masks_figure
 
     return masks_figure(_layout(args))
 
 
-def draw_strips(args):
+def draw_strips(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.pictures.windows import strips_figure
 
     return strips_figure(_layout(args), args.tokens)
 
 
-def explorer_page(args):
+def explorer_page(args: argparse.Namespace) -> bytes:
     from swin_backbone.pictures.explorer import explorer_html
 
     if args.out.suffix != '.html':
@@ -176,7 +190,7 @@ def explorer_page(args):
     ).encode()
 
 
-def _predictor(args):
+def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
     from swin_backbone.openmmlab import runtime
     from swin_backbone.openmmlab.data import media
     from swin_backbone.openmmlab.inference.predict import Predictor
@@ -186,14 +200,14 @@ def _predictor(args):
     return Predictor(cfg, args.checkpoint, args.device, args.unsafe_load), frame
 
 
-def _strides(model):
+def _strides(model: 'nn.Module') -> list[int]:
     """Of each stage of the model's backbone, from the picture."""
     from swin_backbone.pictures.attention import strides_of
 
     return strides_of(model)
 
 
-def draw_attention(args):
+def draw_attention(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.openmmlab.inference.explain import seen_by
     from swin_backbone.pictures import attention_maps
     from swin_backbone.pictures.overlays import attention_figure
@@ -209,7 +223,7 @@ def draw_attention(args):
     return attention_figure(seen.picture_HW3, shifted, plain, at, _strides(predictor.model), *where)
 
 
-def draw_features(args):
+def draw_features(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.openmmlab.inference.explain import features_of, seen_by
     from swin_backbone.pictures.overlays import features_figure
 
@@ -220,7 +234,7 @@ def draw_features(args):
     return features_figure(seen.picture_HW3, named, [strides[stage - 1] for stage, _ in maps])
 
 
-def draw_cam(args):
+def draw_cam(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.openmmlab.inference.explain import explain, seen_by
     from swin_backbone.pictures.overlays import cam_figure
 
@@ -235,7 +249,7 @@ def draw_cam(args):
     return cam_figure(picture, found.map_HW, _strides(predictor.model)[args.stage - 1], title, found.box)
 
 
-def draw_bias(args):
+def draw_bias(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.checkpoints import read_checkpoint
     from swin_backbone.pictures.bias import bias_tables
     from swin_backbone.pictures.windows import bias_figure

@@ -15,7 +15,7 @@ from typing import Any, Optional
 import torch
 from mmengine.config import Config
 from torch import Tensor, nn
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # its __all__ leaves it out
 from torch.profiler import ProfilerActivity, profile
 
 from swin_backbone.archs import ARCHS

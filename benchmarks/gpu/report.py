@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -90,7 +91,7 @@ def fused(names: str) -> Iterator[None]:
         os.environ['SWIN_BACKBONE_FUSE'] = before
 
 
-def build(args: argparse.Namespace, name: str, variant: dict) -> torch.nn.Module:
+def build(args: argparse.Namespace, name: str, variant: dict[str, Any]) -> torch.nn.Module:
     """One of the backbones; all of a version get the same weights."""
     torch.manual_seed(0)
     kind = SwinV2Backbone if 'window_size' in variant else SwinBackbone
@@ -176,21 +177,27 @@ def of_backbones(args: argparse.Namespace, x_BCHW: torch.Tensor) -> Parts:
         yield args.detector, detector(args, ours, x_BCHW.device)
 
 
-def variants(args: argparse.Namespace) -> list[tuple[str, str, dict, str]]:
+def variants(args: argparse.Namespace) -> list[tuple[str, str, dict[str, Any], str]]:
     """The backbones that are compared: title, who built it, its further arguments, and its fusions."""
-    kernel = dict(backend='triton') if args.device == 'cpu' else {}
-    ours = {'': kernel, ', sdpa': dict(backend='eager'), ', with_cp': {**kernel, 'with_cp': True}}
+    kernel: dict[str, Any] = dict(backend='triton') if args.device == 'cpu' else {}
+    ours: dict[str, dict[str, Any]] = {
+        '': kernel,
+        ', sdpa': dict(backend='eager'),
+        ', with_cp': {**kernel, 'with_cp': True},
+    }
     found = [(OURS + how, OURS, variant, '') for how, variant in ours.items()]
     found += [(f'{OURS}, fused: {fusion}', OURS, kernel, fusion) for fusion in (*FUSIONS, ','.join(FUSIONS))]
     found += [(peer, peer, {}, '') for peer in filter(None, args.peers.split(','))]
     if args.count:
         return found
-    of_v2 = {'window_size': args.v2_window}
-    titles = {OURS_V2: {**kernel, **of_v2}, **dict.fromkeys(PEERS_V2, of_v2)}
+    of_v2: dict[str, Any] = {'window_size': args.v2_window}
+    titles: dict[str, dict[str, Any]] = {OURS_V2: {**kernel, **of_v2}, **dict.fromkeys(PEERS_V2, of_v2)}
     return found + [(f'{name}, windows of {args.v2_window}', name, how, '') for name, how in titles.items()]
 
 
-def counted(args, title, name, variant, fusion, train) -> Iterator[kernels.Row]:
+def counted(
+    args: argparse.Namespace, title: str, name: str, variant: dict[str, Any], fusion: str, train: bool
+) -> Iterator[kernels.Row]:
     with fused(fusion):
         found = count_traffic(
             build(args, name, variant), (args.batch, 3, *args.size), train, getattr(torch, args.dtype)
@@ -215,9 +222,12 @@ def trial(args: argparse.Namespace, device: torch.device) -> Iterator[kernels.Ro
         yield kernels.Row(f'trial of the kernels, {str(dtype).split(".")[1]}', found)
 
 
-def precision(args, title, variant, fusion, x_BCHW) -> Iterator[kernels.Row]:
+def precision(
+    args: argparse.Namespace, title: str, variant: dict[str, Any], fusion: str, x_BCHW: torch.Tensor
+) -> Iterator[kernels.Row]:
     """Of one of our variants, beside mmdet's backbone, which has the same parameters."""
-    model, mmdet = (of.to(x_BCHW.device) for of in (build(args, OURS, variant), build(args, 'mmdet', {}).model))
+    peer = build(args, 'mmdet', {}).get_submodule('model')
+    model, mmdet = (of.to(x_BCHW.device) for of in (build(args, OURS, variant), peer))
     with fused(fusion):
         yield from checks.precision(title, model, mmdet, x_BCHW, getattr(torch, args.dtype))
 
@@ -235,12 +245,21 @@ def detector(args: argparse.Namespace, ours: bool, device: torch.device) -> Iter
     yield from models.detector_step(what, cfg, ours, args.batch, args.size, device, args.runs)
 
 
-def backbone(args, title, name, variant, fusion, compiled, x_BCHW, train) -> Iterator[kernels.Row]:
+def backbone(
+    args: argparse.Namespace,
+    title: str,
+    name: str,
+    variant: dict[str, Any],
+    fusion: str,
+    compiled: bool,
+    x_BCHW: torch.Tensor,
+    train: bool,
+) -> Iterator[kernels.Row]:
     with fused(fusion):
         model = build(args, name, variant)
         if not compiled:
             yield from models.kernels(title, model, x_BCHW, train, getattr(torch, args.dtype), min(args.runs, 5))
-        model = torch.compile(model) if compiled else model
+        model = cast(torch.nn.Module, torch.compile(model)) if compiled else model
         yield from models.backbone(title, model, x_BCHW, train, getattr(torch, args.dtype), args.runs)
 
 
