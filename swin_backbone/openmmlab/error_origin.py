@@ -41,7 +41,7 @@ def failing_line(error: BaseException) -> str:
     return linecache.getline(frame.f_code.co_filename, number).strip()
 
 
-def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict]]:
+def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
     """Every dict of a config that has a type, with its dotted key; what is outside first."""
     items: Any = ()
     if isinstance(node, (dict, Config)):
@@ -54,7 +54,7 @@ def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict]]:
         yield from parts_of(child, f'{key}.{name}' if key else str(name))
 
 
-def kind_of(part: dict) -> str:
+def kind_of(part: dict[str, Any]) -> str:
     """The name of the class that a part's type stands for, without a toolbox's prefix."""
     kind = part['type']
     return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
@@ -69,7 +69,7 @@ def _config_in(frame: FrameType) -> Optional[Config]:
     return None
 
 
-def _described_in(frame: FrameType) -> tuple[str, Optional[dict]]:
+def _described_in(frame: FrameType) -> tuple[str, Optional[dict[str, Any]]]:
     """The class of the object that a frame works for; and its config, where it is being built."""
     if frame.f_code is build_from_cfg.__code__:
         node = frame.f_locals.get('cfg')
@@ -77,7 +77,7 @@ def _described_in(frame: FrameType) -> tuple[str, Optional[dict]]:
     return type(frame.f_locals['self']).__name__ if 'self' in frame.f_locals else '', None
 
 
-def _likeness(part: dict, owner: Any) -> int:
+def _likeness(part: dict[str, Any], owner: Any) -> int:
     """How many settings of a part an object has."""
     held = vars(owner) if hasattr(owner, '__dict__') else {}
     return sum(name in held and isinstance(held[name], PLAIN) and held[name] == value for name, value in part.items())

@@ -24,7 +24,7 @@ class Faults:
     """What is wrong with many things: of each kind how many, and the first of them."""
 
     def __init__(self) -> None:
-        self.counts: Counter = Counter()
+        self.counts: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = {}
 
     def __len__(self) -> int:

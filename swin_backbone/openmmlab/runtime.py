@@ -33,7 +33,7 @@ RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # what 
 def load_config(
     path: str,
     work_dir: Optional[str],
-    cfg_options: Optional[dict],
+    cfg_options: Optional[dict[str, Any]],
     launcher: str,
     backbone: Optional[str] = None,
     recipe: str = 'swin',
@@ -268,4 +268,5 @@ def _distribute_on_cpu(cfg: Config) -> None:
 
 
 def _has_accelerator() -> bool:
-    return is_cuda_available() or is_npu_available() or is_musa_available()
+    has_one: bool = is_cuda_available() or is_npu_available() or is_musa_available()
+    return has_one

@@ -6,6 +6,7 @@ from typing import Any, Optional, Union
 
 from mmengine.dist import is_main_process
 from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
 
 from ...whole_files import PARTIAL, write_whole
 from ..resume.exact_resume import resume_state
@@ -27,20 +28,21 @@ class WholeCheckpointHook(CheckpointHook):
     # Of the newest checkpoint that is whole; mmengine's `last_ckpt` is set before it is written
     saved_iter = -1
     saved_path: Optional[str] = None
+    file_backend: Any  # mmengine's, or what stands in its place
 
     def __init__(
         self,
         *args: Any,
         out_dir: Optional[Union[str, Path]] = None,
-        file_client_args: Optional[dict] = None,
-        backend_args: Optional[dict] = None,
+        file_client_args: Optional[dict[str, Any]] = None,
+        backend_args: Optional[dict[str, Any]] = None,
         **kwargs: Any,
     ) -> None:
         if file_client_args is None and backend_args is None and '://' not in str(out_dir):
             backend_args = dict(backend='whole')
         super().__init__(*args, out_dir=out_dir, file_client_args=file_client_args, backend_args=backend_args, **kwargs)
 
-    def before_train(self, runner) -> None:
+    def before_train(self, runner: Runner) -> None:
         kept = runner.message_hub.runtime_info.pop('keep_ckpt_ids', [])  # else mmengine's removes what is too much
         super().before_train(runner)
         if is_main_process() and '://' not in str(self.out_dir):
@@ -51,13 +53,13 @@ class WholeCheckpointHook(CheckpointHook):
             if is_main_process():
                 self._remove([self._path(step) for step in kept[: -self.max_keep_ckpts]])
 
-    def folder(self, runner) -> str:
+    def folder(self, runner: Runner) -> str:
         """Where checkpoints are, also before training, when mmengine's hook works it out."""
         if self.out_dir in (None, runner.work_dir):
-            return runner.work_dir
-        return os.path.join(self.out_dir, os.path.basename(runner.work_dir.rstrip(os.sep)))
+            return str(runner.work_dir)
+        return os.path.join(str(self.out_dir), os.path.basename(runner.work_dir.rstrip(os.sep)))
 
-    def save_now(self, runner, iteration: int) -> None:
+    def save_now(self, runner: Runner, iteration: int) -> None:
         """Save between two of the intervals, when `iteration` iterations are complete, unless they are saved."""
         if self.saved_iter == iteration:
             return
@@ -66,7 +68,7 @@ class WholeCheckpointHook(CheckpointHook):
             step = f'{runner.epoch}_iter_{iteration}' if getattr(runner.train_loop, 'batches_done', 0) else runner.epoch
         self._save_checkpoint_with_step(runner, step, dict(epoch=runner.epoch, iter=iteration))
 
-    def _save_checkpoint_with_step(self, runner, step: Union[int, str], meta: dict) -> None:
+    def _save_checkpoint_with_step(self, runner: Runner, step: Union[int, str], meta: dict[str, Any]) -> None:
         outdated = []
         if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
             if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
@@ -91,18 +93,18 @@ class WholeCheckpointHook(CheckpointHook):
             write_whole(Path(runner.work_dir) / 'last_checkpoint', str(self.last_ckpt).encode())
             self._remove(outdated)
 
-    def _save_best_checkpoint(self, runner, metrics) -> None:
-        backend: Any = getattr(self, 'file_backend')  # noqa: B009 - mypy cannot tell its type
-        self.file_backend = _RemovesLater(backend)
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict[str, float]) -> None:
+        backend = self.file_backend
+        self.file_backend = later = _RemovesLater(backend)
         try:
             super()._save_best_checkpoint(runner, metrics)
-            outdated = self.file_backend.removed
+            outdated = later.removed
         finally:
             self.file_backend = backend
         self._remove([path for path in outdated if path not in self._best().values()])
 
     def _path(self, step: Union[int, str]) -> str:
-        return self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
+        return str(self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step)))
 
     def _remove(self, paths: list[str]) -> None:
         for path in paths:
@@ -116,7 +118,7 @@ class WholeCheckpointHook(CheckpointHook):
         return {None: self.best_ckpt_path} if len(self.key_indicators) == 1 else self.best_ckpt_path_dict
 
 
-def find_checkpoint_hook(runner) -> Optional[WholeCheckpointHook]:
+def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:
     """The runner's hook that saves checkpoints, if it has one."""
     return next((hook for hook in runner.hooks if isinstance(hook, WholeCheckpointHook)), None)
 

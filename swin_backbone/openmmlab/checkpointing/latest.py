@@ -34,7 +34,7 @@ def newest_whole_checkpoint(work_dir: str, out_dir: str, template: str, iteratio
     Raises:
         CheckpointError: if there are checkpoints, and none is whole.
     """
-    answer: list = [None, None]
+    answer: list[Optional[str]] = [None, None]
     if is_main_process():
         try:
             answer[0] = _choose(work_dir, out_dir, template, iterations_an_epoch)

@@ -96,7 +96,7 @@ class FitCheckpointHook(Hook):
     def __init__(self, whole: bool = False):
         self.whole = whole
 
-    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         name = getattr(runner, 'resumed_from', None) or runner._load_from or f'of {runner.work_dir}'
         if runner._resume:
             check_resumable(checkpoint, name)
@@ -112,9 +112,9 @@ class FitCheckpointHook(Hook):
             fit_to_run(runner, checkpoint, name)
 
 
-def _read_safely(loader: Callable) -> Callable:
+def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(loader)
-    def load(*args, **kwargs):
+    def load(*args: Any, **kwargs: Any) -> Any:
         with _torch_loads_safely():
             return without_code(loader(*args, **kwargs))
 

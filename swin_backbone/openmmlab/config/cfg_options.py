@@ -130,7 +130,7 @@ def _check_path(cfg: Config, path: list[str], adds: bool) -> None:
             raise ValueError(f'--cfg-options {".".join(path)}: {where} is {node!r}, which has no {name!r}')
 
 
-def _unknown(cfg: Config, path: list[str], node: dict, depth: int) -> str:
+def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> str:
     """Which part of a key the config does not have, and the key that may have been meant."""
     full, parent = '.'.join(path), '.'.join(path[:depth])
     candidates = [*node, *_arguments(node, path[:depth])]
@@ -154,7 +154,7 @@ def _keys(node: Any, prefix: str = '') -> Iterator[str]:
         yield from _keys(child, f'{prefix}{name}.')
 
 
-def _arguments(node: dict, path: Sequence[str]) -> set[str]:
+def _arguments(node: dict[str, Any], path: Sequence[str]) -> set[str]:
     """The arguments that a part of a config may have, besides those it has: of the class that its `type` names."""
     if not path:
         return _parameters(Runner) | RUNNER_KEYS

@@ -186,7 +186,7 @@ def _check_numbers(node: Any, key: str, name: str = '', within: str = '') -> Non
         raise ConfigError(f'{key} takes a number of at least 1, or -1 for {OR_MINUS_1[name]}, got {node!r}')
 
 
-def _check_hook(key: str, hook: dict) -> None:
+def _check_hook(key: str, hook: dict[str, Any]) -> None:
     if 'type' not in hook:
         raise ConfigError(f'{key} takes a dict with the type of a hook, got {hook!r}')
     try:
@@ -196,7 +196,7 @@ def _check_hook(key: str, hook: dict) -> None:
         raise ConfigError(f'{key}.priority takes {names}, or 0 to 100, got {hook["priority"]!r}') from None
 
 
-def _check_loader(key: str, loader: dict) -> None:
+def _check_loader(key: str, loader: dict[str, Any]) -> None:
     for part in ('dataset', 'sampler', 'batch_sampler'):
         if (part == 'dataset' or loader.get(part) is not None) and not isinstance(loader.get(part), dict):
             raise ConfigError(f'{key}.{part} takes a dict, got {loader.get(part)!r}')
@@ -214,7 +214,7 @@ def _check_loader(key: str, loader: dict) -> None:
 # --- kinds of values --------------------------------------------------------------------------------------------------
 
 
-def _check_kinds(node: dict, key: str, classes: Sequence[Any], is_exact: bool = False) -> None:
+def _check_kinds(node: dict[str, Any], key: str, classes: Sequence[Any], is_exact: bool = False) -> None:
     """Compare settings with what the constructors of some classes, of which one is meant, say of their arguments."""
     hints = [found for found in map(_hints, classes) if found]
     for name, value in node.items():
@@ -275,7 +275,7 @@ def _shown(hint: Any) -> str:
 # --- parts that fit each other ----------------------------------------------------------------------------------------
 
 
-def _check_channels(model: dict) -> None:
+def _check_channels(model: dict[str, Any]) -> None:
     """Compare what a backbone of this package emits with what its neck and heads say that they read."""
     for key, part in [('model', model), *parts_of(model, 'model')]:
         backbone = part.get('backbone')
@@ -302,7 +302,7 @@ def _check_channels(model: dict) -> None:
             check_heads(part, SwappedMaps(levels, levels), key)
 
 
-def _check_statistics(model: dict) -> None:
+def _check_statistics(model: dict[str, Any]) -> None:
     """See that a preprocessor has a mean and a deviation for each channel that the backbone beside it reads."""
     for key, part in [('model', model), *parts_of(model, 'model')]:
         statistics, backbone = part.get('data_preprocessor'), part.get('backbone')
@@ -317,7 +317,7 @@ def _check_statistics(model: dict) -> None:
                 )
 
 
-def _check_classes(cfg: Config, model: dict, loader: str) -> None:
+def _check_classes(cfg: Config, model: dict[str, Any], loader: str) -> None:
     if any(name in model for name in OTHER_CLASSES):
         return
     dataset = (cfg.get(loader) or {}).get('dataset')
@@ -328,7 +328,7 @@ def _check_classes(cfg: Config, model: dict, loader: str) -> None:
                 raise ConfigError(f'{key}.num_classes takes {len(classes)}, the classes of {where}, got {number!r}')
 
 
-def _classes_of(dataset: dict) -> Sequence[str]:
+def _classes_of(dataset: dict[str, Any]) -> Sequence[str]:
     metainfo = dataset.get('metainfo')
     said = metainfo.get('classes') if isinstance(metainfo, dict) else None
     if said is None:

@@ -42,7 +42,7 @@ def require_file(path: Union[str, Path]) -> None:
         raise OSError(f'{path} is {"a folder" if stat.S_ISDIR(mode) else "a device, FIFO or socket"}, and no file')
 
 
-def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict]]:
+def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
     """The data sets of 'train', 'val' or 'test' with the keys where they stand; none, if a config has no such phase.
 
     Raises:
@@ -54,7 +54,7 @@ def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict]]:
     return list(datasets_of(loader.get('dataset'), f'{phase}_dataloader.dataset'))
 
 
-def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict]]:
+def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The data sets of a part of a config with the keys where they stand, without the wrappers around them.
 
     Raises:
@@ -73,12 +73,12 @@ def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict]]:
         yield where, node
 
 
-def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict]]:
+def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
     """The metrics of 'train', 'val' or 'test' with the keys where they stand."""
     return list(metrics_of(cfg.get(f'{phase}_evaluator'), f'{phase}_evaluator'))
 
 
-def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict]]:
+def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The metrics of a part of a config with the keys where they stand, without an evaluator around them."""
     if isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
@@ -89,7 +89,7 @@ def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict]]:
         yield where, node
 
 
-def annotation_file(node: dict) -> Optional[str]:
+def annotation_file(node: dict[str, Any]) -> Optional[str]:
     """Where the annotation file of a data set or metric is, if it names one on this machine's disk."""
     path = node.get('ann_file')
     if not isinstance(path, str) or not path or '://' in path or node.get('backend_args'):
@@ -162,7 +162,7 @@ def _is_colour(colour: Any) -> bool:
     )
 
 
-def _expected(dataset: dict) -> Iterator[tuple[str, str]]:
+def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The paths that a data set names, with their keys, as mmengine's BaseDataset joins them."""
     root = dataset.get('data_root') or ''
     named = [('ann_file', dataset.get('ann_file'))]

@@ -116,14 +116,14 @@ class Annotations(NamedTuple):
     images: int
     empty: int
     categories: tuple[str, ...]
-    objects: Counter
+    objects: Counter[str]
     errors: Faults
     masks: Faults
     in_evaluation: Faults
     warnings: Faults
 
 
-def class_of(config: dict, registry: Registry = DATASETS) -> Optional[type]:
+def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
     """The class of a data set, or of a metric of METRICS, that a config names; None if it is not registered."""
     cls = config.get('type')
     if isinstance(cls, str):
@@ -199,7 +199,10 @@ def check_annotations(path: Union[str, Path], form: str, with_masks: bool) -> An
         state = os.stat(path)
     except (OSError, ValueError) as error:
         raise DataError(f'{path} cannot be read: {getattr(error, "strerror", None) or error}') from error
-    return _check(str(Path(path)), (state.st_ino, state.st_mtime_ns, state.st_size), form, with_masks)
+    annotations: Annotations = _check(
+        str(Path(path)), (state.st_ino, state.st_mtime_ns, state.st_size), form, with_masks
+    )
+    return annotations
 
 
 def require_annotations(
@@ -262,7 +265,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
     known = first_of([f'{number} ({name})' for number, name in names.items()], CLASSES_SHOWN)
     unknown = f'objects of unknown category_id; its categories are {known}'
     is_panoptic = form == 'COCO panoptic'
-    objects: Counter = Counter(dict.fromkeys(names.values(), 0))
+    objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     seen = set()
     for name, item in _segments(annotations, errors) if is_panoptic else annotations:
         seen.add(item['image_id'])
@@ -292,7 +295,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
     )
 
 
-def _read(path: str, form: str) -> dict[str, list]:
+def _read(path: str, form: str) -> dict[str, list[Any]]:
     """The lists of a file; one without annotations, as those of COCO's test pictures, has an empty one."""
     try:
         require_file(path)
@@ -309,12 +312,13 @@ def _read(path: str, form: str) -> dict[str, list]:
     for table in TABLES:
         if not isinstance(data, dict) or not isinstance(data.get(table), list):
             raise DataError(f"{path} is not in {form}'s format: it has no list {table!r}")
-    return data
+    lists: dict[str, list[Any]] = data
+    return lists
 
 
 def _whole_entries(
-    table: str, entries: list, fields: dict[str, Field], errors: Faults, where: str = ''
-) -> Iterator[tuple[str, dict]]:
+    table: str, entries: list[Any], fields: dict[str, Field], errors: Faults, where: str = ''
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """The entries of a list whose fields are what they must be, with what to call them; the others are errors."""
     singular = {'categories': 'category', 'segments_info': 'segment'}.get(table, table.rstrip('s'))
     has_id = 'id' in fields
@@ -346,7 +350,7 @@ def _whole_entries(
             yield name, entry
 
 
-def _segments(annotations: list[tuple[str, dict]], errors: Faults) -> Iterator[tuple[str, dict]]:
+def _segments(annotations: list[tuple[str, dict[str, Any]]], errors: Faults) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of panoptic annotations, whose ids are unique in a picture alone."""
     for _, annotation in annotations:
         picture = annotation['image_id']
@@ -355,7 +359,7 @@ def _segments(annotations: list[tuple[str, dict]], errors: Faults) -> Iterator[t
             yield name, dict(segment, image_id=picture)
 
 
-def _check_box(name: str, item: dict, size: tuple[int, int], warnings: Faults) -> bool:
+def _check_box(name: str, item: dict[str, Any], size: tuple[int, int], warnings: Faults) -> bool:
     """Whether mmdet leaves an object out for its box."""
     x, y, width, height = box = item['bbox']
     has = f'{name} has bbox {box}'
@@ -400,7 +404,7 @@ def _polygon_fault(polygon: Sequence[float], side: int) -> Optional[str]:
     return None
 
 
-def _rle_fault(rle: dict, size: tuple[int, int]) -> Optional[str]:
+def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
     """Why an RLE cannot be decoded."""
     counts, given = rle.get('counts'), rle.get('size')
     if not isinstance(given, (list, tuple)) or set(map(type, given)) != {int} or list(given) != list(size):
@@ -441,4 +445,5 @@ def _run_lengths(counts: Union[str, bytes]) -> Optional[list[int]]:
     runs -= np.where(codes[last] & 16, 1 << 5 * (places[last] + 1), 0)
     runs[1::2] = np.cumsum(runs[1::2])
     runs[2::2] = np.cumsum(runs[2::2])
-    return runs.tolist()
+    lengths: list[int] = runs.tolist()
+    return lengths

@@ -6,6 +6,7 @@ from typing import Any, Optional, Union
 from mmengine.dataset import InfiniteSampler
 from mmengine.dist import get_rank
 from mmengine.registry import DATA_SAMPLERS
+from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from .seeds import BATCH, ORDER, seed_generators
@@ -13,13 +14,13 @@ from .seeds import BATCH, ORDER, seed_generators
 NUMBERS = 1 << 64  # a seed takes no number below 0, which the first batch has where batches became smaller
 
 
-class Batch(list):
+class Batch(list[int]):
     """Indices of a batch, and the place of its random numbers, which a worker is told with them."""
 
     place: tuple[int, ...] = ()
 
 
-class PlacedBatchSampler(Sampler):
+class PlacedBatchSampler(Sampler[list[int]]):
     """The batches of another batch sampler from any place on, without loading what comes before it.
 
     Args:
@@ -35,7 +36,7 @@ class PlacedBatchSampler(Sampler):
         sampler: Any,
         batch_size: Union[int, Sequence[int]],
         drop_last: bool = False,
-        inner: Optional[dict] = None,
+        inner: Optional[dict[str, Any]] = None,
         endless: bool = False,
     ) -> None:
         default = dict(sampler=sampler, batch_size=batch_size)
@@ -70,7 +71,7 @@ class PlacedBatchSampler(Sampler):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def _order(self) -> Iterator[tuple[int, list]]:
+    def _order(self) -> Iterator[tuple[int, list[int]]]:
         """All batches and their numbers. A sampler that draws from the process's generators draws the same again."""
         if isinstance(self.sampler, InfiniteSampler):
             self.sampler.indices = self.sampler._indices_of_rank()  # else it goes on from where it was left
@@ -97,13 +98,15 @@ class SeededItems:
         self.dataset = dataset
         self.own = getattr(dataset, '__getitems__', None)
 
-    def __call__(self, indices: list) -> list:
+    def __call__(self, indices: list[int]) -> list[Any]:
         if isinstance(indices, Batch):
             seed_generators(*indices.place)
         return self.own(indices) if self.own else [self.dataset[index] for index in indices]
 
 
-def build_dataloader(runner, dataloader: Union[DataLoader, dict], endless: bool) -> Union[DataLoader, dict]:
+def build_dataloader(
+    runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], endless: bool
+) -> Union[DataLoader[Any], dict[str, Any]]:
     """mmengine's data loader for training, with a `PlacedBatchSampler`, and items seeded by their batch.
 
     One that is built already, or makes no batches, stays as it is.
@@ -119,8 +122,8 @@ def build_dataloader(runner, dataloader: Union[DataLoader, dict], endless: bool)
     )
     cfg.setdefault('batch_size', 1)
     ranks_differ = runner._randomness_cfg.get('diff_rank_seed', False)
-    loader = runner.build_dataloader(cfg, seed=runner.seed, diff_rank_seed=ranks_differ)
-    loader.dataset.__getitems__ = SeededItems(loader.dataset)
+    loader: DataLoader[Any] = runner.build_dataloader(cfg, seed=runner.seed, diff_rank_seed=ranks_differ)
+    loader.dataset.__getitems__ = SeededItems(loader.dataset)  # type: ignore[attr-defined]  # torch looks for it
     return loader
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mmengine.config import Config
@@ -43,7 +43,7 @@ class Report:
 
     name: str
     rows: dict[str, str] = field(default_factory=dict)
-    classes: Counter = field(default_factory=Counter)
+    classes: Counter[str] = field(default_factory=Counter)
     errors: Faults = field(default_factory=Faults)
     warnings: Faults = field(default_factory=Faults)
 
@@ -151,7 +151,7 @@ class _Limits(NamedTuple):
     skip_unreadable: bool
 
 
-def _check_pictures(report: Report, dataset: dict, cfg: Config, limits: _Limits) -> None:
+def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits: _Limits) -> None:
     try:
         built = DATASETS.build(dict(dataset, pipeline=[]))
         built.full_init()

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from mmengine.registry import DATASETS
+from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import DataError
@@ -30,13 +31,13 @@ class LabelRule(NamedTuple):
     reduce_zero_label: bool = False
     label_map: Optional[dict[int, int]] = None
 
-    def of(self, item: dict) -> 'LabelRule':
+    def of(self, item: dict[str, Any]) -> 'LabelRule':
         """The rule for the file of an item of mmseg's data sets, which say how values are mapped to classes."""
         return self._replace(reduce_zero_label=bool(item.get('reduce_zero_label')), label_map=item.get('label_map'))
 
-    def classes_of_values(self) -> np.ndarray:
+    def classes_of_values(self) -> NDArray[Any]:
         """What each value from 0 to 255 of a file is trained as, (256,)."""
-        classes: np.ndarray = np.arange(256)
+        classes: NDArray[Any] = np.arange(256)
         if self.reduce_zero_label:
             classes = np.where(classes % 255 == 0, 255, classes - 1)
         mapped = classes.copy()
@@ -44,10 +45,11 @@ class LabelRule(NamedTuple):
             mapped[classes == old] = new
         return mapped
 
-    def forbidden_values(self) -> np.ndarray:
+    def forbidden_values(self) -> NDArray[np.uint8]:
         """1 for each value from 0 to 255 that is no class and not ignored, (256,) uint8."""
         classes = self.classes_of_values()
-        return ((classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)).astype(np.uint8)
+        forbidden: NDArray[np.bool_] = (classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)
+        return forbidden.astype(np.uint8)
 
     def __str__(self) -> str:
         allowed = np.flatnonzero(self.forbidden_values() == 0)
@@ -57,7 +59,7 @@ class LabelRule(NamedTuple):
         return f'{self.num_classes} classes and ignore_index={self.ignore_index} allow {values}'
 
 
-def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> np.ndarray:
+def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[Any]:
     """The values of a label file, (H, W) uint8.
 
     Args:
@@ -105,7 +107,7 @@ def has_8_bits(path: str) -> bool:
     return header.startswith(b'\x89PNG') and len(header) == 26 and header[24] <= 8 and header[25] in (0, 3)
 
 
-def _palette_that_fits(values: np.ndarray) -> str:
+def _palette_that_fits(values: NDArray[Any]) -> str:
     """Which known palette has all the colours of a picture, or what its colours are; (H, W, 3 or 4) uint8."""
     pixels, counts = np.unique(values[..., :3].reshape(-1, 3), axis=0, return_counts=True)
     colours = [tuple(map(int, colour)) for colour in pixels[np.argsort(-counts)]]

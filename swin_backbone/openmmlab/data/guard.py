@@ -50,13 +50,13 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
     with_masks = uses_masks(runner.cfg)
 
     @wraps(build)
-    def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader:
+    def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         if isinstance(dataloader, dict):
             for sentence in check_datasets(dataloader.get('dataset'), with_masks):
                 if 'own_data' not in runner.cfg:  # which was looked through before: check_own_data
                     runner.logger.warning(sentence)
         try:
-            loader = build(dataloader, *args, **kwargs)
+            loader: DataLoader[Any] = build(dataloader, *args, **kwargs)
         except Exception as error:
             raise build_error(dataloader.get('dataset'), error) from error
         # Not by test_mode, which mmseg's configs do not set
@@ -161,7 +161,7 @@ class GuardedPipeline:
         self.skip_unreadable = skip_unreadable and is_training
         self.skipped = torch.zeros(len(dataset), dtype=torch.uint8).share_memory_()
 
-    def __call__(self, item: dict) -> Optional[dict]:
+    def __call__(self, item: dict[str, Any]) -> Optional[dict[str, Any]]:
         source = dict(item)  # transforms change it
         try:
             if self.is_local and source.get('img_path'):
@@ -181,7 +181,7 @@ class GuardedPipeline:
             hint = '; --skip-unreadable goes on without such pictures' if reason else ''
             raise DataError((reason or f'{_name(source)}: {sentence_of(error)}') + hint) from error
 
-    def _transform(self, item: Optional[dict]) -> Optional[dict]:
+    def _transform(self, item: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
         size: Optional[tuple[int, int]] = None
         has_labels = False
         for transform in self.transforms:
@@ -200,14 +200,14 @@ class GuardedPipeline:
                 self._check_labels(item, self.rule, size)
         return item
 
-    def _check_masks(self, item: dict, size: tuple[int, int]) -> None:
+    def _check_masks(self, item: dict[str, Any], size: tuple[int, int]) -> None:
         """Whether pycocotools can take the masks of a picture's objects; mmdet leaves short polygons out."""
         for index, instance in enumerate(item.get('instances', ()) if self.with_masks else ()):
             fault = mask_fault(instance.get('mask'), size) if 'mask' in instance or self.loads_masks else None
             if fault and fault[0] != SHORT_POLYGON:
                 raise DataError(f'{_name(item)}: {fault[0]}: number {index} of the picture {fault[1]}')
 
-    def _check_labels(self, item: dict, rule: LabelRule, size: tuple[int, int]) -> None:
+    def _check_labels(self, item: dict[str, Any], rule: LabelRule, size: tuple[int, int]) -> None:
         labels, path = item['gt_seg_map'], item.get('seg_map_path')
         forbidden = LabelRule(rule.num_classes, rule.ignore_index).forbidden_values()  # of what is loaded and mapped
         is_wrong = labels.shape != size or bool(cv2.countNonZero(cv2.LUT(labels.astype(np.uint8), forbidden)))
@@ -216,7 +216,7 @@ class GuardedPipeline:
         if is_wrong:
             raise DataError(f'{path or _name(item)}: its labels are {labels.shape}, its picture {size}; {rule}')
 
-    def _skip(self, item: dict, reason: str) -> None:
+    def _skip(self, item: dict[str, Any], reason: str) -> None:
         index = item.get('sample_idx', 0)
         if not self.skipped[index]:
             self.skipped[index] = 1
@@ -280,7 +280,7 @@ def build_error(dataset: Any, error: Exception) -> DataError:
     return DataError(f'the data set cannot be built: {sentence_of(error)}')
 
 
-def _nothing_left(base: dict) -> DataError:
+def _nothing_left(base: dict[str, Any]) -> DataError:
     path, form = annotation_file(base), form_of(class_of(base))
     if path and form:
         return DataError(
@@ -297,7 +297,7 @@ def _nothing_left(base: dict) -> DataError:
     )
 
 
-def unreadable(item: dict) -> Optional[str]:
+def unreadable(item: dict[str, Any]) -> Optional[str]:
     """Why the picture of an item of a data set, or its label, cannot be read; None if they can."""
     try:
         if item.get('img_path'):
@@ -325,5 +325,5 @@ def _leave_out_unreadable(dataset: BaseDataset) -> None:
         dataset.get_subset_(readable)
 
 
-def _name(item: dict) -> str:
+def _name(item: dict[str, Any]) -> str:
     return str(item.get('img_path') or f'picture {item.get("sample_idx")} of the data set')

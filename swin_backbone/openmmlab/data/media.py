@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from glob import glob, has_magic
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from ...outputs import Outputs
@@ -35,7 +36,7 @@ class Frame(NamedTuple):
 
     medium: Medium
     number: int  # in the video; 0 for a picture
-    pixels: np.ndarray
+    pixels: NDArray[Any]
     size: tuple[int, int]  # its own height and width
 
     @property
@@ -139,10 +140,10 @@ def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Fr
             raise OSError(f'{medium.path} is cut off or damaged: {index} of its {said:.0f} frames can be read')
         return
     pixels = read_picture(medium.path)
-    yield Frame(medium, 0, _reduce(pixels, max_pixels), pixels.shape[:2])
+    yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))
 
 
-def _reduce(pixels: np.ndarray, max_pixels: Optional[int]) -> np.ndarray:
+def _reduce(pixels: NDArray[Any], max_pixels: Optional[int]) -> NDArray[Any]:
     height, width = pixels.shape[:2]
     if max_pixels is None or height * width <= max_pixels:
         return pixels
@@ -151,7 +152,7 @@ def _reduce(pixels: np.ndarray, max_pixels: Optional[int]) -> np.ndarray:
     return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
 
 
-def read_picture(path: Union[str, Path]) -> np.ndarray:
+def read_picture(path: Union[str, Path]) -> NDArray[Any]:
     """The pixels of a picture as BGR, (H, W, 3) uint8.
 
     Raises:
@@ -233,7 +234,7 @@ class VideoWriter:
         self.writer: Optional[cv2.VideoWriter] = None
         self.frames = 0
 
-    def write(self, pixels: np.ndarray) -> None:
+    def write(self, pixels: NDArray[Any]) -> None:
         if self.writer is None:
             size = (pixels.shape[1], pixels.shape[0])
             with _known_to_opencv(self.partial.parent) as folder:
@@ -256,6 +257,6 @@ class VideoWriter:
                 self.outputs.write_by(self.path, self.partial.replace)
 
 
-def encode_picture(suffix: str, pixels: np.ndarray) -> bytes:
+def encode_picture(suffix: str, pixels: NDArray[Any]) -> bytes:
     """BGR pixels (H, W, 3) uint8 as a file of the kind that its suffix says."""
     return cv2.imencode(suffix, pixels)[1].tobytes()

@@ -104,7 +104,7 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
     set_num_classes(cfg, len(classes))
 
 
-def _loaders(cfg: Config) -> tuple:
+def _loaders(cfg: Config) -> tuple[Any, ...]:
     return (cfg.train_dataloader, 'train'), (cfg.val_dataloader, 'val'), (cfg.test_dataloader, 'val')
 
 

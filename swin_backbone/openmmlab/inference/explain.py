@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 from unittest import mock
 
 import cv2
@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DefaultScope
+from mmengine.structures import BaseDataElement
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...pictures.attention import find_backbone
@@ -22,7 +24,7 @@ class Seen(NamedTuple):
     """An image as the model takes it."""
 
     inputs_BCHW: Tensor  # resized, normalised, padded
-    picture_HW3: np.ndarray  # resized alone: uint8 RGB
+    picture_HW3: NDArray[Any]  # resized alone: uint8 RGB
 
 
 class Explained(NamedTuple):
@@ -67,12 +69,13 @@ def explain(
     if label is not None and label not in classes:
         raise ValueError(f'the model knows no class {label!r}; it knows {", ".join(classes)}')
     index = None if label is None else classes.index(label)
-    choose: Callable = _score_of_box if predictor.scope == 'mmdet' else _score_of_class
+    choose: Callable[..., Any] = _score_of_box if predictor.scope == 'mmdet' else _score_of_class
     chosen = []
 
     def score() -> Tensor:
         with DefaultScope.overwrite_default_scope(predictor.scope), _scores_keep_gradients():
             sample = predictor.model.test_step(_batch(predictor, frame))[0]
+        value: Tensor
         value, *found = choose(sample, index, number)
         chosen.append(found)
         return value
@@ -82,7 +85,7 @@ def explain(
     return Explained(map_HW, classes[found], value, box)
 
 
-def _score_of_box(sample, label: Optional[int], number: int) -> tuple[Tensor, int, float, list[float]]:
+def _score_of_box(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, list[float]]:
     objects = sample.pred_instances
     if label is not None:
         objects = objects[objects.labels == label]
@@ -94,7 +97,7 @@ def _score_of_box(sample, label: Optional[int], number: int) -> tuple[Tensor, in
     return one.scores[0], int(one.labels), one.scores.item(), box.tolist()
 
 
-def _score_of_class(sample, label: Optional[int], _number: int) -> tuple[Tensor, int, float, None]:
+def _score_of_class(sample: BaseDataElement, label: Optional[int], _number: int) -> tuple[Tensor, int, float, None]:
     """The mean of a class's logits over the pixels that have it."""
     logits_KHW, labels_HW = sample.seg_logits.data, sample.pred_sem_seg.data[0]
     if label is None:
@@ -105,8 +108,9 @@ def _score_of_class(sample, label: Optional[int], _number: int) -> tuple[Tensor,
     return logits_KHW[label][there_HW].mean(), label, float(there_HW.float().mean()), None
 
 
-def _batch(predictor: Predictor, frame: Frame) -> dict:
-    return pseudo_collate([predictor.pipeline(dict(img=frame.pixels, img_id=0))])
+def _batch(predictor: Predictor, frame: Frame) -> dict[str, Any]:
+    batch: dict[str, Any] = pseudo_collate([predictor.pipeline(dict(img=frame.pixels, img_id=0))])
+    return batch
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DATASETS, MODELS, VISUALIZERS, DefaultScope
 from mmengine.runner import load_state_dict
 from mmengine.structures import BaseDataElement
+from numpy.typing import NDArray
 from PIL import Image
 
 from ...devices import require_device
@@ -76,12 +77,12 @@ class Predictor:
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 
-    def _load(self, loaded: dict, checkpoint: str, allow_missing: bool) -> None:
+    def _load(self, loaded: dict[str, Any], checkpoint: str, allow_missing: bool) -> None:
         weights = fit_to_model(self.model, loaded, checkpoint, None if allow_missing else ALLOW_MISSING, {})
         check_classes(self.model, self.meta, checkpoint)
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
-    def prepare(self, frame: Frame) -> dict:
+    def prepare(self, frame: Frame) -> dict[str, Any]:
         """What the model takes, of a frame.
 
         Raises:
@@ -90,24 +91,29 @@ class Predictor:
         try:
             with DefaultScope.overwrite_default_scope(self.scope):
                 size = frame.pixels.shape[:2]
-                return self.pipeline(dict(img=frame.pixels, img_id=0, img_shape=size, ori_shape=size))
+                prepared: dict[str, Any] = self.pipeline(
+                    dict(img=frame.pixels, img_id=0, img_shape=size, ori_shape=size)
+                )
+                return prepared
         except Exception as error:
             height, width = frame.size
             raise OSError(
                 f'{frame.medium.path} is {width}x{height}, of which the test pipeline makes nothing: {error}'
             ) from error
 
-    def can_batch(self, prepared: dict, other: dict) -> bool:
+    def can_batch(self, prepared: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether the model takes two frames at once: mmseg pads none to the size of the other."""
-        return self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape
+        is_same: bool = self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape
+        return is_same
 
     @torch.no_grad()
-    def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
+    def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """What the model sees on each of a batch of frames."""
         with DefaultScope.overwrite_default_scope(self.scope):
-            return self.model.test_step(pseudo_collate(prepared))
+            samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
+            return samples
 
-    def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> np.ndarray:
+    def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> NDArray[Any]:
         """The frame with its predictions on it, (H, W, 3) uint8 BGR."""
         more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
         pixels = cv2.cvtColor(frame.pixels, cv2.COLOR_BGR2RGB)
@@ -115,7 +121,8 @@ class Predictor:
             self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
         else:
             self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
-        return cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
+        drawn: NDArray[np.uint8] = cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
+        return drawn
 
 
 class Results:
@@ -138,8 +145,8 @@ class Results:
         self.outputs = outputs
         self.predictor = predictor
         self.score_thr = score_thr
-        self.images: list[dict] = []
-        self.objects: list[dict] = []
+        self.images: list[dict[str, Any]] = []
+        self.objects: list[dict[str, Any]] = []
         self.category_ids = _category_ids(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
@@ -206,13 +213,13 @@ class Results:
             tables[folder / 'results.json'] = self.objects
         return tables
 
-    def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict:
+    def _best_classes(self, scores: torch.Tensor, file_name: str) -> dict[str, Any]:
         best = scores.cpu().topk(min(TOP, len(scores)))
         names = [self.predictor.meta['classes'][label] for label in best.indices.tolist()]
         top = [{'class': name, 'score': score} for name, score in zip(names, best.values.tolist())]
         return dict(file_name=file_name, **top[0], top=top)
 
-    def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict]:
+    def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict[str, Any]]:
         (height, width), seen = frame.size, frame.pixels.shape
         scale = np.array([width / seen[1], height / seen[0]] * 2)
         for index in np.flatnonzero(instances.scores >= self.score_thr):
@@ -237,14 +244,14 @@ class Results:
             self.video = None
 
 
-def _pipeline_of_pixels(pipeline: Sequence[dict], scope: str) -> list[dict]:
+def _pipeline_of_pixels(pipeline: Sequence[dict[str, Any]], scope: str) -> list[dict[str, Any]]:
     """A test pipeline that starts from pixels, and asks for no annotations."""
     loader = [dict(type=f'{scope}.LoadImageFromNDArray')] if scope != 'mmpretrain' else []  # which has none
     kept = [dict(step) for step in pipeline if 'Annotations' not in step['type']]
     return [*loader, *(step for step in kept if not step['type'].startswith('LoadImage'))]
 
 
-def _dataset_meta(loaded: dict, checkpoint: str, cfg: Config) -> dict:
+def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[str, Any]:
     """Classes and colours: of the checkpoint, else of the config's data set."""
     meta = dataset_meta_of(loaded, checkpoint)
     if 'classes' not in meta:
@@ -269,19 +276,19 @@ def _category_ids(classes: Sequence[str]) -> list[int]:
     return list(range(1, len(classes) + 1))
 
 
-def _encode(mask: np.ndarray) -> dict:
+def _encode(mask: NDArray[Any]) -> dict[str, Any]:
     from pycocotools import mask as coco_mask
 
     rle = coco_mask.encode(np.asfortranarray(mask))
     return dict(size=[int(side) for side in rle['size']], counts=rle['counts'].decode('ascii'))
 
 
-def _enlarge(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
     """Classes or a mask, (H, W) uint8, at another height and width."""
     return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
-def _encode_labels(labels: np.ndarray, palette: Sequence[Sequence[int]]) -> bytes:
+def _encode_labels(labels: NDArray[Any], palette: Sequence[Sequence[int]]) -> bytes:
     """Classes as a PNG with a palette of RGB colours: viewers show colours, programs read numbers."""
     # All 256 colours: Pillow writes fewer bits a pixel for a short palette, and changes values that are beyond it.
     colours = np.zeros((256, 3), np.uint8)

@@ -1,7 +1,7 @@
 """Layer-wise learning-rate decay for a Swin in a detector or segmentor."""
 
 from collections.abc import Iterable
-from typing import Optional
+from typing import Any, Optional
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
@@ -47,18 +47,18 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         [0.5, 1.0]
     """
 
-    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None):
+    def __init__(self, optim_wrapper_cfg: dict[str, Any], paramwise_cfg: Optional[dict[str, Any]] = None):
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         unknown = set(self.paramwise_cfg) - {'decay_rate'}
         rate = self.paramwise_cfg.get('decay_rate')
         if unknown or isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
             raise ValueError(f'paramwise_cfg takes decay_rate, above 0 and at most 1; got {dict(self.paramwise_cfg)}')
 
-    def add_params(self, params: list[dict], module: nn.Module, **_) -> None:
+    def add_params(self, params: list[dict[str, Any]], module: nn.Module, **_: Any) -> None:
         """Append a group for each rate and decay of a model's trainable parameters."""
         layer_of = layers(module)
         top = max(layer_of.values()) + 1  # neck and heads
-        groups: dict[tuple, dict] = {}
+        groups: dict[tuple[int, Optional[float]], dict[str, Any]] = {}
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue

@@ -10,6 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.hooks.hook import DATA_BATCH
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
+from mmengine.runner import Runner
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
@@ -51,7 +52,7 @@ class NonFiniteGuardHook(Hook):
         self.seen: list[tuple[dict[str, float], list[str]]] = []  # log variables and images since then
         self.buffers: list[tuple[Tensor, Tensor]] = []  # and what it found
 
-    def before_train(self, runner) -> None:
+    def before_train(self, runner: Runner) -> None:
         wrapper = runner.optim_wrapper
         if isinstance(wrapper, OptimWrapperDict):
             runner.logger.warning('NonFiniteGuardHook does not watch several optimizers.')
@@ -78,17 +79,17 @@ class NonFiniteGuardHook(Hook):
         wrapper.update_params, wrapper.step = watch_loss, step_if_finite
         self.wrapper = wrapper
 
-    def after_train(self, runner) -> None:
+    def after_train(self, runner: Runner) -> None:
         if self.wrapper is not None:
             del self.wrapper.update_params, self.wrapper.step
             self.wrapper = None
 
-    def before_train_iter(self, runner, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None) -> None:
         if self.wrapper is not None and not self.seen:
             self.buffers = [(buffer, buffer.clone()) for buffer in _saved_buffers(runner.model)]
 
     def after_train_iter(
-        self, runner, batch_idx: int, data_batch: DATA_BATCH = None, outputs: Optional[dict] = None
+        self, runner: Runner, batch_idx: int, data_batch: DATA_BATCH = None, outputs: Optional[dict[str, Any]] = None
     ) -> None:
         if self.wrapper is None:
             return

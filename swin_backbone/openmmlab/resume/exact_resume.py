@@ -10,6 +10,7 @@ from mmengine.dist import gather_object, get_rank
 from mmengine.hooks import EMAHook
 from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from .fields import check_resumable, dataset_meta_of, not_resumable, shown
@@ -22,7 +23,7 @@ MAX_NAMES = 64  # of pictures, by which data sets are told apart
 MAX_REPEATED = 1024  # batches that one iteration may have become, when batches were made smaller
 
 
-def resume_state(runner) -> Optional[dict[str, Any]]:
+def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
     """Where the data is and what it is drawn by; called on all ranks, and complete on the first.
 
     Random numbers are a function of the run's seed, which mmengine keeps, and of the iteration (seeds.py).
@@ -46,7 +47,7 @@ def resume_state(runner) -> Optional[dict[str, Any]]:
     )
 
 
-def fit_to_run(runner, checkpoint: dict, name: str) -> None:
+def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
     """Make of a checkpoint, in place, what mmengine's Runner can resume as it is: the one door for its fields.
 
     Every field is compared with its schema, every tensor with this run's own. Settings become the config's: of the
@@ -86,7 +87,7 @@ def fit_to_run(runner, checkpoint: dict, name: str) -> None:
         runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: not as it would have gone on by itself.')
 
 
-def restore(runner, meta: dict) -> None:
+def restore(runner: Runner, meta: dict[str, Any]) -> None:
     """Place a resumed runner's data where a checkpoint's was: see `fit_to_run`, which has checked it."""
     loop = runner.train_loop
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
@@ -111,7 +112,7 @@ def restore(runner, meta: dict) -> None:
         runner.logger.info('The gradients that were being accumulated are restored.')
 
 
-def _place(runner, meta: dict) -> Iterator[str]:
+def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
     """Bring epoch, iteration and batches of a checkpoint to what this run counts in, and say what changed."""
     loop, state = runner.train_loop, meta.get('exact_resume')
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)) or state is None:
@@ -145,7 +146,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
         yield 'other data, of pictures with other names'
 
 
-def _drawn_from(runner) -> dict[str, Any]:
+def _drawn_from(runner: Runner) -> dict[str, Any]:
     """What a position in the data counts in, and which data."""
     loader = runner.train_loop.dataloader
     return dict(
@@ -167,7 +168,7 @@ def _hash_of_names(dataset: Any) -> str:
     return hashlib.sha256('\0'.join(names).encode(errors='surrogateescape')).hexdigest()[:16]
 
 
-def _keep_seed(runner, meta: dict) -> Iterator[str]:
+def _keep_seed(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
     """Have mmengine take a checkpoint's seed, by which all that was random so far was drawn."""
     asked = runner._randomness_cfg.get('seed')
     if meta.get('seed') is not None and asked is not None and asked != meta['seed']:
@@ -183,7 +184,7 @@ def _other_rates(before: list[Any], now: list[Any]) -> Iterator[str]:
             return
 
 
-def _fit_averages(runner, checkpoint: dict) -> None:
+def _fit_averages(runner: Runner, checkpoint: dict[str, Any]) -> None:
     """Of an EMAHook, whose names stand for those of the model; others are left out."""
     saved = checkpoint.get('ema_state_dict')
     for hook in runner.hooks:
@@ -197,7 +198,7 @@ def _fit_averages(runner, checkpoint: dict) -> None:
         checkpoint['ema_state_dict'] = {key: saved[key] for key in own}
 
 
-def _fit_gradients(runner, state: dict) -> None:
+def _fit_gradients(runner: Runner, state: dict[str, Any]) -> None:
     if state.get('gradients') is None:
         return
     if len(state['gradients']) != runner.world_size:
@@ -217,7 +218,7 @@ def _check_alike(value: Any, own: Tensor, where: str, is_finite: bool = True) ->
         raise ValueError(f'{where} is not finite (infinite)')
 
 
-def _gather_gradients(runner) -> Optional[list[dict[str, Tensor]]]:
+def _gather_gradients(runner: Runner) -> Optional[list[dict[str, Tensor]]]:
     wrapper = runner.optim_wrapper
     if not isinstance(wrapper, OptimWrapper) or isinstance(wrapper, OptimWrapperDict) or wrapper.should_update():
         return None
@@ -226,13 +227,15 @@ def _gather_gradients(runner) -> Optional[list[dict[str, Tensor]]]:
         for name, parameter in _unwrapped(runner.model).named_parameters()
         if parameter.grad is not None
     }
-    return gather_object(gradients)
+    gathered: Optional[list[dict[str, Tensor]]] = gather_object(gradients)
+    return gathered
 
 
 def _unwrapped(model: Any) -> nn.Module:
-    return model.module if is_model_wrapper(model) else model
+    inner: nn.Module = model.module if is_model_wrapper(model) else model
+    return inner
 
 
-def _sampler(runner) -> Any:
+def _sampler(runner: Runner) -> Any:
     batches = runner.train_loop.dataloader.batch_sampler
     return getattr(batches, 'sampler', None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from mmengine.registry import LOOPS
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
 from ..data.batches import PlacedBatchSampler, build_dataloader
@@ -20,7 +20,9 @@ class PlacedEpochLoop(EpochBasedTrainLoop):
 
     batches_done = 0  # of this epoch
 
-    def __init__(self, runner, dataloader: Union[DataLoader, dict], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(runner, build_dataloader(runner, dataloader, endless=False), *args, **kwargs)
 
     def run_epoch(self) -> None:
@@ -33,7 +35,7 @@ class PlacedEpochLoop(EpochBasedTrainLoop):
         self.runner.call_hook('after_train_epoch')
         self._epoch += 1
 
-    def run_iter(self, idx: int, data_batch: Sequence[dict]) -> None:
+    def run_iter(self, idx: int, data_batch: Sequence[dict[str, Any]]) -> None:
         self.batches_done = idx + 1
         seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(idx, data_batch)
@@ -48,7 +50,9 @@ class PlacedIterLoop(IterBasedTrainLoop):
 
     batches_done = 0  # of the whole training, which has a single order
 
-    def __init__(self, runner, dataloader: Union[DataLoader, dict], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(runner, build_dataloader(runner, dataloader, endless=True), *args, **kwargs)
 
     def run(self) -> Any:
@@ -56,7 +60,7 @@ class PlacedIterLoop(IterBasedTrainLoop):
             self.dataloader_iterator = _Batches(self.dataloader, self.iter)
         return super().run()
 
-    def run_iter(self, data_batch: Sequence[dict]) -> None:
+    def run_iter(self, data_batch: Sequence[dict[str, Any]]) -> None:
         self.batches_done += 1
         seed_generators(self.runner.seed, STEP, self.runner.rank, self.iter)
         super().run_iter(data_batch)
@@ -74,7 +78,7 @@ def begin_at(loop: Union[PlacedEpochLoop, PlacedIterLoop], gone: int) -> bool:
 class _Batches:
     """What the loop draws from. mmengine's own would first load what training has behind it."""
 
-    def __init__(self, loader: DataLoader, gone: int) -> None:
+    def __init__(self, loader: DataLoader[Any], gone: int) -> None:
         self.loader = loader
         self.gone = gone
         self.iterator: Optional[Any] = None
@@ -92,7 +96,7 @@ class _Batches:
         return next(self.iterator)
 
 
-def placed(loop: dict) -> dict:
+def placed(loop: dict[str, Any]) -> dict[str, Any]:
     """A training loop's config, with the loop of this file that stands for mmengine's; others stay.
 
     Raises:

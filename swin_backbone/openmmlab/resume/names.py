@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
 
 STEP = r'(\d+)(?:_iter_(\d+))?'  # the second in the middle of an epoch
 EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'
 
 
-def number_in(name: str, templates: Iterable[str]) -> Optional[re.Match]:
+def number_in(name: str, templates: Iterable[str]) -> Optional[re.Match[str]]:
     """The match of a name with the first template that has made it, `STEP` in the place of its {}."""
     return next(filter(None, (re.fullmatch(_pattern(template), name) for template in templates)), None)
 
@@ -22,7 +23,7 @@ def is_own_file(path: Any) -> bool:
     return os.path.isfile(path) and not os.path.islink(path)
 
 
-def keep_own_names(runner, hub: dict[str, dict]) -> None:
+def keep_own_names(runner: Runner, hub: dict[str, dict[str, Any]]) -> None:
     """Leave of a checkpoint's message hub only what this run's CheckpointHook could have noted, in place.
 
     mmengine's removes the files that it finds there: those of `keep_ckpt_ids`, and `best_ckpt`. A best checkpoint is

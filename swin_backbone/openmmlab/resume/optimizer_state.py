@@ -27,7 +27,7 @@ class Kept(NamedTuple):
     is_never_negative: bool  # a count of steps, a sum of squares
 
 
-def fit_optimizer(wrapper: Any, saved: Any, where: str = 'optimizer') -> dict:
+def fit_optimizer(wrapper: Any, saved: Any, where: str = 'optimizer') -> dict[str, Any]:
     """What to load into an optimizer wrapper that was just built: a checkpoint's moments, and its own settings.
 
     A moment is compared with what this optimizer makes of a parameter: shape, dtype, finite numbers, and none below 0
@@ -45,7 +45,7 @@ def fit_optimizer(wrapper: Any, saved: Any, where: str = 'optimizer') -> dict:
         if set(saved) != set(wrapper.keys()):
             raise ValueError(f'{where} is of {sorted(saved)}, and this training has {sorted(wrapper.keys())}')
         return {name: fit_optimizer(inner, saved[name], f'{where}.{name}') for name, inner in wrapper.items()}
-    own = wrapper.state_dict()
+    own: dict[str, Any] = wrapper.state_dict()
     own['state'] = _fit_moments(wrapper, own['param_groups'], saved, where)
     if isinstance(own.get('loss_scaler'), dict) and saved.get('loss_scaler') is not None:
         check(saved['loss_scaler'], SCALER, f'{where}.loss_scaler')
@@ -53,7 +53,7 @@ def fit_optimizer(wrapper: Any, saved: Any, where: str = 'optimizer') -> dict:
     return own
 
 
-def _fit_moments(wrapper: OptimWrapper, own_groups: list[dict], saved: Any, where: str) -> dict:
+def _fit_moments(wrapper: OptimWrapper, own_groups: list[dict[str, Any]], saved: Any, where: str) -> dict[str, Any]:
     check(saved, DICT, where)
     numbers = _numbers(saved.get('param_groups'), f'{where}.param_groups')
     state = saved.get('state')
@@ -66,7 +66,7 @@ def _fit_moments(wrapper: OptimWrapper, own_groups: list[dict], saved: Any, wher
             f'{len(own_sizes)}: its model or its optimizer is another'
         )
     moments = {}
-    known: dict[tuple, Optional[dict[str, Kept]]] = {}
+    known: dict[tuple[Any, ...], Optional[dict[str, Kept]]] = {}
     optimizer = wrapper.optimizer
     for group, own_group, theirs in zip(optimizer.param_groups, own_groups, numbers):
         settings = repr([(name, value) for name, value in group.items() if name not in ('params', 'param_names')])
@@ -99,7 +99,7 @@ def _numbers(groups: Any, where: str) -> list[list[int]]:
 
 
 @torch.enable_grad()
-def _kept_of(optimizer: Optimizer, group: dict, parameter: nn.Parameter) -> Optional[dict[str, Kept]]:
+def _kept_of(optimizer: Optimizer, group: dict[str, Any], parameter: nn.Parameter) -> Optional[dict[str, Kept]]:
     """What an optimizer keeps of a parameter after a step, found by stepping with others like it.
 
     None of an optimizer that needs more than gradients for a step, or does it with more than this parameter.
@@ -132,7 +132,7 @@ def _is_numeric(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, Tensor) and not value.is_complex())
 
 
-def _fit_entry(entry: dict, kept: Optional[dict[str, Kept]], where: str) -> dict:
+def _fit_entry(entry: dict[str, Any], kept: Optional[dict[str, Kept]], where: str) -> dict[str, Any]:
     if kept is None:
         return {name: _plain(value, f'{where}.{name}') for name, value in entry.items()}
     missing = [name for name in kept if name not in entry and kept[name].sample is not None]

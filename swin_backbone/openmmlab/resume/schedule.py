@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from mmengine.runner import EpochBasedTrainLoop
+from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from .fields import COUNT, DICT, NUMBER, Field, check, is_count, is_number
 
@@ -14,7 +14,7 @@ PLATEAU = {'best': NUMBER, 'num_bad_epochs': COUNT, 'cooldown_counter': COUNT, '
 RATE = Field('a finite number from 0', lambda value: is_number(value) and 0 <= value < math.inf)
 
 
-def wind(runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
+def wind(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
     """Step the schedules that the config asks for as often as training up to here did.
 
     They are a function of the config and the position, so that nothing of them is read from a checkpoint. A schedule
@@ -53,7 +53,7 @@ def rates(optimizer: Any) -> list[Any]:
     return [group.get('lr') for group in groups] or [rate for inner in optimizer.values() for rate in rates(inner)]
 
 
-def _groups(optimizer: dict) -> list[dict]:
+def _groups(optimizer: dict[str, Any]) -> list[dict[str, Any]]:
     """Parameter groups in an optimizer's state, behind them that of its wrapper, as `OptimWrapper.param_groups`."""
     groups = optimizer.get('param_groups')
     found = [*(groups if isinstance(groups, (list, tuple)) else []), optimizer.get('base_param_settings')]
@@ -65,7 +65,7 @@ def _schedulers(schedulers: Any) -> dict[Optional[str], Sequence[Any]]:
     return schedulers if isinstance(schedulers, dict) else {None: schedulers or []}
 
 
-def _follow_metrics(runner, checkpoint: Mapping[str, Any]) -> None:
+def _follow_metrics(runner: Runner, checkpoint: Mapping[str, Any]) -> None:
     saved, optimizers = checkpoint.get('param_schedulers'), checkpoint.get('optimizer')
     for name, schedulers in _schedulers(runner.param_schedulers).items():
         for index, scheduler in enumerate(schedulers):

@@ -179,7 +179,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
     return kept
 
 
-def check_heads(model: dict, maps: SwappedMaps, key: str) -> None:
+def check_heads(model: dict[str, Any], maps: SwappedMaps, key: str) -> None:
     """See that the heads of a segmentor without a neck read maps that are there.
 
     Raises:

@@ -1,5 +1,6 @@
 """What changed between two configs, to be read by a person."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from mmengine.config import Config
@@ -23,7 +24,7 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def _differences(key: str, old: Any, new: Any):
+def _differences(key: str, old: object, new: object) -> Iterator[tuple[str, object, object]]:
     if old is ABSENT or new is ABSENT or not (isinstance(old, dict) and isinstance(new, dict)):
         if (
             isinstance(old, list)
@@ -51,7 +52,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 3] + '...'
 
 
-def _call(cfg: dict) -> str:
+def _call(cfg: dict[str, Any]) -> str:
     kind = cfg['type'] if isinstance(cfg['type'], str) else cfg['type'].__name__
     arguments = (f'{name}={_shown(value)}' for name, value in cfg.items() if name != 'type')
     return f'{kind}({", ".join(arguments)})'

@@ -32,7 +32,7 @@ class Level(NamedTuple):
         return self.stride == math.inf
 
 
-def backbone_levels(backbone: dict, scope: str, key: str, vectors: bool = False) -> list[Level]:
+def backbone_levels(backbone: dict[str, Any], scope: str, key: str, vectors: bool = False) -> list[Level]:
     """The maps that the backbone at `key` of a config emits.
 
     Args:
@@ -51,7 +51,7 @@ def backbone_levels(backbone: dict, scope: str, key: str, vectors: bool = False)
     return _run(backbone, scope, key, image, ways, vectors)
 
 
-def neck_levels(neck: dict, inputs: Sequence[Level], scope: str, key: str) -> list[Level]:
+def neck_levels(neck: dict[str, Any], inputs: Sequence[Level], scope: str, key: str) -> list[Level]:
     """The maps that the neck at `key` makes of `inputs`; errors as `backbone_levels`."""
 
     def maps(device: str, side: int) -> tuple[Tensor, ...]:
@@ -62,7 +62,12 @@ def neck_levels(neck: dict, inputs: Sequence[Level], scope: str, key: str) -> li
 
 
 def _run(
-    cfg: dict, scope: str, key: str, make_input: Callable, ways: Sequence[tuple[str, int]], vectors: bool = False
+    cfg: dict[str, Any],
+    scope: str,
+    key: str,
+    make_input: Callable[..., Any],
+    ways: Sequence[tuple[str, int]],
+    vectors: bool = False,
 ) -> list[Level]:
     """The maps that a module emits, by the first of the ways (device, side of the image) that works."""
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
@@ -104,7 +109,7 @@ def _shown(levels: Sequence[Level]) -> str:
     return 'maps of stride ' + ', '.join(f'{level.stride:g}' for level in levels)
 
 
-def type_name(cfg: dict) -> str:
+def type_name(cfg: dict[str, Any]) -> str:
     """The name of a config's type, which in configs in pure Python is the class itself."""
     kind = cfg['type']
     return kind if isinstance(kind, str) else kind.__name__

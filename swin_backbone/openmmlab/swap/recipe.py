@@ -60,14 +60,16 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
             scheduler['eta_min'] = 0.0
 
 
-def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict) -> dict[str, dict]:
+def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Custom keys for norms and position tables, at the rate the config gives the backbone.
 
     Of all keys that are part of a parameter's name mmengine takes the longest alone, so each key here repeats the
     multiplier of the backbone, and is longer than its name.
     """
     keys = paramwise.get('custom_keys', {})
-    own: dict = next((keys[name] for name in (backbone, backbone.rpartition('.')[2], 'backbone') if name in keys), {})
+    own: dict[str, Any] = next(
+        (keys[name] for name in (backbone, backbone.rpartition('.')[2], 'backbone') if name in keys), {}
+    )
     lr_mult = own.get('lr_mult', 1.0)
     prefixes = [prefix for layer in layers for prefix in layer if prefix not in POSITION_KEYS]
     norms = [f'{backbone}.{prefix}' + ('' if prefix.startswith('norm') else '.norm') for prefix in prefixes]

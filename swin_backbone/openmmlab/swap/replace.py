@@ -24,7 +24,7 @@ STAGE_OF_STRIDE: dict[float, int] = {4: 0, 8: 1, 16: 2, 32: 3}
 
 
 def swap_backbone(
-    cfg: Union[Config, dict],
+    cfg: Union[Config, dict[str, Any]],
     name: str,
     *,
     at: Optional[str] = None,

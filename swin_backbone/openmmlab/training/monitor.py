@@ -3,7 +3,7 @@
 import logging
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from mmengine.config import Config
 from mmengine.dist import master_only
@@ -29,7 +29,7 @@ class CurvesHook(Hook):
 
     priority = 'LOWEST'  # behind the hook that writes the scalars
 
-    def after_val_epoch(self, runner: Runner, metrics: Optional[dict] = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, Any]] = None) -> None:
         """Draw, if this validation is part of a training."""
         if runner._train_loop is not None and not isinstance(runner._train_loop, dict):
             self._draw(runner)

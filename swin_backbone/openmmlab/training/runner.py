@@ -31,7 +31,7 @@ class SafeRunner(BriefRunner):
 
     resumed_from: Optional[str] = None  # the checkpoint
 
-    def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict]]] = None) -> None:
+    def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
         # mmengine takes None for those of its own
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
         hooks['signals'] = SignalHook()
@@ -40,7 +40,7 @@ class SafeRunner(BriefRunner):
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 
-    def register_custom_hooks(self, hooks: Sequence[Union[Hook, dict]]) -> None:
+    def register_custom_hooks(self, hooks: Sequence[Union[Hook, dict[str, Any]]]) -> None:
         if not isinstance(hooks, (list, tuple)) or not all(isinstance(hook, (Hook, dict)) for hook in hooks):
             raise ValueError(f'custom_hooks takes a list of dicts, got {hooks!r:.80}')
         super().register_custom_hooks(hooks)
@@ -55,13 +55,15 @@ class SafeRunner(BriefRunner):
         return logger
 
     @staticmethod
-    def build_dataloader(dataloader: Union[DataLoader, dict], *args: Any, **kwargs: Any) -> DataLoader:
-        loader = Runner.build_dataloader(dataloader, *args, **kwargs)
+    def build_dataloader(
+        dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> DataLoader[Any]:
+        loader: DataLoader[Any] = Runner.build_dataloader(dataloader, *args, **kwargs)
         if not isinstance(loader.worker_init_fn, WorkerInit):
             loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
         return loader
 
-    def build_train_loop(self, loop: Union[BaseLoop, dict]) -> BaseLoop:
+    def build_train_loop(self, loop: Union[BaseLoop, dict[str, Any]]) -> BaseLoop:
         return super().build_train_loop(placed(loop) if isinstance(loop, dict) else loop)
 
     def load_or_resume(self) -> None:
@@ -77,8 +79,8 @@ class SafeRunner(BriefRunner):
         else:
             self.resume(path)
 
-    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict:
-        checkpoint = super().load_checkpoint(filename, *args, **kwargs)
+    def load_checkpoint(self, filename: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().load_checkpoint(filename, *args, **kwargs)
         self._meta = checkpoint.get('meta', {})
         return checkpoint
 
@@ -102,7 +104,8 @@ class SafeRunner(BriefRunner):
             TrainingStopped: if a file cannot be written, as on a full disk, or too many steps were not finite.
         """
         try:
-            return super().train()
+            trained: nn.Module = super().train()
+            return trained
         except OSError as error:
             if error.errno not in CANNOT_WRITE:
                 raise

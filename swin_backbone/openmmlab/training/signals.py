@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 import torch
 from mmengine.dist import all_reduce, barrier
 from mmengine.hooks import EMAHook, Hook
+from mmengine.runner import Runner
 
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 
@@ -46,13 +47,13 @@ class SignalHook(Hook):
         self.process = 0
         self.handlers: dict[int, Any] = {}
 
-    def before_train(self, runner) -> None:
+    def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()
         if threading.current_thread() is threading.main_thread():  # no other may
             for number in WANTED:
                 self.handlers.setdefault(number, signal.signal(number, self._receive))
 
-    def after_train(self, runner) -> None:
+    def after_train(self, runner: Runner) -> None:
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
@@ -61,10 +62,12 @@ class SignalHook(Hook):
             signal.signal(number, handler)
         self.handlers.clear()
 
-    def after_train_iter(self, runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict] = None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict[str, Any]] = None
+    ) -> None:
         self._act(runner, runner.iter + 1)
 
-    def after_val_iter(self, runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         if not self.stop:
             return
         hook = find_checkpoint_hook(runner)
@@ -76,7 +79,7 @@ class SignalHook(Hook):
                     other.after_val_epoch(runner)
             self._act(runner, runner.iter)
 
-    def after_val(self, runner) -> None:
+    def after_val(self, runner: Runner) -> None:
         self._act(runner, runner.iter)
 
     def _receive(self, number: int, frame: Optional[FrameType]) -> None:
@@ -91,7 +94,7 @@ class SignalHook(Hook):
             signal.signal(number, signal.SIG_DFL)
             os.kill(self.process, number)
 
-    def _act(self, runner, iteration: int) -> None:
+    def _act(self, runner: Runner, iteration: int) -> None:
         """What any rank was asked for, after `iteration` iterations."""
         agreed = torch.tensor(STOP if self.stop else SAVE if self.save else NOTHING)
         self.save = False  # one that comes from here on asks for another
@@ -106,7 +109,7 @@ class SignalHook(Hook):
             self._exit(runner, hook, iteration)
         runner.logger.info(f'SIGUSR1: {name_of_last(hook)}')
 
-    def _exit(self, runner, hook: Optional[WholeCheckpointHook], iteration: int) -> None:
+    def _exit(self, runner: Runner, hook: Optional[WholeCheckpointHook], iteration: int) -> None:
         if hook is None:
             runner.logger.warning(f'{self.received}: training stops, and saves nothing without a CheckpointHook.')
             sys.exit(128 + signal.SIGTERM)
