@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 from mmengine.config import Config
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..openmmlab.data.media import Frame, Medium
@@ -36,10 +37,10 @@ def export(
     part: str = 'model',
     shape: Optional[Size] = None,
     precision: Optional[str] = None,
-    pictures: Sequence[np.ndarray] = (),
+    pictures: Sequence[NDArray[Any]] = (),
     unsafe_load: bool = False,
     overwrite: bool = False,
-) -> dict:
+) -> dict[str, Any]:
     """Write the folder `out` with the verified model and `deploy.json`; an earlier export there is replaced.
 
     Args:
@@ -105,13 +106,13 @@ def write(
     out: Path,
     format: str,
     precision: str,
-    meta: Optional[dict] = None,
-    wanted: Optional[Callable[[np.ndarray], Result]] = None,
-    pictures: Sequence[np.ndarray] = (),
+    meta: Optional[dict[str, Any]] = None,
+    wanted: Optional[Callable[[NDArray[Any]], Result]] = None,
+    pictures: Sequence[NDArray[Any]] = (),
     calibration: Sequence[Feed] = (),
     metric: Callable[[Path], dict[str, float]] = lambda folder: {},
     overwrite: bool = False,
-) -> dict:
+) -> dict[str, Any]:
     """Capture a graph, write it and verify what was written: see `export`.
 
     Args:
@@ -197,7 +198,7 @@ def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
     return dict(bytes=size, seconds=statistics.median(seconds[1:]))
 
 
-def open_maps(folder: Path, manifest: dict) -> verify.Run:
+def open_maps(folder: Path, manifest: dict[str, Any]) -> verify.Run:
     """A function that runs the exported backbone or neck in a folder."""
     path = folder / manifest['file']
     if manifest['format'] in ('onnx', 'openvino'):
@@ -207,7 +208,7 @@ def open_maps(folder: Path, manifest: dict) -> verify.Run:
     else:
         module = torch._inductor.aoti_load_package(str(path))
 
-    def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         with torch.no_grad():
             return [one.numpy() for one in module(*map(torch.from_numpy, inputs))]
 
@@ -225,9 +226,9 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
     return torch.zeros(shapes[0], dtype=torch.uint8), torch.tensor([75, 118])
 
 
-def result_of(predictor: Predictor, picture: np.ndarray) -> Result:
+def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
     """PyTorch's result for a picture, in the form that `runtime.Model.predict` yields."""
-    frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, picture.shape[:2])
+    frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, (picture.shape[0], picture.shape[1]))
     (sample,) = predictor.predict([predictor.prepare(frame)])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
         return dict(labels=sample.pred_sem_seg.data[0].numpy(), logits=sample.seg_logits.data.numpy())
@@ -238,7 +239,7 @@ def result_of(predictor: Predictor, picture: np.ndarray) -> Result:
     return result
 
 
-def made_pictures(graph: Graph) -> list[np.ndarray]:
+def made_pictures(graph: Graph) -> list[NDArray[Any]]:
     """Generated smooth pictures of three sizes, or of the one size that the graph takes."""
     import cv2
 
@@ -258,5 +259,5 @@ def _palette(predictor: Predictor) -> list[list[int]]:
     return [list(map(int, colour)) for colour in colours]
 
 
-def _write_json(path: Path, data: dict) -> None:
+def _write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=2) + '\n', encoding='utf-8')

@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 HEADS_FIRST = [2, 0, 3, 1, 4]  # (L, N, 3, h, d) to (3, L, h, N, d)
 
@@ -50,7 +51,7 @@ def _split_projection(graph: ir.Graph, transpose: Any) -> None:
     reshape = transpose.inputs[0].producer()
     add = _producer(reshape, 0, 'Add')
     matmul = _producer(add, 0, 'MatMul')
-    takes: list = [_slice_of(use.node) for use in transpose.outputs[0].uses()]
+    takes: list[Any] = [_slice_of(use.node) for use in transpose.outputs[0].uses()]
     if matmul is None or None in takes or sorted(index for index, _ in takes) != [0, 1, 2]:
         return
     weight, bias = (_constant(value) for value in (matmul.inputs[1], add.inputs[1]))
@@ -109,5 +110,5 @@ def _slice_of(node: Any) -> Optional[tuple[int, Any]]:
     return int(start.item()), use.node.outputs[0]
 
 
-def _constant(value: Any) -> Optional[np.ndarray]:
+def _constant(value: Any) -> Optional[NDArray[Any]]:
     return value.const_value.numpy() if value is not None and value.const_value is not None else None

@@ -38,7 +38,7 @@ class Port:
 
     name: str
     dtype: str  # as numpy calls it
-    shape: tuple  # of int and str
+    shape: tuple[Any, ...]  # of int and str
 
 
 @dataclass
@@ -58,9 +58,9 @@ class Graph:
     outputs: list[Port]
     free: bool
     example_size: Size
-    settings: dict = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
-    def dynamic_shapes(self) -> Optional[tuple]:
+    def dynamic_shapes(self) -> Optional[tuple[Any, ...]]:
         """Which dimensions of the inputs are free, as `torch.export` takes it."""
         if not self.free:
             return None

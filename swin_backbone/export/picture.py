@@ -48,7 +48,7 @@ class Normalise(nn.Module):
             x_BCHW = F.pad(x_BCHW, (0, columns - W, 0, rows - H), value=self.pad_value)
         return x_BCHW
 
-    def settings(self) -> dict:
+    def settings(self) -> dict[str, Any]:
         """For `deploy.json`."""
         return dict(
             mean=self.mean_C.tolist(),
@@ -59,7 +59,7 @@ class Normalise(nn.Module):
         )
 
 
-def resize_rule(pipeline: Sequence[dict]) -> Optional[dict]:
+def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """How a test pipeline resizes a picture, in the form that `runtime.resize` takes; None: it does not resize.
 
     Raises:
@@ -99,6 +99,6 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     return cfg
 
 
-def preprocessing(cfg: Config, normalise: Normalise) -> dict:
+def preprocessing(cfg: Config, normalise: Normalise) -> dict[str, Any]:
     """All preprocessing before the backbone. In a whole model, the steps after `resize` are part of the graph."""
     return dict(resize=resize_rule(cfg.test_dataloader.dataset.pipeline), **normalise.settings())

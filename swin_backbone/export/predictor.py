@@ -51,7 +51,7 @@ class ExportedPredictor(Predictor):
             )
         self.visualizer.dataset_meta = self.meta
 
-    def prepare(self, frame: Frame) -> dict:
+    def prepare(self, frame: Frame) -> dict[str, Any]:
         """The model's input for a frame: its pixels.
 
         Raises:
@@ -63,7 +63,7 @@ class ExportedPredictor(Predictor):
             raise OSError(f'{frame.medium.path}: {error}') from error
         return dict(inputs=frame.pixels)
 
-    def predict(self, prepared: Sequence[dict]) -> list[BaseDataElement]:
+    def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """The model's results for each of a batch of frames."""
         results = self.model.predict([item['inputs'] for item in prepared], self.batch)
         return [fill(_sample(self.scope), result) for result in results]
@@ -80,13 +80,13 @@ class ExportedModel(BaseModel):
         super().__init__()
         self.runtime = open_whole(folder, device, threads)
 
-    def test_step(self, data: dict) -> list[BaseDataElement]:
+    def test_step(self, data: dict[str, Any]) -> list[BaseDataElement]:
         """The results for the pictures of a batch, written into its samples.
 
         Raises:
             DataError: for a picture that cannot be read, or that the model cannot take.
         """
-        samples = data['data_samples']
+        samples: list[BaseDataElement] = data['data_samples']
         for sample in samples:
             try:
                 (result,) = self.runtime.predict([read_picture(sample.img_path)])

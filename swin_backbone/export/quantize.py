@@ -3,13 +3,14 @@ softmax, attention's own products and the position bias stay in floating point."
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import cv2
 import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
+from numpy.typing import NDArray
 
 from ..openmmlab.data.media import read_picture
 from .formats import quiet
@@ -19,10 +20,10 @@ from .runtime import resize
 
 CALIBRATION_PICTURES = 64
 
-Feed = list[np.ndarray]
+Feed = list[NDArray[Any]]
 
 
-def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[np.ndarray]:
+def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[NDArray[Any]]:
     """Pictures of a config's training set, chosen at equal distances.
 
     Raises:
@@ -45,7 +46,7 @@ def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[np.
     return pictures
 
 
-def feeds(pictures: Sequence[np.ndarray], graph: Graph, cfg: Config, preprocessor: torch.nn.Module) -> list[Feed]:
+def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: torch.nn.Module) -> list[Feed]:
     """The inputs of a graph, made from pictures."""
     rule = resize_rule(cfg.test_dataloader.dataset.pipeline)
     if graph.task != 'maps':
@@ -66,9 +67,9 @@ def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Seq
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self.left: Iterator[dict] = iter([dict(zip(names, feed)) for feed in inputs])
+            self.left: Iterator[dict[str, Any]] = iter([dict(zip(names, feed)) for feed in inputs])
 
-        def get_next(self) -> Optional[dict]:
+        def get_next(self) -> Optional[dict[str, Any]]:
             return next(self.left, None)
 
     with quiet():

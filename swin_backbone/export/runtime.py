@@ -25,6 +25,7 @@ from typing import Any, Callable, Optional, cast
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 MANIFEST = 'deploy.json'
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
@@ -63,7 +64,7 @@ WHOLE = dict(
 )
 MOST_BYTES = 1 << 24  # of deploy.json
 
-Result = dict[str, np.ndarray]
+Result = dict[str, NDArray[Any]]
 Port = tuple[set[str], Sequence[Any]]  # the names of an input or output, and its shape
 
 
@@ -98,10 +99,10 @@ class Model:
         runtimes = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in runtimes:
             raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
-        self.run: Callable[..., list[np.ndarray]] = runtimes[self.info['format']](path, self.info, device, threads)
+        self.run: Callable[..., list[NDArray[Any]]] = runtimes[self.info['format']](path, self.info, device, threads)
         self.classes: list[str] = self.info.get('classes', [])
 
-    def predict(self, pictures: Iterable[np.ndarray], batch: int = 1, logits: bool = False) -> Iterator[Result]:
+    def predict(self, pictures: Iterable[NDArray[Any]], batch: int = 1, logits: bool = False) -> Iterator[Result]:
         """The result for each picture, one after the other.
 
         Args:
@@ -128,7 +129,7 @@ class Model:
             for index in range(len(group)):
                 yield self._result(outputs, index)
 
-    def prepare(self, picture: np.ndarray) -> np.ndarray:
+    def prepare(self, picture: NDArray[Any]) -> NDArray[Any]:
         """Resize a picture as in the model's config: (H, W, 3) uint8.
 
         Raises:
@@ -137,7 +138,7 @@ class Model:
         self.check(picture)
         return resize(picture, self.info['preprocessing']['resize'])
 
-    def check(self, picture: np.ndarray) -> None:
+    def check(self, picture: NDArray[Any]) -> None:
         """See that the model can take a picture, before memory is asked for.
 
         Raises:
@@ -152,7 +153,7 @@ class Model:
         ):
             got = f'{picture.dtype} {picture.shape}' if isinstance(picture, np.ndarray) else type(picture).__name__
             raise RuntimeProblem(f'a picture is uint8 pixels (h, w, 3), got {got}')
-        height, width = resized_size(picture.shape[:2], self.info['preprocessing']['resize'])
+        height, width = resized_size((picture.shape[0], picture.shape[1]), self.info['preprocessing']['resize'])
         limit = self.info['limits']['pixels']
         if height * width > limit or picture.shape[0] * picture.shape[1] > limit:
             raise RuntimeProblem(
@@ -165,11 +166,11 @@ class Model:
                 shape = 'x'.join(map(str, self.info['inputs'][0]['shape'][1:3]))
                 raise RuntimeProblem(f'this model takes pictures of {shape} pixels, and one became {height}x{width}')
 
-    def _groups(self, pictures: Iterable[np.ndarray], batch: int) -> Iterator[list[np.ndarray]]:
+    def _groups(self, pictures: Iterable[NDArray[Any]], batch: int) -> Iterator[list[NDArray[Any]]]:
         """Groups of consecutive pictures of the same size, each run as one batch."""
         fixed = self.info['inputs'][0]['shape'][0]
         most = fixed if isinstance(fixed, int) else batch
-        group: list[np.ndarray] = []
+        group: list[NDArray[Any]] = []
         for picture in pictures:
             if group and (len(group) == most or getattr(picture, 'shape', None) != group[0].shape):
                 yield group
@@ -178,7 +179,7 @@ class Model:
         if group:
             yield group
 
-    def _result(self, outputs: dict[str, np.ndarray], index: int) -> Result:
+    def _result(self, outputs: dict[str, NDArray[Any]], index: int) -> Result:
         """The result for one picture of a batch."""
         if self.info['task'] == 'segmentation':
             result = {name: value[index] for name, value in outputs.items()}
@@ -197,7 +198,7 @@ class Model:
 load = Model
 
 
-def read_manifest(folder: Path) -> dict:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """The contents of deploy.json.
 
     Raises:
@@ -211,7 +212,7 @@ def read_manifest(folder: Path) -> dict:
             text = file.read(MOST_BYTES + 1)
         if len(text) > MOST_BYTES:
             raise ValueError(f'it has more than {MOST_BYTES:,} bytes')
-        info = json.loads(text)
+        info: dict[str, Any] = json.loads(text)
         json.dumps(info, ensure_ascii=False).encode()  # JSON may hold halves of characters, which cannot be printed
     except (OSError, ValueError, RecursionError) as error:
         raise RuntimeProblem(f'{folder} is no exported model: its {MANIFEST} cannot be read ({error})') from error
@@ -226,7 +227,7 @@ def _fault(value: Any, kind: Any, where: str = '') -> Optional[str]:
     if isinstance(kind, tuple):
         faults = [_fault(value, one, where) for one in kind]
         return None if None in faults else faults[-1]
-    parts: list[tuple] = []
+    parts: list[tuple[Any, ...]] = []
     if isinstance(kind, dict) and isinstance(value, dict):
         kinds = dict.fromkeys(value, kind[str]) if str in kind else kind
         parts = [(value.get(key, _MISSING), one, f'{where}.{key}') for key, one in kinds.items()]
@@ -259,7 +260,7 @@ def _words(kind: Any) -> str:
     return 'an object' if isinstance(kind, dict) else {str: 'a text', bool: 'true or false', None: 'null'}[kind]
 
 
-def _misfit(info: dict) -> Optional[str]:
+def _misfit(info: dict[str, Any]) -> Optional[str]:
     """What in deploy.json does not fit together, as a sentence without an end; None: nothing."""
     for name in info['sha256']:
         if name != Path(name).name or '\0' in name:
@@ -300,7 +301,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def resized_size(size: tuple[int, int], rule: Optional[dict]) -> tuple[int, int]:
+def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple[int, int]:
     """The height and width that a picture has once it is resized: see `resize`.
 
     Raises:
@@ -318,18 +319,18 @@ def resized_size(size: tuple[int, int], rule: Optional[dict]) -> tuple[int, int]
     return new_height, new_width
 
 
-def resize(picture: np.ndarray, rule: Optional[dict]) -> np.ndarray:
+def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any]:
     """A picture resized by the rule of a config: bilinear, to the `scale` (width, height), in which it fits if its
     proportions are kept; None: as it is.
 
     Raises:
         RuntimeProblem: if no pixel is left, or there was none.
     """
-    height, width = resized_size(picture.shape[:2], rule)
+    height, width = resized_size((picture.shape[0], picture.shape[1]), rule)
     return picture if rule is None else cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
 
 
-def _compare_ports(path: Path, info: dict, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+def _compare_ports(path: Path, info: dict[str, Any], inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
     """See that deploy.json says of a model's inputs and outputs what the model itself does.
 
     Raises:
@@ -355,7 +356,9 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition('\n')[0] or type(error).__name__
 
 
-def _open_onnxruntime(path: Path, info: dict, device: str, threads: Optional[int]) -> Callable[..., list[np.ndarray]]:
+def _open_onnxruntime(
+    path: Path, info: dict[str, Any], device: str, threads: Optional[int]
+) -> Callable[..., list[NDArray[Any]]]:
     try:
         import onnxruntime
     except ImportError as error:
@@ -378,9 +381,10 @@ def _open_onnxruntime(path: Path, info: dict, device: str, threads: Optional[int
     _compare_ports(path, info, *ports)
     names = [port['name'] for port in info['inputs']]
 
-    def run(inputs: Sequence[np.ndarray], outputs: Optional[Sequence[str]] = None) -> list[np.ndarray]:
+    def run(inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
         try:
-            return session.run(outputs, dict(zip(names, inputs)))
+            results: list[NDArray[Any]] = session.run(outputs, dict(zip(names, inputs)))
+            return results
         except Exception as error:
             raise _cannot_run('onnxruntime', inputs, error) from error
 
@@ -400,7 +404,9 @@ def _core() -> Any:
     return openvino.Core()
 
 
-def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) -> Callable[..., list[np.ndarray]]:
+def _open_openvino(
+    path: Path, info: dict[str, Any], device: str, threads: Optional[int]
+) -> Callable[..., list[NDArray[Any]]]:
     try:
         core = _core()
     except ImportError as error:
@@ -426,7 +432,7 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
     _compare_ports(path, info, *ports)
     everything = [port['name'] for port in info['outputs']]
 
-    def run(inputs: Sequence[np.ndarray], outputs: Optional[Sequence[str]] = None) -> list[np.ndarray]:
+    def run(inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
         try:
             found = compiled(list(inputs), share_outputs=False)
         except Exception as error:
@@ -436,7 +442,7 @@ def _open_openvino(path: Path, info: dict, device: str, threads: Optional[int]) 
     return run
 
 
-def _cannot_run(runtime: str, inputs: Sequence[np.ndarray], error: Exception) -> RuntimeProblem:
+def _cannot_run(runtime: str, inputs: Sequence[NDArray[Any]], error: Exception) -> RuntimeProblem:
     shape = 'x'.join(map(str, np.shape(inputs[0]))) if inputs else 'nothing'
     return RuntimeProblem(f'{runtime} cannot run the model on an input of {shape}: {_first_line(error)}')
 
@@ -469,7 +475,7 @@ def _summary(result: Result, classes: Sequence[str]) -> str:
     return ', '.join(f'{name} {share:.0%}' for name, share in zip(classes, shares) if share >= 0.01)
 
 
-def _read(path: str) -> np.ndarray:
+def _read(path: str) -> NDArray[Any]:
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise RuntimeProblem('it is no regular file')

@@ -1,10 +1,11 @@
 """Verify an exported file: run it in its own runtime and compare it with the PyTorch model."""
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .graph import ExportError, Graph
 from .runtime import Model, Result
@@ -23,10 +24,10 @@ SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.5}
 CLEAR_SCORE = 0.05  # below this score, rounding may add or remove an object
 TIE = 1e-6  # two logits that differ by less, relative to the largest one or to 1, are equal: rounding decides
 
-Run = Callable[..., Sequence[np.ndarray]]
+Run = Callable[..., Sequence[NDArray[Any]]]
 
 
-def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict]:
+def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict[str, Any]]:
     """Run generated images through a file and through PyTorch, and compare the maps.
 
     Returns:
@@ -60,8 +61,8 @@ def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict]:
 
 
 def verify_results(
-    model: Model, wanted: Callable[[np.ndarray], Result], pictures: Sequence, precision: str
-) -> list[dict]:
+    model: Model, wanted: Callable[[NDArray[Any]], Result], pictures: Sequence[NDArray[Any]], precision: str
+) -> list[dict[str, Any]]:
     """Run pictures through a file and through PyTorch, in batches of one and two, and compare the results.
 
     Args:
@@ -83,7 +84,7 @@ def verify_results(
     return figures
 
 
-def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict:
+def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict[str, Any]:
     """How alike two results are.
 
     Args:
@@ -100,7 +101,7 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
     least = CLEAR_SCORE if len(scores) != most else max(CLEAR_SCORE, scores.min() + SCORE_TOLERANCE[precision])
     clear = np.flatnonzero(scores >= least)
     found = np.array([_best_match(got, wanted, index) for index in clear]).reshape(-1, 3)
-    figure: dict = dict(objects=len(scores), found=len(got['scores']))
+    figure: dict[str, Any] = dict(objects=len(scores), found=len(got['scores']))
     if len(found):
         ious, errors, mask_ious = found.T
         matched = (ious >= MATCH_IOU[precision]) & (errors <= SCORE_TOLERANCE[precision])
@@ -110,16 +111,18 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
     return figure
 
 
-def _as_good(labels_HW: np.ndarray, wanted: Result) -> np.ndarray:
+def _as_good(labels_HW: NDArray[Any], wanted: Result) -> NDArray[np.bool_]:
     """Where labels are PyTorch's, or tie with them, as where no query of Mask2Former sees anything: (H, W)."""
-    equal_HW, logits_KHW = labels_HW == wanted['labels'], wanted.get('logits')
+    logits_KHW = wanted.get('logits')
+    equal_HW: NDArray[np.bool_] = labels_HW == wanted['labels']
     if logits_KHW is None or len(logits_KHW) == 1:  # one logit is compared with a threshold
         return equal_HW
     own_HW = np.take_along_axis(logits_KHW, labels_HW[None].astype(np.int64), 0)[0]
-    return equal_HW | (own_HW >= logits_KHW.max(0) - TIE * max(1.0, float(np.abs(logits_KHW).max())))
+    ties_HW: NDArray[np.bool_] = own_HW >= logits_KHW.max(0) - TIE * max(1.0, float(np.abs(logits_KHW).max()))
+    return equal_HW | ties_HW
 
 
-def _judge(figure: dict, precision: str) -> None:
+def _judge(figure: dict[str, Any], precision: str) -> None:
     where = f'on a picture of {"x".join(map(str, figure["picture"]))}, batch {figure["batch"]},'
     for name, what in (('equal_labels', 'of the labels are'), ('matched', 'of the objects are')):
         if figure.get(name, 1.0) < LEAST[name][precision]:
@@ -146,15 +149,16 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
     return float(ious.max()), float(abs(got['scores'][best] - wanted['scores'][index])), mask_iou
 
 
-def box_iou(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+def box_iou(box: NDArray[Any], boxes: NDArray[Any]) -> NDArray[Any]:
     """Intersection over union of one box (4,) with each of others (n, 4)."""
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
     intersection = np.clip(sides, 0, None).prod(1)
     area = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(1) - intersection
-    return intersection / np.maximum(area, 1e-9)
+    ious: NDArray[Any] = intersection / np.maximum(area, 1e-9)
+    return ious
 
 
-def map_error(got: np.ndarray, wanted: np.ndarray) -> float:
+def map_error(got: NDArray[Any], wanted: NDArray[Any]) -> float:
     """The largest difference, relative to the largest value or to 1 if that is less; infinite for another shape."""
     if got.shape != wanted.shape:
         return float('inf')

@@ -175,4 +175,5 @@ def optional_min_size(cfg: ConfigDict, boxes: Tensor) -> Optional[Tensor]:
     if least < 0:
         return None
     sides = boxes[..., 2:] - boxes[..., :2]
-    return (sides > least).all(-1)
+    is_large: Tensor = (sides > least).all(-1)
+    return is_large

@@ -40,13 +40,16 @@ class Detector(nn.Module):
         zoom_2 = (image_size / size.to(image.dtype)).flip(0)
         zoom_4 = torch.cat([zoom_2, zoom_2])
         if not self.head.with_masks:
-            return self.head(maps, image_size, zoom_4)
+            found: tuple[Tensor, ...] = self.head(maps, image_size, zoom_4)
+            return found
         height, width = size.tolist()
         for side in (height, width):
             torch._check(side >= 1)
         if isinstance(self.head, InstanceHead):
-            return self.head(maps, image.shape[-2:], picture.shape[1:3], (height, width))
-        return self.head(maps, image_size, zoom_4, (height, width))
+            found = self.head(maps, image.shape[-2:], picture.shape[1:3], (height, width))
+        else:
+            found = self.head(maps, image_size, zoom_4, (height, width))
+        return found
 
 
 def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:

@@ -89,7 +89,8 @@ def _sample(
         seen = F.grid_sample(value, grid, mode='bilinear', padding_mode='zeros', align_corners=False)  # B*h, d, T, P
         part = (seen * weights[:, :, :, level].transpose(1, 2).reshape(B * h, 1, T, P)).sum(-1)
         total = part if total is None else total + part
-    return attention.output_proj(total.view(B, h * d, T).transpose(1, 2))
+    y_BTC: Tensor = attention.output_proj(total.view(B, h * d, T).transpose(1, 2))
+    return y_BTC
 
 
 class QueryHead(nn.Module):

@@ -36,7 +36,7 @@ def nms(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_thres
 
 
 @nms.register_fake
-def _(boxes_BM4, scores_BKM, iou_threshold, score_threshold):
+def _(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
     return boxes_BM4.new_empty(torch.library.get_ctx().new_dynamic_size(), 3, dtype=torch.int64)
 
 
@@ -61,15 +61,25 @@ def roi_align(
     from mmcv.ops import roi_align as of_all
 
     regions_R5 = torch.cat([image_R[:, None].to(box_R4.dtype), box_R4], 1)
-    return of_all(map_BCHW.contiguous(), regions_R5, (height, width), scale, samples, 'avg', aligned)
+    cut_RCHW: Tensor = of_all(map_BCHW.contiguous(), regions_R5, (height, width), scale, samples, 'avg', aligned)
+    return cut_RCHW
 
 
 @roi_align.register_fake
-def _(map_BCHW, box_R4, image_R, height, width, scale, samples, aligned):
+def _(
+    map_BCHW: Tensor,
+    box_R4: Tensor,
+    image_R: Tensor,
+    height: int,
+    width: int,
+    scale: float,
+    samples: int,
+    aligned: bool,
+) -> Tensor:
     return map_BCHW.new_empty(box_R4.shape[0], map_BCHW.shape[1], height, width)
 
 
-def onnx_translations() -> dict[Callable, Any]:
+def onnx_translations() -> dict[Callable[..., Any], Any]:
     """The ONNX versions of these operators, for `torch.onnx.export`."""
     from onnxscript import FLOAT, INT64
     from onnxscript import opset20 as op
@@ -79,7 +89,10 @@ def onnx_translations() -> dict[Callable, Any]:
         thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, score_threshold)]
         return op.NonMaxSuppression(boxes, scores, most, *thresholds)
 
-    def roi_align_onnx(map, boxes, image, height: int, width: int, scale: float, samples: int, aligned: bool):
+    # To the exporter annotations of tensors are the types that they may have: here all that RoiAlign takes.
+    def roi_align_onnx(  # type: ignore[no-untyped-def]
+        map, boxes, image, height: int, width: int, scale: float, samples: int, aligned: bool
+    ):
         return op.RoiAlign(
             map,
             boxes,

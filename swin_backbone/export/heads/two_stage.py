@@ -140,7 +140,8 @@ class RegionHead(nn.Module):
                 place_n = torch.arange(label_n.shape[0], device=label_n.device) * K + label_n
                 one = masks_nKYX.reshape(-1, Y, X)[place_n]
             total = total + one
-        return total / len(self.mask_heads)
+        mean: Tensor = total / len(self.mask_heads)
+        return mean
 
 
 def _listed(modules: Any) -> nn.ModuleList:
