@@ -15,18 +15,18 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import FeatureGetterNet, feature_take_indices
 from torch import Tensor, nn
 
-from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2
+from ..archs import ARCHS, ARCHS_MLP, ARCHS_V2, Arch
 from ..checkpoints.recognise import tensors_of
 from ..models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from ..openmmlab.swap.variants import SWINS
 from .any_origin import take_any_origin
 
-FAMILIES: dict[str, tuple[Any, dict]] = {
+FAMILIES: dict[str, tuple[Any, dict[str, Arch]]] = {
     'swin_backbone': (SwinBackbone, ARCHS),
     'swinv2_backbone': (SwinV2Backbone, ARCHS_V2),
     'swin_mlp_backbone': (SwinMLPBackbone, ARCHS_MLP),
 }
-FAMILY_ARCHS: dict[Any, dict] = dict(FAMILIES.values())
+FAMILY_ARCHS: dict[Any, dict[str, Arch]] = dict(FAMILIES.values())
 __all__ = ['SwinFeatures', 'TimmSwin']  # timm appends the names of its models
 
 
@@ -83,15 +83,17 @@ class TimmSwin(nn.Module):
         self.drop_rate = drop_rate
         self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.classifier_names = {} if features else {'norm': f'backbone.norm{len(depths) - 1}', 'head': 'head.fc'}
-        self.register_load_state_dict_pre_hook(take_any_origin)
+        self.register_load_state_dict_pre_hook(take_any_origin)  # type: ignore[no-untyped-call]  # of torch
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
         """The last map, normalised: (B, C, H, W)."""
-        return self.backbone(x_BCHW)[-1]
+        last: Tensor = self.backbone(x_BCHW)[-1]
+        return last
 
     def forward_head(self, x_BCHW: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits (B, num_classes) of the last map, or with `pre_logits` what the head's linear layer gets."""
-        return self.head(x_BCHW, pre_logits=pre_logits)
+        logits: Tensor = self.head(x_BCHW, pre_logits=pre_logits)
+        return logits
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Logits (B, num_classes) of images of any size."""
@@ -140,11 +142,12 @@ class TimmSwin(nn.Module):
                 module.requires_grad_(False)
             if stage >= last and module.downsample is not None and not self.backbone.merging_first:
                 module.downsample.requires_grad_(False)
-        return taken
+        return list(taken)
 
     def get_classifier(self) -> nn.Module:
         """The head's linear layer."""
-        return self.head.fc
+        classifier: nn.Module = self.head.fc
+        return classifier
 
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
         """A new head, for another number of classes."""
@@ -198,7 +201,7 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         arguments.pop('feature_cls', None)
         build = partial(TimmSwin, family, features=sorted(taken))
         features = dict(features_only=True, feature_cfg=dict(out_indices=taken, feature_cls=SwinFeatures))
-    return build_model_with_cfg(
+    model: nn.Module = build_model_with_cfg(
         build,
         name,
         pretrained,
@@ -207,6 +210,7 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
         **features,
         **arguments,
     )
+    return model
 
 
 def _cfg(type_: str, arch: str) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class SwinWithFPN(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> dict[str, Tensor]:
         """Images of any size to the maps of the pyramid, '0', '1', ... and those of `extra_blocks`."""
-        return self.fpn(OrderedDict((str(level), x) for level, x in enumerate(self.body(x_BCHW))))
+        maps: dict[str, Tensor] = self.fpn(OrderedDict((str(level), x) for level, x in enumerate(self.body(x_BCHW))))
+        return maps
 
 
 def backbone_with_fpn(

@@ -34,10 +34,10 @@ class SwinBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
     model_type = 'swin_backbone'
     family: str = 'v1'
     arch: Optional[str] = 'tiny'
-    arguments: Optional[dict] = None
-    stage_names: Optional[list] = None
-    _out_features: Optional[list] = None
-    _out_indices: Optional[list] = None
+    arguments: Optional[dict[str, Any]] = None
+    stage_names: Optional[list[Any]] = None
+    _out_features: Optional[list[Any]] = None
+    _out_indices: Optional[list[Any]] = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.family not in FAMILIES:
@@ -76,7 +76,7 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
     @property
     def gradient_checkpointing(self) -> bool:
         """Whether blocks are recomputed in backward: `with_cp`. What transformers enables it by sets this."""
-        return self.backbone.with_cp
+        return bool(self.backbone.with_cp)
 
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, enable: bool) -> None:

@@ -226,7 +226,8 @@ class SwinPyramid(BaseModule):
     @property
     def with_cp(self) -> bool:
         """Whether blocks are recomputed in backward: see `SwinBackbone`. It can be set at any time."""
-        return self.stages[0].options.with_cp
+        options: StageOptions = self.stages[0].options
+        return options.with_cp
 
     @with_cp.setter
     def with_cp(self, with_cp: bool) -> None:
