@@ -199,6 +199,6 @@ def test_transformers_classifier_goes_there_and_back(tmp_path, transformers):
     model = with_random_weights(transformers.SwinForImageClassification(config))
     model.save_pretrained(tmp_path)
     convert_checkpoint(tmp_path / 'model.safetensors', tmp_path / 'timm.pth', 'timm')
-    convert_checkpoint(tmp_path / 'timm.pth', tmp_path / 'model.safetensors', 'hf')
+    convert_checkpoint(tmp_path / 'timm.pth', tmp_path / 'model.safetensors', 'hf', overwrite=True)
     fresh = transformers.SwinForImageClassification.from_pretrained(tmp_path)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in fresh.state_dict().items())
