@@ -37,6 +37,7 @@ def dino():
     return cfg.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [CONFIG, 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'])
 def test_swin_l_by_name(name):
     cfg = swap_backbone(read_config(name), 'swin-l')
