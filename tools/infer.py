@@ -5,6 +5,8 @@ python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda
     [--allow-missing] [--overwrite]
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--overwrite]
+python tools/infer.py PICTURE CONFIG CKPT --tile 1024 [--overlap 128] [--level L] [--skip-blank [N]] [--resume]
+    [--shard I/N | --merge] [--out-dir D] ...
 
 DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
 quotes. Written are
@@ -17,6 +19,14 @@ quotes. Written are
 A picture with more pixels than --max-pixels is reduced for the model and the overlay, and a line says so; this limits
 the memory. Boxes, masks and labels are written in the pixels of the picture itself.
 
+With --tile, one picture of any size is run in tiles, in memory that does not depend on it (a GeoTIFF, a slide, a TIFF,
+OME-TIFF or zarr, a JPEG or PNG), also with DIR for CONFIG CKPT. Written are
+
+    D/labels/NAME.tif            of a segmentor: a tiled TIFF, where the picture lies
+    D/objects/NAME.jsonl         of a detector: a COCO result on each line; NAME.images.json says which category the ids
+                                 are; NAME.geojson, where the picture has coordinates
+    D/tiles/NAME/                what is finished, by which --resume goes on and --merge puts shards together
+
 Files that infer.py did not write itself are not replaced without --overwrite, and inputs never.
 
 Exit status: 0 if there are results for every input; 1 if a file could not be read to its end, or the model could not
@@ -24,10 +34,12 @@ take it, which is said and skipped, or if an argument is wrong.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from rich.console import Console
@@ -44,6 +56,7 @@ from swin_backbone.command_line import (
     positive,
     run,
     stop_on_user_errors,
+    whole,
 )
 from swin_backbone.export.predictor import ExportedPredictor, is_exported
 from swin_backbone.openmmlab import runtime
@@ -51,9 +64,12 @@ from swin_backbone.openmmlab.config.paths import make_folder
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.inference.predict import Predictor, Results
+from swin_backbone.openmmlab.inference.tiles import Progress as TileProgress
+from swin_backbone.openmmlab.inference.tiles import TiledInference
 from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
 
+OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'shard', 'merge')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
 
@@ -84,6 +100,23 @@ def parse_args() -> argparse.Namespace:
         metavar='N',
         help=f'reduce larger pictures to N pixels (default: {MAX_PIXELS})',
     )
+    tiles = parser.add_argument_group('pictures larger than memory')
+    tiles.add_argument('--tile', type=positive, metavar='N', help='side of the tiles, in pixels')
+    tiles.add_argument('--overlap', type=whole(0), metavar='N', help='of neighbouring tiles (default: 128)')
+    tiles.add_argument(
+        '--level', type=whole(0), metavar='L', help='of a slide or pyramid; 0, the default, is the finest'
+    )
+    tiles.add_argument(
+        '--skip-blank',
+        type=whole(0, 255),
+        nargs='?',
+        const=0,
+        metavar='N',
+        help='skip tiles in which no channel differs by more than N (default: 0), and say how many they were',
+    )
+    tiles.add_argument('--resume', action='store_true', help='go on after the tiles that are finished')
+    tiles.add_argument('--shard', type=shard, metavar='I/N', help='the tiles of process I of N, from 0; then --merge')
+    tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
     add_overwrite(parser)
     add_config_arguments(parser)
     add_checkpoint_arguments(parser)
@@ -93,7 +126,23 @@ def parse_args() -> argparse.Namespace:
     if len(args.inputs) <= behind:
         parser.error('it takes INPUT CONFIG CKPT, or INPUT DIR with a folder that tools/export.py made')
     args.inputs, args.model = args.inputs[:-behind], args.inputs[-behind:]
+    if args.tile is None:
+        given = [name for name in OF_TILES if getattr(args, name) not in (None, False)]
+        if given:
+            parser.error(f'--{given[0].replace("_", "-")} takes --tile')
+    elif len(args.inputs) > 1 or args.batch_size > 1 or args.max_pixels != MAX_PIXELS:
+        parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels')
+    elif args.merge and (args.shard or args.resume):
+        parser.error('--merge takes neither --shard nor --resume')
     return args
+
+
+def shard(text: str) -> tuple[int, int]:
+    """The type of an option that takes I/N."""
+    number, _, of = text.partition('/')
+    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        raise argparse.ArgumentTypeError(f'it takes I/N with I from 0 to N - 1, got {text[:40]!r}')
+    return int(number), int(of)
 
 
 def open_predictor(args: argparse.Namespace) -> Predictor:
@@ -213,8 +262,75 @@ class Job:
         self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def infer_tiles(args: argparse.Namespace) -> int:
+    """One picture in tiles."""
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+        make_folder(args.out_dir, '--out-dir')
+        given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
+        job = TiledInference(
+            open_predictor(args), args.inputs[0], args.out_dir, skip_blank=args.skip_blank, score_thr=args.score_thr,
+            **{name: value for name, value in given.items() if value is not None},
+        )  # fmt: skip
+    for note in job.notes:
+        print(note, file=sys.stderr)
+    begin = time.monotonic()
+    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+        if args.merge:
+            files = job.merge(args.overwrite)
+            print(f'merged; see {", ".join(map(str, files))}')
+            return 0
+        with TileBar(job.grid.step) as bar:
+            progress, files = job.run(args.shard, args.resume, args.overwrite, bar.show)
+    height, width = job.grid.size
+    print(
+        f'{progress.done} of {len(job.grid)} tiles of a picture of {width}x{height} pixels in '
+        f'{time.monotonic() - begin:.1f} s, {progress.blank} of them blank and skipped; see '
+        f'{", ".join(map(str, files)) or f"{job.folder}, and merge the shards by --merge"}'
+    )
+    return 0
+
+
+class TileBar:
+    """Tiles that are finished, how fast, and the time that is left: a bar, or in a log a line every minute."""
+
+    def __init__(self, step: int):
+        self.step = step
+        self.console = Console(stderr=True)
+        columns = (TextColumn('tiles'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.description}'))
+        self.bar = Progress(*columns, console=self.console)
+        self.first: Optional[TileProgress] = None
+        self.begin = self.said = time.monotonic()
+
+    def __enter__(self) -> 'TileBar':
+        if self.console.is_terminal:
+            self.bar.start()
+            self.task = self.bar.add_task('')
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def show(self, progress: TileProgress) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first, self.begin = progress, now
+        new, seconds = progress.done - self.first.done, now - self.begin
+        text = ''
+        if new and seconds:
+            left = timedelta(seconds=round((progress.total - progress.done) * seconds / new))
+            text = f'{new / seconds:.2f} tiles/s, {new * self.step**2 / seconds / 1e6:.1f} Mpx/s, {left} left'
+        text += f', {progress.blank} blank' if progress.blank else ''
+        if self.console.is_terminal:
+            self.bar.update(self.task, completed=progress.done, total=progress.total, description=text)
+        elif text and (now - self.said > 60 or progress.done == progress.total):
+            self.said = now
+            print(f'tiles {progress.done}/{progress.total}, {text}', file=sys.stderr, flush=True)
+
+
 def main() -> int:
     args = parse_args()
+    if args.tile is not None:
+        return infer_tiles(args)
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         found = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
         make_folder(args.out_dir, '--out-dir')

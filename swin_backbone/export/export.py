@@ -78,7 +78,11 @@ def export(
         calibration = feeds(
             pictures or training_pictures(cfg), graph, cfg, predictor.model.get_submodule('data_preprocessor')
         )
-    meta = dict(classes=list(predictor.meta['classes']), palette=_palette(predictor))
+    meta = dict(
+        classes=list(predictor.meta['classes']),
+        palette=_palette(predictor),
+        **dict(period=predictor.period, threshold=predictor.threshold),  # for tiles of large pictures
+    )
     wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
     metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
     return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite)

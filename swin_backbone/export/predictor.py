@@ -1,6 +1,8 @@
 """Use an exported model together with this package: draw and evaluate with the toolboxes, as with a checkpoint."""
 
 import copy
+import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -17,9 +19,10 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from ..openmmlab.config.paths import require_data
 from ..openmmlab.data.media import Frame, read_picture
 from ..openmmlab.errors import DataError
-from ..openmmlab.inference.predict import Predictor
+from ..openmmlab.inference.predict import Predictor, with_background
 from ..openmmlab.runtime import build_runner
-from .runtime import MANIFEST, Model, Result, RuntimeProblem
+from ..windows.grid import Size
+from .runtime import MANIFEST, Model, Result, RuntimeProblem, resized_size
 
 
 def is_exported(path: str) -> bool:
@@ -67,6 +70,34 @@ class ExportedPredictor(Predictor):
         """The model's results for each of a batch of frames."""
         results = self.model.predict([item['inputs'] for item in prepared], self.batch)
         return [fill(_sample(self.scope), result) for result in results]
+
+    def scores(self, prepared: dict) -> np.ndarray:
+        """See `Predictor.scores`.
+
+        Raises:
+            RuntimeProblem: if the folder holds no logits.
+        """
+        (result,) = self.model.predict([prepared['inputs']], logits=True)
+        if 'logits' not in result:
+            raise RuntimeProblem(f'{self.model.folder} has no output named logits: export the model again')
+        return with_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
+
+    def seen_size(self, size: Size) -> Size:
+        """See `Predictor.seen_size`."""
+        return resized_size(size, self.model.info['preprocessing']['resize'])
+
+    @property
+    def period(self) -> int:
+        """See `Predictor.period`; 1 for a folder that was exported before deploy.json had it."""
+        period = self.model.info.get('period')
+        return period if isinstance(period, int) and period > 0 else 1
+
+    @property
+    def identity(self) -> str:
+        """See `Predictor.identity`."""
+        names = ('sha256', 'precision', 'preprocessing', 'classes')
+        described = json.dumps([self.model.info[name] for name in names], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
 
 
 class ExportedModel(BaseModel):

@@ -58,6 +58,10 @@ KINDS = {
     'servers': Kind(
         'answers of servers, and what an address may be', 'the checkpoint or one sentence; nothing else is kept'
     ),
+    'tile_kills': Kind('`kill -9` during the tiles of a large picture', 'resumed, the results have the same bytes'),
+    'tile_manifests': Kind(
+        'tiles of another model, setting or process, or damaged', 'one sentence; nothing of it is in the results'
+    ),
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 

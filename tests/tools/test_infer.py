@@ -100,12 +100,12 @@ def test_cocos_classes_have_cocos_ids():
     from mmdet.datasets import CocoDataset
 
     classes = CocoDataset.METAINFO['classes']
-    ids = dict(zip(classes, inference._category_ids(classes)))
+    ids = dict(zip(classes, inference.category_ids_of(classes)))
     assert len(ids) == 80
     assert [ids[name] for name in ('person', 'stop sign', 'backpack', 'bowl', 'toilet', 'toothbrush')] == [
         1, 13, 27, 51, 70, 90,
     ]  # fmt: skip
-    assert inference._category_ids(['nut', 'bolt']) == [1, 2]
+    assert inference.category_ids_of(['nut', 'bolt']) == [1, 2]
 
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):

@@ -1,7 +1,9 @@
 """A trained detector, segmentor or classifier on pictures and videos: predictions, drawn and as data."""
 
+import hashlib
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -20,6 +22,8 @@ from PIL import Image
 
 from ...devices import require_device
 from ...outputs import Outputs
+from ...pictures.attention import find_backbone, strides_of
+from ...windows.grid import Size
 from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
@@ -73,7 +77,9 @@ class Predictor:
             else:
                 self._load(loaded, checkpoint, allow_missing)
             self.model.to(device).eval()
-            self.pipeline = Compose(_pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope))
+            pipeline = _pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope)
+            self.pipeline = Compose(pipeline)
+            self._described = repr((cfg.model, pipeline))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 
@@ -113,6 +119,41 @@ class Predictor:
             samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
             return samples
 
+    def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
+        """A segmentor's scores of a frame, whose largest is the class of a pixel: (K, H, W) float32."""
+        (sample,) = self.predict([prepared])
+        return with_background(sample.seg_logits.data.float().cpu().numpy(), self.threshold)
+
+    @property
+    def threshold(self) -> Optional[float]:
+        """That of a segmentor with one score, above which a pixel is of the second class."""
+        return getattr(getattr(self.model, 'decode_head', None), 'threshold', None)
+
+    def seen_size(self, size: Size) -> Size:
+        """The height and width that the model sees a frame of `size` at, before it is padded to a multiple."""
+        frame = Frame(Medium(Path('made'), 'made', False), 0, np.zeros((*size, 3), np.uint8), size)
+        height, width = self.prepare(frame)['inputs'].shape[-2:]
+        return height, width
+
+    @property
+    def period(self) -> int:
+        """By how many pixels a picture may be cut off so that the backbone's windows lie as before: the least common
+        multiple of its windows' sides in pixels; 32 for other backbones than this package's."""
+        try:
+            windows = find_backbone(self.model).window_size
+        except ValueError:
+            return 32
+        return math.lcm(*(stride * side for stride, window in zip(strides_of(self.model), windows) for side in window))
+
+    @property
+    def identity(self) -> str:
+        """A digest of what the predictions depend on: weights, config of the model, and test pipeline."""
+        digest = hashlib.sha256(self._described.encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
     def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> NDArray[Any]:
         """The frame with its predictions on it, (H, W, 3) uint8 BGR."""
         more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
@@ -147,7 +188,7 @@ class Results:
         self.score_thr = score_thr
         self.images: list[dict[str, Any]] = []
         self.objects: list[dict[str, Any]] = []
-        self.category_ids = _category_ids(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
+        self.category_ids = category_ids_of(predictor.meta['classes']) if predictor.scope == 'mmdet' else []
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
     def check(self, media: Sequence[Medium]) -> None:
@@ -244,6 +285,19 @@ class Results:
             self.video = None
 
 
+def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:
+    """Scores of which the largest is the class, also of a segmentor with one score, which is a probability.
+
+    Raises:
+        ValueError: if there is one score, and no threshold to compare it with.
+    """
+    if len(scores_KHW) > 1:
+        return scores_KHW
+    if threshold is None:
+        raise ValueError('the model gives one score a pixel, and no threshold to compare it with')
+    return np.concatenate([np.full_like(scores_KHW, threshold), scores_KHW])
+
+
 def _pipeline_of_pixels(pipeline: Sequence[dict[str, Any]], scope: str) -> list[dict[str, Any]]:
     """A test pipeline that starts from pixels, and asks for no annotations."""
     loader = [dict(type=f'{scope}.LoadImageFromNDArray')] if scope != 'mmpretrain' else []  # which has none
@@ -267,7 +321,7 @@ def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[
     return meta
 
 
-def _category_ids(classes: Sequence[str]) -> list[int]:
+def category_ids_of(classes: Sequence[str]) -> list[int]:
     """COCO's own ids for COCO's classes; from 1 for any others."""
     from mmdet.datasets import CocoDataset
 

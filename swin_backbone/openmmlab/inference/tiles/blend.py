@@ -1,0 +1,72 @@
+"""The scores of overlapping tiles as one map, in memory that depends on the tile alone.
+
+Layout: K classes, H height, W width.
+"""
+
+from typing import IO, Optional
+
+import numpy as np
+
+from .grid import Grid
+
+
+class Blender:
+    """Adds up the weighted scores of tiles, which come row by row, and gives each cell once nothing is added to it.
+
+    What a tile leaves to the tile on its right is kept in memory, and what it leaves to the row below in a file: as one
+    may begin anywhere, after the `warm_up` tiles before, so runs that begin at different tiles give the same bits.
+
+    Args:
+        scratch: a file for what the row below needs, columns * (classes + 1) * overlap * tile * 4 bytes.
+    """
+
+    def __init__(self, grid: Grid, classes: int, scratch: IO[bytes]):
+        self.grid, self.classes, self.scratch = grid, classes, scratch
+        self.right: Optional[np.ndarray] = None
+        self.below: set[int] = set()  # columns of which the file has what the row below needs
+
+    @staticmethod
+    def warm_up(grid: Grid, first: int) -> int:
+        """The tile to begin with, so that the cells from `first` on are whole: those above, and the one to the left."""
+        return max(0, first - grid.columns - 1) if grid.overlap else first
+
+    def add(self, index: int, scores_KHW: Optional[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Add a tile.
+
+        Args:
+            scores_KHW: of the tile's window, float32; None: of a tile that was skipped.
+
+        Returns:
+            The sums of its cell (K, H, W), and where there are any (H, W) bool.
+        """
+        grid, (row, column) = self.grid, self.grid.place(index)
+        cell, window, overlap, step = grid.cell(index), grid.window(index), grid.overlap, grid.step
+        weights_HW = np.outer(grid.vertical.weights(row), grid.horizontal.weights(column))
+        sums = np.zeros((self.classes + 1, *weights_HW.shape), np.float32)  # the last: of the weights
+        if scores_KHW is not None:
+            inside_KHW = scores_KHW[:, cell.top - window.top :, cell.left - window.left :]
+            np.multiply(inside_KHW, weights_HW, out=sums[:-1])
+            sums[-1] = weights_HW
+        height, width = cell.size
+        if column in self.below:
+            sums[:, :overlap, :width] += self._read(column, width)
+        if column and self.right is not None:
+            sums[:, :, :overlap] += self.right
+        self.below.discard(column)
+        if overlap and row < grid.rows - 1:
+            self._write(column, sums[:, step:, :width])
+        self.right = sums[:, :, step:].copy() if overlap and column < grid.columns - 1 else None
+        return sums[:-1, :height, :width], sums[-1, :height, :width] > 0
+
+    def _write(self, column: int, sums: np.ndarray) -> None:
+        self.scratch.seek(self._offset(column))
+        self.scratch.write(sums.tobytes())
+        self.below.add(column)
+
+    def _read(self, column: int, width: int) -> np.ndarray:
+        shape = (self.classes + 1, self.grid.overlap, width)
+        self.scratch.seek(self._offset(column))
+        return np.frombuffer(self.scratch.read(4 * int(np.prod(shape))), np.float32).reshape(shape)
+
+    def _offset(self, column: int) -> int:
+        return column * (self.classes + 1) * self.grid.overlap * self.grid.tile * 4

@@ -1,0 +1,305 @@
+"""A picture larger than memory, tile by tile."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+from mmengine.structures import BaseDataElement
+
+from ....outputs import Outputs
+from ...data.media import Frame, Medium
+from ..predict import Predictor, category_ids_of
+from . import writers
+from .blend import Blender
+from .grid import Grid, Window
+from .manifest import Block, Part, parts_of, read_block
+from .objects import Merger, Object, mark_cut, runs_of
+from .readers import digest_of, open_picture, require
+
+SMALLEST_OVERLAP = 32  # of a detector: an object that no tile sees whole is known again by what two see of it
+
+
+class Progress(NamedTuple):
+    """How far the tiles of a run or shard are."""
+
+    done: int
+    total: int
+    blank: int  # of those done, the tiles that were skipped
+
+
+class Finished(NamedTuple):
+    """What a run or shard did: how far it came, and the files that it wrote (of a shard none)."""
+
+    progress: Progress
+    files: list[Path]
+
+
+class TiledInference:
+    """A detector or segmentor, and a large picture.
+
+    Args:
+        predictor: of a checkpoint or of an exported folder.
+        path: of the picture; see `open_picture` for what is read by which library.
+        out_dir: the results are `labels/NAME.tif` of a segmentor, `objects/NAME.jsonl`, `objects/NAME.images.json` and,
+            if the picture has coordinates, `objects/NAME.geojson` of a detector; `tiles/NAME/` is the manifest.
+        tile: side of a tile, in pixels.
+        overlap: of neighbouring tiles, at most half a tile.
+        level: of a pyramid; 0 has all pixels.
+        skip_blank: skip tiles of one colour: no channel differs by more than this anywhere. None: none.
+        score_thr: objects below are left out.
+
+    Attributes:
+        notes: sentences on what is not as one may think.
+
+    Raises:
+        OSError: if the picture cannot be read.
+        ValueError: if an argument is out of range, a library is missing, or the model is a classifier.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        path: Union[str, Path],
+        out_dir: Union[str, Path],
+        tile: int = 1024,
+        overlap: int = 128,
+        level: int = 0,
+        skip_blank: Optional[int] = None,
+        score_thr: float = 0.3,
+    ):
+        if predictor.scope not in ('mmdet', 'mmseg'):
+            raise ValueError(f'tiles are for detectors and segmentors, got a model of {predictor.scope}')
+        if skip_blank is not None and not 0 <= skip_blank <= 255:
+            raise ValueError(f'skip_blank takes 0 to 255, got {skip_blank}')
+        self.predictor, self.path, self.out_dir = predictor, Path(path), Path(out_dir)
+        self.segments = predictor.scope == 'mmseg'
+        if not self.segments and overlap < SMALLEST_OVERLAP:
+            raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
+        Grid((1, 1), tile, overlap)  # whether they are in range, before a file is opened
+        self.picture = open_picture(path, level)
+        self.classes: list[str] = list(predictor.meta['classes'])
+        if self.segments:
+            require('tifffile', 'tifffile', Path('labels') / f'{self.path.stem}.tif')
+        elif self.picture.coordinates:
+            require('shapely', 'shapely', Path('objects') / f'{self.path.stem}.geojson')
+        seen, period = predictor.seen_size((tile, tile)), predictor.period
+        keeps_size = seen == (tile, tile)
+        self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
+        self.skip_blank, self.score_thr = skip_blank, score_thr
+        self.notes = [*self.picture.notes]
+        if not keeps_size:
+            self.notes.append(f'the test pipeline shows tiles of {tile}x{tile} to the model as {seen[0]}x{seen[1]}')
+        elif self.grid.step % period and len(self.grid) > 1:
+            self.notes.append(
+                f'tiles start every {self.grid.step} pixels, no multiple of {period}, by which the windows of the '
+                'backbone repeat: labels differ more from those of the whole picture'
+            )
+        self.settings: dict[str, Any] = dict(
+            format=1, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
+            tile=tile, overlap=overlap, skip_blank=skip_blank, score_thr=None if self.segments else score_thr,
+        )  # fmt: skip
+
+    @property
+    def folder(self) -> Path:
+        """Of the manifest."""
+        return self.out_dir / 'tiles' / self.path.stem
+
+    @property
+    def files(self) -> list[Path]:
+        """What is written in the end."""
+        if self.segments:
+            return [self.out_dir / 'labels' / f'{self.path.stem}.tif']
+        suffixes = ['.jsonl', '.images.json', *(['.geojson'] if self.picture.coordinates else [])]
+        return [self.out_dir / 'objects' / (self.path.stem + suffix) for suffix in suffixes]
+
+    def run(
+        self,
+        shard: Optional[tuple[int, int]] = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        report: Callable[[Progress], object] = lambda progress: None,
+    ) -> Finished:
+        """Predict for all tiles and write the results, or for the tiles of a shard.
+
+        Args:
+            shard: its number from 0, and how many there are; `merge` writes the results of all.
+            resume: go on after the tiles that are finished.
+            overwrite: replace files of the user, and begin again where tiles are finished.
+            report: is called after each tile.
+
+        Raises:
+            ValueError: if tiles are finished that may not be continued, or with another model or other settings;
+                or if another process works on them.
+            FileExistsError: if a file is in the way; see `Outputs`.
+            OSError: if the picture cannot be read, or the results cannot be written.
+        """
+        number, of = shard or (0, 1)
+        if not 0 <= number < of:
+            raise ValueError(f'shard takes I/N with I from 0 to N - 1, got {number}/{of}')
+        outputs = Outputs(self.out_dir, [self.path], overwrite)
+        outputs.check(*self.files)
+        tiles = self.grid.shard(number, of)
+        with Part(self.folder, (number, of), tiles, self.settings) as part:
+            if part.is_merged():
+                if resume:
+                    part.require_same()
+                    if all(map(outputs.is_own, self.files)):
+                        return Finished(Progress(len(tiles), len(tiles), 0), self.files)
+                overwrite = True
+            part.begin(resume, overwrite and not resume)
+            report(Progress(part.done, len(tiles), part.blanks))
+            for blocks, is_blank in self._predict(tiles[part.done :]):
+                part.add(blocks, is_blank)
+                report(Progress(part.done, len(tiles), part.blanks))
+            progress = Progress(part.done, len(tiles), part.blanks)
+        if shard is not None:
+            return Finished(progress, [])
+        return Finished(progress, self.merge(overwrite))
+
+    def merge(self, overwrite: bool = False) -> list[Path]:
+        """Write the results of all shards; what the tiles made is deleted then.
+
+        Raises:
+            ValueError: if a shard is missing or not finished, or is of another model or other settings.
+            FileExistsError, OSError: see `run`.
+        """
+        outputs = Outputs(self.out_dir, [self.path], overwrite)
+        outputs.check(*self.files)
+        parts = parts_of(self.folder, self.grid, self.settings)
+        with ExitStack() as stack:
+            for part in parts:
+                stack.enter_context(part)
+            (self._write_labels if self.segments else self._write_objects)(outputs, parts)
+            for part in parts:
+                part.blocks_path.unlink()
+        return self.files
+
+    def _predict(self, tiles: range) -> Iterator[tuple[list[Block], bool]]:
+        """What each of the tiles makes, and whether it was skipped."""
+        if not tiles:
+            return
+        if not self.segments:
+            for index in tiles:
+                pixels = self._read(index)
+                yield ([], True) if pixels is None else ([Block(index, self._objects(index, pixels))], False)
+            return
+        with tempfile.TemporaryFile(dir=self.folder) as scratch:
+            blender = Blender(self.grid, len(self.classes), scratch)
+            for index in range(Blender.warm_up(self.grid, tiles[0]), tiles.stop):
+                pixels = self._read(index)
+                scores_KHW = None if pixels is None else self._scores(index, pixels)
+                sums_KHW, there_HW = blender.add(index, scores_KHW)
+                if index in tiles:
+                    yield self._labels(index, sums_KHW, there_HW), pixels is None
+
+    def _read(self, index: int) -> Optional[np.ndarray]:
+        """The pixels of a tile; None: it is blank, and blank tiles are skipped."""
+        pixels = self.picture.read(self.grid.window(index))
+        if self.skip_blank is not None:
+            spread = pixels.max((0, 1)).astype(int) - pixels.min((0, 1))
+            if spread.max() <= self.skip_blank:
+                return None
+        return pixels
+
+    def _frame(self, pixels: np.ndarray) -> Frame:
+        return Frame(Medium(self.path, self.path.stem, False), 0, pixels, pixels.shape[:2])
+
+    def _scores(self, index: int, pixels: np.ndarray) -> np.ndarray:
+        scores_KHW = self.predictor.scores(self.predictor.prepare(self._frame(pixels)))
+        wanted = (len(self.classes), *self.grid.window(index).size)
+        if scores_KHW.shape != wanted:
+            raise ValueError(f'the model gives scores of {scores_KHW.shape} for a tile, and {wanted} are needed')
+        return scores_KHW
+
+    def _labels(self, index: int, sums_KHW: np.ndarray, there_HW: np.ndarray) -> list[Block]:
+        dtype = writers.label_type(len(self.classes))
+        labels_HW = np.where(there_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
+        cell = self.grid.cell(index)
+        return [
+            Block(number, writers.encode_labels(labels_HW[window.within(cell)], self.grid.step))
+            for number, window in self.grid.blocks(index)
+        ]
+
+    def _objects(self, index: int, pixels: np.ndarray) -> bytes:
+        (sample,) = self.predictor.predict([self.predictor.prepare(self._frame(pixels))])
+        found = list(self._objects_of(sample, self.grid.window(index)))
+        return writers.encode_objects(mark_cut(found, self.grid, index))
+
+    def _objects_of(self, sample: BaseDataElement, window: Window) -> Iterator[Object]:
+        if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
+            raise ValueError('tiles are for detectors with boxes and for segmentors, and this model gives neither')
+        instances = sample.pred_instances.cpu().numpy()
+        for number in np.flatnonzero(instances.scores >= self.score_thr):
+            x1, y1, x2, y2 = map(float, instances.bboxes[number])
+            runs = None
+            if 'masks' in instances:
+                runs = runs_of(np.asarray(instances.masks[number], bool), window, self.grid.size[0])
+            yield Object(
+                (x1 + window.left, y1 + window.top, x2 + window.left, y2 + window.top),
+                float(instances.scores[number]), int(instances.labels[number]), runs,
+            )  # fmt: skip
+
+    def _write_labels(self, outputs: Outputs, parts: list[Part]) -> None:
+        count = self.grid.vertical.blocks * self.grid.horizontal.blocks
+        places = np.zeros((count, 4), np.int64)  # part, offset, length, CRC
+        for index, part in enumerate(parts):
+            for done in part.records():
+                for number, offset, length, crc in done.blocks:
+                    places[number] = index, offset, length, crc
+        with ExitStack() as stack:
+            files = [stack.enter_context(open(part.blocks_path, 'rb')) for part in parts]
+            blocks = (read_block(files[part], *place) for part, *place in map(np.ndarray.tolist, places))
+            outputs.write_by(
+                self.files[0],
+                lambda partial: writers.write_labels(
+                    partial, self.grid, blocks, self.predictor.meta['palette'], self.classes, self.picture.coordinates,
+                ),
+            )  # fmt: skip
+
+    def _write_objects(self, outputs: Outputs, parts: list[Part]) -> None:
+        ids = category_ids_of(self.classes)
+        lines, images, *geojson = self.files
+        height, width = self.grid.size
+        image = dict(id=1, file_name=str(self.path), height=height, width=width)
+        categories = [dict(id=number, name=name) for number, name in zip(ids, self.classes)]
+        outputs.write(images, json.dumps(dict(images=[image], categories=categories)).encode())
+        outputs.write_by(
+            lines, lambda partial: writers.write_objects(partial, self._merged(parts), self.grid.size, ids)
+        )
+        coordinates = self.picture.coordinates
+        if coordinates is not None:
+            place = coordinates
+            outputs.write_by(
+                geojson[0],
+                lambda partial: writers.write_geojson(partial, self._merged(parts), height, place, self.classes),
+            )
+
+    def _merged(self, parts: list[Part]) -> Iterator[Object]:
+        merger = Merger(self.grid)
+        for part in parts:
+            with open(part.blocks_path, 'rb') as file:
+                for done in part.records():
+                    data = [read_block(file, *place) for _, *place in done.blocks]
+                    yield from merger.add(done.tile, [one for block in data for one in writers.decode_objects(block)])
+
+
+def infer_tiled(
+    predictor: Predictor,
+    path: Union[str, Path],
+    out_dir: Union[str, Path],
+    *,
+    shard: Optional[tuple[int, int]] = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    report: Callable[[Progress], object] = lambda progress: None,
+    **settings: Any,
+) -> Finished:
+    """Run a detector or segmentor on a picture of any size, in memory that does not depend on it.
+
+    Args and errors: see `TiledInference` (`settings`) and `TiledInference.run`.
+    """
+    return TiledInference(predictor, path, out_dir, **settings).run(shard, resume, overwrite, report)

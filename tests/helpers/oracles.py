@@ -1,0 +1,100 @@
+"""Models that know the answer, in place of trained ones: what tiles do to it is then what is tested."""
+
+import os
+import signal
+
+import cv2
+import numpy as np
+from mmengine.structures import BaseDataElement, InstanceData
+
+COLOURS = [(255, 40, 40), (40, 255, 40), (40, 40, 255)]  # BGR, of the classes of objects
+
+
+class Oracle:
+    """What tiles ask of a predictor.
+
+    Args:
+        dies_at: kill this process as the tile of that number comes, counted from 0.
+    """
+
+    period = 1
+    classes = ('one', 'two', 'three')
+
+    def __init__(self, identity='oracle', dies_at=None):
+        self.identity, self.dies_at, self.seen = identity, dies_at, 0
+        self.meta = dict(classes=self.classes, palette=COLOURS)
+
+    def prepare(self, frame):
+        if self.seen == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.seen += 1
+        return dict(inputs=frame.pixels)
+
+    def seen_size(self, size):
+        return size
+
+
+class Segmentor(Oracle):
+    """Scores of three classes that depend on 15 pixels around, so that a cut changes them."""
+
+    scope = 'mmseg'
+    classes = ('dark', 'middle', 'light')
+
+    def scores(self, prepared):
+        grey_HW = cv2.blur(prepared['inputs'].astype(np.float32).mean(2), (31, 31), borderType=cv2.BORDER_REPLICATE)
+        return np.stack([-np.abs(grey_HW - level) for level in (60, 128, 190)])
+
+
+class Detector(Oracle):
+    """Finds what has one of the colours and hangs together, with its mask; one score for all but the larger of two."""
+
+    scope = 'mmdet'
+
+    def __init__(self, *args, masks=True, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.masks = masks
+
+    def predict(self, prepared):
+        samples = []
+        for item in prepared:
+            found = []
+            for label, colour in enumerate(COLOURS):
+                number, parts_HW = cv2.connectedComponents((item['inputs'] == colour).all(2).astype(np.uint8))
+                for index in range(1, number):
+                    rows, columns = np.nonzero(parts_HW == index)
+                    box = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+                    found.append((box, 1 - 1 / (1 + len(rows)), label, parts_HW == index))
+            boxes, scores, labels, masks = zip(*found) if found else ((), (), (), ())
+            size = item['inputs'].shape[:2]
+            instances = InstanceData(
+                bboxes=np.array(boxes, float).reshape(-1, 4), scores=np.array(scores), labels=np.array(labels, int)
+            )
+            if self.masks:
+                instances.masks = np.array(masks, bool).reshape(-1, *size)
+            samples.append(BaseDataElement(pred_instances=instances))
+        return samples
+
+
+def noise(size, seed=0):
+    """A smooth picture, BGR."""
+    small = np.random.default_rng(seed).integers(0, 256, (max(2, size[0] // 16), max(2, size[1] // 16), 3), np.uint8)
+    return cv2.resize(small, size[::-1], interpolation=cv2.INTER_CUBIC)
+
+
+def scene(size, number, seed=0, largest=40):
+    """A picture of ellipses that do not touch, and the mask of each."""
+    rng = np.random.default_rng(seed)
+    picture, masks = np.full((*size, 3), 90, np.uint8), []
+    taken = np.zeros(size, bool)
+    for _ in range(20 * number):
+        if len(masks) == number:
+            break
+        mask = np.zeros(size, np.uint8)
+        centre = int(rng.integers(size[1])), int(rng.integers(size[0]))
+        axes = tuple(map(int, rng.integers(6, largest, 2)))
+        cv2.ellipse(mask, centre, axes, float(rng.integers(180)), 0, 360, 1, -1)
+        if not (taken & cv2.dilate(mask, np.ones((9, 9))).astype(bool)).any():
+            taken |= mask.astype(bool)
+            picture[mask.astype(bool)] = COLOURS[len(masks) % 3]
+            masks.append(mask.astype(bool))
+    return picture, masks  # as many as found room

@@ -1,0 +1,120 @@
+"""Objects of tiles: masks as runs, and each object once."""
+
+import numpy as np
+import pytest
+from helpers.oracles import COLOURS, Detector, scene
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_backbone.openmmlab.data.media import Frame, Medium
+from swin_backbone.openmmlab.inference.tiles import objects as tiled
+from swin_backbone.openmmlab.inference.tiles.grid import Grid, Window
+from swin_backbone.openmmlab.inference.tiles.writers import decode_objects, encode_objects
+
+masks_HW = st.tuples(
+    st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**32), st.sampled_from([0, 0.2, 0.8, 1])
+).map(lambda drawn: np.random.default_rng(drawn[2]).random(drawn[:2]) < drawn[3])
+
+
+def runs(mask_HW):
+    return tiled.runs_of(mask_HW, Window(0, 0, *mask_HW.shape), mask_HW.shape[0])
+
+
+@given(masks_HW)
+def test_an_rle_is_that_of_pycocotools(mask_HW):
+    from pycocotools import mask as coco
+
+    wanted = coco.encode(np.asfortranarray(mask_HW.astype(np.uint8)))
+    found = tiled.rle_of(runs(mask_HW), mask_HW.shape)
+    assert found == dict(size=wanted['size'], counts=wanted['counts'].decode())
+    assert (tiled.crop_of_rle(found, (0, 0, *mask_HW.shape[::-1])) == mask_HW).all()
+    assert tiled.area_of(runs(mask_HW)) == mask_HW.sum()
+
+
+@given(masks_HW, masks_HW, st.integers(0, 9), st.integers(0, 9))
+def test_unions_and_windows_of_masks(one, two, top, left):
+    size = min(one.shape[0], two.shape[0]), min(one.shape[1], two.shape[1])
+    one, two = one[: size[0], : size[1]], two[: size[0], : size[1]]
+    assert tiled.rle_of(tiled.unite_runs([runs(one), runs(two)]), size) == tiled.rle_of(runs(one | two), size)
+    window = Window(min(top, size[0]), min(left, size[1]), size[0], size[1])
+    inside = np.zeros(size, bool)
+    inside[window.top :, window.left :] = one[window.top :, window.left :]
+    assert tiled.rle_of(tiled.clip_runs(runs(one), window, size[0]), size) == tiled.rle_of(runs(inside), size)
+
+
+def test_a_mask_in_a_picture_of_more_pixels_than_pycocotools_counts():
+    size = 100_000, 120_000
+    mask = np.random.default_rng(0).random((30, 40)) < 0.5
+    rle = tiled.rle_of(tiled.runs_of(mask, Window(99_000, 110_000, 99_030, 110_040), size[0]), size)
+    assert rle['size'] == list(size)
+    assert (tiled.crop_of_rle(rle, (110_000, 99_000, 40, 30)) == mask).all()
+    assert not tiled.crop_of_rle(rle, (0, 0, 100, 100)).any()
+
+
+def merged(picture, grid, masks=True):
+    """The objects that an oracle finds in the tiles of a picture, by way of what a manifest keeps of them."""
+    detector, merger, found = Detector(masks=masks), tiled.Merger(grid), []
+    for index in range(len(grid)):
+        window = grid.window(index)
+        pixels = picture[window.top : window.bottom, window.left : window.right]
+        (sample,) = detector.predict([detector.prepare(Frame(Medium(None, '', False), 0, pixels, pixels.shape[:2]))])
+        instances = sample.pred_instances
+        here = []
+        for number, box in enumerate(instances.bboxes + [window.left, window.top] * 2):
+            mask = tiled.runs_of(instances.masks[number], window, grid.size[0]) if masks else None
+            here.append(tiled.Object(tuple(box), float(instances.scores[number]), int(instances.labels[number]), mask))
+        found += merger.add(index, decode_objects(encode_objects(tiled.mark_cut(here, grid, index))))
+    return found, merger
+
+
+@pytest.mark.parametrize('masks', [True, False])
+@pytest.mark.parametrize('shift', [(0, 0), (53, 11), (17, 101)])
+def test_shifted_tiles_find_the_same_objects(masks, shift):
+    """Small ones, and some that no tile sees whole."""
+    picture, wanted = scene((500, 600), 60, largest=60)
+    picture = np.pad(picture, ((shift[0], 0), (shift[1], 0), (0, 0)), constant_values=90)
+    grid = Grid(picture.shape[:2], 144, 64)
+    found, _ = merged(picture, grid, masks)
+    assert len(found) == len(wanted)
+    rest = [np.pad(one, ((shift[0], 0), (shift[1], 0))) for one in wanted]
+    for one in found:
+        x1, y1, x2, y2 = map(int, one.box)
+        here = next(mask for mask in rest if mask[y1:y2, x1:x2].sum() == mask.sum())
+        rows, columns = np.nonzero(here)
+        assert (x1, y1, x2, y2) == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+        if masks:
+            dense = tiled.crop_of_rle(tiled.rle_of(one.runs, grid.size), (0, 0, *grid.size[::-1]))
+            assert (dense == here).all()
+
+
+def test_an_object_through_many_tiles_is_one():
+    picture = np.full((900, 900, 3), 90, np.uint8)
+    picture[430:470, 10:890] = COLOURS[0]  # a road
+    picture[20:880, 600:630] = COLOURS[1]
+    picture[430:470, 600:630] = COLOURS[0]
+    found, _ = merged(picture, Grid((900, 900), 160, 64))
+    assert sorted(one.box for one in found) == [(10, 430, 890, 470), (600, 20, 630, 430), (600, 470, 630, 880)]
+
+
+def test_pairs_that_are_compared_grow_with_the_picture_not_with_its_square():
+    compared = []
+    for width in (600, 2400):
+        picture, _ = scene((300, width), width // 20, largest=12)
+        _, merger = merged(picture, Grid(picture.shape[:2], 144, 64))
+        compared.append(merger.compared)
+        assert len(merger.objects) == 0
+    assert compared[1] < 6 * compared[0]
+
+
+def test_objects_are_given_as_rows_of_tiles_are_finished():
+    picture, wanted = scene((3000, 200), 100, largest=12)
+    grid, most, given = Grid(picture.shape[:2], 144, 64), 0, 0
+    merger, detector = tiled.Merger(grid), Detector(masks=False)
+    for index in range(len(grid)):
+        top, left, bottom, right = grid.window(index)
+        instances = detector.predict([dict(inputs=picture[top:bottom, left:right])])[0].pred_instances
+        here = [tiled.Object(tuple(box), 1.0, 0, None) for box in instances.bboxes + [left, top] * 2]
+        given += sum(1 for _ in merger.add(index, tiled.mark_cut(here, grid, index)))
+        most = max(most, len(merger.objects))
+    assert given == len(wanted)
+    assert most < 30

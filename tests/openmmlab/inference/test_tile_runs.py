@@ -1,0 +1,333 @@
+"""Tiles of a whole picture: killed and resumed, in shards, refused, and in memory that does not depend on it."""
+
+import json
+import multiprocessing
+import os
+import signal
+import tracemalloc
+from functools import partial
+
+import cv2
+import numpy as np
+import pytest
+from helpers.oracles import Detector, Segmentor, noise, scene
+
+from swin_backbone.openmmlab.inference.tiles import TiledInference, infer_tiled, manifest
+from swin_backbone.openmmlab.inference.tiles import writers as tile_writers
+from swin_backbone.openmmlab.inference.tiles.grid import Grid
+
+tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
+
+SETTINGS = dict(tile=96, overlap=32)
+
+
+@pytest.fixture(scope='module')
+def picture(tmp_path_factory):
+    """Of 5 x 6 tiles, and as many objects as fit."""
+    path = tmp_path_factory.mktemp('pictures') / 'sc\u00e8ne.png'
+    pixels = np.where((made := scene((330, 380), 25, largest=25)[0]) == 90, noise((330, 380)) // 2, made)
+    cv2.imencode('.png', pixels)[1].tofile(path)
+    return path
+
+
+def results(out_dir):
+    """The bytes of what a run writes, but for its manifest."""
+    found = {path.relative_to(out_dir): path.read_bytes() for path in out_dir.rglob('*') if path.is_file()}
+    return {str(path): data for path, data in found.items() if path.parts[0] != 'tiles' and path.name[0] != '.'}
+
+
+@pytest.fixture(scope='module', params=[Segmentor, Detector])
+def kind(request, tmp_path_factory, picture):
+    """A model, and what an uninterrupted run writes."""
+    out = tmp_path_factory.mktemp('whole')
+    finished = infer_tiled(request.param(), picture, out, **SETTINGS)
+    assert finished.progress == (30, 30, 0)
+    assert all(path.is_file() for path in finished.files)
+    assert len(list((out / 'tiles' / picture.stem).glob('*.blocks'))) == 0
+    return request.param, results(out)
+
+
+def die(kind, picture, out, at, resume, shard=None):
+    infer_tiled(kind(dies_at=at), picture, out, resume=resume, shard=shard, **SETTINGS)
+
+
+def killed(*arguments):
+    """Run in a process of its own, which kills itself, or comes to the end."""
+    process = multiprocessing.get_context('fork').Process(target=die, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@pytest.mark.parametrize('every', [0, 1000])
+def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, monkeypatch, tmp_path, picture, kind, every):
+    monkeypatch.setattr(manifest, 'EVERY', every)
+    kind, wanted = kind
+    for turn, at in enumerate((5, 9, 11)):
+        assert killed(kind, picture, tmp_path, at, bool(turn))
+    with open(tmp_path / 'tiles' / picture.stem / '0-of-1.blocks', 'ab') as file:
+        file.write(b'half of a bl')  # as a kill between two writes leaves it
+    with open(tmp_path / 'tiles' / picture.stem / '0-of-1.jsonl', 'ab') as file:
+        file.write(b'{"tile": 12, "bl')
+    shown = []
+    infer_tiled(kind(), picture, tmp_path, resume=True, report=shown.append, **SETTINGS)
+    assert results(tmp_path) == wanted
+    assert [progress.done for progress in shown] == list(range(shown[0].done, 31))
+    assert shown[0].done >= (12 if every == 0 else 0)
+    record_fault('tile_kills', 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', range(20))
+def test_killed_at_a_random_moment(record_fault, tmp_path, picture, kind, seed):
+    """A moment of time, not a tile: also while something is written."""
+    import time
+
+    kind, wanted = kind
+    rng = np.random.default_rng(seed)
+    process = multiprocessing.get_context('fork').Process(target=die, args=(kind, picture, tmp_path, None, False))
+    process.start()
+    time.sleep(rng.uniform(0, 0.4))
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    infer_tiled(kind(), picture, tmp_path, resume=True, **SETTINGS)
+    assert results(tmp_path) == wanted
+    record_fault('tile_kills')
+
+
+@pytest.mark.parametrize('of', [2, 7, 40])
+def test_shards_that_are_merged_have_the_same_bytes(tmp_path, picture, kind, of):
+    kind, wanted = kind
+    for number in np.random.default_rng(of).permutation(of):
+        assert not results(tmp_path)
+        infer_tiled(kind(), picture, tmp_path, shard=(int(number), of), **SETTINGS)
+    TiledInference(kind(), picture, tmp_path, **SETTINGS).merge()
+    assert results(tmp_path) == wanted
+
+
+def test_shards_at_once_one_of_them_killed(record_fault, tmp_path, picture, kind):
+    kind, wanted = kind
+    fork = multiprocessing.get_context('fork')
+    processes = [
+        fork.Process(target=die, args=(kind, picture, tmp_path, 4 if number else None, False, (number, 3)))
+        for number in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    job = TiledInference(kind(), picture, tmp_path, **SETTINGS)
+    with pytest.raises(ValueError, match=r'of 10 tiles: run --shard 1/3 --resume'):
+        job.merge()
+    for number in range(3):
+        job.run((number, 3), resume=True)
+    job.merge()
+    assert results(tmp_path) == wanted
+    record_fault('tile_kills', 2)
+
+
+def test_another_model_or_setting_is_refused(record_fault, tmp_path, picture):
+    infer_tiled(Segmentor(), picture, tmp_path, shard=(0, 2), **SETTINGS)
+    others = [
+        (Segmentor('other'), {}, 'model'),
+        (Segmentor(), dict(tile=128), 'tile'),
+        (Segmentor(), dict(overlap=16), 'overlap'),
+        (Segmentor(), dict(skip_blank=0), 'skip_blank'),
+        (Detector(), {}, 'score_thr'),
+    ]
+    for predictor, settings, word in others:
+        job = TiledInference(predictor, picture, tmp_path, **dict(SETTINGS, **settings))
+        for resume in (True, False):
+            with pytest.raises(ValueError, match=f'was begun with .*{word}'):
+                job.run((0, 2), resume=resume)
+        with pytest.raises(ValueError, match=f'was begun with .*{word}'):
+            job.merge()
+        record_fault('tile_manifests', 3)
+    with pytest.raises(ValueError, match=r'--resume .* goes on, --overwrite'):
+        infer_tiled(Segmentor(), picture, tmp_path, shard=(0, 2), **SETTINGS)
+    infer_tiled(Segmentor('other'), picture, tmp_path, shard=(0, 2), overwrite=True, **SETTINGS)
+
+
+def test_another_picture_of_the_same_name_is_refused(record_fault, tmp_path, picture):
+    infer_tiled(Segmentor(), picture, tmp_path / 'out', shard=(0, 2), **SETTINGS)
+    changed = tmp_path / picture.name
+    cv2.imencode('.png', noise((330, 380), 1))[1].tofile(changed)
+    with pytest.raises(ValueError, match='was begun with picture'):
+        infer_tiled(Segmentor(), changed, tmp_path / 'out', shard=(0, 2), resume=True, **SETTINGS)
+    record_fault('tile_manifests')
+
+
+def test_damaged_blocks_and_manifests(record_fault, tmp_path, picture, kind):
+    """What is damaged is done again by --resume, and never merged."""
+    kind, wanted = kind
+    folder = tmp_path / 'tiles' / picture.stem
+    rng = np.random.default_rng(0)
+    infer_tiled(kind(), picture, tmp_path, shard=(0, 1), **SETTINGS)
+    job = TiledInference(kind(), picture, tmp_path, **SETTINGS)
+    for name in ('0-of-1.blocks', '0-of-1.jsonl'):
+        data = bytearray((folder / name).read_bytes())
+        begin = 400 if name.endswith('.jsonl') else 0  # the settings are read by other tests
+        data[int(rng.integers(begin, len(data)))] ^= 0x40
+        (folder / name).write_bytes(data)
+        with pytest.raises((OSError, ValueError), match=r'damaged|of 30 tiles'):
+            job.merge()
+        assert not [name for name in results(tmp_path) if name.endswith(('.tif', '.jsonl'))]
+        job.run((0, 1), resume=True)
+        record_fault('tile_manifests')
+    (folder / '0-of-1.jsonl').write_text('mine\n')
+    with pytest.raises(ValueError, match='is no manifest of tiles'):
+        job.run((0, 1), resume=True)
+    infer_tiled(kind(), picture, tmp_path, overwrite=True, **SETTINGS)
+    assert results(tmp_path) == wanted
+
+
+def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
+    job = TiledInference(Segmentor(), picture, tmp_path, **SETTINGS)
+    messages = []
+
+    def again(progress):
+        for other in (job.run, partial(job.run, resume=True), job.merge):
+            with pytest.raises(ValueError, match=r'another process works on|of 30 tiles') as caught:
+                other()
+            messages.append(str(caught.value))
+
+    job.run(report=lambda progress: again(progress) if progress.done == 3 else None)
+    assert len(messages) == 3
+    record_fault('tile_manifests', 3)
+
+
+def test_the_same_command_again_and_resuming_what_is_finished(tmp_path, picture, kind):
+    kind, wanted = kind
+    for settings in (SETTINGS, dict(tile=128, overlap=32), SETTINGS):
+        infer_tiled(kind(), picture, tmp_path, **settings)
+    assert results(tmp_path) == wanted
+    predictor = kind()
+    assert infer_tiled(predictor, picture, tmp_path, resume=True, **SETTINGS).progress == (30, 30, 0)
+    assert predictor.seen == 0
+    with pytest.raises(ValueError, match='was begun with tile 96, not 128'):
+        infer_tiled(kind(), picture, tmp_path, resume=True, tile=128, overlap=32)
+
+
+def test_a_file_of_the_user_stays(record_fault, tmp_path, picture):
+    mine = tmp_path / 'labels' / f'{picture.stem}.tif'
+    mine.parent.mkdir()
+    mine.write_bytes(b'mine')
+    predictor = Segmentor()
+    with pytest.raises(FileExistsError, match='is there already'):
+        infer_tiled(predictor, picture, tmp_path, **SETTINGS)
+    assert mine.read_bytes() == b'mine'
+    assert predictor.seen == 0  # before the work is done
+    record_fault('outputs')
+
+
+def test_a_full_disk(record_fault, tmp_path, picture, kind, monkeypatch):
+    """One sentence that names the file; what was finished before goes on, once there is room."""
+    import errno
+
+    kind, wanted = kind
+    write, left = manifest.Part._write, [9]
+
+    def full(file, path, data, flush=False):
+        left[0] -= 1
+        if left[0] < 0:
+            file.write(data[: len(data) // 2])
+            file.flush()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(file, path, data, flush)
+
+    monkeypatch.setattr(manifest.Part, '_write', staticmethod(full))
+    with pytest.raises(OSError, match=r'No space left on device.*0-of-1'):
+        infer_tiled(kind(), picture, tmp_path, **SETTINGS)
+    monkeypatch.undo()
+    infer_tiled(kind(), picture, tmp_path, resume=True, **SETTINGS)
+    assert results(tmp_path) == wanted
+    record_fault('full_disks')
+
+
+def test_blank_tiles_are_skipped_and_said(tmp_path):
+    pixels = np.full((400, 400, 3), 240, np.uint8)
+    pixels[:100, :100] = noise((100, 100))
+    pixels[300:, 300:] += np.random.default_rng(0).integers(0, 5, (100, 100, 3), np.uint8)  # as JPEG leaves it
+    cv2.imwrite(str(tmp_path / 'a.png'), pixels)
+    for skip, blank in ((None, 0), (0, 28), (8, 32)):
+        out = tmp_path / str(skip)
+        done = infer_tiled(Segmentor(), tmp_path / 'a.png', out, skip_blank=skip, **SETTINGS)
+        labels = tifffile.imread(done.files[0])
+        if skip is None:
+            whole = labels
+        assert done.progress.blank == blank
+        assert (labels == 255).any() == (skip is not None)
+        assert (labels == whole)[labels != 255].mean() > 0.99  # next to a tile that was skipped, one alone decides
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 700), (700, 1), (20, 30), (96, 96), (97, 96)])
+def test_small_and_thin_pictures(tmp_path, size):
+    cv2.imwrite(str(tmp_path / 'a.png'), noise(size))
+    for kind in (Segmentor, Detector):
+        files = infer_tiled(kind(), tmp_path / 'a.png', tmp_path, **SETTINGS).files
+        assert all(path.is_file() for path in files)
+    assert tifffile.imread(tmp_path / 'labels' / 'a.tif').shape == size
+
+
+def test_labels_are_those_of_the_whole_picture(tmp_path):
+    """With an overlap of four times what a pixel's label depends on to each side, all of them."""
+    pixels = noise((500, 450))
+    cv2.imwrite(str(tmp_path / 'a.png'), pixels)
+    infer_tiled(Segmentor(), tmp_path / 'a.png', tmp_path, tile=176, overlap=64)
+    whole = Segmentor().scores(dict(inputs=pixels)).argmax(0)
+    assert (tifffile.imread(tmp_path / 'labels' / 'a.tif') == whole).all()
+
+
+def test_json_is_what_coco_reads(tmp_path, picture):
+    from pycocotools.coco import COCO
+
+    lines, images = infer_tiled(Detector(), picture, tmp_path, **SETTINGS).files
+    coco = COCO()
+    coco.dataset = dict(json.loads(images.read_text()), annotations=[])
+    coco.createIndex()
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    loaded = coco.loadRes(found)
+    masks = [loaded.annToMask(one).astype(bool) for one in loaded.anns.values()]
+    wanted = scene((330, 380), 25, largest=25)[1]
+    assert len(masks) == len(wanted)
+    assert (np.sum(masks, 0) == np.sum(wanted, 0)).all()
+
+
+class Endless:
+    """A picture that is computed where it is read."""
+
+    def __init__(self, size):
+        self.size, self.notes, self.coordinates = size, (), None
+
+    def read(self, window):
+        tone = np.add.outer(np.arange(window.top, window.bottom), np.arange(window.left, window.right)) // 7 % 256
+        return np.repeat(tone[..., None].astype(np.uint8), 3, 2)
+
+
+@pytest.mark.parametrize('kind', [Segmentor, Detector])
+def test_memory_does_not_depend_on_the_picture(tmp_path, monkeypatch, kind):
+    """The most that is held at once, arrays included, is counted: three times as wide, nine times as many pixels."""
+    from swin_backbone.openmmlab.inference.tiles import run
+
+    monkeypatch.setattr(run, 'digest_of', lambda path: '')
+    peaks = []
+    for side in (300, 300, 900):  # the first imports what is needed
+        monkeypatch.setattr(run, 'open_picture', lambda path, level, side=side: Endless((side, side)))
+        tracemalloc.start()
+        infer_tiled(kind(), f'{side}.png', tmp_path, overwrite=True, tile=96, overlap=32)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < peaks[1] + 100_000, peaks  # a row of tiles would need 400,000 more
+
+
+def test_grid_of_the_labels_is_that_of_a_tiff(tmp_path):
+    grid = Grid((100, 70), 96, 32)
+    labels = np.arange(7000, dtype=np.uint16).reshape(100, 70)
+    blocks = [tile_writers.encode_labels(labels[y : y + 64, x : x + 64], 64) for y in (0, 64) for x in (0, 64)]
+    tile_writers.write_labels(tmp_path / 'a.tif', grid, iter(blocks), [], ['x'] * 300, None)
+    with tifffile.TiffFile(tmp_path / 'a.tif') as file:
+        assert (file.asarray() == labels).all()
+        assert file.pages.first.is_tiled
+        assert file.pages.first.compression.name == 'ADOBE_DEFLATE'
+        assert file.pages.first.nodata == 65535
