@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, NoReturn, Optional
+from typing import Any, Callable, NamedTuple, NoReturn, Optional
 
 import torch
 from mmcv.cnn import build_activation_layer, build_norm_layer
@@ -18,9 +18,6 @@ from torch import Tensor, nn
 
 from ..backends.choose import AUTO, BACKENDS
 from ..windows.grid import Size
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeGuard
 
 DEFAULT_STRIDES = (4, 2, 2, 2)
 
@@ -49,11 +46,12 @@ def read(name: str, value: object, inside: Range) -> Any:
 
 def integer(least: int, most: Optional[int] = None) -> Range:
     def keep(value: object) -> int:
-        if not _is_int(value):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError
-        if value < least or (most is not None and value > most):
+        number = int(value)
+        if number < least or (most is not None and number > most):
             raise ValueError
-        return int(value)
+        return number
 
     return Range(f'an int of at least {least}' if most is None else f'an int in {least}..{most}', keep)
 
@@ -292,7 +290,7 @@ def _entries(value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _is_int(value: object) -> 'TypeGuard[int]':
+def _is_int(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
