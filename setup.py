@@ -43,9 +43,9 @@ setup(
     license='Apache-2.0',
     packages=find_packages(include=['swin_backbone', 'swin_backbone.*']),
     package_data={'swin_backbone.pictures': ['explorer.html']},
-    # C++ and headers are for building; a wheel brings what they became.
+    # C++ and headers are for building; a wheel brings the library that they became.
     ext_modules=native['extensions'](),
-    cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative']},
+    cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative'], 'bdist_wheel': native['BuildWheel']},
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
     install_requires=['torch>=2.4', 'numpy', 'safetensors', 'filelock', 'tqdm', 'rich'],

@@ -67,6 +67,15 @@ def symbolic_views() -> AbstractContextManager[Any]:
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
 
+_dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stack', lambda: 1)
+_profiler_is_on: Callable[[], bool] = getattr(torch.autograd, '_profiler_enabled', lambda: True)
+
+
+def operators_are_watched() -> bool:
+    """Whether a mode (`TorchDispatchMode`) or a profiler sees each operator now. Without torch's functions: yes."""
+    return _dispatch_modes() > 0 or _profiler_is_on()
+
+
 def fake_tensors() -> AbstractContextManager[Any]:
     """Operators give shapes and compute nothing. Without torch's class: ImportError."""
     from torch._subclasses import FakeTensorMode

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...compat import fake_mode
+from ...compat import fake_mode, operators_are_watched
 from ...windows.grid import Geometry
 from ..eager import Eager
 from ..functions import patches
@@ -81,11 +81,11 @@ class Native:
 
         def compute(image, weight, *others):
             (panels,) = pack(cache, (weight,), dtype, (1,))
-            return (torch.ops.swin_backbone.embed(image, panels, *others, eps, patch),)
+            return (_operators().embed(image, panels, *others, eps, patch),)
 
         def gradients(grad, needed, image, weight, *others):
             (panels,) = pack(cache, (weight,), dtype, (1,))
-            of_image, of_weight, *of_others = torch.ops.swin_backbone.embed_backward(
+            of_image, of_weight, *of_others = _operators().embed_backward(
                 image, grad, panels, _transposed(weight, dtype) if needed[0] else None, *others, eps, patch
             )
             return of_image, of_weight.view_as(weight), *of_others
@@ -103,8 +103,8 @@ class Native:
         if not torch.is_grad_enabled():
             arguments = _arguments(w, settings, geometry, dtype, cache)
             if not plan.overwrite:
-                return torch.ops.swin_backbone.block(x_BHWC, *arguments)
-            torch.ops.swin_backbone.block_(x_BHWC, *arguments)
+                return _operators().block(x_BHWC, *arguments)
+            _operators().block_(x_BHWC, *arguments)
             return x_BHWC
         saves = plan.strip_tokens is None and not plan.with_cp and self.saves(dtype, x_BHWC.shape[3])
         saves = saves and any(t is not None and t.requires_grad for t in (x_BHWC, *w))
@@ -112,8 +112,8 @@ class Native:
         def compute(x, *weights):
             arguments = x, *_arguments(BlockWeights(*weights), settings, geometry, dtype, cache)
             if saves:
-                return torch.ops.swin_backbone.block_saving(*arguments)
-            return (torch.ops.swin_backbone.block(*arguments),)
+                return _operators().block_saving(*arguments)
+            return (_operators().block(*arguments),)
 
         def gradients(grad, _, x, *stored):
             w = BlockWeights(*stored[: len(BlockWeights._fields)])
@@ -121,10 +121,10 @@ class Native:
             packed, *others = _arguments(w, settings, geometry, dtype, cache)
             units = 1, x.shape[-1] // len(w.position_bias_hNN), 1, 1
             transposed = [
-                torch.ops.swin_backbone.pack_linear(weight, dtype, unit, transposed=True)
+                _operators().pack_linear(weight, dtype, unit, transposed=True)
                 for weight, unit in zip(_linear_weights(w), units)
             ]
-            of_x, *of_weights = torch.ops.swin_backbone.block_backward(x, grad, packed, transposed, *others, saved)
+            of_x, *of_weights = _operators().block_backward(x, grad, packed, transposed, *others, saved)
             by_name = dict(zip(GRADIENTS, of_weights))
             return of_x, *(by_name.get(name) for name in w._fields)
 
@@ -144,14 +144,14 @@ class Native:
         def compute(x, *weights):
             (panels,) = pack(cache, weights[:1], dtype, (1,), neighbours_first)
             _, *norm = neighbours_in_order(MergingWeights(*weights), post_norm)
-            return (torch.ops.swin_backbone.merge(x, panels, *norm, eps, post_norm),)
+            return (_operators().merge(x, panels, *norm, eps, post_norm),)
 
         def gradients(grad, needed, x, *weights):
             (panels,) = pack(cache, weights[:1], dtype, (1,), neighbours_first)
             weight, *norm = neighbours_in_order(MergingWeights(*weights), post_norm)
             normed = not post_norm and any(needed[2:])  # a norm before the projection gets its gradient through it
             transposed = _transposed(weight, dtype) if needed[0] or normed else None
-            of_x, of_weight, _, *of_norm = torch.ops.swin_backbone.merge_backward(
+            of_x, of_weight, _, *of_norm = _operators().merge_backward(
                 x, grad, panels, transposed, *norm, eps, post_norm
             )
             if not post_norm:
@@ -169,10 +169,10 @@ class Native:
         """See `Backend`."""
 
         def compute(x, weight, bias):
-            return (torch.ops.swin_backbone.output_norm(x, weight, bias, eps),)
+            return (_operators().output_norm(x, weight, bias, eps),)
 
         def gradients(grad, _, x, weight, bias):
-            return torch.ops.swin_backbone.output_norm_backward(x, grad, weight, bias, eps)
+            return _operators().output_norm_backward(x, grad, weight, bias, eps)
 
         def by_torch(x, weight, bias):
             return F.layer_norm(x, x.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
@@ -186,6 +186,13 @@ class Native:
     def saves(self, dtype: torch.dtype, channels: int) -> bool:
         """Whether a forward that need not save memory should save a block's intermediate values for backward."""
         return dtype == torch.float32 and channels >= SAVED_CHANNELS
+
+
+def _operators() -> Any:
+    """The operators, or the functions that they are registered from: they can be called in less time."""
+    from . import operators  # which needs the library
+
+    return torch.ops.swin_backbone if operators_are_watched() else operators
 
 
 def _dtype(plan: Plan) -> torch.dtype:
@@ -210,23 +217,23 @@ def pack(
 
     def make() -> list[Tensor]:
         with torch.inference_mode(False), torch.no_grad():
-            return [torch.ops.swin_backbone.pack_linear(arrange(w), dtype, unit) for w, unit in zip(weights, units)]
+            return [_operators().pack_linear(arrange(w), dtype, unit) for w, unit in zip(weights, units)]
 
     if fake_mode() is not None:  # whose tensors have no numbers
         return make()
-    key = dtype, *units, *((w.shape, w.dtype) for w in weights), torch.ops.swin_backbone.checksum(weights)
+    key = dtype, *units, *((w.shape, w.dtype) for w in weights), _operators().checksum(weights)
     made = cache.made  # read once: another thread may replace it
     if made is not None and made[0] == key:
         return made[1]
     cache.made = None  # first free the old copy, so that there are never two
     panels = make()
-    if torch.ops.swin_backbone.checksum(weights) == key[-1]:  # else a thread wrote them meanwhile
+    if _operators().checksum(weights) == key[-1]:  # else a thread wrote them meanwhile
         cache.made = key, panels
     return panels
 
 
 def _transposed(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.ops.swin_backbone.pack_linear(weight, dtype, 1, transposed=True)
+    return _operators().pack_linear(weight, dtype, 1, transposed=True)
 
 
 def _arguments(

@@ -1,116 +1,113 @@
-"""Build the compiled operators with setuptools: the same sources once for each instruction set.
+"""Build the compiled library from csrc/ with setuptools: the kernels once for each instruction set, in one library.
 
-Each instruction set has its own library, and only one library is loaded. So the linker cannot mix their functions, and
-no instruction runs on a processor that does not support it. `setup.py` runs this file without importing the package.
+It needs a C++ compiler and neither torch nor Python's headers. `setup.py` runs this file without importing the package.
 """
 
-import copy
-import json
 import os
 import platform
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Optional
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
 SWITCH = 'SWIN_BACKBONE_NATIVE'
-SOURCES = sorted(Path(__file__).parent.joinpath('csrc').glob('*.cpp'))
-AVX512 = [
-    '-mavx512f',
-    '-mavx512bw',
-    '-mavx512vl',
-    '-mavx512dq',
-    '-mfma',
-    '-mf16c',
-    *('-DCPU_CAPABILITY' + end for end in ('=AVX512', '_AVX512')),
-]
+SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
+LIBRARY = ('library', 'threads', 'windows')  # compiled once, for every processor
+KERNELS = ('gemm', 'block', 'backward', 'patches', 'patches_backward', 'kernels')
+NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
+AVX2 = ['-mavx2', '-mfma', '-mf16c']
+AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
+BF16 = [*AVX512, '-mavx512bf16']
 INSTRUCTION_SETS = {
-    'avx2': ['-mavx2', '-mfma', '-mf16c', '-DCPU_CAPABILITY=AVX2', '-DCPU_CAPABILITY_AVX2'],
-    'avx512': AVX512,
-    'avx512_bf16': [*AVX512, '-mavx512bf16'],
+    'x86_64': {'avx2': AVX2, 'avx512': AVX512, 'avx512_bf16': BF16, 'amx': [*BF16, '-mamx-tile', '-mamx-bf16']},
+    'aarch64': {'neon': []},
 }
 # The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose.
 FLAGS = [
-    '-std=c++17',
-    '-O3',
-    '-fopenmp',
-    '-fno-math-errno',
-    '-fno-trapping-math',
-    '-fvisibility=hidden',
-    '-Wno-maybe-uninitialized',
-    '-Wno-uninitialized',
-    '-Wno-unknown-pragmas',
+    *('-std=c++17', '-O3', '-fPIC', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden'),
+    *('-Wall', '-Wextra', '-Wno-maybe-uninitialized', '-Wno-uninitialized'),
 ]
 
-# A program that asks the environment's own torch. It runs in a separate process, since an isolated build of pip may not
-# see or import torch.
-ASK_TORCH = """
-import json, torch
-from torch.utils import cpp_extension
-print(json.dumps([torch.__version__, cpp_extension.include_paths(), cpp_extension.library_paths(),
-                  int(torch.compiled_with_cxx11_abi())]))
-"""
 
-
-def library_name(instruction_set: str, torch_version: str) -> str:
-    """The name of a library. It has torch's minor version, since each one has a different C++ interface."""
-    major, minor = torch_version.split('.')[:2]
-    return f'_{instruction_set}_torch_{major}_{minor}'
+def instruction_sets() -> dict[str, list[str]]:
+    """The compiler's flags for each instruction set of this kind of processor."""
+    machine = {'AMD64': 'x86_64', 'arm64': 'aarch64'}.get(platform.machine(), platform.machine())
+    return INSTRUCTION_SETS.get(machine, {})
 
 
 def extensions() -> list[Extension]:
-    """The extensions to build. Where they cannot be built, the list is empty and one printed sentence says why."""
+    """The library. Where it cannot be built, the list is empty and one printed sentence says why."""
     if os.environ.get(SWITCH) == '0':
         return []
-    if sys.platform != 'linux' or platform.machine() != 'x86_64':
-        return _without(f'they are for Linux on x86-64, not {sys.platform} on {platform.machine()}')
-    asked = subprocess.run([sys.executable, '-I', '-c', ASK_TORCH], capture_output=True, text=True)
-    if asked.returncode:
-        return _without('there is no torch to build them with; install torch first')
-    version, include, libraries, abi = json.loads(asked.stdout.splitlines()[-1])
-    return [
-        Extension(
-            f'swin_backbone.backends.native.{library_name(name, version)}',
-            [os.path.relpath(source) for source in SOURCES],
-            depends=[str(header) for header in SOURCES[0].parent.glob('*.h')],
-            language='c++',
-            extra_compile_args=[
-                *FLAGS,
-                *flags,
-                f'-D_GLIBCXX_USE_CXX11_ABI={abi}',
-                *(f'-isystem{path}' for path in include),
-            ],
-            extra_link_args=['-fopenmp'],
-            library_dirs=libraries,
-            libraries=['torch_cpu', 'c10'],
-            optional=True,
-        )
-        for name, flags in INSTRUCTION_SETS.items()
-    ]
+    if not instruction_sets():
+        return _without(f'they are for x86-64 and ARM64, not {platform.machine()}')
+    sources = [str(SOURCES / f'{name}.cpp') for name in (*LIBRARY, *KERNELS)]
+    headers = [str(header) for header in sorted(SOURCES.glob('*.h'))]
+    return [Extension('swin_backbone.backends.native.libswin', sources, depends=headers, optional=True)]
 
 
 class BuildNative(build_ext):
-    """Build the libraries in parallel, and say in one sentence which ones failed."""
+    """Compile each source with its flags, several at a time, and say in one sentence if that failed."""
 
-    def finalize_options(self):
-        super().finalize_options()
-        given: Optional[int] = getattr(self, 'parallel', None)
-        self.parallel = given or min(len(INSTRUCTION_SETS), os.cpu_count() or 1)
+    def get_ext_filename(self, fullname: str) -> str:
+        """A library that is no module of Python's has a name without Python's version."""
+        return str(Path(*fullname.split('.')[:-1], NAME))
 
-    def build_extension(self, ext):
-        # The same sources make objects of the same names: each library has a folder of its own for them.
-        own = copy.copy(self)
-        own.build_temp = str(Path(self.build_temp, ext.name))
-        super(BuildNative, own).build_extension(ext)
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link the library."""
+        sets = instruction_sets()
+        defines = ['-DSWIN_WITH_AMX'] if 'amx' in sets else []
+        jobs = [(name, self.build_temp, defines) for name in LIBRARY] + [
+            (name, str(Path(self.build_temp, isa)), [*flags, f'-DSWIN_ISA={isa}'])
+            for isa, flags in sets.items()
+            for name in KERNELS
+        ]
+        for folder in {folder for _, folder, _ in jobs}:
+            Path(folder, SOURCES).mkdir(parents=True, exist_ok=True)
 
-    def run(self):
+        def compile_one(job: tuple[str, str, list[str]]) -> list[str]:
+            name, folder, flags = job
+            source = str(SOURCES / f'{name}.cpp')
+            return self.compiler.compile([source], output_dir=folder, extra_postargs=[*FLAGS, *flags])
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = [made for each in pool.map(compile_one, jobs) for made in each]
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        on_linux = sys.platform == 'linux'
+        self.compiler.link_shared_object(
+            objects,
+            str(target),
+            libraries=['dl', 'pthread'] if on_linux else [],
+            extra_postargs=[f'-Wl,--version-script={SOURCES}/swin.map'] if on_linux else [],
+            target_lang='c++',
+        )
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        """None: it is no module."""
+        return []
+
+    def run(self) -> None:
+        """Build, where there is something to build."""
         super().run()
-        missing = [e.name for e in self.extensions if not Path(self.get_ext_fullpath(e.name)).is_file()]
-        if missing:
-            _without(f'the compiler did not make {", ".join(missing)}')
+        if any(not Path(self.get_ext_fullpath(ext.name)).is_file() for ext in self.extensions):
+            _without('the compiler did not make the library')
+
+
+class BuildWheel(bdist_wheel):
+    """A wheel for one platform and every Python 3: the library does not know Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Its tag."""
+        tag = super().get_tag()
+        return tag if self.root_is_pure else ('py3', 'none', tag[2])
 
 
 def _without(reason: str) -> list[Extension]:

@@ -1,17 +1,138 @@
-"""Choose the library of operators for this processor, load it and check that it works."""
+"""Load the compiled library (csrc/, swin.h) and choose its instruction set.
 
+One file serves every Python and every torch: it is called through ctypes. The structures here are those of csrc/swin.h,
+field by field; the docstrings are there.
+"""
+
+import ctypes
 import os
-import platform
 import sys
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
-DTYPES = (torch.float32, torch.bfloat16)
+ISA = 'SWIN_BACKBONE_ISA'
+DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
+VERSION = 1
+NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
+
+
+def _fields(**of_type: str) -> list[tuple[str, Any]]:
+    types = {'i32': c_int32, 'i64': c_int64, 'f32': c_float, 'p': c_void_p, 'p4': c_void_p * 4, 'i64x4': c_int64 * 4}
+    return [(name, types[kind]) for kind, names in of_type.items() for name in names.split()]
+
+
+class Block(ctypes.Structure):
+    """`swin_block`."""
+
+    kept: list[torch.Tensor]  # to which only addresses in the structure point
+    _fields_ = [
+        *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
+        *_fields(i64='window_height window_width shift_height shift_width', i32='mask_padding has_norm3'),
+        *_fields(f32='scale eps1 eps2 eps3', p4='linear bias'),
+        *_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
+        *_fields(p='position_bias cosine_scale drop_path'),
+    ]
+
+
+class BlockGradients(ctypes.Structure):
+    """`swin_block_gradients`."""
+
+    _fields_ = [
+        *_fields(p='x', p4='linear bias'),
+        *_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
+        *_fields(p='position_bias cosine_scale'),
+    ]
+
+
+class Projection(ctypes.Structure):
+    """`swin_projection`."""
+
+    kept: list[torch.Tensor]  # as in `Block`
+    _fields_ = [
+        *_fields(i32='dtype threads', i64='outputs', p='linear bias'),
+        *_fields(i32='has_norm', f32='eps', p='norm_weight norm_bias'),
+    ]
+
+
+class ProjectionGradients(ctypes.Structure):
+    """`swin_projection_gradients`."""
+
+    _fields_ = _fields(p='x linear bias norm_weight norm_bias')
+
+
+class Images(ctypes.Structure):
+    """`swin_images`."""
+
+    _fields_ = [
+        *_fields(p='pixels', i64='batch channels height width', i64x4='stride'),
+        *_fields(i64='patch_height patch_width'),
+    ]
+
+
+class Maps(ctypes.Structure):
+    """`swin_maps`."""
+
+    _fields_ = _fields(p='x', i64='batch height width channels', i32='norm_after')
+
+
+_of_numbers = POINTER(c_int64)
+SIGNATURES = {  # of the functions that return a `swin_status`
+    'swin_use_isa': [c_char_p],
+    'swin_pack': [c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p],
+    'swin_checksum': [c_void_p, c_void_p, c_int64, c_int32, POINTER(c_int64)],
+    'swin_block_saved_size': [POINTER(Block), _of_numbers, _of_numbers],
+    'swin_block_forward': [POINTER(Block), c_void_p, c_void_p, c_void_p, c_int64],
+    'swin_block_backward': [
+        *(POINTER(Block), c_void_p, c_void_p, c_void_p, c_void_p, c_int64, POINTER(BlockGradients)),
+    ],
+    'swin_embed_forward': [POINTER(Images), POINTER(Projection), c_void_p],
+    'swin_embed_backward': [POINTER(Images), POINTER(Projection), c_void_p, c_void_p, POINTER(ProjectionGradients)],
+    'swin_merge_forward': [POINTER(Maps), POINTER(Projection), c_void_p],
+    'swin_merge_backward': [POINTER(Maps), POINTER(Projection), c_void_p, c_void_p, POINTER(ProjectionGradients)],
+    'swin_output_norm_forward': [
+        *(c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_float, c_int32, c_void_p),
+    ],
+    'swin_output_norm_backward': [
+        *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_void_p, c_void_p),
+    ],
+}
+ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # by `swin_status`
+
+
+class Library:
+    """The functions of the library by their names without `swin_`. They raise what the library says is wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
+        for name in ('swin_error', 'swin_isa', 'swin_why_not'):
+            getattr(library, name).restype = c_char_p
+        library.swin_why_not.argtypes = [c_int32]
+        for name, types in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype, function.errcheck = types, c_int32, self._check
+            setattr(self, name[len('swin_') :], function)
+
+    def _check(self, status: int, *_: Any) -> None:
+        if status:
+            raise ERRORS.get(status, RuntimeError)(self._library.swin_error().decode())
+
+    def __getattr__(self, name: str) -> Any:  # for mypy: `__init__` sets them
+        raise AttributeError(name)
+
+    @property
+    def isa(self) -> str:
+        """The name of the instruction set in use."""
+        return self._library.swin_isa().decode()
+
+    def why_not(self, dtype: torch.dtype) -> Optional[str]:
+        """Why products are not computed in this dtype here."""
+        reason = self._library.swin_why_not(DTYPES.index(dtype))
+        return reason and reason.decode()
 
 
 @lru_cache(maxsize=len(DTYPES) + 1)
@@ -19,69 +140,50 @@ def why_not_in(dtype: torch.dtype) -> Optional[str]:
     """Why the operators do not compute in `dtype`, in one sentence; None: they do. The answer is cached."""
     if dtype not in DTYPES:
         return f'The compiled operators compute in float32 and bfloat16, not {dtype}.'
-    instruction_set, reason = _load()
-    if instruction_set is None:
+    library, reason = load()
+    if library is None:
         return reason
-    flags = _processor_flags()
-    if dtype == torch.bfloat16:
-        if instruction_set != 'avx512_bf16':
-            return 'The compiled operators need AVX-512 with bf16 to compute in bfloat16.'
-        if 'amx_bf16' not in flags and os.environ.get(SWITCH) != 'all':
-            return f'bfloat16 by AVX-512 without AMX has not been measured; {SWITCH}=all takes it.'
-    try:
-        torch.ops.swin_backbone.embed(*_sample(dtype))
-    except RuntimeError as error:  # for example, oneDNN is set to use fewer instruction sets than there are
-        return f'The compiled operators do not run in {dtype}: {str(error).splitlines()[0]}.'
+    if library.why_not(dtype):
+        return 'The compiled operators need AVX-512 with bf16 to compute in bfloat16.'
+    if dtype == torch.bfloat16 and library.isa != 'amx' and os.environ.get(SWITCH) != 'all':
+        return f'bfloat16 by AVX-512 without AMX has not been measured; {SWITCH}=all takes it.'
     return None
 
 
 @lru_cache(maxsize=1)
-def _load() -> tuple[Optional[str], Optional[str]]:
-    """Load the best library that the processor, torch and its environment variables allow.
+def load() -> tuple[Optional[Library], Optional[str]]:
+    """Load the library with the best instruction set that the processor and the environment's variables allow.
 
     Returns:
-        Its instruction set and None; or None and the reason why no library was loaded.
+        It and None; or None and the reason why it was not loaded, in one sentence.
     """
     if os.environ.get(SWITCH) == '0':
         return None, f'{SWITCH}=0 is set.'
-    if sys.platform != 'linux' or platform.machine() != 'x86_64':
-        return None, 'The compiled operators are for Linux on x86-64.'
-    wanted = _best_instruction_set()
-    if wanted is None:
-        return None, 'The compiled operators need AVX2 or AVX-512.'
-    major, minor = torch.__version__.split('.')[:2]
-    name = f'_{wanted}_torch_{major}_{minor}'
-    found = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name(name + suffix)).is_file()]
-    if not found:
-        return None, f'The compiled operators are not built for torch {major}.{minor}: reinstall swin_backbone.'
+    path = Path(__file__).with_name(NAME)
+    if not path.is_file():
+        return None, 'The compiled operators are not built: reinstall swin_backbone.'
     try:
-        torch.ops.load_library(str(found[0]))
-    except OSError as error:
-        return None, f'The compiled operators do not load: {error.__cause__ or error}.'
-    try:
-        from . import fake  # noqa: F401  registers what torch.compile and export see
-    except RuntimeError:  # an operator is missing
+        library = Library(path)
+        version = library._library.swin_version()
+    except (OSError, AttributeError) as error:
+        return None, f'The compiled operators do not load: {error}.'
+    if version != VERSION:
         return None, 'The compiled operators were built for another version of swin_backbone: reinstall it.'
-    return wanted, None
-
-
-def _best_instruction_set() -> Optional[str]:
-    capability = torch.backends.cpu.get_cpu_capability()  # it respects ATEN_CPU_CAPABILITY
-    if capability.startswith('AVX512'):
-        return 'avx512_bf16' if 'avx512_bf16' in _processor_flags() else 'avx512'
-    return 'avx2' if capability == 'AVX2' else None
-
-
-@lru_cache(maxsize=1)
-def _processor_flags() -> frozenset[str]:
     try:
-        lines = Path('/proc/cpuinfo').read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith('flags')), '').split())
+        library.use_isa(_wanted_isa())
+    except ValueError as error:
+        return None, f'The compiled operators do not run: {error}.'
+    from . import operators  # noqa: F401  registers them for torch
+
+    return library, None
 
 
-def _sample(dtype: torch.dtype) -> tuple:
-    """Arguments of a very small patch embedding, to try the operators."""
-    packed = torch.ops.swin_backbone.pack_linear(torch.zeros(16, 32), dtype, 1)
-    return torch.zeros(1, 2, 4, 4), packed, None, None, None, None, [4, 4]
+def _wanted_isa() -> Optional[bytes]:
+    """That of the environment, also of the variable that limits torch; None: the best."""
+    asked = os.environ.get(ISA)
+    if asked:
+        return asked.encode()
+    limit = os.environ.get('ATEN_CPU_CAPABILITY', '').lower()
+    if limit == 'default':
+        return b'default'
+    return b'avx2' if limit == 'avx2' else None

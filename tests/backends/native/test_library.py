@@ -1,5 +1,6 @@
 """Which library is taken, and what is said where none is."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -8,15 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import swin_backbone.backends.native
+from swin_backbone.backends.native import library
+from swin_backbone.backends.native.library import NAME, load
 
 TESTS = str(Path(__file__).parents[2])
 CODE = """
 import torch
-from swin_backbone.backends.native.library import _load, why_not_in
-print(_load()[0], '|', why_not_in(torch.float32), '|', why_not_in(torch.bfloat16))
+from swin_backbone.backends.native.library import load, why_not_in
+print(load()[0] and load()[0].isa, '|', why_not_in(torch.float32), '|', why_not_in(torch.bfloat16))
 """
 BLOCK = """
 import torch
@@ -29,17 +31,14 @@ for v2 in (False, True):
     for name in truth:
         assert (ours[name] - truth[name]).abs().max() < 3e-5 * max(1e-3, truth[name].abs().max()), name
 """
-AS_AVX512 = """
-from swin_backbone.backends.native import library
-library._processor_flags = frozenset
-assert library._load()[0] == 'avx512'
-"""
 
-
-FOREIGN = {  # registers and instructions that a library's processors do not have
+REGISTERS = {  # that an instruction set does not have
     'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
     'avx512': r'\t(v\w*bf16|tdp|tile|ldtilecfg)',  # after a tab: an address may have these letters, too
+    'avx512_bf16': r'\t(tdp|tile|ldtilecfg)',
+    '': r'%[yz]mm|\tv',  # what is compiled once, for every processor
 }
+LIBRARY = Path(swin_backbone.backends.native.__file__).with_name(NAME)
 
 
 def answer(code: str = CODE, **environment: str) -> str:
@@ -54,8 +53,10 @@ def answer(code: str = CODE, **environment: str) -> str:
     ('environment', 'taken', 'said'),
     [
         (dict(SWIN_BACKBONE_NATIVE='0'), 'None', 'SWIN_BACKBONE_NATIVE=0 is set'),
-        (dict(ATEN_CPU_CAPABILITY='default'), 'None', 'need AVX2'),
-        (dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2'), 'avx2', 'need AVX-512 with bf16'),
+        (dict(ATEN_CPU_CAPABILITY='default'), 'None', 'no instruction set named "default"'),
+        (dict(SWIN_BACKBONE_ISA='sse9'), 'None', 'no instruction set named "sse9"'),
+        (dict(ATEN_CPU_CAPABILITY='avx2'), 'avx2', 'need AVX-512 with bf16'),
+        (dict(SWIN_BACKBONE_ISA='avx2'), 'avx2', 'need AVX-512 with bf16'),
     ],
 )
 def test_environment_decides(environment, taken, said):
@@ -65,23 +66,60 @@ def test_environment_decides(environment, taken, said):
 
 
 @pytest.mark.skipif(not shutil.which('objdump'), reason='objdump is not installed')
-@pytest.mark.parametrize('name', list(FOREIGN))
-def test_a_library_has_the_instructions_of_its_own_set_alone(name):
-    libraries = list(Path(swin_backbone.backends.native.__file__).parent.glob(f'_{name}_torch_*.so'))
-    if not libraries:
-        pytest.skip('the compiled operators are not built')
-    for library in libraries:
-        code = subprocess.run(['objdump', '-d', '--no-show-raw-insn', library], stdout=subprocess.PIPE).stdout.decode()
-        assert 'vfmadd' in code
-        assert not re.search(FOREIGN[name], code.split('Disassembly of section .text')[1])
+def test_a_function_has_the_instructions_of_its_own_set_alone():
+    """Or a processor would meet one that it does not have, by a function that the linker took from another set."""
+    code = subprocess.run(['objdump', '-d', '--no-show-raw-insn', LIBRARY], capture_output=True, text=True).stdout
+    seen = dict.fromkeys(REGISTERS, 0)
+    for function in code.split('\n\n'):
+        name, _, body = function.partition('\n')
+        # A name has that of its namespace, with its length: 4avx2
+        isa = next((isa for isa in ('avx512_bf16', 'avx512', 'avx2', 'amx') if f'{len(isa)}{isa}' in name), '')
+        if isa in REGISTERS and '@plt' not in name:
+            seen[isa] += 1
+            assert not re.search(REGISTERS[isa], body), name
+    assert min(seen.values()) > 10
 
 
-def test_avx2_computes_what_the_reference_computes():
-    answer(BLOCK, ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2')
+@pytest.mark.skipif(not shutil.which('nm'), reason='nm is not installed')
+def test_the_library_knows_neither_torch_nor_python():
+    def names(*options):
+        listed = subprocess.run(['nm', '-D', *options, LIBRARY], capture_output=True, text=True, check=True).stdout
+        return {line.split()[-1] for line in listed.splitlines()}
+
+    assert not [name for name in names() if re.search('torch|c10|at3vec|Py[A-Z_]|omp_', name)]
+    header = (Path(__file__).parents[3] / 'csrc' / 'swin.h').read_text()
+    declared = set(re.findall(r'SWIN_API [^(]*?(swin_\w+)\(', header))
+    assert names('--defined-only') == declared
+    assert {f'swin_{name}' for name in vars(load()[0]) if not name.startswith('_')} < declared
 
 
-@pytest.mark.skipif(
-    not torch.backends.cpu.get_cpu_capability().startswith('AVX512'), reason='this processor has no AVX-512'
+@pytest.mark.parametrize(
+    'structure',
+    [library.Block, library.BlockGradients, library.Projection, library.ProjectionGradients]
+    + [library.Images, library.Maps],
 )
-def test_avx512_without_bf16_computes_what_the_reference_computes():
-    answer(AS_AVX512 + BLOCK, ONEDNN_MAX_CPU_ISA='AVX512_CORE')
+def test_a_structure_is_that_of_the_header(structure):
+    name = 'swin' + re.sub('([A-Z])', lambda found: '_' + found[1].lower(), structure.__name__)
+    header = re.sub(r'/\*.*?\*/', '', (Path(__file__).parents[3] / 'csrc' / 'swin.h').read_text(), flags=re.DOTALL)
+    (body,) = re.findall(rf'typedef struct {name} {{(.*?)}} {name};', header, re.DOTALL)
+    fields = []
+    for declaration in filter(None, map(str.strip, body.split(';'))):
+        kind, names = re.fullmatch(r'(?:const )?(\w+) ?(.*)', declaration, re.DOTALL).groups()
+        for field in names.split(','):
+            pointer, field, count = re.fullmatch(r'\s*(\**)\s*(\w+)(?:\[(\w+)\])?', field).groups()
+            of_header = (
+                ctypes.c_void_p if pointer else getattr(ctypes, {'float': 'c_float'}.get(kind, f'c_{kind[:-2]}'))
+            )
+            fields.append((field, of_header * 4 if count else of_header))
+    assert [(field, kind) for field, kind in structure._fields_] == fields
+
+
+SETS = ('avx512_bf16', 'avx512', 'avx2', 'neon')
+
+
+@pytest.mark.parametrize('isa', SETS)
+def test_each_instruction_set_computes_what_the_reference_computes(isa):
+    best = load()[0].isa
+    if isa not in (SETS[SETS.index(best) :] if best in SETS else SETS[:-1]):
+        pytest.skip(f'this processor has no {isa}')
+    answer(BLOCK, SWIN_BACKBONE_ISA=isa)

@@ -7,7 +7,7 @@
 
 #include "gemm.h"
 
-namespace swin {
+namespace swin::SWIN_ISA {
 
 // The patches of images, zero-padded at the bottom and right edge: K = channels * patch_height * patch_width.
 struct Patches {
@@ -67,12 +67,12 @@ template <class T, class Source>
 void read_row(const Source& source, const Projection<T>& p, int64_t token, float* raw, T* to) {
   source.read(token, raw);
   if (p.before) return layer_norm(raw, p.linear.K, *p.before, to);
-  over_columns(p.linear.padded_K(), [&](int64_t k, int64_t lanes) { store(to + k, load(raw + k, lanes), lanes); });
+  convert_row(raw, p.linear.padded_K(), to);
 }
 
 // Patches or Neighbours to tokens (B, rows, columns, N).
 template <class T, class Source>
-void project(const Source& source, const Projection<T>& p, float* out);
+void project(const Source& source, const Projection<T>& p, int64_t threads, float* out);
 
 // transposed: W^T of the linear layer, packed; null: the gradient of images or the map is not needed.
 // grad: of tokens; N is even.
@@ -80,16 +80,17 @@ void project(const Source& source, const Projection<T>& p, float* out);
 // weight_sum: the gradient of the weight, (N, padded_K).
 // vector_sums: zeros, to which the other gradients are added, in the layout of `Projection::sums`.
 template <class T, class Source>
-void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
-                      float* grad_source, float* weight_sum, float* vector_sums);
+void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, int64_t threads,
+                      const float* grad, float* grad_source, float* weight_sum, float* vector_sums);
 
 #define SWIN_FOR_EACH_PROJECTION(instantiate, T) instantiate(T, Patches) instantiate(T, Neighbours)
 
 // LayerNorm of tokens (B, H*W, C), transposed: (B, C, H*W).
-void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm, float* out);
+void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm,
+                      int64_t threads, float* out);
 
 // grad: (B, C, H*W); grad_x: (B, H*W, C); norm_sums: zeros, to which gradients of the norm's weight and bias are added.
 void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
-                               const Affine& norm, float* grad_x, float* norm_sums);
+                               const Affine& norm, int64_t threads, float* grad_x, float* norm_sums);
 
-}  // namespace swin
+}  // namespace swin::SWIN_ISA

@@ -3,26 +3,24 @@
 #pragma once
 
 #include "backward.h"
-#include "group.h"
+#include "block_group.h"
 #include "weight_gradients.h"
 
-namespace swin {
+namespace swin::SWIN_ISA {
 
 template <class T>
-class BackwardGroup : public Group<T> {
+class BackwardGroup : public BlockGroup<T> {
  public:
   // sums: those of this group's thread, in the layout of `VectorSums`.
   // weight_sums: the thread's own gradients of the four weights, or null: then they are computed from `kept`.
-  BackwardGroup(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows, int64_t count,
+  BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, int64_t count,
                 const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
-                const float* turned_bias)
-      : Group<T>(w, windows, count, x, grad_x,
-                 {&transposed[QKV], &transposed[PROJ], &transposed[FC1], &transposed[FC2]}),
-        transposed(transposed), grad_y(grad_y), sums(sums), weight_sums(weight_sums), of(w, this->N, this->S),
-        turned_bias(turned_bias), more(this->N, [](int64_t) { return nullptr; }) {
-    memory.allocate([&](const auto& take) { carve(take); });
-#ifdef SWIN_HAS_TILES
-    if (this->heads_in_tiles) tile_backward_room.clear(N);
+                const float* transposed_bias)
+      : BlockGroup<T>(w, windows, count, x, grad_x, transposed), transposed(transposed), grad_y(grad_y), sums(sums),
+        weight_sums(weight_sums), of(w, this->N, this->S), transposed_bias(transposed_bias) {
+    memory.allocate([&](Arena& arena) { lay_out_gradients(arena); });
+#if SWIN_HAS_TILES
+    if (this->heads_in_tiles) tile_backward_workspace.clear(N);
 #endif
   }
 
@@ -31,7 +29,7 @@ class BackwardGroup : public Group<T> {
   }
 
   // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
-  void run(const std::vector<int32_t>& group, char* saved) {
+  void run(const Group& group, char* saved) {
     if (saved) {
       this->use(saved);
       this->gather(group);
@@ -47,28 +45,27 @@ class BackwardGroup : public Group<T> {
   Kept<T> kept[LINEARS];  // by `run`, unless the thread has sums of its own
 
  private:
-  using Base = Group<T>;
+  using Base = BlockGroup<T>;
   using Base::w, Base::rows, Base::N, Base::S, Base::d, Base::tokens, Base::places, Base::row_of, Base::token_of,
-      Base::product_;
+      Base::product_workspace;
 
-  template <class Take>
-  void carve(const Take& take) {
+  void lay_out_gradients(Arena& arena) {
     const int64_t C = w.C, D = w.D, v2 = w.cosine_scale ? 1 : 0;
-    hidden = (T*)take(rows * D * sizeof(T));
-    mlp_in = (T*)take(rows * C * sizeof(T));
-    broad = (T*)take(rows * std::max(3 * C, D) * sizeof(T));
-    slim = (T*)take(rows * C * sizeof(T));
-    of_attended = (T*)take((rows + ROW_STEP) * C * sizeof(T));
-    grad = (float*)take(rows * C * sizeof(float));
-    product_row = (float*)take(rows * C * sizeof(float));
-    mlp_out = (float*)take(v2 * rows * C * sizeof(float));
-    row = (float*)take(C * sizeof(float));
-    if (v2) this->factors = (float*)take(3 * w.heads * rows * sizeof(float));
-    for (int64_t i = 0; i < LINEARS && !weight_sums; i++) kept[i] = Kept<T>(w.linear(i).K, w.linear(i).N, rows, take);
-    if (weight_sums) kept[0] = Kept<T>(std::max(C, D), std::max(3 * C, D), rows, take);
-    more = AttentionBackwardRoom<T>(N, take);
-#ifdef SWIN_HAS_TILES
-    if (this->heads_in_tiles) tile_backward_room = HeadTileBackwardRoom(N, take);
+    mlp_hidden = arena.take<T>(rows * D);
+    mlp_in = arena.take<T>(rows * C);
+    grad_wide = arena.take<T>(rows * std::max(3 * C, D));
+    grad_branch = arena.take<T>(rows * C);
+    grad_attended = arena.take<T>((rows + ROW_STEP) * C);
+    grad = arena.take<float>(rows * C);
+    product_row = arena.take<float>(rows * C);
+    mlp_out = arena.take<float>(v2 * rows * C);
+    row = arena.take<float>(C);
+    if (v2) this->factors = arena.take<float>(3 * w.heads * rows);
+    for (int64_t i = 0; i < LINEARS && !weight_sums; i++) kept[i] = {w.linear(i).K, w.linear(i).N, rows, arena};
+    if (weight_sums) kept[0] = {std::max(C, D), std::max(3 * C, D), rows, arena};
+    attention_backward_workspace = {N, arena};
+#if SWIN_HAS_TILES
+    if (this->heads_in_tiles) tile_backward_workspace = {N, arena};
 #endif
   }
 
@@ -82,25 +79,19 @@ class BackwardGroup : public Group<T> {
   void keep(int64_t i, T* input, const T* of_output) {
     Kept<T>& k = kept[weight_sums ? 0 : i];
     k.keep(w.linear(i).K, w.linear(i).N, input, of_output, tokens, sums + of.bias[i]);
-    if (weight_sums) weight_gradient({&k}, 0, k.out, weight_sums[i], !first_run);
+    const Kept<T>* const one = &k;
+    if (weight_sums) weight_gradient(&one, 1, 0, k.out, weight_sums[i], !first_run);
   }
 
   // product_row = a W of linear layer i.
   void times_weight(int64_t i, const T* a) {
-    const int64_t C = w.C;
-    product(a, w.linear(i).N, tokens, transposed[i], product_,
-            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
-              for (int64_t r = 0; r < count; r++)
-                over_columns(columns, [&](int64_t i, int64_t lanes) {
-                  store(product_row + (m + r) * C + n + i, load(c + r * columns + i, lanes), lanes);
-                });
-            });
+    linear_to(a, w.linear(i).N, tokens, transposed[i], product_workspace, product_row, w.C);
   }
 
   // Row m, columns n ... n + columns - 1 of the hidden tokens and of GELU's slope; before(i, lanes) is before GELU.
   template <class Before>
   void through_gelu(int64_t m, int64_t n, int64_t columns, const Before& before) {
-    T *value = hidden + m * w.D + n, *slope = broad + m * w.D + n;
+    T *value = mlp_hidden + m * w.D + n, *slope = grad_wide + m * w.D + n;
     over_columns(columns, [=](int64_t i, int64_t lanes) {
       const Vec x = before(i, lanes), cdf = normal_cdf(x, T());
       store(value + i, x * cdf, lanes);
@@ -121,28 +112,15 @@ class BackwardGroup : public Group<T> {
       mlp_out = this->mlp_branch;
       return;
     }
-    product(mlp_in, C, tokens, w.fc1, product_,
-            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
-      for (int64_t r = 0; r < count; r++) {
-        const float *row = c + r * columns, *bias = w.fc1.bias + n;
-        through_gelu(m + r, n, columns,
-                     [=](int64_t i, int64_t lanes) { return load(row + i, lanes) + load(bias + i, lanes); });
-      }
-    });
+    linear(mlp_in, C, tokens, w.linear(FC1), product_workspace,
+           [&](int64_t m, int64_t n, int64_t columns, const auto& row) { through_gelu(m, n, columns, row); });
     if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value
-    product(hidden, D, tokens, w.fc2, product_,
-            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
-      for (int64_t r = 0; r < count; r++)
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          store(mlp_out + (m + r) * C + n + i,
-                load(c + r * columns + i, lanes) + load(w.fc2.bias + n + i, lanes), lanes);
-        });
-    });
+    linear_to(mlp_hidden, D, tokens, w.linear(FC2), product_workspace, mlp_out, C);
   }
 
-  // slim = the gradient of the output of the branch's last linear layer, after which V2 has a norm.
+  // grad_branch = the gradient of the output of the branch's last linear layer, after which V2 has a norm.
   void enter_branch(int64_t index, int64_t m, const float* value, const Affine& norm) {
-    T* to = slim + m * w.C;
+    T* to = grad_branch + m * w.C;
     const float* from = grad + m * w.C;
     const float factor = this->keep_rate(index, token_of[m]);
     if (w.cosine_scale)
@@ -159,7 +137,7 @@ class BackwardGroup : public Group<T> {
     layer_norm(value, w.C, w.norm2, row);
     const Vec factor(this->keep_rate(1, token_of[m]));
     over_columns(w.C, [&](int64_t c, int64_t lanes) {
-      store(row + c, at::vec::fmadd(load(row + c, lanes), factor, load(before + c, lanes)), lanes);
+      store(row + c, fmadd(load(row + c, lanes), factor, load(before + c, lanes)), lanes);
     });
     layer_norm_backward(row, w.C, w.norm3, from, 1.f, norm_sums(2),
                         [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
@@ -185,45 +163,40 @@ class BackwardGroup : public Group<T> {
       shortcut_backward(m);
       enter_branch(1, m, mlp_out, w.norm2);
     }
-    keep(FC2, hidden, slim);
-    product(slim, C, tokens, transposed[FC2], product_,
-            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
-      for (int64_t r = 0; r < count; r++) {
-        T* to = broad + (m + r) * D + n;
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          store(to + i, load(to + i, lanes) * load(c + r * columns + i, lanes), lanes);
-        });
-      }
-    });
-    keep(FC1, mlp_in, broad);
-    times_weight(FC1, broad);
+    keep(FC2, mlp_hidden, grad_branch);
+    linear(grad_branch, C, tokens, transposed[FC2], product_workspace,
+           [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
+             T* to = grad_wide + m * D + n;
+             over_columns(columns, [=](int64_t i, int64_t lanes) {
+               store(to + i, load(to + i, lanes) * row(i, lanes), lanes);
+             });
+           });
+    keep(FC1, mlp_in, grad_wide);
+    times_weight(FC1, grad_wide);
     for (int64_t m = 0; m < tokens; m++) {
       fetch_ahead(this->out, m);
       leave_branch(m, token(this->out, m), w.norm2, 1, grad + m * C);
     }
   }
 
-  void attention_backward(const std::vector<int32_t>& group) {
+  void attention_backward(const Group& group) {
     const int64_t C = w.C, per_head = rows * d;
     for (int64_t m = 0; m < tokens; m++) enter_branch(0, m, this->attention_branch, w.norm1);
-    keep(PROJ, this->attended, slim);
-    if (tokens < places) std::memset((void*)of_attended, 0, rows * C * sizeof(T));
-    product(slim, C, tokens, transposed[PROJ], product_,
-            [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
-      for (int64_t r = 0; r < count; r++)
-        for (int64_t from = 0; from < columns; from += d) {
-          T* to = of_attended + (n + from) / d * per_head + this->place_of[m + r] * d;
-          over_columns(d, [&](int64_t i, int64_t lanes) {
-            store(to + i, load(c + r * columns + from + i, lanes), lanes);
-          });
-        }
-    });
+    keep(PROJ, this->attended, grad_branch);
+    if (tokens < places) std::memset(static_cast<void*>(grad_attended), 0, rows * C * sizeof(T));
+    linear(grad_branch, C, tokens, transposed[PROJ], product_workspace,
+           [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
+             for (int64_t from = 0; from < columns; from += d) {
+               T* to = grad_attended + (n + from) / d * per_head + this->place_of[m] * d;
+               over_columns(d, [=](int64_t i, int64_t lanes) { store(to + i, row(from + i, lanes), lanes); });
+             }
+           });
     for (int64_t at = 0; at < places; at += N) {
-      const float* mask = this->mask_of(group[at / N]);
+      const float* mask = this->mask_of(group.windows[at / N]);
       for (int64_t head = 0; head < w.heads; head++) head_backward(head, at, mask);
     }
-    keep(QKV, this->normed, broad);
-    times_weight(QKV, broad);
+    keep(QKV, this->normed, grad_wide);
+    times_weight(QKV, grad_wide);
     for (int64_t m = 0; m < tokens; m++) {
       fetch_ahead(this->x, m);
       fetch_ahead(this->out, m);
@@ -231,7 +204,7 @@ class BackwardGroup : public Group<T> {
     }
   }
 
-  // broad = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding
+  // grad_wide = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding
   // has only the bias, so its gradient is added to the bias's.
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
@@ -245,41 +218,38 @@ class BackwardGroup : public Group<T> {
       }
       const int64_t row = row_of[at + place], column = of_head(which) * d;
       float* sum = sums + of.bias[QKV] + column;
-      T* to = broad + row * 3 * w.C + column;
-      over_columns(d, [&](int64_t i, int64_t lanes) {
-        if (row < 0) return store(sum + i, load(sum + i, lanes) + load(g + i, lanes), lanes);
-        store(to + i, load(g + i, lanes), lanes);
-      });
+      if (row < 0) return add_row(g, d, sum);
+      convert_row(g, d, grad_wide + row * 3 * w.C + column);
     };
-    const T* out = of_attended + (head * rows + at) * d;
+    const T* out = grad_attended + (head * rows + at) * d;
     const int64_t square = head * N * S;
-#ifdef SWIN_HAS_TILES
+#if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
       if (this->heads_in_tiles && attend_backward_in_tiles(N, values(0), values(1), values(2), out, w.scale,
-                                                     turned_bias + square, mask, sums + of.turned_bias + square,
-                                                     tile_backward_room, put))
+                                                     transposed_bias + square, mask, sums + of.transposed_bias + square,
+                                                     tile_backward_workspace, put))
         return;
 #endif
     attend_backward(N, d, values(0), values(1), values(2), out, w.scale, w.bias_hNS + square, mask,
-                    sums + of.bias_hNS + square, this->room, more, put);
+                    sums + of.bias_hNS + square, this->attention_workspace, attention_backward_workspace, put);
   }
 
-  const Linear<T> (&transposed)[LINEARS];
+  const Linear<T>* transposed;
   const float* grad_y;
   float *sums, *const* weight_sums;
   bool first_run = true;
   const VectorSums<T> of;
-  const float* turned_bias;       // (h, N, S): w.bias_hNS with keys first, for heads in tiles
-  AttentionBackwardRoom<T> more;
-#ifdef SWIN_HAS_TILES
-  HeadTileBackwardRoom tile_backward_room;
+  const float* transposed_bias;       // (h, N, S): w.bias_hNS with keys first, for heads in tiles
+  AttentionBackwardWorkspace<T> attention_backward_workspace;
+#if SWIN_HAS_TILES
+  HeadTileBackwardWorkspace tile_backward_workspace;
 #endif
-  T *hidden, *mlp_in;             // the MLP's hidden tokens, and what goes into it
-  T* broad;                        // GELU's slope, gradients of hidden tokens, then of q, k and v
-  T *slim, *of_attended;          // gradients of a branch's last linear layer, and of attended tokens by head
+  T *mlp_hidden, *mlp_in;        // the MLP's hidden tokens, and what goes into it
+  T* grad_wide;                        // GELU's slope, gradients of hidden tokens, then of q, k and v
+  T *grad_branch, *grad_attended;         // gradients of a branch's last linear layer, and of attended tokens by head
   float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
   float *mlp_out, *row;
-  Buffers memory;
+  Memory memory;
 };
 
-}  // namespace swin
+}  // namespace swin::SWIN_ISA

@@ -6,10 +6,9 @@
 
 #include "attention.h"
 #include "block.h"
-#include "buffers.h"
 #include "head_tiles.h"
 
-namespace swin {
+namespace swin::SWIN_ISA {
 
 // The number of windows in a group of about `bytes` bytes: few enough to stay in cache, or, if the weights do not fit
 // in cache, many, so that the weights are read less often. Each thread gets the same number of groups.
@@ -29,40 +28,38 @@ struct Saved {
   float* factors = nullptr;               // V2: (3 h, rows), of each query and key
 
   Saved() = default;
-  template <class Take>  // take(bytes) returns the next `bytes` bytes
-  Saved(const BlockWeights<T>& w, int64_t rows, const Take& take) {
-    qkv = (T*)take((3 * rows * w.C + ROW_STEP * w.C / w.heads) * sizeof(T));
-    attended = (T*)take(rows * w.C * sizeof(T));
-    middle = (float*)take(rows * w.C * sizeof(float));
-    before_gelu = (T*)take(rows * w.D * sizeof(T));
+  Saved(const BlockWeights<T>& w, int64_t rows, Arena& arena) {
+    qkv = arena.take<T>(3 * rows * w.C + ROW_STEP * w.C / w.heads);
+    attended = arena.take<T>(rows * w.C);
+    middle = arena.take<float>(rows * w.C);
+    before_gelu = arena.take<T>(rows * w.D);
     if (!w.cosine_scale) return;
-    for (float*& branch : branches) branch = (float*)take(rows * w.C * sizeof(float));
-    factors = (float*)take(3 * w.heads * rows * sizeof(float));
+    for (float*& branch : branches) branch = arena.take<float>(rows * w.C);
+    factors = arena.take<float>(3 * w.heads * rows);
   }
 };
 
-// There is room for this many places of windows in a group.
+// A group has memory for this many places of windows.
 inline int64_t rows_of_group(const Windows& windows, int64_t count) {
   return round_up(count * windows.area(), TILE_TERMS);
 }
 
 template <class T>
-class Group {
+class BlockGroup {
  public:
-  // linears: those that are used besides the layers of `w`.
-  Group(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out,
-        std::vector<const Linear<T>*> linears = {})
+  // transposed: the layers that a backward pass uses besides those of `w`.
+  BlockGroup(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out,
+             const Linear<T>* transposed = nullptr)
       : w(w), windows(windows), N(windows.area()), S(bias_stride(N)), d(w.C / w.heads), x(x), out(out),
-        rows(rows_of_group(windows, count)), room(N, d, [](int64_t) { return nullptr; }) {
-    linears.insert(linears.end(), {&w.qkv, &w.proj, &w.fc1, &w.fc2});
-    memory.allocate([&](const auto& take) { carve(linears, take); });
-#ifdef SWIN_HAS_TILES
-    if (heads_in_tiles) tile_room.clear(N);
+        rows(rows_of_group(windows, count)) {
+    memory.allocate([&](Arena& arena) { lay_out(transposed ? transposed : w.linears, arena); });
+#if SWIN_HAS_TILES
+    if (heads_in_tiles) tile_workspace.clear(N);
 #endif
   }
 
   // saved: where values for the backward pass go; null: it will recompute them.
-  void run(const std::vector<int32_t>& group, char* saved = nullptr) {
+  void run(const Group& group, char* saved = nullptr) {
     if (saved) use(saved);
     attention(group);
     for (int64_t m = 0; m < tokens && middle; m++) std::copy_n(out + token_of[m] * w.C, w.C, middle + m * w.C);
@@ -72,50 +69,51 @@ class Group {
  protected:
   // Values that the backward pass needs are in this memory from now on.
   void use(char* memory) {
-    const Saved<T> saved = carve_out(memory, [&](const auto& take) { return Saved<T>(w, rows, take); });
+    Arena arena(memory);
+    const Saved<T> saved(w, rows, arena);
     qkv = saved.qkv, attended = saved.attended, middle = saved.middle, before_gelu = saved.before_gelu;
     if (w.cosine_scale) attention_branch = saved.branches[0], mlp_branch = saved.branches[1], factors = saved.factors;
   }
 
   // The first half of the block: out = x + the branch of the attention.
-  void attention(const std::vector<int32_t>& group) {
+  void attention(const Group& group) {
     gather(group);
     project_qkv();
     attend_in_windows(group);
-    add_branch(attended, w.C, w.proj, 0, x, w.norm1, attention_branch);
+    add_branch(attended, w.C, w.linear(PROJ), 0, x, w.norm1, attention_branch);
   }
 
-  template <class Take>
-  void carve(const std::vector<const Linear<T>*>& linears, const Take& take) {
-    qkv = wide = (T*)take((rows * std::max(3 * w.C, w.D) + ROW_STEP * d) * sizeof(T));
-    normed = (T*)take(rows * w.C * sizeof(T));
-    attended = (T*)take(rows * w.C * sizeof(T));
-    attention_branch = mlp_branch = (float*)take(w.cosine_scale ? rows * w.C * sizeof(float) : 0);
-    normed_row = (float*)take(w.cosine_scale ? w.C * sizeof(float) : 0);
-    product_ = ProductRoom<T>(linears, take);
-    mask = (float*)take(N * S * sizeof(float));
-    row_of = (int32_t*)take(rows * sizeof(int32_t));
-    token_of = (int32_t*)take(rows * sizeof(int32_t));
-    place_of = (int32_t*)take(rows * sizeof(int32_t));
-    room = AttentionRoom<T>(N, d, take);
-#ifdef SWIN_HAS_TILES
-    if (heads_in_tiles) tile_room = HeadTileRoom(N, take);
+  void lay_out(const Linear<T>* others, Arena& arena) {
+    const auto& own = w.linears;
+    qkv = hidden = arena.take<T>(rows * std::max(3 * w.C, w.D) + ROW_STEP * d);
+    normed = arena.take<T>(rows * w.C);
+    attended = arena.take<T>(rows * w.C);
+    attention_branch = mlp_branch = arena.take<float>(w.cosine_scale ? rows * w.C : 0);
+    normed_row = arena.take<float>(w.cosine_scale ? w.C : 0);
+    product_workspace = {{own, own + 1, own + 2, own + 3, others, others + 1, others + 2, others + 3}, arena};
+    mask = arena.take<float>(N * S);
+    row_of = arena.take<int32_t>(rows);
+    token_of = arena.take<int32_t>(rows);
+    place_of = arena.take<int32_t>(rows);
+    attention_workspace = {N, d, arena};
+#if SWIN_HAS_TILES
+    if (heads_in_tiles) tile_workspace = {N, arena};
 #endif
   }
 
   // V1: normalised tokens, V2: tokens. Then the row of each place among tokens, -1 for padding, and the reverse.
-  void gather(const std::vector<int32_t>& group) {
+  void gather(const Group& group) {
     tokens = 0;
-    places = group.size() * N;
-    for (int64_t p = 0; p < places; p += N) windows.tokens(group[p / N], row_of + p);
+    places = group.count * N;
+    for (int64_t p = 0; p < places; p += N) windows.tokens_of(group.windows[p / N], row_of + p);
     for (int64_t p = 0; p < places; p++) {
       if (p + AHEAD < places && row_of[p + AHEAD] >= 0) fetch(x + row_of[p + AHEAD] * w.C);
       const int64_t token = row_of[p];
       if (token < 0) continue;
       enter(x + token * w.C, w.norm1, normed + tokens * w.C);
-      row_of[p] = tokens;
-      place_of[tokens] = p;
-      token_of[tokens++] = token;
+      row_of[p] = static_cast<int32_t>(tokens);
+      place_of[tokens] = static_cast<int32_t>(p);
+      token_of[tokens++] = static_cast<int32_t>(token);
     }
   }
 
@@ -126,12 +124,12 @@ class Group {
 
   void enter(const float* token, const Affine& norm, T* to) const {
     if (!w.cosine_scale) return layer_norm(token, w.C, norm, to);
-    over_columns(w.C, [&](int64_t c, int64_t count) { store(to + c, load(token + c, count), count); });
+    convert_row(token, w.C, to);
   }
 
   // q, k and v of each head in separate arrays: (3 h, rows, d). Padding is zero before the projection.
   void project_qkv() {
-    product(normed, w.C, tokens, w.qkv, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
+    product(normed, w.C, tokens, w.linear(QKV), product_workspace, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
       for (int64_t from = 0; from < columns; from += d)
         put_in_head((n + from) / d, count, place_of + m, c + from, columns);
     });
@@ -139,14 +137,14 @@ class Group {
     constexpr float zeros[64] = {};  // a head has no more channels
     for (int64_t p = 0; p < places; p++)
       for (int64_t head = 0; head < 3 * w.heads && row_of[p] < 0; head++) {
-        const int32_t place = p;
+        const auto place = static_cast<int32_t>(p);
         put_in_head(head, 1, &place, zeros, 0);
       }
   }
 
   // `head` counts those of q, then of k, then of v. Each row has d numbers, without the bias.
   void put_in_head(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
-    const float* bias = w.qkv.bias + head * d;
+    const float* bias = w.linear(QKV).bias + head * d;
     const bool has_length = w.cosine_scale && head < 2 * w.heads;
     T* first = qkv + head * rows * d;
     const auto put = [&, d = this->d](int64_t r, Vec factor) {
@@ -169,7 +167,7 @@ class Group {
     Vec squares(0.f);
     over_columns(d, [&](int64_t i, int64_t lanes) {
       const Vec v = load(row + i, lanes) + load(bias + i, lanes);
-      squares = at::vec::fmadd(v, v, squares);
+      squares = fmadd(v, v, squares);
     });
     const float length = std::sqrt(sum_of(squares));
     if (length <= 1e-12f) return 0.f;
@@ -182,9 +180,9 @@ class Group {
     return kind ? mask : nullptr;
   }
 
-  void attend_in_windows(const std::vector<int32_t>& group) {
+  void attend_in_windows(const Group& group) {
     for (int64_t at = 0; at < places; at += N) {
-      const float* mask = mask_of(group[at / N]);
+      const float* mask = mask_of(group.windows[at / N]);
       for (int64_t head = 0; head < w.heads; head++) attend_in_window(head, at, mask);
     }
   }
@@ -198,15 +196,15 @@ class Group {
       const int64_t row = row_of[at + place];
       return row < 0 ? nullptr : attended + row * w.C + head * d;
     };
-#ifdef SWIN_HAS_TILES
+#if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
-      if (heads_in_tiles && attend_in_tiles(N, q, q + apart, q + 2 * apart, w.scale, bias, mask, tile_room,
+      if (heads_in_tiles && attend_in_tiles(N, q, q + apart, q + 2 * apart, w.scale, bias, mask, tile_workspace,
                                       [&](int64_t place, __m512i o) {
                                         if (T* to = row_in_attended(place)) _mm512_store_si512(to, o);
                                       }))
         return;
 #endif
-    attend(N, d, q, q + apart, q + 2 * apart, w.scale, bias, mask, room,
+    attend(N, d, q, q + apart, q + 2 * apart, w.scale, bias, mask, attention_workspace,
            [&](int64_t place, const float* o, float inverse) {
              T* to = row_in_attended(place);
              if (!to) return;
@@ -217,19 +215,16 @@ class Group {
 
   void mlp() {
     for (int64_t m = 0; m < tokens; m++) enter(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
-    product(normed, w.C, tokens, w.fc1, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
-      for (int64_t r = 0; r < count; r++) {
-        const int64_t at = (m + r) * w.D + n;
-        T *to = wide + at, *before = before_gelu ? before_gelu + at : nullptr;
-        const float *row = c + r * columns, *bias = w.fc1.bias + n;
-        over_columns(columns, [&, to, before](int64_t i, int64_t lanes) {
-          const Vec v = load(row + i, lanes) + load(bias + i, lanes);
-          if (before) store(before + i, v, lanes);
-          store(to + i, gelu<T>(v), lanes);
-        });
-      }
-    });
-    add_branch(wide, w.D, w.fc2, 1, out, w.norm2, mlp_branch);
+    linear(normed, w.C, tokens, w.linear(FC1), product_workspace,
+           [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
+             T *to = hidden + m * w.D + n, *before = before_gelu ? before_gelu + m * w.D + n : nullptr;
+             over_columns(columns, [=](int64_t i, int64_t lanes) {
+               const Vec v = row(i, lanes);
+               if (before) store(before + i, v, lanes);
+               store(to + i, gelu<T>(v), lanes);
+             });
+           });
+    add_branch(hidden, w.D, w.linear(FC2), 1, out, w.norm2, mlp_branch);
     if (w.has_norm3)
       for (int64_t m = 0; m < tokens; m++) layer_norm(out + token_of[m] * w.C, w.C, w.norm3, out + token_of[m] * w.C);
   }
@@ -241,34 +236,30 @@ class Group {
 
   // out = shortcut + the linear layer's output for `a`. V2 normalises that output first, so it needs whole rows of it
   // in `branch`.
-  void add_branch(const T* a, int64_t lda, const Linear<T>& linear, int64_t index, const float* shortcut,
+  void add_branch(const T* a, int64_t lda, const Linear<T>& layer, int64_t index, const float* shortcut,
                   const Affine& norm, float* branch) {
-    product(a, lda, tokens, linear, product_, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
-      for (int64_t r = 0; r < count; r++) {
-        const float *row = c + r * columns, *bias = linear.bias + n;
-        if (w.cosine_scale) {
-          float* to = branch + (m + r) * w.C + n;
-          over_columns(columns, [&](int64_t i, int64_t lanes) {
-            store(to + i, load(row + i, lanes) + load(bias + i, lanes), lanes);
-          });
-          continue;
-        }
-        const int64_t at = token_of[m + r] * w.C + n;
-        const Vec factor(keep_rate(index, token_of[m + r]));
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          const Vec v = load(row + i, lanes) + load(bias + i, lanes);
-          store(out + at + i, at::vec::fmadd(v, factor, load(shortcut + at + i, lanes)), lanes);
-        });
-      }
-    });
-    for (int64_t m = 0; m < tokens && w.cosine_scale; m++) {
-      layer_norm(branch + m * w.C, w.C, norm, normed_row);
-      const int64_t at = token_of[m] * w.C;
-      const Vec factor(keep_rate(index, token_of[m]));
-      over_columns(w.C, [&](int64_t i, int64_t lanes) {
-        store(out + at + i, at::vec::fmadd(load(normed_row + i, lanes), factor, load(shortcut + at + i, lanes)), lanes);
-      });
+    if (!w.cosine_scale) {
+      return linear(a, lda, tokens, layer, product_workspace,
+                    [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
+                      add_to_shortcut(index, m, n, columns, shortcut, row);
+                    });
     }
+    linear_to(a, lda, tokens, layer, product_workspace, branch, w.C);
+    for (int64_t m = 0; m < tokens; m++) {
+      layer_norm(branch + m * w.C, w.C, norm, normed_row);
+      add_to_shortcut(index, m, 0, w.C, shortcut, [&](int64_t i, int64_t lanes) { return load(normed_row + i, lanes); });
+    }
+  }
+
+  // The columns from n on of token m of a branch: out = shortcut + the branch.
+  template <class Row>
+  void add_to_shortcut(int64_t index, int64_t m, int64_t n, int64_t columns, const float* shortcut, const Row& row) {
+    const Vec factor(keep_rate(index, token_of[m]));
+    const float* from = shortcut + token_of[m] * w.C + n;
+    float* to = out + token_of[m] * w.C + n;
+    over_columns(columns, [&](int64_t i, int64_t lanes) {
+      store(to + i, fmadd(row(i, lanes), factor, load(from + i, lanes)), lanes);
+    });
   }
 
   const BlockWeights<T>& w;
@@ -276,25 +267,25 @@ class Group {
   const int64_t N, S, d;
   const float* x;
   float* out;
-  const int64_t rows;  // there is room for
-  AttentionRoom<T> room;
-#ifdef SWIN_HAS_TILES
+  const int64_t rows;  // there is memory for
+  AttentionWorkspace<T> attention_workspace;
+#if SWIN_HAS_TILES
   const bool heads_in_tiles = has_head_tiles<T>(d);
-  HeadTileRoom tile_room;
+  HeadTileWorkspace tile_workspace;
 #endif
-  T *wide, *normed, *attended;
-  T* qkv;                                 // is `wide`, unless it is saved
+  T *hidden, *normed, *attended;
+  T* qkv;                                 // is `hidden`, unless it is saved
   T* before_gelu = nullptr;               // if it is saved
   float* middle = nullptr;                // tokens after attention, if they are saved
   float *attention_branch, *mlp_branch;   // one array, unless they are saved
   float *normed_row, *mask;
-  ProductRoom<T> product_;
+  ProductWorkspace<T> product_workspace;
   float* factors = nullptr;  // (3 h, rows): the factor of each query and key, if it is needed
   int32_t *row_of, *token_of, *place_of;
   int64_t places = 0, tokens = 0, masked_kind = 0;
 
  private:
-  Buffers memory;
+  Memory memory;
 };
 
-}  // namespace swin
+}  // namespace swin::SWIN_ISA

@@ -7,11 +7,13 @@
 #include "gemm.h"
 #include "windows.h"
 
-namespace swin {
+namespace swin::SWIN_ISA {
+
+enum { QKV, PROJ, FC1, FC2, LINEARS };
 
 template <class T>
 struct BlockWeights {
-  Linear<T> qkv, proj, fc1, fc2;
+  Linear<T> linears[LINEARS];
   Affine norm1, norm2, norm3;
   const float* bias_hNS;      // the position bias, see `pad_bias`
   const float* cosine_scale;  // of each head, for a block of Swin V2; null for V1
@@ -23,7 +25,7 @@ struct BlockWeights {
   int64_t bytes() const { return sizeof(T) * (4 * C * C + 2 * C * D); }
   // Whether so many tokens use the weights that it is worth to split them once, see `Split`.
   bool worth_splitting(int64_t tokens) const { return tokens >= 2 * C; }
-  const Linear<T>& linear(int64_t i) const { return i == 0 ? qkv : i == 1 ? proj : i == 2 ? fc1 : fc2; }
+  const Linear<T>& linear(int64_t i) const { return linears[i]; }
 };
 
 // Memory for what the forward pass saves of each group of windows; null: it saves nothing.
@@ -38,7 +40,7 @@ int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t gr
 
 // `out` may be `x`: (B, H, W, C).
 template <class T>
-void run_block(const BlockWeights<T>& w, const Windows& windows, const float* x, float* out,
+void run_block(const BlockWeights<T>& w, const Windows& windows, int64_t threads, const float* x, float* out,
                const SavedGroups& saved = {});
 
-}  // namespace swin
+}  // namespace swin::SWIN_ISA

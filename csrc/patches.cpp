@@ -1,12 +1,6 @@
 #include "patches.h"
 
-#include <ATen/Parallel.h>
-
-#include <memory>
-
-#include "buffers.h"
-
-namespace swin {
+namespace swin::SWIN_ISA {
 
 // f(index, image, channel, y, x, count) for each row of a patch inside the image: `count` pixels from there on are
 // the numbers of the patch from `index` on.
@@ -59,56 +53,52 @@ void Neighbours::write(int64_t token, const float* from, float* map) const {
 }
 
 template <class T, class Source>
-void project(const Source& source, const Projection<T>& p, float* out) {
+void project(const Source& source, const Projection<T>& p, int64_t threads, float* out) {
   const Linear<T>& w = p.linear;
   const int64_t tokens = source.tokens(), K = w.padded_K();
-  at::parallel_for(0, (tokens + PROJECTED - 1) / PROJECTED, 1, [&](int64_t begin, int64_t end) {
+  each_part((tokens + PROJECTED - 1) / PROJECTED, threads, [&](int64_t begin, int64_t end) {
+    [[maybe_unused]] const TilesInUse tiles;
     float* raw;
     T* rows;
-    ProductRoom<T> room;
-    Buffers memory;
-    memory.allocate([&](const auto& take) {
-      raw = (float*)take(K * sizeof(float));
-      rows = (T*)take(PROJECTED * K * sizeof(T));
-      room = ProductRoom<T>({&w}, take);
+    ProductWorkspace<T> workspace;
+    Memory memory;
+    memory.allocate([&](Arena& arena) {
+      raw = arena.take<float>(K);
+      rows = arena.take<T>(PROJECTED * K);
+      workspace = {{&w}, arena};
     });
     std::fill_n(raw, K, 0.f);
     for (int64_t first = begin * PROJECTED; first < std::min(tokens, end * PROJECTED); first += PROJECTED) {
       const int64_t count = std::min(PROJECTED, tokens - first);
       for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
-      product(rows, K, count, w, room, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
-        for (int64_t r = 0; r < count; r++) {
-          float* to = out + (first + m + r) * w.N + n;
-          const float *row = c + r * columns, *bias = w.bias + n;
-          over_columns(columns, [&](int64_t i, int64_t lanes) {
-            store(to + i, load(row + i, lanes) + load(bias + i, lanes), lanes);
-          });
-        }
-      });
+      linear_to(rows, K, count, w, workspace, out + first * w.N, w.N);
       for (int64_t m = first; m < first + count && p.after; m++)
         layer_norm(out + m * w.N, w.N, *p.after, out + m * w.N);
     }
-    release_brgemm<T>();
   });
 }
 
-void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm, float* out) {
+void normalise_output(const float* x, int64_t batch, int64_t area, int64_t channels, const Affine& norm,
+                      int64_t threads, float* out) {
   constexpr int64_t STRIP = 64;  // tokens: whole cache lines of the transpose
   const int64_t strips = (area + STRIP - 1) / STRIP;
-  at::parallel_for(0, batch * strips, 1, [&](int64_t begin, int64_t end) {
-    const std::unique_ptr<float[]> normed(new float[STRIP * channels]);
+  each_part(batch * strips, threads, [&](int64_t begin, int64_t end) {
+    float* normed = nullptr;
+    Memory memory;
+    memory.allocate([&](Arena& arena) { normed = arena.take<float>(STRIP * channels); });
     for (int64_t strip = begin; strip < end; strip++) {
       const int64_t image = strip / strips, first = strip % strips * STRIP, count = std::min(STRIP, area - first);
       for (int64_t m = 0; m < count; m++)
-        layer_norm(x + (image * area + first + m) * channels, channels, norm, normed.get() + m * channels);
-      at::vec::transpose_mxn<float>(normed.get(), channels, out + image * channels * area + first, area, count,
-                                    channels);
+        layer_norm(x + (image * area + first + m) * channels, channels, norm, normed + m * channels);
+      transpose(normed, channels, count, channels, out + image * channels * area + first, area);
     }
   });
 }
 
-#define INSTANTIATE_FOR(T, Source) template void project<T, Source>(const Source&, const Projection<T>&, float*);
+#define INSTANTIATE_FOR(T, Source) template void project<T, Source>(const Source&, const Projection<T>&, int64_t, float*);
 #define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
+#undef INSTANTIATE_FOR
+#undef INSTANTIATE
 
-}  // namespace swin
+}  // namespace swin::SWIN_ISA

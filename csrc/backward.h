@@ -6,15 +6,13 @@
 #include "block.h"
 #include "head_tiles.h"
 
-namespace swin {
-
-enum { QKV, PROJ, FC1, FC2, LINEARS };
+namespace swin::SWIN_ISA {
 
 // The layout, in one array, of the sums of all gradients except those of the weights of linear layers.
 template <class T>
 struct VectorSums {
-  int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, turned_bias, cosine_scale, size;
-  int64_t turned_numbers;  // of the position bias: with AMX its gradient is summed with keys first
+  int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, transposed_bias, cosine_scale, size;
+  int64_t transposed_numbers;  // of the position bias: with AMX its gradient is summed with keys first
 
   VectorSums(const BlockWeights<T>& w, int64_t N, int64_t S) {
     size = 0;
@@ -26,15 +24,15 @@ struct VectorSums {
     for (int64_t i = 0; i < 3; i++) norm_weight[i] = take(w.C), norm_bias[i] = take(w.C);
     for (int64_t i = 0; i < LINEARS; i++) bias[i] = take(w.linear(i).N);
     bias_hNS = take(w.heads * N * S);
-    turned_numbers = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
-    turned_bias = take(turned_numbers);
+    transposed_numbers = has_head_tiles<T>(w.C / w.heads) ? w.heads * N * S : 0;
+    transposed_bias = take(transposed_numbers);
     cosine_scale = take(w.heads);
   }
 };
 
 // Into how many groups the windows are put.
 template <class T>
-int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows);
+int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int64_t threads);
 
 // Args:
 //   saved: by the forward pass, in groups of `groups_of_backward`; if there is none, values are recomputed.
@@ -44,7 +42,7 @@ int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows);
 //   vector_sums: zeros, to which all other gradients are added, in the layout of VectorSums.
 template <class T>
 void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
-                        const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
+                        int64_t threads, const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
                         float* vector_sums, const SavedGroups& saved = {});
 
-}  // namespace swin
+}  // namespace swin::SWIN_ISA

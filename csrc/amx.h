@@ -1,0 +1,91 @@
+// AMX's instructions for tiles: those of the processor, or loops that do the same, so that tests of what is written with
+// them run on any processor with AVX-512 (SWIN_EMULATE_AMX, never in a library that is installed).
+#pragma once
+
+#include "simd.h"
+
+#if defined(__AMX_BF16__) || defined(SWIN_EMULATE_AMX)
+#define SWIN_HAS_TILES 1
+#else
+#define SWIN_HAS_TILES 0
+#endif
+
+#if SWIN_HAS_TILES && defined(SWIN_EMULATE_AMX)
+#include <cstdlib>
+
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbf16ps
+#undef _tile_loadconfig
+#undef _tile_release
+#define TILE_LOAD(tile, from, stride) ::swin::SWIN_ISA::emulated::tiles.load(tile, from, stride)
+#define _tile_stored(tile, to, stride) ::swin::SWIN_ISA::emulated::tiles.store(tile, to, stride)
+#define _tile_zero(tile) ::swin::SWIN_ISA::emulated::tiles.zero(tile)
+#define _tile_dpbf16ps(sum, a, b) ::swin::SWIN_ISA::emulated::tiles.multiply(sum, a, b)
+#define _tile_loadconfig(config) ::swin::SWIN_ISA::emulated::tiles.configure(config)
+#define _tile_release() ::swin::SWIN_ISA::emulated::tiles.release()
+
+namespace swin::SWIN_ISA::emulated {
+
+class Tiles {
+ public:
+  void configure(const void* config) {
+    std::memcpy(&palette, config, 1);
+    std::memcpy(columns, static_cast<const char*>(config) + 16, sizeof columns);
+    std::memcpy(rows, static_cast<const char*>(config) + 48, sizeof rows);
+    std::memset(numbers, 0, sizeof numbers);
+  }
+  void release() { palette = 0; }
+  void zero(int tile) { std::memset(at(tile), 0, sizeof numbers[0]); }
+  void load(int tile, const void* from, int64_t stride) {
+    zero(tile);
+    for (int r = 0; r < rows[tile]; r++)
+      std::memcpy(numbers[tile][r], static_cast<const char*>(from) + r * stride, columns[tile]);
+  }
+  void store(int tile, void* to, int64_t stride) {
+    at(tile);
+    for (int r = 0; r < rows[tile]; r++)
+      std::memcpy(static_cast<char*>(to) + r * stride, numbers[tile][r], columns[tile]);
+  }
+  // Each step of two terms is rounded once for each term; the processor treats denormal numbers as zero, and so here.
+  void multiply(int sum, int a, int b) {
+    at(sum), at(a), at(b);
+    for (int r = 0; r < rows[sum]; r++)
+      for (int k = 0; k < columns[a] / 4; k++)
+        for (int c = 0; c < columns[sum] / 4; c++)
+          for (int half = 0; half < 2; half++) {
+            float total;
+            std::memcpy(&total, &numbers[sum][r][c], 4);
+            total += part(numbers[a][r][k], half) * part(numbers[b][k][c], half);
+            std::memcpy(&numbers[sum][r][c], &total, 4);
+          }
+  }
+
+ private:
+  uint32_t (*at(int tile))[16] {
+    if (!palette || tile < 0 || tile > 7 || !rows[tile]) std::abort();  // as the processor would
+    return numbers[tile];
+  }
+  static float part(uint32_t pair, int half) {
+    const uint32_t bits = half ? pair & 0xffff0000u : pair << 16;
+    float number;
+    std::memcpy(&number, &bits, 4);
+    return bits & 0x7f800000u ? number : 0.f;
+  }
+  uint8_t palette = 0, rows[16] = {};
+  uint16_t columns[16] = {};
+  uint32_t numbers[8][16][16] = {};
+};
+inline thread_local Tiles tiles;
+
+}  // namespace swin::SWIN_ISA::emulated
+#endif
+
+#if SWIN_HAS_TILES && !defined(SWIN_EMULATE_AMX)
+// GCC's intrinsic does not say that it reads memory: what is written there must be written before.
+#define TILE_LOAD(tile, from, stride)  \
+  do {                                 \
+    __asm__ volatile("" ::: "memory"); \
+    _tile_loadd(tile, from, stride);   \
+  } while (0)
+#endif

@@ -1,0 +1,57 @@
+// Memory for several arrays, each on cache lines of its own.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace swin::SWIN_ISA {
+
+constexpr int64_t LINE = 64;  // bytes of a cache line
+
+// Hands out the arrays of one piece of memory. Without memory it only counts.
+class Arena {
+ public:
+  explicit Arena(char* memory = nullptr) : memory(memory) {}
+  template <class T>
+  T* take(int64_t count) {
+    char* taken = memory ? memory + used : nullptr;
+    used += (count * static_cast<int64_t>(sizeof(T)) + LINE - 1) / LINE * LINE;
+    return reinterpret_cast<T*>(taken);
+  }
+  int64_t bytes() const { return used; }
+
+ private:
+  char* memory;
+  int64_t used = 0;
+};
+
+// What a layout takes of an arena. `lay_out(arena)` is called here to count, and again to get the arrays.
+template <class Layout>
+int64_t bytes_of(const Layout& lay_out) {
+  Arena arena;
+  lay_out(arena);
+  return arena.bytes();
+}
+
+// The memory of a layout. It is not initialised.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() { std::free(memory); }
+  template <class Layout>
+  void allocate(const Layout& lay_out) {
+    std::free(memory);
+    memory = static_cast<char*>(std::malloc(bytes_of(lay_out) + LINE));
+    if (!memory) throw std::bad_alloc();
+    Arena arena(memory + (LINE - reinterpret_cast<uintptr_t>(memory) % LINE));
+    lay_out(arena);
+  }
+
+ private:
+  char* memory = nullptr;
+};
+
+}  // namespace swin::SWIN_ISA

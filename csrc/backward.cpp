@@ -1,0 +1,187 @@
+#include "backward.h"
+
+#include <memory>
+#include <optional>
+
+#include "backward_group.h"
+
+namespace swin::SWIN_ISA {
+namespace {
+
+constexpr int64_t CACHE = 2 << 20;    // bytes of a group that should fit in L2 together
+constexpr int64_t PRIVATE = 2 << 20;  // bytes of gradients of weights up to which each thread sums its own
+
+template <class T>
+int64_t size_of(const Linear<T>& w) {
+  return w.N * w.K;
+}
+
+// The sums of each worker: of vectors and, if they are its own, of the weights. Those of the first worker are the result;
+// the others' are added to it in order, so that it is the same each time.
+template <class T>
+class WorkerSums {
+ public:
+  // weight_sums: the result.
+  WorkerSums(const BlockWeights<T>& w, const VectorSums<T>& of, int64_t workers, bool own_weights,
+             float* const (&weight_sums)[LINEARS], float* vector_sums)
+      : w(w), size(of.size), workers(workers), own_weights(own_weights) {
+    memory.allocate([&](Arena& arena) {
+      vectors = arena.take<float*>(workers);
+      weights = arena.take<Weights>(workers);
+      numbers = arena.take<float>((workers - 1) * size);
+      more = arena.take<float>(own_weights ? (workers - 1) * weights_of_worker() : 0);
+    });
+    std::fill_n(numbers, (workers - 1) * size, 0.f);
+    for (int64_t worker = 0; worker < workers; worker++) {
+      vectors[worker] = worker ? numbers + (worker - 1) * size : vector_sums;
+      float* next = more + (worker - 1) * weights_of_worker();
+      for (int64_t i = 0; i < LINEARS; i++) {
+        weights[worker].of[i] = worker ? next : weight_sums[i];
+        next += size_of(w.linear(i));
+      }
+    }
+  }
+
+  float* vectors_of(int64_t worker) const { return vectors[worker]; }
+  float* const* weights_of(int64_t worker) const { return own_weights ? weights[worker].of : nullptr; }
+
+  void add() const {
+    for (int64_t worker = 1; worker < workers; worker++) {
+      add_row(vectors[worker], size, vectors[0]);
+      for (int64_t i = 0; i < LINEARS && own_weights; i++)
+        add_row(weights[worker].of[i], size_of(w.linear(i)), weights[0].of[i]);
+    }
+  }
+
+ private:
+  struct Weights {
+    float* of[LINEARS];
+  };
+  int64_t weights_of_worker() const {
+    int64_t count = 0;
+    for (const Linear<T>& linear : w.linears) count += size_of(linear);
+    return count;
+  }
+
+  const BlockWeights<T>& w;
+  const int64_t size, workers;
+  const bool own_weights;
+  float **vectors, *numbers, *more;
+  Weights* weights;
+  Memory memory;
+};
+
+// The position bias with keys first, which AMX's loops take; and what they sum of its gradient, put back.
+template <class T>
+class TransposedBias {
+ public:
+  TransposedBias(const BlockWeights<T>& w, const VectorSums<T>& of, int64_t N)
+      : of(of), N(N), S(bias_stride(N)), heads(of.transposed_numbers / (N * S)) {
+    memory.allocate([&](Arena& arena) { bias = arena.take<float>(of.transposed_numbers); });
+    std::fill_n(bias, of.transposed_numbers, -std::numeric_limits<float>::infinity());
+    for (int64_t at = 0; at < heads * N * S; at += N * S) transpose(w.bias_hNS + at, S, N, N, bias + at, S);
+  }
+  const float* get() const { return bias; }
+
+  void add_gradient(float* vector_sums) const {
+    float *sums = vector_sums + of.bias_hNS, *transposed = vector_sums + of.transposed_bias;
+    for (int64_t head = 0; head < heads; head++, sums += N * S, transposed += N * S)
+      for (int64_t key = 0; key < N; key++)
+        for (int64_t q = 0; q < N; q++) sums[q * S + key] += transposed[key * S + q];
+  }
+
+ private:
+  const VectorSums<T>& of;
+  const int64_t N, S, heads;
+  float* bias;
+  Memory memory;
+};
+
+// The gradients of all weights from what the workers keep, each number by one thread.
+template <class T>
+void add_weight_gradients(const BlockWeights<T>& w, const std::optional<BackwardGroup<T>>* groups, int64_t count,
+                          int64_t threads, float* const (&weight_sums)[LINEARS], bool accumulate) {
+  int64_t panels[LINEARS + 1] = {0};  // of the layers before
+  for (int64_t i = 0; i < LINEARS; i++)
+    panels[i + 1] = panels[i] + (w.linear(i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
+  each_part(panels[LINEARS], threads, [&](int64_t begin, int64_t end) {
+    [[maybe_unused]] const TilesInUse tiles;
+    const Kept<T>** kept = nullptr;
+    Memory memory;
+    memory.allocate([&](Arena& arena) { kept = arena.take<const Kept<T>*>(count); });
+    for (int64_t task = begin; task < end; task++) {
+      int64_t i = 0;
+      while (task >= panels[i + 1]) i++;
+      const int64_t n = (task - panels[i]) * MAX_COLUMNS;
+      for (int64_t g = 0; g < count; g++) kept[g] = &groups[g]->kept[i];
+      weight_gradient(kept, count, n, std::min(MAX_COLUMNS, w.linear(i).N - n), weight_sums[i], accumulate);
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int64_t threads) {
+  const int64_t per_group =
+      windows_of_group(windows, threads, std::max(CACHE, 2 * w.bytes()), BackwardGroup<T>::bytes_of_row(w));
+  return (windows.count() + per_group - 1) / per_group;
+}
+
+template <class T>
+void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed)[LINEARS], const Windows& windows,
+                        int64_t threads, const float* x, const float* grad_y, float* grad_x,
+                        float* const (&weight_sums)[LINEARS], float* vector_sums, const SavedGroups& saved) {
+  BlockWeights<T> w = weights;
+  Linear<T> transposed[] = {packed[QKV], packed[PROJ], packed[FC1], packed[FC2]};
+  Split split, split_transposed;
+  if (w.worth_splitting(windows.tokens())) {
+    if (!saved.memory) split.add(w.linears, threads);
+    split_transposed.add(transposed, threads);
+  }
+  const int64_t groups = saved.memory ? saved.groups : groups_of_backward(w, windows, threads);
+  const int64_t per_group = (windows.count() + groups - 1) / groups;
+  const int64_t workers = std::min(threads, groups);
+  int64_t bytes = 0;  // of the gradients of weights
+  for (const Linear<T>& linear : w.linears) bytes += size_of(linear) * sizeof(float);
+  const bool own_weights = bytes <= PRIVATE;  // then no thread waits for another
+
+  const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
+  const WorkerSums<T> sums(w, of, workers, own_weights, weight_sums, vector_sums);
+  const TransposedBias<T> bias(w, of, windows.area());
+  const Groups dealt = windows.deal(groups);
+  const auto make = [&](std::optional<BackwardGroup<T>>& group, int64_t worker) {
+    group.emplace(w, transposed, windows, per_group, x, grad_y, grad_x, sums.vectors_of(worker),
+                  sums.weights_of(worker), bias.get());
+  };
+  if (own_weights) {
+    each_task(workers, threads, [&](int64_t worker) {
+      [[maybe_unused]] const TilesInUse tiles;
+      std::optional<BackwardGroup<T>> group;
+      make(group, worker);
+      for (int64_t g = worker; g < groups; g += workers) group->run(dealt[g], saved.of(g));
+    });
+  } else {
+    const std::unique_ptr<std::optional<BackwardGroup<T>>[]> made(new std::optional<BackwardGroup<T>>[workers]);
+    for (int64_t first = 0; first < groups; first += workers) {
+      const int64_t count = std::min(workers, groups - first);
+      each_task(count, threads, [&](int64_t worker) {
+        [[maybe_unused]] const TilesInUse tiles;
+        if (!made[worker]) make(made[worker], worker);
+        made[worker]->run(dealt[first + worker], saved.of(first + worker));
+      });
+      add_weight_gradients(w, made.get(), count, threads, weight_sums, first > 0);
+    }
+  }
+  sums.add();
+  bias.add_gradient(vector_sums);
+}
+#define INSTANTIATE(T)                                                                                            \
+  template int64_t groups_of_backward<T>(const BlockWeights<T>&, const Windows&, int64_t);                        \
+  template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&,        \
+                                      int64_t, const float*, const float*, float*, float* const (&)[LINEARS],     \
+                                      float*, const SavedGroups&);
+SWIN_FOR_EACH_DTYPE(INSTANTIATE)
+#undef INSTANTIATE
+
+}  // namespace swin::SWIN_ISA

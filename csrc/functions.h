@@ -1,0 +1,180 @@
+// Functions of rows of numbers: powers of 2, GELU, LayerNorm.
+#pragma once
+
+#include "simd.h"
+
+namespace swin::SWIN_ISA {
+
+constexpr float LOG2E = 1.4426950408889634f;  // softmax takes powers of 2
+constexpr float EXP2_OF_0 = 1.00000007f;
+// 2^y for y <= 0, less 2^-60: this is negligible next to 1, gives exactly 0 for y <= -60, and avoids denormal numbers,
+// which are slow. The polynomial for the fraction has a relative error of 8e-8 from 2^r.
+inline Vec exp2(Vec y, float) {
+  y = max(Vec(-60.f), y);
+  // 1.5 * 2^23 and the exponent's bias: what is added to it is rounded, and stands in the last bits
+  const Vec magic(12582912.f + 127.f);
+  const Vec n = y + magic, r = y - (n - magic);
+  Vec p(0.00132764718f);
+  p = fmadd(p, r, Vec(0.00967554133f));
+  p = fmadd(p, r, Vec(0.0555071327f));
+  p = fmadd(p, r, Vec(0.240221197f));
+  p = fmadd(p, r, Vec(0.693146967f));
+  p = fmadd(p, r, Vec(EXP2_OF_0));
+  return fmadd(p, exponent_of(n), Vec(-EXP2_OF_0 * 0x1p-60f));  // a product, unlike a sum of bits, keeps every NaN
+}
+#if SWIN_HAS_BF16
+// 2^y for any y and a result in bf16: a relative error of 8e-5. The two intrinsics make 6 instructions of 12.
+inline Vec exp2(Vec y, bf16) {
+  const Vec r = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // y - floor(y)
+  Vec p = fmadd(r, Vec(0.0780245215f), Vec(0.226067156f));
+  p = fmadd(p, r, Vec(0.695833564f));
+  p = fmadd(p, r, Vec(0.999925196f));
+  return _mm512_scalef_ps(p, y);
+}
+#endif
+
+// Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials
+// as fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6. Far below, Phi is exactly 0,
+// or its product with a large number would be one.
+inline Vec normal_cdf(Vec x, float) {
+  const Vec c = clamp(x, Vec(-5.5f), Vec(5.5f)), u = c * c;
+  Vec p(2.27765523e-08f), q(1.20864537e-06f);
+  p = fmadd(p, u, Vec(6.49031328e-06f));
+  q = fmadd(q, u, Vec(7.65094578e-05f));
+  p = fmadd(p, u, Vec(0.000176264778f));
+  q = fmadd(q, u, Vec(0.00192548408f));
+  p = fmadd(p, u, Vec(0.00472239094f));
+  q = fmadd(q, u, Vec(0.029027849f));
+  p = fmadd(p, u, Vec(0.0344920106f));
+  q = fmadd(q, u, Vec(0.253122933f));
+  p = fmadd(p, u, Vec(0.398942055f));
+  q = fmadd(q, u, Vec(1.f));
+  return max(Vec(0.f), fmadd(c, p / q, Vec(0.5f)));
+}
+
+// The same for a result in bf16, by one polynomial on |x| <= 4: x Phi(x) is within 2e-4.
+inline Vec normal_cdf(Vec x, bf16) {
+  const Vec c = clamp(x, Vec(-4.f), Vec(4.f)), u = c * c;
+  Vec p(2.2781240e-08f);
+  p = fmadd(p, u, Vec(-1.5985922e-06f));
+  p = fmadd(p, u, Vec(4.7955324e-05f));
+  p = fmadd(p, u, Vec(-0.00081401359f));
+  p = fmadd(p, u, Vec(0.0087723797f));
+  p = fmadd(p, u, Vec(-0.064573094f));
+  p = fmadd(p, u, Vec(0.39788333f));
+  return max(Vec(0.f), fmadd(c, p, Vec(0.5f)));
+}
+
+// Exact GELU, in the precision that T asks for.
+template <class T>
+inline Vec gelu(Vec x) {
+  return x * normal_cdf(x, T());
+}
+
+// The slope of GELU: Phi(x) + x phi(x), given Phi(x).
+template <class T>
+inline Vec gelu_slope(Vec x, Vec cdf) {
+  return fmadd(x * Vec(0.398942280f), exp2(x * x * Vec(-0.5f * LOG2E), T()), cdf);
+}
+
+// 1 / sqrt(variance + eps). NaN where float32 does not hold the variance: 1 / sqrt(inf) is 0, which would turn a row
+// that overflowed into the norm's bias.
+inline float inverse_deviation(float variance, float eps) {
+  return 1.f / std::sqrt(variance + eps) + (variance - variance);
+}
+
+// The mean of a row, and the inverse of its standard deviation.
+struct Moments {
+  float mean, rstd;
+};
+inline Moments moments(const float* x, int64_t n, float eps) {
+  Vec sum(0.f), squares(0.f);
+  over_columns(n, [&](int64_t c, int64_t count) { sum = sum + load(x + c, count); });
+  const float mean = sum_of(sum) / n;
+  const Vec minus(-mean);
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec d = count == LANES ? load(x + c) + minus : first_of(load(x + c, count) + minus, count);
+    squares = fmadd(d, d, squares);
+  });
+  return {mean, inverse_deviation(sum_of(squares) / n, eps)};
+}
+
+// LayerNorm's weight and bias.
+struct Affine {
+  const float *weight, *bias;
+  float eps;
+};
+
+// LayerNorm of a row of n numbers, which may be put in its own place.
+template <class T>
+inline void layer_norm(const float* x, int64_t n, Affine norm, T* y) {
+  const Moments m = moments(x, n, norm.eps);
+  const Vec scale(m.rstd), shift(-m.mean * m.rstd);
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec v = fmadd(load(x + c, count), scale, shift);
+    store(y + c, fmadd(v, load(norm.weight + c, count), load(norm.bias + c, count)), count);
+  });
+}
+
+// y = x.
+template <class T>
+inline void convert_row(const float* x, int64_t n, T* y) {
+  over_columns(n, [&](int64_t c, int64_t count) { store(y + c, load(x + c, count), count); });
+}
+
+// sum += x.
+template <class T>
+inline void add_row(const T* x, int64_t n, float* sum) {
+  over_columns(n, [&](int64_t c, int64_t count) {
+    store(sum + c, load(sum + c, count) + load(x + c, count), count);
+  });
+}
+
+// Where the gradients of a norm's weight and bias are summed.
+struct AffineSums {
+  float *weight, *bias;
+};
+
+// Calls put(column, gradient of x, count), given the gradient of LayerNorm(x), which is factor * dy.
+template <class Put>
+inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const float* dy, float factor,
+                                AffineSums sums, const Put& put) {
+  Vec total(0.f);
+  over_columns(n, [&](int64_t c, int64_t count) { total = total + load(x + c, count); });
+  const Vec times(factor), minus(-sum_of(total) / n);
+  Vec squares(0.f), sum(0.f), dot(0.f);  // of x - its mean, of the gradient of y, of both
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec of_y = load(dy + c, count) * times * load(norm.weight + c, count);  // 0 after the end of the row
+    const Vec d = count == LANES ? load(x + c) + minus : first_of(load(x + c, count) + minus, count);
+    squares = fmadd(d, d, squares);
+    sum = sum + of_y;
+    dot = fmadd(of_y, d, dot);
+  });
+  const float rstd = inverse_deviation(sum_of(squares) / n, norm.eps);
+  const Vec scale(rstd), mean(sum_of(sum) / n), along(sum_of(dot) * rstd / n);
+  over_columns(n, [&](int64_t c, int64_t count) {
+    const Vec y = (load(x + c, count) + minus) * scale, g = load(dy + c, count) * times;
+    store(sums.weight + c, fmadd(g, y, load(sums.weight + c, count)), count);
+    store(sums.bias + c, load(sums.bias + c, count) + g, count);
+    put(c, (g * load(norm.weight + c, count) - mean - y * along) * scale, count);
+  });
+}
+
+// A vector was normalised and given length `length`, by multiplying it by `factor`, and became `v`. This replaces the
+// gradient of v by that of the vector, and returns the gradient of `length`.
+template <class T>
+inline float length_backward(float* gradient, const T* v, int64_t d, float factor, float length) {
+  Vec sum(0.f);
+  over_columns(d, [&](int64_t i, int64_t lanes) {
+    sum = fmadd(load(gradient + i, lanes), load(v + i, lanes), sum);
+  });
+  const float along = sum_of(sum) / length;
+  const Vec times(factor), minus(-along / length);
+  over_columns(d, [&](int64_t i, int64_t lanes) {
+    const Vec across = fmadd(load(v + i, lanes), minus, load(gradient + i, lanes));
+    store(gradient + i, across * times, lanes);
+  });
+  return along;
+}
+
+}  // namespace swin::SWIN_ISA

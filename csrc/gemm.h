@@ -1,0 +1,238 @@
+// Matrix products x W^T + b. An epilogue uses each product while it is in cache.
+//
+// Layout: M rows, N columns, K terms of a sum.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "arena.h"
+#include "threads.h"
+#include "tiles.h"
+
+namespace swin::SWIN_ISA {
+
+constexpr int64_t ROW_STEP = 16;   // rows are multiplied in multiples of these: buffers have room for them
+constexpr int64_t MAX_ROWS = 96;   // of one product, so that it stays in L1 or L2
+constexpr int64_t MAX_COLUMNS = 96;
+
+// Columns of one product: as many as possible, preferably a divisor of N, and a multiple of `unit`, which is the number
+// of columns that an epilogue needs together.
+inline int64_t panel_width(int64_t N, int64_t unit) {
+  for (int64_t width = MAX_COLUMNS / unit * unit; width >= MAX_COLUMNS / 2; width -= unit)
+    if (N % width == 0 && width % ROW_STEP == 0) return width;
+  return std::max(unit, MAX_COLUMNS / unit * unit);  // the last panel is narrower
+}
+
+// W (N, K) in panels of `panel_width` columns, each (K, width), bf16 with pairs of K side by side (VNNI), K made even.
+template <class T>
+struct Linear {
+  const T* panels;
+  const float* bias;
+  int64_t N, K, width;
+  const bf16* pieces = nullptr;  // the panels in pieces, see `Split`
+  int64_t padded_K() const { return std::is_same_v<T, bf16> ? round_up(K, 2) : K; }
+  bool in_tiles() const {
+    return HAS_TILES && std::is_same_v<T, float> && N % TILE_ROWS == 0 && width % TILE_ROWS == 0;
+  }
+};
+
+template <class T>
+int64_t packed_size(int64_t N, int64_t K) {
+  return N * Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
+}
+
+// c = a b, or c += a b, for any M, N and K. `a` row by row, `b` (K, N) with rows ldb apart, in pairs for bf16: then K is
+// even.
+template <class T>
+void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b, float* c,
+          bool accumulate = false);
+
+// Of float32 numbers this many are added up in order, and then the sums: the error of rounding grows with the length of
+// a sum, and torch's linear layers have short ones too.
+constexpr int64_t MAX_SUM = 256;
+
+// --- Packing ---------------------------------------------------------------------------------------------------------
+
+// Rows of `columns` numbers to rows of a panel.
+inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
+  for (int64_t k = 0; k < rows; k++) std::copy_n(from + k * stride, columns, to + k * columns);
+}
+#if SWIN_HAS_BF16
+inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, bf16* to) {
+  bf16 pair[2][MAX_COLUMNS];
+  for (int64_t k = 0; k < rows; k += 2, to += 2 * columns) {
+    for (int64_t i = 0; i < 2 && k + i < rows; i++) convert_row(from + (k + i) * stride, columns, pair[i]);
+    interleave_rows(pair[0], k + 1 < rows ? pair[1] : nullptr, columns, to);
+  }
+}
+#endif
+
+// Packs a weight (N, K), or (K, N) if transposed.
+template <class T>
+void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, int64_t threads, T* panels) {
+  constexpr int64_t STEP = 32;  // rows at a time
+  const int64_t width = panel_width(N, unit), padded_K = Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
+  each_part((N + width - 1) / width, threads, [&](int64_t begin, int64_t end) {
+    float block[STEP * MAX_COLUMNS];
+    for (int64_t n = begin * width; n < std::min(N, end * width); n += width) {
+      const int64_t columns = std::min(width, N - n);
+      for (int64_t k = 0; k < K; k += STEP) {
+        const int64_t rows = std::min(STEP, K - k);
+        T* to = panels + n * padded_K + k * columns;
+        if (transposed) {
+          pack_rows(weight + k * N + n, N, rows, columns, to);
+        } else {
+          transpose(weight + n * K + k, K, columns, rows, block, columns);
+          pack_rows(block, columns, rows, columns, to);
+        }
+      }
+    }
+  });
+}
+
+// --- Linear layers ---------------------------------------------------------------------------------------------------
+
+// Of float32 numbers this many are split into pieces at a time, so that these stay in L2: of a sum, and of all rows.
+constexpr int64_t MAX_TERMS = 768;
+constexpr int64_t MAX_SPLIT = MAX_TERMS * 2 * MAX_ROWS;
+
+// How many rows of `terms` numbers are split at a time. A panel of the weight is split once for all of them.
+inline int64_t rows_at_a_time(int64_t terms) {
+  return std::min(4 * MAX_ROWS, MAX_SPLIT / round_up(std::min(terms, MAX_TERMS), TILE_TERMS) / MAX_ROWS * MAX_ROWS);
+}
+
+// The pieces of a panel's terms k ... min(K, k + MAX_TERMS) - 1 begin here.
+inline int64_t pieces_at(const Linear<float>& w, int64_t n, int64_t k) {
+  return PIECES * (k * w.N + n * round_up(std::min(MAX_TERMS, w.K - k), TILE_TERMS));
+}
+
+// Splits weights once, as long as it lives, instead of for each few hundred tokens. This takes 1.5 times their memory.
+class Split {
+ public:
+  template <class T>
+  void add([[maybe_unused]] Linear<T> (&linears)[4], [[maybe_unused]] int64_t threads) {
+    if constexpr (HAS_TILES && std::is_same_v<T, float>) {
+      bf16* pieces[4] = {};
+      memory.allocate([&](Arena& arena) {
+        for (int i = 0; i < 4; i++) {
+          const Linear<float>& w = linears[i];
+          pieces[i] = arena.take<bf16>(w.in_tiles() ? w.N * round_up(w.K, TILE_TERMS) * PIECES : 0);
+        }
+      });
+      for (int i = 0; i < 4; i++) {
+        Linear<float>& w = linears[i];
+        if (!w.in_tiles()) continue;
+        each_part((w.N + w.width - 1) / w.width, threads, [&](int64_t begin, int64_t end) {
+          for (int64_t n = begin * w.width; n < std::min(w.N, end * w.width); n += w.width) {
+            const int64_t columns = std::min(w.width, w.N - n);
+            for (int64_t k = 0; k < w.K; k += MAX_TERMS)
+              split_columns(w.panels + n * w.K + k * columns, columns, std::min(MAX_TERMS, w.K - k), columns,
+                            pieces[i] + pieces_at(w, n, k));
+          }
+        });
+        w.pieces = pieces[i];
+      }
+    }
+  }
+
+ private:
+  Memory memory;
+};
+
+// Buffers for the product with any of some linear layers.
+template <class T>
+struct ProductWorkspace {
+  float* c = nullptr;
+  bf16 *rows = nullptr, *columns = nullptr;  // pieces of tokens, and of a panel of the weight
+
+  ProductWorkspace() = default;
+  ProductWorkspace(std::initializer_list<const Linear<T>*> linears, Arena& arena) {
+    int64_t numbers = 0;
+    bool in_tiles = false;
+    for (const Linear<T>* w : linears) {
+      const bool parts = w->in_tiles() && w->K > MAX_TERMS;  // then all columns are summed up at the same time
+      numbers = std::max(numbers, parts ? rows_at_a_time(w->K) * w->N : MAX_ROWS * std::max(w->width, MAX_COLUMNS));
+      in_tiles |= w->in_tiles();
+    }
+    c = arena.take<float>(numbers);
+    rows = arena.take<bf16>(in_tiles * MAX_SPLIT * PIECES);
+    columns = arena.take<bf16>(in_tiles * MAX_COLUMNS * MAX_TERMS * PIECES);
+  }
+};
+
+// `product` of numbers in pieces.
+template <class F>
+void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float>& w,
+                      const ProductWorkspace<float>& workspace, const F& epilogue) {
+  [[maybe_unused]] const TilesInUse tiles;
+  const int64_t step = rows_at_a_time(w.K);
+  for (int64_t begin = 0; begin < M; begin += step) {
+    const int64_t end = std::min(M, begin + step);
+    for (int64_t k = 0; k < w.K; k += MAX_TERMS) {
+      const int64_t terms = std::min(MAX_TERMS, w.K - k), depth = tiles_of(terms);
+      split_rows(a + begin * lda + k, lda, end - begin, terms, workspace.rows);
+      for (int64_t n = 0; n < w.N; n += w.width) {
+        const int64_t columns = std::min(w.width, w.N - n);
+        const bf16* panel = w.pieces ? w.pieces + pieces_at(w, n, k) : workspace.columns;
+        if (!w.pieces) split_columns(w.panels + n * w.K + k * columns, columns, terms, columns, workspace.columns);
+        for (int64_t m = begin; m < end; m += MAX_ROWS) {
+          const int64_t rows = std::min(MAX_ROWS, end - m);
+          float* c = workspace.c + (w.K > MAX_TERMS ? n * step + (m - begin) * columns : 0);
+          const bf16* pieces = workspace.rows + (m - begin) * depth * PIECES * TILE_TERMS;
+          multiply_pieces(round_up(rows, TILED_ROWS), columns, depth, pieces, panel, c, columns, k > 0);
+          if (k + terms == w.K) epilogue(m, rows, n, columns, c);
+        }
+      }
+    }
+  }
+}
+
+// epilogue(m, rows, n, columns, c): c holds a W^T of those rows and columns, without the bias, `columns` apart.
+// `a` must have room for round_up(M, ROW_STEP) rows.
+template <class T, class F>
+void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
+             const F& epilogue) {
+  if constexpr (HAS_TILES && std::is_same_v<T, float>)
+    if (w.in_tiles()) return product_in_tiles(a, lda, M, w, workspace, epilogue);
+  const int64_t chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
+  const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
+  const int64_t K = w.padded_K(), terms = std::is_same_v<T, float> ? MAX_SUM : K;
+  for (int64_t n = 0; n < w.N; n += w.width) {
+    const int64_t columns = std::min(w.width, w.N - n);
+    for (int64_t m = 0; m < M; m += step) {
+      const int64_t rows = std::min(step, M - m);
+      for (int64_t k = 0; k < K; k += terms)
+        gemm(rows, columns, std::min(terms, K - k), lda, columns, columns, a + m * lda + k,
+             w.panels + n * K + k * columns, workspace.c, k > 0);
+      epilogue(m, rows, n, columns, workspace.c);
+    }
+  }
+}
+
+// The same, row by row: epilogue(m, n, columns, row), with row(i, lanes) = a W^T and the bias, if there is one.
+template <class T, class F>
+void linear(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
+            const F& epilogue) {
+  product(a, lda, M, w, workspace, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+    for (int64_t r = 0; r < count; r++) {
+      const float *from = c + r * columns, *bias = w.bias ? w.bias + n : nullptr;
+      epilogue(m + r, n, columns, [from, bias](int64_t i, int64_t lanes) {
+        const Vec v = load(from + i, lanes);
+        return bias ? v + load(bias + i, lanes) : v;
+      });
+    }
+  });
+}
+
+// `linear` to rows of `to`, ldto apart.
+template <class T, class To>
+void linear_to(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace, To* to,
+               int64_t ldto) {
+  linear(a, lda, M, w, workspace, [=](int64_t m, int64_t n, int64_t columns, const auto& row) {
+    To* at = to + m * ldto + n;
+    over_columns(columns, [=](int64_t i, int64_t lanes) { store(at + i, row(i, lanes), lanes); });
+  });
+}
+
+}  // namespace swin::SWIN_ISA

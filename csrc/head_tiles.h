@@ -1,0 +1,266 @@
+// Attention of heads of 32 channels by AMX, for bf16. A tile is 16 rows of 64 bytes: 16 places of a head, or 16 pairs
+// of channels or places. The loops of gemm.cpp need whole tiles of each operand: these
+// write what they multiply as such.
+//
+// Layout: N places of a window, S = N rounded up to whole vectors, K = N rounded up to 32.
+#pragma once
+
+#include "attention.h"
+
+namespace swin::SWIN_ISA {
+
+template <class T>
+bool has_head_tiles(int64_t d) {
+  return HAS_TILES && std::is_same_v<T, bf16> && d == TILE_TERMS;
+}
+
+#if SWIN_HAS_TILES
+// The gradients need all logits of a window at once, a forward those of 16 queries.
+inline int64_t padded_places(int64_t N) { return round_up(N, 32); }  // K
+
+// Rows (N, 32) as the B operand of a sum over channels: (16 pairs of channels, K). Places after the last are not
+// written.
+inline void transpose_head(const bf16* rows, int64_t N, bf16* to) {
+  transpose_pairs(rows, TILE_TERMS, N, TILE_TERMS / 2, to, 2 * padded_places(N));
+}
+
+// Rows (N, 32) as the B operand of a sum over places: (K / 32, 2, 16 pairs of places, 16 channels).
+inline void interleave_head(const bf16* rows, int64_t N, bf16* to) {
+  for (int64_t n = 0; n < N; n += 2) {
+    const __m512i even = _mm512_load_si512(rows + n * TILE_TERMS);
+    const __m512i odd = n + 1 < N ? _mm512_load_si512(rows + (n + 1) * TILE_TERMS) : _mm512_setzero_si512();
+    bf16* pair = to + n / 32 * 2 * TILE + n % 32 * TILE_ROWS;
+    const auto [first, second] = interleave(even, odd);
+    _mm512_store_si512(pair, first);
+    _mm512_store_si512(pair + TILE, second);
+  }
+}
+
+// c (16, K) = a b, for 16 rows of a head and b by `transpose_head`.
+inline void multiply_channels(const bf16* a, const bf16* b, int64_t K, float* c) {
+  TILE_LOAD(4, a, 64);
+  for (int64_t k = 0; k < K; k += 32) {
+    _tile_zero(0);
+    _tile_zero(1);
+    TILE_LOAD(5, b + 2 * k, 4 * K);
+    TILE_LOAD(6, b + 2 * k + 32, 4 * K);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_stored(0, c + k, 4 * K);
+    _tile_stored(1, c + k + 16, 4 * K);
+  }
+}
+
+constexpr int64_t OUT = 48;
+// out (16, 48) = a (16, K) b, for b by `interleave_head`. Its last 16 columns are the sums of the rows of a, if `ones` is
+// given.
+inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16* ones, float* out) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  if (ones) TILE_LOAD(7, ones, 64);
+  for (int64_t k = 0; k < K; k += 32, b += 2 * TILE) {
+    TILE_LOAD(4, a + k, 2 * K);
+    TILE_LOAD(5, b, 64);
+    TILE_LOAD(6, b + TILE, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 6);
+    if (ones) _tile_dpbf16ps(2, 4, 7);
+  }
+  _tile_stored(0, out, 4 * OUT);
+  _tile_stored(1, out + 16, 4 * OUT);
+  if (ones) _tile_stored(2, out + 32, 4 * OUT);
+}
+
+// Softmax here does not subtract the maximum. This is right for those lanes whose sum of weights is in this range.
+inline __mmask16 in_range(Vec sum) {
+  return _mm512_cmp_ps_mask(sum, Vec(1e-30f), _CMP_GT_OQ) & _mm512_cmp_ps_mask(sum, Vec(1e30f), _CMP_LT_OQ);
+}
+
+inline void store_pair(bf16* to, Vec first, Vec second) {
+  _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
+
+struct HeadTileWorkspace {
+  bf16 *keys, *values, *ones;  // `ones`: a tile
+  float* logits;               // (16, K)
+  bf16* weights;               // (16, K), not yet divided by their sum
+  float* out;                  // (16, OUT)
+
+  HeadTileWorkspace() = default;
+  HeadTileWorkspace(int64_t N, Arena& arena) {
+    const int64_t K = padded_places(N);
+    keys = arena.take<bf16>(K * TILE_TERMS);
+    values = arena.take<bf16>(K * TILE_TERMS);
+    ones = arena.take<bf16>(TILE);
+    logits = arena.take<float>(TILE_ROWS * K);
+    weights = arena.take<bf16>(TILE_ROWS * K);
+    out = arena.take<float>(TILE_ROWS * OUT);
+  }
+  // Before the first use. What is never written afterwards stays zero: places after the last.
+  void clear(int64_t N) const {
+    const int64_t K = padded_places(N);
+    std::memset(keys, 0, K * TILE_TERMS * sizeof(bf16));
+    std::memset(values, 0, K * TILE_TERMS * sizeof(bf16));
+    std::memset(weights, 0, TILE_ROWS * K * sizeof(bf16));
+    std::fill_n(ones, TILE, bf16{0x3f80});
+  }
+};
+
+// As `attend`, but put(place, row of 32 bf16 numbers), and there must be memory for 16 rows after the last query.
+// Returns whether the result is right.
+template <class Put>
+bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, float scale, const float* bias,
+                     const float* mask, const HeadTileWorkspace& workspace, const Put& put) {
+  const TilesInUse tiles;
+  const int64_t S = bias_stride(N), K = padded_places(N);
+  scale *= LOG2E;
+  transpose_head(k, N, workspace.keys);
+  interleave_head(v, N, workspace.values);
+  __mmask16 right = 0xffff;
+  for (int64_t n = 0; n < N; n += TILE_ROWS) {
+    const int64_t rows = std::min(TILE_ROWS, N - n);
+    multiply_channels(q + n * TILE_TERMS, workspace.keys, K, workspace.logits);
+    for (int64_t r = 0; r < rows; r++) {
+      const int64_t at = (n + r) * S;
+      const auto weight = [&](int64_t i) {
+        Vec t = fmadd(load(workspace.logits + r * K + i), Vec(scale), load(bias + at + i));
+        if (mask) t = t + load(mask + at + i);
+        return exp2(t, bf16());
+      };
+      bf16* to = workspace.weights + r * K;
+      int64_t i = 0;
+      for (; i + 32 <= S; i += 32) store_pair(to + i, weight(i), weight(i + 16));
+      if (i < S) store(to + i, weight(i));
+    }
+    multiply_places(workspace.weights, K, workspace.values, workspace.ones, workspace.out);
+    for (int64_t r = 0; r < rows; r++) {
+      const float* out = workspace.out + OUT * r;
+      const Vec sum = load(out + 32), inverse = _mm512_rcp14_ps(sum);  // bf16 has 8 bits
+      right &= in_range(sum);
+      put(n + r, (__m512i)_mm512_cvtne2ps_pbh(load(out + 16) * inverse, load(out) * inverse));
+    }
+  }
+  return right == 0xffff;
+}
+
+struct HeadTileBackwardWorkspace {
+  bf16 *queries, *grads_out;                          // by `transpose_head`
+  bf16 *vnni_queries, *vnni_keys, *vnni_grads;  // by `interleave_head`
+  float *weights, *grads;                             // (K keys, K queries); grads: of weights
+  float *sums, *dots;                                 // (K queries)
+  bf16 *weights_bf16, *logits, *vnni, *transposed;      // (K, K); logits: their gradients, vnni and transposed: the same
+  float* out;
+
+  HeadTileBackwardWorkspace() = default;
+  HeadTileBackwardWorkspace(int64_t N, Arena& arena) {
+    const int64_t K = padded_places(N);
+    for (bf16** rows : heads().of) *rows = arena.take<bf16>(K * TILE_TERMS);
+    for (bf16** square : squares().of) *square = arena.take<bf16>(K * K);
+    weights = arena.take<float>(K * K);
+    grads = arena.take<float>(K * K);
+    sums = arena.take<float>(K);
+    dots = arena.take<float>(K);
+    out = arena.take<float>(TILE_ROWS * OUT);
+  }
+  // As in `HeadTileWorkspace`.
+  void clear(int64_t N) {
+    const int64_t K = padded_places(N);
+    for (bf16** rows : heads().of) std::memset(*rows, 0, K * TILE_TERMS * sizeof(bf16));
+    for (bf16** square : squares().of) std::memset(*square, 0, K * K * sizeof(bf16));
+  }
+
+ private:
+  struct Heads {
+    bf16** of[5];
+  };
+  struct Squares {
+    bf16** of[4];
+  };
+  Heads heads() { return {{&queries, &grads_out, &vnni_queries, &vnni_keys, &vnni_grads}}; }
+  Squares squares() { return {{&weights_bf16, &logits, &vnni, &transposed}}; }
+};
+
+// Weights and their gradients, not yet divided by their sum. Matrices are (keys, queries) here: so sums over keys need
+// no reduction of vectors, and two of three products take them as they are. `bias` (N, S) is transposed, too.
+inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias, const float* mask,
+                             HeadTileBackwardWorkspace workspace) {
+  const int64_t S = bias_stride(N), K = padded_places(N);
+  std::fill_n(workspace.sums, K, 0.f);
+  std::fill_n(workspace.dots, K, 0.f);
+  for (int64_t n = 0; n < N; n += TILE_ROWS) {
+    multiply_channels(k + n * TILE_TERMS, workspace.queries, K, workspace.weights + n * K);
+    multiply_channels(v + n * TILE_TERMS, workspace.grads_out, K, workspace.grads + n * K);
+    for (int64_t i = 0; i < S; i += LANES) {
+      Vec sum = load(workspace.sums + i), dot = load(workspace.dots + i);
+      for (int64_t r = n; r < std::min(N, n + TILE_ROWS); r++) {
+        Vec t = fmadd(load(workspace.weights + r * K + i), Vec(scale), load(bias + r * S + i));
+        if (mask) t = t + load(mask + r * S + i);  // it is symmetric
+        const Vec e = exp2(t, bf16());
+        store(workspace.weights + r * K + i, e);
+        sum = sum + e;
+        dot = fmadd(e, load(workspace.grads + r * K + i), dot);
+      }
+      store(workspace.sums + i, sum);
+      store(workspace.dots + i, dot);
+    }
+  }
+}
+
+// As `attend_backward`, but `bias` and `bias_sum` are transposed, and there must be memory for 16 rows after the last
+// of each head. `workspace` is a copy, so that its pointers are not read again after each store. Returns whether it has done
+// it.
+template <class Put>
+bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, const bf16* out, float scale,
+                              const float* bias, const float* mask, float* bias_sum, HeadTileBackwardWorkspace workspace,
+                              const Put& put) {
+  const TilesInUse tiles;
+  const int64_t S = bias_stride(N), K = padded_places(N);
+  transpose_head(q, N, workspace.queries);
+  transpose_head(out, N, workspace.grads_out);
+  weights_in_tiles(N, k, v, scale * LOG2E, bias, mask, workspace);
+  for (int64_t i = 0; i < N; i += LANES) {
+    const __mmask16 lanes = i + LANES <= N ? 0xffff : first_lanes(N - i);
+    const Vec sum = load(workspace.sums + i), inverse = _mm512_maskz_div_ps(lanes, Vec(1.f), sum);
+    if ((in_range(sum) & lanes) != lanes) return false;
+    store(workspace.sums + i, inverse);
+    store(workspace.dots + i, load(workspace.dots + i) * inverse);
+  }
+  interleave_head(q, N, workspace.vnni_queries);
+  interleave_head(k, N, workspace.vnni_keys);
+  interleave_head(out, N, workspace.vnni_grads);
+  for (int64_t n = 0; n < N; n += 2)
+    for (int64_t i = 0; i < S; i += LANES) {
+      const Vec inverse = load(workspace.sums + i), mean = load(workspace.dots + i);
+      const auto of_logits = [&](int64_t r) {
+        const Vec p = load(workspace.weights + r * K + i) * inverse, g = p * (load(workspace.grads + r * K + i) - mean);
+        store(workspace.weights_bf16 + r * K + i, p);
+        store(workspace.logits + r * K + i, g);
+        store(bias_sum + r * S + i, load(bias_sum + r * S + i) + g);
+        return g;
+      };
+      const Vec even = of_logits(n), odd = n + 1 < N ? of_logits(n + 1) : Vec(0.f);
+      const auto rounded = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+      const __m512i upper = _mm512_shuffle_i64x2(rounded, rounded, 0xee);
+      _mm512_store_si512(workspace.vnni + n * K + 2 * i, interleave(rounded, upper).first);
+    }
+  transpose_pairs(workspace.vnni, 2 * K, (N + 1) / 2, N, workspace.transposed, K);
+  const auto times = [&](const bf16* a, const bf16* b, int64_t which, float factor) {
+    for (int64_t n = 0; n < N; n += TILE_ROWS) {
+      multiply_places(a + n * K, K, b, nullptr, workspace.out);
+      for (int64_t r = 0; r < std::min(TILE_ROWS, N - n); r++) {
+        float* row = workspace.out + OUT * r;
+        for (int64_t i = 0; i < TILE_TERMS; i += LANES) store(row + i, load(row + i) * Vec(factor));
+        put(which, n + r, row);
+      }
+    }
+  };
+  times(workspace.transposed, workspace.vnni_keys, 0, scale);
+  times(workspace.logits, workspace.vnni_queries, 1, scale);
+  times(workspace.weights_bf16, workspace.vnni_grads, 2, 1.f);
+  return true;
+}
+
+#endif
+
+}  // namespace swin::SWIN_ISA

@@ -1,0 +1,249 @@
+#include "kernels.h"
+
+#include "attention.h"
+#include "backward.h"
+#include "block.h"
+#include "checksum.h"
+#include "patches.h"
+
+namespace swin::SWIN_ISA {
+namespace {
+
+// Calls f with a zero of the dtype that is computed in.
+template <class F>
+void dispatch(int32_t dtype, const F& f) {
+#if SWIN_HAS_BF16
+  if (dtype == SWIN_BFLOAT16) return f(bf16());
+#endif
+  (void)dtype;
+  f(float());
+}
+
+// Ones and zeros, for vectors that are not given.
+class Defaults {
+ public:
+  explicit Defaults(int64_t size) {
+    memory.allocate([&](Arena& arena) {
+      all_ones = arena.take<float>(size);
+      all_zeros = arena.take<float>(size);
+    });
+    std::fill_n(all_ones, size, 1.f);
+    std::fill_n(all_zeros, size, 0.f);
+  }
+  Affine affine(const float* weight, const float* bias, float eps) const {
+    return {weight ? weight : all_ones, zeros(bias), eps};
+  }
+  const float* zeros(const float* given) const { return given ? given : all_zeros; }
+
+ private:
+  float *all_ones, *all_zeros;
+  Memory memory;
+};
+
+int64_t size_of_packed(int32_t dtype, int64_t N, int64_t K) { return N * (dtype == SWIN_BFLOAT16 ? round_up(K, 2) : K); }
+
+void pack_weight(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed,
+                 int64_t threads, void* packed) {
+  dispatch(dtype, [&](auto type) {
+    using T = decltype(type);
+    pack<T>(weight, N, K, unit, transposed, threads, static_cast<T*>(packed));
+  });
+}
+
+uint64_t checksum_of(const void* const* pieces, const int64_t* bytes, int64_t count, int64_t threads) {
+  Checksum sum(threads);
+  for (int64_t i = 0; i < count; i++) sum.add(pieces[i], bytes[i]);
+  return sum.result();
+}
+
+// --- A block ---------------------------------------------------------------------------------------------------------
+
+template <class T>
+class Block {
+ public:
+  Block(const swin_block& b, const Windows& windows)
+      : defaults(std::max(3 * b.channels, b.hidden)),
+        w{{layer(b, QKV), layer(b, PROJ), layer(b, FC1), layer(b, FC2)},
+          defaults.affine(b.norm1_weight, b.norm1_bias, b.eps1),
+          defaults.affine(b.norm2_weight, b.norm2_bias, b.eps2),
+          defaults.affine(b.norm3_weight, b.norm3_bias, b.eps3),
+          nullptr,
+          b.cosine_scale,
+          b.drop_path,
+          b.has_norm3 != 0,
+          b.channels,
+          b.hidden,
+          b.heads,
+          b.scale} {
+    const int64_t N = windows.area();
+    float* padded = nullptr;
+    memory.allocate([&](Arena& arena) { padded = arena.take<float>(b.heads * N * bias_stride(N)); });
+    pad_bias(b.position_bias, b.heads * N, N, padded);
+    w.bias_hNS = padded;
+  }
+
+ private:
+  Linear<T> layer(const swin_block& b, int64_t i) const {
+    const int64_t C = b.channels, D = b.hidden;
+    const int64_t N = i == QKV ? 3 * C : i == FC1 ? D : C, K = i == FC2 ? D : C;
+    return {static_cast<const T*>(b.linear[i]), defaults.zeros(b.bias[i]), N, K,
+            panel_width(N, i == QKV ? C / b.heads : 1)};
+  }
+
+  Defaults defaults;
+  Memory memory;
+
+ public:
+  BlockWeights<T> w;
+};
+
+void block_saved_size(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes) {
+  dispatch(block.dtype, [&](auto type) {
+    const Block<decltype(type)> made(block, windows);
+    if (!groups) groups = groups_of_backward(made.w, windows, block.threads);
+    bytes = round_up(saved_bytes(made.w, windows, groups), LINE);
+  });
+}
+
+void block_forward(const swin_block& block, const Windows& windows, const float* x, float* y, char* saved,
+                   int64_t groups) {
+  dispatch(block.dtype, [&](auto type) {
+    const Block<decltype(type)> made(block, windows);
+    SavedGroups of_groups;
+    if (saved) of_groups = {saved, groups, round_up(saved_bytes(made.w, windows, groups), LINE)};
+    run_block(made.w, windows, block.threads, x, y, of_groups);
+  });
+}
+
+void block_backward(const swin_block& block, const Windows& windows, const void* const* transposed, const float* x,
+                    const float* grad_y, char* saved, int64_t groups, const swin_block_gradients& to) {
+  dispatch(block.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Block<T> made(block, windows);
+    const BlockWeights<T>& w = made.w;
+    const auto turned = [&](int64_t i) {
+      const Linear<T>& of = w.linear(i);
+      return Linear<T>{static_cast<const T*>(transposed[i]), nullptr, of.K, of.N,
+                       panel_width(of.K, i == PROJ ? w.C / w.heads : 1)};
+    };
+    const Linear<T> layers[] = {turned(QKV), turned(PROJ), turned(FC1), turned(FC2)};
+    const int64_t N = windows.area(), S = bias_stride(N);
+    const VectorSums<T> of(w, N, S);
+    float* sums = nullptr;
+    Memory memory;
+    memory.allocate([&](Arena& arena) { sums = arena.take<float>(of.size); });
+    std::fill_n(sums, of.size, 0.f);
+    SavedGroups of_groups;
+    if (saved) of_groups = {saved, groups, round_up(saved_bytes(w, windows, groups), LINE)};
+    run_block_backward<T>(w, layers, windows, block.threads, x, grad_y, to.x,
+                          {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, of_groups);
+
+    const auto put = [&](int64_t begin, int64_t size, float* gradient) { std::copy_n(sums + begin, size, gradient); };
+    float* const norms[3][2] = {{to.norm1_weight, to.norm1_bias},
+                                {to.norm2_weight, to.norm2_bias},
+                                {to.norm3_weight, to.norm3_bias}};
+    for (int64_t i = 0; i < 3; i++) {
+      put(of.norm_weight[i], w.C, norms[i][0]);
+      put(of.norm_bias[i], w.C, norms[i][1]);
+    }
+    for (int64_t i = 0; i < LINEARS; i++) put(of.bias[i], w.linear(i).N, to.bias[i]);
+    for (int64_t r = 0; r < w.heads * N; r++) put(of.bias_hNS + r * S, N, to.position_bias + r * N);
+    put(of.cosine_scale, w.heads, to.cosine_scale);
+  });
+}
+
+// --- Patches ---------------------------------------------------------------------------------------------------------
+
+// Calls f(projection) for rows of K numbers.
+template <class F>
+void with_projection(const swin_projection& of, int64_t K, bool norm_after, const F& f) {
+  dispatch(of.dtype, [&](auto type) {
+    using T = decltype(type);
+    const int64_t N = of.outputs;
+    const Defaults defaults(std::max(N, K));
+    Projection<T> p{{static_cast<const T*>(of.linear), defaults.zeros(of.bias), N, K, panel_width(N, 1)}, {}, {}};
+    if (of.has_norm) (norm_after ? p.after : p.before) = defaults.affine(of.norm_weight, of.norm_bias, of.eps);
+    f(p);
+  });
+}
+
+template <class T, class Source>
+void projection_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
+                         const float* grad_y, const swin_projection_gradients& to) {
+  const int64_t N = p.linear.N, K = p.linear.K, padded_K = p.linear.padded_K();
+  const Linear<T> turned{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
+  float *vectors = nullptr, *weight = to.linear;
+  Memory memory;
+  memory.allocate([&](Arena& arena) {
+    vectors = arena.take<float>(p.vectors());
+    if (padded_K != K) weight = arena.take<float>(N * padded_K);
+  });
+  std::fill_n(vectors, p.vectors(), 0.f);
+  project_backward(source, p, transposed ? &turned : nullptr, threads, grad_y, to.x, weight, vectors);
+  for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight + n * padded_K, K, to.linear + n * K);
+  const ProjectionSums sums = p.sums(vectors);
+  std::copy_n(sums.bias, N, to.bias);
+  std::copy_n(sums.norm_weight, p.normed(), to.norm_weight);
+  std::copy_n(sums.norm_bias, p.normed(), to.norm_bias);
+}
+
+Patches patches_of(const swin_images& of) {
+  return {of.pixels,       of.batch,       of.channels, of.height, of.width,
+          {of.stride[0], of.stride[1], of.stride[2], of.stride[3]}, of.patch_height, of.patch_width};
+}
+Neighbours neighbours_of(const swin_maps& of) { return {of.x, of.batch, of.height, of.width, of.channels}; }
+int64_t inputs_of(const swin_images& of) { return of.channels * of.patch_height * of.patch_width; }
+int64_t inputs_of(const swin_maps& of) { return 4 * of.channels; }
+
+void embed_forward(const swin_images& images, const swin_projection& projection, float* y) {
+  with_projection(projection, inputs_of(images), true,
+                  [&](const auto& p) { project(patches_of(images), p, projection.threads, y); });
+}
+void embed_backward(const swin_images& images, const swin_projection& projection, const void* transposed,
+                    const float* grad_y, const swin_projection_gradients& to) {
+  with_projection(projection, inputs_of(images), true, [&](const auto& p) {
+    projection_backward(patches_of(images), p, transposed, projection.threads, grad_y, to);
+  });
+}
+void merge_forward(const swin_maps& maps, const swin_projection& projection, float* y) {
+  with_projection(projection, inputs_of(maps), maps.norm_after,
+                  [&](const auto& p) { project(neighbours_of(maps), p, projection.threads, y); });
+}
+void merge_backward(const swin_maps& maps, const swin_projection& projection, const void* transposed,
+                    const float* grad_y, const swin_projection_gradients& to) {
+  with_projection(projection, inputs_of(maps), maps.norm_after, [&](const auto& p) {
+    projection_backward(neighbours_of(maps), p, transposed, projection.threads, grad_y, to);
+  });
+}
+
+void output_norm_forward(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,
+                         const float* bias, float eps, int64_t threads, float* y) {
+  const Defaults defaults(channels);
+  normalise_output(x, batch, area, channels, defaults.affine(weight, bias, eps), threads, y);
+}
+void output_norm_backward(const float* x, const float* grad_y, int64_t batch, int64_t area, int64_t channels,
+                          const float* weight, float eps, int64_t threads, float* grad_x, float* grad_weight,
+                          float* grad_bias) {
+  const Defaults defaults(channels);
+  float* sums = nullptr;
+  Memory memory;
+  memory.allocate([&](Arena& arena) { sums = arena.take<float>(2 * channels); });
+  std::fill_n(sums, 2 * channels, 0.f);
+  normalise_output_backward(x, grad_y, batch, area, channels, defaults.affine(weight, nullptr, eps), threads, grad_x,
+                            sums);
+  std::copy_n(sums, channels, grad_weight);
+  std::copy_n(sums + channels, channels, grad_bias);
+}
+
+#define SWIN_STRING(x) #x
+#define SWIN_NAME(x) SWIN_STRING(x)
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,       size_of_packed,       pack_weight,
+                      checksum_of,         block_saved_size,    block_forward,        block_backward,
+                      embed_forward,       embed_backward,      merge_forward,        merge_backward,
+                      output_norm_forward, output_norm_backward};
+
+}  // namespace swin::SWIN_ISA

@@ -1,0 +1,635 @@
+// The functions of swin.h: they check their arguments, and call the kernels of the processor's instruction set.
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "kernels.h"
+
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace swin {
+
+#define SWIN_DECLARE(isa)         \
+  namespace isa {                 \
+  extern const Kernels kernels;   \
+  }
+#if defined(__x86_64__) || defined(_M_X64)
+SWIN_DECLARE(avx2)
+SWIN_DECLARE(avx512)
+SWIN_DECLARE(avx512_bf16)
+#ifdef SWIN_WITH_AMX
+SWIN_DECLARE(amx)
+#endif
+#else
+SWIN_DECLARE(neon)
+#endif
+
+namespace {
+
+// --- Errors ----------------------------------------------------------------------------------------------------------
+
+thread_local char message[512] = "";
+
+// What is wrong with an argument. `message` says it.
+struct Invalid {
+  int32_t status;
+};
+
+#ifdef __GNUC__
+__attribute__((format(printf, 2, 3)))
+#endif
+[[noreturn]] void fail(int32_t status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(message, sizeof message, format, arguments);
+  va_end(arguments);
+  throw Invalid{status};
+}
+
+template <class F>
+int32_t guarded(const F& f) {
+  try {
+    f();
+    return SWIN_OK;
+  } catch (const Invalid& invalid) {
+    return invalid.status;
+  } catch (const std::bad_alloc&) {
+    std::snprintf(message, sizeof message, "there is not enough memory");
+    return SWIN_NO_MEMORY;
+  } catch (...) {
+    std::snprintf(message, sizeof message, "the library failed, and does not know why");
+    return SWIN_FAILED;
+  }
+}
+
+// --- The instruction set ---------------------------------------------------------------------------------------------
+
+#ifdef SWIN_WITH_AMX
+// Linux gives the right to use AMX to a process that asks.
+bool may_use_amx() {
+#if defined(SWIN_EMULATE_AMX)
+  return true;
+#elif defined(__linux__)
+  constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+  return __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+#if defined(__x86_64__) || defined(_M_X64)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+// Those that the processor has, from the best; then null.
+struct Available {
+  const Kernels* sets[5];
+};
+Available available() {
+  Available found{};
+  int count = 0;
+#if defined(__x86_64__) || defined(_M_X64)
+  __builtin_cpu_init();
+  const bool fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (fma && has_avx512()) {
+    if (__builtin_cpu_supports("avx512bf16")) {
+#ifdef SWIN_WITH_AMX
+      if (may_use_amx()) found.sets[count++] = &amx::kernels;
+#endif
+      found.sets[count++] = &avx512_bf16::kernels;
+    }
+    found.sets[count++] = &avx512::kernels;
+  }
+  if (fma) found.sets[count++] = &avx2::kernels;
+#else
+  found.sets[count++] = &neon::kernels;
+#endif
+  return found;
+}
+
+std::atomic<const Kernels*>& chosen() {
+  static std::atomic<const Kernels*> kernels{available().sets[0]};
+  return kernels;
+}
+
+const char* why_not(int32_t dtype) {
+  const Kernels* kernels = chosen();
+  if (!kernels) return "this processor has none of the instruction sets that the library has kernels for";
+  if (dtype == SWIN_BFLOAT16 && !kernels->has_bf16) return "this instruction set has no products of bfloat16 numbers";
+  if (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16) return "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16";
+  return nullptr;
+}
+
+const Kernels& kernels_for(int32_t dtype) {
+  if (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16)
+    fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", dtype);
+  if (const char* reason = why_not(dtype)) fail(SWIN_UNSUPPORTED, "%s", reason);
+  return *chosen().load();
+}
+
+// --- Arguments -------------------------------------------------------------------------------------------------------
+
+constexpr int64_t MAX_SIZE = 1 << 20;                               // a side of a map; numbers of a token or a patch
+constexpr int64_t MAX_COUNT = std::numeric_limits<int32_t>::max();  // tokens of all maps; numbers of a weight
+constexpr int64_t MAX_WINDOW = 16, MAX_UNIT = 96, MAX_THREADS = 1024;
+constexpr int64_t MAX_BYTES = int64_t{1} << 46;  // of one array: more than a process has
+
+int64_t within(const char* name, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most)
+    fail(SWIN_INVALID, "%s must be from %lld to %lld, got %lld", name, static_cast<long long>(least),
+         static_cast<long long>(most), static_cast<long long>(value));
+  return value;
+}
+
+// Of factors that are not negative.
+int64_t product_within(const char* name, int64_t a, int64_t b, int64_t c, int64_t most) {
+  int64_t product = 1;
+  for (const int64_t factor : {a, b, c}) {
+    if (factor < 0 || (factor && product > most / factor))
+      fail(SWIN_INVALID, "%s must be at most %lld, got %lld times %lld times %lld", name, static_cast<long long>(most),
+           static_cast<long long>(a), static_cast<long long>(b), static_cast<long long>(c));
+    product *= factor;
+  }
+  return product;
+}
+
+void exists(const char* name, const void* pointer) {
+  if (!pointer) fail(SWIN_INVALID, "%s must not be null", name);
+}
+
+// The memory of a call: what is written overlaps with nothing else.
+class Arrays {
+ public:
+  void read(const char* name, const void* first, int64_t count, int64_t size = sizeof(float)) {
+    add(name, first, count, size, size, false);
+  }
+  void read_if(const char* name, const void* first, int64_t count) {
+    if (first) read(name, first, count);
+  }
+  void write(const char* name, const void* first, int64_t count, int64_t size = sizeof(float)) {
+    add(name, first, count, size, size, true);
+  }
+  void aligned(const char* name, const void* first, int64_t bytes, bool written) {
+    add(name, first, bytes, 1, 64, written);
+  }
+  void check_overlaps() const {
+    for (int i = 0; i < count; i++)
+      for (int j = 0; j < count && arrays[i].written; j++) {
+        const Array &a = arrays[i], &b = arrays[j];
+        if (i != j && a.first < b.first + b.bytes && b.first < a.first + a.bytes)
+          fail(SWIN_INVALID, "%s is written, and must not overlap with %s", a.name, b.name);
+      }
+  }
+
+ private:
+  struct Array {
+    const char* name;
+    uintptr_t first;
+    uint64_t bytes;
+    bool written;
+  };
+
+  void add(const char* name, const void* first, int64_t numbers, int64_t size, int64_t alignment, bool written) {
+    if (!numbers) return;
+    exists(name, first);
+    if (numbers < 0 || numbers > MAX_BYTES / size)
+      fail(SWIN_INVALID, "%s would have %lld numbers, which no memory holds", name, static_cast<long long>(numbers));
+    const auto address = reinterpret_cast<uintptr_t>(first);
+    if (address % alignment)
+      fail(SWIN_INVALID, "%s must begin at a multiple of %lld bytes in memory", name,
+           static_cast<long long>(alignment));
+    const auto bytes = static_cast<uint64_t>(numbers * size);
+    if (address > UINTPTR_MAX - bytes) fail(SWIN_INVALID, "%s must lie in the memory of a process", name);
+    if (count == MAX) fail(SWIN_FAILED, "a call has more arrays than the library checks");
+    arrays[count++] = {name, address, bytes, written};
+  }
+
+  static constexpr int MAX = 64;
+  Array arrays[MAX];
+  int count = 0;
+};
+
+int64_t size_of(int32_t dtype) { return dtype == SWIN_BFLOAT16 ? 2 : 4; }
+
+// Maps (B, H, W, C). There may be no map, but none is empty.
+int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
+  within("batch", batch, 0, MAX_COUNT);
+  within("height", height, 1, MAX_SIZE);
+  within("width", width, 1, MAX_SIZE);
+  within("channels", channels, 1, MAX_SIZE);
+  return product_within("the number of tokens", batch, height, width, MAX_COUNT) * channels;
+}
+
+const char* const LINEAR_NAMES[] = {"qkv's weight", "proj's weight", "fc1's weight", "fc2's weight"};
+const char* const BIAS_NAMES[] = {"qkv's bias", "proj's bias", "fc1's bias", "fc2's bias"};
+const char* const TRANSPOSED_NAMES[] = {"qkv's transposed weight", "proj's transposed weight",
+                                        "fc1's transposed weight", "fc2's transposed weight"};
+
+int64_t outputs_of(const swin_block& b, int i) {
+  return i == SWIN_QKV ? 3 * b.channels : i == SWIN_FC1 ? b.hidden : b.channels;
+}
+int64_t inputs_of(const swin_block& b, int i) { return i == SWIN_FC2 ? b.hidden : b.channels; }
+
+// Checks all but the maps, and returns the kernels. `arrays` gets what is read.
+const Kernels& check_block(const swin_block* block, Arrays& arrays) {
+  exists("block", block);
+  const swin_block& b = *block;
+  const Kernels& kernels = kernels_for(b.dtype);
+  within("threads", b.threads, 1, MAX_THREADS);
+  check_maps(b.batch, b.height, b.width, b.channels);
+  const int64_t C = b.channels, h = b.heads;
+  if (h <= 0 || C % h || C / h % 8 || C / h > 64)
+    fail(SWIN_INVALID, "heads must have 8, 16, ... 64 channels, got %lld of %lld in all", static_cast<long long>(h),
+         static_cast<long long>(C));
+  within("the MLP's hidden channels", b.hidden, 8, MAX_SIZE);
+  if (b.hidden % 8)
+    fail(SWIN_INVALID, "the MLP's hidden channels must be a multiple of 8, got %lld",
+         static_cast<long long>(b.hidden));
+  within("a side of the window", b.window_height, 1, MAX_WINDOW);
+  within("a side of the window", b.window_width, 1, MAX_WINDOW);
+  within("a shift", b.shift_height, 0, b.window_height - 1);
+  within("a shift", b.shift_width, 0, b.window_width - 1);
+  for (int i = 0; i < SWIN_LINEARS; i++) {
+    const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
+    product_within("the numbers of a weight", N, K, 1, MAX_COUNT);
+    arrays.read(LINEAR_NAMES[i], b.linear[i], N * K, size_of(b.dtype));  // K is even
+    arrays.read_if(BIAS_NAMES[i], b.bias[i], N);
+  }
+  const int64_t N = b.window_height * b.window_width;
+  arrays.read_if("norm1's weight", b.norm1_weight, C);
+  arrays.read_if("norm1's bias", b.norm1_bias, C);
+  arrays.read_if("norm2's weight", b.norm2_weight, C);
+  arrays.read_if("norm2's bias", b.norm2_bias, C);
+  arrays.read_if("norm3's weight", b.norm3_weight, C);
+  arrays.read_if("norm3's bias", b.norm3_bias, C);
+  arrays.read("position_bias", b.position_bias, h * N * N);
+  arrays.read_if("cosine_scale", b.cosine_scale, h);
+  arrays.read_if("drop_path", b.drop_path, 2 * b.batch);
+  return kernels;
+}
+
+Windows windows_of(const swin_block& b) {
+  return {b.batch, Axis(b.height, b.window_height, b.shift_height, b.mask_padding != 0),
+          Axis(b.width, b.window_width, b.shift_width, b.mask_padding != 0)};
+}
+
+// Checks what a forward pass saved or will save.
+void check_saved(const Kernels& kernels, const swin_block& b, const Windows& windows, const void* saved, int64_t groups,
+                 bool written, Arrays& arrays) {
+  if (!saved) return;
+  within("saved's groups", groups, 1, windows.count());
+  int64_t bytes = 0;
+  kernels.block_saved_size(b, windows, groups, bytes);
+  arrays.aligned("saved", saved, groups * bytes, written);
+}
+
+int64_t tokens_of_patches(const swin_images& of) {
+  const int64_t rows = (of.height + of.patch_height - 1) / of.patch_height;
+  const int64_t columns = (of.width + of.patch_width - 1) / of.patch_width;
+  return product_within("the number of patches", of.batch, rows, columns, MAX_COUNT);
+}
+
+// Returns K.
+int64_t check_images(const swin_images* images, Arrays& arrays) {
+  exists("images", images);
+  const swin_images& of = *images;
+  within("batch", of.batch, 0, MAX_COUNT);
+  within("channels", of.channels, 1, MAX_SIZE);
+  within("height", of.height, 1, MAX_SIZE);
+  within("width", of.width, 1, MAX_SIZE);
+  within("a side of the patch", of.patch_height, 1, MAX_SIZE);
+  within("a side of the patch", of.patch_width, 1, MAX_SIZE);
+  const int64_t K =
+      product_within("the numbers of a patch", of.channels, of.patch_height, of.patch_width, MAX_SIZE);
+  tokens_of_patches(of);
+  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
+  int64_t last = 0;  // the number that is furthest
+  for (int i = 0; i < 4; i++) {
+    within("a stride", of.stride[i], 0, MAX_BYTES);
+    if (sizes[i] > 1) {
+      const int64_t steps = sizes[i] - 1;
+      if (of.stride[i] > (MAX_BYTES - last) / steps) fail(SWIN_INVALID, "the strides of images reach out of all memory");
+      last += of.stride[i] * steps;
+    }
+  }
+  arrays.read("pixels", of.pixels, of.batch ? last + 1 : 0);
+  return K;
+}
+
+int64_t check_merged(const swin_maps* maps, Arrays& arrays) {
+  exists("maps", maps);
+  arrays.read("x", maps->x, check_maps(maps->batch, maps->height, maps->width, maps->channels));
+  return 4 * maps->channels;
+}
+
+int64_t packed_numbers(int32_t dtype, int64_t N, int64_t K) {
+  return product_within("the numbers of a weight", N, dtype == SWIN_BFLOAT16 ? K + K % 2 : K, 1, MAX_COUNT);
+}
+
+const Kernels& check_projection(const swin_projection* projection, int64_t K, bool norm_after, Arrays& arrays) {
+  exists("projection", projection);
+  const swin_projection& p = *projection;
+  const Kernels& kernels = kernels_for(p.dtype);
+  within("threads", p.threads, 1, MAX_THREADS);
+  within("outputs", p.outputs, 1, MAX_SIZE);
+  arrays.read("the weight", p.linear, packed_numbers(p.dtype, p.outputs, K), size_of(p.dtype));
+  arrays.read_if("bias", p.bias, p.outputs);
+  if (p.has_norm) {
+    arrays.read_if("the norm's weight", p.norm_weight, norm_after ? p.outputs : K);
+    arrays.read_if("the norm's bias", p.norm_bias, norm_after ? p.outputs : K);
+  }
+  return kernels;
+}
+
+// Returns what is written.
+const swin_projection_gradients& check_projection_gradients(const swin_projection& p, int64_t K, bool norm_after,
+                                                            const void* transposed, const float* grad_y,
+                                                            int64_t tokens, int64_t inputs,
+                                                            const swin_projection_gradients* gradients,
+                                                            Arrays& arrays) {
+  exists("gradients", gradients);
+  if (p.outputs % 2)
+    fail(SWIN_INVALID, "a token must have an even number of channels, got %lld", static_cast<long long>(p.outputs));
+  if (transposed) {
+    arrays.read("the transposed weight", transposed, packed_numbers(p.dtype, K, p.outputs), size_of(p.dtype));
+    arrays.write("x's gradient", gradients->x, inputs);
+  }
+  arrays.read("grad_y", grad_y, tokens * p.outputs);
+  arrays.write("the weight's gradient", gradients->linear, p.outputs * K);
+  arrays.write("the bias's gradient", gradients->bias, p.outputs);
+  if (p.has_norm) {
+    arrays.write("the gradient of the norm's weight", gradients->norm_weight, norm_after ? p.outputs : K);
+    arrays.write("the gradient of the norm's bias", gradients->norm_bias, norm_after ? p.outputs : K);
+  }
+  arrays.check_overlaps();
+  return *gradients;
+}
+
+void zero(float* to, int64_t count) { std::memset(to, 0, count * sizeof(float)); }
+
+// Of no token.
+void zero_projection_gradients(const swin_projection& p, int64_t K, bool norm_after,
+                               const swin_projection_gradients& to) {
+  zero(to.linear, p.outputs * K);
+  zero(to.bias, p.outputs);
+  if (!p.has_norm) return;
+  zero(to.norm_weight, norm_after ? p.outputs : K);
+  zero(to.norm_bias, norm_after ? p.outputs : K);
+}
+
+int64_t tokens_of_merged(const swin_maps& of) { return of.batch * ((of.height + 1) / 2) * ((of.width + 1) / 2); }
+
+const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,
+                                 const float* bias, int32_t threads, Arrays& arrays) {
+  const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+  within("threads", threads, 1, MAX_THREADS);
+  within("batch", batch, 0, MAX_COUNT);
+  within("area", area, 1, MAX_COUNT);
+  within("channels", channels, 1, MAX_SIZE);
+  product_within("the number of tokens", batch, area, 1, MAX_COUNT);
+  arrays.read("x", x, batch * area * channels);
+  arrays.read_if("weight", weight, channels);
+  arrays.read_if("bias", bias, channels);
+  return kernels;
+}
+
+}  // namespace
+}  // namespace swin
+
+using namespace swin;
+
+extern "C" {
+
+int32_t swin_version(void) { return SWIN_VERSION; }
+
+const char* swin_error(void) { return message; }
+
+const char* swin_isa(void) {
+  const Kernels* kernels = chosen();
+  return kernels ? kernels->isa : "";
+}
+
+int32_t swin_use_isa(const char* name) {
+  return guarded([&] {
+    const Available found = available();
+    for (const Kernels* kernels : found.sets)
+      if (kernels && (!name || !std::strcmp(kernels->isa, name))) {
+        chosen() = kernels;
+        return;
+      }
+    if (!name) fail(SWIN_UNSUPPORTED, "%s", why_not(SWIN_FLOAT32));
+    fail(SWIN_UNSUPPORTED, "this processor, or this library, has no instruction set named \"%.64s\"", name);
+  });
+}
+
+const char* swin_why_not(int32_t dtype) { return why_not(dtype); }
+
+int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
+  if (N < 1 || K < 1 || N > MAX_COUNT || K > MAX_COUNT || (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16)) return 0;
+  const int64_t numbers = N * (dtype == SWIN_BFLOAT16 ? K + K % 2 : K);
+  return numbers > MAX_COUNT ? 0 : numbers;
+}
+
+int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit, int32_t transposed,
+                  int32_t threads, void* packed) {
+  return guarded([&] {
+    const Kernels& kernels = kernels_for(dtype);
+    within("threads", threads, 1, MAX_THREADS);
+    within("rows", rows, 1, MAX_COUNT);
+    within("columns", columns, 1, MAX_COUNT);
+    within("unit", unit, 1, MAX_UNIT);
+    const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
+    Arrays arrays;
+    arrays.read("weight", weight, rows * columns);
+    arrays.write("packed", packed, packed_numbers(dtype, N, K), size_of(dtype));
+    arrays.check_overlaps();
+    kernels.pack(dtype, weight, N, K, unit, transposed != 0, threads, packed);
+  });
+}
+
+int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, int64_t count, int32_t threads, uint64_t* sum) {
+  return guarded([&] {
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    within("threads", threads, 1, MAX_THREADS);
+    within("count", count, 0, MAX_COUNT);
+    if (count) exists("pieces", pieces), exists("bytes", bytes);
+    exists("sum", sum);
+    for (int64_t i = 0; i < count; i++) {
+      within("bytes", bytes[i], 0, MAX_BYTES);
+      if (bytes[i]) exists("a piece", pieces[i]);
+    }
+    *sum = kernels.checksum(pieces, bytes, count, threads);
+  });
+}
+
+int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t* bytes) {
+  return guarded([&] {
+    Arrays arrays;
+    const Kernels& kernels = check_block(block, arrays);
+    exists("groups", groups), exists("bytes", bytes);
+    if (!block->batch) {
+      *groups = *bytes = 0;
+      return;
+    }
+    const Windows windows = windows_of(*block);
+    within("groups", *groups, 0, windows.count());
+    kernels.block_saved_size(*block, windows, *groups, *bytes);
+  });
+}
+
+int32_t swin_block_forward(const swin_block* block, const float* x, float* y, void* saved, int64_t groups) {
+  return guarded([&] {
+    Arrays arrays;
+    const Kernels& kernels = check_block(block, arrays);
+    const int64_t numbers = check_maps(block->batch, block->height, block->width, block->channels);
+    if (x != y) arrays.read("x", x, numbers);
+    arrays.write("y", y, numbers);
+    if (!numbers) return;
+    const Windows windows = windows_of(*block);
+    check_saved(kernels, *block, windows, saved, groups, true, arrays);
+    arrays.check_overlaps();
+    kernels.block_forward(*block, windows, x, y, static_cast<char*>(saved), groups);
+  });
+}
+
+int32_t swin_block_backward(const swin_block* block, const void* const transposed[SWIN_LINEARS], const float* x,
+                            const float* grad_y, const void* saved, int64_t groups,
+                            const swin_block_gradients* gradients) {
+  return guarded([&] {
+    Arrays arrays;
+    const Kernels& kernels = check_block(block, arrays);
+    exists("transposed", transposed), exists("gradients", gradients);
+    const swin_block& b = *block;
+    const swin_block_gradients& to = *gradients;
+    const int64_t numbers = check_maps(b.batch, b.height, b.width, b.channels), C = b.channels;
+    const int64_t N = b.window_height * b.window_width;
+    arrays.read("x", x, numbers);
+    arrays.read("grad_y", grad_y, numbers);
+    arrays.write("x's gradient", to.x, numbers);
+    for (int i = 0; i < SWIN_LINEARS; i++) {
+      const int64_t size = outputs_of(b, i) * inputs_of(b, i);
+      arrays.read(TRANSPOSED_NAMES[i], transposed[i], size, size_of(b.dtype));
+      arrays.write("a weight's gradient", to.linear[i], size);
+      arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
+    }
+    float* const norms[] = {to.norm1_weight, to.norm1_bias, to.norm2_weight,
+                            to.norm2_bias,   to.norm3_weight, to.norm3_bias};
+    for (float* norm : norms) arrays.write("a norm's gradient", norm, C);
+    arrays.write("position_bias's gradient", to.position_bias, b.heads * N * N);
+    arrays.write("cosine_scale's gradient", to.cosine_scale, b.heads);
+    if (!numbers) {
+      arrays.check_overlaps();
+      for (int i = 0; i < SWIN_LINEARS; i++) {
+        zero(to.linear[i], outputs_of(b, i) * inputs_of(b, i));
+        zero(to.bias[i], outputs_of(b, i));
+      }
+      for (float* norm : norms) zero(norm, C);
+      zero(to.position_bias, b.heads * N * N);
+      zero(to.cosine_scale, b.heads);
+      return;
+    }
+    const Windows windows = windows_of(b);
+    check_saved(kernels, b, windows, saved, groups, false, arrays);
+    arrays.check_overlaps();
+    kernels.block_backward(b, windows, transposed, x, grad_y, static_cast<char*>(const_cast<void*>(saved)), groups,
+                           to);
+  });
+}
+
+int32_t swin_embed_forward(const swin_images* images, const swin_projection* projection, float* y) {
+  return guarded([&] {
+    Arrays arrays;
+    const Kernels& kernels = check_projection(projection, check_images(images, arrays), true, arrays);
+    const int64_t tokens = tokens_of_patches(*images);
+    arrays.write("y", y, tokens * projection->outputs);
+    arrays.check_overlaps();
+    if (tokens) kernels.embed_forward(*images, *projection, y);
+  });
+}
+
+int32_t swin_embed_backward(const swin_images* images, const swin_projection* projection, const void* transposed,
+                            const float* grad_y, const swin_projection_gradients* gradients) {
+  return guarded([&] {
+    Arrays arrays;
+    const int64_t K = check_images(images, arrays);
+    const Kernels& kernels = check_projection(projection, K, true, arrays);
+    const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
+    const int64_t numbers = product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
+    const auto& to = check_projection_gradients(*projection, K, true, transposed, grad_y, tokens, numbers, gradients,
+                                                arrays);
+    if (tokens)
+      kernels.embed_backward(*images, *projection, transposed, grad_y, to);
+    else
+      zero_projection_gradients(*projection, K, true, to);
+  });
+}
+
+int32_t swin_merge_forward(const swin_maps* maps, const swin_projection* projection, float* y) {
+  return guarded([&] {
+    Arrays arrays;
+    const int64_t K = check_merged(maps, arrays);
+    const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
+    const int64_t tokens = tokens_of_merged(*maps);
+    arrays.write("y", y, tokens * projection->outputs);
+    arrays.check_overlaps();
+    if (tokens) kernels.merge_forward(*maps, *projection, y);
+  });
+}
+
+int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projection, const void* transposed,
+                            const float* grad_y, const swin_projection_gradients* gradients) {
+  return guarded([&] {
+    Arrays arrays;
+    const int64_t K = check_merged(maps, arrays);
+    const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
+    const int64_t tokens = tokens_of_merged(*maps);
+    const int64_t numbers = check_maps(maps->batch, maps->height, maps->width, maps->channels);
+    const auto& to = check_projection_gradients(*projection, K, maps->norm_after, transposed, grad_y, tokens, numbers,
+                                                gradients, arrays);
+    if (tokens)
+      kernels.merge_backward(*maps, *projection, transposed, grad_y, to);
+    else
+      zero_projection_gradients(*projection, K, maps->norm_after, to);
+  });
+}
+
+int32_t swin_output_norm_forward(const float* x, int64_t batch, int64_t area, int64_t channels, const float* weight,
+                                 const float* bias, float eps, int32_t threads, float* y) {
+  return guarded([&] {
+    Arrays arrays;
+    const Kernels& kernels = check_output_norm(x, batch, area, channels, weight, bias, threads, arrays);
+    arrays.write("y", y, batch * area * channels);
+    arrays.check_overlaps();
+    if (batch) kernels.output_norm_forward(x, batch, area, channels, weight, bias, eps, threads, y);
+  });
+}
+
+int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t batch, int64_t area, int64_t channels,
+                                  const float* weight, float eps, int32_t threads, float* grad_x, float* grad_weight,
+                                  float* grad_bias) {
+  return guarded([&] {
+    Arrays arrays;
+    const Kernels& kernels = check_output_norm(x, batch, area, channels, weight, nullptr, threads, arrays);
+    arrays.read("grad_y", grad_y, batch * area * channels);
+    arrays.write("grad_x", grad_x, batch * area * channels);
+    arrays.write("grad_weight", grad_weight, channels);
+    arrays.write("grad_bias", grad_bias, channels);
+    arrays.check_overlaps();
+    if (!batch) return zero(grad_weight, channels), zero(grad_bias, channels);
+    kernels.output_norm_backward(x, grad_y, batch, area, channels, weight, eps, threads, grad_x, grad_weight,
+                                 grad_bias);
+  });
+}
+
+}  // extern "C"

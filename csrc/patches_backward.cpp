@@ -1,0 +1,160 @@
+#include <memory>
+#include <optional>
+
+#include "patches.h"
+#include "weight_gradients.h"
+
+namespace swin::SWIN_ISA {
+namespace {
+
+constexpr int64_t SHARE = 1 << 20;  // bytes of inputs and outputs of the linear layer that a thread takes at a time
+
+// Sums of vectors of each worker. Those of the first are the result; the others' are added to it in order.
+class VectorsOfWorkers {
+ public:
+  VectorsOfWorkers(int64_t workers, int64_t size, float* result) : workers(workers), size(size), result(result) {
+    memory.allocate([&](Arena& arena) { others = arena.take<float>((workers - 1) * size); });
+    std::fill_n(others, (workers - 1) * size, 0.f);
+  }
+  void add() const {
+    for (int64_t worker = 1; worker < workers; worker++) add_row((*this)[worker], size, result);
+  }
+  float* operator[](int64_t worker) const { return worker ? others + (worker - 1) * size : result; }
+
+ private:
+  const int64_t workers, size;
+  float *result, *others;
+  Memory memory;
+};
+
+// The tokens that a thread computes at a time.
+template <class T, class Source>
+class Projected {
+ public:
+  // most: how many tokens, a multiple of TILE_TERMS. sums: this thread's.
+  Projected(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
+            float* grad_source, int64_t most, const ProjectionSums& sums)
+      : source(source), p(p), transposed(transposed), grad(grad), grad_source(grad_source), sums(sums) {
+    memory.allocate([&](Arena& arena) {
+      raw = arena.take<float>(K);
+      rows = arena.take<T>(most * K);
+      tokens = arena.take<float>(p.after ? most * N : 0);
+      of_tokens = arena.take<T>(most * N);
+      of_rows = arena.take<float>(transposed ? most * transposed->N : 0);
+      workspace = {{&p.linear, transposed ? transposed : &p.linear}, arena};
+      kept = {K, N, most, arena};
+    });
+    std::fill_n(raw, K, 0.f);
+  }
+
+  void run(int64_t first, int64_t count) {
+    for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
+    if (p.after) linear_to(rows, K, count, p.linear, workspace, tokens, N);
+    for (int64_t m = 0; m < count; m++) enter(first + m, tokens + m * N, of_tokens + m * N);
+    kept.keep(K, N, rows, of_tokens, count, sums.bias);
+    if (!transposed) return;
+    linear_to(of_tokens, N, count, *transposed, workspace, of_rows, transposed->N);
+    for (int64_t m = 0; m < count; m++) leave(first + m, of_rows + m * transposed->N);
+  }
+
+  Kept<T> kept;  // by `run`
+
+ private:
+  // The gradient of the linear layer's output, from that of the token.
+  void enter(int64_t token, const float* value, T* to) const {
+    const float* from = grad + token * N;
+    if (p.after)
+      return layer_norm_backward(value, N, *p.after, from, 1.f, norm_sums(),
+                                 [&](int64_t n, Vec g, int64_t lanes) { store(to + n, g, lanes); });
+    convert_row(from, N, to);
+  }
+
+  // Puts the gradient of the token's row where the row came from.
+  void leave(int64_t token, float* row) const {
+    if (p.before) {
+      source.read(token, raw);
+      layer_norm_backward(raw, p.linear.K, *p.before, row, 1.f, norm_sums(),
+                          [&](int64_t k, Vec g, int64_t lanes) { store(row + k, g, lanes); });
+    }
+    source.write(token, row, grad_source);
+  }
+
+  AffineSums norm_sums() const { return {sums.norm_weight, sums.norm_bias}; }
+
+  const Source& source;
+  const Projection<T>& p;
+  const Linear<T>* transposed;
+  const float* grad;
+  float* grad_source;
+  const ProjectionSums sums;
+  const int64_t K = p.linear.padded_K(), N = p.linear.N;
+  float *raw, *tokens, *of_rows;  // one row before its norm; tokens before their norm; gradients of rows
+  T *rows, *of_tokens;            // of_tokens: gradients of the linear layer's outputs
+  ProductWorkspace<T> workspace;
+  Memory memory;
+};
+
+}  // namespace
+
+template <class T, class Source>
+void project_backward(const Source& source, const Projection<T>& p, const Linear<T>* transposed, int64_t threads,
+                      const float* grad, float* grad_source, float* weight_sum, float* vector_sums) {
+  using Part = Projected<T, Source>;
+  const int64_t tokens = source.tokens(), K = p.linear.padded_K(), N = p.linear.N;
+  const int64_t share = std::max<int64_t>(PROJECTED, SHARE / ((N + K) * sizeof(T)));
+  const int64_t rounds = (tokens + threads * share - 1) / (threads * share);
+  const int64_t most = round_up((tokens + rounds * threads - 1) / (rounds * threads), TILE_TERMS);
+  const int64_t workers = std::min(threads, (tokens + most - 1) / most);
+  const VectorsOfWorkers sums(workers, p.vectors(), vector_sums);
+  const std::unique_ptr<std::optional<Part>[]> made(new std::optional<Part>[workers]);
+  const std::unique_ptr<const Kept<T>*[]> kept(new const Kept<T>*[workers]);
+  for (int64_t first = 0; first < tokens; first += workers * most) {
+    const int64_t active = std::min(workers, (tokens - first + most - 1) / most);
+    each_task(active, threads, [&](int64_t worker) {
+      [[maybe_unused]] const TilesInUse tiles;
+      auto& part = made[worker];
+      if (!part) part.emplace(source, p, transposed, grad, grad_source, most, p.sums(sums[worker]));
+      part->run(first + worker * most, std::min(most, tokens - first - worker * most));
+      kept[worker] = &part->kept;
+    });
+    each_part((N + MAX_COLUMNS - 1) / MAX_COLUMNS, threads, [&](int64_t begin, int64_t end) {
+      const int64_t n = begin * MAX_COLUMNS, stop = std::min(N, end * MAX_COLUMNS);
+      weight_gradient(kept.get(), active, n, stop - n, weight_sum, first > 0);
+    });
+  }
+  sums.add();
+}
+
+void normalise_output_backward(const float* x, const float* grad, int64_t batch, int64_t area, int64_t channels,
+                               const Affine& norm, int64_t threads, float* grad_x, float* norm_sums) {
+  constexpr int64_t STRIP = 64;  // tokens
+  const int64_t strips = (area + STRIP - 1) / STRIP;
+  const int64_t workers = std::min(threads, batch * strips), each = (batch * strips + workers - 1) / workers;
+  const VectorsOfWorkers sums(workers, 2 * channels, norm_sums);
+  each_task(workers, threads, [&](int64_t worker) {
+    float* of_tokens = nullptr;
+    Memory memory;
+    memory.allocate([&](Arena& arena) { of_tokens = arena.take<float>(STRIP * channels); });
+    for (int64_t strip = worker * each; strip < std::min(batch * strips, (worker + 1) * each); strip++) {
+      const int64_t image = strip / strips, first = strip % strips * STRIP, count = std::min(STRIP, area - first);
+      transpose(grad + image * channels * area + first, area, channels, count, of_tokens, channels);
+      for (int64_t m = 0; m < count; m++) {
+        const int64_t at = (image * area + first + m) * channels;
+        layer_norm_backward(x + at, channels, norm, of_tokens + m * channels, 1.f,
+                            {sums[worker], sums[worker] + channels},
+                            [&](int64_t c, Vec g, int64_t lanes) { store(grad_x + at + c, g, lanes); });
+      }
+    }
+  });
+  sums.add();
+}
+
+#define INSTANTIATE_FOR(T, Source)                                                                       \
+  template void project_backward<T, Source>(const Source&, const Projection<T>&, const Linear<T>*,      \
+                                            int64_t, const float*, float*, float*, float*);
+#define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)
+SWIN_FOR_EACH_DTYPE(INSTANTIATE)
+#undef INSTANTIATE_FOR
+#undef INSTANTIATE
+
+}  // namespace swin::SWIN_ISA

@@ -1,0 +1,356 @@
+// Rows of numbers, one vector at a time. The same interface for each instruction set: AVX2, AVX-512 and NEON.
+//
+// This and all files that include it are compiled once for each instruction set, in a namespace of its own, SWIN_ISA.
+// bf16 is computed in only where the processor has products of it (SWIN_HAS_BF16).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifdef __AVX512BF16__
+#define SWIN_HAS_BF16 1
+#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float) instantiate(bf16)
+#else
+#define SWIN_HAS_BF16 0
+#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float)
+#endif
+
+#ifdef __clang__
+#define SWIN_UNROLL _Pragma("unroll")
+#else
+#define SWIN_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+namespace swin::SWIN_ISA {
+
+inline constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// The upper half of a float32 number.
+struct bf16 {
+  uint16_t bits;
+};
+
+#if defined(__AVX512F__)
+constexpr int64_t LANES = 16, REGISTERS = 32;
+struct Vec {
+  __m512 v;
+  Vec() = default;
+  Vec(__m512 v) : v(v) {}
+  explicit Vec(float x) : v(_mm512_set1_ps(x)) {}
+  operator __m512() const { return v; }
+};
+inline Vec operator+(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec operator-(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec operator*(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec operator/(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec fmadd(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+// The larger of each two numbers, and NaN where b has it.
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline float sum_of(Vec v) { return _mm512_reduce_add_ps(v); }
+inline float max_of(Vec v) { return _mm512_reduce_max_ps(v); }
+// 2^n for whole numbers n whose sum with the exponent's bias stands in the last bits of `n`.
+inline Vec exponent_of(Vec n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(n), 23)); }
+
+inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+// `count` is LANES except at the end of a row. If it is a constant, the compiler removes the mask.
+inline Vec load(const float* from, int64_t count = LANES) {
+  return count == LANES ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(first_lanes(count), from);
+}
+inline void store(float* to, Vec v, int64_t count = LANES) {
+  if (count == LANES) return _mm512_storeu_ps(to, v);
+  _mm512_mask_storeu_ps(to, first_lanes(count), v);
+}
+// The first `count` numbers, and zeros.
+inline Vec first_of(Vec v, int64_t count) { return _mm512_maskz_mov_ps(first_lanes(count), v); }
+
+inline void transpose_vectors(Vec (&rows)[LANES]) {
+  __m512 a[16], b[16];
+  SWIN_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  SWIN_UNROLL
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      const __m512d low = _mm512_castps_pd(a[i + j]), high = _mm512_castps_pd(a[i + j + 2]);
+      b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  SWIN_UNROLL
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 2; j++) {  // rows i and i + 4 of each half
+      a[8 * j + i] = _mm512_shuffle_f32x4(b[8 * j + i], b[8 * j + i + 4], 0x88);
+      a[8 * j + i + 4] = _mm512_shuffle_f32x4(b[8 * j + i], b[8 * j + i + 4], 0xdd);
+    }
+  SWIN_UNROLL
+  for (int i = 0; i < 8; i++) {
+    rows[i] = _mm512_shuffle_f32x4(a[i], a[i + 8], 0x88);
+    rows[i + 8] = _mm512_shuffle_f32x4(a[i], a[i + 8], 0xdd);
+  }
+}
+
+#elif defined(__AVX2__)
+constexpr int64_t LANES = 8, REGISTERS = 16;
+struct Vec {
+  __m256 v;
+  Vec() = default;
+  Vec(__m256 v) : v(v) {}
+  explicit Vec(float x) : v(_mm256_set1_ps(x)) {}
+  operator __m256() const { return v; }
+};
+inline Vec operator+(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec operator-(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+inline Vec operator*(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec operator/(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec fmadd(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+inline float sum_of(Vec v) {
+  const __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+inline float max_of(Vec v) {
+  const __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+inline Vec exponent_of(Vec n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(n), 23)); }
+
+inline __m256i first_lanes(int64_t count) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane);
+}
+inline Vec load(const float* from, int64_t count = LANES) {
+  return count == LANES ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, first_lanes(count));
+}
+inline void store(float* to, Vec v, int64_t count = LANES) {
+  if (count == LANES) return _mm256_storeu_ps(to, v);
+  _mm256_maskstore_ps(to, first_lanes(count), v);
+}
+inline Vec first_of(Vec v, int64_t count) { return _mm256_and_ps(v, _mm256_castsi256_ps(first_lanes(count))); }
+
+inline void transpose_vectors(Vec (&rows)[LANES]) {
+  __m256 a[8], b[8];
+  SWIN_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  SWIN_UNROLL
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+      b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+    }
+  SWIN_UNROLL
+  for (int i = 0; i < 4; i++) {
+    rows[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    rows[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+
+#elif defined(__aarch64__)
+constexpr int64_t LANES = 4, REGISTERS = 32;
+struct Vec {
+  float32x4_t v;
+  Vec() = default;
+  Vec(float32x4_t v) : v(v) {}
+  explicit Vec(float x) : v(vdupq_n_f32(x)) {}
+  operator float32x4_t() const { return v; }
+};
+inline Vec operator+(Vec a, Vec b) { return vaddq_f32(a, b); }
+inline Vec operator-(Vec a, Vec b) { return vsubq_f32(a, b); }
+inline Vec operator*(Vec a, Vec b) { return vmulq_f32(a, b); }
+inline Vec operator/(Vec a, Vec b) { return vdivq_f32(a, b); }
+inline Vec fmadd(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+inline Vec max(Vec a, Vec b) { return vmaxq_f32(a, b); }
+inline Vec min(Vec a, Vec b) { return vminq_f32(a, b); }
+inline float sum_of(Vec v) { return vaddvq_f32(v); }
+inline float max_of(Vec v) { return vmaxvq_f32(v); }
+inline Vec exponent_of(Vec n) { return vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(n), 23)); }
+
+inline Vec load(const float* from, int64_t count = LANES) {
+  if (count == LANES) return vld1q_f32(from);
+  float some[LANES] = {};
+  for (int64_t i = 0; i < count; i++) some[i] = from[i];
+  return vld1q_f32(some);
+}
+inline void store(float* to, Vec v, int64_t count = LANES) {
+  if (count == LANES) return vst1q_f32(to, v);
+  float some[LANES];
+  vst1q_f32(some, v);
+  for (int64_t i = 0; i < count; i++) to[i] = some[i];
+}
+inline Vec first_of(Vec v, int64_t count) {
+  float some[LANES];
+  vst1q_f32(some, v);
+  return load(some, count);
+}
+
+inline void transpose_vectors(Vec (&rows)[LANES]) {
+  const float32x4x2_t a = vtrnq_f32(rows[0], rows[1]), b = vtrnq_f32(rows[2], rows[3]);
+  rows[0] = vcombine_f32(vget_low_f32(a.val[0]), vget_low_f32(b.val[0]));
+  rows[1] = vcombine_f32(vget_low_f32(a.val[1]), vget_low_f32(b.val[1]));
+  rows[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
+  rows[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
+}
+#else
+#error "csrc has kernels for AVX2, AVX-512 and NEON"
+#endif
+
+inline Vec clamp(Vec v, Vec least, Vec most) { return min(most, max(least, v)); }
+
+// f(column, count) over a row of n columns.
+template <class F>
+inline void over_columns(int64_t n, const F& f) {
+  int64_t c = 0;
+  for (; c + LANES <= n; c += LANES) f(c, LANES);
+  if (c < n) f(c, n - c);
+}
+
+// (M, N) to (N, M), rows from_stride and to_stride apart.
+inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t N, float* to, int64_t to_stride) {
+  for (int64_t m = 0; m < M; m += LANES)
+    for (int64_t n = 0; n < N; n += LANES) {
+      const int64_t rows = M - m < LANES ? M - m : LANES, columns = N - n < LANES ? N - n : LANES;
+      const float* corner = from + m * from_stride + n;
+      float* other = to + n * to_stride + m;
+      Vec block[LANES];
+      if (rows == LANES && columns == LANES) {
+        SWIN_UNROLL
+        for (int64_t i = 0; i < LANES; i++) block[i] = load(corner + i * from_stride);
+        transpose_vectors(block);
+        SWIN_UNROLL
+        for (int64_t i = 0; i < LANES; i++) store(other + i * to_stride, block[i]);
+      } else {
+        SWIN_UNROLL
+        for (int64_t i = 0; i < LANES; i++)
+          block[i] = i < rows ? load(corner + i * from_stride, columns) : Vec(0.f);
+        transpose_vectors(block);
+        SWIN_UNROLL
+        for (int64_t i = 0; i < LANES; i++)
+          if (i < columns) store(other + i * to_stride, block[i], rows);
+      }
+    }
+}
+
+#if SWIN_HAS_BF16
+inline __mmask32 first_halves(int64_t count) { return static_cast<__mmask32>((uint64_t{1} << count) - 1); }
+
+inline Vec load(const bf16* from, int64_t count = LANES) {
+  const __m256i bits =
+      count == LANES ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
+                     : _mm256_maskz_loadu_epi16(first_lanes(count), from);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+inline void store(bf16* to, Vec v, int64_t count = LANES) {
+  const auto bits = (__m256i)_mm512_cvtneps_pbh(v);
+  if (count == LANES) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
+  _mm256_mask_storeu_epi16(to, first_lanes(count), bits);
+}
+
+// Two rows of 32 numbers as 32 pairs, in two vectors: the layout in which products of bf16 take their second operand
+// (VNNI).
+struct Pairs {
+  __m512i first, second;
+};
+inline Pairs interleave(__m512i even, __m512i odd) {
+  const __m512i a = _mm512_unpacklo_epi16(even, odd), b = _mm512_unpackhi_epi16(even, odd);  // of each four lanes
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  return {_mm512_permutex2var_epi64(a, first, b), _mm512_permutex2var_epi64(a, second, b)};
+}
+// The same for any number of columns: 2 * columns numbers at `to`.
+inline void interleave_rows(const bf16* even, const bf16* odd, int64_t columns, bf16* to) {
+  for (int64_t c = 0; c < columns; c += 32) {
+    const int64_t count = columns - c < 32 ? columns - c : 32;
+    const __mmask32 some = first_halves(count);
+    const auto [first, second] = interleave(_mm512_maskz_loadu_epi16(some, even + c),
+                                            odd ? _mm512_maskz_loadu_epi16(some, odd + c) : _mm512_setzero_si512());
+    if (count == 32) {
+      _mm512_storeu_si512(to + 2 * c, first);
+      _mm512_storeu_si512(to + 2 * c + 32, second);
+    } else {
+      _mm512_mask_storeu_epi16(to + 2 * c, first_halves(2 * count < 32 ? 2 * count : 32), first);
+      if (count > 16) _mm512_mask_storeu_epi16(to + 2 * c + 32, first_halves(2 * count - 32), second);
+    }
+  }
+}
+
+inline __m512bh as_bf16(__m512i bits) { return (__m512bh)bits; }
+inline __m512bh ones_bf16() { return as_bf16(_mm512_set1_epi16(0x3f80)); }
+// Sums of pairs: each lane has two terms.
+inline Vec dot_pairs(Vec sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, as_bf16(a), as_bf16(b)); }
+
+// One pair in all lanes.
+inline __m512i broadcast_pair(const bf16* a) {
+  int32_t pair;
+  std::memcpy(&pair, a, sizeof pair);
+  return _mm512_set1_epi32(pair);
+}
+
+// A block of at most 32 x 32 numbers whose rows are paired and the pairs moved as numbers of 32 bits: then row n of the
+// transpose is `column(n)`, filled up with zeros.
+class TransposedBlock {
+ public:
+  TransposedBlock(const bf16* from, int64_t stride, int64_t rows, int64_t columns) {
+    const __mmask32 some = first_halves(columns);
+    for (int64_t m = 0; m < 32; m += 2) {
+      const __m512i even = _mm512_maskz_loadu_epi16(m < rows ? some : 0, from + m * stride);
+      const __m512i odd = _mm512_maskz_loadu_epi16(m + 1 < rows ? some : 0, from + (m + 1) * stride);
+      pairs[0][m / 2] = _mm512_unpacklo_epi16(even, odd);
+      pairs[1][m / 2] = _mm512_unpackhi_epi16(even, odd);
+    }
+  }
+  // The sums of the first 16 columns, and of the others. Call it before `turn`.
+  void sums(Vec& first, Vec& second) const {
+    Vec low(0.f), high(0.f);
+    for (int64_t m = 0; m < 16; m++) {
+      low = dot_pairs(low, pairs[0][m], (__m512i)ones_bf16());
+      high = dot_pairs(high, pairs[1][m], (__m512i)ones_bf16());
+    }
+    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    first = _mm512_permutex2var_ps(low, order, high);
+    second = _mm512_permutex2var_ps(low, _mm512_add_epi32(order, _mm512_set1_epi32(8)), high);
+  }
+  void turn() {
+    for (auto& half : pairs) {
+      Vec rows[16];
+      SWIN_UNROLL
+      for (int64_t i = 0; i < 16; i++) rows[i] = _mm512_castsi512_ps(half[i]);
+      transpose_vectors(rows);
+      SWIN_UNROLL
+      for (int64_t i = 0; i < 16; i++) half[i] = _mm512_castps_si512(rows[i]);
+    }
+  }
+  __m512i column(int64_t n) const { return pairs[n / 4 % 2][n / 8 * 4 + n % 4]; }
+
+ private:
+  __m512i pairs[2][16];  // [i] has every second four of columns
+};
+
+// (M, N) to (N, M), rows from_stride and to_stride apart.
+inline void transpose(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
+  for (int64_t m = 0; m < M; m += 32)
+    for (int64_t n = 0; n < N; n += 32) {
+      const int64_t rows = M - m < 32 ? M - m : 32, columns = N - n < 32 ? N - n : 32;
+      TransposedBlock block(from + m * from_stride + n, from_stride, rows, columns);
+      block.turn();
+      for (int64_t i = 0; i < columns; i++)
+        _mm512_mask_storeu_epi16(to + (n + i) * to_stride + m, first_halves(rows), block.column(i));
+    }
+}
+#endif
+
+}  // namespace swin::SWIN_ISA

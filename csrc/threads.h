@@ -1,0 +1,30 @@
+// Tasks on several threads. The library makes no OpenMP threads of its own where torch has some: two runtimes in one
+// process would take each other's cores.
+//
+// This part is compiled once, for every processor: so only the templates, whose types are each instruction set's own,
+// may be inline.
+#pragma once
+
+#include <cstdint>
+
+namespace swin {
+
+// Calls task(context, i) for each i < count, on at most `threads` threads. With one thread or one task it calls them
+// itself, and touches no other thread. An exception of a task is thrown here, when all tasks are done.
+void run_tasks(int64_t count, int64_t threads, void (*task)(void* context, int64_t i), void* context);
+
+// f(i) for each i < count.
+template <class F>
+void each_task(int64_t count, int64_t threads, const F& f) {
+  run_tasks(
+      count, threads, [](void* context, int64_t i) { (*static_cast<const F*>(context))(i); }, const_cast<F*>(&f));
+}
+
+// f(begin, end) for at most `threads` parts of 0 ... count - 1.
+template <class F>
+void each_part(int64_t count, int64_t threads, const F& f) {
+  const int64_t parts = count < threads ? count : threads;
+  each_task(parts, threads, [&](int64_t i) { f(count * i / parts, count * (i + 1) / parts); });
+}
+
+}  // namespace swin

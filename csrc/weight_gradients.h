@@ -1,0 +1,207 @@
+// Gradients of the weights of linear layers. Each is a sum over tokens of products of the layer's input and the
+// gradient of its output, in float32.
+//
+// Layout: a weight is (out, in).
+#pragma once
+
+#include "gemm.h"
+
+namespace swin::SWIN_ISA {
+
+// What a group of windows keeps of a linear layer (in, out), or of one after another, for the products over its tokens.
+template <class T>
+class Kept {
+ public:
+  int64_t in, out, rows, tokens;
+  const float* input;           // (tokens, in)
+  float* transposed;            // (out, rows): the transposed gradient of the output
+  bf16 *vnni, *transposed_pieces;  // with AMX, both in pieces, see tiles.h
+  bool in_tiles;
+
+  Kept() = default;
+  Kept(int64_t most_in, int64_t most_out, int64_t rows, Arena& arena) : rows(rows) {
+    vnni = arena.take<bf16>(HAS_TILES ? PIECES * most_in * rows : 0);
+    transposed_pieces = arena.take<bf16>(HAS_TILES ? PIECES * most_out * rows : 0);
+    transposed = arena.take<float>(most_out * rows);
+  }
+
+  // `a`: the input (tokens, K) of the layer, which stays in use, with room for `rows` tokens. of_output: (tokens, N).
+  // Adds the gradient of the bias to `bias_sum`.
+  void keep(int64_t K, int64_t N, T* a, const T* of_output, int64_t count, float* bias_sum) {
+    in = K, out = N;
+    for (int64_t m = 0; m < count; m++) add_row(of_output + m * out, out, bias_sum);
+    in_tiles = HAS_TILES && in % TILE_ROWS == 0 && out % TILED_ROWS == 0;
+    if (in_tiles) {
+      tokens = count;
+      split_columns(a, in, count, in, vnni);
+      split_transposed(of_output, out, count, out, transposed_pieces);
+      return;
+    }
+    tokens = count;
+    input = a;
+    transpose(of_output, out, count, out, transposed, rows);
+  }
+};
+
+// Writes or adds to `to`, which is the whole gradient, rows n ... n + count - 1, where n is a multiple of MAX_COLUMNS.
+// It sums over the tokens of all `groups`.
+inline void weight_gradient(const Kept<float>* const* groups, int64_t number_of_groups, int64_t n, int64_t count,
+                            float* to, bool accumulate) {
+  for (int64_t i = 0; i < number_of_groups; i++, accumulate = true) {
+    const Kept<float>& g = *groups[i];
+    if (g.in_tiles) {
+      [[maybe_unused]] const TilesInUse tiles;
+      const int64_t depth = tiles_of(g.tokens), tile_row = depth * PIECES * TILE;
+      multiply_pieces(count, g.in, depth, g.transposed_pieces + n / TILE_ROWS * tile_row, g.vnni, to + n * g.in, g.in,
+                      accumulate);
+      continue;
+    }
+    for (int64_t m = n; m < n + count; m += MAX_COLUMNS)
+      for (int64_t c = 0; c < g.in; c += MAX_COLUMNS)
+        gemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g.in - c), g.tokens, g.rows, g.in, g.in,
+             g.transposed + m * g.rows, g.input + c, to + m * g.in + c, accumulate);
+  }
+}
+
+#if SWIN_HAS_BF16
+// In the order of tiles, so that neither operand is packed a second time.
+template <>
+class Kept<bf16> {
+ public:
+  bf16* vnni;        // (in / 16, depth, TILE): the input in pairs of tokens
+  bf16* transposed;  // (out / 16, depth, TILE): the transposed gradient of the output
+  int64_t in, out, depth;
+
+  Kept() = default;
+  Kept(int64_t most_in, int64_t most_out, int64_t rows, Arena& arena) {
+    vnni = arena.take<bf16>(round_up(most_in, BLOCK) * rows);
+    transposed = arena.take<bf16>(round_up(most_out, BLOCK) * rows);
+  }
+
+  void keep(int64_t K, int64_t N, const bf16* a, const bf16* of_output, int64_t count, float* bias_sum) {
+    in = K, out = N;
+    depth = tiles_of(count);
+    for (int64_t m = 0; m < count; m += BLOCK) {
+      const int64_t tokens = std::min(BLOCK, count - m);
+      for (int64_t c = 0; c < in; c += BLOCK)
+        interleave_block(a + m * in + c, tokens, std::min(BLOCK, in - c), vnni + block(m, c));
+      for (int64_t c = 0; c < out; c += BLOCK)
+        transpose_block(of_output + m * out + c, tokens, std::min(BLOCK, out - c), transposed + block(m, c),
+                        bias_sum + c);
+    }
+  }
+
+  // Where the tiles of a block's first 16 channels are; those of the others are `depth` tiles later.
+  int64_t block(int64_t token, int64_t channel) const {
+    return (channel / TILE_ROWS * depth + token / TILE_TERMS) * TILE;
+  }
+
+  static constexpr int64_t BLOCK = 32;  // channels, and tokens
+
+ private:
+  void interleave_block(const bf16* from, int64_t tokens, int64_t channels, bf16* to) const {
+    const __mmask32 some = first_halves(channels);
+    for (int64_t m = 0; m < BLOCK; m += 2, to += TILE_TERMS) {
+      const __m512i even = _mm512_maskz_loadu_epi16(m < tokens ? some : 0, from + m * in);
+      const __m512i odd = _mm512_maskz_loadu_epi16(m + 1 < tokens ? some : 0, from + (m + 1) * in);
+      const auto [left, right] = interleave(even, odd);
+      _mm512_store_si512(to, left);
+      _mm512_store_si512(to + depth * TILE, right);
+    }
+  }
+
+  // Sums of pairs are those of a channel.
+  void transpose_block(const bf16* from, int64_t tokens, int64_t channels, bf16* to, float* bias_sum) const {
+    TransposedBlock rows(from, out, tokens, channels);
+    Vec sums[2];
+    rows.sums(sums[0], sums[1]);
+    rows.turn();
+    SWIN_UNROLL
+    for (int64_t n = 0; n < BLOCK; n++)
+      _mm512_store_si512(to + n / TILE_ROWS * depth * TILE + n % TILE_ROWS * TILE_TERMS, rows.column(n));
+    for (int64_t i = 0; i < 2; i++) {
+      const int64_t count = std::clamp<int64_t>(channels - i * LANES, 0, LANES);
+      store(bias_sum + i * LANES, load(bias_sum + i * LANES, count) + sums[i], count);
+    }
+  }
+};
+
+// Some groups of tokens.
+struct KeptGroups {
+  const Kept<bf16>* const* first;
+  int64_t count;
+};
+// c (32, 32) = a b, or c += a b, over some groups: rows n ... n + 31 of their gradients, and columns k ... k + 31 of
+// their inputs.
+#if SWIN_HAS_TILES
+inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
+  for (int64_t r = 0; r < 2 * TILE_ROWS; r++) {  // so that stores need not wait
+    __builtin_prefetch(c + r * ldc, 1);
+    __builtin_prefetch(c + r * ldc + TILE_ROWS, 1);
+  }
+  tiles_2x2<true>(c, ldc, accumulate, [&](const auto& load_a, const auto& load_b, const auto& dot) {
+    for (int64_t i = 0; i < groups.count; i++) {
+      const Kept<bf16>& g = *groups.first[i];
+      const bf16 *a = g.transposed + g.block(0, n), *b = g.vnni + g.block(0, k);
+      const int64_t next = g.depth * TILE;
+      for (int64_t at = 0; at < next; at += TILE) {
+        load_a(a + at, a + next + at);
+        load_b(b + at, b + next + at);
+        dot();
+      }
+    }
+  });
+}
+#else
+inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
+  constexpr int64_t ROWS = 8;  // at once
+  for (int64_t r = 0; r < Kept<bf16>::BLOCK; r += ROWS) {
+    Vec sums[ROWS][2];
+    SWIN_UNROLL
+    for (int64_t i = 0; i < 2 * ROWS; i++)
+      sums[i / 2][i % 2] = accumulate ? load(c + (r + i / 2) * ldc + i % 2 * LANES) : Vec(0.f);
+    for (int64_t i = 0; i < groups.count; i++) {
+      const Kept<bf16>& g = *groups.first[i];
+      const bf16 *a = g.transposed + g.block(0, n + r) + r % TILE_ROWS * TILE_TERMS, *b = g.vnni + g.block(0, k);
+      for (int64_t tile = 0; tile < g.depth; tile++, a += TILE, b += TILE)
+        for (int64_t p = 0; p < TILE_TERMS; p += 2) {
+          const __m512i columns[2] = {_mm512_load_si512(b + p * TILE_ROWS),
+                                      _mm512_load_si512(b + g.depth * TILE + p * TILE_ROWS)};
+          SWIN_UNROLL
+          for (int64_t i = 0; i < 2 * ROWS; i++)
+            sums[i / 2][i % 2] =
+                dot_pairs(sums[i / 2][i % 2], broadcast_pair(a + i / 2 * TILE_TERMS + p), columns[i % 2]);
+        }
+    }
+    SWIN_UNROLL
+    for (int64_t i = 0; i < 2 * ROWS; i++) store(c + (r + i / 2) * ldc + i % 2 * LANES, sums[i / 2][i % 2]);
+  }
+}
+#endif
+
+inline void weight_gradient(const Kept<bf16>* const* groups, int64_t number_of_groups, int64_t n, int64_t count,
+                            float* to, bool accumulate) {
+  constexpr int64_t BLOCK = Kept<bf16>::BLOCK;
+  [[maybe_unused]] const TilesInUse tiles;
+  const KeptGroups all{groups, number_of_groups};
+  const int64_t in = groups[0]->in;
+  for (int64_t k = 0; k < in; k += BLOCK)
+    for (int64_t m = n; m < n + count; m += BLOCK) {
+      float* c = to + m * in + k;
+      const int64_t rows = std::min(BLOCK, n + count - m), columns = std::min(BLOCK, in - k);
+      if (rows == BLOCK && columns == BLOCK) {
+        multiply_block(all, m, k, c, in, accumulate);
+        continue;
+      }
+      alignas(64) float whole[BLOCK * BLOCK];
+      multiply_block(all, m, k, whole, BLOCK, false);
+      for (int64_t r = 0; r < rows; r++)
+        over_columns(columns, [&](int64_t i, int64_t lanes) {
+          const Vec v = load(whole + r * BLOCK + i, lanes);
+          store(c + r * in + i, accumulate ? v + load(c + r * in + i, lanes) : v, lanes);
+        });
+    }
+}
+#endif
+
+}  // namespace swin::SWIN_ISA
