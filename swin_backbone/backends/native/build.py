@@ -10,12 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # setuptools before 70.1
-    from wheel.bdist_wheel import bdist_wheel
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
@@ -31,7 +27,7 @@ INSTRUCTION_SETS = {
 }
 # The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose.
 FLAGS = [
-    *('-std=c++17', '-O3', '-fPIC', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden'),
+    *('-std=c++17', '-O3', '-g0', '-fPIC', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden'),
     *('-Wall', '-Wextra', '-Wno-maybe-uninitialized', '-Wno-uninitialized'),
 ]
 

@@ -9,7 +9,7 @@ python=${1:-python}
 shift || true
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-files=(swin_backbone tests setup.py README.md pyproject.toml)
+files=(swin_backbone csrc tests setup.py README.md pyproject.toml)
 git ls-files -z --cached --others --exclude-standard "${files[@]}" | tar --null -T - -cf - | tar -xf - -C "$copy"
 cd "$copy"
 flags='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined'
