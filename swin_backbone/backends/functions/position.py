@@ -69,5 +69,7 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
 
 def _is_recorded() -> bool:
     """Whether a graph is recorded: the same with gradients and without, and whatever has been kept before."""
+    if torch.compiler.is_compiling():
+        return True
     is_tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch has no types for it
-    return torch.compiler.is_compiling() or is_tracing
+    return is_tracing
