@@ -41,6 +41,12 @@ def failing_line(error: BaseException) -> str:
     return linecache.getline(frame.f_code.co_filename, number).strip()
 
 
+def error_file(error: BaseException) -> str:
+    """The file of source that an error was raised in; '' for one that was not raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_code.co_filename if frames else ''
+
+
 def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
     """Every dict of a config that has a type, with its dotted key; what is outside first."""
     items: Any = ()

@@ -1,12 +1,14 @@
 """The errors of data that is wrong and of a training that cannot go on, and errors as sentences."""
 
 from collections import Counter
+from pathlib import Path
 
 from ..checkpoints import CheckpointError
-from .error_origin import failing_line, place_of
+from .error_origin import error_file, failing_line, place_of
 
 IN_WORKER = 'Original Traceback (most recent call last)'
 MOST_CHARACTERS = 1000
+WITHOUT_BASE = 'NoneType takes no arguments'  # where what a class inherits from could not be imported
 WHERE = f'{__name__}.DataError: '
 EXAMPLES = 3  # of each kind of fault
 
@@ -79,6 +81,11 @@ def _message(error: BaseException) -> str:
         return 'it is nested too deeply, or holds itself'
     if isinstance(error, UnicodeDecodeError):
         return f'it is no text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})'
+    if WITHOUT_BASE in str(error) and 'mmpretrain' in Path(error_file(error)).parts:
+        return (
+            f"mmpretrain cannot be imported beside this transformers ({error}): pip install 'transformers<5', or "
+            'uninstall it, which classification and SimMIM do not need'
+        )
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if IN_WORKER in message:  # of torch's: the traceback of what a worker process raised
         message = message.strip().rpartition('\n')[2]
