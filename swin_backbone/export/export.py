@@ -164,7 +164,7 @@ def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict
 def write_model(graph: Graph, folder: Path, format: str, precision: str, calibration: Sequence[Feed] = ()) -> None:
     """Capture a graph, and write it in a format to the file named in `formats.FORMATS`."""
     path = folder / formats.FORMATS[format]
-    if format in ('torch', 'aoti') and precision != 'fp32':
+    if format != 'openvino' and precision in ('fp16', 'bf16'):
         graph = formats.narrowed(graph, precision)
     program = formats.capture(graph, example_of(graph))
     if format == 'torch':
@@ -185,8 +185,6 @@ def write_model(graph: Graph, folder: Path, format: str, precision: str, calibra
                 quantize_onnx(wide, path, calibration, [port.name for port in graph.inputs])
         elif format == 'openvino':
             formats.write_openvino(whole, path, half=precision in ('fp16', 'bf16'))
-        elif precision == 'fp16':
-            formats.halve_onnx(whole, path)
         else:
             shutil.move(str(whole), str(path))
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from .graph import ExportError, Graph
+from .graph import ExportError, Graph, Maps
 
 OPSET = 20  # the first with Gelu
+IR_VERSION = 9  # of ONNX 1.15, which brought this opset: ONNX Runtime 1.17 reads no later one
 FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml', 'torch': 'model.pt2', 'aoti': 'model.pt2'}
 PRECISIONS = {
     'onnx': ('fp32', 'fp16', 'int8'),
@@ -24,6 +25,7 @@ PRECISIONS = {
     'torch': ('fp32', 'fp16', 'bf16'),
     'aoti': ('fp32', 'fp16', 'bf16'),
 }
+PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
 NEEDED = {
     'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
     'openvino': ('onnx', 'onnxscript', 'openvino'),
@@ -75,6 +77,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
         )
     model = exported.model
     simplify(model)
+    model.ir_version = IR_VERSION
     RemoveUnusedNodesPass()(model)
     for values, ports in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
         for value, port in zip(values, ports):
@@ -87,29 +90,33 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
     exported.save(str(path))
 
 
-def halve_onnx(source: Path, target: Path) -> None:
-    """Convert an ONNX model to fp16; the dtypes of its inputs and outputs do not change."""
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    with quiet():
-        model = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
-    onnx.save(model, str(target))
-
-
-class _Narrow(nn.Module):
-    def __init__(self, module: nn.Module, dtype: torch.dtype):
-        super().__init__()
-        self.module, self.dtype = copy.deepcopy(module).to(dtype), dtype
-
-    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        return tuple(one.float() for one in self.module(image.to(self.dtype)))
-
-
 def narrowed(graph: Graph, precision: str) -> Graph:
-    """A graph of maps that computes in half precision; its inputs and outputs stay float32."""
+    """A graph that computes in half precision; its inputs and outputs keep their dtypes.
+
+    Of a whole model the backbone, the neck and the head's linear layers and convolutions do so. Normalisation of
+    pixels, coordinates, scores, NMS and pasting of masks stay in float32: fp16 has whole pixels alone above 1024.
+    """
     dtype = dict(fp16=torch.float16, bf16=torch.bfloat16)[precision]
-    return replace(graph, module=_Narrow(graph.module, dtype))
+    module: Any = copy.deepcopy(graph.module)
+    for part in [module] if isinstance(module, Maps) else [module.maps, *_products(module.head)]:
+        _narrow(part, dtype)
+    return replace(graph, module=module)
+
+
+def _products(head: nn.Module) -> list[nn.Module]:
+    """The linear layers and convolutions of a head; not those in torch's attention, which takes their weights alone."""
+    attentions = [part for part in head.modules() if isinstance(part, nn.MultiheadAttention)]
+    inside = {part for attention in attentions for part in attention.modules()}
+    return [part for part in head.modules() if isinstance(part, PRODUCTS) and part not in inside]
+
+
+def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
+    """Have a module compute in a dtype, between inputs and outputs in float32."""
+    module.to(dtype)
+    module.register_forward_pre_hook(lambda _, given: tuple(one.to(dtype) for one in given))
+    module.register_forward_hook(
+        lambda _, given, out: out.float() if isinstance(out, Tensor) else tuple(one.float() for one in out)
+    )
 
 
 def write_openvino(onnx_model: Path, path: Path, half: bool) -> None:

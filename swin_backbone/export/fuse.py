@@ -69,8 +69,8 @@ def _split_projection(graph: ir.Graph, transpose: Any) -> None:
                 factor, result = scale.item(), uses[0].node.outputs[0]
         name = f'{matmul.outputs[0].name}_{"qkv"[index]}'
         tensors: Any = [
-            ir.tensor(np.ascontiguousarray(weight[:, part] * np.float32(factor)), name=f'{name}_weight'),
-            ir.tensor(np.ascontiguousarray(bias[part] * np.float32(factor)), name=f'{name}_bias'),
+            ir.tensor(np.ascontiguousarray(weight[:, part] * weight.dtype.type(factor)), name=f'{name}_weight'),
+            ir.tensor(np.ascontiguousarray(bias[part] * weight.dtype.type(factor)), name=f'{name}_bias'),
             ir.tensor(np.array([0, 0, heads, width]), name=f'{name}_shape'),
         ]
         values: Any = [
@@ -86,7 +86,7 @@ def _split_projection(graph: ir.Graph, transpose: Any) -> None:
         nodes = [product, summed, shaped, turned]
         for node, ending in zip(nodes, ('product', 'sum', 'heads', '')):
             node.outputs[0].name = f'{name}_{ending}' if ending else name
-            node.outputs[0].dtype = ir.DataType.FLOAT
+            node.outputs[0].dtype = matmul.outputs[0].dtype
         turned.outputs[0].shape = result.shape
         graph.insert_after(transpose, nodes)
         result.replace_all_uses_with(turned.outputs[0])

@@ -67,6 +67,7 @@ def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_pa
     assert len(manifest['verification']) == 6
     model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
     assert {node.domain for node in model.graph.node} == {''}
+    assert (model.ir_version, model.opset_import[0].version) == (9, 20)  # what ONNX Runtime 1.17 reads
     lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
     assert lengths == ['batch', 3, 'height', 'width']
     normed = {node.input[0] for node in model.graph.node if node.op_type == 'LayerNormalization'}

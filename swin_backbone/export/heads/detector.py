@@ -10,7 +10,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ...windows.grid import Size
-from ..graph import Graph, Port, check_shape, example_size, most_pixels, refusal
+from ..graph import Graph, Maps, Port, check_shape, example_size, most_pixels, refusal
 from ..picture import Normalise, preprocessing
 from .boxes import size_tensor
 from .dense import DenseHead
@@ -28,14 +28,12 @@ class Detector(nn.Module):
     def __init__(self, model: Any, head: Any):
         super().__init__()
         self.normalise = Normalise(model.data_preprocessor, model.data_preprocessor.pad_size_divisor)
-        self.backbone = model.backbone
-        self.neck = model.neck if model.with_neck else None
+        self.maps = Maps(model.backbone, model.neck if model.with_neck else None)
         self.head = head
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         image = self.normalise(picture)
-        maps = self.backbone(image)
-        maps = tuple(maps if self.neck is None else self.neck(maps))
+        maps = self.maps(image)
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
         zoom_2 = (image_size / size.to(image.dtype)).flip(0)
         zoom_4 = torch.cat([zoom_2, zoom_2])

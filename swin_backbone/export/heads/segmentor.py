@@ -13,7 +13,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ...windows.grid import Size
-from ..graph import ExportError, Graph, Port, check_shape, example_size, most_pixels, refusal
+from ..graph import ExportError, Graph, Maps, Port, check_shape, example_size, most_pixels, refusal
 from ..picture import Normalise, preprocessing
 from .mask2former import SemanticHead
 
@@ -77,17 +77,15 @@ class Segmentor(nn.Module):
         super().__init__()
         divisor = (model.data_preprocessor.test_cfg or {}).get('size_divisor', 1) or 1
         self.normalise = Normalise(model.data_preprocessor, divisor)
-        self.backbone = model.backbone
-        self.neck = model.neck if model.with_neck else None
+        self.maps = Maps(model.backbone, model.neck if model.with_neck else None)
         masks = type(model.decode_head).__name__ == 'Mask2FormerHead'
         self.head = SemanticHead(model.decode_head) if masks else PixelHead(model.decode_head)
         self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         image = self.normalise(picture)
-        maps = self.backbone(image)
         # As in mmseg: resize to the size of the image, remove its padding, then resize to the original picture.
-        logits = self.head(maps if self.neck is None else self.neck(maps), image.shape[-2:])
+        logits = self.head(self.maps(image), image.shape[-2:])
         logits = logits[:, :, : picture.shape[1], : picture.shape[2]]
         height, width = size.tolist()
         for side in (height, width):

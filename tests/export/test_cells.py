@@ -1,0 +1,68 @@
+"""Each cell of the table in docs/deploy.md, and whole models in half precision: written, run and verified."""
+
+import numpy as np
+import pytest
+from helpers.small_exports import save_checkpoint, small_config, small_swin
+
+from swin_backbone import SwinBackbone
+from swin_backbone.export import export, formats, graph, verify
+
+pytestmark = pytest.mark.slow
+CELLS = [(format, precision) for format, precisions in formats.PRECISIONS.items() for precision in precisions]
+WHOLE_CELLS = [(format, precision) for format, precision in CELLS if format in ('onnx', 'openvino')]
+ROUNDED = (
+    0.6  # of the objects: random weights give proposals that are hardly better than the next, and rounding decides
+)
+
+
+def require(format, precision):
+    for name in (*formats.NEEDED[format], *(['nncf'] if (format, precision) == ('openvino', 'int8') else [])):
+        pytest.importorskip(name, reason=f'{name} is not installed')
+
+
+@pytest.mark.parametrize(('format', 'precision'), CELLS)
+def test_a_backbone(format, precision, tmp_path):
+    require(format, precision)
+    one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', None)
+    images = np.random.default_rng(0).standard_normal((4, 1, 3, 60, 90), np.float32)
+    calibration = [[image] for image in images] if precision == 'int8' else ()
+    manifest = export.write(one, tmp_path / 'out', format, precision, calibration=calibration)
+    assert (manifest['format'], manifest['precision']) == (format, precision)
+    largest = 0.5 if precision == 'int8' else verify.MAP_TOLERANCE[precision]
+    assert all(figures['error'] < largest for figures in manifest['verification'])
+
+
+@pytest.mark.parametrize(('format', 'precision'), WHOLE_CELLS)
+def test_a_whole_segmentor(format, precision, tmp_path):
+    require(format, precision)
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    cfg = small_config('mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py')
+    checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
+    pictures = list(np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), np.uint8))
+    one = export.export(cfg, str(checkpoint), tmp_path / 'out', format, precision=precision, pictures=pictures)
+    assert (one['format'], one['precision']) == (format, precision)
+
+
+@pytest.mark.parametrize('family', ['UPerNet', 'RetinaNet', 'ATSS', 'Mask R-CNN', 'Mask2Former, instances'])
+def test_a_whole_model_in_fp16(family, tmp_path, monkeypatch):
+    """Coordinates are in float32; only what comes of rounded maps may differ."""
+    from test_boxes import WHOLE
+
+    require('onnx', 'fp16')
+    if 'R-CNN' in family:
+        monkeypatch.setitem(verify.LEAST['matched'], 'fp16', ROUNDED)
+    cfg = small_config(WHOLE[family])
+    checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
+    assert export.export(cfg, str(checkpoint), tmp_path / 'out', 'onnx', precision='fp16')['precision'] == 'fp16'
+    import onnx
+
+    model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
+    names = [node.name for node in model.graph.node]
+    assert len(names) == len(set(names))
+    half = {node.op_type for node in model.graph.node if any(name in _half(model) for name in node.input)}
+    assert {'Conv', 'MatMul', 'LayerNormalization'} <= half
+    assert not half & {'NonMaxSuppression', 'RoiAlign'}
+
+
+def _half(model):
+    return {one.name for one in model.graph.initializer if one.data_type == 10}  # TensorProto.FLOAT16
