@@ -21,7 +21,7 @@ NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libsw
 AVX2 = ['-mavx2', '-mfma', '-mf16c']
 AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
 BF16 = [*AVX512, '-mavx512bf16']
-INSTRUCTION_SETS = {
+INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {
     'x86_64': {'avx2': AVX2, 'avx512': AVX512, 'avx512_bf16': BF16, 'amx': [*BF16, '-mamx-tile', '-mamx-bf16']},
     'aarch64': {'neon': []},
 }
