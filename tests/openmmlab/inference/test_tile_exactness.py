@@ -1,0 +1,118 @@
+"""A tiled UPerNet beside the whole picture's, with the overlap that docs/large_pictures.md names."""
+
+import math
+import re
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from helpers.oracles import noise
+from helpers.small_exports import randomise
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from swin_backbone.archs import ARCHS
+from swin_backbone.openmmlab.data.media import Frame, Medium
+from swin_backbone.openmmlab.inference.predict import Predictor
+from swin_backbone.openmmlab.inference.tiles import TiledInference
+
+tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
+STRIDES = (4, 8, 16, 32)
+# UPerNet from a pixel to the coarsest map: a resize and two 3x3 convolutions at stride 4, resizes from 8, 16 and 32 on the
+# way down, a 3x3 convolution at stride 32.
+HEAD = 4 + 4 + 4 + 8 + 16 + 32 + 32
+
+
+def reach(depth, window):
+    """How many tokens to each side a token sees through a stage: the most over where it lies in its window."""
+    most = 0
+    for token in range(10 * window, 11 * window):
+        first = last = token
+        for index in reversed(range(depth)):
+            shift = window // 2 if index % 2 else 0  # windows lie from shift on
+            first = (first - shift) // window * window + shift
+            last = ((last - shift) // window + 1) * window + shift - 1
+        most = max(most, token - first, last - token)
+    return most
+
+
+def reach_of(depths, window):
+    """In pixels, of a UPerNet."""
+    return HEAD + sum(reach(depth, window) * stride for depth, stride in zip(depths, STRIDES))
+
+
+def test_the_reach_that_the_page_names():
+    text = (ROOT / 'docs' / 'large_pictures.md').read_text(encoding='utf-8')
+    found = re.findall(r'^   \| (.+) window (\d+) \| (\d+) \| (\d+) \|$', text, re.M)
+    assert len(found) == 4
+    for names, window, pixels, field in found:
+        depths = {ARCHS[size].depths for size in ('nano', 'tiny', 'small', 'base', 'large')
+                  if re.search(rf'\b{size if size == "nano" else size[0].upper()}\b', names)}  # fmt: skip
+        assert {reach_of(depth, int(window)) for depth in depths} == {int(pixels)}
+        assert int(field) == 2 * int(pixels) + 1
+    assert [reach(depth, 7) for depth in (2, 6, 18)] == [10, 24, 66]
+    assert [reach(depth, 12) for depth in (2, 18)] == [17, 113]
+
+
+def predictor_of(tmp_path, window):
+    """A random UPerNet, of which the pooled maps are 0: they are of the whole map, whatever the overlap."""
+    cfg = Config.fromfile(SEGMENTATION)
+    cfg.model.backbone.update(window_size=window, init_cfg=None)
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = randomise(MODELS.build(cfg.model))
+    meta = dict(dataset_meta=dict(cfg.train_dataloader.dataset.metainfo))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'a.pth')
+    predictor = Predictor(cfg, str(tmp_path / 'a.pth'), 'cpu')
+    head = predictor.model.decode_head
+
+    def without_pooling(inputs):
+        x = inputs[-1]
+        pooled = x.new_zeros(len(x), head.bottleneck.conv.in_channels - x.shape[1], *x.shape[2:])
+        return head.bottleneck(torch.cat([x, pooled], 1))
+
+    head.psp_forward = without_pooling
+    return predictor
+
+
+def agreement(tmp_path, predictor, pixels, tile, overlap):
+    """The share of pixels at which a tiled model's label is the whole picture's; and how many tiles there were."""
+    cv2.imwrite(str(tmp_path / 'a.png'), pixels)
+    job = TiledInference(predictor, tmp_path / 'a.png', tmp_path / f'{tile}-{overlap}', tile, overlap)
+    (path,) = job.run().files
+    prepared = predictor.prepare(Frame(Medium(tmp_path / 'a.png', 'a', False), 0, pixels, pixels.shape[:2]))
+    whole = predictor.scores(prepared).argmax(0)
+    assert len(np.unique(whole)) > 1
+    return float((tifffile.imread(path) == whole).mean()), len(job.grid)
+
+
+def test_with_the_overlap_of_the_page_labels_are_the_whole_pictures(tmp_path):
+    """Windows of 2 tokens, whose field is small, in pictures that are wide and that are high."""
+    predictor = predictor_of(tmp_path, 2)
+    assert predictor.period == 64
+    side = 2 * reach_of(ARCHS['nano'].depths, 2)  # the receptive field
+    field = math.ceil(side / 64) * 64
+    pixels = noise((96, 2 * field + 896))
+    for one in (pixels, np.ascontiguousarray(pixels.transpose(1, 0, 2))):
+        share, tiles = agreement(tmp_path, predictor, one, 2 * field + 128, field)
+        assert tiles > 1
+        assert share >= 0.999
+    exact, tiles = agreement(tmp_path, predictor, noise((64, 4 * field + 608)), 4 * field + 128, 2 * field)
+    assert tiles > 1
+    assert exact >= 0.99999  # but for rounding
+    less, _ = agreement(tmp_path, predictor, pixels, 192, 0)
+    assert less < 0.995  # it is the overlap that does it
+
+
+@pytest.mark.slow
+def test_nano_with_windows_of_7(tmp_path):
+    predictor = predictor_of(tmp_path, 7)
+    assert predictor.period == 224
+    share, tiles = agreement(tmp_path, predictor, noise((224, 4992)), 2 * 1568, 1568)
+    assert tiles > 1
+    assert share >= 0.999
