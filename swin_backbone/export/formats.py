@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from .graph import ExportError, Graph, Maps
+from .graph import BackboneMaps, ExportError, Graph
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 9  # of ONNX 1.15, which brought this opset: ONNX Runtime 1.17 reads no later one
@@ -98,7 +98,7 @@ def narrowed(graph: Graph, precision: str) -> Graph:
     """
     dtype = dict(fp16=torch.float16, bf16=torch.bfloat16)[precision]
     module: Any = copy.deepcopy(graph.module)
-    for part in [module] if isinstance(module, Maps) else [module.maps, *_products(module.head)]:
+    for part in [module] if isinstance(module, BackboneMaps) else [module.maps, *_products(module.head)]:
         _narrow(part, dtype)
     return replace(graph, module=module)
 

@@ -15,6 +15,7 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 from mmengine.registry import VISUALIZERS, DefaultScope
 from mmengine.structures import BaseDataElement, InstanceData, PixelData
+from numpy.typing import NDArray
 
 from ..openmmlab.config.paths import require_data
 from ..openmmlab.data.media import Frame, read_picture
@@ -71,7 +72,7 @@ class ExportedPredictor(Predictor):
         results = self.model.predict([item['inputs'] for item in prepared], self.batch)
         return [fill(_sample(self.scope), result) for result in results]
 
-    def scores(self, prepared: dict) -> np.ndarray:
+    def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
         """See `Predictor.scores`.
 
         Raises:

@@ -282,7 +282,7 @@ def block_backward(
 ) -> list[Tensor]:
     """Gradients of x, the 4 weights (out, in), the 10 vectors, the position bias and the cosine scale."""
     if len(more) == 11:
-        *more, saved = more
+        more, saved = more[:-1], more[-1]
     if grad.shape != x.shape or len(transposed) != len(WEIGHTS):
         raise ValueError(
             f"a gradient of x's shape and 4 packed weights were expected, got {list(grad.shape)} for {list(x.shape)} "

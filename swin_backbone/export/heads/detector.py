@@ -10,7 +10,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ...windows.grid import Size
-from ..graph import Graph, Maps, Port, check_shape, example_size, most_pixels, refusal
+from ..graph import BackboneMaps, Graph, Port, check_shape, example_size, most_pixels, refusal
 from ..picture import Normalise, preprocessing
 from .boxes import size_tensor
 from .dense import DenseHead
@@ -28,7 +28,7 @@ class Detector(nn.Module):
     def __init__(self, model: Any, head: Any):
         super().__init__()
         self.normalise = Normalise(model.data_preprocessor, model.data_preprocessor.pad_size_divisor)
-        self.maps = Maps(model.backbone, model.neck if model.with_neck else None)
+        self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
         self.head = head
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ...windows.grid import Size
-from ..graph import ExportError, Graph, Maps, Port, check_shape, example_size, most_pixels, refusal
+from ..graph import BackboneMaps, ExportError, Graph, Port, check_shape, example_size, most_pixels, refusal
 from ..picture import Normalise, preprocessing
 from .mask2former import SemanticHead
 
@@ -77,7 +77,7 @@ class Segmentor(nn.Module):
         super().__init__()
         divisor = (model.data_preprocessor.test_cfg or {}).get('size_divisor', 1) or 1
         self.normalise = Normalise(model.data_preprocessor, divisor)
-        self.maps = Maps(model.backbone, model.neck if model.with_neck else None)
+        self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
         masks = type(model.decode_head).__name__ == 'Mask2FormerHead'
         self.head = SemanticHead(model.decode_head) if masks else PixelHead(model.decode_head)
         self.threshold: Any = getattr(model.decode_head, 'threshold', None)  # of a single class

@@ -3,9 +3,10 @@
 Layout: K classes, H height, W width.
 """
 
-from typing import IO, Optional
+from typing import IO, Any, Optional
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .grid import Grid
 
@@ -22,7 +23,7 @@ class Blender:
 
     def __init__(self, grid: Grid, classes: int, scratch: IO[bytes]):
         self.grid, self.classes, self.scratch = grid, classes, scratch
-        self.right: Optional[np.ndarray] = None
+        self.right: Optional[NDArray[Any]] = None
         self.below: set[int] = set()  # columns of which the file has what the row below needs
 
     @staticmethod
@@ -30,7 +31,7 @@ class Blender:
         """The tile to begin with, so that the cells from `first` on are whole: those above, and the one to the left."""
         return max(0, first - grid.columns - 1) if grid.overlap else first
 
-    def add(self, index: int, scores_KHW: Optional[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def add(self, index: int, scores_KHW: Optional[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Add a tile.
 
         Args:
@@ -58,12 +59,12 @@ class Blender:
         self.right = sums[:, :, step:].copy() if overlap and column < grid.columns - 1 else None
         return sums[:-1, :height, :width], sums[-1, :height, :width] > 0
 
-    def _write(self, column: int, sums: np.ndarray) -> None:
+    def _write(self, column: int, sums: NDArray[Any]) -> None:
         self.scratch.seek(self._offset(column))
         self.scratch.write(sums.tobytes())
         self.below.add(column)
 
-    def _read(self, column: int, width: int) -> np.ndarray:
+    def _read(self, column: int, width: int) -> NDArray[Any]:
         shape = (self.classes + 1, self.grid.overlap, width)
         self.scratch.seek(self._offset(column))
         return np.frombuffer(self.scratch.read(4 * int(np.prod(shape))), np.float32).reshape(shape)

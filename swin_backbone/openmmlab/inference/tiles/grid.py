@@ -13,9 +13,10 @@ add up to 1:
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....windows.grid import Size
 
@@ -71,7 +72,7 @@ class Axis:
     def cell(self, k: int) -> tuple[int, int]:
         return k * self.step, self.length if k == self.count - 1 else (k + 1) * self.step
 
-    def weights(self, k: int) -> np.ndarray:
+    def weights(self, k: int) -> NDArray[Any]:
         """Of the pixels from the begin of tile k's cell to the end of the tile, float32."""
         weights = np.ones(self.span(k)[1] - k * self.step, np.float32)
         rise = np.clip((np.arange(self.overlap, dtype=np.float32) + 0.5) * 2 / max(1, self.overlap) - 0.5, 0, 1)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....windows.grid import Size
 from .grid import Grid, Window
@@ -22,11 +23,11 @@ class Object(NamedTuple):
     box: tuple[float, float, float, float]
     score: float
     label: int
-    runs: Optional[np.ndarray]
+    runs: Optional[NDArray[Any]]
     is_cut: bool = False
 
 
-def runs_of(mask_HW: np.ndarray, window: Window, height: int) -> np.ndarray:
+def runs_of(mask_HW: NDArray[Any], window: Window, height: int) -> NDArray[Any]:
     """The runs of a mask that covers a window of a picture of so many rows."""
     columns_WH = np.pad(mask_HW.T.astype(np.int8), ((0, 0), (1, 1)))
     steps = np.diff(columns_WH, axis=1)
@@ -35,19 +36,20 @@ def runs_of(mask_HW: np.ndarray, window: Window, height: int) -> np.ndarray:
     return np.stack([first + begin, first + end], 1)
 
 
-def clip_runs(runs: np.ndarray, window: Window, height: int) -> np.ndarray:
+def clip_runs(runs: NDArray[Any], window: Window, height: int) -> NDArray[Any]:
     """What of a mask is in a window."""
     column = runs[:, 0] // height
     inside = (column >= window.left) & (column < window.right)
     first = column[inside] * height
     begin = np.maximum(runs[inside, 0], first + window.top)
     end = np.minimum(runs[inside, 1], first + window.bottom)
-    return np.stack([begin, end], 1)[begin < end]
+    cut: NDArray[Any] = np.stack([begin, end], 1)[begin < end]
+    return cut
 
 
-def unite_runs(masks: Sequence[np.ndarray]) -> np.ndarray:
+def unite_runs(masks: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """The union of masks."""
-    runs = np.concatenate(masks)
+    runs: NDArray[Any] = np.concatenate(masks)
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
     if not len(runs):
         return runs
@@ -56,17 +58,17 @@ def unite_runs(masks: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([runs[starts, 0], furthest[np.r_[starts[1:] - 1, len(runs) - 1]]], 1)
 
 
-def area_of(runs: np.ndarray) -> int:
+def area_of(runs: NDArray[Any]) -> int:
     return int((runs[:, 1] - runs[:, 0]).sum())
 
 
-def rle_of(runs: np.ndarray, size: Size) -> dict[str, Any]:
+def rle_of(runs: NDArray[Any], size: Size) -> dict[str, Any]:
     """COCO's compressed RLE of a mask in a picture of that height and width.
 
     pycocotools makes the same of a dense mask; in a picture of more than 2 ** 32 pixels it can neither hold one nor
     read this, and `crop_of_rle` can.
     """
-    bounds: np.ndarray = runs.ravel()
+    bounds: NDArray[Any] = runs.ravel()
     touch = np.flatnonzero(bounds[1:-1:2] == bounds[2::2]) * 2 + 1  # a column's end that is the next one's begin
     bounds = np.delete(bounds, np.concatenate([touch, touch + 1])) if len(touch) else bounds
     total = size[0] * size[1]
@@ -84,7 +86,7 @@ def rle_of(runs: np.ndarray, size: Size) -> dict[str, Any]:
     return dict(size=list(size), counts=text.decode('ascii'))
 
 
-def runs_of_rle(segmentation: dict[str, Any]) -> np.ndarray:
+def runs_of_rle(segmentation: dict[str, Any]) -> NDArray[Any]:
     """The runs of what `rle_of` or pycocotools wrote; one that goes over several columns stays one."""
     counts: list[int] = []
     value = shift = 0
@@ -101,7 +103,7 @@ def runs_of_rle(segmentation: dict[str, Any]) -> np.ndarray:
     return np.stack([bounds[0 : len(bounds) - 1 : 2], bounds[1::2]], 1)
 
 
-def columns_of(runs: np.ndarray, height: int) -> np.ndarray:
+def columns_of(runs: NDArray[Any], height: int) -> NDArray[Any]:
     """Runs of one column each, from runs that may go over several."""
     first, last = runs[:, 0] // height, (runs[:, 1] - 1) // height
     which = np.repeat(np.arange(len(runs)), last - first + 1)
@@ -113,7 +115,7 @@ def columns_of(runs: np.ndarray, height: int) -> np.ndarray:
     return np.stack([np.maximum(runs[which, 0], column * height), np.minimum(runs[which, 1], (column + 1) * height)], 1)
 
 
-def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> np.ndarray:
+def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any]:
     """The part of a mask in a box, without the rest of the picture.
 
     Args:

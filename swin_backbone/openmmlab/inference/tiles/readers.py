@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....windows.grid import Size
 from ...config.paths import require_file
@@ -50,7 +51,7 @@ class Picture(NamedTuple):
 
     path: Path
     size: Size
-    read: Callable[[Window], np.ndarray]
+    read: Callable[[Window], NDArray[Any]]
     notes: tuple[str, ...] = ()
     coordinates: Optional[Coordinates] = None
 
@@ -111,7 +112,8 @@ def require(package: str, module: str, path: Path) -> Any:
 def _open_opencv(path: Path, level: int) -> Picture:
     _require_level(path, level, 1)
     pixels = read_picture(path)
-    return Picture(path, pixels.shape[:2], lambda window: pixels[window.within(Window(0, 0, *pixels.shape[:2]))])
+    height, width = pixels.shape[:2]
+    return Picture(path, (height, width), lambda window: pixels[window.within(Window(0, 0, height, width))])
 
 
 def _open_tiff(path: Path, level: int) -> Picture:
@@ -140,7 +142,7 @@ def _open_tiff(path: Path, level: int) -> Picture:
     palette = pages[0].photometric == PALETTE and pages[0].colormap is not None
     invert = pages[0].photometric == MINISWHITE
 
-    def read(window: Window) -> np.ndarray:
+    def read(window: Window) -> NDArray[Any]:
         try:
             planes = [_read_page(page, window) for page in pages]
         except Exception as error:  # decoders raise many kinds
@@ -167,7 +169,7 @@ def _require_segments(path: Path, page: Any, length: int) -> None:
         )
 
 
-def _read_page(page: Any, window: Window) -> np.ndarray:
+def _read_page(page: Any, window: Window) -> NDArray[Any]:
     """A window of a page of a TIFF, (H, W, C), decoding no tile or strip beside it."""
     height, width = window.size
     planar = page.planarconfig == SEPARATE and page.samplesperpixel > 1
@@ -217,7 +219,7 @@ def _open_rasterio(path: Path, level: int) -> Picture:
             raise OSError(f'{path} cannot be read: {error}') from error
     bands = list(range(1, min(file.count, 3) + 1)) if file.count != 2 else [1]
 
-    def read(window: Window) -> np.ndarray:
+    def read(window: Window) -> NDArray[Any]:
         part = Part(window.left, window.top, window.size[1], window.size[0])
         try:
             with rasterio.Env(GDAL_CACHEMAX=CACHE):
@@ -248,7 +250,7 @@ def _open_openslide(path: Path, level: int) -> Picture:
     scale_y, scale_x = slide.dimensions[1] / height, slide.dimensions[0] / width
     background = '#' + slide.properties.get('openslide.background-color', 'ffffff')
 
-    def read(window: Window) -> np.ndarray:
+    def read(window: Window) -> NDArray[Any]:
         from PIL import Image
 
         corner = round(window.left * scale_x), round(window.top * scale_y)
@@ -285,7 +287,7 @@ def _open_zarr(path: Path, level: int) -> Picture:
         raise OSError(f'{path} has an array of {shape} with the axes {axes or "unknown"}, which is no picture')
     size = {axis: shape[axes.index(axis)] for axis in axes}
 
-    def read(window: Window) -> np.ndarray:
+    def read(window: Window) -> NDArray[Any]:
         part = dict(Y=slice(window.top, window.bottom), X=slice(window.left, window.right), C=slice(3))
         try:
             pixels = np.asarray(array[tuple(part.get(axis, 0) for axis in axes)])
@@ -321,7 +323,7 @@ def _notes(path: Path, channels: int, dtype: Any) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _to_bgr(pixels: np.ndarray) -> np.ndarray:
+def _to_bgr(pixels: NDArray[Any]) -> NDArray[Any]:
     """Grey, RGB or more channels (H, W, C) of 1, 8 or 16 bits as BGR (H, W, 3) uint8, as OpenCV reads them."""
     if pixels.dtype == np.uint16:
         pixels = (pixels >> 8).astype(np.uint8)

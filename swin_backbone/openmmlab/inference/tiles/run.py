@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from mmengine.structures import BaseDataElement
+from numpy.typing import NDArray
 
 from ....outputs import Outputs
 from ...data.media import Frame, Medium
@@ -196,7 +197,7 @@ class TiledInference:
                 if index in tiles:
                     yield self._labels(index, sums_KHW, there_HW), pixels is None
 
-    def _read(self, index: int) -> Optional[np.ndarray]:
+    def _read(self, index: int) -> Optional[NDArray[Any]]:
         """The pixels of a tile; None: it is blank, and blank tiles are skipped."""
         pixels = self.picture.read(self.grid.window(index))
         if self.skip_blank is not None:
@@ -205,17 +206,18 @@ class TiledInference:
                 return None
         return pixels
 
-    def _frame(self, pixels: np.ndarray) -> Frame:
-        return Frame(Medium(self.path, self.path.stem, False), 0, pixels, pixels.shape[:2])
+    def _frame(self, pixels: NDArray[Any]) -> Frame:
+        height, width = pixels.shape[:2]
+        return Frame(Medium(self.path, self.path.stem, False), 0, pixels, (height, width))
 
-    def _scores(self, index: int, pixels: np.ndarray) -> np.ndarray:
+    def _scores(self, index: int, pixels: NDArray[Any]) -> NDArray[Any]:
         scores_KHW = self.predictor.scores(self.predictor.prepare(self._frame(pixels)))
         wanted = (len(self.classes), *self.grid.window(index).size)
         if scores_KHW.shape != wanted:
             raise ValueError(f'the model gives scores of {scores_KHW.shape} for a tile, and {wanted} are needed')
         return scores_KHW
 
-    def _labels(self, index: int, sums_KHW: np.ndarray, there_HW: np.ndarray) -> list[Block]:
+    def _labels(self, index: int, sums_KHW: NDArray[Any], there_HW: NDArray[Any]) -> list[Block]:
         dtype = writers.label_type(len(self.classes))
         labels_HW = np.where(there_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
         cell = self.grid.cell(index)
@@ -224,7 +226,7 @@ class TiledInference:
             for number, window in self.grid.blocks(index)
         ]
 
-    def _objects(self, index: int, pixels: np.ndarray) -> bytes:
+    def _objects(self, index: int, pixels: NDArray[Any]) -> bytes:
         (sample,) = self.predictor.predict([self.predictor.prepare(self._frame(pixels))])
         found = list(self._objects_of(sample, self.grid.window(index)))
         return writers.encode_objects(mark_cut(found, self.grid, index))
@@ -252,7 +254,7 @@ class TiledInference:
                     places[number] = index, offset, length, crc
         with ExitStack() as stack:
             files = [stack.enter_context(open(part.blocks_path, 'rb')) for part in parts]
-            blocks = (read_block(files[part], *place) for part, *place in map(np.ndarray.tolist, places))
+            blocks = (read_block(files[part], *place) for part, *place in map(NDArray[Any].tolist, places))
             outputs.write_by(
                 self.files[0],
                 lambda partial: writers.write_labels(

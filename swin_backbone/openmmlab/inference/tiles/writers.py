@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ....windows.grid import Size
 from .grid import Grid
@@ -17,12 +18,12 @@ GDAL_NODATA = 42113
 LONLAT = 'EPSG:4326'  # of GeoJSON, RFC 7946
 
 
-def label_type(classes: int) -> np.dtype:
+def label_type(classes: int) -> np.dtype[Any]:
     """Of labels; its largest number is where no tile was run."""
     return np.dtype(np.uint8 if classes <= 255 else np.uint16)
 
 
-def encode_labels(labels_HW: np.ndarray, side: int) -> bytes:
+def encode_labels(labels_HW: NDArray[Any], side: int) -> bytes:
     """A block of a TIFF, which has no smaller ones at its border."""
     block = np.full((side, side), np.iinfo(labels_HW.dtype).max, labels_HW.dtype)
     block[: labels_HW.shape[0], : labels_HW.shape[1]] = labels_HW
@@ -59,7 +60,7 @@ def write_labels(
     )  # fmt: skip
 
 
-def _geo_tags(path: Path, coordinates: Coordinates) -> list[tuple]:
+def _geo_tags(path: Path, coordinates: Coordinates) -> list[tuple[Any, ...]]:
     """The tags by which a TIFF says where it lies, as GDAL writes them."""
     rasterio, tifffile = require('rasterio', 'rasterio', path), require('tifffile', 'tifffile', path)
     with rasterio.MemoryFile() as memory:
@@ -118,7 +119,7 @@ def write_geojson(
         file.write('\n]}\n')
 
 
-def _placing(path: Path, coordinates: Coordinates) -> Callable[[dict], dict]:
+def _placing(path: Path, coordinates: Coordinates) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """From the picture's pixels to longitude and latitude."""
     rasterio = require('rasterio', 'rasterio', path)
     from rasterio.warp import transform_geom
@@ -131,7 +132,7 @@ def _placing(path: Path, coordinates: Coordinates) -> Callable[[dict], dict]:
             return a * x + b * y + c, d * x + e * y + f
         return [moved(one) for one in part]
 
-    def place(geometry: dict) -> dict:
+    def place(geometry: dict[str, Any]) -> dict[str, Any]:
         there = dict(type=geometry['type'], coordinates=moved(geometry['coordinates']))
         with rasterio.Env(GDAL_CACHEMAX=CACHE):
             return dict(transform_geom(coordinates.crs, LONLAT, there, precision=9))
@@ -139,11 +140,12 @@ def _placing(path: Path, coordinates: Coordinates) -> Callable[[dict], dict]:
     return place
 
 
-def _outline(path: Path, one: Object, height: int) -> dict:
+def _outline(path: Path, one: Object, height: int) -> dict[str, Any]:
     x1, y1, x2, y2 = one.box
     if one.runs is None or not len(one.runs):
         return dict(type='Polygon', coordinates=[[(x1, y1), (x2, y1), (x2, y2), (x1, y2), (x1, y1)]])
     shapely = require('shapely', 'shapely', path)
     x, top = np.divmod(one.runs[:, 0], height)
     outline = shapely.union_all(shapely.box(x, top, x + 1, top + one.runs[:, 1] - one.runs[:, 0])).simplify(0)
-    return shapely.geometry.mapping(outline)
+    mapping: dict[str, Any] = shapely.geometry.mapping(outline)
+    return mapping
