@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
 import swin_backbone.backends.native
-from swin_backbone.backends.native import library
+from swin_backbone.backends.native import library, operators
 from swin_backbone.backends.native.library import NAME, load
 
 TESTS = str(Path(__file__).parents[2])
@@ -123,3 +125,18 @@ def test_each_instruction_set_computes_what_the_reference_computes(isa):
     if isa not in (SETS[SETS.index(best) :] if best in SETS else SETS[:-1]):
         pytest.skip(f'this processor has no {isa}')
     answer(BLOCK, SWIN_BACKBONE_ISA=isa)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_products_that_are_wrong_on_amx_are_not_used(monkeypatch, dtype):
+    found, reason = library.load()
+    if found is None or found.why_not(dtype):
+        pytest.skip(reason or 'there are no products of this dtype')
+    with FakeTensorMode(), torch.device('meta'):
+        assert library.multiplies(dtype)
+    monkeypatch.setattr(library.Library, 'isa', 'amx')
+    ask = library.why_not_in.__wrapped__
+    assert ask(dtype) is None
+    embed = operators.embed
+    monkeypatch.setattr(operators, 'embed', lambda *arguments: embed(*arguments).flip(-1))
+    assert 'AMX multiplies wrongly here' in ask(dtype)
