@@ -14,6 +14,7 @@ from swin_backbone.models.layers import SwinBlock
 PACKAGE = Path(swin_backbone.__file__).parent
 CONTRIBUTING = PACKAGE.parent / 'CONTRIBUTING.md'
 OPERATORS = ('block', 'block_', 'block_saving', 'attend_in_windows')  # behind which a library computes
+LIBRARY = 'backends/native/operators.py'  # its functions call the library
 OF_V2 = {'backends/functions/cosine.py', 'models/layers/swin_v2_block.py'}
 BIAS_OF_V2 = 'models/layers/swin_v2_block.py', 'position_bias'  # an MLP of its own
 
@@ -27,7 +28,9 @@ def name_of(frame):
 
 
 def called_operator(frame):
-    """The name of the operator of torch that a frame calls; None: it calls none."""
+    """The name of the operator that a frame calls, torch's or the compiled library's; None: it calls none."""
+    if is_ours(frame) and name_of(frame)[0] == LIBRARY:
+        return frame.f_code.co_name
     if frame.f_code.co_name != '__call__' or not frame.f_code.co_filename.endswith('_ops.py'):
         return None
     name = getattr(frame.f_locals['self'], '__name__', '').split('.')[0]
@@ -52,7 +55,11 @@ def trace(run):
             return
         if event == 'call' and called_operator(frame):
             operator = frame
-        if operator is frame or (event == 'c_call' and getattr(arg, '__name__', '') == 'softmax'):
+        if operator is frame:
+            if called_operator(frame) in OPERATORS:
+                at_arithmetic.append([name_of(f) for f in reversed(list(ancestors(frame.f_back))) if is_ours(f)])
+            return
+        if event == 'c_call' and getattr(arg, '__name__', '') == 'softmax':
             at_arithmetic.append([name_of(f) for f in reversed(list(ancestors(frame))) if is_ours(f)])
         if event == 'call' and is_ours(frame) and not frame.f_code.co_name.startswith('<'):
             stack = [f for f in ancestors(frame) if is_ours(f)]

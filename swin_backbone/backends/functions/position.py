@@ -47,7 +47,7 @@ def cached_coordinates(_fake_mode: Any, *sizes: Any) -> Tensor:
 
 def position_coordinates(window_size: Size, pretrained_window: Size, device: torch.device) -> Tensor:
     """`log_spaced_coordinates`, kept where nothing records a graph."""
-    if _is_recorded():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # of torch
         return log_spaced_coordinates(window_size, pretrained_window, device)
     return cached_coordinates(fake_mode(), window_size, pretrained_window, device)
 
@@ -55,7 +55,8 @@ def position_coordinates(window_size: Size, pretrained_window: Size, device: tor
 def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
     """The bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h) made for windows of `table_window`."""
     (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
-    recorded = _is_recorded()
+    # The same with gradients and without, and whatever has been kept before.
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     if recorded or not (torch.is_grad_enabled() and table_Rh.requires_grad):
         sizes = window_size, (table_height, table_width), table_Rh.device
         index = relative_position_index(*sizes) if recorded else cached_index(fake_mode(), *sizes)
@@ -65,11 +66,3 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
     table_hYX: Tensor = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
     centre_hYX = table_hYX.narrow(1, table_height - Wh, 2 * Wh - 1).narrow(2, table_width - Ww, 2 * Ww - 1)
     return centre_hYX.unfold(1, Wh, 1).unfold(2, Ww, 1).flip(3, 4).reshape(-1, Wh * Ww, Wh * Ww)
-
-
-def _is_recorded() -> bool:
-    """Whether a graph is recorded: the same with gradients and without, and whatever has been kept before."""
-    if torch.compiler.is_compiling():
-        return True
-    is_tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch has no types for it
-    return is_tracing

@@ -121,8 +121,8 @@ SETS = ('avx512_bf16', 'avx512', 'avx2', 'neon')
 
 @pytest.mark.parametrize('isa', SETS)
 def test_each_instruction_set_computes_what_the_reference_computes(isa):
-    best = load()[0].isa
-    if isa not in (SETS[SETS.index(best) :] if best in SETS else SETS[:-1]):
+    best = load()[0].isa  # those behind it in the list serve too, but for NEON, which is another kind of processor's
+    if isa != best and (isa == 'neon' or best == 'neon' or (best in SETS and SETS.index(isa) < SETS.index(best))):
         pytest.skip(f'this processor has no {isa}')
     answer(BLOCK, SWIN_BACKBONE_ISA=isa)
 
