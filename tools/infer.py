@@ -127,7 +127,7 @@ def parse_args() -> argparse.Namespace:
         parser.error('it takes INPUT CONFIG CKPT, or INPUT DIR with a folder that tools/export.py made')
     args.inputs, args.model = args.inputs[:-behind], args.inputs[-behind:]
     if args.tile is None:
-        given = [name for name in OF_TILES if getattr(args, name) not in (None, False)]
+        given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
         if given:
             parser.error(f'--{given[0].replace("_", "-")} takes --tile')
     elif len(args.inputs) > 1 or args.batch_size > 1 or args.max_pixels != MAX_PIXELS:

@@ -31,16 +31,20 @@ class Blender:
         """The tile to begin with, so that the cells from `first` on are whole: those above, and the one to the left."""
         return max(0, first - grid.columns - 1) if grid.overlap else first
 
-    def add(self, index: int, scores_KHW: Optional[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def add(self, index: int, scores_KHW: Optional[NDArray[Any]]) -> Optional[tuple[NDArray[Any], NDArray[Any]]]:
         """Add a tile.
 
         Args:
             scores_KHW: of the tile's window, float32; None: of a tile that was skipped.
 
         Returns:
-            The sums of its cell (K, H, W), and where there are any (H, W) bool.
+            The sums of its cell (K, H, W), and where there are any (H, W) bool. None: there are none.
         """
         grid, (row, column) = self.grid, self.grid.place(index)
+        if not column:
+            self.right = None
+        if scores_KHW is None and self.right is None and column not in self.below:
+            return None
         cell, window, overlap, step = grid.cell(index), grid.window(index), grid.overlap, grid.step
         weights_HW = np.outer(grid.vertical.weights(row), grid.horizontal.weights(column))
         sums = np.zeros((self.classes + 1, *weights_HW.shape), np.float32)  # the last: of the weights
@@ -51,12 +55,13 @@ class Blender:
         height, width = cell.size
         if column in self.below:
             sums[:, :overlap, :width] += self._read(column, width)
-        if column and self.right is not None:
+        if self.right is not None:
             sums[:, :, :overlap] += self.right
         self.below.discard(column)
-        if overlap and row < grid.rows - 1:
+        if row < grid.rows - 1 and sums[-1, step:, :width].any():
             self._write(column, sums[:, step:, :width])
-        self.right = sums[:, :, step:].copy() if overlap and column < grid.columns - 1 else None
+        goes_on = column < grid.columns - 1 and sums[-1, :, step:].any()
+        self.right = sums[:, :, step:].copy() if goes_on else None
         return sums[:-1, :height, :width], sums[-1, :height, :width] > 0
 
     def _write(self, column: int, sums: NDArray[Any]) -> None:

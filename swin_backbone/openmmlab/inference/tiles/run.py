@@ -193,16 +193,16 @@ class TiledInference:
             for index in range(Blender.warm_up(self.grid, tiles[0]), tiles.stop):
                 pixels = self._read(index)
                 scores_KHW = None if pixels is None else self._scores(index, pixels)
-                sums_KHW, there_HW = blender.add(index, scores_KHW)
+                blended = blender.add(index, scores_KHW)
                 if index in tiles:
-                    yield self._labels(index, sums_KHW, there_HW), pixels is None
+                    yield self._labels(index, blended), pixels is None
 
     def _read(self, index: int) -> Optional[NDArray[Any]]:
         """The pixels of a tile; None: it is blank, and blank tiles are skipped."""
         pixels = self.picture.read(self.grid.window(index))
         if self.skip_blank is not None:
-            spread = pixels.max((0, 1)).astype(int) - pixels.min((0, 1))
-            if spread.max() <= self.skip_blank:
+            flat = pixels.reshape(-1, 3)
+            if (flat.max(0).astype(int) - flat.min(0)).max() <= self.skip_blank:
                 return None
         return pixels
 
@@ -217,8 +217,12 @@ class TiledInference:
             raise ValueError(f'the model gives scores of {scores_KHW.shape} for a tile, and {wanted} are needed')
         return scores_KHW
 
-    def _labels(self, index: int, sums_KHW: NDArray[Any], there_HW: NDArray[Any]) -> list[Block]:
+    def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> list[Block]:
         dtype = writers.label_type(len(self.classes))
+        if blended is None:
+            nothing = writers.encode_labels(np.zeros((0, 0), dtype), self.grid.step)
+            return [Block(number, nothing) for number, _ in self.grid.blocks(index)]
+        sums_KHW, there_HW = blended
         labels_HW = np.where(there_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
         cell = self.grid.cell(index)
         return [
