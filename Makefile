@@ -12,6 +12,7 @@
 # make demo-seg  the same with UPerNet
 # make demo-cls  the same with a classifier
 # make demo-deploy  what the two demos trained, exported with free sizes and run without torch
+# make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: half an hour
 # make docs      build the documentation's site into build/site; make docs-serve shows it while you write
 # make docs-pictures   draw the pictures of docs/pictures.md, from the code and the two demos' checkpoints
 # make lint      pre-commit, which runs ruff, mypy and codespell
@@ -34,7 +35,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .PHONY: install install-deploy install-cls install-rotate install-peers test test-slow test-faults test-nightly test-sanitize test-lite \
-	test-toolboxes test-peers test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures benchmark-gpu lint clean
+	test-toolboxes test-peers test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures parity benchmark-gpu lint clean
 
 install: $(STAMP)
 
@@ -128,6 +129,11 @@ demo-deploy: install-deploy
 	$(RUN) tools/test.py $(DEMO) $(DEPLOYED)/mask-rcnn --work-dir $(DEPLOYED) | grep mAP:
 	$(RUN) tools/test.py $(DEMO_SEG) "$$(cat work_dirs/demo-seg/last_checkpoint)" --work-dir $(DEPLOYED) | grep mIoU:
 	$(RUN) tools/test.py $(DEMO_SEG) $(DEPLOYED)/upernet --work-dir $(DEPLOYED) | grep mIoU:
+
+# PARITY: further arguments of python -m benchmarks.parity, as a config of one's own.
+PARITY := --overwrite
+parity: install $(SHAPES)/annotations/instances_val.json
+	$(RUN) -m benchmarks.parity --jobs 2 $(PARITY)
 
 # The themes' own advertisement is no warning of ours.
 docs: $(VENV)/.installed-docs

@@ -137,5 +137,9 @@ def contiguous_copy(x: Tensor) -> Tensor:
 
 
 def draw_drop_path(rate: float, batch: int, device: torch.device) -> Tensor:
-    """The factors of stochastic depth for the two branches of each image: 0, or 1 / (1 - rate). (2, B)"""
-    return torch.empty(2, batch, device=device).bernoulli_(1 - rate).div_(1 - rate)
+    """The factors of stochastic depth for the two branches of each image: 0, or 1 / (1 - rate). (2, B)
+
+    On a CPU they are those that mmcv's DropPath draws from the same seed, first for attention, then for the MLP: so a
+    training with a toolbox's own Swin drops the same branches.
+    """
+    return torch.rand(2, batch, device=device).add_(1 - rate).floor_().div_(1 - rate)

@@ -1,0 +1,175 @@
+"""One short training of a config, for `benchmarks.parity`: which Swin it has, how it is disturbed, and its losses.
+
+A process of its own (`python -m benchmarks.one_training SPEC.json`), since the instructions that torch uses are chosen
+when it is imported.
+"""
+
+import inspect
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from swin_backbone.archs import ARCHS
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.optim.amp import in_bfloat16
+from swin_backbone.whole_files import write_whole, write_whole_by
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    'sgd': dict(type='SGD', lr=0.01, momentum=0.9),
+    'adamw': dict(type='AdamW', lr=1e-3, weight_decay=0.05),
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is trained: with 1 thread and torch's own choice of instructions, unless the process was started otherwise.
+
+    Args:
+        swin: 'ours' or 'theirs', the toolbox's own.
+        backend: of ours.
+        bfloat16: the Swin alone, as `--amp` does on a CPU.
+        avx2: use the instructions of AVX2 alone, which the process must have been told.
+        ulp: move each weight of the start to the next number of its type, up or down by chance.
+        start: the weights that training starts from; with 0 iterations they are drawn, by the seed, and written there.
+    """
+
+    config: str
+    start: str
+    work_dir: str
+    swin: str = 'ours'
+    backend: str = 'auto'
+    optimizer: str = 'sgd'
+    iterations: int = 10
+    bfloat16: bool = False
+    seed: int = 0
+    ulp: bool = False
+    threads: int = 1
+    avx2: bool = False
+    cfg_options: str = '{}'  # JSON
+
+
+def run_in_process(spec: Spec) -> list[float]:
+    """The total losses of all iterations.
+
+    Raises:
+        ValueError: if the config's backbone is no Swin of V1, or its weights do not fit.
+    """
+    torch.set_num_threads(spec.threads)
+    cfg = _config(spec)
+    runner = runtime.build_runner(cfg)
+    model = runner.model
+    if not spec.iterations:
+        model.init_weights()
+        write_whole_by(Path(spec.start), lambda part: torch.save(model.state_dict(), part))
+        return []
+    weights = torch.load(spec.start, weights_only=True)
+    _load(model, _moved(weights, spec.seed) if spec.ulp else weights)
+    model.init_weights = lambda: None  # training would initialise it once more
+    losses = LossesHook()
+    runner.register_hook(losses)
+    with in_bfloat16(model.backbone) if spec.bfloat16 else nullcontext():
+        runtime.run(runner, 'train')
+    return losses.totals
+
+
+class LossesHook(Hook):
+    """Keeps the total loss of each iteration."""
+
+    def __init__(self) -> None:
+        self.totals: list[float] = []
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Optional[dict[str, Any]] = None
+    ) -> None:
+        assert outputs is not None
+        self.totals.append(outputs['loss'].item())
+
+
+def _config(spec: Spec) -> Config:
+    cfg = runtime.load_config(spec.config, spec.work_dir, json.loads(spec.cfg_options), 'none')
+    theirs = as_theirs(cfg.model.backbone, cfg.get('default_scope', 'mmdet'))
+    cfg.model.backbone = theirs if spec.swin == 'theirs' else as_ours(theirs, spec.backend)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=spec.iterations, val_interval=spec.iterations + 1)
+    cfg.train_dataloader.sampler = dict(type='InfiniteSampler', shuffle=True, seed=spec.seed)
+    cfg.train_dataloader.pop('batch_sampler', None)
+    cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
+    for key in ('val_cfg', 'val_dataloader', 'val_evaluator', 'test_cfg', 'test_dataloader', 'test_evaluator'):
+        cfg[key] = None
+    cfg.param_scheduler = [dict(type='LinearLR', start_factor=0.001, by_epoch=False, begin=0, end=50)]
+    cfg.optim_wrapper = ConfigDict(
+        type='OptimWrapper', optimizer=dict(OPTIMIZERS[spec.optimizer]), clip_grad=dict(max_norm=5.0)
+    )
+    cfg.custom_hooks = []
+    cfg.default_hooks = ConfigDict(
+        logger=dict(type='LoggerHook', interval=10, log_metric_by_epoch=False),
+        checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=-1, save_last=False),
+    )
+    cfg.log_processor = ConfigDict(type='LogProcessor', by_epoch=False)
+    cfg.load_from, cfg.resume = None, False
+    cfg.randomness = dict(seed=spec.seed)
+    return cfg
+
+
+def as_theirs(backbone: ConfigDict, scope: str) -> ConfigDict:
+    """The toolbox's own Swin with the arguments of `backbone`, which is one of it or a SwinBackbone.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    kind = backbone.type.rsplit('.')[-1]
+    if kind not in ('SwinBackbone', 'SwinTransformer'):
+        raise ValueError(
+            f"the config's model.backbone must be a SwinBackbone or SwinTransformer, got {backbone.type!r}"
+        )
+    taken = inspect.signature(import_module(f'{scope}.models').SwinTransformer).parameters
+    given = dict(backbone)
+    arch = given.pop('arch', 'tiny' if kind == 'SwinBackbone' else None)
+    if arch:
+        given = dict(zip(('embed_dims', 'depths', 'num_heads'), ARCHS[arch])) | given
+    arguments = {key: value for key, value in given.items() if key in taken}
+    return ConfigDict(arguments, type=f'{scope}.SwinTransformer', init_cfg=None)
+
+
+def as_ours(theirs: ConfigDict, backend: str) -> ConfigDict:
+    """SwinBackbone with the same arguments."""
+    return ConfigDict(theirs, type='SwinBackbone', backend=backend)
+
+
+def _load(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """All parameters and running statistics; the toolboxes' Swin also has a table of indices, which is no weight."""
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    missing = [name for name in missing if not name.endswith('relative_position_index')]
+    if missing or unexpected:
+        raise ValueError(f'the two Swins have other weights: {[*missing, *unexpected][:5]}')
+
+
+def _moved(weights: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Each number moved to a neighbour of its type."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        up = torch.rand(x.shape, generator=generator) < 0.5
+        return x.nextafter(torch.where(up, torch.inf, -torch.inf).to(x))
+
+    return {name: moved(x) for name, x in weights.items()}
+
+
+def main() -> None:
+    told, found = map(Path, sys.argv[1:])
+    losses = run_in_process(Spec(**json.loads(told.read_text())))
+    write_whole(found, json.dumps(losses).encode())
+
+
+if __name__ == '__main__':
+    main()

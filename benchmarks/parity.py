@@ -1,0 +1,236 @@
+"""Whether training with SwinBackbone is training with the toolbox's own Swin: the same losses but for rounding.
+
+python -m benchmarks.parity [CONFIG ...] [--iterations N] [--optimizers sgd adamw] [--dtypes float32 bfloat16]
+    [--seeds N] [--backend NAME] [--cfg-options K=V ...] [--out DIR] [--jobs N] [--overwrite]
+
+CONFIG is of mmdet or mmsegmentation, with a SwinBackbone or their SwinTransformer; without one, the demos' Mask R-CNN
+and UPerNet with drop path. Each is trained from the same weights, with the same batches and draws:
+
+    theirs, ours          the toolbox's own Swin, and SwinBackbone
+    instructions          theirs, with the instructions of AVX2 alone
+    threads               theirs, with 2 threads instead of 1
+    ulp                   theirs, each weight moved to the next number of its type
+
+Rounding differs between all of them, and training amplifies it. The last three are the controls: by what they differ
+from theirs is the band in which ours must stay. In bfloat16, ours is compared with theirs in float32, for N seeds, and
+the controls are theirs in bfloat16.
+
+Writes parity.json, parity.md and parity.png into DIR, and exits with 1 where ours leaves the band.
+"""
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from swin_backbone.backends import BACKENDS
+from swin_backbone.command_line import CfgOptions, add_overwrite, positive, run, stop_on_user_errors
+from swin_backbone.outputs import Outputs
+
+from .one_training import OPTIMIZERS, Spec
+
+DEMOS = 'configs/demo/mask-rcnn_swin-nano_fpn_shapes.py', 'configs/demo/swin-nano_upernet_shapes.py'
+DTYPES = ['float32', 'bfloat16']
+WITH_DROP_PATH = {'model.backbone.drop_path_rate': 0.2}
+AVX2 = dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2', MKL_ENABLE_INSTRUCTIONS='AVX2')
+
+FACTOR = 2  # ours may differ by so much more than the controls, which are few
+AHEAD = 20  # a difference that is a little larger at first grows as theirs, some iterations earlier
+FLOOR = 1e-5  # of the loss: rounding
+
+COLORS = dict(theirs='black', ours='C3')
+
+console = Console()
+
+
+Array = np.ndarray[Any, Any]
+
+
+class Comparison(NamedTuple):
+    """The losses of trainings that differ by their rounding alone, by name."""
+
+    title: str
+    seed: int
+    losses: dict[str, list[float]]  # theirs, ours, and the controls
+
+    @property
+    def difference(self) -> Array:
+        found: Array = np.abs(np.subtract(self.losses['ours'], self.losses['theirs']))
+        return found
+
+    @property
+    def of_controls(self) -> Array:
+        """The largest difference of a control so far, from theirs."""
+        controls = [losses for name, losses in self.losses.items() if name not in ('theirs', 'ours')]
+        found: Array = np.maximum.accumulate(np.abs(np.subtract(controls, self.losses['theirs'])).max(0))
+        return found
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('configs', nargs='*', metavar='CONFIG', help="default: the demos' two, with drop path")
+    parser.add_argument('--iterations', type=positive, default=200, metavar='N', help='of a training (default: 200)')
+    parser.add_argument('--optimizers', nargs='+', choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
+    parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=DTYPES)
+    parser.add_argument('--seeds', type=positive, default=5, metavar='N', help='in bfloat16 (default: 5)')
+    parser.add_argument('--backend', choices=['auto', *BACKENDS], default='auto', help='of ours (default: auto)')
+    parser.add_argument('--jobs', type=positive, default=1, metavar='N', help='trainings at once (default: 1)')
+    parser.add_argument('--out', default='work_dirs/parity', metavar='DIR', help='default: work_dirs/parity')
+    parser.add_argument('--cfg-options', nargs='+', action=CfgOptions, metavar='K=V', help='change settings of configs')
+    add_overwrite(parser)
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_args()
+    with stop_on_user_errors():
+        out = Path(args.out)
+        written = {kind: out / f'parity.{kind}' for kind in ('json', 'md', 'png')}
+        outputs = Outputs(out, overwrite=args.overwrite)
+        for path in written.values():
+            outputs.check(path)
+        compared = compare(args)
+        outputs.write(written['json'], json.dumps([found._asdict() for found in compared]).encode())
+        table = as_table(compared)
+        outputs.write(written['md'], table.encode())
+        draw(compared, partial(outputs.write, written['png']))
+    console.print(table, highlight=False, markup=False)
+    console.print(f'see {written["png"]}', highlight=False)
+    return int(any(iteration_out_of_band(compared, found) for found in compared))
+
+
+def compare(args: argparse.Namespace) -> list[Comparison]:
+    """Train all that is asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = [one for config in args.configs or DEMOS for one in planned(args, config, folder)]
+        starts = {spec.start: replace(spec, swin='ours', iterations=0) for *_, named in plan for spec in named.values()}
+        runs = {spec: None for *_, named in plan for spec in named.values()}
+        with ThreadPoolExecutor(args.jobs) as pool:
+            do = partial(train, folder)
+            list(track(pool.map(do, starts.values()), 'drawing weights', len(starts), console=console))
+            losses = list(track(pool.map(do, runs), 'training', len(runs), console=console))
+        of = dict(zip(runs, losses))
+        return [Comparison(title, seed, {k: of[spec] for k, spec in named.items()}) for title, seed, named in plan]
+
+
+def planned(args: argparse.Namespace, config: str, folder: str) -> Iterator[tuple[str, int, dict[str, Spec]]]:
+    """What is trained for one config: its title, seed, and the trainings by name."""
+    options = {**({} if args.configs else WITH_DROP_PATH), **(args.cfg_options or {})}
+    for optimizer in args.optimizers:
+        for dtype in args.dtypes:
+            for seed in range(args.seeds if dtype == 'bfloat16' else 1):
+                name = f'{Path(config.replace("::", "/")).stem}_{seed}'
+                spec = partial(
+                    Spec,
+                    config=config,
+                    start=f'{folder}/{name}.pth',
+                    work_dir=f'{folder}/work',
+                    backend=args.backend,
+                    optimizer=optimizer,
+                    iterations=args.iterations,
+                    seed=seed,
+                    cfg_options=json.dumps(options),
+                )
+                named = dict(theirs=spec(swin='theirs'), ours=spec(bfloat16=dtype == 'bfloat16'))
+                if dtype == 'bfloat16':
+                    named['bfloat16'] = spec(swin='theirs', bfloat16=True)
+                else:
+                    named['instructions'] = spec(swin='theirs', avx2=True)
+                    named['threads'] = spec(swin='theirs', threads=2)
+                    named['ulp'] = spec(swin='theirs', ulp=True)
+                yield f'{Path(config.replace("::", "/")).stem}, {optimizer}, {dtype}', seed, named
+
+
+def train(folder: str, spec: Spec) -> list[float]:
+    """The losses of a training, in a process of its own.
+
+    Raises:
+        ValueError: with what the process said, if it failed.
+    """
+    told, found = (Path(tempfile.mkdtemp(dir=folder)) / name for name in ('spec.json', 'losses.json'))
+    told.write_text(json.dumps(asdict(replace(spec, work_dir=str(told.parent / 'work')))))
+    env = dict(os.environ, OMP_NUM_THREADS=str(spec.threads), **(AVX2 if spec.avx2 else {}))
+    command = [sys.executable, '-m', 'benchmarks.one_training', str(told), str(found)]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise ValueError(f'{spec.config} does not train, as {spec}:\n{done.stdout[-2000:]}')
+    losses: list[float] = json.loads(found.read_text())
+    return losses
+
+
+def band(compared: Sequence[Comparison], found: Comparison) -> Array:
+    """By how much ours may differ from theirs in each iteration: see `FACTOR`, `AHEAD` and `FLOOR`."""
+    controls = np.max([one.of_controls for one in compared if one.title == found.title], 0)
+    later = np.concatenate([controls, np.full(AHEAD, controls[-1])])[AHEAD:]
+    allowed: Array = FACTOR * later + FLOOR * np.abs(found.losses['theirs'])
+    return allowed
+
+
+def iteration_out_of_band(compared: Sequence[Comparison], found: Comparison) -> int:
+    """The first iteration, counted from 1, in which ours differs by more than the band, or is not finite; else 0."""
+    inside = found.difference <= band(compared, found)
+    return 0 if inside.all() else int(inside.argmin()) + 1
+
+
+def as_table(compared: Sequence[Comparison]) -> str:
+    """In Markdown: a row for each comparison."""
+    rows = [
+        '| training | seed | difference in the 10th iteration | the largest | mean loss of the last quarter | |',
+        '|---|---|---|---|---|---|',
+        '| | | ours, controls | ours, controls | theirs, ours | |',
+    ]
+    for found in compared:
+        tenth = min(9, len(found.difference) - 1)
+        quarter = -max(len(found.difference) // 4, 1)
+        theirs, ours = (float(np.mean(found.losses[name][quarter:])) for name in ('theirs', 'ours'))
+        left = iteration_out_of_band(compared, found)
+        rows.append(
+            f'| {found.title} | {found.seed} '
+            f'| {found.difference[tenth]:.1e}, {found.of_controls[tenth]:.1e} '
+            f'| {found.difference.max():.2g}, {found.of_controls.max():.2g} '
+            f'| {theirs:.4f}, {ours:.4f} | {f"leaves the band in iteration {left}" if left else "stays in the band"} |'
+        )
+    return '\n'.join(rows) + '\n'
+
+
+def draw(compared: Sequence[Comparison], write: Callable[[bytes], None]) -> None:
+    """The curves above, their differences from theirs below, one column for each training of the first seed."""
+    from matplotlib.figure import Figure
+
+    shown = [found for found in compared if not found.seed]
+    figure = Figure(figsize=(3.4 * len(shown), 5.6), layout='constrained')
+    axes = figure.subplots(2, len(shown), squeeze=False, sharex=True)
+    for (above, below), found in zip(axes.T, shown):
+        iterations = np.arange(len(found.difference)) + 1
+        for name, losses in found.losses.items():
+            style: dict[str, Any] = dict(color=COLORS.get(name), linewidth=1.4 if name == 'ours' else 0.8)
+            above.plot(iterations, losses, label=name, **style)
+            if name != 'theirs':
+                below.plot(iterations, np.abs(np.subtract(losses, found.losses['theirs'])), **style)
+        below.fill_between(iterations, 1e-8, band(compared, found), color='0.9', label='band')
+        below.set(yscale='log', ylim=(1e-8, None), xlabel='iteration')
+        above.set_title(found.title.replace(', ', '\n', 1), fontsize=8)
+        above.legend(fontsize=7)
+        below.legend(fontsize=7, loc='lower right')
+    axes[0, 0].set_ylabel('loss')
+    axes[1, 0].set_ylabel('difference from theirs')
+    file = io.BytesIO()
+    figure.savefig(file, format='png', dpi=80)
+    write(file.getvalue())
+
+
+if __name__ == '__main__':
+    run(main)

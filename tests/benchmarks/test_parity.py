@@ -1,0 +1,142 @@
+"""benchmarks/parity.py: training with ours is training with the toolbox's own, and the command says where it is not."""
+
+import json
+from argparse import Namespace
+
+import numpy as np
+import pytest
+from helpers.in_process import forget_instances, run
+from helpers.own_data import detection, make_own_data, segmentation
+from mmengine.config import ConfigDict
+
+from benchmarks import parity
+from benchmarks.one_training import Spec, as_theirs, run_in_process
+from swin_backbone.backends.native.library import load
+from swin_backbone.openmmlab.config.cfg_options import parse_options
+
+DROP_PATH = {'model.backbone.drop_path_rate': 0.3}
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A function that trains 10 steps from the same weights."""
+    folder = tmp_path_factory.mktemp('parity')
+    root = make_own_data(folder / 'data')
+    configs = {'detector': detection(root), 'segmentor': segmentation(root)}
+
+    def train(kind, **changed):
+        config, _, *options = configs[kind]
+        options = json.dumps({**parse_options(options), **DROP_PATH})
+        spec = dict(config=str(config), start=str(folder / f'{kind}.pth'), work_dir=str(folder / 'work'))
+        spec.update(iterations=10, optimizer='sgd', cfg_options=options)
+        if not (folder / f'{kind}.pth').exists():
+            run_in_process(Spec(**{**spec, 'iterations': 0}))
+        losses = run_in_process(Spec(**{**spec, **changed}))
+        forget_instances()
+        return losses
+
+    return train
+
+
+# A detector samples proposals, whose scores are nearly equal at first: in a few steps, rounding changes a sample.
+@pytest.mark.parametrize(('kind', 'iterations'), [('detector', 3), ('segmentor', 10)])
+def test_steps_have_the_losses_of_the_toolboxs_own_swin(trained, kind, iterations):
+    theirs = trained(kind, swin='theirs', iterations=iterations)
+    assert len(set(theirs)) == iterations
+    for backend in ('native', 'eager', 'graph', 'reference'):
+        if backend != 'native' or load()[0] is not None:
+            ours = trained(kind, backend=backend, iterations=iterations)
+            assert ours == pytest.approx(theirs, rel=1e-5), backend
+
+
+def test_what_disturbs_a_training_does(trained):
+    def losses(**changed):
+        return np.array(trained('segmentor', swin='theirs', iterations=4, **changed))
+
+    theirs = losses()
+    assert (losses() == theirs).all()
+    moved = np.abs(losses(ulp=True) - theirs).max()
+    assert 0 < moved < 1e-3
+    assert np.abs(losses(bfloat16=True) - theirs).max() > 10 * moved
+    assert np.abs(losses(seed=1) - theirs).min() > 1e-4
+
+
+def compared(**changed):
+    """A comparison whose controls differ by 0.01 in the end, and ours by 0.005."""
+    growth = 10 ** np.linspace(-7, -2, 60)
+    losses = dict(theirs=np.ones(60), ours=1 + growth / 2, ulp=1 - growth, threads=1 + growth / 4)
+    return parity.Comparison('a, sgd, float32', 0, {k: list(v) for k, v in {**losses, **changed}.items()})
+
+
+@pytest.mark.parametrize(
+    ('change', 'left'),
+    [
+        ({}, 0),
+        (dict(ours=1 + 3 * 10 ** np.linspace(-7, -2, 60) * (np.arange(60) < 40)), 0),  # earlier by some iterations
+        (dict(ours=np.where(np.arange(60) == 30, np.nan, 1.0)), 31),
+        (dict(ours=np.where(np.arange(60) == 4, 1.01, 1.0)), 5),
+        (dict(ours=1 + 3 * 10 ** np.linspace(-7, -2, 60)), 58),
+    ],
+)
+def test_the_band(change, left):
+    found = compared(**change)
+    assert parity.iteration_out_of_band([found], found) == left
+
+
+def test_controls_of_all_seeds_make_the_band():
+    quiet, loud = compared(ulp=np.ones(60), threads=np.ones(60)), compared()
+    assert parity.iteration_out_of_band([quiet], quiet)
+    assert not parity.iteration_out_of_band([quiet, loud], quiet)
+    other = compared()._replace(title='b, sgd, float32')
+    assert parity.iteration_out_of_band([quiet, other], quiet)
+
+
+def test_what_is_planned():
+    kinds = dict(optimizers=['sgd', 'adamw'], dtypes=parity.DTYPES)
+    args = Namespace(seeds=3, iterations=7, backend='eager', configs=[], cfg_options=None, **kinds)
+    plan = list(parity.planned(args, parity.DEMOS[0], 'folder'))
+    assert [seed for _, seed, _ in plan] == [0, 0, 1, 2] * 2
+    assert all(named['ours'].backend == 'eager' and named['theirs'].swin == 'theirs' for *_, named in plan)
+    assert {name for *_, named in plan for name in named} == {
+        'theirs',
+        'ours',
+        'instructions',
+        'threads',
+        'ulp',
+        'bfloat16',
+    }
+    starts = {named['theirs'].start for *_, named in plan}
+    assert len(starts) == 3
+    for _, _, named in plan:
+        assert len({(spec.start, spec.seed, spec.iterations, spec.optimizer) for spec in named.values()}) == 1
+
+
+@pytest.mark.parametrize('type', ['SwinBackbone', 'mmdet.SwinTransformer', 'SwinTransformer'])
+def test_arguments_of_theirs(type):
+    arch = dict(arch='nano', backend='eager') if type == 'SwinBackbone' else dict(embed_dims=32, depths=(2, 2, 2, 2))
+    theirs = as_theirs(ConfigDict(arch, type=type, drop_path_rate=0.2, with_cp=True), 'mmdet')
+    assert (theirs.type, theirs.embed_dims, theirs.drop_path_rate, theirs.with_cp) == (
+        'mmdet.SwinTransformer',
+        32,
+        0.2,
+        True,
+    )
+    assert not {'backend', 'arch'} & set(theirs)
+
+
+def test_another_backbone_is_refused():
+    with pytest.raises(ValueError, match=r"model\.backbone must be a SwinBackbone or SwinTransformer, got 'ResNet'"):
+        as_theirs(ConfigDict(type='ResNet', depth=50), 'mmdet')
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    root = make_own_data(tmp_path / 'data')
+    config, *options = segmentation(root)
+    options = ['--iterations', 3, '--seeds', 2, '--optimizers', 'adamw', '--out', tmp_path / 'out', *options]
+    found = run('benchmarks.parity', config, *options)
+    assert found.returncode == 0, found.stderr
+    written = json.loads((tmp_path / 'out' / 'parity.json').read_text())
+    assert [(one[0].rsplit(', ')[-1], one[1]) for one in written] == [('float32', 0), ('bfloat16', 0), ('bfloat16', 1)]
+    assert (tmp_path / 'out' / 'parity.md').read_text().count('stays in the band') == 3
+    assert (tmp_path / 'out' / 'parity.png').read_bytes().startswith(b'\x89PNG')
