@@ -8,9 +8,10 @@ A test that takes the fixture `record_fault` gets the mark `faults`, and says ho
 
 `pytest -m faults --faults-json=F` writes the counts of the tests that passed to F, and
 
-    python tests/helpers/faults.py F docs/reliability.md
+    python tests/helpers/faults.py F... docs/reliability.md
 
-writes their sums between the markers of the document. `make test-faults` does both.
+writes their sums between the markers of the document. `make test-faults` does both; a run in pieces
+has a file F for each.
 """
 
 import json
@@ -92,4 +93,5 @@ def write_table(counts: dict[str, dict[str, int]], document: Path) -> None:
 
 
 if __name__ == '__main__':
-    write_table(json.loads(Path(sys.argv[1]).read_text(encoding='utf-8')), Path(sys.argv[2]))
+    *pieces, document = map(Path, sys.argv[1:])
+    write_table({test: found for piece in pieces for test, found in json.loads(piece.read_text()).items()}, document)

@@ -30,7 +30,7 @@ def name_of(frame):
 def called_operator(frame):
     """The name of the operator that a frame calls, torch's or the compiled library's; None: it calls none."""
     if is_ours(frame) and name_of(frame)[0] == LIBRARY:
-        return frame.f_code.co_name
+        return frame.f_locals.get('name', frame.f_code.co_name)  # `directly` calls the operator of that name
     if frame.f_code.co_name != '__call__' or not frame.f_code.co_filename.endswith('_ops.py'):
         return None
     name = getattr(frame.f_locals['self'], '__name__', '').split('.')[0]

@@ -8,7 +8,9 @@ Layout: B batch, H W height and width of a map, C channels.
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import byref, c_int64, c_void_p
+from functools import wraps
 from typing import Any, Optional
 
 import torch
@@ -33,8 +35,15 @@ Optionals = Sequence[Optional[Tensor]]
 _torch_library = torch.library.Library('swin_backbone', 'FRAGMENT')
 
 
+class NotInMemory(ValueError):
+    """A tensor's numbers are not in its memory: torch negates them when they are read, or a subclass keeps others."""
+
+
 def operator(schema: str) -> Callable[[Callable], Callable]:
-    """Register a function as the operator of this schema, for tensors on a CPU."""
+    """Register a function as the operator of this schema, for tensors on a CPU.
+
+    Who calls the function itself saves the time in which torch finds it, and what torch does with tensors first.
+    """
     name, arguments = schema.split(' -> ')[0].rstrip(')').split('(', 1)
     required = [
         (i, declared.split()[1])
@@ -49,9 +58,16 @@ def operator(schema: str) -> Callable[[Callable], Callable]:
                     raise ValueError(f'{argument} must be a tensor, got None')
             return function(*args)
 
+        @wraps(function)
+        def directly(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except NotInMemory:
+                return getattr(torch.ops.swin_backbone, name)(*args, **kwargs)
+
         _torch_library.define(schema)
         _torch_library.impl(name, with_tensors, 'CPU')
-        return function
+        return directly
 
     return register
 
@@ -78,7 +94,10 @@ def begin(name: str, tensor: Tensor, dtype: torch.dtype, extent: int) -> int:
         raise ValueError(
             f'{name} must be a tensor with all of its memory, got one of {list(tensor.shape)} with {held} bytes'
         )
-    return tensor.data_ptr()
+    first = tensor.data_ptr()
+    if tensor.is_neg() or (extent and not first):
+        raise NotInMemory(f'{name} must be a tensor whose numbers are in its memory, got a {type(tensor).__name__}')
+    return first
 
 
 def address(name: str, tensor: Tensor, sizes: Sizes, dtype: torch.dtype = float32) -> int:
@@ -108,12 +127,15 @@ def vector(name: str, tensor: Optional[Tensor], size: int, kept: list[Tensor]) -
         and tensor.numel() == size
         and tensor.is_contiguous()
         and 4 * (tensor.storage_offset() + size) <= tensor.untyped_storage().nbytes()
+        and not tensor.is_neg()
+        and (first := tensor.data_ptr())
     ):
-        return tensor.data_ptr()
+        return first
     if not tensor.is_floating_point() or tensor.numel() != size:
         raise ValueError(f'{name} must be {size} floating numbers, got {tensor.dtype} of {list(tensor.shape)}')
-    begin(name, tensor, tensor.dtype, _extent(tensor))
-    kept.append(tensor.to(float32).contiguous())
+    with suppress(NotInMemory):  # a copy is
+        begin(name, tensor, tensor.dtype, _extent(tensor))
+    kept.append(empty(size).copy_(tensor.detach().reshape(size)))
     return kept[-1].data_ptr()
 
 

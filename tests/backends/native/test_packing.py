@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.backends.native.backend import pack
@@ -357,6 +358,63 @@ def test_clones_of_a_functional_call_are_each_its_own(kind, by_torch, record_fau
             clone.view(-1)[number * 100] += 1
             assert differ(ours, by_torch(lambda: functional_call(model, {name: clone}, (x,)))) < 1e-4  # noqa: B023
     record_fault('unseen_writes', 4 * len(names))
+
+
+class Held(torch.Tensor):
+    """A tensor without memory, which holds another: so do those of quantization and of distributed training."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, strides=held.stride(), dtype=held.dtype)
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, function, _, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, lambda one: one.held, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def negated(x):
+    return torch._neg_view(-x)
+
+
+ELSEWHERE = {
+    'negated when read': negated,
+    'the imaginary part of a conjugate': lambda x: torch.complex(x, -x).conj().imag,
+    'held by a subclass': Held,
+}
+
+
+@pytest.mark.parametrize('elsewhere', ELSEWHERE)
+@pytest.mark.parametrize('kind', BACKBONES)
+@torch.no_grad()
+def test_numbers_that_are_not_in_a_tensors_own_memory(kind, elsewhere, record_fault):
+    """Weights whose bytes are those of others, or nowhere: of each shape alone, and the image."""
+    model, x = backbone(kind), torch.randn(1, 3, 36, 40)
+    expected = model(x)
+    assert differ(model(ELSEWHERE[elsewhere](x)), expected) == 0
+    for dim in (1, 2, 4):  # norms and biases, linear layers, the patch embedding
+        weights = {name: value for name, value in model.named_parameters() if value.dim() == dim}
+        ours = functional_call(model, {name: ELSEWHERE[elsewhere](value) for name, value in weights.items()}, (x,))
+        assert differ(ours, expected) == 0
+        record_fault('unseen_writes')
+        for sign in (-1, 1):  # of which each has the bytes of the other
+            signed = {name: (sign * value).neg() for name, value in weights.items()}
+            lazy = {name: torch._neg_view(sign * value) for name, value in weights.items()}
+            assert differ(functional_call(model, lazy, (x,)), functional_call(model, signed, (x,))) == 0
+
+
+@pytest.mark.parametrize('kind', BACKBONES)
+def test_a_gradient_that_is_negated_when_it_is_read(kind):
+    model, x = backbone(kind), torch.randn(1, 3, 36, 40)
+    outputs = model(x)
+    of_outputs = [torch.randn_like(y) for y in outputs]
+    weights = packed_weights(model)
+    expected = torch.autograd.grad(outputs, weights, of_outputs)
+    for ours, truth in zip(torch.autograd.grad(model(x), weights, list(map(negated, of_outputs))), expected):
+        torch.testing.assert_close(ours, truth)
 
 
 def test_a_file_that_another_mapping_writes(tmp_path, by_torch, record_fault):
