@@ -27,6 +27,7 @@ from torch import nn
 
 from swin_backbone import SwinBackbone
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.errors import TrainingStopped
 
 IMAGES = 16
 
@@ -210,6 +211,14 @@ def train(cfg):
     runner = runtime.build_runner(cfg)
     runner.train()
     return runner
+
+
+def train_and_say(cfg):
+    """What tools/train.py does."""
+    try:
+        train(cfg)
+    except TrainingStopped as error:
+        sys.exit(str(error))
 
 
 def start(function, *args, log=os.devnull, **environment):

@@ -6,17 +6,15 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from helpers.toy_training import config, run, start, train, wait
+from helpers.toy_training import config, run, start, train, train_and_say, wait
 
 from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook
 from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
-from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.whole_files import write_whole, write_whole_by
 
 
@@ -124,14 +122,6 @@ def small_disk(tmp_path):
         pytest.skip('this user cannot mount a small disk')
     yield folder
     subprocess.run(['umount', '-l', folder], check=True)
-
-
-def train_and_say(cfg):
-    """What tools/train.py does."""
-    try:
-        train(cfg)
-    except TrainingStopped as error:
-        sys.exit(str(error))
 
 
 def check_stopped_with_a_sentence(folder, log, because):

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.toy_training import config, differing, run, run_ranks, start, tensors_of, wait
-from test_whole_checkpoints import train_and_say
+from helpers.toy_training import config, differing, run, run_ranks, start, tensors_of, train_and_say, wait
 
 from swin_backbone import NonFiniteGuardHook
 
