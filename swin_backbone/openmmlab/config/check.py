@@ -57,11 +57,12 @@ class Range(NamedTuple):
 
     def __str__(self) -> str:
         if self.most < math.inf:
-            return f'a number from {self.least:g} to {self.most:g}'
+            return f'a number from {self.least:g} to {self.most:.10g}'
         return f'a number above {self.least:g}' if self.is_above else f'a number of at least {self.least:g}'
 
 
 ANY, FROM_0, FROM_1, ABOVE_0, SHARE = Range(-math.inf), Range(0), Range(1), Range(0, is_above=True), Range(0, 1)
+BATCH, WORKERS, SEED = Range(1, 1_000_000), Range(0, 512), Range(0, 2**32 - 1)  # each worker is a process of 0.5 GB
 
 
 def _ranges(*named: tuple[Range, str]) -> dict[str, Range]:
@@ -71,9 +72,12 @@ def _ranges(*named: tuple[Range, str]) -> dict[str, Range]:
 # What the numbers of a setting may be: by its name, wherever it stands, and within parts of a config of these keys.
 # What is not here is left to the class that takes it. None is not looked at.
 RANGES = _ranges(
-    (FROM_1, 'max_epochs max_iters val_interval batch_size prefetch_factor accumulative_counts pad_size_divisor'),
+    (FROM_1, 'max_epochs max_iters val_interval prefetch_factor accumulative_counts pad_size_divisor'),
     (FROM_1, 'num_classes times base_batch_size num_stages num_outs max_in_a_row num_batch_per_epoch'),
-    (FROM_0, 'num_workers momentum weight_decay lr eps warmup_iters seed val_begin save_begin'),
+    (FROM_0, 'momentum weight_decay lr eps warmup_iters val_begin save_begin'),
+    (BATCH, 'batch_size'),
+    (WORKERS, 'num_workers'),
+    (SEED, 'seed'),
     (FROM_0, 'loss_weight lr_mult decay_mult bias_lr_mult bias_decay_mult norm_decay_mult dwconv_decay_mult'),
     (ABOVE_0, 'max_norm clip_value'),
     (SHARE, 'prob drop_rate attn_drop_rate drop_path_rate'),
@@ -93,6 +97,7 @@ RANGES_WITHIN = {
         (FROM_0, 'source_ratio dataset_ratio bias k'),
         (Range(-1), 'neg_pos_ub floor_thr dataset_size'),
     ),
+    'log_processor': _ranges((FROM_1, 'window_size')),
     'data_preprocessor': _ranges(
         (ABOVE_0, 'std'),
         (FROM_1, 'size size_divisor mask_stride pairwise_size pairwise_dilation'),
