@@ -32,7 +32,8 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
         None for a loop that is not of this package, else a dict:
             sampler_seed: by which the order is drawn, or None.
             batches_done: batches that the order has behind it on each rank, of this epoch or, by iterations, of all.
-            batch_size, ranks: what `batches_done` counts in.
+            by_epoch, batch_size, ranks: what `batches_done` counts in.
+            batches_a_step: that are accumulated.
             images, pictures: how many images the data has, and a hash of the names of some.
             gradients: of each rank, by parameter, in the middle of an accumulation; else None.
     """
@@ -73,7 +74,7 @@ def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
         else:
             checkpoint['optimizer'] = fit_optimizer(runner.optim_wrapper, saved)
             changes += _other_rates(rates(saved), rates(checkpoint['optimizer']))
-        _fit_averages(runner, checkpoint)
+        changes += _fit_averages(runner, checkpoint)
         _fit_gradients(runner, meta.get('exact_resume') or {})
     except ValueError as error:
         raise not_resumable(name, str(error)) from error
@@ -124,18 +125,27 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
         state.setdefault(key, value)  # older checkpoints say less
     yield from _differences(state, now)
     if any(state[key] != value for key, value in now.items()):
-        if (state['batch_size'], state['ranks']) != (now['batch_size'], now['ranks']):
+        if any(state[key] != now[key] for key in ('batch_size', 'ranks', 'batches_a_step')):
             state['gradients'] = None
+        if state['by_epoch'] != now['by_epoch']:
+            meta['epoch'], state['batches_done'] = 0, meta['iter']
         if isinstance(state['batch_size'], int) and isinstance(now['batch_size'], int):
             before = state['batches_done'] * state['batch_size'] * state['ranks']
             state['batches_done'] = before // (now['batch_size'] * now['ranks'])
         if isinstance(loop, PlacedEpochLoop):  # whose iterations are counted as if all epochs had been like this
             length = len(loop.dataloader)
-            state['batches_done'] = min(state['batches_done'], length)
+            if state['by_epoch']:
+                state['batches_done'] = min(state['batches_done'], length)
+            else:
+                meta['epoch'], state['batches_done'] = divmod(state['batches_done'], length)
             meta['iter'] = meta['epoch'] * length + state['batches_done']
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    if before['by_epoch'] != now['by_epoch']:
+        yield 'epochs instead of iterations' if now['by_epoch'] else 'iterations instead of epochs'
+    if before['batches_a_step'] != now['batches_a_step']:
+        yield f'{now["batches_a_step"]} batches a step instead of {before["batches_a_step"]}'
     if before['batch_size'] != now['batch_size']:
         yield f'{now["batch_size"]} images a batch instead of {before["batch_size"]}'
     if before['ranks'] != now['ranks']:
@@ -150,6 +160,8 @@ def _drawn_from(runner: Runner) -> dict[str, Any]:
     """What a position in the data counts in, and which data."""
     loader = runner.train_loop.dataloader
     return dict(
+        by_epoch=isinstance(runner.train_loop, PlacedEpochLoop),
+        batches_a_step=getattr(runner.optim_wrapper, '_accumulative_counts', None),  # mmengine keeps it to itself
         batch_size=getattr(loader.batch_sampler, 'batch_size', None),
         ranks=runner.world_size,
         images=len(loader.dataset) if hasattr(loader.dataset, '__len__') else None,
@@ -184,18 +196,25 @@ def _other_rates(before: list[Any], now: list[Any]) -> Iterator[str]:
             return
 
 
-def _fit_averages(runner: Runner, checkpoint: dict[str, Any]) -> None:
-    """Of an EMAHook, whose names stand for those of the model; others are left out."""
+def _fit_averages(runner: Runner, checkpoint: dict[str, Any]) -> Iterator[str]:
+    """Of an EMAHook. It stores the averages as the weights, and those that are trained under the averages' names."""
     saved = checkpoint.get('ema_state_dict')
-    for hook in runner.hooks:
-        if saved is None or not isinstance(hook, EMAHook) or not hasattr(hook, 'ema_model'):
-            continue
-        own = hook.ema_model.state_dict()
-        for key, value in own.items():
-            if key.startswith('module.') and key.removeprefix('module.') not in checkpoint['state_dict']:
-                raise ValueError(f'state_dict does not have {key.removeprefix("module.")}')
-            _check_alike(saved.get(key), value, f'ema_state_dict.{key}')
-        checkpoint['ema_state_dict'] = {key: saved[key] for key in own}
+    hook = next((hook for hook in runner.hooks if isinstance(hook, EMAHook)), None)
+    if saved is None:
+        if hook is not None:
+            yield 'no moving average, which begins anew'
+        return
+    trained = {f'module.{name}': value for name, value in _unwrapped(runner.model).state_dict().items()}
+    own = hook.ema_model.state_dict() if hook is not None else trained
+    for key, value in own.items():
+        if key.startswith('module.') and key.removeprefix('module.') not in checkpoint['state_dict']:
+            raise ValueError(f'state_dict does not have {key.removeprefix("module.")}')
+        _check_alike(saved.get(key), value, f'ema_state_dict.{key}')
+    checkpoint['ema_state_dict'] = {key: saved[key] for key in own}
+    if hook is None:
+        trained = checkpoint.pop('ema_state_dict')
+        checkpoint['state_dict'] = {key.removeprefix('module.'): value for key, value in trained.items()}
+        yield 'the moving average left out'
 
 
 def _fit_gradients(runner: Runner, state: dict[str, Any]) -> None:

@@ -64,6 +64,7 @@ COUNT = Field('a whole number from 0', is_count)
 POSITIVE = Field('a whole number from 1', lambda value: is_count(value) and value > 0)
 SEED = Field('a seed from 0 to 4294967295', lambda value: is_count(value) and value < 1 << 32)
 NUMBER = Field('a number', is_number)
+BOOL = Field('True or False', lambda value: isinstance(value, bool))
 DICT = Field('a dict by names', lambda value: isinstance(value, dict) and all(map(_is_text, value)))
 
 DATASET_META = {
@@ -84,6 +85,8 @@ EXACT_RESUME = {
         )
     ),
     'ranks': POSITIVE,
+    'by_epoch': Optional_(BOOL),
+    'batches_a_step': Optional_(POSITIVE),
     'images': Optional_(COUNT),
     'pictures': Optional_(Field('a name', _is_text)),
     'gradients': Optional_(Field("a list of each rank's gradients by name", _is_list_of(DICT.holds))),
@@ -93,7 +96,7 @@ RESUMED = {
     'message_hub': {
         'log_scalars': {'*': Field('a history of numbers', _is_history)},
         'runtime_info': {'best_score*': NUMBER},
-        'resumed_keys': {'*': Field('True or False', lambda value: isinstance(value, bool))},
+        'resumed_keys': {'*': BOOL},
     },
     'optimizer': Optional_(DICT),
     'ema_state_dict': Optional_(DICT),

@@ -12,6 +12,7 @@ ENDED_AT = {'epochs': 'epoch_3.pth', 'iterations': 'iter_20.pth'}
 LONGER = {'epochs': dict(epochs=3), 'iterations': dict(iterations=20, interval=4)}
 BATCH = 'train_dataloader__batch_size'
 IMAGES = 'train_dataloader__dataset__images'
+AVERAGE = [dict(type='EMAHook', momentum=0.1)]
 # before, after, and what is said
 CHANGES = {
     'a smaller batch': ({BATCH: 8}, {BATCH: 2}, '2 images a batch instead of 8'),
@@ -31,6 +32,12 @@ CHANGES = {
     'another schedule': (
         {}, dict(param_scheduler=[dict(type='ConstantLR', factor=0.5, by_epoch=False, end=30)]),
         r'the learning rate 0\.005 of the config instead of 0\.\d+'),
+    'more batches a step': ({}, dict(optim_wrapper__accumulative_counts=2), '2 batches a step instead of 1'),
+    'fewer batches a step': (
+        dict(optim_wrapper__accumulative_counts=4), dict(optim_wrapper__accumulative_counts=1),
+        '1 batches a step instead of 4'),
+    'a moving average': ({}, dict(hooks=AVERAGE), 'no moving average, which begins anew'),
+    'no moving average': (dict(hooks=AVERAGE), dict(hooks=()), 'the moving average left out'),
 }  # fmt: skip
 
 
@@ -41,7 +48,8 @@ def train(work_dir, log, ranks=1, **settings):
 
 def check(tmp_path, loop, before, after, said, stop=()):
     log = tmp_path / 'log'
-    assert train(tmp_path / 'work', tmp_path / 'first', **{**LOOPS[loop], **before}, hooks=stop) == {75 if stop else 0}
+    first = {**LOOPS[loop], 'hooks': stop, **before}
+    assert train(tmp_path / 'work', tmp_path / 'first', **first) == {75 if stop else 0}
     assert train(tmp_path / 'work', log, resume=True, **{**LONGER[loop], **before, **after}) == {0}, last_words(log)
     text = last_words(log)
     lines = [line for line in text.splitlines() if ' is resumed with ' in line]
@@ -74,13 +82,14 @@ def test_it_goes_on_with_any_change(tmp_path, record_fault, loop, change):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'change', ['a smaller batch', 'a larger batch', 'more processes', 'fewer images', 'another seed']
+    'change',
+    ['a smaller batch', 'a larger batch', 'more processes', 'fewer images', 'another seed', 'fewer batches a step'],
 )
 @pytest.mark.parametrize('loop', LOOPS)
 def test_it_goes_on_from_the_middle_of_an_epoch_and_of_an_accumulation(tmp_path, record_fault, loop, change):
     before, after, said = CHANGES[change]
     stop = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[3])]
-    check(tmp_path, loop, dict(before, optim_wrapper__accumulative_counts=2), after, said, stop)
+    check(tmp_path, loop, dict(dict(optim_wrapper__accumulative_counts=2), **before), after, said, stop)
     record_fault('changed_resumes')
 
 
@@ -101,6 +110,33 @@ def test_what_was_changed_goes_on_exactly_from_there(tmp_path, record_fault):
         final = ENDED_AT[loop]
         assert differing(tmp_path / loop / 'whole' / final, tmp_path / loop / 'killed' / final) == []
         record_fault('resumes')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('loop', LOOPS)
+def test_what_is_trained_goes_on_exactly_without_its_average(tmp_path, record_fault, loop):
+    from helpers.toy_training import differing
+
+    for folder, hooks in (('never', ()), ('before', AVERAGE)):
+        for settings in (dict(LOOPS[loop], hooks=hooks), dict(LONGER[loop], resume=True)):
+            assert train(tmp_path / folder, tmp_path / 'log', **settings) == {0}, last_words(tmp_path / 'log')
+    assert differing(tmp_path / 'never' / ENDED_AT[loop], tmp_path / 'before' / ENDED_AT[loop]) == []
+    record_fault('resumes')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('stop', [None, 3])
+@pytest.mark.parametrize(('before', 'after'), [('epochs', 'iterations'), ('iterations', 'epochs')])
+def test_it_goes_on_in_the_other_loop(tmp_path, record_fault, before, after, stop):
+    """From as many batches, at the end of an epoch and in the middle of one."""
+    log, work_dir = tmp_path / 'log', tmp_path / 'work'
+    hooks = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[stop])] if stop else ()
+    assert train(work_dir, tmp_path / 'first', **LOOPS[before], hooks=hooks) == {75 if stop else 0}
+    assert train(work_dir, log, resume=True, **LONGER[after]) == {0}, last_words(log)
+    assert f'is resumed with {after} instead of {before}: not as' in last_words(log)
+    meta = torch.load(work_dir / ENDED_AT[after], weights_only=False)['meta']
+    assert (meta['iter'], meta['exact_resume']['batches_done']) == ((24, 0) if after == 'epochs' else (20, 20))
+    record_fault('changed_resumes')
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ WRONG = {
     'meta.exact_resume.ranks': (0, -1, None, '1'),
     'meta.exact_resume.gradients': (5, [5], {'a': 1}),
     'meta.exact_resume.images': (-1, 'x'),
+    'meta.exact_resume.by_epoch': (1, 'epochs'),
+    'meta.exact_resume.batches_a_step': (0, True, 2.0),
     'message_hub.log_scalars': (5, {5: 1}, {'a': HistoryBuffer()}, {'a': HistoryBuffer([1j], [1])}),
     'message_hub.runtime_info': (5, {5: 1}, {'best_score': 'x'}, {'best_score_a': float('nan')}, {'best_score': None}),
     'message_hub.resumed_keys': (5, {'a': 5}, {5: True}),
