@@ -3,11 +3,14 @@
 # make test-slow the tests that take minutes
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
 # make test-nightly  the tests that draw their examples, with other examples than make test, which draws the same each time
+# make test-native  the library's own test, a C++ program, by each instruction set that the processor or an emulator has
 # make test-sanitize  the compiled operators' tests, with AddressSanitizer and UBSan
 # make test-toolboxes  what needs mmpretrain and mmrotate, which it installs
 # make test-peers  what needs timm, transformers, peft and others, which it installs into .venv-peers
 # make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
 # make test-torch    the backbones' tests on another torch: make test-torch TORCH=torch==2.11.0
+# make wheels    the source distribution and a wheel for each platform, into dist/
+# make test-wheel  the tests of the library as that wheel brings it, in an environment of its own without a compiler
 # make demo      set up if needed, train a small Mask R-CNN on made pictures, evaluate and draw it
 # make demo-seg  the same with UPerNet
 # make demo-cls  the same with a classifier
@@ -34,8 +37,10 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy install-cls install-rotate install-peers test test-slow test-faults test-nightly test-sanitize test-lite \
-	test-toolboxes test-peers test-torch test-openmmlab demo demo-seg demo-cls demo-deploy docs docs-serve docs-pictures parity benchmark-gpu lint clean
+.PHONY: install install-deploy install-cls install-rotate install-peers test test-slow test-faults \
+	test-nightly test-sanitize test-lite test-toolboxes test-peers test-torch test-openmmlab demo demo-seg \
+	demo-cls demo-deploy docs docs-serve docs-pictures parity benchmark-gpu lint clean install-wheels wheels \
+	test-wheel test-native
 
 install: $(STAMP)
 
@@ -47,7 +52,7 @@ FORCE: # MMCV may ask for another mmcv than the one that is there
 
 # No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain, 45 MB, and mmrotate, 30 MB, with
 # torchvision, which nothing else here needs; timm, transformers and the other frameworks of adapters. The operators that `make install` compiled stay as they are.
-install-deploy install-cls install-rotate install-peers: install-%: $(VENV)/.installed-%
+install-deploy install-cls install-rotate install-peers install-wheels: install-%: $(VENV)/.installed-%
 
 $(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
 	@SWIN_BACKBONE_NATIVE=0 $(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
@@ -69,6 +74,10 @@ test-faults: install
 test-nightly: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --hypothesis-profile nightly -m hypothesis
 
+# NEON runs where zig (make install-wheels) and qemu-aarch64-static are, and what is written for AMX with loops in its place.
+test-native: install
+	$(RUN) -m pytest -m '' tests/backends/native/test_unit.py
+
 test-sanitize: install
 	bash tests/backends/native/sanitize.sh $(RUN)
 
@@ -86,6 +95,28 @@ test-lite: install
 # The same on OpenMMLab's own releases, in an environment of its own: both stacks install the module mmcv.
 test-openmmlab:
 	$(MAKE) test STACK=openmmlab VENV=.venv-openmmlab
+
+# All from the source distribution, as others would make them. The version of glibc that a wheel's name promises is checked.
+PLATFORMS := manylinux2014_x86_64 manylinux2014_aarch64 macosx_11_0_arm64 win_amd64
+wheels: install-wheels
+	rm -rf dist
+	$(RUN) setup.py --quiet sdist
+	for platform in $(PLATFORMS); do \
+		SWIN_BACKBONE_PLATFORM=$$platform $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz || exit 1; \
+	done
+	$(RUN) -m twine check --strict dist/*
+	for wheel in dist/*manylinux*.whl; do $(RUN) -m auditwheel show $$wheel || exit 1; done
+
+# The wheel of this kind of machine as a user has it: beside torch alone, and without a compiler on the PATH.
+WHEEL_VENV := .venv-wheel
+WHEEL_TESTS := tests/backends/native
+test-wheel:
+	test -x $(WHEEL_VENV)/bin/python || $(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' $(LITE)
+	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall dist/*manylinux*_$$(uname -m).whl
+	rm -rf build/test-wheel && mkdir -p build/test-wheel/csrc && cp csrc/swin.h build/test-wheel/csrc
+	cp -r tests benchmarks pyproject.toml build/test-wheel
+	cd build/test-wheel && PATH=$(abspath $(WHEEL_VENV))/bin OMP_NUM_THREADS=1 python -m pytest $(WHEEL_TESTS)
 
 lint: install
 	PATH="$(abspath $(VENV))/bin:$$PATH" pre-commit run --all-files

@@ -86,5 +86,7 @@ setup(
             *('segmentation-models-pytorch>=0.5', 'peft', 'accelerate', 'huggingface-hub'),
         ],
         'lint': ['ruff', 'mypy', 'codespell[toml]', 'check-jsonschema', 'pre-commit'],
+        # make wheels: zig is a C++ compiler for every platform
+        'wheels': ['ziglang', 'auditwheel', 'twine'],
     },
 )

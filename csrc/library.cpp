@@ -6,30 +6,12 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <string>
 
+#include "instruction_sets.h"
 #include "kernels.h"
 
-#ifdef __linux__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace swin {
-
-#define SWIN_DECLARE(isa)         \
-  namespace isa {                 \
-  extern const Kernels kernels;   \
-  }
-#if defined(__x86_64__) || defined(_M_X64)
-SWIN_DECLARE(avx2)
-SWIN_DECLARE(avx512)
-SWIN_DECLARE(avx512_bf16)
-#ifdef SWIN_WITH_AMX
-SWIN_DECLARE(amx)
-#endif
-#else
-SWIN_DECLARE(neon)
-#endif
 
 namespace {
 
@@ -42,10 +24,7 @@ struct Invalid {
   int32_t status;
 };
 
-#ifdef __GNUC__
-__attribute__((format(printf, 2, 3)))
-#endif
-[[noreturn]] void fail(int32_t status, const char* format, ...) {
+[[noreturn, gnu::format(printf, 2, 3)]] void fail(int32_t status, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(message, sizeof message, format, arguments);
@@ -71,55 +50,14 @@ int32_t guarded(const F& f) {
 
 // --- The instruction set ---------------------------------------------------------------------------------------------
 
-#ifdef SWIN_WITH_AMX
-// Linux gives the right to use AMX to a process that asks.
-bool may_use_amx() {
-#if defined(SWIN_EMULATE_AMX)
-  return true;
-#elif defined(__linux__)
-  constexpr long REQUEST = 0x1023, TILE_DATA = 18;
-  return __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
-#if defined(__x86_64__) || defined(_M_X64)
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-#endif
-
-// Those that the processor has, from the best; then null.
-struct Available {
-  const Kernels* sets[5];
-};
-Available available() {
-  Available found{};
-  int count = 0;
-#if defined(__x86_64__) || defined(_M_X64)
-  __builtin_cpu_init();
-  const bool fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (fma && has_avx512()) {
-    if (__builtin_cpu_supports("avx512bf16")) {
-#ifdef SWIN_WITH_AMX
-      if (may_use_amx()) found.sets[count++] = &amx::kernels;
-#endif
-      found.sets[count++] = &avx512_bf16::kernels;
-    }
-    found.sets[count++] = &avx512::kernels;
-  }
-  if (fma) found.sets[count++] = &avx2::kernels;
-#else
-  found.sets[count++] = &neon::kernels;
-#endif
-  return found;
+const Kernels* best() {
+  for (const auto& [kernels, usable] : INSTRUCTION_SETS)
+    if (usable()) return kernels;
+  return nullptr;
 }
 
 std::atomic<const Kernels*>& chosen() {
-  static std::atomic<const Kernels*> kernels{available().sets[0]};
+  static std::atomic<const Kernels*> kernels{best()};
   return kernels;
 }
 
@@ -420,11 +358,19 @@ const char* swin_isa(void) {
   return kernels ? kernels->isa : "";
 }
 
+const char* swin_isas(void) {
+  static const std::string names = [] {
+    std::string all;
+    for (const auto& [kernels, usable] : INSTRUCTION_SETS) (all += all.empty() ? "" : " ") += kernels->isa;
+    return all;
+  }();
+  return names.c_str();
+}
+
 int32_t swin_use_isa(const char* name) {
   return guarded([&] {
-    const Available found = available();
-    for (const Kernels* kernels : found.sets)
-      if (kernels && (!name || !std::strcmp(kernels->isa, name))) {
+    for (const auto& [kernels, usable] : INSTRUCTION_SETS)
+      if ((!name || !std::strcmp(kernels->isa, name)) && usable()) {
         chosen() = kernels;
         return;
       }

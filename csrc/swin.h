@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 1
+#define SWIN_VERSION 2
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -55,6 +55,8 @@ enum swin_dtype { SWIN_FLOAT32 = 0, SWIN_BFLOAT16 = 1 };
 
 /* The instruction set in use: amx, avx512_bf16, avx512, avx2 or neon; "" if the processor has none of them. */
 SWIN_API const char* swin_isa(void);
+/* All that the library has kernels for, the best first, with a space between two: what the compiler had flags for. */
+SWIN_API const char* swin_isas(void);
 /* Takes the instruction set of this name for all calls from now on; null: the best. Weights that were packed for another
  * are wrong then, and what another saved. */
 SWIN_API int32_t swin_use_isa(const char* name);

@@ -161,6 +161,7 @@ def _device_names() -> list[str]:
 
 def _backends() -> Iterator[Fact]:
     """What `backend='auto'` takes, and which backends can compute, on each device."""
+    yield 'compiled library', _try(_library)
     for device in _device_names():
         for dtype_name in ('float32', 'bfloat16'):
             for training in (False, True):
@@ -170,6 +171,15 @@ def _backends() -> Iterator[Fact]:
         for device in _device_names():
             for dtype_name in ('float32', 'bfloat16'):
                 yield f'{name} on {device}, {dtype_name}', _try(_can_compute, name, device, dtype_name)
+
+
+def _library() -> str:
+    from .backends.native.library import load
+
+    library, reason = load()
+    if library is None:
+        return str(reason)
+    return f'computes by {library.isa}; was built with {", ".join(library.isas)}'
 
 
 def _taken(device: str, dtype_name: str, training: bool) -> str:

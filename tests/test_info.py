@@ -29,6 +29,7 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
 
     from swin_backbone.backends import BACKENDS
     from swin_backbone.backends.native import why_not_in
+    from swin_backbone.backends.native.library import load
 
     monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
     info.print_info()
@@ -38,6 +39,9 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     assert f'torch {torch.__version__}' in found['packages', 'others']
     assert 'SWIN_BACKBONE_LOAD_MIB=4096' in found['system', 'environment variables']
     assert found['packages', 'stack'] in ('onedl', 'openmmlab', 'lite')
+    library, reason = load()
+    for isa in library.isas if library else [reason]:
+        assert isa in found['backends', 'compiled library']
     for name in ('float32', 'bfloat16'):
         reason = why_not_in(getattr(torch, name))
         assert found['backends', f'native on cpu, {name}'] == (reason or 'can compute')

@@ -2,10 +2,12 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ from helpers import ROOT
 from mmengine.config import Config
 from mmengine.fileio import load
 
+from swin_backbone.backends.native import build as build_native
+from swin_backbone.backends.native.library import Library
+
+X86_64 = ['amx', 'avx512_bf16', 'avx512', 'avx2']
 CONFIG = 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
 
 LOOK_UP = f"""
@@ -75,6 +81,92 @@ def test_a_wheel_brings_the_operators(tmp_path):
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith('.so')]
     assert libraries == ['swin_backbone/backends/native/libswin.so']
     assert wheel.name.split('-')[-3:-1] == ['py3', 'none']  # one file serves every Python
+
+
+def build(platform: str, folder: Path) -> tuple[Path, bytes]:
+    """A wheel for a platform, and the library in it."""
+    if find_spec('ziglang') is None:
+        pytest.skip('zig, the compiler for all platforms, is not installed: make install-wheels')
+    command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '--no-index', '.']
+    environment = {**os.environ, 'SWIN_BACKBONE_PLATFORM': platform}
+    result = subprocess.run(
+        [*command, '-w', folder], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stderr
+    (wheel,) = folder.glob('*.whl')
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if Path(name).suffix in ('.so', '.dylib', '.dll', '.pyd', '.cpp')]
+        assert len(names) == 1, names
+        assert Path(names[0]).parent == Path('swin_backbone/backends/native')
+        assert 'swin_backbone/.mim/model-index.yml' in archive.namelist()
+        return wheel, archive.read(names[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('platform', 'begin', 'isas'),
+    [
+        ('manylinux2014_x86_64', b'\x7fELF\x02\x01\x01' + bytes(9) + b'\x03\x00\x3e\x00', X86_64),
+        ('manylinux2014_aarch64', b'\x7fELF\x02\x01\x01' + bytes(9) + b'\x03\x00\xb7\x00', ['neon']),
+        ('macosx_11_0_arm64', b'\xcf\xfa\xed\xfe\x0c\x00\x00\x01', ['neon']),
+        ('win_amd64', b'MZ', X86_64),
+    ],
+)
+def test_a_wheel_for_a_platform_has_its_library(tmp_path, platform, begin, isas):
+    wheel, library = build(platform, tmp_path)
+    assert wheel.name.endswith(f'-py3-none-{platform}.whl')
+    assert library.startswith(begin)
+    for isa in ('amx', 'avx512_bf16', 'avx512', 'avx2', 'neon'):
+        assert (b'\0%s\0' % isa.encode() in library) == (isa in isas)
+    header = (ROOT / 'csrc' / 'swin.h').read_text()
+    for name in re.findall(r'SWIN_API [^(]*?(swin_\w+)\(', header):
+        assert b'%s\0' % name.encode() in library
+    if platform.startswith('macosx'):
+        assert b'\xfa\xde\x0c\xc0' in library  # a signature, without which such a processor loads no library
+    if platform.startswith('manylinux2014'):  # which is glibc 2.17
+        versions = {tuple(map(int, v.split(b'.'))) for v in re.findall(rb'\0GLIBC_([\d.]+)', library)}
+        assert (2, 2) < max(versions) <= (2, 17)
+        assert not re.search(rb'libstdc\+\+|libgomp|libc\+\+', library)
+
+
+def test_a_platform_without_wheels_is_said(tmp_path):
+    command = [sys.executable, 'setup.py', '--quiet', 'build_ext', '--build-lib', tmp_path, '--build-temp', tmp_path]
+    environment = {**os.environ, 'SWIN_BACKBONE_PLATFORM': 'win_arm64'}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert 'SWIN_BACKBONE_PLATFORM must be one of manylinux2014_x86_64' in result.stderr
+    assert result.returncode != 0
+
+
+@pytest.fixture
+def old_compiler(tmp_path):
+    """One that knows neither AMX nor products of bfloat16, as GCC 9."""
+    compiler = tmp_path / 'old-c++'
+    compiler.write_text('#!/bin/sh\ncase "$*" in *amx*|*bf16*) exit 1;; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    return compiler
+
+
+@pytest.mark.skipif(sys.platform != 'linux' or platform.machine() != 'x86_64', reason='the flags are of x86-64')
+@pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
+def test_an_old_compiler_builds_what_it_has_flags_for(tmp_path, old_compiler, monkeypatch):
+    monkeypatch.setenv('CXX', str(old_compiler))
+    assert list(build_native.supported_sets(build_native.target(), tmp_path)) == ['avx512', 'avx2']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux' or platform.machine() != 'x86_64', reason='the flags are of x86-64')
+@pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
+def test_the_library_of_an_old_compiler_loads(tmp_path, old_compiler):
+    command = [sys.executable, 'setup.py', '--quiet', 'build_ext', '--build-lib', tmp_path, '--build-temp', tmp_path]
+    environment = {**os.environ, 'CXX': str(old_compiler), 'CFLAGS': '-O1'}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    (path,) = tmp_path.rglob('libswin.so')
+    library = Library(path)
+    library.use_isa(b'avx2')
+    assert library.isas == ['avx512', 'avx2']
+    with pytest.raises(ValueError, match='no instruction set named "amx"'):
+        library.use_isa(b'amx')
 
 
 def test_an_installed_wheel_finds_its_configs(installed, tmp_path):

@@ -1,90 +1,162 @@
 """Build the compiled library from csrc/ with setuptools: the kernels once for each instruction set, in one library.
 
 It needs a C++ compiler and neither torch nor Python's headers. `setup.py` runs this file without importing the package.
+`SWIN_BACKBONE_PLATFORM`, a wheel's platform, makes zig compile for that one.
 """
 
 import os
 import platform
+import shlex
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from setuptools import Extension
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
+PLATFORM = 'SWIN_BACKBONE_PLATFORM'
 SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
 LIBRARY = ('library', 'threads', 'windows')  # compiled once, for every processor
 KERNELS = ('gemm', 'block', 'backward', 'patches', 'patches_backward', 'kernels')
-NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
+NAMES = {'linux': 'libswin.so', 'macos': 'libswin.dylib', 'windows': 'swin.dll'}
 AVX2 = ['-mavx2', '-mfma', '-mf16c']
 AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
 BF16 = [*AVX512, '-mavx512bf16']
-INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {
-    'x86_64': {'avx2': AVX2, 'avx512': AVX512, 'avx512_bf16': BF16, 'amx': [*BF16, '-mamx-tile', '-mamx-bf16']},
+INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {  # each with the compiler's flags, the best first
+    'x86_64': {'amx': [*BF16, '-mamx-tile', '-mamx-bf16'], 'avx512_bf16': BF16, 'avx512': AVX512, 'avx2': AVX2},
     'aarch64': {'neon': []},
 }
-# The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose.
+# The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose. Clang does
+# not know all of them.
 FLAGS = [
-    *('-std=c++17', '-O3', '-g0', '-fPIC', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden'),
-    *('-Wall', '-Wextra', '-Wno-maybe-uninitialized', '-Wno-uninitialized'),
+    *('-std=c++17', '-O3', '-g0', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden'),
+    *('-Wall', '-Wextra', '-Wno-unknown-warning-option', '-Wno-maybe-uninitialized', '-Wno-uninitialized'),
 ]
+ZIG_TARGETS = {  # by the platform of a wheel; manylinux2014 is glibc 2.17
+    'manylinux2014_x86_64': 'x86_64-linux-gnu.2.17',
+    'manylinux2014_aarch64': 'aarch64-linux-gnu.2.17',
+    'macosx_11_0_arm64': 'aarch64-macos.11.0',
+    'win_amd64': 'x86_64-windows-gnu',
+}
 
 
-def instruction_sets() -> dict[str, list[str]]:
-    """The compiler's flags for each instruction set of this kind of processor."""
+class Target(NamedTuple):
+    """What is compiled for, and the command that compiles for it."""
+
+    machine: str
+    system: str
+    compiler: list[str]
+
+
+def target() -> Target:
+    """That of the environment: a wheel's platform, or the machine that this is."""
+    wanted = os.environ.get(PLATFORM)
+    if wanted:
+        if wanted not in ZIG_TARGETS:
+            raise ValueError(f'{PLATFORM} must be one of {", ".join(ZIG_TARGETS)}, got {wanted}')
+        machine, system = ZIG_TARGETS[wanted].split('-')[:2]
+        zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', ZIG_TARGETS[wanted], '-s']
+        return Target(machine, system.partition('.')[0], zig)
     machine = {'AMD64': 'x86_64', 'arm64': 'aarch64'}.get(platform.machine(), platform.machine())
-    return INSTRUCTION_SETS.get(machine, {})
+    system = {'darwin': 'macos', 'win32': 'windows'}.get(sys.platform, sys.platform)
+    return Target(machine, system, shlex.split(os.environ.get('CXX', 'c++')))
 
 
 def extensions() -> list[Extension]:
     """The library. Where it cannot be built, the list is empty and one printed sentence says why."""
     if os.environ.get(SWITCH) == '0':
         return []
-    if not instruction_sets():
-        return _without(f'they are for x86-64 and ARM64, not {platform.machine()}')
+    machine = target().machine
+    if machine not in INSTRUCTION_SETS:
+        return _without(f'they are for x86-64 and ARM64, not {machine}')
     sources = [str(SOURCES / f'{name}.cpp') for name in (*LIBRARY, *KERNELS)]
     headers = [str(header) for header in sorted(SOURCES.glob('*.h'))]
-    return [Extension('swin_backbone.backends.native.libswin', sources, depends=headers, optional=True)]
+    optional = PLATFORM not in os.environ  # a wheel for a platform is for the library's sake
+    return [Extension('swin_backbone.backends.native.libswin', sources, depends=headers, optional=optional)]
+
+
+def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:
+    """Compile the library's sources, several at a time.
+
+    Args:
+        objects: the folder of what is compiled.
+        flags: for the compiler, after those of this file.
+
+    Returns:
+        The files to link.
+
+    Raises:
+        CompileError: the compiler failed; what it said is on stderr.
+    """
+    pic = [] if of.system == 'windows' else ['-fPIC']
+    command = [*of.compiler, *FLAGS, *pic, *flags]
+    objects.mkdir(parents=True, exist_ok=True)
+    sets = supported_sets(of, objects)
+    if not sets:
+        raise CompileError('the compiler knows none of the instruction sets')
+    with_sets = [f'-DSWIN_WITH_{isa.upper()}' for isa in sets]
+    jobs = [(name, objects / f'{name}.o', with_sets) for name in LIBRARY] + [
+        (name, objects / f'{name}.{isa}.o', [*isa_flags, f'-DSWIN_ISA={isa}'])
+        for isa, isa_flags in sets.items()
+        for name in KERNELS
+    ]
+
+    def compile_one(job: tuple[str, Path, list[str]]) -> str:
+        name, made, own_flags = job
+        _run([*command, *own_flags, '-c', str(SOURCES / f'{name}.cpp'), '-o', str(made)])
+        return str(made)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return list(pool.map(compile_one, jobs))
+
+
+def link_library(to: Path, objects: list[str], of: Target, flags: list[str]) -> None:
+    """Link what `compile_sources` has made."""
+    on_linux = ['-ldl', '-lpthread', f'-Wl,--version-script={SOURCES}/swin.map'] if of.system == 'linux' else []
+    _run([*of.compiler, '-shared', *objects, '-o', str(to), *on_linux, *flags])
+
+
+def supported_sets(of: Target, folder: Path) -> dict[str, list[str]]:
+    """The instruction sets that the compiler has flags for: GCC before 11 has none for AMX."""
+    empty = folder / 'empty.cpp'
+    empty.write_text('')
+
+    def compiles(flags: list[str]) -> bool:
+        command = [*of.compiler, *flags, '-c', str(empty), '-o', str(folder / 'empty.o')]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    try:
+        return {isa: flags for isa, flags in INSTRUCTION_SETS[of.machine].items() if compiles(flags)}
+    except OSError as error:
+        raise CompileError(str(error)) from error
+
+
+def _run(command: list[str]) -> None:
+    if subprocess.run(command).returncode:
+        raise CompileError(f'command failed: {" ".join(command)}')
 
 
 class BuildNative(build_ext):
-    """Compile each source with its flags, several at a time, and say in one sentence if that failed."""
+    """Build the library, and say in one sentence if that failed."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """A library that is no module of Python's has a name without Python's version."""
-        return str(Path(*fullname.split('.')[:-1], NAME))
+        return str(Path(*fullname.split('.')[:-1], NAMES.get(target().system, NAMES['linux'])))
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link the library."""
-        sets = instruction_sets()
-        defines = ['-DSWIN_WITH_AMX'] if 'amx' in sets else []
-        jobs = [(name, self.build_temp, defines) for name in LIBRARY] + [
-            (name, str(Path(self.build_temp, isa)), [*flags, f'-DSWIN_ISA={isa}'])
-            for isa, flags in sets.items()
-            for name in KERNELS
-        ]
-        for folder in {folder for _, folder, _ in jobs}:
-            Path(folder, SOURCES).mkdir(parents=True, exist_ok=True)
-
-        def compile_one(job: tuple[str, str, list[str]]) -> list[str]:
-            name, folder, flags = job
-            source = str(SOURCES / f'{name}.cpp')
-            return self.compiler.compile([source], output_dir=folder, extra_postargs=[*FLAGS, *flags])
-
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = [made for each in pool.map(compile_one, jobs) for made in each]
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        on_linux = sys.platform == 'linux'
-        self.compiler.link_shared_object(
-            objects,
-            str(target),
-            libraries=['dl', 'pthread'] if on_linux else [],
-            extra_postargs=[f'-Wl,--version-script={SOURCES}/swin.map'] if on_linux else [],
-            target_lang='c++',
-        )
+        """Build it beside where it goes: a process may have loaded the library that it replaces."""
+        flags, link_flags = (shlex.split(os.environ.get(name, '')) for name in ('CFLAGS', 'LDFLAGS'))
+        to = Path(self.get_ext_fullpath(ext.name))
+        to.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(self.build_temp, to.name)
+        link_library(beside, compile_sources(Path(self.build_temp), target(), flags), target(), link_flags)
+        self.move_file(str(beside), str(to.with_suffix('.new')))
+        to.with_suffix('.new').replace(to)
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         """None: it is no module."""
@@ -103,7 +175,7 @@ class BuildWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         """Its tag."""
         tag = super().get_tag()
-        return tag if self.root_is_pure else ('py3', 'none', tag[2])
+        return tag if self.root_is_pure else ('py3', 'none', os.environ.get(PLATFORM) or tag[2])
 
 
 def _without(reason: str) -> list[Extension]:

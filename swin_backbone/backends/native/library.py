@@ -18,7 +18,7 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
-VERSION = 1
+VERSION = 2
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 
 
@@ -110,7 +110,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self._library = library = ctypes.CDLL(str(path))
-        for name in ('swin_error', 'swin_isa', 'swin_why_not'):
+        for name in ('swin_error', 'swin_isa', 'swin_isas', 'swin_why_not'):
             getattr(library, name).restype = c_char_p
         library.swin_why_not.argtypes = [c_int32]
         for name, types in SIGNATURES.items():
@@ -129,6 +129,11 @@ class Library:
     def isa(self) -> str:
         """The name of the instruction set in use."""
         return self._library.swin_isa().decode()
+
+    @property
+    def isas(self) -> list[str]:
+        """The names of all that it was built with, the best first."""
+        return self._library.swin_isas().decode().split()
 
     def why_not(self, dtype: torch.dtype) -> Optional[str]:
         """Why products are not computed in this dtype here."""
