@@ -4,7 +4,7 @@
 
 #include "simd.h"
 
-#if defined(__AMX_BF16__) || defined(SWIN_EMULATE_AMX)
+#ifdef __AMX_BF16__
 #define SWIN_HAS_TILES 1
 #else
 #define SWIN_HAS_TILES 0

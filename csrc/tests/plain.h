@@ -1,0 +1,216 @@
+// What swin.h promises, in plain loops: of doubles, or of numbers that remember how they came about (tape.h).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "../swin.h"
+#include "tape.h"
+
+template <class X>
+using Numbers = std::vector<X>;
+
+// LayerNorm of `n` numbers; without weight or bias these are 1 and 0.
+template <class X>
+Numbers<X> layer_norm(const Numbers<X>& row, const Numbers<X>& weight, const Numbers<X>& bias, double eps) {
+  using std::sqrt;
+  const size_t n = row.size();
+  X mean(0), variance(0);
+  for (const X& v : row) mean = mean + v;
+  mean = mean / X(static_cast<double>(n));
+  for (const X& v : row) variance = variance + (v - mean) * (v - mean);
+  const X deviation = sqrt(variance / X(static_cast<double>(n)) + X(eps));
+  Numbers<X> out(n);
+  for (size_t i = 0; i < n; i++) {
+    out[i] = (row[i] - mean) / deviation;
+    if (!weight.empty()) out[i] = out[i] * weight[i];
+    if (!bias.empty()) out[i] = out[i] + bias[i];
+  }
+  return out;
+}
+
+// W x + b, for W (N, K).
+template <class X>
+Numbers<X> linear(const Numbers<X>& x, const Numbers<X>& weight, const Numbers<X>& bias) {
+  const size_t K = x.size(), N = weight.size() / K;
+  Numbers<X> out(N);
+  for (size_t n = 0; n < N; n++) {
+    X sum = bias.empty() ? X(0) : bias[n];
+    for (size_t k = 0; k < K; k++) sum = sum + weight[n * K + k] * x[k];
+    out[n] = sum;
+  }
+  return out;
+}
+
+template <class X>
+X gelu(X x) {
+  using std::erf;
+  return X(0.5) * x * (X(1) + erf(x * X(std::sqrt(0.5))));
+}
+
+// The tensors of a block; an empty one is null.
+template <class X>
+struct BlockTensors {
+  Numbers<X> x, linear[SWIN_LINEARS], bias[SWIN_LINEARS], norm_weight[3], norm_bias[3], position_bias, cosine_scale;
+};
+
+// Which places attend to each other: those of one region, along one axis.
+inline int region(int64_t rolled, int64_t at, int64_t padded, int64_t length, int64_t shift, bool mask_padding) {
+  return mask_padding && at >= length ? 2 : rolled >= padded - shift ? 1 : 0;
+}
+
+template <class X>
+void attend(const swin_block& b, const BlockTensors<X>& t, const Numbers<Numbers<X>>& qkv, const Numbers<int>& regions,
+            Numbers<Numbers<X>>& out) {
+  using std::exp;
+  using std::sqrt;
+  const int64_t N = b.window_height * b.window_width, C = b.channels, d = C / b.heads;
+  for (int64_t h = 0; h < b.heads; h++) {
+    const auto part = [&](int64_t place, int64_t which) {
+      const auto first = qkv[place].begin() + which * C + h * d;
+      Numbers<X> row(first, first + d);
+      if (b.cosine_scale && which < 2) {
+        X squares(0);
+        for (const X& v : row) squares = squares + v * v;
+        for (X& v : row) v = v / sqrt(squares) * (which ? X(1) : t.cosine_scale[h]);
+      }
+      return row;
+    };
+    Numbers<Numbers<X>> k, v;
+    for (int64_t j = 0; j < N; j++) k.push_back(part(j, 1)), v.push_back(part(j, 2));
+    for (int64_t i = 0; i < N; i++) {
+      const Numbers<X> q = part(i, 0);
+      Numbers<X> logits(N);
+      double top = -INFINITY;
+      for (int64_t j = 0; j < N; j++) {
+        if (regions[i] != regions[j]) continue;
+        X dot(0);
+        for (int64_t c = 0; c < d; c++) dot = dot + q[c] * k[j][c];
+        logits[j] = X(b.scale) * dot + t.position_bias[(h * N + i) * N + j];
+        top = std::max(top, value_of(logits[j]));
+      }
+      X sum(0);
+      for (int64_t j = 0; j < N; j++)
+        if (regions[i] == regions[j]) sum = sum + (logits[j] = exp(logits[j] - X(top)));
+      for (int64_t c = 0; c < d; c++) {
+        X total(0);
+        for (int64_t j = 0; j < N; j++)
+          if (regions[i] == regions[j]) total = total + logits[j] / sum * v[j][c];
+        out[i][h * d + c] = total;
+      }
+    }
+  }
+}
+
+template <class X>
+Numbers<X> plain_block(const swin_block& b, const BlockTensors<X>& t) {
+  const int64_t C = b.channels, H = b.height, W = b.width, Wh = b.window_height, Ww = b.window_width, N = Wh * Ww;
+  const int64_t tall = (H + Wh - 1) / Wh * Wh, wide = (W + Ww - 1) / Ww * Ww;
+  const bool v2 = b.cosine_scale;
+  const auto factor = [&](int branch, int64_t image) {
+    return X(b.drop_path ? b.drop_path[branch * b.batch + image] : 1.0);
+  };
+  Numbers<X> y(t.x.size());
+  for (int64_t image = 0; image < b.batch; image++)
+    for (int64_t top = 0; top < tall; top += Wh)
+      for (int64_t left = 0; left < wide; left += Ww) {
+        Numbers<Numbers<X>> tokens(N), qkv(N), attended(N, Numbers<X>(C));
+        Numbers<int> regions(N);
+        Numbers<int64_t> at(N, -1);
+        for (int64_t i = 0; i < N; i++) {
+          const int64_t r = (top + i / Ww + b.shift_height) % tall, c = (left + i % Ww + b.shift_width) % wide;
+          regions[i] = 3 * region(top + i / Ww, r, tall, H, b.shift_height, b.mask_padding) +
+                       region(left + i % Ww, c, wide, W, b.shift_width, b.mask_padding);
+          Numbers<X> entering(C, X(0));
+          if (r < H && c < W) {
+            at[i] = ((image * H + r) * W + c) * C;
+            tokens[i].assign(t.x.begin() + at[i], t.x.begin() + at[i] + C);
+            entering = v2 ? tokens[i] : layer_norm(tokens[i], t.norm_weight[0], t.norm_bias[0], b.eps1);
+          }
+          qkv[i] = linear(entering, t.linear[SWIN_QKV], t.bias[SWIN_QKV]);
+        }
+        attend(b, t, qkv, regions, attended);
+        for (int64_t i = 0; i < N; i++) {
+          if (at[i] < 0) continue;
+          Numbers<X> row = tokens[i], branch = linear(attended[i], t.linear[SWIN_PROJ], t.bias[SWIN_PROJ]);
+          if (v2) branch = layer_norm(branch, t.norm_weight[0], t.norm_bias[0], b.eps1);
+          for (int64_t c = 0; c < C; c++) row[c] = row[c] + factor(0, image) * branch[c];
+          branch = v2 ? row : layer_norm(row, t.norm_weight[1], t.norm_bias[1], b.eps2);
+          branch = linear(branch, t.linear[SWIN_FC1], t.bias[SWIN_FC1]);
+          for (X& v : branch) v = gelu(v);
+          branch = linear(branch, t.linear[SWIN_FC2], t.bias[SWIN_FC2]);
+          if (v2) branch = layer_norm(branch, t.norm_weight[1], t.norm_bias[1], b.eps2);
+          for (int64_t c = 0; c < C; c++) row[c] = row[c] + factor(1, image) * branch[c];
+          if (b.has_norm3) row = layer_norm(row, t.norm_weight[2], t.norm_bias[2], b.eps3);
+          std::copy(row.begin(), row.end(), y.begin() + at[i]);
+        }
+      }
+  return y;
+}
+
+// The tensors of a projection.
+template <class X>
+struct ProjectionTensors {
+  Numbers<X> x, linear, bias, norm_weight, norm_bias;
+};
+
+template <class X>
+Numbers<X> plain_projection(const swin_projection& p, const ProjectionTensors<X>& t, Numbers<X> row, bool norm_after) {
+  if (p.has_norm && !norm_after) row = layer_norm(row, t.norm_weight, t.norm_bias, p.eps);
+  row = linear(row, t.linear, t.bias);
+  if (p.has_norm && norm_after) row = layer_norm(row, t.norm_weight, t.norm_bias, p.eps);
+  return row;
+}
+
+// t.x: images without gaps, whatever the strides of `of`.
+template <class X>
+Numbers<X> plain_embed(const swin_images& of, const swin_projection& p, const ProjectionTensors<X>& t) {
+  Numbers<X> y;
+  for (int64_t image = 0; image < of.batch; image++)
+    for (int64_t top = 0; top < of.height; top += of.patch_height)
+      for (int64_t left = 0; left < of.width; left += of.patch_width) {
+        Numbers<X> patch;
+        for (int64_t c = 0; c < of.channels; c++)
+          for (int64_t r = top; r < top + of.patch_height; r++)
+            for (int64_t s = left; s < left + of.patch_width; s++)
+              patch.push_back(r < of.height && s < of.width
+                                  ? t.x[((image * of.channels + c) * of.height + r) * of.width + s]
+                                  : X(0));
+        const Numbers<X> token = plain_projection(p, t, patch, true);
+        y.insert(y.end(), token.begin(), token.end());
+      }
+  return y;
+}
+
+template <class X>
+Numbers<X> plain_merge(const swin_maps& of, const swin_projection& p, const ProjectionTensors<X>& t) {
+  Numbers<X> y;
+  for (int64_t image = 0; image < of.batch; image++)
+    for (int64_t top = 0; top < of.height; top += 2)
+      for (int64_t left = 0; left < of.width; left += 2) {
+        Numbers<X> row;
+        for (int64_t r = top; r < top + 2; r++)
+          for (int64_t s = left; s < left + 2; s++)
+            for (int64_t c = 0; c < of.channels; c++)
+              row.push_back(r < of.height && s < of.width
+                                ? t.x[((image * of.height + r) * of.width + s) * of.channels + c]
+                                : X(0));
+        const Numbers<X> token = plain_projection(p, t, row, of.norm_after);
+        y.insert(y.end(), token.begin(), token.end());
+      }
+  return y;
+}
+
+// t.x: (B, area, C).
+template <class X>
+Numbers<X> plain_output_norm(int64_t batch, int64_t area, int64_t C, double eps, const ProjectionTensors<X>& t) {
+  Numbers<X> y(t.x.size());
+  for (int64_t m = 0; m < batch * area; m++) {
+    const Numbers<X> row =
+        layer_norm(Numbers<X>(t.x.begin() + m * C, t.x.begin() + (m + 1) * C), t.norm_weight, t.norm_bias, eps);
+    for (int64_t c = 0; c < C; c++) y[(m / area * C + c) * area + m % area] = row[c];
+  }
+  return y;
+}
