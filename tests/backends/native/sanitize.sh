@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build the compiled operators with AddressSanitizer and UBSan in a folder of their own, and run their tests with them,
-# or a script.
+# Build the compiled operators with AddressSanitizer and UBSan in a folder of their own, and run with them the library's own
+# test, random calls of it (csrc/tests/fuzz.cpp) and the operators' tests, or a script.
 #
 # bash tests/backends/native/sanitize.sh [PYTHON [SCRIPT ARGUMENT...]]     a minute to build, some more to run
 set -euo pipefail
@@ -14,6 +14,10 @@ git ls-files -z --cached --others --exclude-standard "${files[@]}" | tar --null 
 cd "$copy"
 flags='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined'
 CFLAGS=$flags LDFLAGS='-fsanitize=address,undefined' "$python" setup.py --quiet build_ext --inplace >&2
+native=$copy/swin_backbone/backends/native
+for program in unit fuzz; do
+  "${CXX:-c++}" -std=c++17 $flags "csrc/tests/$program.cpp" "$native/libswin.so" "-Wl,-rpath,$native" -o "$program"
+done
 # torch's own allocations are not leaks of ours, and torch itself refuses one that is too large; the runtimes must be there
 # before Python.
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libubsan.so)"
@@ -22,6 +26,8 @@ export PYTHONPATH=$copy
 if [ $# -gt 0 ]; then
   "$python" "$@"
 else
+  ./unit
+  ./fuzz "${SEED:-1}" 3000
   "$python" -m pytest -q -p no:cacheprovider tests/backends/native/test_block.py tests/backends/native/test_backward.py \
     tests/backends/native/test_compiled_patches.py tests/backends/native/test_tiles.py tests/backends/native/test_not_finite.py
 fi

@@ -1,0 +1,425 @@
+// Random calls of the functions of swin.h, of which most have something wrong: sizes, strides, null, misaligned and
+// overlapping memory. Each gives a result, or an error that says in a sentence what was wrong, and then has written
+// nothing. Memory is as large as swin.h says, to the byte: AddressSanitizer sees whoever goes beyond.
+//
+// fuzz SEED COUNT: by each instruction set of the processor.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../swin.h"
+
+namespace {
+
+std::mt19937_64 source;
+int64_t draw(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(source); }
+bool chance(double share) { return std::uniform_real_distribution<double>()(source) < share; }
+template <class T>
+T one_of(std::initializer_list<T> all) {
+  return all.begin()[draw(0, static_cast<int64_t>(all.size()) - 1)];
+}
+int64_t any_number() {
+  return one_of<int64_t>({INT64_MIN, -(int64_t{1} << 31), -7, -1, 0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 64, 65,
+                          96, 97, 255, 1024, 1025, 1 << 20, (1 << 20) + 1, INT32_MAX, int64_t{1} << 31, int64_t{1} << 32,
+                          (int64_t{1} << 32) + 1, int64_t{1} << 40, int64_t{1} << 46, int64_t{1} << 62, INT64_MAX});
+}
+float any_float() { return one_of({0.f, -1.f, 1e-45f, 1e-5f, 3e38f, INFINITY, -INFINITY, NAN}); }
+
+[[noreturn]] void stop(const std::string& call, const char* what, int32_t status) {
+  std::printf("WRONG: %s: %s; status %d: %s\n", call.c_str(), what, status, swin_error());
+  std::exit(1);
+}
+
+// Of factors that may be anything: -1 if one is negative, and no more than 2^62.
+int64_t product(std::initializer_list<int64_t> factors) {
+  __int128 found = 1;
+  for (const int64_t factor : factors) {
+    if (factor < 0) return -1;
+    found = std::min<__int128>(found * factor, int64_t{1} << 62);
+  }
+  return static_cast<int64_t>(found);
+}
+int64_t parts(int64_t length, int64_t part) { return part > 0 && length > 0 ? (length - 1) / part + 1 : -1; }
+
+constexpr int64_t LARGEST = 1 << 20;  // bytes: what is larger is null, so that nothing large is computed
+
+// One argument that points to numbers.
+struct Pointer {
+  const char* name;
+  void* at = nullptr;
+  int64_t bytes = 0;
+  bool written = false, required = true;
+  std::unique_ptr<char[]> memory;
+};
+
+// The call that is made next: what points to memory, and what is wrong with it.
+struct Call {
+  std::string name;
+  std::vector<std::unique_ptr<Pointer>> pointers;
+  bool changed = false;  // whether it may be wrong
+  bool wrong = false;    // whether it is
+
+  void* memory(const char* of, int64_t count, int64_t size, bool written, bool required = true, int64_t alignment = 0) {
+    auto made = std::make_unique<Pointer>();
+    made->name = of, made->written = written, made->required = required;
+    const int64_t bytes = product({count, size});
+    if (bytes >= 0 && bytes <= LARGEST && (required || chance(0.7))) {
+      // At the end of what is allocated: so every byte beyond is seen.
+      alignment = alignment ? alignment : size;
+      made->memory.reset(new char[bytes + alignment]);
+      const auto first = reinterpret_cast<uintptr_t>(made->memory.get());
+      made->at = made->memory.get() + (alignment - first % alignment) % alignment;
+      if (alignment <= 16) made->at = made->memory.get() + alignment;  // `new` aligns to 16
+      made->bytes = bytes;
+      fill(*made);
+    }
+    if (bytes > LARGEST) wrong = wrong || required;
+    pointers.push_back(std::move(made));
+    return pointers.back()->at;
+  }
+  float* floats(const char* of, int64_t count, bool written = false, bool required = true) {
+    return static_cast<float*>(memory(of, count, sizeof(float), written, required));
+  }
+
+  static void fill(Pointer& of) {
+    auto* bytes = static_cast<char*>(of.at);
+    if (of.written) return (void)std::memset(bytes, 0x5a, of.bytes);
+    for (int64_t i = 0; i + 4 <= of.bytes; i += 4) {
+      const float number = static_cast<float>(draw(-8, 8)) / 8;
+      std::memcpy(bytes + i, &number, 4);
+    }
+  }
+
+  // `all`: where the call's pointers are, in the order in which they were made.
+  void corrupt(const std::vector<void*>& all) {
+    if (!chance(0.4) || all.empty()) return;
+    const int64_t i = draw(0, static_cast<int64_t>(all.size()) - 1), j = draw(0, static_cast<int64_t>(all.size()) - 1);
+    const Pointer &one = *pointers[i], &other = *pointers[j];
+    if (!one.bytes) return;
+    const auto set = [&](const void* to) { std::memcpy(all[i], &to, sizeof to); };  // of whatever type it is
+    if (chance(0.3)) {
+      set(nullptr), wrong = wrong || one.required, changed = true;
+    } else if (chance(0.5)) {
+      set(static_cast<char*>(one.at) - 1), wrong = changed = true;
+    } else if (i != j && other.bytes && (one.written || other.written)) {
+      set(other.at), changed = true;  // forward may write y in the place of x
+      wrong = wrong || !(std::string(one.name) + other.name == "xy" || std::string(one.name) + other.name == "yx");
+    }
+  }
+
+  bool untouched() const {
+    for (const auto& pointer : pointers)
+      for (int64_t i = 0; pointer->written && i < pointer->bytes; i++)
+        if (static_cast<char*>(pointer->at)[i] != 0x5a) return false;
+    return true;
+  }
+};
+
+int calls = 0, results = 0, errors = 0;
+
+void judge(const Call& call, int32_t status) {
+  calls++;
+  if (status == SWIN_OK) {
+    results++;
+    if (call.wrong) stop(call.name, "it has computed something from what is wrong", status);
+    return;
+  }
+  errors++;
+  if (!call.changed && !call.wrong) stop(call.name, "nothing was wrong", status);
+  const std::string said = swin_error();
+  if (status != SWIN_INVALID && status != SWIN_UNSUPPORTED && status != SWIN_NO_MEMORY)
+    stop(call.name, "it failed", status);
+  if (std::count(said.begin(), said.end(), ' ') < 4) stop(call.name, "the error is no sentence", status);
+  if (!call.untouched()) stop(call.name, "it has written, and then found an error", status);
+}
+
+// Puts any number in the place of one or two of `all`.
+template <class... Number>
+void change(Call& call, Number*... numbers) {
+  if (!chance(0.6)) return;
+  call.changed = true;
+  const int64_t count = sizeof...(numbers);
+  for (int64_t times = draw(1, 2); times > 0; times--) {
+    const int64_t chosen = draw(0, count - 1);
+    int64_t i = 0;
+    const auto put = [&](auto* number) {
+      if (i++ == chosen) *number = static_cast<std::remove_pointer_t<decltype(number)>>(any_number());
+    };
+    (put(numbers), ...);
+  }
+}
+
+int64_t bytes_of(int32_t dtype) { return dtype == SWIN_BFLOAT16 ? 2 : 4; }
+int64_t even(int32_t dtype, int64_t K) { return dtype == SWIN_BFLOAT16 && K > 0 && K % 2 && K < INT64_MAX ? K + 1 : K; }
+int32_t any_dtype() { return swin_why_not(SWIN_BFLOAT16) ? SWIN_FLOAT32 : static_cast<int32_t>(draw(0, 1)); }
+
+void fuzz_weights() {
+  Call call{"swin_pack", {}};
+  int32_t dtype = any_dtype(), threads = static_cast<int32_t>(draw(1, 3));
+  int64_t rows = draw(1, 150), columns = draw(1, 90), unit = draw(1, 96);
+  const bool transposed = chance(0.5);
+  change(call, &dtype, &threads, &rows, &columns, &unit);
+  const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
+  void* weight = call.floats("weight", product({rows, columns}));
+  void* packed = call.memory("packed", product({N, even(dtype, K)}), bytes_of(dtype), true);
+  call.corrupt({&weight, &packed});
+  const int64_t size = swin_packed_size(dtype, N, K);
+  if (size < 0 || size > INT32_MAX) stop("swin_packed_size", "no weight is so large", 0);
+  judge(call, swin_pack(dtype, static_cast<float*>(weight), rows, columns, unit, transposed, threads, packed));
+}
+
+void fuzz_checksum() {
+  Call call{"swin_checksum", {}};
+  int32_t threads = static_cast<int32_t>(draw(1, 3));
+  int64_t bytes[] = {draw(0, 700000), draw(0, 300)}, count = draw(0, 2);
+  change(call, &threads, &bytes[0], &bytes[1], &count);
+  if (count > 2) count = one_of({int64_t{INT32_MAX} + 1, INT64_MAX});
+  void* pieces[] = {call.memory("a piece", bytes[0], 1, false), call.memory("a piece", bytes[1], 1, false)};
+  uint64_t sum = 0;
+  call.wrong = false;  // a piece that does not count may be anything
+  call.changed = true;
+  judge(call, swin_checksum(pieces, bytes, count, threads, chance(0.9) ? &sum : nullptr));
+}
+
+struct BlockCall : Call {
+  swin_block b{};
+  std::vector<void*> all;
+
+  // A pointer of the call, to which a field of a structure is set by `finish`.
+  template <class P>
+  void field(P*& to, const char* of, int64_t count, int64_t size = 4, bool written = false, bool required = true,
+             int64_t alignment = 0) {
+    to = static_cast<P*>(memory(of, count, size, written, required, alignment));
+    all.push_back(&to);
+  }
+
+  explicit BlockCall(const char* of) : Call{of, {}} {
+    const int64_t d = 8 * draw(1, 4);
+    b.dtype = any_dtype(), b.threads = static_cast<int32_t>(draw(1, 3));
+    b.batch = draw(0, 2), b.height = draw(1, 11), b.width = draw(1, 11), b.heads = draw(1, 2);
+    b.channels = d * b.heads, b.hidden = 8 * draw(1, 10);
+    b.window_height = draw(1, chance(0.1) ? 16 : 6), b.window_width = draw(1, chance(0.1) ? 16 : 6);
+    b.shift_height = draw(0, b.window_height - 1), b.shift_width = draw(0, b.window_width - 1);
+    b.mask_padding = chance(0.5), b.has_norm3 = chance(0.3);
+    b.scale = 0.3f, b.eps1 = b.eps2 = b.eps3 = 1e-5f;
+    if (chance(0.1)) (chance(0.5) ? b.scale : b.eps1) = any_float();
+    change(*this, &b.dtype, &b.threads, &b.batch, &b.height, &b.width, &b.heads, &b.channels, &b.hidden,
+           &b.window_height, &b.window_width, &b.shift_height, &b.shift_width);
+    const int64_t C = b.channels, D = b.hidden, size = bytes_of(b.dtype);
+    field(b.linear[SWIN_QKV], "qkv", product({3, C, C}), size);
+    field(b.linear[SWIN_PROJ], "proj", product({C, C}), size);
+    field(b.linear[SWIN_FC1], "fc1", product({D, C}), size);
+    field(b.linear[SWIN_FC2], "fc2", product({C, D}), size);
+    const int64_t outputs[] = {product({3, C}), C, D, C};
+    for (int i = 0; i < SWIN_LINEARS; i++) field(b.bias[i], "a bias", outputs[i], 4, false, false);
+    for (const float** norm : {&b.norm1_weight, &b.norm1_bias, &b.norm2_weight, &b.norm2_bias, &b.norm3_weight,
+                               &b.norm3_bias})
+      field(*norm, "a norm", C, 4, false, false);
+    field(b.position_bias, "position_bias", places());
+    field(b.cosine_scale, "cosine_scale", b.heads, 4, false, false);
+    field(b.drop_path, "drop_path", product({2, b.batch}), 4, false, false);
+  }
+  int64_t places() const {
+    return product({b.heads, b.window_height, b.window_width, b.window_height, b.window_width});
+  }
+  int64_t numbers() const { return product({b.batch, b.height, b.width, b.channels}); }
+};
+
+void fuzz_block(bool backward) {
+  BlockCall call(backward ? "swin_block_backward" : "swin_block_forward");
+  const swin_block& b = call.b;
+  int64_t groups = chance(0.7) ? 0 : chance(0.7) ? draw(1, 4) : any_number(), bytes = 0;
+  Call sizes{"swin_block_saved_size", {}};
+  sizes.changed = true;
+  const int32_t status = swin_block_saved_size(&b, &groups, &bytes);
+  judge(sizes, status);
+  if (status) bytes = 0;
+  const float *x = nullptr, *grad_y = nullptr;
+  float* y = nullptr;
+  void* saved = nullptr;
+  call.field(x, "x", call.numbers());
+  if (!backward) call.field(y, "y", call.numbers(), 4, true);
+  if (status == SWIN_OK) call.field(saved, "saved", product({groups, bytes}), 1, !backward, false, 64);
+  if (!backward) {
+    call.corrupt(call.all);
+    return judge(call, swin_block_forward(&b, x, y, saved, groups));
+  }
+  // What a backward pass reads must be what a forward pass saved.
+  if (saved && status == SWIN_OK && call.numbers() && x && b.linear[0]) {
+    std::vector<float> out(call.numbers());
+    if (swin_block_forward(&b, x, out.data(), saved, groups)) saved = nullptr;
+  }
+  call.field(grad_y, "grad_y", call.numbers());
+  swin_block_gradients g{};
+  const void* transposed[SWIN_LINEARS];
+  const int64_t C = b.channels, D = b.hidden;
+  const int64_t outputs[] = {product({3, C}), C, D, C}, inputs[] = {C, C, C, D};
+  for (int i = 0; i < SWIN_LINEARS; i++) {
+    call.field(transposed[i], "a transposed weight", product({outputs[i], inputs[i]}), bytes_of(b.dtype));
+    call.field(g.linear[i], "a weight's gradient", product({outputs[i], inputs[i]}), 4, true);
+    call.field(g.bias[i], "a bias's gradient", outputs[i], 4, true);
+  }
+  for (float** norm : {&g.norm1_weight, &g.norm1_bias, &g.norm2_weight, &g.norm2_bias, &g.norm3_weight, &g.norm3_bias})
+    call.field(*norm, "a norm's gradient", C, 4, true);
+  call.field(g.x, "x's gradient", call.numbers(), 4, true);
+  call.field(g.position_bias, "position_bias's gradient", call.places(), 4, true);
+  call.field(g.cosine_scale, "cosine_scale's gradient", b.heads, 4, true);
+  call.corrupt(call.all);
+  judge(call, swin_block_backward(&b, transposed, x, grad_y, saved, groups, &g));
+}
+
+// Images or maps: K numbers become a token; `inputs` numbers, `tokens` tokens.
+template <class Forward, class Backward>
+void fuzz_projection(BlockCall& call, int64_t K, int64_t inputs, int64_t tokens, bool norm_after, bool backward,
+                     const Forward& forward, const Backward& compute_backward) {
+  swin_projection p{};
+  p.dtype = any_dtype(), p.threads = static_cast<int32_t>(draw(1, 3)), p.outputs = 2 * draw(1, 60);
+  p.has_norm = chance(0.5), p.eps = chance(0.9) ? 1e-5f : any_float();
+  if (chance(0.3)) change(call, &p.dtype, &p.threads, &p.outputs);
+  const int64_t size = bytes_of(p.dtype), N = p.outputs, normed = norm_after ? N : K;
+  call.field(p.linear, "the weight", product({N, even(p.dtype, K)}), size);
+  call.field(p.bias, "bias", N, 4, false, false);
+  if (p.has_norm) {
+    call.field(p.norm_weight, "the norm's weight", normed, 4, false, false);
+    call.field(p.norm_bias, "the norm's bias", normed, 4, false, false);
+  }
+  if (!backward) {
+    float* y = nullptr;
+    call.field(y, "the tokens", product({tokens, N}), 4, true);
+    call.corrupt(call.all);
+    return judge(call, forward(p, y));
+  }
+  const float* grad_y = nullptr;
+  const void* transposed = nullptr;
+  swin_projection_gradients g{};
+  call.field(grad_y, "grad_y", product({tokens, N}));
+  if (chance(0.7)) {
+    call.field(transposed, "the transposed weight", product({K, even(p.dtype, N)}), size);
+    call.field(g.x, "x's gradient", inputs, 4, true);
+  }
+  call.field(g.linear, "the weight's gradient", product({N, K}), 4, true);
+  call.field(g.bias, "the bias's gradient", N, 4, true);
+  if (p.has_norm) {
+    call.field(g.norm_weight, "the norm's weight's gradient", normed, 4, true);
+    call.field(g.norm_bias, "the norm's bias's gradient", normed, 4, true);
+  }
+  call.changed = call.changed || p.outputs % 2;
+  const bool had = transposed;
+  call.corrupt(call.all);
+  if (had && !transposed) call.wrong = false, call.changed = true;  // then x's gradient is not wanted
+  judge(call, compute_backward(p, transposed, grad_y, &g));
+}
+
+// Where a block's own memory does not matter.
+struct ProjectionCall : BlockCall {
+  explicit ProjectionCall(const char* of) : BlockCall(of) {
+    pointers.clear(), all.clear();
+    changed = wrong = false;
+  }
+};
+
+void fuzz_embed(bool backward) {
+  ProjectionCall call(backward ? "swin_embed_backward" : "swin_embed_forward");
+  swin_images of{};
+  of.batch = draw(0, 2), of.channels = draw(1, 4), of.height = draw(1, 20), of.width = draw(1, 20);
+  of.patch_height = draw(1, 6), of.patch_width = draw(1, 6);
+  const int64_t strides[] = {of.channels * of.height * of.width, of.height * of.width, of.width, 1};
+  std::memcpy(of.stride, strides, sizeof strides);
+  if (chance(0.2)) of.stride[draw(0, 3)] = 0;
+  if (chance(0.2)) std::swap(of.stride[draw(0, 3)], of.stride[draw(0, 3)]);
+  change(call, &of.batch, &of.channels, &of.height, &of.width, &of.patch_height, &of.patch_width, &of.stride[0],
+         &of.stride[1], &of.stride[2], &of.stride[3]);
+  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
+  int64_t extent = 1, pixels = product({of.batch, of.channels, of.height, of.width});
+  for (int i = 0; i < 4; i++)
+    extent = std::min(extent + std::max<int64_t>(0, product({of.stride[i], std::max<int64_t>(0, sizes[i] - 1)})),
+                      int64_t{1} << 62);
+  const int64_t tokens = product({of.batch, parts(of.height, of.patch_height), parts(of.width, of.patch_width)});
+  call.field(of.pixels, "pixels", pixels ? extent : 0);
+  fuzz_projection(
+      call, product({of.channels, of.patch_height, of.patch_width}), pixels, tokens, true, backward,
+      [&](const auto& p, float* y) { return swin_embed_forward(&of, &p, y); },
+      [&](const auto& p, const void* t, const float* g, const auto* to) { return swin_embed_backward(&of, &p, t, g, to); });
+}
+
+void fuzz_merge(bool backward) {
+  ProjectionCall call(backward ? "swin_merge_backward" : "swin_merge_forward");
+  swin_maps of{};
+  of.batch = draw(0, 2), of.height = draw(1, 15), of.width = draw(1, 15), of.channels = draw(1, 40);
+  of.norm_after = chance(0.5);
+  change(call, &of.batch, &of.height, &of.width, &of.channels);
+  const int64_t numbers = product({of.batch, of.height, of.width, of.channels});
+  call.field(of.x, "the map", numbers);
+  fuzz_projection(
+      call, product({4, of.channels}), numbers, product({of.batch, parts(of.height, 2), parts(of.width, 2)}),
+      of.norm_after, backward, [&](const auto& p, float* y) { return swin_merge_forward(&of, &p, y); },
+      [&](const auto& p, const void* t, const float* g, const auto* to) { return swin_merge_backward(&of, &p, t, g, to); });
+}
+
+void fuzz_output_norm(bool backward) {
+  ProjectionCall call(backward ? "swin_output_norm_backward" : "swin_output_norm_forward");
+  int64_t batch = draw(0, 2), area = draw(1, 150), channels = draw(1, 70);
+  int32_t threads = static_cast<int32_t>(draw(1, 3));
+  change(call, &batch, &area, &channels, &threads);
+  const int64_t numbers = product({batch, area, channels});
+  const float eps = chance(0.9) ? 1e-5f : any_float();
+  const float *x = nullptr, *weight = nullptr, *bias = nullptr, *grad_y = nullptr;
+  float *y = nullptr, *grad_x = nullptr, *grad_weight = nullptr, *grad_bias = nullptr;
+  call.field(x, "x", numbers);
+  call.field(weight, "weight", channels, 4, false, false);
+  if (!backward) {
+    call.field(bias, "bias", channels, 4, false, false);
+    call.field(y, "the norm", numbers, 4, true);
+    call.corrupt(call.all);
+    return judge(call, swin_output_norm_forward(x, batch, area, channels, weight, bias, eps, threads, y));
+  }
+  call.field(grad_y, "grad_y", numbers);
+  call.field(grad_x, "grad_x", numbers, 4, true);
+  call.field(grad_weight, "grad_weight", channels, 4, true);
+  call.field(grad_bias, "grad_bias", channels, 4, true);
+  call.corrupt(call.all);
+  judge(call, swin_output_norm_backward(x, grad_y, batch, area, channels, weight, eps, threads, grad_x, grad_weight,
+                                        grad_bias));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int64_t seed = count > 1 ? std::atoll(arguments[1]) : 1, times = count > 2 ? std::atoll(arguments[2]) : 2000;
+  const std::string names = swin_isas();
+  for (size_t at = 0; at < names.size();) {
+    const std::string isa = names.substr(at, names.find(' ', at) - at);
+    at += isa.size() + 1;
+    if (swin_use_isa(isa.c_str())) continue;
+    source.seed(seed);
+    calls = results = errors = 0;
+    for (int64_t i = 0; i < times; i++) {
+      const bool backward = chance(0.5);
+      const int64_t which = draw(0, 9);
+      if (which < 4)
+        fuzz_block(backward);
+      else if (which < 6)
+        fuzz_embed(backward);
+      else if (which < 8)
+        fuzz_merge(backward);
+      else if (which == 8)
+        fuzz_output_norm(backward);
+      else
+        backward ? fuzz_weights() : fuzz_checksum();
+    }
+    std::printf("%s: %d calls, %d results, %d errors\n", isa.c_str(), calls, results, errors);
+    if (results < calls / 5 || errors < calls / 5) return 1;
+  }
+  for (const void* block : {static_cast<const void*>(nullptr)})
+    if (swin_block_forward(static_cast<const swin_block*>(block), nullptr, nullptr, nullptr, 0) != SWIN_INVALID) return 1;
+  return 0;
+}
