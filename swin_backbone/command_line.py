@@ -150,6 +150,51 @@ def add_config_arguments(parser: argparse.ArgumentParser, at: bool = True) -> No
     )
 
 
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """The user's own pictures, in the place of the config's."""
+    parser.add_argument(
+        '--data',
+        metavar='D',
+        help='your own pictures with their annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or '
+        'label PNGs, or the JSON itself; data sets, classes and evaluators follow, and what was found is printed',
+    )
+    parser.add_argument(
+        '--annotations', metavar='A', help='with --data: their file or folder, where it is not below the pictures'
+    )
+
+
+def add_training_settings(parser: argparse.ArgumentParser) -> None:
+    """What of a training takes one number each, whatever in the config hangs together with it."""
+    parser.add_argument(
+        '--epochs', type=positive, metavar='N', help='train for N epochs: schedule, warm-up, validation, checkpoints'
+    )
+    parser.add_argument(
+        '--batch', type=positive, metavar='N', help='pictures a step and process; the learning rate in proportion'
+    )
+    parser.add_argument(
+        '--img-scale', type=picture_scale, metavar='WxH', help='resize pictures to W x H; crops and paddings follow'
+    )
+    parser.add_argument(
+        '--lr', type=number(1e-12), metavar='R', help="the learning rate; a schedule's last one follows"
+    )
+
+
+def training_settings(args: argparse.Namespace) -> Any:
+    """What `add_training_settings` was given."""
+    from swin_backbone.openmmlab.config.training_settings import Settings
+
+    return Settings(args.epochs, args.batch, args.img_scale, args.lr)
+
+
+def picture_scale(text: str) -> tuple[int, int]:
+    """The type of an option that takes WxH, a width and a height."""
+    width, x, height = text.partition('x')
+    if not x:
+        raise argparse.ArgumentTypeError(f'it takes WxH, as 1024x512, got {text[:40]!r}')
+    side = whole(1, LARGEST_SIDE)
+    return side(width), side(height)
+
+
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--overwrite',

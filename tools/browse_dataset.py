@@ -20,6 +20,7 @@ from rich.progress import track
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_config_arguments,
+    add_data_arguments,
     add_overwrite,
     add_skip_unreadable,
     number,
@@ -46,6 +47,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-interval', type=number(0), default=2, metavar='S', help='seconds a picture stays')
     parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
     parser.add_argument('--show-number', type=positive, metavar='N', help='stop after N pictures')
+    add_data_arguments(parser)
     add_skip_unreadable(parser)
     add_config_arguments(parser)
     args = parser.parse_args()
@@ -76,7 +78,17 @@ def draw(visualizer: Visualizer, item: dict[str, Any], name: str, show: bool, se
 def main() -> int:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
+        cfg = runtime.load_config(
+            args.config,
+            None,
+            args.cfg_options,
+            'none',
+            args.backbone,
+            args.recipe,
+            at=args.at,
+            data=args.data,
+            annotations=args.annotations,
+        )
         if cfg.get('default_scope') not in VISUALIZERS_OF:
             known = ' or '.join(VISUALIZERS_OF)
             raise ValueError(f'the config must be one of {known}, got default_scope={cfg.get("default_scope")!r}')

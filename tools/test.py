@@ -15,6 +15,7 @@ from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_allow_missing,
     add_common_arguments,
+    add_data_arguments,
     add_overwrite,
     add_skip_unreadable,
     number,
@@ -45,6 +46,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--wait-time', type=number(0), default=2, metavar='S', help='seconds a shown picture stays')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
     add_overwrite(parser)
+    add_data_arguments(parser)
     add_skip_unreadable(parser)
     add_common_arguments(parser)
     add_allow_missing(parser)
@@ -67,7 +69,15 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
     hooks = []
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = runtime.load_config(
-            args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe, at=args.at
+            args.config,
+            args.work_dir,
+            args.cfg_options,
+            args.launcher,
+            args.backbone,
+            args.recipe,
+            at=args.at,
+            data=args.data,
+            annotations=args.annotations,
         )
         if is_exported(args.checkpoint):
             set_exported(cfg, args.checkpoint, args.device, args.threads)

@@ -10,7 +10,16 @@ learning rate and validation metrics.
 import argparse
 from contextlib import ExitStack
 
-from swin_backbone.command_line import BUILD_ERRORS, add_common_arguments, add_skip_unreadable, run, stop_on_user_errors
+from swin_backbone.command_line import (
+    BUILD_ERRORS,
+    add_common_arguments,
+    add_data_arguments,
+    add_skip_unreadable,
+    add_training_settings,
+    run,
+    stop_on_user_errors,
+    training_settings,
+)
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder, require_data
 from swin_backbone.openmmlab.data.check_data import check_own_data
@@ -35,6 +44,8 @@ def parse_args() -> argparse.Namespace:
         metavar='CKPT',
         help='continue from CKPT, or without CKPT from the last checkpoint in the working folder',
     )
+    add_data_arguments(parser)
+    add_training_settings(parser)
     add_skip_unreadable(parser)
     parser.add_argument('--vis', choices=list(BACKENDS), help='write what is logged for TensorBoard or W&B too')
     add_common_arguments(parser)
@@ -46,7 +57,16 @@ def main() -> None:
     with ExitStack() as until_it_ends, stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
         with stop_on_user_errors(BUILD_ERRORS, args.traceback):
             cfg = runtime.load_config(
-                args.config, args.work_dir, args.cfg_options, args.launcher, args.backbone, args.recipe, at=args.at
+                args.config,
+                args.work_dir,
+                args.cfg_options,
+                args.launcher,
+                args.backbone,
+                args.recipe,
+                at=args.at,
+                data=args.data,
+                annotations=args.annotations,
+                settings=training_settings(args),
             )
             if args.amp:
                 runtime.enable_amp(cfg)

@@ -9,6 +9,7 @@ VARIABLES = {
     'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_NODELIST'),
     'mpi': ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK', 'OMPI_COMM_WORLD_SIZE', 'MASTER_ADDR'),
 }
+COUNTED_BY = {'pytorch': 'WORLD_SIZE', 'slurm': 'SLURM_NTASKS', 'mpi': 'OMPI_COMM_WORLD_SIZE'}
 STARTED_BY = {
     'pytorch': 'torchrun or tools/dist_train.sh starts',
     'slurm': 'srun starts in a job of Slurm',
@@ -40,3 +41,14 @@ def rank(launcher: str) -> int:
     """
     require_launcher(launcher)
     return int(os.environ[VARIABLES[launcher][0]]) if VARIABLES[launcher] else 0
+
+
+def processes(launcher: str) -> int:
+    """How many processes the launcher started.
+
+    Raises:
+        ValueError: see `require_launcher`.
+    """
+    require_launcher(launcher)
+    name = COUNTED_BY.get(launcher)
+    return int(os.environ[name]) if name else 1

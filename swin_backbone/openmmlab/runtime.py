@@ -1,8 +1,9 @@
 """What tools/train.py and tools/test.py do around mmengine's Runner, for the configs of all toolboxes alike."""
 
 import atexit
+import copy
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Union
 
 import torch
 from mmengine.config import Config
@@ -18,11 +19,14 @@ from .config.cfg_options import apply_options, setting_of
 from .config.check import check_config, check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
-from .data.guard import guard_runner
+from .config.training_settings import Settings, apply_settings, fit_schedule
+from .data.find_data import find_data
+from .data.guard import count_pictures, guard_runner
 from .data.own_data import fill_own_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
-from .launchers import require_launcher
+from .launchers import processes, rank, require_launcher
 from .optim.amp import CpuAmpOptimWrapper
+from .swap.diff import summarize
 from .swap.replace import swap_backbone
 from .training.monitor import CurvesHook
 from .training.runner import SafeRunner
@@ -39,11 +43,19 @@ def load_config(
     recipe: str = 'swin',
     with_data: bool = True,
     at: Optional[str] = None,
+    data: Optional[Union[str, Path]] = None,
+    annotations: Optional[Union[str, Path]] = None,
+    settings: Optional[Settings] = None,
 ) -> Config:
     """Read a config, a path or `mmdet::...`, and apply what the command line says: the options to what was swapped.
 
     The working folder is the command line's, else the config's, else work_dirs/ and the config's name.
     `with_data=False` leaves `own_data` alone: nothing is trained or tested, and the data need not be there.
+
+    Args:
+        data: the user's own pictures with their annotations, which take the place of the config's; see `find_data`.
+        annotations: where they are not below `data`.
+        settings: of a training, its length and what else takes one number; the options go on top. None to test.
     """
     cfg = read_config(path)
     name = Path(path.replace('::', '/')).stem
@@ -52,21 +64,54 @@ def load_config(
     if backbone:
         cfg = swap_backbone(cfg, backbone, at=at, recipe=recipe)
         name += f'_{backbone}'
-    if cfg_options:
-        apply_options(cfg, cfg_options)
+    cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
+    options = cfg_options or {}
+    if data is not None:
+        _put_data(cfg, data, annotations, launcher)
+    elif annotations is not None:
+        raise ValueError(f'--annotations {annotations} belongs to pictures, and there is no --data')
+    if settings is not None and (settings != Settings() or data is not None):
+        _put_settings(cfg, settings, options, launcher)
+    apply_options(cfg, options)
     check_config(cfg)
-    if cfg_options and any(key.lstrip('+').startswith('custom_imports') for key in cfg_options):
+    if any(key.lstrip('+').startswith('custom_imports') for key in options):
         import_modules_from_strings(**cfg.custom_imports)  # mmengine imports what the file itself names
     if with_data:
-        said = {key: setting_of(cfg, key) for key in cfg_options or ()}
+        said = {key: setting_of(cfg, key) for key in options}
         fill_own_data(cfg)
         for key, value in said.items():
             filled = setting_of(cfg, key)
             if not isinstance(value, dict) and filled != value:
                 raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
     cfg.launcher = launcher
-    cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     return cfg
+
+
+def _put_data(cfg: Config, data: Union[str, Path], annotations: Optional[Union[str, Path]], launcher: str) -> None:
+    """Put the user's own data into a config, in place, and print what was found."""
+    found = find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data')
+    cfg.own_data = found.own_data
+    fill_own_data(cfg)
+    if not rank(launcher):
+        print('\n'.join(found.lines), flush=True)
+
+
+def _put_settings(cfg: Config, settings: Settings, options: dict[str, Any], launcher: str) -> None:
+    """Put settings into a config, in place, before the options of the command line, and print what changes."""
+    before = copy.deepcopy(cfg)
+
+    def pictures() -> int:
+        trained_on = copy.deepcopy(cfg)
+        apply_options(trained_on, options)
+        fill_own_data(trained_on)
+        return count_pictures(trained_on)
+
+    apply_settings(cfg, settings, pictures, processes(launcher))
+    if settings.epochs is None and 'own_data' in cfg:
+        fit_schedule(cfg, pictures(), processes(launcher))
+    changes = summarize(before, cfg)
+    if changes and not rank(launcher):
+        print(f'{settings.words or "for so few pictures"}:\n{changes}', flush=True)
 
 
 def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, skip_unreadable: bool = False) -> Runner:

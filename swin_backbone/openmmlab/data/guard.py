@@ -1,5 +1,6 @@
 """What a run does about data that is wrong: name the file in one sentence, or skip it and count."""
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import wraps
@@ -16,11 +17,11 @@ from mmengine.dist import all_reduce
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
-from mmengine.registry import DATASETS, METRICS
+from mmengine.registry import DATASETS, METRICS, DefaultScope
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from ..config.paths import annotation_file, datasets_of, metrics_of, require_file
+from ..config.paths import annotation_file, datasets_of, metrics_of, require_data, require_file
 from ..errors import DataError, sentence_of
 from .annotations import (
     SHORT_POLYGON,
@@ -92,6 +93,25 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
         raise build_error(dataset, error) from error
     guard_dataset(built, cfg, phase == 'train', skip_unreadable)
     return built
+
+
+def count_pictures(cfg: Config) -> int:
+    """How many pictures an epoch of training has, those that are repeated or left out by a filter counted.
+
+    Raises:
+        ValueError: if the data are not there, naming the key.
+        DataError: if the data set cannot be built.
+    """
+    require_data(cfg, ('train',))
+    dataset = copy.deepcopy(cfg.train_dataloader.dataset)
+    check_datasets(dataset, uses_masks(cfg), beyond=())
+    for _, base in datasets_of(dataset, 'train_dataloader.dataset'):
+        base['pipeline'] = []
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        try:
+            return len(DATASETS.build(dataset))
+        except Exception as error:
+            raise build_error(dataset, error) from error
 
 
 def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:

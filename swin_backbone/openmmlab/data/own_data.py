@@ -1,7 +1,7 @@
-"""Point a config at the user's own pictures with a few --cfg-options.
+"""Point any config of mmdet or mmseg at the user's own pictures.
 
-A config that has `own_data` says where pictures and annotations are, once; the data sets, evaluators and the
-number of classes follow from it:
+A config that has `own_data` says where pictures and annotations are, once; data sets, evaluators and numbers of classes
+follow from it. `--data` writes it (find_data.py), or the user does, in a config or by --cfg-options:
 
     own_data = dict(
         root='data/own',
@@ -13,22 +13,36 @@ for detection, in COCO's format, with the classes its file names; and for segmen
     own_data = dict(
         root='data/own', classes=('road', 'tree'), ignore_index=255, image_suffix='.jpg', label_suffix='.png',
         train=dict(images='images/train', labels='labels/train'), val=dict(images='images/val', labels='labels/val'))
+
+A split of the second kind may have `names`, a file with the name of a picture on each line, without its suffix, and
+suffixes of its own.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
+from ...pictures.colours import distinct_colours
+from ..config.paths import metrics_in
 from ..errors import ConfigError, DataError
 from .annotations import check_annotations, uses_masks
+
+KEPT = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
+SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # of pictures without labels beside, or of videos
+PANOPTIC = 'MaskFormerFusionHead'  # the head of the models that segment instances too
+# Parts of a model whose classes are not the data's: whether something is there at all, or words.
+OTHER_CLASSES = ('rpn_head', 'language_model')
+EDGES = 'STDCHead'  # which learns where edges are
 
 
 def fill_own_data(cfg: Config) -> None:
     """Fill the data sets, evaluators and numbers of classes of a config that has `own_data`, in place.
 
     Raises:
-        ValueError: if a file or folder is missing or the classes are not known, naming the key of `own_data`.
+        ValueError: if a file or folder is missing, the classes are not known, or the config is of a kind that takes
+            other data, naming the key.
         DataError: if an annotation file is not in COCO's format.
     """
     own = cfg.get('own_data')
@@ -43,8 +57,11 @@ def fill_own_data(cfg: Config) -> None:
 
 def _check_shape(cfg: Config, own: Any) -> None:
     """See that `own_data`, and what it fills, is there and of the kind that it is said to be."""
-    for key in ('train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator', 'test_evaluator'):
+    for key in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if not isinstance(cfg.get(key), dict):
+            raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
+    for key in ('val_evaluator', 'test_evaluator'):
+        if not isinstance(cfg.get(key), (dict, list, tuple)):
             raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
     if not isinstance(own, dict) or not isinstance(own.get('root'), str):
         raise ConfigError(f'own_data takes a dict with root, train and val, got {own!r}')
@@ -53,66 +70,74 @@ def _check_shape(cfg: Config, own: Any) -> None:
         other = 'annotations' if isinstance(files, dict) and 'annotations' in files else 'labels'
         if not isinstance(files, dict) or not all(isinstance(files.get(key), str) for key in ('images', other)):
             raise ConfigError(f'own_data.{split} takes a dict with images, and annotations or labels, got {files!r}')
+    sampler = cfg.train_dataloader.get('sampler') or {}
+    preprocessor = str((cfg.model.get('data_preprocessor') or {}).get('type', ''))
+    if 'MultiSource' in str(sampler.get('type')) or preprocessor.endswith(SEVERAL):
+        raise ConfigError(
+            f'own_data takes a config that trains on the pictures of one data set, and model is {cfg.model.type}'
+        )
 
 
-def set_num_classes(cfg: Config, number: int) -> None:
-    """Write a number of classes wherever a model's config has one, in place."""
-    _set_everywhere(cfg.model, 'num_classes', number)
+# --- detection --------------------------------------------------------------------------------------------------------
 
 
 def _fill_coco(cfg: Config, own: ConfigDict) -> None:
     classes = _coco_classes(cfg, own)
     if len(classes) > 1:
         raise ValueError('own_data.val.annotations must have the categories of own_data.train.annotations')
+    names = classes[0]
+    _leave_out_semantics(cfg)
+    _segment_instances(cfg, len(names))
+    metainfo = dict(classes=names, palette=distinct_colours(len(names)))
     for loader, split in _loaders(cfg):
-        loader.dataset.update(
+        files = own[split]
+        _replace_data(
+            loader,
+            'CocoDataset',
             data_root=own.root,
-            ann_file=own[split].annotations,
+            ann_file=files.annotations,
             data_prefix=dict(img=_existing(own, split, 'images', relative=True)),
-            metainfo=dict(classes=classes[0]),
+            metainfo=metainfo,
         )
-    for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
-        evaluator.ann_file = str(Path(own.root) / own.val.annotations)
-    set_num_classes(cfg, len(classes[0]))
+    path = str(Path(own.root) / own.val.annotations)
+    for phase in ('val', 'test'):
+        metrics = [metric for _, metric in metrics_in(cfg, phase)]
+        kept = next((metric for metric in metrics if metric.get('type') == 'CocoMetric'), None)
+        evaluator = dict(kept) if kept else dict(type='CocoMetric', metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
+        evaluator.pop('backend_args', None)
+        cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ann_file=path)
+    set_num_classes(cfg, len(names))
 
 
-def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
-    classes = own.get('classes')
-    if not classes or isinstance(classes, str):
-        raise ValueError(
-            'own_data.classes must name the classes in the order of the label values, as in '
-            f'own_data.classes="[road,tree]"; got {classes!r}'
+def _leave_out_semantics(cfg: Config) -> None:
+    """Take out the branches of HTC and SCNet that learn from labels of pixels, which COCO's annotations have not."""
+    roi_head = cfg.model.get('roi_head')
+    if isinstance(roi_head, dict) and 'semantic_head' in roi_head:
+        for name in ('semantic_head', 'semantic_roi_extractor'):
+            roi_head.pop(name, None)
+        for transform in _transforms(cfg):
+            if transform.get('with_seg'):
+                transform.with_seg = False
+
+
+def _segment_instances(cfg: Config, number: int) -> None:
+    """Let a MaskFormer that segments all pixels, things and stuff, segment instances of so many classes alone."""
+    loads = [one for one in _transforms(cfg) if str(one.get('type')) == 'LoadPanopticAnnotations']
+    fusion = cfg.model.get('panoptic_fusion_head')
+    is_mask_former = isinstance(fusion, dict) and fusion.get('type') == PANOPTIC
+    if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
+        raise ConfigError(
+            f'own_data.train.annotations are of objects, and model {cfg.model.type} takes panoptic annotations: take a '
+            'config of instances, as mask_rcnn'
         )
-    for loader, split in _loaders(cfg):
-        loader.dataset.update(
-            data_root=own.root,
-            data_prefix=dict(
-                img_path=_existing(own, split, 'images', relative=True),
-                seg_map_path=_existing(own, split, 'labels', relative=True),
-            ),
-            img_suffix=own.image_suffix,
-            seg_map_suffix=own.label_suffix,
-            metainfo=dict(classes=tuple(classes)),
-        )
-    # Padding of the labels, the losses and the evaluation all have to skip the same value.
-    cfg.model.data_preprocessor.seg_pad_val = own.ignore_index
-    for head in (cfg.model.decode_head, cfg.model.get('auxiliary_head')):
-        if head is not None:
-            head.ignore_index = own.ignore_index
-    for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
-        evaluator.ignore_index = own.ignore_index
-    set_num_classes(cfg, len(classes))
-
-
-def _loaders(cfg: Config) -> tuple[Any, ...]:
-    return (cfg.train_dataloader, 'train'), (cfg.val_dataloader, 'val'), (cfg.test_dataloader, 'val')
-
-
-def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> str:
-    path = Path(own.root) / own[split][key]
-    if not path.exists():
-        raise ValueError(f'own_data.{split}.{key} is {own[split][key]!r}, and there is no {path}')
-    return own[split][key] if relative else str(path)
+    if is_mask_former:
+        for part in (fusion, cfg.model.panoptic_head):
+            part.update(num_things_classes=number, num_stuff_classes=0)
+        cfg.model.setdefault('test_cfg', ConfigDict()).update(panoptic_on=False, semantic_on=False, instance_on=True)
+    for transform in loads:
+        kept = {name: value for name, value in transform.items() if name in ('imdecode_backend', 'backend_args')}
+        transform.clear()
+        transform.update(type='LoadAnnotations', with_bbox=True, with_mask=True, **kept)
 
 
 def _coco_classes(cfg: Config, own: ConfigDict) -> list[tuple[str, ...]]:
@@ -132,13 +157,133 @@ def _coco_classes(cfg: Config, own: ConfigDict) -> list[tuple[str, ...]]:
     return list(found)
 
 
-def _set_everywhere(node: Any, key: str, value: Any) -> None:
-    """Set each `key` that stands in a config, however deep."""
+# --- segmentation -----------------------------------------------------------------------------------------------------
+
+
+def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
+    classes = own.get('classes')
+    if not classes or isinstance(classes, str):
+        raise ValueError(
+            'own_data.classes must name the classes in the order of the label values, as in '
+            f'own_data.classes="[road,tree]"; got {classes!r}'
+        )
+    reduces, ignored = bool(own.get('reduce_zero_label')), own.get('ignore_index', 255)
+    metainfo = dict(classes=tuple(classes), palette=[list(colour) for colour in distinct_colours(len(classes))])
+    for loader, split in _loaders(cfg):
+        files = own[split]
+        _replace_data(
+            loader,
+            'BaseSegDataset',
+            data_root=own.root,
+            data_prefix=dict(
+                img_path=_existing(own, split, 'images', relative=True),
+                seg_map_path=_existing(own, split, 'labels', relative=True),
+            ),
+            img_suffix=files.get('image_suffix', own.get('image_suffix', '.jpg')),
+            seg_map_suffix=files.get('label_suffix', own.get('label_suffix', '.png')),
+            metainfo=metainfo,
+            reduce_zero_label=reduces,
+            ignore_index=ignored,
+            **({'ann_file': _existing(own, split, 'names')} if files.get('names') else {}),
+        )
+    for transform in _transforms(cfg):
+        if transform.get('type') == 'LoadAnnotations':  # which else says what the data set must have said
+            transform.pop('reduce_zero_label', None)
+    # Padding of the labels, the losses and the evaluation all have to skip the same value.
+    if 'data_preprocessor' in cfg.model:
+        cfg.model.data_preprocessor.seg_pad_val = ignored
+    for head in _heads(cfg):
+        head.ignore_index = ignored
+    for phase in ('val', 'test'):
+        kept = next((one for _, one in metrics_in(cfg, phase) if one.get('type') == 'IoUMetric'), None)
+        evaluator = dict(kept) if kept else dict(type='IoUMetric', iou_metrics=['mIoU'])
+        cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ignore_index=ignored)
+    set_num_classes(cfg, len(classes))
+
+
+def _heads(cfg: Config) -> Iterator[ConfigDict]:
+    """The heads that take labels: of K-Net the one in its head, whose value the others take over."""
+    for name in ('decode_head', 'auxiliary_head'):
+        heads = cfg.model.get(name) or []
+        for head in heads if isinstance(heads, (list, tuple)) else [heads]:
+            yield head.get('kernel_generate_head', head)
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def _loaders(cfg: Config) -> tuple[Any, ...]:
+    return (cfg.train_dataloader, 'train'), (cfg.val_dataloader, 'val'), (cfg.test_dataloader, 'val')
+
+
+def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> str:
+    path = Path(own.root) / own[split][key]
+    if not path.exists():
+        raise ValueError(f'own_data.{split}.{key} is {own[split][key]!r}, and there is no {path}')
+    return own[split][key] if relative else str(path)
+
+
+def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
+    """Put one data set into the place of those of a loader, inside of what repeats or mixes it, in place."""
+
+    def replaced(node: Any) -> Any:
+        if isinstance(node, (list, tuple)):
+            return replaced(node[0])
+        if 'dataset' in node:
+            node.dataset = replaced(node.dataset)
+            return node
+        if 'datasets' in node:  # of several, whose annotations are not the user's
+            inner = replaced(node.datasets)
+            return ConfigDict({'pipeline': node.pipeline, **inner}) if 'pipeline' in node else inner
+        kept = {name: node[name] for name in KEPT if name in node}
+        return ConfigDict(type=kind, **settings, **kept)
+
+    loader.dataset = replaced(loader.dataset)
+
+
+def _transforms(node: Any, in_pipeline: bool = False) -> Iterator[ConfigDict]:
+    """Each transform of the pipelines of a config, those within others too."""
+    if isinstance(node, Config):
+        node = node._cfg_dict
     if isinstance(node, dict):
-        if key in node:
-            node[key] = value
-        for child in node.values():
-            _set_everywhere(child, key, value)
+        if in_pipeline and 'type' in node:
+            yield node
+        for name, child in node.items():
+            yield from _transforms(child, in_pipeline or str(name).endswith('pipeline'))
     elif isinstance(node, (list, tuple)):
         for child in node:
-            _set_everywhere(child, key, value)
+            yield from _transforms(child, in_pipeline)
+
+
+def set_num_classes(cfg: Config, number: int) -> None:
+    """Write a number of classes wherever a model's config has one, in place, and so many weights of classes.
+
+    What a config weighs by class is left as it is where all weights are equal, but for the background's, and else
+    taken out: those weights are of other classes.
+    """
+    _set_classes(cfg.model, number)
+
+
+def _set_classes(node: Any, number: int) -> None:
+    if isinstance(node, (list, tuple)):
+        for child in node:
+            _set_classes(child, number)
+        return
+    if not isinstance(node, dict) or 'language_model' in node or node.get('type') == EDGES:
+        return
+    if 'num_classes' in node:
+        node['num_classes'] = number
+    if node.get('out_channels') == 1 and 'num_classes' in node and number != 2:  # of two classes, told by a threshold
+        node.update(out_channels=number)
+        node.pop('threshold', None)
+    if isinstance(node.get('class_weight'), (list, tuple)):
+        node['class_weight'] = _weights(node['class_weight'], number)
+    for name, child in node.items():
+        if name not in OTHER_CLASSES:
+            _set_classes(child, number)
+
+
+def _weights(weights: Sequence[float], number: int) -> Any:
+    """The weights of so many classes, and of the background behind them if it has another; None if they differ."""
+    same = set(weights[:-1])
+    return [weights[0]] * number + [weights[-1]] if len(same) == 1 else None

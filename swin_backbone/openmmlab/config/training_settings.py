@@ -1,0 +1,301 @@
+"""--epochs, --batch, --img-scale and --lr: one number each, and everything in a config that hangs together with it."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Optional
+
+from mmengine.config import Config, ConfigDict
+
+from ..errors import ConfigError
+
+WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
+WARM_UP = 0.1  # the largest share of a training that a warm-up takes
+MODES = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')  # of hooks and heads
+# Settings of transforms and preprocessors that are a side or two, in pixels.
+SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
+STEP = 32  # pixels: what is a multiple of it stays one
+
+
+class Settings(NamedTuple):
+    """What a command line says of a training; None leaves it as the config has it.
+
+    Args:
+        epochs: over all training pictures, also of a config that counts iterations.
+        batch: pictures a step and process; the learning rate follows in proportion, unless `lr` is given.
+        img_scale: width and height, in pixels, that pictures are resized to, as the config's pipelines do it.
+        lr: the learning rate.
+    """
+
+    epochs: Optional[int] = None
+    batch: Optional[int] = None
+    img_scale: Optional[tuple[int, int]] = None
+    lr: Optional[float] = None
+
+    @property
+    def words(self) -> str:
+        """As on a command line."""
+        scale = None if self.img_scale is None else 'x'.join(map(str, self.img_scale))
+        said = dict(self._asdict(), img_scale=scale)
+        return ' '.join(f'--{key.replace("_", "-")} {value}' for key, value in said.items() if value is not None)
+
+
+def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], int], processes: int = 1) -> None:
+    """Put settings into a config, in place, with what hangs together with them.
+
+    Args:
+        pictures_of: how many pictures an epoch has; asked if it has to be known.
+        processes: among which a batch of each is trained on.
+
+    Raises:
+        ConfigError: if the config has not what a setting changes, naming the key.
+    """
+    if settings.batch is not None:
+        _set_batch(cfg, settings.batch, scales_lr=settings.lr is None)
+    if settings.img_scale is not None:
+        _set_img_scale(cfg, settings.img_scale)
+    if settings.lr is not None:
+        _scale_lr(cfg, settings.lr / _optimizer(cfg, '--lr').lr)
+    if settings.epochs is not None:
+        fit_schedule(cfg, pictures_of(), processes, settings.epochs)
+
+
+# --- batch and learning rate ------------------------------------------------------------------------------------------
+
+
+def _set_batch(cfg: Config, batch: int, scales_lr: bool) -> None:
+    loader = cfg.get('train_dataloader')
+    if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
+        raise ConfigError('--batch sets train_dataloader.batch_size, and the config has none')
+    if scales_lr and not (cfg.get('auto_scale_lr') or {}).get('enable'):
+        _scale_lr(cfg, batch / loader.batch_size)
+    loader.batch_size = batch
+
+
+def _optimizer(cfg: Config, option: str) -> ConfigDict:
+    optimizer = (cfg.get('optim_wrapper') or {}).get('optimizer')
+    if not isinstance(optimizer, dict) or not isinstance(optimizer.get('lr'), (int, float)) or not optimizer.lr:
+        raise ConfigError(f'{option} sets optim_wrapper.optimizer.lr, and the config has none')
+    return optimizer
+
+
+def _scale_lr(cfg: Config, factor: float) -> None:
+    """Multiply the learning rate, and the rates that a schedule leads to."""
+    optimizer = _optimizer(cfg, '--batch')
+    optimizer.lr = _rounded(optimizer.lr * factor)
+    for schedule in _schedules(cfg):
+        for key in ('eta_min', 'eta_max', 'min_value'):
+            if isinstance(schedule.get(key), (int, float)) and 'Momentum' not in schedule.type:
+                schedule[key] = _rounded(schedule[key] * factor)
+
+
+def _rounded(value: float) -> float:
+    return float(f'{value:.6g}')
+
+
+def _schedules(cfg: Config) -> list[ConfigDict]:
+    schedules = cfg.get('param_scheduler') or []
+    return [schedules] if isinstance(schedules, dict) else list(schedules)
+
+
+# --- the length of a training -----------------------------------------------------------------------------------------
+
+
+def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optional[int] = None) -> None:
+    """Make a training so many epochs long, in place, or leave its length; no warm-up takes more than a tenth of it.
+
+    Raises:
+        ConfigError: if train_cfg has neither max_epochs nor max_iters.
+    """
+    loop = cfg.get('train_cfg') or ConfigDict()
+    unit = 'max_epochs' if 'max_epochs' in loop else 'max_iters'
+    if not isinstance(loop.get(unit), int):
+        raise ConfigError('--epochs sets train_cfg.max_epochs or max_iters, and the config has none')
+    by_epoch = unit == 'max_epochs'
+    batch = cfg.train_dataloader.get('batch_size') or 1
+    steps = max(1, math.ceil(pictures / (batch * processes)))  # of an epoch
+    old = loop[unit]
+    new = old if epochs is None else epochs if by_epoch else epochs * steps
+    factor = new / old
+    loop[unit] = new
+    total = new * steps if by_epoch else new
+    ends = _Ends(factor, new, total, steps, by_epoch)
+    cfg.param_scheduler = [fitted for one in _schedules(cfg) if (fitted := ends.fitted(one)) is not None]
+    _fit_intervals(cfg, loop, factor, new, by_epoch)
+    logger = (cfg.get('default_hooks') or {}).get('logger')
+    if isinstance(logger, dict):
+        logger.interval = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
+    if factor != 1:
+        _scale_modes(cfg.get('custom_hooks'), factor if by_epoch else 1)
+        _scale_modes(cfg.get('model'), factor)
+
+
+class _Ends:
+    """Where the parts of a schedule end in a training of another length."""
+
+    def __init__(self, factor: float, new: int, total: int, steps: int, by_epoch: bool):
+        self.factor, self.new, self.total, self.steps, self.by_epoch = factor, new, total, steps, by_epoch
+        self.moved: dict[int, int] = {}  # ends of warm-ups in iterations, where other parts begin
+
+    def fitted(self, schedule: ConfigDict) -> Optional[ConfigDict]:
+        """A part of a schedule; None if nothing is left of it."""
+        if 'end' not in schedule and 'milestones' not in schedule and 'T_max' not in schedule:
+            return schedule
+        schedule = ConfigDict(schedule)
+        counts_epochs = schedule.get('by_epoch', True)
+        begin, end = schedule.get('begin', 0), schedule.get('end')
+        if schedule.type in WARM_UPS and not begin and isinstance(end, int):
+            return self._warm_up(schedule, end, counts_epochs)
+        limit = self.new if counts_epochs == self.by_epoch else self.total
+        factor = self.factor if counts_epochs == self.by_epoch else min(1.0, self.factor)
+        if isinstance(begin, int) and 'begin' in schedule:
+            moved = None if counts_epochs else self.moved.get(begin)
+            schedule.begin = min(round(begin * factor), limit) if moved is None else moved
+        if isinstance(end, int):
+            schedule.end = min(max(1, round(end * factor)), max(limit, 1))
+            if schedule.end <= schedule.get('begin', 0):
+                return None
+        if isinstance(schedule.get('T_max'), int):
+            whole = isinstance(end, int) and schedule.T_max in (end - begin, end)
+            length = schedule.end - schedule.get('begin', 0) if whole else max(1, round(schedule.T_max * factor))
+            schedule.T_max = max(1, length)
+        for key in ('milestones', 'periods'):
+            if isinstance(schedule.get(key), (list, tuple)):
+                schedule[key] = sorted({max(1, round(value * factor)) for value in schedule[key]})
+        for key in ('step_size', 'total_steps'):
+            if isinstance(schedule.get(key), int):
+                schedule[key] = max(1, round(schedule[key] * factor))
+        return schedule
+
+    def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
+        """One in iterations is as long as it was, up to a share of the training; one in epochs becomes one in them."""
+        longest = int(WARM_UP * self.total)
+        if not counts_epochs:
+            schedule.end = self.moved[end] = min(end, longest)
+        elif self.factor != 1 or end * self.steps > longest:
+            schedule.end = min(round(end * self.factor * self.steps), longest)
+            schedule.by_epoch = False
+            schedule.pop('convert_to_iter_based', None)
+        return schedule if schedule.end else None
+
+
+def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool) -> None:
+    """Validate and save as often in a shorter training as before, and at its end; in a longer one as before."""
+
+    def fitted(interval: int) -> int:
+        return min(interval, max(1, round(interval * factor)), new)
+
+    if isinstance(loop.get('val_interval'), int):
+        loop.val_interval = fitted(loop.val_interval)
+    elif cfg.get('val_dataloader'):
+        loop.val_interval = fitted(1 if by_epoch else 1000)  # mmengine's defaults
+    if isinstance(loop.get('val_begin'), int):
+        loop.val_begin = max(1, round(loop.val_begin * factor))
+    if loop.get('dynamic_intervals'):
+        loop.dynamic_intervals = [(round(at * factor), fitted(every)) for at, every in loop.dynamic_intervals]
+    checkpoint = (cfg.get('default_hooks') or {}).get('checkpoint')
+    saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
+    if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == by_epoch:
+        checkpoint.interval = fitted(saves)
+
+
+def _scale_modes(node: Any, factor: float) -> None:
+    """Move when hooks and heads change what they do, which is counted in epochs."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in MODES and isinstance(value, int):
+                node[key] = round(value * factor)
+            elif key == 'warmup_iters' and isinstance(value, int):
+                node[key] = max(1, round(value * factor))
+            else:
+                _scale_modes(value, factor)
+    elif isinstance(node, (list, tuple)):
+        for child in node:
+            _scale_modes(child, factor)
+
+
+# --- the size of pictures ---------------------------------------------------------------------------------------------
+
+
+def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
+    """Resize to a width and height in test, and in proportion whatever else has a size in pixels."""
+    tested = [step for phase in ('test', 'val') for step in _steps(cfg.get(f'{phase}_dataloader')) if _is_resize(step)]
+    if not tested:
+        raise ConfigError('--img-scale sets the scale of Resize in test_dataloader, whose pipeline has none')
+    old = sorted(_pair(tested[0].scale))
+    factors = min(scale) / old[0], max(scale) / old[1]
+    for node in (cfg.get('train_dataloader'), cfg.get('custom_hooks'), cfg.get('tta_pipeline')):
+        for step in _steps(node):
+            _scale_sides(step, factors)
+    for step in tested:
+        if sorted(_pair(step.scale)) == old:
+            step.scale = scale
+        else:
+            _scale_sides(step, factors)
+    for phase in ('test', 'val'):
+        for step in _steps(cfg.get(f'{phase}_dataloader')):
+            if not _is_resize(step):
+                _scale_sides(step, factors)
+    model = cfg.get('model') or {}
+    for preprocessor in (model.get('data_preprocessor'), cfg.get('data_preprocessor')):
+        if isinstance(preprocessor, dict):
+            _scale_sides(preprocessor, factors)
+            for augment in preprocessor.get('batch_augments') or ():
+                _scale_sides(augment, factors)
+    test_cfg = model.get('test_cfg')
+    if isinstance(test_cfg, dict) and test_cfg.get('mode') == 'slide':
+        for key in ('crop_size', 'stride'):
+            test_cfg[key] = _scaled(test_cfg[key], factors)
+
+
+def _is_resize(step: dict[str, Any]) -> bool:
+    return str(step.get('type')).endswith('Resize') and isinstance(step.get('scale'), (list, tuple, int))
+
+
+def _pair(scale: Any) -> tuple[int, int]:
+    return (scale, scale) if isinstance(scale, int) else (scale[0], scale[1])
+
+
+def _steps(node: Any) -> Iterator[ConfigDict]:
+    """The transforms in a part of a config, those in others too."""
+    if isinstance(node, dict):
+        if 'type' in node:
+            yield node
+        for child in node.values():
+            yield from _steps(child)
+    elif isinstance(node, (list, tuple)):
+        for child in node:
+            yield from _steps(child)
+
+
+def _scale_sides(step: dict[str, Any], factors: tuple[float, float]) -> None:
+    for key in SIDES:
+        if key in step and not isinstance(step[key], (bool, str)) and _has_pixels(step[key]):
+            step[key] = _scaled(step[key], factors)
+    if isinstance(step.get('max_size'), int):  # of the longer side
+        step['max_size'] = _side(step['max_size'], factors[1])
+
+
+def _has_pixels(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_has_pixels, value))
+    return isinstance(value, int)
+
+
+def _scaled(value: Any, factors: tuple[float, float]) -> Any:
+    """A side, two, or a list of two each, by the factors of short sides and of long ones; a square by the first."""
+    short, long = factors
+    if isinstance(value, int):
+        return _side(value, short)
+    if not isinstance(value[0], int):
+        return [_scaled(one, factors) for one in value]
+    if len(value) == 2 and value[0] != value[1]:
+        least = min(value)
+        return type(value)(_side(side, short if side == least else long) for side in value)
+    return type(value)(_side(side, short) for side in value)
+
+
+def _side(side: int, factor: float) -> int:
+    scaled = side * factor
+    if side % STEP == 0 and side:
+        return max(STEP, round(scaled / STEP) * STEP) if side > 0 else round(scaled)
+    return max(1, round(scaled)) if side > 0 else round(scaled)

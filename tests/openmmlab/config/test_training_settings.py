@@ -1,0 +1,172 @@
+"""--epochs, --batch, --img-scale and --lr: what hangs together with each moves with it."""
+
+import copy
+
+import pytest
+from mmengine.config import Config
+from mmengine.registry import PARAM_SCHEDULERS
+from torch import nn, optim
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from swin_backbone.openmmlab.config.check import check_config
+from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.config.training_settings import Settings, apply_settings, fit_schedule
+
+RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+YOLOX = 'mmdet::yolox/yolox_tiny_8xb8-300e_coco.py'
+RTMDET = 'mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py'
+TOOD = 'mmdet::tood/tood_r50_fpn_1x_coco.py'
+SOLO = 'mmdet::condinst/condinst_r50_fpn_ms-poly-90k_coco_instance.py'
+FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
+SEGFORMER = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
+CITYSCAPES = 'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py'
+SLIDE = 'mmseg::vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512.py'
+
+
+def set_(config, pictures=100, **settings):
+    cfg = read_config(config)
+    apply_settings(cfg, Settings(**settings), lambda: pictures)
+    check_config(cfg)
+    return cfg
+
+
+def rates(cfg, steps):
+    """The learning rate at each step of a training, as mmengine's schedulers make it."""
+    lr = cfg.optim_wrapper.optimizer.lr
+    optimizer = optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
+    by_epoch = 'max_epochs' in cfg.train_cfg
+    epochs = cfg.train_cfg.get('max_epochs', 1)
+    schedulers = []
+    for one in cfg.param_scheduler:
+        one = dict(one, optimizer=optimizer)
+        cls = PARAM_SCHEDULERS.get(one.pop('type'))
+        converts = one.pop('convert_to_iter_based', False)
+        build = cls.build_iter_from_epoch if converts else cls
+        schedulers.append(build(**one, **(dict(epoch_length=steps // epochs) if converts else {})))
+    found = []
+    for step in range(1, steps + 1):
+        found.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
+        for scheduler in schedulers:
+            if not scheduler.by_epoch or (by_epoch and step % (steps // epochs) == 0):
+                scheduler.step()
+    return found
+
+
+def test_epochs_of_a_step_schedule():
+    cfg = set_(RETINANET, epochs=6)  # of 12; 50 steps each
+    assert (cfg.train_cfg.max_epochs, cfg.train_cfg.val_interval) == (6, 1)
+    warm_up, steps = cfg.param_scheduler
+    assert (warm_up.end, steps.end, steps.milestones) == (30, 6, [4, 6])
+    assert cfg.default_hooks.logger.interval == 50
+    assert rates(cfg, 300)[31] == pytest.approx(cfg.optim_wrapper.optimizer.lr)
+
+
+def test_epochs_of_a_config_that_counts_iterations():
+    cfg = set_(FCN, epochs=4, batch=5)  # 20 steps each
+    assert cfg.train_cfg.max_iters == cfg.param_scheduler[0].end == 80
+    assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (8, 8)
+    assert cfg.default_hooks.logger.interval == 8
+    found = rates(cfg, 80)
+    assert found[0] == cfg.optim_wrapper.optimizer.lr
+    assert found[-1] < 0.1 * found[0]
+
+
+def test_a_warm_up_in_front_of_a_schedule_is_a_tenth_at_most():
+    cfg = set_(SEGFORMER, epochs=2)  # batch of 2: 100 steps
+    warm_up, poly = cfg.param_scheduler
+    assert warm_up.end == poly.begin == 10
+    assert poly.end == cfg.train_cfg.max_iters == 100
+    found = rates(cfg, 100)
+    assert max(found) == pytest.approx(cfg.optim_wrapper.optimizer.lr)
+    assert found[-1] < 0.05 * max(found)
+
+
+@pytest.mark.parametrize('config', [YOLOX, RTMDET])
+def test_what_changes_late_in_a_training_still_does(config):
+    cfg = set_(config, epochs=30)  # of 300
+    late = [one for one in cfg.custom_hooks if 'num_last_epochs' in one or 'switch_epoch' in one][0]
+    assert late.get('num_last_epochs', 2) == 2 and late.get('switch_epoch', 28) == 28
+    assert cfg.train_cfg.max_epochs == 30
+    assert max(one.end for one in cfg.param_scheduler if one.get('by_epoch')) == 30
+    found = rates(cfg, 30 * 13)
+    assert max(found) == pytest.approx(cfg.optim_wrapper.optimizer.lr, rel=0.05)
+    assert found[-1] < 0.2 * max(found)
+
+
+def test_a_head_that_changes_after_some_epochs():
+    assert set_(TOOD, epochs=24).model.train_cfg.initial_epoch == 8
+    assert set_(SOLO, epochs=3).train_cfg.max_iters == 150
+
+
+@pytest.mark.parametrize('config', [RETINANET, YOLOX, RTMDET, FCN, SEGFORMER, SOLO])
+@pytest.mark.parametrize('epochs', [1, 3, 1000])
+@pytest.mark.parametrize('pictures', [1, 7, 500])
+def test_any_length_is_a_schedule(config, epochs, pictures):
+    cfg = set_(config, pictures, epochs=epochs)
+    total = cfg.train_cfg.get('max_epochs') or cfg.train_cfg.max_iters
+    assert 1 <= cfg.train_cfg.val_interval <= total
+    for one in cfg.param_scheduler:
+        assert one.get('begin', 0) < one.get('end', float('inf'))
+    batch = cfg.train_dataloader.batch_size
+    steps = epochs * -(-pictures // batch)
+    if steps < 300:
+        found = rates(cfg, steps)
+        assert all(0 <= rate <= 1.01 * cfg.optim_wrapper.optimizer.lr for rate in found)
+
+
+def test_a_longer_training_validates_as_often_as_before():
+    cfg = set_(RETINANET, epochs=36)
+    assert cfg.train_cfg.val_interval == 1
+    assert cfg.param_scheduler[1].milestones == [24, 33]
+
+
+def test_the_learning_rate_follows_the_batch_unless_it_is_given():
+    lr = read_config(RETINANET).optim_wrapper.optimizer.lr
+    assert set_(RETINANET, batch=8).optim_wrapper.optimizer.lr == pytest.approx(4 * lr)
+    assert set_(RETINANET, batch=8, lr=0.5).optim_wrapper.optimizer.lr == 0.5
+    cfg = set_(FCN, lr=0.1)
+    assert cfg.param_scheduler[0].eta_min == pytest.approx(1e-3)
+
+
+def test_few_pictures_shorten_a_warm_up_alone():
+    cfg = read_config(RETINANET)
+    fit_schedule(cfg, 10)
+    assert cfg.train_cfg == read_config(RETINANET).train_cfg
+    assert [one.end for one in cfg.param_scheduler] == [6, 12]
+
+
+@pytest.mark.parametrize(('config', 'scale', 'expected'), [
+    (RETINANET, (640, 480), {'test_dataloader.dataset.pipeline.1.scale': (640, 480),
+                             'train_dataloader.dataset.pipeline.2.scale': (640, 480)}),
+    (FCN, (640, 256), {'test_dataloader.dataset.pipeline.1.scale': (640, 256),
+                       'train_dataloader.dataset.pipeline.3.crop_size': (256, 256),
+                       'model.data_preprocessor.size': (256, 256)}),
+    (CITYSCAPES, (1024, 512), {'train_dataloader.dataset.pipeline.3.crop_size': (256, 512),
+                               'model.data_preprocessor.size': (256, 512)}),
+    (YOLOX, (320, 320), {'test_dataloader.dataset.pipeline.1.scale': (320, 320),
+                         'train_dataloader.dataset.pipeline.0.img_scale': (480, 480)}),
+    (SLIDE, (1024, 256), {'model.test_cfg.crop_size': None}),
+])  # fmt: skip
+def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected):
+    cfg = set_(config, img_scale=scale)
+    for key, value in expected.items():
+        node = cfg
+        for name in key.split('.'):
+            node = node[int(name)] if name.isdecimal() else node.get(name)
+        assert (tuple(node) if node else node) == value, key
+
+
+@pytest.mark.parametrize(('cfg', 'settings', 'key'), [
+    (dict(train_dataloader=dict(batch_size=2), train_cfg=dict()), dict(epochs=2), 'train_cfg.max_epochs'),
+    (dict(), dict(batch=2), 'train_dataloader.batch_size'),
+    (dict(), dict(lr=1.0), 'optim_wrapper.optimizer.lr'),
+    (dict(optim_wrapper=dict(gen=dict(), disc=dict())), dict(lr=1.0), 'optim_wrapper.optimizer.lr'),
+    (dict(test_dataloader=dict(dataset=dict(pipeline=[]))), dict(img_scale=(8, 8)), 'test_dataloader'),
+])  # fmt: skip
+def test_what_a_config_lacks_is_named(cfg, settings, key, record_fault):
+    with pytest.raises(ValueError, match=key):
+        apply_settings(Config(copy.deepcopy(cfg)), Settings(**settings), lambda: 10)
+    record_fault('bad_commands')

@@ -1,0 +1,257 @@
+"""`--data`: what a folder holds, for any config of mmdet or mmseg; and sentences where it is not understood."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from helpers import layouts
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+import mmseg.datasets  # noqa: F401 - registers BaseSegDataset
+
+from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.data.annotations import check_annotations
+from swin_backbone.openmmlab.data.find_data import find_data
+from swin_backbone.openmmlab.data.own_data import fill_own_data, set_num_classes
+
+BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
+LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
+
+
+def found(config, data, work, annotations=None):
+    cfg = read_config(config)
+    seen = find_data(cfg, data, annotations, work)
+    cfg.own_data = seen.own_data
+    fill_own_data(cfg)
+    return cfg, '\n'.join(seen.lines)
+
+
+def read(cfg, phase='train'):
+    """What an annotation file of a config holds, and that its pictures are there."""
+    dataset = cfg[f'{phase}_dataloader'].dataset
+    data = json.loads(Path(dataset.data_root, dataset.ann_file).read_text())
+    for image in data['images']:
+        assert cv2.imread(f'{dataset.data_root}/{dataset.data_prefix.img}/{image["file_name"]}') is not None
+    return data
+
+
+def boxes(data):
+    """For each picture its objects: class and box."""
+    names = {category['id']: category['name'] for category in data['categories']}
+    pictures = {image['id']: image['file_name'].rpartition('/')[2] for image in data['images']}
+    objects = {}
+    for one in data['annotations']:
+        objects.setdefault(pictures[one['image_id']], []).append((names[one['category_id']], *one['bbox']))
+    return {name: sorted(found) for name, found in objects.items()}
+
+
+@pytest.mark.parametrize('layout', ['coco', 'yolo', 'voc'])
+def test_every_layout_has_the_same_objects(layout, tmp_path):
+    cfg, said = found(BOXES, layouts.made(layout, tmp_path), tmp_path / 'work')
+    for phase in ('train', 'val'):
+        truth = {
+            f'{name}.jpg': sorted((layouts.NAMES[kind], x, y, side, side) for x, y, side, kind in there)
+            for name, _, there in layouts.scenes(phase)
+        }
+        objects = boxes(read(cfg, phase))
+        assert objects.keys() == truth.keys()
+        for name, expected in truth.items():
+            for one, other in zip(objects[name], expected):
+                assert one[0] == other[0]
+                assert one[1:] == pytest.approx(other[1:], abs=0.01)
+        check = check_annotations(cfg[f'{phase}_dataloader'].dataset.ann_file, 'COCO', False)
+        assert not check.errors and not check.in_evaluation and not check.warnings
+    assert set(cfg.train_dataloader.dataset.metainfo.classes) == set(layouts.NAMES)
+    assert cfg.model.bbox_head.num_classes == 2
+    assert cfg.val_evaluator.ann_file == cfg.val_dataloader.dataset.ann_file
+    assert '4 pictures' in said and '2 pictures' in said and 'nut' in said
+
+
+def test_labels_are_found_with_their_suffixes_and_names(tmp_path):
+    root = layouts.made('labels', tmp_path)
+    cfg, said = found(LABELS, root, tmp_path / 'work')
+    dataset = cfg.train_dataloader.dataset
+    assert (dataset.type, dataset.img_suffix, dataset.seg_map_suffix) == ('BaseSegDataset', '.jpg', '.png')
+    assert dataset.data_prefix.img_path == 'img_dir/train'
+    assert dataset.metainfo.classes == ('ground', 'nut', 'bolt')
+    assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
+    assert 'reduce_zero_label=True' not in str(cfg.train_dataloader)
+    assert "'reduce_zero_label': True" not in str(cfg)
+    assert '3: ground, nut, bolt' in said
+
+
+@pytest.mark.parametrize('how', [dict(), dict(outlines=True)])
+def test_a_config_of_masks_takes_outlines_and_refuses_boxes(how, tmp_path):
+    root = layouts.made('yolo', tmp_path, **how)
+    if not how:
+        with pytest.raises(ValueError, match='trains on masks of objects, and .* has boxes alone'):
+            found(MASKS, root, tmp_path / 'work')
+        return
+    cfg, _ = found(MASKS, root, tmp_path / 'work')
+    assert not check_annotations(cfg.train_dataloader.dataset.ann_file, 'COCO', True).masks
+    assert cfg.model.roi_head.mask_head.num_classes == 2
+    assert 'num_classes' not in cfg.model.rpn_head
+
+
+@pytest.mark.parametrize('layout', ['coco', 'yolo'])
+def test_outlines_are_drawn_as_labels_for_a_segmentor(layout, tmp_path):
+    root = layouts.made(layout, tmp_path, **(dict(outlines=True) if layout == 'yolo' else {}))
+    cfg, said = found(LABELS, root, tmp_path / 'work')
+    assert cfg.train_dataloader.dataset.metainfo.classes == ('background', 'nut', 'bolt')
+    assert 'drawn from the outlines' in said
+    dataset = DATASETS.build(dict(cfg.val_dataloader.dataset, type='mmseg.BaseSegDataset', pipeline=[]))
+    paths = {Path(item['img_path']).stem: item['seg_map_path'] for item in map(dataset.get_data_info, range(2))}
+    for name, _, there in layouts.scenes('val'):
+        label = cv2.imread(paths[name], cv2.IMREAD_UNCHANGED)
+        assert label.shape == (layouts.SIZE, layouts.SIZE)
+        for x, y, side, kind in there:
+            assert label[y + side // 2, x + side // 2] == kind + 1
+        assert label[0, 0] == 0
+
+
+def test_without_a_split_one_is_made_and_written_down(tmp_path):
+    root = layouts.made('coco', tmp_path, split_folders=False)
+    cfg, said = found(BOXES, root, tmp_path / 'work')
+    again, _ = found(BOXES, root, tmp_path / 'elsewhere')
+    train, val = read(cfg), read(cfg, 'val')
+    assert (len(train['images']), len(val['images'])) == (5, 1)
+    assert not {image['file_name'] for image in train['images']} & {image['file_name'] for image in val['images']}
+    assert read(again, 'val')['images'] == val['images']
+    assert 'a fifth of the pictures is held out' in said
+    assert str(tmp_path / 'work') in said
+
+
+def test_pictures_and_annotations_may_lie_apart(tmp_path):
+    root = layouts.made('labels', tmp_path)
+    (tmp_path / 'elsewhere').mkdir()
+    shutil.move(root / 'ann_dir', tmp_path / 'elsewhere' / 'truth')
+    cfg, _ = found(LABELS, root / 'img_dir', tmp_path / 'work', tmp_path / 'elsewhere' / 'truth')
+    assert cfg.train_dataloader.dataset.data_prefix.seg_map_path.endswith('elsewhere/truth/train')
+    root = layouts.made('coco', tmp_path)
+    cfg, _ = found(BOXES, root / 'annotations' / 'instances_train.json', tmp_path / 'work2')
+    assert cfg.val_dataloader.dataset.ann_file.endswith('instances_val.json')
+
+
+def test_black_and_white_masks_become_labels(tmp_path):
+    root = layouts.made('labels', tmp_path, value=lambda kind: 255)
+    (root / 'classes.txt').unlink()
+    cfg, said = found(LABELS, root, tmp_path / 'work')
+    assert cfg.train_dataloader.dataset.metainfo.classes == ('background', 'foreground')
+    assert 'black and white' in said
+    path = f'{cfg.train_dataloader.dataset.data_prefix.seg_map_path}/train_0.png'
+    assert set(np.unique(cv2.imread(path, cv2.IMREAD_UNCHANGED))) == {0, 1}
+
+
+@pytest.mark.parametrize(('names', 'classes', 'ignored', 'reduces'), [
+    ('void\nnut\nbolt\n', ('nut', 'bolt'), 255, True),
+    ('ground\nnut\nUnlabelled\n', ('ground', 'nut'), 2, False),
+])  # fmt: skip
+def test_a_class_called_void_is_ignored(names, classes, ignored, reduces, tmp_path):
+    root = layouts.made('labels', tmp_path)
+    (root / 'classes.txt').write_text(names)
+    cfg, said = found(LABELS, root, tmp_path / 'work')
+    dataset = cfg.val_dataloader.dataset
+    assert (dataset.metainfo.classes, dataset.reduce_zero_label) == (classes, reduces)
+    assert cfg.model.decode_head.ignore_index == cfg.val_evaluator.ignore_index == ignored
+    assert 'ignored' in said
+
+
+def test_classes_count_everywhere_but_where_they_are_not_the_datas():
+    cfg = Config(dict(model=dict(
+        rpn_head=dict(num_classes=1), bbox_head=[dict(num_classes=80), dict(num_classes=80)],
+        panoptic_head=dict(loss_cls=dict(class_weight=[1.0] * 133 + [0.1])),
+        decode_head=dict(num_classes=19, loss_decode=dict(class_weight=[0.8, 0.9, 1.1])),
+        auxiliary_head=[dict(type='STDCHead', num_classes=2), dict(num_classes=2, out_channels=1)],
+    )))  # fmt: skip
+    set_num_classes(cfg, 5)
+    assert cfg.model.rpn_head.num_classes == 1
+    assert [head.num_classes for head in cfg.model.bbox_head] == [5, 5]
+    assert cfg.model.panoptic_head.loss_cls.class_weight == [1.0] * 5 + [0.1]
+    assert cfg.model.decode_head.loss_decode.class_weight is None
+    assert [head.num_classes for head in cfg.model.auxiliary_head] == [2, 5]
+    assert cfg.model.auxiliary_head[1].out_channels == 5
+
+
+def broken(root, how):
+    """Spoil a folder; the layout it had is that of the function's name."""
+    if how == 'no annotations':
+        shutil.rmtree(root / 'annotations')
+    elif how == 'pictures elsewhere':
+        shutil.rmtree(root / 'images')
+        layouts.write_picture(root / 'other', 'x', np.zeros((8, 8, 3), np.uint8))
+    elif how == 'several files':
+        shutil.copy(root / 'annotations' / 'instances_train.json', root / 'annotations' / 'instances_train_2.json')
+    elif how == 'broken json':
+        (root / 'annotations' / 'instances_train.json').write_text('{"images": [')
+        (root / 'annotations' / 'instances_val.json').unlink()
+    elif how == 'empty':
+        shutil.rmtree(root)
+        root.mkdir()
+    elif how == 'class beyond':
+        (root / 'labels' / 'train' / 'train_0.txt').write_text('7 0.5 0.5 0.1 0.1\n')
+    elif how == 'pixels':
+        (root / 'labels' / 'train' / 'train_0.txt').write_text('0 32 32 10 10\n')
+    elif how == 'half a line':
+        (root / 'labels' / 'train' / 'train_0.txt').write_text('0 0.5 0.5 0.1 0.1\n1 0.5\n')
+    elif how == 'no box':
+        text = (root / 'Annotations' / 'train_0.xml').read_text().replace('<xmin>5</xmin>', '', 1)
+        (root / 'Annotations' / 'train_0.xml').write_text(text)
+    elif how == 'no picture':
+        (root / 'JPEGImages' / 'train_0.jpg').unlink()
+    elif how == 'no xml':
+        (root / 'Annotations' / 'train_0.xml').write_text('<annotation><object>')
+    elif how == 'other size':
+        layouts.write_picture(root / 'ann_dir' / 'train', 'train_0', np.zeros((8, 9), np.uint8), '.png')
+    elif how == 'colours':
+        layouts.write_picture(root / 'ann_dir' / 'train', 'train_0', np.full((64, 64, 3), 7, np.uint8), '.png')
+    elif how == 'few names':
+        (root / 'classes.txt').write_text('ground\nnut\n')
+    elif how == 'two suffixes':
+        path = root / 'img_dir' / 'train' / 'train_0.jpg'
+        cv2.imwrite(str(path.with_suffix('.png')), cv2.imread(str(path)))
+        path.unlink()
+
+
+@pytest.mark.parametrize(('config', 'layout', 'how', 'message'), [
+    (BOXES, 'coco', 'no annotations', 'no annotations were found in .*looked for a JSON.*; found 6 .jpg in images/train'),
+    (BOXES, 'coco', 'pictures elsewhere', "names 4 pictures, as 'train_0.jpg', and none of those looked for is below"),
+    (BOXES, 'coco', 'several files', 'several annotation files for training: .*name one: --data FILE'),
+    (BOXES, 'coco', 'broken json', r'instances_train\.json is no JSON'),
+    (BOXES, 'coco', 'empty', 'there is no picture below .*, which has nothing'),
+    (BOXES, 'yolo', 'class beyond', r'train_0\.txt, line 1: the class is a whole number from 0 to 1, got .7'),
+    (BOXES, 'yolo', 'pixels', r'train_0\.txt, line 1, takes shares of the picture, from 0 to 1'),
+    (BOXES, 'yolo', 'half a line', r'train_0\.txt, line 2, takes CLASS X Y WIDTH HEIGHT'),
+    (BOXES, 'voc', 'no box', r'train_0\.xml: bndbox of object 0 takes xmin'),
+    (BOXES, 'voc', 'no picture', r'train_0\.xml belongs to a picture of its name, and below .* there is no picture'),
+    (BOXES, 'voc', 'no xml', r'train_0\.xml cannot be read as XML'),
+    (BOXES, 'labels', None, 'labels of pixels, .* they are for a config of mmseg'),
+    (LABELS, 'voc', None, 'are boxes, which are for a config of mmdet'),
+    (LABELS, 'yolo', None, 'are boxes, which are for a config of mmdet'),
+    (LABELS, 'labels', 'other size', r'train_0\.png is 9x8, and its picture 64x64'),
+    (LABELS, 'labels', 'colours', r'train_0\.png has colours'),
+    (LABELS, 'labels', 'few names', r'classes\.txt names 2 classes, and the labels have the value 2'),
+    (LABELS, 'labels', 'two suffixes', r'takes one folder and one suffix .* there are 1 as img_dir/train/\*\.png'),
+])  # fmt: skip
+def test_what_is_not_understood_is_said(config, layout, how, message, tmp_path, record_fault):
+    root = layouts.made(layout, tmp_path)
+    if how:
+        broken(root, how)
+    with pytest.raises(ValueError, match=message) as error:
+        found(config, root, tmp_path / 'work')
+    assert len(str(error.value)) < 600
+    record_fault('bad_data')
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    for data, annotations in ((tmp_path / 'nowhere', None), (tmp_path, tmp_path / 'nowhere')):
+        with pytest.raises(ValueError, match=re.escape(f'there is no {str(tmp_path / "nowhere")!r}')):
+            found(BOXES, data, tmp_path / 'work', annotations)

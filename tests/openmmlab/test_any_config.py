@@ -1,0 +1,48 @@
+"""`--data`, `--epochs` and the others, on configs of both toolboxes and four layouts, to the first metric."""
+
+import pytest
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from helpers import layouts
+from helpers.any_config import CONFIGS, metrics_after_an_epoch
+
+# What a layout is, and which it says: boxes, masks of objects, labels of pixels.
+HOLDS = dict(coco=('boxes', 'masks', 'labels'), yolo=('boxes',), voc=('boxes',), labels=('labels',))
+FAST = {
+    ('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', 'voc'),
+    ('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels'),
+}
+WITH_MASKS = ('mask_rcnn', 'htc', 'mask2former')
+
+
+def takes(config):
+    if config.startswith('mmseg'):
+        return 'labels'
+    return 'masks' if any(f'::{family}/' in config for family in WITH_MASKS) else 'boxes'
+
+
+CELLS = [(config, layout) for config in CONFIGS for layout in HOLDS]
+
+
+@pytest.mark.parametrize(
+    ('config', 'layout'),
+    [pytest.param(*cell, marks=[] if cell in FAST else [pytest.mark.slow]) for cell in CELLS],
+)
+def test_trains_to_the_first_metric_or_says_what_it_takes(config, layout, tmp_path):
+    root = layouts.made(layout, tmp_path)
+    if takes(config) not in HOLDS[layout]:
+        with pytest.raises(ValueError, match='for a config of|trains on masks'):
+            metrics_after_an_epoch(config, root, tmp_path / 'work')
+        return
+    metrics, runner = metrics_after_an_epoch(config, root, tmp_path / 'work')
+    name = 'mIoU' if takes(config) == 'labels' else 'coco/bbox_mAP'
+    assert 0 <= metrics[name] <= 100
+    assert ('coco/segm_mAP' in metrics) == (takes(config) == 'masks')
+    steps = {'coco': 2, 'yolo': 2, 'voc': 2, 'labels': 2}[layout]
+    assert runner.iter == steps  # of two pictures each: an epoch, whatever the config counts
+
+
+def test_the_grid_has_twenty_configs():
+    assert len(CONFIGS) == 20
