@@ -46,6 +46,7 @@ setup(
     # C++ and headers are for building; a wheel brings the library that they became.
     ext_modules=native['extensions'](),
     cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative'], 'bdist_wheel': native['BuildWheel']},
+    entry_points={'console_scripts': ['swin-backbone = swin_backbone.__main__:main']},
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.
     install_requires=['torch>=2.4', 'numpy', 'safetensors', 'filelock', 'tqdm', 'rich'],

@@ -1,5 +1,6 @@
 """Swin Transformer backbones for the OpenMMLab toolboxes. Importing this package registers them."""
 
+import os
 import sys
 import warnings
 from contextlib import suppress
@@ -8,11 +9,13 @@ from .version import __version__
 
 
 def _is_for_info() -> bool:
-    """Whether this is `python -m swin_backbone`, which also says what is missing.
+    """Whether this is `python -m swin_backbone`, or `swin-backbone`, which also say what is missing.
 
     Python sets `sys.argv[0]` to '-m' while it looks for the module to run, which imports this file.
     """
-    return sys.argv[:1] == ['-m'] and 'swin_backbone' in getattr(sys, 'orig_argv', ['swin_backbone'])
+    if sys.argv[:1] == ['-m']:
+        return 'swin_backbone' in getattr(sys, 'orig_argv', ['swin_backbone'])
+    return os.path.basename(sys.argv[0] if sys.argv else '').startswith('swin-backbone')
 
 
 try:
@@ -39,6 +42,7 @@ else:
     with suppress(*[ImportError] if _is_for_info() else []):
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
         from .checkpoints import convert_checkpoint, load_checkpoint
+        from .model import Model, load
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes, use_torchvision
         from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
@@ -52,6 +56,7 @@ __all__ = [
     'ARCHS',
     'ARCHS_MLP',
     'ARCHS_V2',
+    'Model',
     'NonFiniteGuardHook',
     'SwinBackbone',
     'SwinLayerDecayOptimizerConstructor',
@@ -59,6 +64,7 @@ __all__ = [
     'SwinV2Backbone',
     '__version__',
     'convert_checkpoint',
+    'load',
     'load_checkpoint',
     'swap_backbone',
 ]

@@ -1,21 +1,74 @@
-"""`python -m swin_backbone info`: what a report of a bug needs. It works where mmengine, mmcv or torch are missing."""
+"""`python -m swin_backbone COMMAND`, which is `swin-backbone COMMAND` where the package is installed.
+
+`info` works where mmengine, mmcv or torch are missing. The other commands are the files of tools/, which a wheel brings
+along.
+"""
 
 import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from .info import print_info
 
+# What each file of tools/ is called here, and what it does.
+TOOLS = {
+    'train': ('train', 'train a detector, segmentor or classifier'),
+    'test': ('test', 'evaluate a checkpoint or an exported model'),
+    'infer': ('infer', 'predict for pictures, folders and videos'),
+    'export': ('export', 'make a folder that runs without torch'),
+    'convert': ('convert_checkpoint', 'write a checkpoint in another format'),
+    'visualize': ('visualize', 'draw windows, masks, attention, features'),
+    'check-data': ('check_data', 'look through the data sets of a config'),
+    'browse-dataset': ('browse_dataset', 'show what augmentation makes of a data set'),
+    'print-config': ('print_config', 'print a config as a training would use it'),
+    'plot-log': ('plot_log', 'draw the curves of trainings'),
+    'flops': ('flops', 'count parameters and multiply-adds'),
+}
+
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog='python -m swin_backbone', description='Swin Transformer backbones.')
-    commands = parser.add_subparsers(dest='command', required=True)
+    parser = argparse.ArgumentParser(prog=_program(), description='Swin Transformer backbones.')
+    commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     commands.add_parser(
         'info',
         help='print what is installed, which devices there are, and which backends can compute on each: paste it into '
         'a bug report',
     )
+    for name, (_, does) in TOOLS.items():
+        commands.add_parser(name, help=does)
     return parser
 
 
+def main() -> None:
+    """Run a command. A tool gets all behind its name, `--help` too."""
+    if sys.argv[1:2] and sys.argv[1] in TOOLS:
+        _run_tool(sys.argv[1], sys.argv[2:])
+    else:
+        parser().parse_args()
+        print_info()
+
+
+def _program() -> str:
+    return 'swin-backbone' if Path(sys.argv[0]).stem.startswith('swin-backbone') else 'python -m swin_backbone'
+
+
+def _run_tool(name: str, arguments: Sequence[str]) -> None:
+    folder = _tools()
+    sys.argv = [f'{_program()} {name}', *arguments]
+    sys.path.insert(0, str(folder))  # as Python does with the folder of a file that it runs
+    runpy.run_path(str(folder / f'{TOOLS[name][0]}.py'), run_name='__main__')
+
+
+def _tools() -> Path:
+    """tools/ of an installed wheel, else of the checkout."""
+    package = Path(__file__).parent
+    for folder in (package / '.mim' / 'tools', package.parent / 'tools'):
+        if (folder / 'train.py').is_file():
+            return folder
+    sys.exit(f'{_program()}: this installation has no tools: neither {package}/.mim/tools nor {package.parent}/tools')
+
+
 if __name__ == '__main__':
-    parser().parse_args()
-    print_info()
+    main()

@@ -63,17 +63,17 @@ def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], in
 
 
 def _set_batch(cfg: Config, batch: int, scales_lr: bool) -> None:
-    loader = cfg.get('train_dataloader')
+    loader: Any = cfg.get('train_dataloader')
     if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
         raise ConfigError('--batch sets train_dataloader.batch_size, and the config has none')
     if scales_lr and not (cfg.get('auto_scale_lr') or {}).get('enable'):
-        _scale_lr(cfg, batch / loader.batch_size)
-    loader.batch_size = batch
+        _scale_lr(cfg, batch / loader['batch_size'])
+    loader['batch_size'] = batch
 
 
-def _optimizer(cfg: Config, option: str) -> ConfigDict:
-    optimizer = (cfg.get('optim_wrapper') or {}).get('optimizer')
-    if not isinstance(optimizer, dict) or not isinstance(optimizer.get('lr'), (int, float)) or not optimizer.lr:
+def _optimizer(cfg: Config, option: str) -> Any:
+    optimizer: Any = (cfg.get('optim_wrapper') or {}).get('optimizer')
+    if not isinstance(optimizer, dict) or not isinstance(optimizer.get('lr'), (int, float)) or not optimizer['lr']:
         raise ConfigError(f'{option} sets optim_wrapper.optimizer.lr, and the config has none')
     return optimizer
 
@@ -121,9 +121,9 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
     ends = _Ends(factor, new, total, steps, by_epoch)
     cfg.param_scheduler = [fitted for one in _schedules(cfg) if (fitted := ends.fitted(one)) is not None]
     _fit_intervals(cfg, loop, factor, new, by_epoch)
-    logger = (cfg.get('default_hooks') or {}).get('logger')
+    logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
-        logger.interval = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
+        logger['interval'] = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
     if factor != 1:
         _scale_modes(cfg.get('custom_hooks'), factor if by_epoch else 1)
         _scale_modes(cfg.get('model'), factor)
@@ -192,7 +192,7 @@ def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_ep
         loop.val_begin = max(1, round(loop.val_begin * factor))
     if loop.get('dynamic_intervals'):
         loop.dynamic_intervals = [(round(at * factor), fitted(every)) for at, every in loop.dynamic_intervals]
-    checkpoint = (cfg.get('default_hooks') or {}).get('checkpoint')
+    checkpoint: Any = (cfg.get('default_hooks') or {}).get('checkpoint')
     saves = checkpoint.get('interval') if isinstance(checkpoint, dict) else None
     if isinstance(saves, int) and saves > 0 and checkpoint.get('by_epoch', True) == by_epoch:
         checkpoint.interval = fitted(saves)

@@ -3,7 +3,7 @@
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional, TypeVar, Union
 
@@ -79,7 +79,7 @@ def split_by_chance(names: Iterable[str]) -> tuple[list[str], list[str]]:
     return [name for name in names if name not in held_out], sorted(held_out)
 
 
-def train_and_val(by_split: dict[Optional[str], Sequence[T]]) -> tuple[list[T], list[T]]:
+def train_and_val(by_split: Mapping[Optional[str], Sequence[T]]) -> tuple[list[T], list[T]]:
     """What is trained on and validated on: without a validation set the test set takes its place.
 
     What is in no split is trained on. The second is empty where a split has to be made.

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Optional, Union
 
 from mmengine.config import Config, ConfigDict
@@ -10,6 +11,7 @@ from mmengine.registry import MODELS
 
 from ...archs import ARCHS
 from ...cost.meta import on_device
+from ..config.files import read_config
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .diff import summarize
@@ -24,7 +26,7 @@ STAGE_OF_STRIDE: dict[float, int] = {4: 0, 8: 1, 16: 2, 32: 3}
 
 
 def swap_backbone(
-    cfg: Union[Config, dict[str, Any]],
+    cfg: Union[Config, dict[str, Any], str, Path],
     name: str,
     *,
     at: Optional[str] = None,
@@ -39,7 +41,7 @@ def swap_backbone(
     gets another `type` and nothing else: its results are identical.
 
     Args:
-        cfg: of mmdet, mmseg, mmpretrain or mmrotate; it is left as it is.
+        cfg: of mmdet, mmseg, mmpretrain or mmrotate, or its path or name, as `mmdet::...`; it is left as it is.
         name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'; also 'swin-s3-t', '-s' and '-b', and Swin V2 as
             'swinv2-t'.
         at: in a model with several backbones, the key of the one to replace, such as 'model.img_backbone'.
@@ -62,6 +64,8 @@ def swap_backbone(
         raise ValueError(f'the backbone must be one of {list(SWINS)}, got {name!r}')
     if recipe not in RECIPES:
         raise ValueError(f'recipe must be one of {list(RECIPES)}, got {recipe!r}')
+    if isinstance(cfg, (str, Path)):
+        cfg = read_config(cfg)
     before = cfg if isinstance(cfg, Config) else Config(cfg)
     after = copy.deepcopy(before)
     swin = SWINS[name]

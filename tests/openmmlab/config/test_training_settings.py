@@ -87,8 +87,8 @@ def test_a_warm_up_in_front_of_a_schedule_is_a_tenth_at_most():
 @pytest.mark.parametrize('config', [YOLOX, RTMDET])
 def test_what_changes_late_in_a_training_still_does(config):
     cfg = set_(config, epochs=30)  # of 300
-    late = [one for one in cfg.custom_hooks if 'num_last_epochs' in one or 'switch_epoch' in one][0]
-    assert late.get('num_last_epochs', 2) == 2 and late.get('switch_epoch', 28) == 28
+    late = next(one for one in cfg.custom_hooks if 'num_last_epochs' in one or 'switch_epoch' in one)
+    assert (late.get('num_last_epochs', 2), late.get('switch_epoch', 28)) == (2, 28)
     assert cfg.train_cfg.max_epochs == 30
     assert max(one.end for one in cfg.param_scheduler if one.get('by_epoch')) == 30
     found = rates(cfg, 30 * 13)

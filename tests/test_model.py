@@ -1,0 +1,80 @@
+"""`load`, and what it gives: train, test, predict and export from Python; nothing heavy is imported before."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import ROOT, in_process, layouts
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+from swin_backbone import load, swap_backbone
+
+RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+SMALL = {
+    'model.backbone.init_cfg': None,
+    'model.test_cfg.score_thr': 0.0,
+    **{f'{phase}_dataloader.num_workers': 0 for phase in ('train', 'val', 'test')},
+    **{f'{phase}_dataloader.persistent_workers': False for phase in ('train', 'val', 'test')},
+}
+
+
+def test_importing_the_package_imports_no_toolbox():
+    code = 'import sys, swin_backbone; print([m for m in ("mmdet", "mmseg", "matplotlib", "onnx") if m in sys.modules])'
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout.strip() == '[]', result.stderr
+
+
+def test_from_a_name_to_predictions(tmp_path):
+    root = layouts.made('yolo', tmp_path)
+    model = load(RETINANET, backbone='swin-nano', data=root, work_dir=tmp_path / 'work', options=SMALL)
+    with pytest.raises(ValueError, match='to predict, a model needs a checkpoint'):
+        model.predict(np.zeros((64, 64, 3), np.uint8))
+    assert model.train(epochs=1, batch=2, img_scale=(64, 64)) is model
+    assert model.checkpoint.endswith('epoch_1.pth')
+    picture = np.full((50, 70, 3), 90, np.uint8)
+    one, *more = model.predict([root / 'images' / 'val', picture])
+    assert len(more) == 2
+    assert one.path.endswith('val_0.jpg')
+    assert one.classes == ('nut', 'bolt')
+    assert len(one.sample.pred_instances)
+    assert more[1].path is None
+    assert more[1].drawn.shape == picture.shape
+    again = load(RETINANET, model.checkpoint, backbone='swin-nano', data=root, work_dir=tmp_path / 'work2',
+                 options={**SMALL, 'test_dataloader.dataset.pipeline.1.scale': (64, 64)})  # fmt: skip
+    assert 'coco/bbox_mAP' in again.test()
+    boxes = [found.predict(picture)[0].sample.pred_instances.bboxes for found in (model, again)]
+    assert (boxes[0] == boxes[1]).all()
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    (dict(config='mmdet::retinanet/retinanet_r50'), 'there is no config'),
+    (dict(config=RETINANET, checkpoint='nowhere.pth'), "checkpoint takes a file or an address, got 'nowhere.pth'"),
+    (dict(config=RETINANET, data='nowhere'), "there is no 'nowhere'"),
+    (dict(config=RETINANET, backbone='swin-x'), "the backbone must be one of .* got 'swin-x'"),
+])  # fmt: skip
+def test_what_is_wrong_is_named(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        load(**arguments)
+
+
+def test_swap_backbone_takes_a_name():
+    assert swap_backbone(RETINANET, 'swin-nano', verbose=False).model.backbone.type == 'SwinBackbone'
+
+
+@pytest.mark.parametrize('command', ['train', 'infer'])
+def test_a_command_is_the_tool_with_the_same_help(command):
+    """But for its name, in the lines of usage."""
+    printed = [in_process.run(*line, '--help') for line in (('swin_backbone', command), (f'tools/{command}.py',))]
+    assert [one.returncode for one in printed] == [0, 0]
+    assert len({one.stdout.partition('\n\n')[2] for one in printed}) == 1
+    assert printed[0].stdout.startswith(f'usage: python -m swin_backbone {command}')
+
+
+def test_a_command_that_is_none_is_said():
+    result = in_process.run('swin_backbone', 'trian')
+    assert result.returncode == 2
+    assert "invalid choice: 'trian'" in result.stderr
