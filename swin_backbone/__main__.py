@@ -5,9 +5,9 @@ along.
 """
 
 import argparse
-import runpy
 import sys
 from collections.abc import Sequence
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from .info import print_info
@@ -58,7 +58,14 @@ def _run_tool(name: str, arguments: Sequence[str]) -> None:
     folder = _tools()
     sys.argv = [f'{_program()} {name}', *arguments]
     sys.path.insert(0, str(folder))  # as Python does with the folder of a file that it runs
-    runpy.run_path(str(folder / f'{TOOLS[name][0]}.py'), run_name='__main__')
+    from .command_line import run
+
+    spec = spec_from_file_location(TOOLS[name][0], folder / f'{TOOLS[name][0]}.py')
+    assert spec is not None
+    assert spec.loader is not None
+    tool = module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    run(tool.main)
 
 
 def _tools() -> Path:

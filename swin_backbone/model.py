@@ -227,5 +227,5 @@ def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'
             )
         medium = Medium(Path(f'picture {number}'), f'picture_{number}', False)
-        frames.append((None, Frame(medium, 0, np.ascontiguousarray(pixels[..., ::-1]), pixels.shape[:2])))
+        frames.append((None, Frame(medium, 0, np.ascontiguousarray(pixels[..., ::-1]), (len(pixels), len(pixels[0])))))
     return frames

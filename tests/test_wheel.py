@@ -181,6 +181,16 @@ def test_an_installed_wheel_finds_its_configs(installed, tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+def test_the_commands_of_an_installed_wheel_are_its_tools(installed, tmp_path):
+    script = next(path for path in (installed / 'bin').iterdir() if path.stem == 'swin-backbone')
+    result = subprocess.run(
+        [sys.executable, str(script), 'plot-log', '--help'], cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(installed)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.startswith('usage: swin-backbone plot-log')
+
+
 def test_the_model_index_lists_every_config_once():
     listed = []
     for path in load(ROOT / 'model-index.yml')['Import']:

@@ -22,21 +22,23 @@ NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 T = TypeVar('T')
 
 
-def files_below(root: Path) -> list[Path]:
-    """Every file below a folder, relative to it and sorted, links included; hidden ones and their folders left out.
+def files_below(root: Path, work_dir: Path = Path('work_dirs')) -> list[Path]:
+    """Every file below a folder, relative to it and sorted, links included.
+
+    Hidden files and folders are left out, and what trainings wrote: `work_dir`, and any folder called work_dirs.
 
     Raises:
         DataError: if there are more than MAX_FILES.
     """
     found: list[Path] = []
-    seen = set()
+    seen = {os.path.realpath(work_dir)} - {os.path.realpath(root)}
     for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:  # a link to where it came from
+        if real in seen:  # or a link to where it came from
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith('.'))
+        folders[:] = sorted(name for name in folders if not name.startswith('.') and name != 'work_dirs')
         found += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
         if len(found) > MAX_FILES:
             raise DataError(f'{root} has more than {MAX_FILES:,} files: name the folder that holds the data alone')

@@ -61,8 +61,9 @@ def _find(cfg: Config, scope: str, data: Path, annotations: Optional[Path], outp
     if data.is_file() and not has_pictures(root):
         root = root.parent  # annotations/instances_train.json
     ann_root = root if annotations is None else annotations if annotations.is_dir() else annotations.parent
-    files = files_below(root)
-    place = Place(root, files, ann_root, files if ann_root == root else files_below(ann_root), outputs)
+    work_dir = outputs.folder.parent
+    files = files_below(root, work_dir)
+    place = Place(root, files, ann_root, files if ann_root == root else files_below(ann_root, work_dir), outputs)
     if not place.pictures:
         raise DataError(f'there is no picture below {root}, which has {kinds_of(place.files)}')
     finders: Sequence[Finder] = (find_labels, find_areas) if scope == 'mmseg' else (find_coco, find_yolo, find_voc)

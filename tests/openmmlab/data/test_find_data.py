@@ -19,6 +19,7 @@ import mmseg.datasets  # noqa: F401 - registers BaseSegDataset
 
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.data.annotations import check_annotations
+from swin_backbone.openmmlab.data.files import split_by_chance
 from swin_backbone.openmmlab.data.find_data import find_data
 from swin_backbone.openmmlab.data.own_data import fill_own_data, set_num_classes
 
@@ -255,3 +256,132 @@ def test_what_is_not_there_is_said(tmp_path):
     for data, annotations in ((tmp_path / 'nowhere', None), (tmp_path, tmp_path / 'nowhere')):
         with pytest.raises(ValueError, match=re.escape(f'there is no {str(tmp_path / "nowhere")!r}')):
             found(BOXES, data, tmp_path / 'work', annotations)
+
+
+def in_its_own_folder(root):
+    """A work folder below the data, from an earlier run, and a link that leads back."""
+    found(BOXES, root, root / 'runs' / 'data')
+    (root / 'back').symlink_to(root)
+    return root
+
+
+def through_links(root):
+    """Each folder is a link to elsewhere."""
+    linked = root.parent / 'linked'
+    linked.mkdir()
+    for path in root.iterdir():
+        (linked / path.name).symlink_to(path)
+    return linked
+
+
+def with_spaces_and_umlauts(root):
+    return root.rename(root.parent / 'Bücher und Äpfel, 2024 (train)')
+
+
+def like_roboflow(root):
+    """train/ and valid/, each with images/ and labels/, and a data.yaml with ../ in front."""
+    for split, name in (('train', 'train'), ('val', 'valid')):
+        (root / name).mkdir()
+        for kind in ('images', 'labels'):
+            (root / kind / split).rename(root / name / kind)
+    (root / 'data.yaml').write_text('train: ../train/images\nval: ../valid/images\nnc: 2\nnames: [nut, bolt]\n')
+    return root
+
+
+def all_in_one_folder(root):
+    """As darknet and LabelImg write them: text beside pictures, names in classes.txt, no split."""
+    for path in [*root.rglob('*.jpg'), *root.rglob('*.txt')]:
+        path.rename(root / path.name)
+    (root / 'data.yaml').unlink()
+    (root / 'classes.txt').write_text('nut\nbolt\n')
+    return root
+
+
+def with_pictures_of_nothing(root):
+    """A picture without a file, one with an empty file, upper case, Windows' ends of lines."""
+    layouts.write_picture(root / 'images' / 'train', 'nothing', np.zeros((64, 64, 3), np.uint8))
+    layouts.write_picture(root / 'images' / 'train', 'empty', np.zeros((64, 64, 3), np.uint8))
+    (root / 'labels' / 'train' / 'empty.txt').write_text('')
+    path = root / 'images' / 'train' / 'train_0.jpg'
+    path.rename(path.with_suffix('.JPG'))
+    path = root / 'labels' / 'train' / 'train_0.txt'
+    path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n'))
+    return root
+
+
+@pytest.mark.parametrize(('layout', 'change', 'pictures'), [
+    ('coco', in_its_own_folder, (4, 2)),
+    ('coco', through_links, (4, 2)),
+    ('coco', with_spaces_and_umlauts, (4, 2)),
+    ('yolo', in_its_own_folder, (4, 2)),
+    ('yolo', like_roboflow, (4, 2)),
+    ('yolo', all_in_one_folder, (5, 1)),
+    ('yolo', with_pictures_of_nothing, (6, 2)),
+    ('voc', in_its_own_folder, (4, 2)),
+    ('voc', through_links, (4, 2)),
+    ('voc', with_spaces_and_umlauts, (4, 2)),
+])  # fmt: skip
+def test_folders_as_people_have_them(layout, change, pictures, tmp_path):
+    root = change(layouts.made(layout, tmp_path))
+    work = root / 'runs' / 'data' if change is in_its_own_folder else tmp_path / 'work'
+    cfg, _ = found(BOXES, root, work)
+    assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
+    assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
+
+
+def cityscapes(root):
+    for kind, end in (('img_dir', '_leftImg8bit'), ('ann_dir', '_gtFine_labelTrainIds')):
+        folder = root / ('leftImg8bit' if kind == 'img_dir' else 'gtFine')
+        for path in sorted((root / kind).rglob('*.*')):
+            target = folder / path.parent.name / 'ulm' / f'{path.stem}{end}{path.suffix}'
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+            if kind == 'ann_dir':
+                shutil.copy(target, target.with_name(f'{path.stem}_gtFine_labelIds.png'))
+                shutil.copy(target, target.with_name(f'{path.stem}_gtFine_color.png'))
+    return root
+
+
+def side_by_side(root):
+    """x.jpg and x.png in one folder, without a split."""
+    for path in [*root.rglob('*.jpg'), *root.rglob('*.png')]:
+        path.rename(root / path.name)
+    return root
+
+
+def by_their_ends(root):
+    """x.jpg and x_mask.png."""
+    for path in [*root.rglob('*.jpg'), *root.rglob('*.png')]:
+        path.rename(path.parent.parent.parent / f'{path.stem}{"_mask" if path.suffix == ".png" else ""}{path.suffix}')
+    return root
+
+
+def ade(root):
+    """images/training and annotations/validation, with a picture that has no labels."""
+    for old, new in (('img_dir', 'images'), ('ann_dir', 'annotations')):
+        (root / old).rename(root / new)
+        (root / new / 'train').rename(root / new / 'training')
+        (root / new / 'val').rename(root / new / 'validation')
+    layouts.write_picture(root / 'images' / 'training', 'more', np.zeros((9, 9, 3), np.uint8))
+    return root
+
+
+@pytest.mark.parametrize(('change', 'pictures'), [
+    (cityscapes, (4, 2)), (side_by_side, (5, 1)), (by_their_ends, (5, 1)), (ade, (4, 2)), (through_links, (4, 2)),
+])  # fmt: skip
+def test_labels_as_people_have_them(change, pictures, tmp_path):
+    root = change(layouts.made('labels', tmp_path))
+    cfg, _ = found(LABELS, root, tmp_path / 'work')
+    for phase, number in zip(('train', 'val'), pictures):
+        dataset = DATASETS.build(dict(cfg[f'{phase}_dataloader'].dataset, type='mmseg.BaseSegDataset', pipeline=[]))
+        assert len(dataset) == number
+        for item in map(dataset.get_data_info, range(number)):
+            assert cv2.imread(item['img_path']).shape == (64, 64, 3)
+            assert set(np.unique(cv2.imread(item['seg_map_path'], cv2.IMREAD_UNCHANGED))) == {0, 1, 2}
+
+
+def test_pictures_that_are_added_move_no_others_to_validation(tmp_path):
+    before = split_by_chance(f'{n}.jpg' for n in range(100))
+    after = split_by_chance(f'{n}.jpg' for n in range(105))
+    assert len(set(before[1]) - set(after[1])) <= 5
+    assert len(before[1]) == 20
