@@ -21,7 +21,7 @@ pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 from helpers import ROOT
-from helpers.small_exports import save_checkpoint
+from helpers.small_exports import save_checkpoint, small_config
 from helpers.tiny_export import export_to
 
 from swin_backbone.export import export, formats, runtime
@@ -261,10 +261,10 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
         export.export(Config.fromfile(work / 'config.py'), str(tmp_path / 'x.pth'), tmp_path / 'out')
 
 
-def example(language, holding=''):
-    """The example in a language, as it stands in docs/deploy.md; where there are several, the one that holds a word."""
+def example(language, *words):
+    """The example in a language, as it stands in docs/deploy.md; where there are several, the one that holds the words."""
     found = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S)
-    (found,) = [one for one in found if holding in one]
+    (found,) = [one for one in found if all(word in one for word in words)]
     return found
 
 
@@ -286,18 +286,23 @@ def headers():
 needs_compiler = pytest.mark.skipif(not shutil.which('c++'), reason='there is no C++ compiler, c++')
 
 
-def compile_and_run(source, include, library, work, tmp_path):
-    """Compile an example, run it on a picture, and compare its labels with those that Python gets."""
+def compile_and_run(source, include, library, folder, picture, tmp_path):
+    """What an example prints that is compiled and run on a picture."""
     (tmp_path / 'example.cpp').write_text(source)
     compiler = ['c++', '-std=c++17', f'-I{include}', f'-Wl,-rpath,{library.parent}', '-o', 'example']
     subprocess.run([*compiler, 'example.cpp', str(library)], cwd=tmp_path, check=True)
+    command = [str(tmp_path / 'example'), str(folder / 'model.onnx'), *map(str, picture.shape[:2])]
+    return subprocess.run(command, input=picture.tobytes(), capture_output=True, check=True).stdout
+
+
+def check_labels(source, include, library, work, tmp_path):
+    """The labels that an example writes are those that Python gets."""
     model = runtime.load(work / 'out')
     picture = model.prepare(pictures_of(work)[0])
-    command = [str(tmp_path / 'example'), str(work / 'out' / 'model.onnx'), *map(str, picture.shape[:2])]
-    done = subprocess.run(command, input=picture.tobytes(), capture_output=True, check=True)
+    written = compile_and_run(source, include, library, work / 'out', picture, tmp_path)
     (wanted,) = model.run([picture[None], np.array(picture.shape[:2])], ['labels'])[0]
     assert len(np.unique(wanted)) > 1
-    assert (np.frombuffer(done.stdout, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
+    assert (np.frombuffer(written, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
 
 
 @needs_compiler
@@ -308,12 +313,43 @@ def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
     (library,) = (Path(onnxruntime.__file__).parent / 'capi').glob('libonnxruntime.so.*')
     (tmp_path / 'libonnxruntime.so.1').symlink_to(library)
     library = tmp_path / 'libonnxruntime.so.1'
-    compile_and_run(example('cpp', 'onnxruntime'), headers(), library, work, tmp_path)
+    check_labels(example('cpp', 'onnxruntime'), headers(), library, work, tmp_path)
+
+
+def openvino_files():
+    """The folder of OpenVINO's headers and its library, which its wheel brings."""
+    openvino = pytest.importorskip('openvino', reason='openvino is not installed')
+    place = Path(openvino.__file__).parent
+    (library,) = (place / 'libs').glob('libopenvino.so.*')
+    return place / 'include', library
 
 
 @needs_compiler
 def test_the_example_in_cpp_of_openvino_runs_as_it_stands(work, tmp_path):
-    openvino = pytest.importorskip('openvino', reason='openvino is not installed')
-    place = Path(openvino.__file__).parent  # its wheel brings the headers
-    (library,) = (place / 'libs').glob('libopenvino.so.*')
-    compile_and_run(example('cpp', 'openvino'), place / 'include', library, work, tmp_path)
+    check_labels(example('cpp', 'openvino', '"labels"', 'fwrite'), *openvino_files(), work, tmp_path)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'config', ['mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', 'retinanet/retinanet_swin-t-p4-w7_fpn_1x_coco.py']
+)
+def test_the_example_in_cpp_of_a_detector_prints_the_objects_that_python_finds(config, tmp_path):
+    files = openvino_files()
+    cfg = small_config(config)
+    export.export(cfg, str(save_checkpoint(cfg, tmp_path / 'model.pth')), tmp_path / 'out')
+    model = runtime.load(tmp_path / 'out')
+    picture = np.random.default_rng(0).integers(256, size=(192, 256, 3), dtype=np.uint8)
+    picture = model.prepare(cv2.resize(picture[::16, ::16], (256, 192)))
+    printed = compile_and_run(example('cpp', 'openvino', '"boxes"'), *files, tmp_path / 'out', picture, tmp_path)
+    got = [np.array(line.split(), float) for line in printed.decode().splitlines()]
+    (found,) = model.predict([picture])
+    seen = found['scores'] >= 0.3
+    wanted = np.column_stack([found['labels'], found['scores'], found['boxes']])[seen]
+    if 'masks' in found:
+        wanted = np.column_stack([wanted, found['masks'][seen].sum((1, 2))])
+    assert len(wanted) > 2
+    assert len(got) == len(wanted)
+    tolerance = np.array([0, 2e-3, 0.2, 0.2, 0.2, 0.2, 50])[: wanted.shape[1]]
+    for one in wanted:  # objects of nearly equal scores may change places
+        assert any(np.all(np.abs(one - other) <= tolerance) for other in got), one
