@@ -1,6 +1,8 @@
-"""What the site takes from outside `docs`: the files that a repository has at its root, as pages, and their links."""
+"""What the site takes from outside `docs`, the files at the root of the repository; and its two languages."""
 
+import posixpath
 import re
+from copy import copy
 from pathlib import Path
 
 from mkdocs.structure.files import File, Files
@@ -9,12 +11,14 @@ ROOT = Path(__file__).parents[1]
 # The pages that are made of files at the root; README is the home page, so that there is one.
 PAGES = {
     'README.md': 'index.md',
+    'README.zh-CN.md': 'zh_cn/index.md',
     'CHANGELOG.md': 'changelog.md',
     'CONTRIBUTING.md': 'contributing.md',
     'SECURITY.md': 'security.md',
     'CODE_OF_CONDUCT.md': 'code_of_conduct.md',
     'LICENSE': 'LICENSE.txt',
 }
+CHINESE = 'zh_cn/'
 LINK = re.compile(r'(\]\(|src=")([^)#"\s]+)')
 
 
@@ -32,7 +36,7 @@ def on_files(files: Files, config) -> Files:
     for source, page in PAGES.items():
         content = (ROOT / source).read_text(encoding='utf-8')
         if page.endswith('.md'):
-            content = LINK.sub(lambda link: link[1] + _from_root(link[2]), content)
+            content = with_links(content, source, page)
         files.append(File.generated(config, page, content=content))
     for notebook in sorted((ROOT / 'notebooks').glob('*.ipynb')):
         files.append(File.generated(config, f'notebooks/{notebook.name}', abs_src_path=str(notebook)))
@@ -41,15 +45,36 @@ def on_files(files: Files, config) -> Files:
 
 def on_page_markdown(markdown: str, page, **_) -> str:
     """Links to files at the root lead to their pages."""
-    return LINK.sub(lambda link: link[1] + _from_docs(link[2]), markdown)
+    source = page.file.src_uri
+    return markdown if source in PAGES.values() else with_links(markdown, f'docs/{source}', source)
 
 
-def _from_root(target: str) -> str:
-    return PAGES.get(target, target.removeprefix('docs/'))
+def with_links(markdown: str, source: str, page: str) -> str:
+    """The text of the file `source` of the repository, with the links that `page` of the site needs."""
+
+    def moved(link: re.Match) -> str:
+        target = link[2]
+        if '://' not in target:
+            there = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+            target = posixpath.relpath(PAGES.get(there, there.removeprefix('docs/')), posixpath.dirname(page) or '.')
+        return link[1] + target
+
+    return LINK.sub(moved, markdown)
 
 
-def _from_docs(target: str) -> str:
-    if not target.startswith('../'):
-        return target
-    target = target.removeprefix('../')
-    return PAGES.get(target, target)
+def on_page_context(context, page, config, nav):
+    """A page has the navigation of its language, and a switch to the other one: to its twin, or else to the home page."""
+    here = page.file.src_uri
+    chinese = here.startswith(CHINESE)
+    names = {one.file.src_uri: one.url for one in nav.pages}
+    english = names.get(here.removeprefix(CHINESE), names['index.md'])
+    other = names.get(CHINESE + here.removeprefix(CHINESE), names[f'{CHINESE}index.md'])
+    config.extra['alternate'] = [
+        {'name': 'English', 'lang': 'en', 'link': english},
+        {'name': '简体中文', 'lang': 'zh', 'link': other},
+    ]
+    config.theme['language'] = 'zh' if chinese else 'en'
+    context['nav'] = own = copy(nav)
+    section = next(item for item in nav.items if item.title == '简体中文')
+    own.items = section.children if chinese else [item for item in nav.items if item is not section]
+    return context

@@ -16,6 +16,7 @@ import pytest
 from helpers import ROOT
 
 PAGES = [*sorted(ROOT.glob('*.md')), *sorted((ROOT / 'docs').glob('*.md'))]
+CHINESE = sorted((ROOT / 'docs' / 'zh_cn').glob('*.md'))  # whose code is the English pages': tests/test_docs_zh.py
 names = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 
 FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
@@ -39,7 +40,7 @@ def anchors(page):
     return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in plain}
 
 
-@names
+@pytest.mark.parametrize('page', [*PAGES, *CHINESE], ids=lambda page: f'{page.parent.name}/{page.name}')
 def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r'\]\(([^)\s]+)\)|src="([^"]+)"', prose(page)):
         target = ''.join(target)

@@ -1,0 +1,135 @@
+"""The Chinese pages follow the English ones: section by section the same code, tables, links and names."""
+
+import os
+import re
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+CHINESE = {
+    ROOT / 'README.md': ROOT / 'README.zh-CN.md',
+    **{ROOT / 'docs' / page.name: page for page in sorted((ROOT / 'docs' / 'zh_cn').glob('*.md'))},
+}
+each = pytest.mark.parametrize('english', CHINESE, ids=lambda page: page.name)
+
+FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
+# Tables that a test writes stand on the English page alone, and the Chinese one leads to them.
+GENERATED = re.compile(r'<!-- generated.*?<!-- end -->', re.S)
+LANGUAGES = re.compile(r'\A# .+\n\n.*(?:简体中文|English).*\n')
+COMMENT = re.compile(r'(^|\s)(#|//)\s')
+
+
+def sections(page):
+    """A page's text, cut before each heading; without the switch between languages."""
+    text = GENERATED.sub('[](#generated)', page.read_text(encoding='utf-8'))
+    text = LANGUAGES.sub(lambda found: found[0].partition('\n')[0] + '\n', text)
+    hidden = FENCE.sub(lambda block: re.sub('^#', '\0', block[0], flags=re.M), text)
+    return [part.replace('\0', '#') for part in re.split(r'^(?=#+ )', hidden, flags=re.M)]
+
+
+def pairs(english):
+    """The sections of both pages, side by side, with the heading by which a failed test names them."""
+    ours, theirs = sections(CHINESE[english]), sections(english)
+    levels = [[re.match('#*', part)[0] for part in page] for page in (ours, theirs)]
+    assert levels[0] == levels[1], f'{english.name}: other headings'
+    return [(part.partition('\n')[0], part, own) for part, own in zip(theirs, ours)]
+
+
+def blocks(section):
+    return [(block[2], block[3].splitlines()) for block in FENCE.finditer(section)]
+
+
+def is_translation(line, own, language):
+    """Whether two lines of code are equal, but for the language of a comment at their end."""
+    chinese = re.search(r'[^\x00-\x7f]', own)
+    if line == own or not chinese:
+        return line == own
+    code = own[: chinese.start()]
+    return line.startswith(code) and bool(COMMENT.search(code) if language else code.endswith('   '))
+
+
+@each
+def test_code_is_the_same(english):
+    for heading, part, own in pairs(english):
+        for block, own_block in zip_longest(blocks(part), blocks(own)):
+            assert own_block is not None, f'{heading}: this block is missing: {block}'
+            assert block is not None, f'{heading}: this block is not in English: {own_block}'
+            assert block[0] == own_block[0], heading
+            for line, own_line in zip_longest(block[1], own_block[1]):
+                assert is_translation(line or '', own_line or '', block[0]), f'{heading}:\n{line}\n{own_line}'
+
+
+def cells(section):
+    """The rows of a section's tables: of each cell its names in code and its numbers."""
+    rows = [line.strip('|').split('|') for line in FENCE.sub('', section).splitlines() if line.startswith('|')]
+    return [[names(cell) + numbers(cell) for cell in row] for row in rows]
+
+
+def names(text):
+    return sorted(' '.join(name.split()) for name in re.findall(r'`([^`]+)`', text))
+
+
+def numbers(text):
+    return sorted(re.findall(r'\d+(?:\.\d+)?', re.sub(r'`[^`]+`|\]\([^)]*\)', '', text)))
+
+
+@each
+def test_tables_have_the_same_rows_columns_names_and_numbers(english):
+    for heading, part, own in pairs(english):
+        for row, own_row in zip_longest(cells(part), cells(own)):
+            assert row == own_row, heading
+
+
+@each
+def test_the_same_names_stand_in_each_section(english):
+    for heading, part, own in pairs(english):
+        assert names(FENCE.sub('', part)) == names(FENCE.sub('', own)), heading
+
+
+def anchor_of(heading):
+    """As GitHub and the site make it."""
+    plain = re.sub(r'[`*]|\[([^]]*)\]\([^)]*\)', r'\1', heading.lstrip('# '))
+    return re.sub(r'[^\w\- ]', '', plain.lower()).replace(' ', '-')
+
+
+def anchors(page):
+    return [anchor_of(part.partition('\n')[0]) for part in sections(page) if part.startswith('#')]
+
+
+def links(section, page):
+    """Where a section's links lead."""
+    found = re.findall(r'\]\(([^)\s]+)\)', FENCE.sub('', section))
+    return [link if '://' in link else resolved(link, page) for link in found]
+
+
+def resolved(link, page):
+    path, _, anchor = link.partition('#')
+    return Path(os.path.normpath(page.parent / path)) if path else page, anchor
+
+
+def translated(link):
+    """Where the Chinese page leads for it: to the Chinese page, if there is one, at the heading of the same place."""
+    if isinstance(link, str) or link[0] not in CHINESE:
+        return link
+    page, anchor = link
+    if not anchor:
+        return CHINESE[page], ''
+    return CHINESE[page], anchors(CHINESE[page])[anchors(page).index(anchor)]
+
+
+@each
+def test_links_lead_to_the_same_places(english):
+    for heading, part, own in pairs(english):
+        generated, there = (english, 'generated'), (english, anchor_of(heading))
+        wanted = [there if link == generated else translated(link) for link in links(part, english)]
+        assert sorted(map(str, links(own, CHINESE[english]))) == sorted(map(str, wanted)), heading
+
+
+def test_the_pages_of_both_languages_lead_to_one_another():
+    assert '[简体中文](README.zh-CN.md)' in (ROOT / 'README.md').read_text(encoding='utf-8')
+    assert '[English](README.md)' in (ROOT / 'README.zh-CN.md').read_text(encoding='utf-8')
+    nav = (ROOT / 'mkdocs.yml').read_text(encoding='utf-8')
+    for page in CHINESE.values():
+        assert page.parent == ROOT or f': zh_cn/{page.name}' in nav
