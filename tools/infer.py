@@ -9,9 +9,9 @@ python tools/infer.py PICTURE CONFIG CKPT --tile 1024 [--overlap 128] [--level L
     [--shard I/N | --merge] [--out-dir D] ...
 
 DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
-quotes. Written are
+quotes, or the number of a camera, as 0, which is read until Ctrl-C. Written are
 
-    D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video
+    D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video, camera_0.mp4 for a camera
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
                            of a classifier: class and score of each picture, which are printed too, and the five best
     D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0
@@ -30,10 +30,12 @@ OME-TIFF or zarr, a JPEG or PNG), also with DIR for CONFIG CKPT. Written are
 Files that infer.py did not write itself are not replaced without --overwrite, and inputs never.
 
 Exit status: 0 if there are results for every input; 1 if a file could not be read to its end, or the model could not
-take it, which is said and skipped, or if an argument is wrong.
+take it, which is said and skipped, or if an argument is wrong; 130 if Ctrl-C came before all were read, unless the last
+is a camera.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -79,7 +81,7 @@ def parse_args() -> argparse.Namespace:
         'inputs',
         nargs='+',
         metavar='INPUT',
-        help='picture, video, folder, or pattern in quotes; behind all of them '
+        help='picture, video, folder, pattern in quotes, or number of a camera; behind all of them '
         'the config (a path, or mmdet::..., mmseg::..., swin_backbone::...) and the checkpoint, or an exported folder',
     )
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
@@ -174,6 +176,8 @@ class Job:
 
     Attributes:
         bad: the media that were left out, or a part of them.
+        is_stopped: no further frame is read.
+        at: the medium that is being read.
     """
 
     def __init__(
@@ -188,25 +192,37 @@ class Job:
         self.predictor, self.results, self.progress = predictor, results, progress
         self.max_pixels, self.batch_size, self.traceback = max_pixels, batch_size, traceback
         self.bad: set[media.Medium] = set()
+        self.is_stopped = False
         self.batch: list[Prepared] = []
 
     def over(self, found: Sequence[media.Medium]) -> None:
         """Predict for all, and write it. Whatever happens, what was predicted is written."""
-        self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, found)))
+        is_live = any(medium.camera is not None for medium in found)
+        total = None if is_live else sum(map(media.count_frames, found))
+        self.task = self.progress.add_task('predicting', total=total)
         try:
-            for medium in found:
-                self.progress.update(self.task, description=escape(medium.name))
-                for one in self.prepared(medium):
-                    if medium in self.bad:  # the rest of a video
+            for self.at in found:
+                self.progress.update(self.task, description=escape(self.at.name))
+                for one in self.prepared(self.at):
+                    if self.at in self.bad:  # the rest of a video
                         break
                     if self.batch and not self.predictor.can_batch(self.batch[-1][1], one[1]):
                         self.flush()
                     self.batch.append(one)
                     if len(self.batch) == self.batch_size:
                         self.flush()
+                    if self.is_stopped:
+                        break
+                if self.is_stopped:
+                    break
             self.flush()
         finally:
             self.results.close()
+
+    def stop(self, *_: object) -> None:
+        """A handler of Ctrl-C: end after the frame at hand. A second Ctrl-C ends at once."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.is_stopped = True
 
     def prepared(self, medium: media.Medium) -> Iterator[Prepared]:
         """The frames of a medium as the model takes them, as far as they can be read."""
@@ -343,7 +359,11 @@ def main() -> int:
     progress = Progress(*columns, console=Console(stderr=True))
     with stop_on_user_errors((OSError,), args.traceback), progress:
         job = Job(predictor, results, progress, args.max_pixels, args.batch_size, args.traceback)
-        job.over(found)
+        before = signal.signal(signal.SIGINT, job.stop)
+        try:
+            job.over(found)
+        finally:
+            signal.signal(signal.SIGINT, before)
     seconds = time.monotonic() - begin
     seen = f'{len(results.objects)} objects, ' if predictor.scope == 'mmdet' else ''
     if predictor.scope == 'mmpretrain':
@@ -353,7 +373,10 @@ def main() -> int:
         f'{len(results.images)} pictures and frames of {len(found) - len(job.bad)} files in {seconds:.1f} s, {seen}'
         f'{len(job.bad)} files unreadable; see {args.out_dir}'
     )
-    return 1 if job.bad else 0
+    if job.bad:
+        return 1
+    is_whole = not job.is_stopped or (job.at.camera is not None and job.at is found[-1])
+    return 0 if is_whole else 128 + signal.SIGINT
 
 
 if __name__ == '__main__':

@@ -1,7 +1,8 @@
-"""Pictures and videos: finding them, reading them frame by frame, and writing them."""
+"""Pictures, videos and cameras: finding them, reading them frame by frame, and writing what is made of them."""
 
 import os
 import tempfile
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,15 +21,18 @@ from ..config.paths import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
+CAMERA_RATE = 10.0  # frames a second of the video that is made of a camera
+LONGEST_S = 10.0  # that one of them is shown, where the machine has slept
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
 
 
 class Medium(NamedTuple):
-    """A picture or video, and what to call what is made of it."""
+    """A picture, video or camera, and what to call what is made of it."""
 
-    path: Path
+    path: Path  # of a camera: what it is called in messages
     name: str  # without suffix; unlike any other's, and no two media's files or folders of it are one
-    is_video: bool
+    is_video: bool  # or a camera
+    camera: Optional[int] = None  # its number
 
 
 class Frame(NamedTuple):
@@ -45,15 +49,18 @@ class Frame(NamedTuple):
 
 
 def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda path: False) -> list[Medium]:
-    """What the inputs stand for: a file each, everything below a folder, whatever a pattern matches; each once.
+    """What the inputs stand for: a file each, everything below a folder, whatever a pattern matches, the camera of a
+    number; each once.
 
     Args:
         leave_out: says of a file in a folder or of a pattern that it is none, as what an earlier run wrote there.
 
     Raises:
-        ValueError: if an input is no file, folder or pattern that matches something.
+        ValueError: if an input is no file, folder, pattern that matches something or number.
+        OSError: if it is the number of a camera that cannot be opened.
     """
     found: dict[Path, str] = {}
+    cameras: dict[Path, int] = {}
     for given in inputs:
         path = Path(given)
         if path.is_dir():
@@ -64,25 +71,57 @@ def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda
                 raise ValueError(f'there is no picture and no video in {given!r}')
         elif path.is_file():
             found.setdefault(path, path.stem)
+        elif given.isdecimal() and given.isascii():
+            camera = Path(f'camera {int(given)}')
+            with _open_camera(int(given)):
+                found.setdefault(camera, f'camera_{int(given)}')
+            cameras[camera] = int(given)
         else:
             matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
             matched = [p for p in matched if not p.is_dir() and not leave_out(p)]
             if not matched:
-                raise ValueError(f'an input is a picture, video, folder or pattern; {given!r} is none, or matches none')
+                raise ValueError(
+                    f'an input is a picture, video, folder, pattern or number of a camera; {given!r} is none, or '
+                    'matches none'
+                )
             found.update((p, p.stem) for p in matched if p not in found)
     media: list[Medium] = []
     folders = {str(parent) for stem in found.values() for parent in Path(_same(stem)).parents}
     taken: set[str] = set()
     for path, stem in found.items():
-        is_video = path.suffix.lower() in VIDEOS
+        is_video = path.suffix.lower() in VIDEOS or path in cameras
         for name in (stem if not number else f'{stem}_{number}' for number in count()):
             frames = _same(name)  # the folder of what is made of each frame of a video
             files = {f'{frames}{suffix}' for suffix in ('.jpg', '.png', '.mp4')}
             if taken.isdisjoint({frames, *files}) and folders.isdisjoint({frames, *files} if is_video else files):
                 break
         taken.update({frames, *files})
-        media.append(Medium(path, name, is_video))
+        media.append(Medium(path, name, is_video, cameras.get(path)))
     return media
+
+
+@contextmanager
+def _open_camera(number: int) -> Iterator[cv2.VideoCapture]:
+    """A camera.
+
+    Raises:
+        OSError: if it cannot be opened.
+    """
+    level = cv2.getLogLevel()
+    cv2.setLogLevel(0)  # or OpenCV prints what each of its drivers says
+    try:
+        camera = cv2.VideoCapture(number)
+    finally:
+        cv2.setLogLevel(level)
+    try:
+        if not camera.isOpened():
+            raise OSError(
+                f'there is no camera {number} here that can be opened (on Linux it is /dev/video{number}): it may have '
+                'another number, be in use by another program, or not be allowed to this user'
+            )
+        yield camera
+    finally:
+        camera.release()
 
 
 def _same(name: str) -> str:
@@ -105,24 +144,33 @@ def _known_to_opencv(path: Path) -> Iterator[Path]:
 
 
 def count_frames(medium: Medium) -> int:
-    """How many frames a video says that it has; 1 for a picture."""
+    """How many frames a video says that it has; 1 for a picture, 0 for a camera."""
     if not medium.is_video:
         return 1
-    if not medium.path.is_file():
+    if medium.camera is not None or not medium.path.is_file():
         return 0
     with _known_to_opencv(medium.path) as path:
         return max(0, int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT)))
 
 
 def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Frame]:
-    """The frames of a video in order, or the picture.
+    """The frames of a video or camera in order, or the picture. Those of a camera do not end.
 
     Args:
         max_pixels: a frame of more is reduced to as many.
 
     Raises:
-        OSError: if there is none that can be read; or, after the last of them, if a video says that it has more.
+        OSError: if there is none that can be read; or, after the last of them, if a video says that it has more, and
+            where a camera gives no more.
     """
+    if medium.camera is not None:
+        with _open_camera(medium.camera) as camera:
+            camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the frame of now, not one that has waited for the model
+            for index in count():
+                there, pixels = camera.read()
+                if not there:
+                    raise OSError(f'{medium.path} gives no frame any more; {index} were read')
+                yield Frame(medium, index, _reduce(pixels, max_pixels), pixels.shape[:2])
     if medium.is_video:
         require_file(medium.path)
         with _known_to_opencv(medium.path) as path:
@@ -214,6 +262,9 @@ def picture_size(path: Path) -> tuple[int, int]:
 class VideoWriter:
     """Writes frames (H, W, 3) BGR as an MP4, at the rate of the video that they are of.
 
+    What a camera sees has `CAMERA_RATE` frames a second, and each is written as often as that takes: the MP4 of a slow
+    model is as long as what it shows.
+
     Args:
         path: of the MP4, which is there once the writer is closed.
         source: the video.
@@ -229,12 +280,29 @@ class VideoWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.beside = tempfile.TemporaryDirectory(prefix='.partial-', dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')
-        with _known_to_opencv(source.path) as known:
-            self.rate = cv2.VideoCapture(str(known)).get(cv2.CAP_PROP_FPS) or 25.0
+        self.is_live = source.camera is not None
+        if self.is_live:
+            self.rate = CAMERA_RATE
+        else:
+            with _known_to_opencv(source.path) as known:
+                self.rate = cv2.VideoCapture(str(known)).get(cv2.CAP_PROP_FPS) or 25.0
         self.writer: Optional[cv2.VideoWriter] = None
         self.frames = 0
+        self.written_at, self.owed = time.monotonic(), 1.0  # frames
 
     def write(self, pixels: NDArray[Any]) -> None:
+        for _ in range(self._times() if self.is_live else 1):
+            self._write(pixels)
+
+    def _times(self) -> int:
+        """How often a frame is written now."""
+        now = time.monotonic()
+        seconds = min(now - self.written_at, LONGEST_S)
+        times, self.owed = divmod(self.owed + seconds * self.rate, 1)
+        self.written_at = now
+        return int(times)
+
+    def _write(self, pixels: NDArray[Any]) -> None:
         if self.writer is None:
             size = (pixels.shape[1], pixels.shape[0])
             with _known_to_opencv(self.partial.parent) as folder:
