@@ -254,6 +254,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
         list(_whole_entries(table, data[table], FORMS[form][table], errors)) for table in TABLES
     )
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
+    there = {image['id'] for image in data['images'] if type(image) is dict and _is_id(image.get('id'))}
     names = {category['id']: category['name'] for _, category in categories}
     if len({type(number) is str for number in sizes}) > 1:
         errors.add('ids of images that are strings beside others that are numbers', 'they must be of one kind')
@@ -275,7 +276,8 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
         objects[names[item['category_id']]] += 1
         size = sizes.get(item['image_id'])
         if size is None:
-            warnings.add('objects of an image that is not there', name)
+            if item['image_id'] not in there:  # else what is wrong with the image has been said
+                warnings.add('objects of an image that is not there', name)
             continue
         is_left_out = _check_box(name, item, size, warnings) or bool(item.get('ignore'))
         if is_panoptic:
