@@ -63,6 +63,7 @@ WHOLE = dict(
     palette=[[range(256)] * 3],
 )
 MOST_BYTES = 1 << 24  # of deploy.json
+MOST_THREADS = 1024
 
 Result = dict[str, NDArray[Any]]
 Port = tuple[set[str], Sequence[Any]]  # the names of an input or output, and its shape
@@ -94,8 +95,9 @@ class Model:
         self.info = read_manifest(self.folder)
         path = self.folder / self.info['file']
         check_files(self.folder, self.info['sha256'])
-        if threads is not None and threads < 1:
-            raise RuntimeProblem(f'threads takes a number from 1, got {threads}')
+        _require_count('threads', 1 if threads is None else threads, MOST_THREADS)
+        if not isinstance(device, str):
+            raise RuntimeProblem(f"device takes a name, as 'cpu', got {device!r}")
         runtimes = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in runtimes:
             raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
@@ -120,11 +122,12 @@ class Model:
         """
         if self.info['task'] == 'maps':
             raise RuntimeProblem('this is a part of a model, without results: call run with its input')
+        _require_count('batch', batch)
         names = [port['name'] for port in self.info['outputs']]
         wanted = [name for name in names if logits or name != 'logits']
         for group in self._groups(pictures, batch):
-            size = np.array(group[0].shape[:2], np.int64)
             inputs = np.stack([self.prepare(picture) for picture in group])
+            size = np.array(group[0].shape[:2], np.int64)
             outputs = dict(zip(wanted, self.run([inputs, size], wanted)))
             for index in range(len(group)):
                 yield self._result(outputs, index)
@@ -352,6 +355,11 @@ def _lengths(shape: Sequence[Any]) -> list[Optional[int]]:
     return [length if isinstance(length, int) else None for length in shape]
 
 
+def _require_count(name: str, value: Any, most: int = 1 << 30) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise RuntimeProblem(f'{name} takes a whole number from 1 to {most}, got {value!r}')
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition('\n')[0] or type(error).__name__
 
@@ -365,7 +373,7 @@ def _open_onnxruntime(
         raise RuntimeProblem(f'{path} needs onnxruntime, which is not installed: pip install onnxruntime') from error
     kind, _, number = device.partition(':')
     provider = DEVICES.get(kind)
-    if provider not in onnxruntime.get_available_providers():
+    if provider not in onnxruntime.get_available_providers() or (number and not number.isdecimal()):
         there = ', '.join(name for name, its in DEVICES.items() if its in onnxruntime.get_available_providers())
         raise RuntimeProblem(f'onnxruntime has no device {device!r} here; it has {there}')
     options = onnxruntime.SessionOptions()

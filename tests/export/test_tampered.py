@@ -189,6 +189,33 @@ def test_weights_in_another_file(record_fault, tmp_path, location):
     assert 'cannot open' in refused(folder, record_fault)
 
 
+@pytest.mark.parametrize(
+    ('argument', 'values'),
+    [
+        ('device', ['meta', 'cpu:x', 'cpu,gpu', '', 'a\0b', 5, None, ['cpu']]),
+        ('threads', [0, -1, 10**9, 'x', 1.5, True]),
+    ],
+)
+def test_an_argument_that_is_another_thing(record_fault, folder, argument, values):
+    for value in values:
+        with pytest.raises(runtime.RuntimeProblem, match=rf'{argument} ') as said:
+            runtime.load(folder, **{argument: value})
+        assert repr(value) in str(said.value)
+        record_fault('bad_commands')
+
+
+def test_what_is_no_picture_or_no_batch(record_fault, folder):
+    model = runtime.load(folder)
+    for wrong in ([[1]], None, 'a.png', np.zeros((24, 40)), np.zeros((24, 40, 4), np.uint8), np.zeros(3, np.uint8)):
+        with pytest.raises(runtime.RuntimeProblem, match=r'a picture is uint8 pixels \(h, w, 3\), got'):
+            list(model.predict([wrong]))
+        record_fault('bad_pictures')
+    for batch in (0, -1, 1.5, None, 10**30):
+        with pytest.raises(runtime.RuntimeProblem, match='batch takes a whole number from 1 to 1073741824, got'):
+            list(model.predict([picture()], batch=batch))
+        record_fault('bad_commands')
+
+
 def test_a_class_that_has_no_name(record_fault, folder):
     info = json.loads((folder / 'deploy.json').read_text())
     info.update(classes=['dark'], palette=[])
