@@ -12,7 +12,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import ROOT, run
-from helpers.own_data import DETECTION, SEGMENTATION, detection, make_own_data, segmentation
+from helpers.own_data import DETECTION, SEGMENTATION, detection, make_own_data, read_coco, segmentation, write_coco
 
 CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any file will do
 
@@ -86,6 +86,17 @@ def test_an_option_says_what_it_takes(record_fault, tool, option, values):
         said = sentence(run(tool if '.' in tool else f'tools/{tool}.py', 'a', 'b', 'c', f'{option}={value}'), status=2)
         assert f'argument {option}: ' in said
         assert value[:40] in said
+        record_fault('bad_commands')
+
+
+@pytest.mark.parametrize('device', ['meta', 'nowhere', 'cpu,cuda', 'cpu:-1'])
+def test_a_device_on_which_nothing_is_computed(record_fault, own, device, tmp_path):
+    (tmp_path / 'a.pth').touch()
+    model = own / 'images' / 'val' / '0.png', DETECTION, tmp_path / 'a.pth'
+    for tool in (['infer', *model, '--out-dir', tmp_path / 'out'], ['visualize', 'features', *model]):
+        more = ['--out', tmp_path / 'a.png'] if tool[0] == 'visualize' else []
+        said = sentence(run(f'tools/{tool[0]}.py', *tool[1:], *more, '--device', device))
+        assert f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: ' in said
         record_fault('bad_commands')
 
 
@@ -191,6 +202,27 @@ def test_what_fails_in_its_first_step_is_named(record_fault, own, option, tmp_pa
     said = sentence(run('tools/train.py', *detection(own, option), '--work-dir', tmp_path))
     assert FIRST_STEP[option] in said
     record_fault('bad_commands')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('words', [detection, segmentation])
+def test_a_resume_with_other_classes_says_what_to_do(record_fault, tmp_path, words):
+    """The head has another shape than its moments, by which a fused optimizer would step."""
+    root, work = make_own_data(tmp_path / 'own'), tmp_path / 'work'
+    options = [*words(root, '+optim_wrapper.optimizer.fused=True'), '--work-dir', work]
+    assert run('tools/train.py', *options).returncode == 0
+    checkpoints = {path: path.read_bytes() for path in work.glob('*.pth')}
+    assert len(checkpoints) == 1
+    for split in ('train', 'val'):
+        coco = read_coco(root, split)
+        coco['categories'].append(dict(id=9, name='screw'))
+        write_coco(root, split, coco)
+    options = [word.replace('[ground,nut]', '[ground,nut,bolt]') if isinstance(word, str) else word for word in options]
+    said = sentence(run('tools/train.py', *options, '--resume'))
+    assert 'was trained with 2 classes, the model of the config has 3; to start anew from its weights, leave' in said
+    assert 'set load_from' in said
+    assert {path: path.read_bytes() for path in work.glob('*.pth')} == checkpoints
+    record_fault('optimizer_states')
 
 
 BUILDING = {
