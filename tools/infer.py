@@ -373,6 +373,8 @@ def main() -> int:
         f'{len(results.images)} pictures and frames of {len(found) - len(job.bad)} files in {seconds:.1f} s, {seen}'
         f'{len(job.bad)} files unreadable; see {args.out_dir}'
     )
+    if predictor.scope == 'mmseg' and results.images:
+        print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if job.bad:
         return 1
     is_whole = not job.is_stopped or (job.at.camera is not None and job.at is found[-1])

@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Optional
 
 from mmengine.logging import print_log
@@ -17,6 +18,11 @@ from .formats import MLP, V1, V2
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
 
+OF_A_CLASSIFIER = (
+    "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
+    'classifiers do not shift windows, and detectors and segmentors do: '
+    "small_map='shrink' gives the classifier's features"
+)
 TABLE = 'attn.w_msa.relative_position_bias_table'
 # A name that every Swin backbone has, by the family of Swin; it tells where in a model the backbone is.
 _ANCHORS = {
@@ -39,6 +45,7 @@ class LoadReport:
     missing_elsewhere: list[str] = field(default_factory=list)  # names in the model, outside its backbone
     other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not loaded: names in the model
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a user may want to know, said once in a process
 
     def __str__(self) -> str:
         resized = ', '.join(dict.fromkeys(self.resized.values()))
@@ -60,6 +67,13 @@ class LoadReport:
             warnings.append(f'Outside the backbone, not in the checkpoint: {first_of(self.missing_elsewhere)}')
         for warning in warnings:
             print_log(warning, logger='current', level=logging.WARNING)
+        for note in self.notes:
+            _say_once(note)
+
+
+@cache
+def _say_once(note: str) -> None:
+    print_log(note, logger='current')
 
 
 def backbones_of(model: nn.Module) -> dict[str, str]:
@@ -175,6 +189,8 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
             report.warnings.append(
                 f'{key} was taken for window {backbone.window_size[0]}; a square window has as many rows'
             )
+    if weights.classifier and backbone.small_map == 'pad' and OF_A_CLASSIFIER not in report.notes:
+        report.notes.append(OF_A_CLASSIFIER)
     _note_unasked_windows(trained, backbone, report)
     _compare_windows(weights, backbone, report)
     return fitted

@@ -22,6 +22,7 @@ from ..openmmlab.data.media import Frame, read_picture
 from ..openmmlab.errors import DataError
 from ..openmmlab.inference.predict import Predictor, with_background
 from ..openmmlab.runtime import build_runner
+from ..pictures.colours import distinct_colours
 from ..windows.grid import Size
 from .runtime import MANIFEST, Model, Result, RuntimeProblem, resized_size
 
@@ -47,8 +48,8 @@ class ExportedPredictor(Predictor):
         self.batch = batch
         segments = self.model.info['task'] == 'segmentation'
         self.scope = 'mmseg' if segments else 'mmdet'
-        colours = np.random.default_rng(0).integers(0, 256, (len(self.model.classes), 3)).tolist()
-        self.meta = dict(classes=self.model.classes, palette=self.model.info.get('palette') or colours)
+        palette = self.model.info.get('palette') or distinct_colours(len(self.model.classes))
+        self.meta = dict(classes=self.model.classes, palette=palette)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.visualizer = VISUALIZERS.build(
                 dict(type='SegLocalVisualizer' if segments else 'DetLocalVisualizer', name='infer')

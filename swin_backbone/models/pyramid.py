@@ -95,6 +95,8 @@ class SwinPyramid(BaseModule):
         self.num_features = [embed_dims << stage for stage in range(len(depths))]
         self.out_channels = [self.num_features[stage] for stage in self.out_indices]
 
+        self.small_map = s.small_map
+
         self.patch_embed = PatchEmbed(s.in_channels, embed_dims, s.patch_size, s.norm_cfg if s.patch_norm else None)
         if s.use_abs_pos_embed:
             self.pretrain_map_size = (

@@ -269,3 +269,13 @@ def test_index_tables_in_a_checkpoint_are_ignored_by_strict_loading():
     Detector(backbone).load_state_dict(
         {'neck.fpn.weight': torch.zeros(2), **{f'backbone.{key}': value for key, value in state.items()}}, strict=True
     )
+
+
+@pytest.mark.parametrize('small_map', ['pad', 'shrink'])
+def test_a_classifiers_weights_are_said_to_be_so(weights, small_map):
+    torch.save(randomised().state_dict(), weights)  # of a detector
+    assert not load_checkpoint(nano(small_map=small_map), weights).notes
+    torch.save(official(randomised().state_dict()), weights)
+    notes = load_checkpoint(nano(small_map=small_map), weights).notes
+    assert [note for note in notes if "small_map='shrink'" in note] == notes
+    assert len(notes) == (small_map == 'pad')

@@ -23,6 +23,7 @@ from PIL import Image
 from ...devices import require_device
 from ...outputs import Outputs
 from ...pictures.attention import find_backbone, strides_of
+from ...pictures.colours import distinct_colours
 from ...windows.grid import Size
 from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
@@ -315,9 +316,8 @@ def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[
         meta = dict(getattr(published, 'METAINFO', {}), **dataset.get('metainfo', {}))
     if 'classes' not in meta:
         raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo says what the classes are')
-    if not meta.get('palette'):  # the colours that the toolboxes take then
-        colours = np.random.RandomState(42).randint(0, 256, (len(meta['classes']), 3)).tolist()
-        meta['palette'] = [tuple(colour) for colour in colours]
+    if not meta.get('palette'):
+        meta['palette'] = distinct_colours(len(meta['classes']))
     return meta
 
 
@@ -343,7 +343,7 @@ def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
 
 
 def _encode_labels(labels: NDArray[Any], palette: Sequence[Sequence[int]]) -> bytes:
-    """Classes as a PNG with a palette of RGB colours: viewers show colours, programs read numbers."""
+    """Classes as a PNG with a palette of RGB colours, which viewers show; Pillow reads classes, OpenCV the colours."""
     # All 256 colours: Pillow writes fewer bits a pixel for a short palette, and changes values that are beyond it.
     colours = np.zeros((256, 3), np.uint8)
     colours[: len(palette)] = palette[:256]
