@@ -57,11 +57,10 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors((OSError,), args.traceback), ExitStack() as places:
         metrics = test(args, places)
+    if args.show_dir:
+        print(f'{len(list(Path(args.show_dir).rglob("*.[pj][np]g")))} pictures in {args.show_dir}')
     for name, value in metrics.items():
         print(f'{name}: {value}')
-    if args.show_dir:
-        for picture in sorted(Path(args.show_dir).rglob('*.[pj][np]g')):
-            print(picture)
 
 
 def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:

@@ -64,8 +64,9 @@ def load_config(
     if backbone:
         cfg = swap_backbone(cfg, backbone, at=at, recipe=recipe)
         name += f'_{backbone}'
-    cfg.work_dir = work_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     options = cfg_options or {}
+    said_dir = work_dir or options.get('work_dir') or options.get('+work_dir')
+    cfg.work_dir = said_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     if data is not None:
         _put_data(cfg, data, annotations, launcher)
     elif annotations is not None:
@@ -73,6 +74,7 @@ def load_config(
     if settings is not None and (settings != Settings() or data is not None):
         _put_settings(cfg, settings, options, launcher)
     apply_options(cfg, options)
+    cfg.work_dir = said_dir or cfg.work_dir
     check_config(cfg)
     if any(key.lstrip('+').startswith('custom_imports') for key in options):
         import_modules_from_strings(**cfg.custom_imports)  # mmengine imports what the file itself names
