@@ -24,6 +24,7 @@ TOOLS = {
     'browse-dataset': ('browse_dataset', 'show what augmentation makes of a data set'),
     'print-config': ('print_config', 'print a config as a training would use it'),
     'plot-log': ('plot_log', 'draw the curves of trainings'),
+    'make-shapes': ('make_shapes_dataset', 'generate a small data set, to try things on'),
     'flops': ('flops', 'count parameters and multiply-adds'),
 }
 

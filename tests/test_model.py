@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from swin_backbone import load, swap_backbone
+from swin_backbone.model import _frames
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 SMALL = {
@@ -59,6 +61,13 @@ def test_what_is_wrong_is_named(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         load(**arguments)
+
+
+def test_a_camera_is_no_picture(monkeypatch):
+    camera = SimpleNamespace(isOpened=lambda: True, release=lambda: None)
+    monkeypatch.setattr('cv2.VideoCapture', lambda number: camera)
+    with pytest.raises(ValueError, match="'0' is a camera, which tools/infer.py reads"):
+        _frames('0')
 
 
 def test_swap_backbone_takes_a_name():
