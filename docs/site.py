@@ -63,7 +63,7 @@ def with_links(markdown: str, source: str, page: str) -> str:
 
 
 def on_page_context(context, page, config, nav):
-    """A page has the navigation of its language, and a switch to the other one: to its twin, or else to the home page."""
+    """A page has the navigation of its language, and a switch to the other one: to its twin, or to the home page."""
     here = page.file.src_uri
     chinese = here.startswith(CHINESE)
     names = {one.file.src_uri: one.url for one in nav.pages}
