@@ -65,7 +65,11 @@ class Model:
         """Train, and keep the last checkpoint: tools/train.py.
 
         Args:
-            epochs, batch, img_scale, lr: see `swin_backbone.openmmlab.config.training_settings.Settings`.
+            epochs: how often all pictures are seen; this and the next three are the config's own by default, and change
+                what hangs together with them, as the options of tools/train.py do.
+            batch: pictures of a step, on each device.
+            img_scale: (width, height) in pixels.
+            lr: the learning rate.
             resume: continue from the last checkpoint in the working folder.
 
         Returns:
@@ -171,11 +175,13 @@ def load(
     Args:
         config: a path, or `mmdet::...`, `mmseg::...` or `swin_backbone::...`.
         checkpoint: path or URL of the weights of the whole model.
-        backbone, recipe, at: put this Swin in place of the config's backbone; see `swap_backbone`.
+        backbone: put this Swin in place of the config's backbone; see `swap_backbone`.
         data: your own pictures with their annotations: a folder, or a COCO JSON.
         annotations: their file or folder, where it is not below `data`.
         work_dir: folder for logs and checkpoints; work_dirs/ and the config's name by default.
         options: settings of the config by their keys, as --cfg-options: {'train_dataloader.num_workers': 0}.
+        recipe: with `backbone`: 'swin', the Swin recipe's optimizer, or 'keep', the config's own.
+        at: with `backbone`: the key of the backbone that is replaced, where there are several.
         device: for predictions; CUDA if there is one by default.
 
     Raises:
