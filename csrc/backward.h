@@ -42,7 +42,7 @@ int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int
 //   vector_sums: zeros, to which all other gradients are added, in the layout of VectorSums.
 template <class T>
 void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
-                        int64_t threads, const float* x, const float* grad_y, float* grad_x, float* const (&weight_sums)[LINEARS],
-                        float* vector_sums, const SavedGroups& saved = {});
+                        int64_t threads, const float* x, const float* grad_y, float* grad_x,
+                        float* const (&weight_sums)[LINEARS], float* vector_sums, const SavedGroups& saved = {});
 
 }  // namespace swin::SWIN_ISA

@@ -16,8 +16,13 @@ class BackwardGroup : public BlockGroup<T> {
   BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, int64_t count,
                 const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
                 const float* transposed_bias)
-      : BlockGroup<T>(w, windows, count, x, grad_x, transposed), transposed(transposed), grad_y(grad_y), sums(sums),
-        weight_sums(weight_sums), of(w, this->N, this->S), transposed_bias(transposed_bias) {
+      : BlockGroup<T>(w, windows, count, x, grad_x, transposed),
+        transposed(transposed),
+        grad_y(grad_y),
+        sums(sums),
+        weight_sums(weight_sums),
+        of(w, this->N, this->S),
+        transposed_bias(transposed_bias) {
     memory.allocate([&](Arena& arena) { lay_out_gradients(arena); });
 #if SWIN_HAS_TILES
     if (this->heads_in_tiles) tile_backward_workspace.clear(N);
@@ -150,9 +155,8 @@ class BackwardGroup : public BlockGroup<T> {
       return layer_norm_backward(
           value, w.C, norm, through, 1.f, norm_sums(index),
           [&](int64_t c, Vec g, int64_t lanes) { store(to + c, load(past + c, lanes) + g, lanes); });
-    over_columns(w.C, [&](int64_t c, int64_t lanes) {
-      store(to + c, load(past + c, lanes) + load(through + c, lanes), lanes);
-    });
+    over_columns(
+        w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(past + c, lanes) + load(through + c, lanes), lanes); });
   }
 
   void mlp_backward() {
@@ -167,9 +171,8 @@ class BackwardGroup : public BlockGroup<T> {
     linear(grad_branch, C, tokens, transposed[FC2], product_workspace,
            [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
              T* to = grad_wide + m * D + n;
-             over_columns(columns, [=](int64_t i, int64_t lanes) {
-               store(to + i, load(to + i, lanes) * row(i, lanes), lanes);
-             });
+             over_columns(columns,
+                          [=](int64_t i, int64_t lanes) { store(to + i, load(to + i, lanes) * row(i, lanes), lanes); });
            });
     keep(FC1, mlp_in, grad_wide);
     times_weight(FC1, grad_wide);
@@ -204,8 +207,8 @@ class BackwardGroup : public BlockGroup<T> {
     }
   }
 
-  // grad_wide = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C). Padding
-  // has only the bias, so its gradient is added to the bias's.
+  // grad_wide = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C).
+  // Padding has only the bias, so its gradient is added to the bias's.
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
     const auto values = [&](int64_t which) { return this->qkv + (of_head(which) * rows + at) * d; };
@@ -225,9 +228,9 @@ class BackwardGroup : public BlockGroup<T> {
     const int64_t square = head * N * S;
 #if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
-      if (this->heads_in_tiles && attend_backward_in_tiles(N, values(0), values(1), values(2), out, w.scale,
-                                                     transposed_bias + square, mask, sums + of.transposed_bias + square,
-                                                     tile_backward_workspace, put))
+      if (this->heads_in_tiles &&
+          attend_backward_in_tiles(N, values(0), values(1), values(2), out, w.scale, transposed_bias + square, mask,
+                                   sums + of.transposed_bias + square, tile_backward_workspace, put))
         return;
 #endif
     attend_backward(N, d, values(0), values(1), values(2), out, w.scale, w.bias_hNS + square, mask,
@@ -236,18 +239,18 @@ class BackwardGroup : public BlockGroup<T> {
 
   const Linear<T>* transposed;
   const float* grad_y;
-  float *sums, *const* weight_sums;
+  float *sums, *const *weight_sums;
   bool first_run = true;
   const VectorSums<T> of;
-  const float* transposed_bias;       // (h, N, S): w.bias_hNS with keys first, for heads in tiles
+  const float* transposed_bias;  // (h, N, S): w.bias_hNS with keys first, for heads in tiles
   AttentionBackwardWorkspace<T> attention_backward_workspace;
 #if SWIN_HAS_TILES
   HeadTileBackwardWorkspace tile_backward_workspace;
 #endif
-  T *mlp_hidden, *mlp_in;        // the MLP's hidden tokens, and what goes into it
-  T* grad_wide;                        // GELU's slope, gradients of hidden tokens, then of q, k and v
-  T *grad_branch, *grad_attended;         // gradients of a branch's last linear layer, and of attended tokens by head
-  float *grad, *product_row;      // the gradient of the shortcut, and of what goes into a branch's first linear layer
+  T *mlp_hidden, *mlp_in;          // the MLP's hidden tokens, and what goes into it
+  T* grad_wide;                    // GELU's slope, gradients of hidden tokens, then of q, k and v
+  T *grad_branch, *grad_attended;  // gradients of a branch's last linear layer, and of attended tokens by head
+  float *grad, *product_row;       // the gradient of the shortcut, and of what goes into a branch's first linear layer
   float *mlp_out, *row;
   Memory memory;
 };

@@ -39,10 +39,9 @@ void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t t
     for (int64_t g; (g = next++) < groups;) group.run(dealt[g], saved.of(g));
   });
 }
-#define INSTANTIATE(T)                                                                                           \
-  template int64_t saved_bytes<T>(const BlockWeights<T>&, const Windows&, int64_t);                             \
-  template void run_block<T>(const BlockWeights<T>&, const Windows&, int64_t, const float*, float*,             \
-                             const SavedGroups&);
+#define INSTANTIATE(T)                                                              \
+  template int64_t saved_bytes<T>(const BlockWeights<T>&, const Windows&, int64_t); \
+  template void run_block<T>(const BlockWeights<T>&, const Windows&, int64_t, const float*, float*, const SavedGroups&);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE
 

@@ -24,7 +24,7 @@ struct Saved {
   T *qkv = nullptr, *attended = nullptr;  // (3 h, rows, d) and (rows, C)
   float* middle = nullptr;                // (rows, C): tokens after attention
   T* before_gelu = nullptr;               // (rows, D)
-  float *branches[2] = {};                // V2: (rows, C), outputs of attention and MLP before their norms
+  float* branches[2] = {};                // V2: (rows, C), outputs of attention and MLP before their norms
   float* factors = nullptr;               // V2: (3 h, rows), of each query and key
 
   Saved() = default;
@@ -50,7 +50,13 @@ class BlockGroup {
   // transposed: the layers that a backward pass uses besides those of `w`.
   BlockGroup(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out,
              const Linear<T>* transposed = nullptr)
-      : w(w), windows(windows), N(windows.area()), S(bias_stride(N)), d(w.C / w.heads), x(x), out(out),
+      : w(w),
+        windows(windows),
+        N(windows.area()),
+        S(bias_stride(N)),
+        d(w.C / w.heads),
+        x(x),
+        out(out),
         rows(rows_of_group(windows, count)) {
     memory.allocate([&](Arena& arena) { lay_out(transposed ? transposed : w.linears, arena); });
 #if SWIN_HAS_TILES
@@ -129,10 +135,11 @@ class BlockGroup {
 
   // q, k and v of each head in separate arrays: (3 h, rows, d). Padding is zero before the projection.
   void project_qkv() {
-    product(normed, w.C, tokens, w.linear(QKV), product_workspace, [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
-      for (int64_t from = 0; from < columns; from += d)
-        put_in_head((n + from) / d, count, place_of + m, c + from, columns);
-    });
+    product(normed, w.C, tokens, w.linear(QKV), product_workspace,
+            [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
+              for (int64_t from = 0; from < columns; from += d)
+                put_in_head((n + from) / d, count, place_of + m, c + from, columns);
+            });
     if (tokens == places) return;
     constexpr float zeros[64] = {};  // a head has no more channels
     for (int64_t p = 0; p < places; p++)
@@ -161,8 +168,8 @@ class BlockGroup {
     }
   }
 
-  // The factor that gives a query the length of the cosine scale, or a key the length 1. The zero vector stays zero. One
-  // whose length float32 does not hold becomes NaN, since x / inf would be zero.
+  // The factor that gives a query the length of the cosine scale, or a key the length 1. The zero vector stays zero.
+  // One whose length float32 does not hold becomes NaN, since x / inf would be zero.
   float to_length(const float* row, const float* bias, int64_t head) const {
     Vec squares(0.f);
     over_columns(d, [&](int64_t i, int64_t lanes) {
@@ -171,7 +178,7 @@ class BlockGroup {
     });
     const float length = std::sqrt(sum_of(squares));
     if (length <= 1e-12f) return 0.f;
-    return (head < w.heads ? w.cosine_scale[head] : 1.f) / length + (length - length);
+    return (head < w.heads ? w.cosine_scale[head] : 1.f) / length + 0.f * length;
   }
 
   const float* mask_of(int64_t window) {
@@ -199,9 +206,9 @@ class BlockGroup {
 #if SWIN_HAS_TILES
     if constexpr (std::is_same_v<T, bf16>)
       if (heads_in_tiles && attend_in_tiles(N, q, q + apart, q + 2 * apart, w.scale, bias, mask, tile_workspace,
-                                      [&](int64_t place, __m512i o) {
-                                        if (T* to = row_in_attended(place)) _mm512_store_si512(to, o);
-                                      }))
+                                            [&](int64_t place, __m512i o) {
+                                              if (T* to = row_in_attended(place)) _mm512_store_si512(to, o);
+                                            }))
         return;
 #endif
     attend(N, d, q, q + apart, q + 2 * apart, w.scale, bias, mask, attention_workspace,
@@ -247,7 +254,8 @@ class BlockGroup {
     linear_to(a, lda, tokens, layer, product_workspace, branch, w.C);
     for (int64_t m = 0; m < tokens; m++) {
       layer_norm(branch + m * w.C, w.C, norm, normed_row);
-      add_to_shortcut(index, m, 0, w.C, shortcut, [&](int64_t i, int64_t lanes) { return load(normed_row + i, lanes); });
+      add_to_shortcut(index, m, 0, w.C, shortcut,
+                      [&](int64_t i, int64_t lanes) { return load(normed_row + i, lanes); });
     }
   }
 
@@ -274,10 +282,10 @@ class BlockGroup {
   HeadTileWorkspace tile_workspace;
 #endif
   T *hidden, *normed, *attended;
-  T* qkv;                                 // is `hidden`, unless it is saved
-  T* before_gelu = nullptr;               // if it is saved
-  float* middle = nullptr;                // tokens after attention, if they are saved
-  float *attention_branch, *mlp_branch;   // one array, unless they are saved
+  T* qkv;                                // is `hidden`, unless it is saved
+  T* before_gelu = nullptr;              // if it is saved
+  float* middle = nullptr;               // tokens after attention, if they are saved
+  float *attention_branch, *mlp_branch;  // one array, unless they are saved
   float *normed_row, *mask;
   ProductWorkspace<T> product_workspace;
   float* factors = nullptr;  // (3 h, rows): the factor of each query and key, if it is needed

@@ -79,9 +79,7 @@ inline Vec gelu_slope(Vec x, Vec cdf) {
 
 // 1 / sqrt(variance + eps). NaN where float32 does not hold the variance: 1 / sqrt(inf) is 0, which would turn a row
 // that overflowed into the norm's bias.
-inline float inverse_deviation(float variance, float eps) {
-  return 1.f / std::sqrt(variance + eps) + (variance - variance);
-}
+inline float inverse_deviation(float variance, float eps) { return 1.f / std::sqrt(variance + eps) + 0.f * variance; }
 
 // The mean of a row, and the inverse of its standard deviation.
 struct Moments {
@@ -125,9 +123,16 @@ inline void convert_row(const float* x, int64_t n, T* y) {
 // sum += x.
 template <class T>
 inline void add_row(const T* x, int64_t n, float* sum) {
-  over_columns(n, [&](int64_t c, int64_t count) {
-    store(sum + c, load(sum + c, count) + load(x + c, count), count);
-  });
+  over_columns(n, [&](int64_t c, int64_t count) { store(sum + c, load(sum + c, count) + load(x + c, count), count); });
+}
+
+// c = x, or c += x, of rows that are ldx and ldc apart.
+inline void put_rows(const float* x, int64_t ldx, int64_t rows, int64_t columns, float* c, int64_t ldc,
+                     bool accumulate) {
+  for (int64_t r = 0; r < rows; r++, x += ldx, c += ldc)
+    over_columns(columns, [&](int64_t i, int64_t lanes) {
+      store(c + i, accumulate ? load(x + i, lanes) + load(c + i, lanes) : load(x + i, lanes), lanes);
+    });
 }
 
 // Where the gradients of a norm's weight and bias are summed.
@@ -137,8 +142,8 @@ struct AffineSums {
 
 // Calls put(column, gradient of x, count), given the gradient of LayerNorm(x), which is factor * dy.
 template <class Put>
-inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const float* dy, float factor,
-                                AffineSums sums, const Put& put) {
+inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const float* dy, float factor, AffineSums sums,
+                                const Put& put) {
   Vec total(0.f);
   over_columns(n, [&](int64_t c, int64_t count) { total = total + load(x + c, count); });
   const Vec times(factor), minus(-sum_of(total) / n);
@@ -165,9 +170,7 @@ inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const fl
 template <class T>
 inline float length_backward(float* gradient, const T* v, int64_t d, float factor, float length) {
   Vec sum(0.f);
-  over_columns(d, [&](int64_t i, int64_t lanes) {
-    sum = fmadd(load(gradient + i, lanes), load(v + i, lanes), sum);
-  });
+  over_columns(d, [&](int64_t i, int64_t lanes) { sum = fmadd(load(gradient + i, lanes), load(v + i, lanes), sum); });
   const float along = sum_of(sum) / length;
   const Vec times(factor), minus(-along / length);
   over_columns(d, [&](int64_t i, int64_t lanes) {

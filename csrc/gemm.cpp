@@ -22,7 +22,7 @@ __m512i load_terms(const bf16* b, int64_t lanes) {
 // c (rows, columns) = a b, or c += a b, with all of c in registers. The last vector of columns has `last` numbers.
 template <int rows, int vectors, bool whole, class T>
 void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
-                                  bool accumulate, int64_t last) {
+                           bool accumulate, int64_t last) {
   const auto lanes = [&](int v) { return whole || v + 1 < vectors ? LANES : last; };
   Vec sum[rows][vectors];
   SWIN_UNROLL
@@ -60,18 +60,17 @@ constexpr int rows_in_registers(int vectors) {
 
 // Up to `most` rows at a time, in parts of about the same size.
 template <int most, int vectors, bool whole, class T>
-void multiply_rows(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c,
-                          int64_t ldc, bool accumulate, int64_t last) {
+void multiply_rows(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
+                   bool accumulate, int64_t last) {
   if constexpr (most > 0) {
-    if (M < most)
-      return multiply_rows<most - 1, vectors, whole>(M, K, a, lda, b, ldb, c, ldc, accumulate, last);
+    if (M < most) return multiply_rows<most - 1, vectors, whole>(M, K, a, lda, b, ldb, c, ldc, accumulate, last);
     multiply_in_registers<most, vectors, whole>(K, a, lda, b, ldb, c, ldc, accumulate, last);
   }
 }
 
 template <int vectors, bool whole, class T>
-void multiply_strip(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c,
-                           int64_t ldc, bool accumulate, int64_t last) {
+void multiply_strip(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
+                    bool accumulate, int64_t last) {
   constexpr int most = rows_in_registers(vectors);
   for (int64_t parts = (M + most - 1) / most; parts > 0; parts--) {
     const int64_t rows = (M + parts - 1) / parts;
@@ -81,8 +80,8 @@ void multiply_strip(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, i
 }
 
 template <class T>
-void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a,
-                                const T* b, float* c, bool accumulate) {
+void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b,
+                         float* c, bool accumulate) {
   const auto strip = [&](auto vectors, int64_t n, int64_t last) {
     const T* from = b + TERMS<T> * n;
     if (last == LANES)
@@ -153,13 +152,7 @@ void multiply_by_tiles(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb
         continue;
       }
       tiles_2x2<true>(corner, TILED_ROWS, false, multiply);
-      for (int64_t r = 0; r < rows; r++) {
-        float* to = c + (m + r) * ldc + n;
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          const Vec v = load(corner + r * TILED_ROWS + i, lanes);
-          store(to + i, accumulate ? v + load(to + i, lanes) : v, lanes);
-        });
-      }
+      put_rows(corner, TILED_ROWS, rows, columns, c + m * ldc + n, ldc, accumulate);
     }
 }
 #endif
@@ -174,7 +167,7 @@ void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc
 #endif
   multiply_by_vectors(M, N, K, lda, ldb, ldc, a, b, c, accumulate);
 }
-#define INSTANTIATE(T)                                                                                             \
+#define INSTANTIATE(T) \
   template void gemm<T>(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, const T*, const T*, float*, bool);
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE

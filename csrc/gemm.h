@@ -12,8 +12,8 @@
 
 namespace swin::SWIN_ISA {
 
-constexpr int64_t ROW_STEP = 16;   // rows are multiplied in multiples of these: buffers have room for them
-constexpr int64_t MAX_ROWS = 96;   // of one product, so that it stays in L1 or L2
+constexpr int64_t ROW_STEP = 16;  // rows are multiplied in multiples of these: buffers are large enough for them
+constexpr int64_t MAX_ROWS = 96;  // of one product, so that it stays in L1 or L2
 constexpr int64_t MAX_COLUMNS = 96;
 
 // Columns of one product: as many as possible, preferably a divisor of N, and a multiple of `unit`, which is the number
@@ -42,8 +42,8 @@ int64_t packed_size(int64_t N, int64_t K) {
   return N * Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
 }
 
-// c = a b, or c += a b, for any M, N and K. `a` row by row, `b` (K, N) with rows ldb apart, in pairs for bf16: then K is
-// even.
+// c = a b, or c += a b, for any M, N and K. `a` row by row, `b` (K, N) with rows ldb apart, in pairs for bf16: then K
+// is even.
 template <class T>
 void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b, float* c,
           bool accumulate = false);
@@ -189,7 +189,7 @@ void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float
 }
 
 // epilogue(m, rows, n, columns, c): c holds a W^T of those rows and columns, without the bias, `columns` apart.
-// `a` must have room for round_up(M, ROW_STEP) rows.
+// `a` must have memory for round_up(M, ROW_STEP) rows.
 template <class T, class F>
 void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
              const F& epilogue) {

@@ -52,8 +52,8 @@ inline void multiply_channels(const bf16* a, const bf16* b, int64_t K, float* c)
 }
 
 constexpr int64_t OUT = 48;
-// out (16, 48) = a (16, K) b, for b by `interleave_head`. Its last 16 columns are the sums of the rows of a, if `ones` is
-// given.
+// out (16, 48) = a (16, K) b, for b by `interleave_head`. Its last 16 columns are the sums of the rows of a, if `ones`
+// is given.
 inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16* ones, float* out) {
   _tile_zero(0);
   _tile_zero(1);
@@ -75,10 +75,6 @@ inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16*
 // Softmax here does not subtract the maximum. This is right for those lanes whose sum of weights is in this range.
 inline __mmask16 in_range(Vec sum) {
   return _mm512_cmp_ps_mask(sum, Vec(1e-30f), _CMP_GT_OQ) & _mm512_cmp_ps_mask(sum, Vec(1e30f), _CMP_LT_OQ);
-}
-
-inline void store_pair(bf16* to, Vec first, Vec second) {
-  _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
 struct HeadTileWorkspace {
@@ -130,7 +126,7 @@ bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, flo
       };
       bf16* to = workspace.weights + r * K;
       int64_t i = 0;
-      for (; i + 32 <= S; i += 32) store_pair(to + i, weight(i), weight(i + 16));
+      for (; i + 32 <= S; i += 32) _mm512_store_si512(to + i, round_pair(weight(i), weight(i + 16)));
       if (i < S) store(to + i, weight(i));
     }
     multiply_places(workspace.weights, K, workspace.values, workspace.ones, workspace.out);
@@ -138,18 +134,18 @@ bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, flo
       const float* out = workspace.out + OUT * r;
       const Vec sum = load(out + 32), inverse = _mm512_rcp14_ps(sum);  // bf16 has 8 bits
       right &= in_range(sum);
-      put(n + r, (__m512i)_mm512_cvtne2ps_pbh(load(out + 16) * inverse, load(out) * inverse));
+      put(n + r, round_pair(load(out) * inverse, load(out + 16) * inverse));
     }
   }
   return right == 0xffff;
 }
 
 struct HeadTileBackwardWorkspace {
-  bf16 *queries, *grads_out;                          // by `transpose_head`
-  bf16 *vnni_queries, *vnni_keys, *vnni_grads;  // by `interleave_head`
-  float *weights, *grads;                             // (K keys, K queries); grads: of weights
-  float *sums, *dots;                                 // (K queries)
-  bf16 *weights_bf16, *logits, *vnni, *transposed;      // (K, K); logits: their gradients, vnni and transposed: the same
+  bf16 *queries, *grads_out;                        // by `transpose_head`
+  bf16 *vnni_queries, *vnni_keys, *vnni_grads;      // by `interleave_head`
+  float *weights, *grads;                           // (K keys, K queries); grads: of weights
+  float *sums, *dots;                               // (K queries)
+  bf16 *weights_bf16, *logits, *vnni, *transposed;  // (K, K); logits: their gradients, vnni and transposed: the same
   float* out;
 
   HeadTileBackwardWorkspace() = default;
@@ -208,12 +204,12 @@ inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scal
 }
 
 // As `attend_backward`, but `bias` and `bias_sum` are transposed, and there must be memory for 16 rows after the last
-// of each head. `workspace` is a copy, so that its pointers are not read again after each store. Returns whether it has done
-// it.
+// of each head. `workspace` is a copy, so that its pointers are not read again after each store. Returns whether it has
+// done it.
 template <class Put>
 bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, const bf16* out, float scale,
-                              const float* bias, const float* mask, float* bias_sum, HeadTileBackwardWorkspace workspace,
-                              const Put& put) {
+                              const float* bias, const float* mask, float* bias_sum,
+                              HeadTileBackwardWorkspace workspace, const Put& put) {
   const TilesInUse tiles;
   const int64_t S = bias_stride(N), K = padded_places(N);
   transpose_head(q, N, workspace.queries);
@@ -240,7 +236,7 @@ bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf1
         return g;
       };
       const Vec even = of_logits(n), odd = n + 1 < N ? of_logits(n + 1) : Vec(0.f);
-      const auto rounded = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+      const __m512i rounded = round_pair(even, odd);
       const __m512i upper = _mm512_shuffle_i64x2(rounded, rounded, 0xee);
       _mm512_store_si512(workspace.vnni + n * K + 2 * i, interleave(rounded, upper).first);
     }

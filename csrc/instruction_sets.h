@@ -6,6 +6,7 @@
 #include "kernels.h"
 
 #if defined(SWIN_WITH_AMX) && defined(__linux__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -53,9 +54,13 @@ inline bool has_amx() {
 #if defined(SWIN_EMULATE_AMX)
   return has_avx512_bf16();
 #elif defined(__linux__)
-  // Linux gives the right to use AMX to a process that asks.
+  // Not every compiler that has flags for AMX knows a name to ask for it. Linux gives the right to use it to a process
+  // that asks.
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;
-  return has_avx512_bf16() && __builtin_cpu_supports("amx-bf16") && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return has_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & AMX_BF16) && (edx & AMX_TILE) &&
+         syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 #else
   return false;
 #endif

@@ -40,7 +40,9 @@ class Defaults {
   Memory memory;
 };
 
-int64_t size_of_packed(int32_t dtype, int64_t N, int64_t K) { return N * (dtype == SWIN_BFLOAT16 ? round_up(K, 2) : K); }
+int64_t size_of_packed(int32_t dtype, int64_t N, int64_t K) {
+  return N * (dtype == SWIN_BFLOAT16 ? round_up(K, 2) : K);
+}
 
 void pack_weight(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed,
                  int64_t threads, void* packed) {
@@ -121,12 +123,12 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
     using T = decltype(type);
     const Block<T> made(block, windows);
     const BlockWeights<T>& w = made.w;
-    const auto turned = [&](int64_t i) {
+    const auto of_transpose = [&](int64_t i) {
       const Linear<T>& of = w.linear(i);
       return Linear<T>{static_cast<const T*>(transposed[i]), nullptr, of.K, of.N,
                        panel_width(of.K, i == PROJ ? w.C / w.heads : 1)};
     };
-    const Linear<T> layers[] = {turned(QKV), turned(PROJ), turned(FC1), turned(FC2)};
+    const Linear<T> layers[] = {of_transpose(QKV), of_transpose(PROJ), of_transpose(FC1), of_transpose(FC2)};
     const int64_t N = windows.area(), S = bias_stride(N);
     const VectorSums<T> of(w, N, S);
     float* sums = nullptr;
@@ -139,9 +141,8 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
                           {to.linear[QKV], to.linear[PROJ], to.linear[FC1], to.linear[FC2]}, sums, of_groups);
 
     const auto put = [&](int64_t begin, int64_t size, float* gradient) { std::copy_n(sums + begin, size, gradient); };
-    float* const norms[3][2] = {{to.norm1_weight, to.norm1_bias},
-                                {to.norm2_weight, to.norm2_bias},
-                                {to.norm3_weight, to.norm3_bias}};
+    float* const norms[3][2] = {
+        {to.norm1_weight, to.norm1_bias}, {to.norm2_weight, to.norm2_bias}, {to.norm3_weight, to.norm3_bias}};
     for (int64_t i = 0; i < 3; i++) {
       put(of.norm_weight[i], w.C, norms[i][0]);
       put(of.norm_bias[i], w.C, norms[i][1]);
@@ -171,7 +172,7 @@ template <class T, class Source>
 void projection_backward(const Source& source, const Projection<T>& p, const void* transposed, int64_t threads,
                          const float* grad_y, const swin_projection_gradients& to) {
   const int64_t N = p.linear.N, K = p.linear.K, padded_K = p.linear.padded_K();
-  const Linear<T> turned{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
+  const Linear<T> of_transpose{static_cast<const T*>(transposed), nullptr, K, N, panel_width(K, 1)};
   float *vectors = nullptr, *weight = to.linear;
   Memory memory;
   memory.allocate([&](Arena& arena) {
@@ -179,7 +180,7 @@ void projection_backward(const Source& source, const Projection<T>& p, const voi
     if (padded_K != K) weight = arena.take<float>(N * padded_K);
   });
   std::fill_n(vectors, p.vectors(), 0.f);
-  project_backward(source, p, transposed ? &turned : nullptr, threads, grad_y, to.x, weight, vectors);
+  project_backward(source, p, transposed ? &of_transpose : nullptr, threads, grad_y, to.x, weight, vectors);
   for (int64_t n = 0; n < N && padded_K != K; n++) std::copy_n(weight + n * padded_K, K, to.linear + n * K);
   const ProjectionSums sums = p.sums(vectors);
   std::copy_n(sums.bias, N, to.bias);
@@ -188,8 +189,9 @@ void projection_backward(const Source& source, const Projection<T>& p, const voi
 }
 
 Patches patches_of(const swin_images& of) {
-  return {of.pixels,       of.batch,       of.channels, of.height, of.width,
-          {of.stride[0], of.stride[1], of.stride[2], of.stride[3]}, of.patch_height, of.patch_width};
+  return {of.pixels,       of.batch,      of.channels,
+          of.height,       of.width,      {of.stride[0], of.stride[1], of.stride[2], of.stride[3]},
+          of.patch_height, of.patch_width};
 }
 Neighbours neighbours_of(const swin_maps& of) { return {of.x, of.batch, of.height, of.width, of.channels}; }
 int64_t inputs_of(const swin_images& of) { return of.channels * of.patch_height * of.patch_width; }
@@ -241,9 +243,8 @@ void output_norm_backward(const float* x, const float* grad_y, int64_t batch, in
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,       size_of_packed,       pack_weight,
-                      checksum_of,         block_saved_size,    block_forward,        block_backward,
-                      embed_forward,       embed_backward,      merge_forward,        merge_backward,
-                      output_norm_forward, output_norm_backward};
+const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,  size_of_packed,      pack_weight,         checksum_of,
+                      block_saved_size,    block_forward,  block_backward,      embed_forward,       embed_backward,
+                      merge_forward,       merge_backward, output_norm_forward, output_norm_backward};
 
 }  // namespace swin::SWIN_ISA

@@ -11,17 +11,16 @@ struct Kernels {
   bool has_bf16;
 
   int64_t (*packed_size)(int32_t dtype, int64_t N, int64_t K);
-  void (*pack)(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed,
-               int64_t threads, void* packed);
+  void (*pack)(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, int64_t threads,
+               void* packed);
   uint64_t (*checksum)(const void* const* pieces, const int64_t* bytes, int64_t count, int64_t threads);
 
   // groups: 0 for as many as a backward pass of this many threads has.
   void (*block_saved_size)(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes);
   void (*block_forward)(const swin_block& block, const Windows& windows, const float* x, float* y, char* saved,
                         int64_t groups);
-  void (*block_backward)(const swin_block& block, const Windows& windows, const void* const* transposed,
-                         const float* x, const float* grad_y, char* saved, int64_t groups,
-                         const swin_block_gradients& gradients);
+  void (*block_backward)(const swin_block& block, const Windows& windows, const void* const* transposed, const float* x,
+                         const float* grad_y, char* saved, int64_t groups, const swin_block_gradients& gradients);
 
   void (*embed_forward)(const swin_images& images, const swin_projection& projection, float* y);
   void (*embed_backward)(const swin_images& images, const swin_projection& projection, const void* transposed,

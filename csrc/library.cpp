@@ -192,8 +192,7 @@ const Kernels& check_block(const swin_block* block, Arrays& arrays) {
          static_cast<long long>(C));
   within("the MLP's hidden channels", b.hidden, 8, MAX_SIZE);
   if (b.hidden % 8)
-    fail(SWIN_INVALID, "the MLP's hidden channels must be a multiple of 8, got %lld",
-         static_cast<long long>(b.hidden));
+    fail(SWIN_INVALID, "the MLP's hidden channels must be a multiple of 8, got %lld", static_cast<long long>(b.hidden));
   within("a side of the window", b.window_height, 1, MAX_WINDOW);
   within("a side of the window", b.window_width, 1, MAX_WINDOW);
   within("a shift", b.shift_height, 0, b.window_height - 1);
@@ -248,8 +247,7 @@ int64_t check_images(const swin_images* images, Arrays& arrays) {
   within("width", of.width, 1, MAX_SIZE);
   within("a side of the patch", of.patch_height, 1, MAX_SIZE);
   within("a side of the patch", of.patch_width, 1, MAX_SIZE);
-  const int64_t K =
-      product_within("the numbers of a patch", of.channels, of.patch_height, of.patch_width, MAX_SIZE);
+  const int64_t K = product_within("the numbers of a patch", of.channels, of.patch_height, of.patch_width, MAX_SIZE);
   tokens_of_patches(of);
   const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
   int64_t last = 0;  // the number that is furthest
@@ -257,7 +255,8 @@ int64_t check_images(const swin_images* images, Arrays& arrays) {
     within("a stride", of.stride[i], 0, MAX_BYTES);
     if (sizes[i] > 1) {
       const int64_t steps = sizes[i] - 1;
-      if (of.stride[i] > (MAX_BYTES - last) / steps) fail(SWIN_INVALID, "the strides of images reach out of all memory");
+      if (of.stride[i] > (MAX_BYTES - last) / steps)
+        fail(SWIN_INVALID, "the strides of images reach out of all memory");
       last += of.stride[i] * steps;
     }
   }
@@ -292,9 +291,8 @@ const Kernels& check_projection(const swin_projection* projection, int64_t K, bo
 
 // Returns what is written.
 const swin_projection_gradients& check_projection_gradients(const swin_projection& p, int64_t K, bool norm_after,
-                                                            const void* transposed, const float* grad_y,
-                                                            int64_t tokens, int64_t inputs,
-                                                            const swin_projection_gradients* gradients,
+                                                            const void* transposed, const float* grad_y, int64_t tokens,
+                                                            int64_t inputs, const swin_projection_gradients* gradients,
                                                             Arrays& arrays) {
   exists("gradients", gradients);
   if (p.outputs % 2)
@@ -469,7 +467,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
       arrays.write("a weight's gradient", to.linear[i], size);
       arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
     }
-    float* const norms[] = {to.norm1_weight, to.norm1_bias, to.norm2_weight,
+    float* const norms[] = {to.norm1_weight, to.norm1_bias,   to.norm2_weight,
                             to.norm2_bias,   to.norm3_weight, to.norm3_bias};
     for (float* norm : norms) arrays.write("a norm's gradient", norm, C);
     arrays.write("position_bias's gradient", to.position_bias, b.heads * N * N);
@@ -488,8 +486,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     const Windows windows = windows_of(b);
     check_saved(kernels, b, windows, saved, groups, false, arrays);
     arrays.check_overlaps();
-    kernels.block_backward(b, windows, transposed, x, grad_y, static_cast<char*>(const_cast<void*>(saved)), groups,
-                           to);
+    kernels.block_backward(b, windows, transposed, x, grad_y, static_cast<char*>(const_cast<void*>(saved)), groups, to);
   });
 }
 
@@ -512,8 +509,8 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
     const Kernels& kernels = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
     const int64_t numbers = product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
-    const auto& to = check_projection_gradients(*projection, K, true, transposed, grad_y, tokens, numbers, gradients,
-                                                arrays);
+    const auto& to =
+        check_projection_gradients(*projection, K, true, transposed, grad_y, tokens, numbers, gradients, arrays);
     if (tokens)
       kernels.embed_backward(*images, *projection, transposed, grad_y, to);
     else

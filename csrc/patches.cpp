@@ -95,7 +95,8 @@ void normalise_output(const float* x, int64_t batch, int64_t area, int64_t chann
   });
 }
 
-#define INSTANTIATE_FOR(T, Source) template void project<T, Source>(const Source&, const Projection<T>&, int64_t, float*);
+#define INSTANTIATE_FOR(T, Source) \
+  template void project<T, Source>(const Source&, const Projection<T>&, int64_t, float*);
 #define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE_FOR

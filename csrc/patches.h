@@ -62,7 +62,7 @@ struct Projection {
 
 constexpr int64_t PROJECTED = 2 * MAX_ROWS;  // tokens that a thread computes at a time
 
-// One row that the linear layer takes. `raw`: room for padded_K numbers, those after K are zero.
+// One row that the linear layer takes. `raw`: memory for padded_K numbers, those after K are zero.
 template <class T, class Source>
 void read_row(const Source& source, const Projection<T>& p, int64_t token, float* raw, T* to) {
   source.read(token, raw);

@@ -149,9 +149,9 @@ void normalise_output_backward(const float* x, const float* grad, int64_t batch,
   sums.add();
 }
 
-#define INSTANTIATE_FOR(T, Source)                                                                       \
-  template void project_backward<T, Source>(const Source&, const Projection<T>&, const Linear<T>*,      \
-                                            int64_t, const float*, float*, float*, float*);
+#define INSTANTIATE_FOR(T, Source)                                                                          \
+  template void project_backward<T, Source>(const Source&, const Projection<T>&, const Linear<T>*, int64_t, \
+                                            const float*, float*, float*, float*);
 #define INSTANTIATE(T) SWIN_FOR_EACH_PROJECTION(INSTANTIATE_FOR, T)
 SWIN_FOR_EACH_DTYPE(INSTANTIATE)
 #undef INSTANTIATE_FOR

@@ -209,6 +209,15 @@ inline void transpose_vectors(Vec (&rows)[LANES]) {
 #error "csrc has kernels for AVX2, AVX-512 and NEON"
 #endif
 
+// The same bits as another type.
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
 inline Vec clamp(Vec v, Vec least, Vec most) { return min(most, max(least, v)); }
 
 // f(column, count) over a row of n columns.
@@ -219,44 +228,47 @@ inline void over_columns(int64_t n, const F& f) {
   if (c < n) f(c, n - c);
 }
 
-// (M, N) to (N, M), rows from_stride and to_stride apart.
-inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t N, float* to, int64_t to_stride) {
+// (M, N) to (N, M), of numbers of 32 bits: get(m, n, count) loads from row m, put(n, m, vector, count) stores to row n.
+template <class Get, class Put>
+inline void transpose_blocks(int64_t M, int64_t N, const Get& get, const Put& put) {
   for (int64_t m = 0; m < M; m += LANES)
     for (int64_t n = 0; n < N; n += LANES) {
       const int64_t rows = M - m < LANES ? M - m : LANES, columns = N - n < LANES ? N - n : LANES;
-      const float* corner = from + m * from_stride + n;
-      float* other = to + n * to_stride + m;
       Vec block[LANES];
       if (rows == LANES && columns == LANES) {
         SWIN_UNROLL
-        for (int64_t i = 0; i < LANES; i++) block[i] = load(corner + i * from_stride);
+        for (int64_t i = 0; i < LANES; i++) block[i] = get(m + i, n, LANES);
         transpose_vectors(block);
         SWIN_UNROLL
-        for (int64_t i = 0; i < LANES; i++) store(other + i * to_stride, block[i]);
+        for (int64_t i = 0; i < LANES; i++) put(n + i, m, block[i], LANES);
       } else {
         SWIN_UNROLL
-        for (int64_t i = 0; i < LANES; i++)
-          block[i] = i < rows ? load(corner + i * from_stride, columns) : Vec(0.f);
+        for (int64_t i = 0; i < LANES; i++) block[i] = i < rows ? get(m + i, n, columns) : Vec(0.f);
         transpose_vectors(block);
         SWIN_UNROLL
         for (int64_t i = 0; i < LANES; i++)
-          if (i < columns) store(other + i * to_stride, block[i], rows);
+          if (i < columns) put(n + i, m, block[i], rows);
       }
     }
+}
+
+// (M, N) to (N, M), rows from_stride and to_stride apart.
+inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t N, float* to, int64_t to_stride) {
+  transpose_blocks(
+      M, N, [=](int64_t m, int64_t n, int64_t count) { return load(from + m * from_stride + n, count); },
+      [=](int64_t n, int64_t m, Vec v, int64_t count) { store(to + n * to_stride + m, v, count); });
 }
 
 #if SWIN_HAS_BF16
 inline __mmask32 first_halves(int64_t count) { return static_cast<__mmask32>((uint64_t{1} << count) - 1); }
 
 inline Vec load(const bf16* from, int64_t count = LANES) {
-  const __m256i bits =
-      count == LANES ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
-                     : _mm256_maskz_loadu_epi16(first_lanes(count), from);
+  const __m256i bits = count == LANES ? _mm256_loadu_epi16(from) : _mm256_maskz_loadu_epi16(first_lanes(count), from);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 inline void store(bf16* to, Vec v, int64_t count = LANES) {
-  const auto bits = (__m256i)_mm512_cvtneps_pbh(v);
-  if (count == LANES) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
+  const auto bits = bit_cast<__m256i>(_mm512_cvtneps_pbh(v));
+  if (count == LANES) return _mm256_storeu_epi16(to, bits);
   _mm256_mask_storeu_epi16(to, first_lanes(count), bits);
 }
 
@@ -288,20 +300,23 @@ inline void interleave_rows(const bf16* even, const bf16* odd, int64_t columns, 
   }
 }
 
-inline __m512bh as_bf16(__m512i bits) { return (__m512bh)bits; }
-inline __m512bh ones_bf16() { return as_bf16(_mm512_set1_epi16(0x3f80)); }
+// Two vectors, rounded, one after the other.
+inline __m512i round_pair(Vec first, Vec second) { return bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)); }
+
 // Sums of pairs: each lane has two terms.
-inline Vec dot_pairs(Vec sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, as_bf16(a), as_bf16(b)); }
+inline Vec dot_pairs(Vec sum, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
+}
 
 // One pair in all lanes.
 inline __m512i broadcast_pair(const bf16* a) {
-  int32_t pair;
-  std::memcpy(&pair, a, sizeof pair);
-  return _mm512_set1_epi32(pair);
+  int32_t both;
+  std::memcpy(&both, a, sizeof both);
+  return _mm512_set1_epi32(both);
 }
 
-// A block of at most 32 x 32 numbers whose rows are paired and the pairs moved as numbers of 32 bits: then row n of the
-// transpose is `column(n)`, filled up with zeros.
+// A block of at most 32 x 32 numbers, in pairs of rows (VNNI) that are moved as numbers of 32 bits. After `transpose`,
+// its column n is `column(n)`, filled up with zeros.
 class TransposedBlock {
  public:
   TransposedBlock(const bf16* from, int64_t stride, int64_t rows, int64_t columns) {
@@ -313,18 +328,19 @@ class TransposedBlock {
       pairs[1][m / 2] = _mm512_unpackhi_epi16(even, odd);
     }
   }
-  // The sums of the first 16 columns, and of the others. Call it before `turn`.
+  // The sums of the first 16 columns, and of the others. Call it before `transpose`.
   void sums(Vec& first, Vec& second) const {
+    const __m512i ones = _mm512_set1_epi16(0x3f80);
     Vec low(0.f), high(0.f);
     for (int64_t m = 0; m < 16; m++) {
-      low = dot_pairs(low, pairs[0][m], (__m512i)ones_bf16());
-      high = dot_pairs(high, pairs[1][m], (__m512i)ones_bf16());
+      low = dot_pairs(low, pairs[0][m], ones);
+      high = dot_pairs(high, pairs[1][m], ones);
     }
     const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     first = _mm512_permutex2var_ps(low, order, high);
     second = _mm512_permutex2var_ps(low, _mm512_add_epi32(order, _mm512_set1_epi32(8)), high);
   }
-  void turn() {
+  void transpose() {
     for (auto& half : pairs) {
       Vec rows[16];
       SWIN_UNROLL
@@ -346,7 +362,7 @@ inline void transpose(const bf16* from, int64_t from_stride, int64_t M, int64_t 
     for (int64_t n = 0; n < N; n += 32) {
       const int64_t rows = M - m < 32 ? M - m : 32, columns = N - n < 32 ? N - n : 32;
       TransposedBlock block(from + m * from_stride + n, from_stride, rows, columns);
-      block.turn();
+      block.transpose();
       for (int64_t i = 0; i < columns; i++)
         _mm512_mask_storeu_epi16(to + (n + i) * to_stride + m, first_halves(rows), block.column(i));
     }

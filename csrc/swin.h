@@ -1,24 +1,24 @@
 /* libswin: layers of Swin Transformers, V1 and V2, for CPUs, with their gradients.
  *
- * Plain C. The library knows neither torch nor Python. It has its kernels for several instruction sets inside, and takes
- * the best that the processor has, or another that swin_use_isa names.
+ * Plain C. The library knows neither torch nor Python. It has its kernels for several instruction sets inside, and
+ * takes the best that the processor has, or another that swin_use_isa names.
  *
  * Numbers. Maps, gradients, biases and norms are float32, in C order without gaps, except the images of an embedding,
  * which have strides. The products of linear layers are of `dtype`: float32, or bfloat16 with sums in float32, where
  * swin_why_not says nothing against it. Weights of linear layers are packed first, by swin_pack.
  *
- * Ownership. The caller owns all memory, and the library keeps no pointer after a call. What a call computes on the way is
- * in memory that it allocates and frees. Memory that is written may overlap with no other, but for swin_block_forward,
- * where y may be x. Addresses are multiples of the size of their numbers (4, or 2 for bfloat16), of `saved` multiples
- * of 64.
+ * Ownership. The caller owns all memory, and the library keeps no pointer after a call. What a call computes on the way
+ * is in memory that it allocates and frees. Memory that is written may overlap with no other, but for
+ * swin_block_forward, where y may be x. Addresses are multiples of the size of their numbers (4, or 2 for bfloat16), of
+ * `saved` multiples of 64.
  *
- * Errors. A function returns SWIN_OK, or the kind of the error, and then swin_error says in a sentence what was wrong. It
- * has written nothing if the kind is SWIN_INVALID. No exception leaves a function, and no argument whose pointers have the
- * memory said here makes it abort.
+ * Errors. A function returns SWIN_OK, or the kind of the error, and then swin_error says in a sentence what was wrong.
+ * It has written nothing if the kind is SWIN_INVALID. No exception leaves a function, and no argument whose pointers
+ * have the memory said here makes it abort.
  *
  * Threads. A call computes on at most `threads` threads (1 to 1024), and with one it touches no other: so a process
- * may be forked before it. On Linux they are those of the process's OpenMP, if one is loaded. Functions may be called from
- * several threads at once. With the same number of threads, results are the same from call to call.
+ * may be forked before it. On Linux they are those of the process's OpenMP, if one is loaded. Functions may be called
+ * from several threads at once. With the same number of threads, results are the same from call to call.
  *
  * Letters: B maps, H W their sides, C channels, D hidden channels of the MLP, h heads, N places of a window.
  */
@@ -57,30 +57,32 @@ enum swin_dtype { SWIN_FLOAT32 = 0, SWIN_BFLOAT16 = 1 };
 SWIN_API const char* swin_isa(void);
 /* All that the library has kernels for, the best first, with a space between two: what the compiler had flags for. */
 SWIN_API const char* swin_isas(void);
-/* Takes the instruction set of this name for all calls from now on; null: the best. Weights that were packed for another
- * are wrong then, and what another saved. */
+/* Takes the instruction set of this name for all calls from now on; null: the best. Weights that were packed for
+ * another are wrong then, and what another saved. */
 SWIN_API int32_t swin_use_isa(const char* name);
 /* Why products are not computed in this dtype here, in a sentence; null: they are. */
 SWIN_API const char* swin_why_not(int32_t dtype);
 
-/* --- Weights -------------------------------------------------------------------------------------------------------- */
+/* --- Weights --------------------------------------------------------------------------------------------------------
+ */
 
 /* How many numbers of `dtype` a packed weight of N outputs and K inputs has: N K, with K made even for bfloat16. 0 if N
  * or K is not from 1 to 2^31 - 1, or their product is more. */
 SWIN_API int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K);
 
 /* Packs a weight (rows, columns) = (N, K), or, if `transposed`, the transpose of it: (rows, columns) = (K, N).
- * unit: 1 to 96; this many outputs stay together: for the qkv of a block, and the transposed proj, C / h; for all others 1.
- * packed: swin_packed_size numbers. */
+ * unit: 1 to 96; this many outputs stay together: for the qkv of a block, and the transposed proj, C / h; for all
+ * others 1. packed: swin_packed_size numbers. */
 SWIN_API int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit,
                            int32_t transposed, int32_t threads, void* packed);
 
-/* A hash of `count` pieces of memory, of bytes[i] bytes each. Every change of one number changes it, and others are missed
- * with a probability of 2^-64. It is the same for any number of threads. */
+/* A hash of `count` pieces of memory, of bytes[i] bytes each. Every change of one number changes it, and others are
+ * missed with a probability of 2^-64. It is the same for any number of threads. */
 SWIN_API int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, int64_t count, int32_t threads,
                                uint64_t* sum);
 
-/* --- A block -------------------------------------------------------------------------------------------------------- */
+/* --- A block --------------------------------------------------------------------------------------------------------
+ */
 
 /* The linear layers of a block, in this order everywhere: qkv (3C, C), proj (C, C), fc1 (D, C), fc2 (C, D). */
 enum swin_linear { SWIN_QKV, SWIN_PROJ, SWIN_FC1, SWIN_FC2, SWIN_LINEARS };
@@ -99,13 +101,13 @@ typedef struct swin_block {
   const void* linear[SWIN_LINEARS];    /* packed */
   const float* bias[SWIN_LINEARS];     /* of as many numbers as a layer has outputs; null: zeros */
   const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias, *norm3_weight, *norm3_bias; /* (C); null: 1, 0 */
-  const float* position_bias; /* (h, N, N) */
-  const float* cosine_scale;  /* (h): this is a block of V2; null: of V1 */
-  const float* drop_path;     /* (2, B): factors of the two branches of each map; null: 1 */
+  const float* position_bias;                                                                     /* (h, N, N) */
+  const float* cosine_scale; /* (h): this is a block of V2; null: of V1 */
+  const float* drop_path;    /* (2, B): factors of the two branches of each map; null: 1 */
 } swin_block;
 
-/* How much a forward pass saves for the backward pass: `groups` times `bytes`. groups: in, how many, or 0 for as many as
- * serve block.threads threads best; out, how many. */
+/* How much a forward pass saves for the backward pass: `groups` times `bytes`. groups: in, how many, or 0 for as many
+ * as serve block.threads threads best; out, how many. */
 SWIN_API int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t* bytes);
 
 /* x, y: (B, H, W, C). saved: as swin_block_saved_size says; null: nothing is saved. */
@@ -126,12 +128,13 @@ SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const 
                                      const float* x, const float* grad_y, const void* saved, int64_t groups,
                                      const swin_block_gradients* gradients);
 
-/* --- Patch embedding and patch merging ------------------------------------------------------------------------------ */
+/* --- Patch embedding and patch merging ------------------------------------------------------------------------------
+ */
 
 /* A linear layer from K numbers to a token of N, and a norm of the token, or of the K numbers. */
 typedef struct swin_projection {
   int32_t dtype, threads;
-  int64_t outputs;   /* N; even for gradients */
+  int64_t outputs;    /* N; even for gradients */
   const void* linear; /* packed (N, K) */
   const float* bias;  /* (N); null: zeros */
   int32_t has_norm;
@@ -140,14 +143,14 @@ typedef struct swin_projection {
 } swin_projection;
 
 typedef struct swin_projection_gradients {
-  float* x;      /* as the input, without gaps; null: not wanted */
-  float* linear; /* (N, K) */
-  float* bias;   /* (N) */
+  float* x;                       /* as the input, without gaps; null: not wanted */
+  float* linear;                  /* (N, K) */
+  float* bias;                    /* (N) */
   float *norm_weight, *norm_bias; /* null if there is no norm */
 } swin_projection_gradients;
 
-/* Patches of images (B, C, H, W), zero-padded at the bottom and right: K = C patch_height patch_width. The norm is of the
- * token. */
+/* Patches of images (B, C, H, W), zero-padded at the bottom and right: K = C patch_height patch_width. The norm is of
+ * the token. */
 typedef struct swin_images {
   const float* pixels;
   int64_t batch, channels, height, width;
@@ -162,8 +165,8 @@ SWIN_API int32_t swin_embed_backward(const swin_images* images, const swin_proje
                                      const void* transposed, const float* grad_y,
                                      const swin_projection_gradients* gradients);
 
-/* 2 x 2 neighbours of maps (B, H, W, C), zero-padded, top left, top right, bottom left, bottom right: K = 4 C. The norm is
- * of these, or of the token if norm_after. */
+/* 2 x 2 neighbours of maps (B, H, W, C), zero-padded, top left, top right, bottom left, bottom right: K = 4 C. The norm
+ * is of these, or of the token if norm_after. */
 typedef struct swin_maps {
   const float* x;
   int64_t batch, height, width, channels;
@@ -175,7 +178,8 @@ SWIN_API int32_t swin_merge_forward(const swin_maps* maps, const swin_projection
 SWIN_API int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projection, const void* transposed,
                                      const float* grad_y, const swin_projection_gradients* gradients);
 
-/* --- Output norm ---------------------------------------------------------------------------------------------------- */
+/* --- Output norm ----------------------------------------------------------------------------------------------------
+ */
 
 /* LayerNorm of the tokens of maps (B, area, C), transposed to y (B, C, area). weight, bias: (C); null: 1, 0. */
 SWIN_API int32_t swin_output_norm_forward(const float* x, int64_t batch, int64_t area, int64_t channels,

@@ -7,6 +7,9 @@
 #ifdef __linux__
 #include <dlfcn.h>
 #endif
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
 #include <condition_variable>
 #include <mutex>
@@ -59,8 +62,8 @@ Parallel torchs_threads() {
 class Pool {
  public:
   bool run(Job& job, int64_t threads) {
-    const std::unique_lock<std::mutex> turn(taken, std::try_to_lock);
-    if (!turn) return false;
+    const std::unique_lock<std::mutex> alone(taken, std::try_to_lock);
+    if (!alone) return false;
     {
       const std::lock_guard<std::mutex> guard(lock);
       while (static_cast<int64_t>(workers) < threads - 1) {
@@ -103,6 +106,17 @@ class Pool {
   uint64_t round = 0;
 };
 
+// Never freed: its threads may outlive what is freed at the end.
+std::atomic<Pool*>& pool() {
+  static std::atomic<Pool*> current = [] {
+#ifndef _WIN32
+    pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });  // a child has none of its parent's threads
+#endif
+    return new Pool;
+  }();
+  return current;
+}
+
 }  // namespace
 
 void run_tasks(int64_t count, int64_t threads, void (*task)(void*, int64_t), void* context) {
@@ -115,8 +129,7 @@ void run_tasks(int64_t count, int64_t threads, void (*task)(void*, int64_t), voi
   if (const Parallel parallel = torchs_threads()) {
     parallel(Job::work_on, &job, static_cast<unsigned>(threads), 0);
   } else {
-    static Pool* const pool = new Pool;  // never freed: its threads may outlive what is freed at the end
-    if (!pool->run(job, threads)) job.work();
+    if (!pool().load()->run(job, threads)) job.work();
   }
   if (job.error) std::rethrow_exception(job.error);
 }

@@ -16,8 +16,7 @@ void run_tasks(int64_t count, int64_t threads, void (*task)(void* context, int64
 // f(i) for each i < count.
 template <class F>
 void each_task(int64_t count, int64_t threads, const F& f) {
-  run_tasks(
-      count, threads, [](void* context, int64_t i) { (*static_cast<const F*>(context))(i); }, const_cast<F*>(&f));
+  run_tasks(count, threads, [](void* context, int64_t i) { (*static_cast<const F*>(context))(i); }, const_cast<F*>(&f));
 }
 
 // f(begin, end) for at most `threads` parts of 0 ... count - 1.

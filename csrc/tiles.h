@@ -1,7 +1,7 @@
-// AMX's tiles, and products by them: of bf16 numbers, and of float32 numbers in pieces. AMX multiplies only bf16, so each
-// float32 number is split into the sum of three: the first has the leading 8 bits of 24, the second the next 8, the third
-// the rest. Of the nine products of two such sums, six are computed and summed in float32. The other three are below 2^-25
-// of the largest, so float32 could not hold them.
+// AMX's tiles, and products by them: of bf16 numbers, and of float32 numbers in pieces. AMX multiplies only bf16, so
+// each float32 number is split into the sum of three: the first has the leading 8 bits of 24, the second the next 8,
+// the third the rest. Of the nine products of two such sums, six are computed and summed in float32. The other three
+// are below 2^-25 of the largest, so float32 could not hold them.
 //
 // A tile is 16 rows of 32 terms, or 16 pairs of terms for 16 columns: 1 KiB, contiguous. Pieces of a number are in one
 // tile each, one after another.
@@ -15,7 +15,7 @@ namespace swin::SWIN_ISA {
 constexpr bool HAS_TILES = SWIN_HAS_TILES;
 constexpr int64_t PIECES = 3;
 constexpr int64_t TILE_ROWS = 16, TILE_TERMS = 32, TILE = TILE_ROWS * TILE_TERMS;
-constexpr int64_t TILED_ROWS = 2 * TILE_ROWS;  // are multiplied at a time: buffers have room for them
+constexpr int64_t TILED_ROWS = 2 * TILE_ROWS;  // are multiplied at a time: buffers are large enough for them
 
 inline int64_t tiles_of(int64_t terms) { return (terms + TILE_TERMS - 1) / TILE_TERMS; }
 

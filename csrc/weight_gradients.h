@@ -13,8 +13,8 @@ template <class T>
 class Kept {
  public:
   int64_t in, out, rows, tokens;
-  const float* input;           // (tokens, in)
-  float* transposed;            // (out, rows): the transposed gradient of the output
+  const float* input;              // (tokens, in)
+  float* transposed;               // (out, rows): the transposed gradient of the output
   bf16 *vnni, *transposed_pieces;  // with AMX, both in pieces, see tiles.h
   bool in_tiles;
 
@@ -25,7 +25,7 @@ class Kept {
     transposed = arena.take<float>(most_out * rows);
   }
 
-  // `a`: the input (tokens, K) of the layer, which stays in use, with room for `rows` tokens. of_output: (tokens, N).
+  // `a`: the input (tokens, K) of the layer, which stays in use, with memory for `rows` tokens. of_output: (tokens, N).
   // Adds the gradient of the bias to `bias_sum`.
   void keep(int64_t K, int64_t N, T* a, const T* of_output, int64_t count, float* bias_sum) {
     in = K, out = N;
@@ -115,7 +115,7 @@ class Kept<bf16> {
     TransposedBlock rows(from, out, tokens, channels);
     Vec sums[2];
     rows.sums(sums[0], sums[1]);
-    rows.turn();
+    rows.transpose();
     SWIN_UNROLL
     for (int64_t n = 0; n < BLOCK; n++)
       _mm512_store_si512(to + n / TILE_ROWS * depth * TILE + n % TILE_ROWS * TILE_TERMS, rows.column(n));
@@ -195,11 +195,7 @@ inline void weight_gradient(const Kept<bf16>* const* groups, int64_t number_of_g
       }
       alignas(64) float whole[BLOCK * BLOCK];
       multiply_block(all, m, k, whole, BLOCK, false);
-      for (int64_t r = 0; r < rows; r++)
-        over_columns(columns, [&](int64_t i, int64_t lanes) {
-          const Vec v = load(whole + r * BLOCK + i, lanes);
-          store(c + r * in + i, accumulate ? v + load(c + r * in + i, lanes) : v, lanes);
-        });
+      put_rows(whole, BLOCK, rows, columns, c, in, accumulate);
     }
 }
 #endif

@@ -22,6 +22,7 @@ Axis::Axis(int64_t length, int64_t window, int64_t shift, bool mask_padding)
     inside.push_back(static_cast<int32_t>(std::count_if(at, at + window, [&](int32_t i) { return i < length; })));
   }
 }
+Axis::Axis(Axis&&) noexcept = default;
 Axis::~Axis() = default;
 
 Groups::Groups(int64_t count, int64_t windows) : windows(windows), begin(count + 1) {}
@@ -45,8 +46,7 @@ Groups Windows::deal(int64_t groups) const {
   std::vector<int32_t> order(count());
   std::iota(order.begin(), order.end(), 0);
   std::vector<int64_t> tokens(count());
-  for (const int32_t w : order)
-    tokens[w] = static_cast<int64_t>(rows.inside[row_of(w)]) * columns.inside[column_of(w)];
+  for (const int32_t w : order) tokens[w] = static_cast<int64_t>(rows.inside[row_of(w)]) * columns.inside[column_of(w)];
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return tokens[a] > tokens[b]; });
   const auto group_of = [&](int64_t i) {
     const int64_t at = i % groups;

@@ -19,6 +19,7 @@ struct Axis {
   std::vector<int32_t> inside;      // (count): how many of its places are no padding
 
   Axis(int64_t length, int64_t window, int64_t shift, bool mask_padding);
+  Axis(Axis&&) noexcept;
   ~Axis();
 };
 

@@ -28,9 +28,41 @@ T one_of(std::initializer_list<T> all) {
   return all.begin()[draw(0, static_cast<int64_t>(all.size()) - 1)];
 }
 int64_t any_number() {
-  return one_of<int64_t>({INT64_MIN, -(int64_t{1} << 31), -7, -1, 0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 64, 65,
-                          96, 97, 255, 1024, 1025, 1 << 20, (1 << 20) + 1, INT32_MAX, int64_t{1} << 31, int64_t{1} << 32,
-                          (int64_t{1} << 32) + 1, int64_t{1} << 40, int64_t{1} << 46, int64_t{1} << 62, INT64_MAX});
+  return one_of<int64_t>({INT64_MIN,
+                          -(int64_t{1} << 31),
+                          -7,
+                          -1,
+                          0,
+                          1,
+                          2,
+                          3,
+                          5,
+                          7,
+                          8,
+                          9,
+                          15,
+                          16,
+                          17,
+                          24,
+                          31,
+                          33,
+                          64,
+                          65,
+                          96,
+                          97,
+                          255,
+                          1024,
+                          1025,
+                          1 << 20,
+                          (1 << 20) + 1,
+                          INT32_MAX,
+                          int64_t{1} << 31,
+                          int64_t{1} << 32,
+                          (int64_t{1} << 32) + 1,
+                          int64_t{1} << 40,
+                          int64_t{1} << 46,
+                          int64_t{1} << 62,
+                          INT64_MAX});
 }
 float any_float() { return one_of({0.f, -1.f, 1e-45f, 1e-5f, 3e38f, INFINITY, -INFINITY, NAN}); }
 
@@ -221,8 +253,8 @@ struct BlockCall : Call {
     field(b.linear[SWIN_FC2], "fc2", product({C, D}), size);
     const int64_t outputs[] = {product({3, C}), C, D, C};
     for (int i = 0; i < SWIN_LINEARS; i++) field(b.bias[i], "a bias", outputs[i], 4, false, false);
-    for (const float** norm : {&b.norm1_weight, &b.norm1_bias, &b.norm2_weight, &b.norm2_bias, &b.norm3_weight,
-                               &b.norm3_bias})
+    for (const float** norm :
+         {&b.norm1_weight, &b.norm1_bias, &b.norm2_weight, &b.norm2_bias, &b.norm3_weight, &b.norm3_bias})
       field(*norm, "a norm", C, 4, false, false);
     field(b.position_bias, "position_bias", places());
     field(b.cosine_scale, "cosine_scale", b.heads, 4, false, false);
@@ -341,14 +373,15 @@ void fuzz_embed(bool backward) {
   const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
   int64_t extent = 1, pixels = product({of.batch, of.channels, of.height, of.width});
   for (int i = 0; i < 4; i++)
-    extent = std::min(extent + std::max<int64_t>(0, product({of.stride[i], std::max<int64_t>(0, sizes[i] - 1)})),
-                      int64_t{1} << 62);
+    extent += std::clamp<int64_t>(product({of.stride[i], sizes[i] > 0 ? sizes[i] - 1 : 0}), 0, int64_t{1} << 60);
   const int64_t tokens = product({of.batch, parts(of.height, of.patch_height), parts(of.width, of.patch_width)});
   call.field(of.pixels, "pixels", pixels ? extent : 0);
   fuzz_projection(
       call, product({of.channels, of.patch_height, of.patch_width}), pixels, tokens, true, backward,
       [&](const auto& p, float* y) { return swin_embed_forward(&of, &p, y); },
-      [&](const auto& p, const void* t, const float* g, const auto* to) { return swin_embed_backward(&of, &p, t, g, to); });
+      [&](const auto& p, const void* t, const float* g, const auto* to) {
+        return swin_embed_backward(&of, &p, t, g, to);
+      });
 }
 
 void fuzz_merge(bool backward) {
@@ -362,7 +395,9 @@ void fuzz_merge(bool backward) {
   fuzz_projection(
       call, product({4, of.channels}), numbers, product({of.batch, parts(of.height, 2), parts(of.width, 2)}),
       of.norm_after, backward, [&](const auto& p, float* y) { return swin_merge_forward(&of, &p, y); },
-      [&](const auto& p, const void* t, const float* g, const auto* to) { return swin_merge_backward(&of, &p, t, g, to); });
+      [&](const auto& p, const void* t, const float* g, const auto* to) {
+        return swin_merge_backward(&of, &p, t, g, to);
+      });
 }
 
 void fuzz_output_norm(bool backward) {
@@ -420,6 +455,7 @@ int main(int count, char** arguments) {
     if (results < calls / 5 || errors < calls / 5) return 1;
   }
   for (const void* block : {static_cast<const void*>(nullptr)})
-    if (swin_block_forward(static_cast<const swin_block*>(block), nullptr, nullptr, nullptr, 0) != SWIN_INVALID) return 1;
+    if (swin_block_forward(static_cast<const swin_block*>(block), nullptr, nullptr, nullptr, 0) != SWIN_INVALID)
+      return 1;
   return 0;
 }

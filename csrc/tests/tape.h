@@ -5,7 +5,7 @@
 #include <vector>
 
 struct Node {
-  int a, b;  // of which numbers it was made; -1: a constant
+  int a, b;           // of which numbers it was made; -1: a constant
   double by_a, by_b;  // its derivatives
 };
 inline std::vector<Node> tape;
@@ -30,9 +30,7 @@ struct Var {
 inline Var operator+(Var a, Var b) { return {a.value + b.value, a, 1, b, 1}; }
 inline Var operator-(Var a, Var b) { return {a.value - b.value, a, 1, b, -1}; }
 inline Var operator*(Var a, Var b) { return {a.value * b.value, a, b.value, b, a.value}; }
-inline Var operator/(Var a, Var b) {
-  return {a.value / b.value, a, 1 / b.value, b, -a.value / (b.value * b.value)};
-}
+inline Var operator/(Var a, Var b) { return {a.value / b.value, a, 1 / b.value, b, -a.value / (b.value * b.value)}; }
 inline Var exp(Var a) { return {std::exp(a.value), a, std::exp(a.value)}; }
 inline Var sqrt(Var a) { return {std::sqrt(a.value), a, 0.5 / std::sqrt(a.value)}; }
 inline Var erf(Var a) { return {std::erf(a.value), a, 2 / std::sqrt(M_PI) * std::exp(-a.value * a.value)}; }

@@ -186,7 +186,8 @@ template <class X>
 BlockTensors<X> tensors(const BlockTensors<float>& of) {
   BlockTensors<X> made{as<X>(of.x), {}, {}, {}, {}, as<X>(of.position_bias), as<X>(of.cosine_scale)};
   for (int i = 0; i < SWIN_LINEARS; i++) made.linear[i] = as<X>(of.linear[i]), made.bias[i] = as<X>(of.bias[i]);
-  for (int i = 0; i < 3; i++) made.norm_weight[i] = as<X>(of.norm_weight[i]), made.norm_bias[i] = as<X>(of.norm_bias[i]);
+  for (int i = 0; i < 3; i++)
+    made.norm_weight[i] = as<X>(of.norm_weight[i]), made.norm_bias[i] = as<X>(of.norm_bias[i]);
   return made;
 }
 
@@ -200,8 +201,13 @@ struct Lines {
 void backward_of(const swin_block& b, const BlockNumbers& numbers, const Numbers<float>& grad_y, const void* saved,
                  int64_t groups, const BlockTensors<Var>& leaves, const Numbers<double>& truth) {
   const int64_t C = b.channels;
-  BlockTensors<float> to{Numbers<float>(numbers.of.x.size()), {}, {}, {}, {},
-                         Numbers<float>(numbers.of.position_bias.size()), Numbers<float>(b.heads)};
+  BlockTensors<float> to{Numbers<float>(numbers.of.x.size()),
+                         {},
+                         {},
+                         {},
+                         {},
+                         Numbers<float>(numbers.of.position_bias.size()),
+                         Numbers<float>(b.heads)};
   swin_block_gradients g{};
   const void* transposed[SWIN_LINEARS];
   for (int i = 0; i < SWIN_LINEARS; i++) {
@@ -210,8 +216,8 @@ void backward_of(const swin_block& b, const BlockNumbers& numbers, const Numbers
     to.bias[i].resize(i == SWIN_QKV ? 3 * C : i == SWIN_FC1 ? b.hidden : C);
     g.linear[i] = to.linear[i].data(), g.bias[i] = to.bias[i].data();
   }
-  float** const norms[3][2] = {{&g.norm1_weight, &g.norm1_bias}, {&g.norm2_weight, &g.norm2_bias},
-                               {&g.norm3_weight, &g.norm3_bias}};
+  float** const norms[3][2] = {
+      {&g.norm1_weight, &g.norm1_bias}, {&g.norm2_weight, &g.norm2_bias}, {&g.norm3_weight, &g.norm3_bias}};
   for (int i = 0; i < 3; i++) {
     to.norm_weight[i].resize(C), to.norm_bias[i].resize(C);
     *norms[i][0] = to.norm_weight[i].data(), *norms[i][1] = to.norm_bias[i].data();
@@ -332,12 +338,19 @@ void test_embed(int32_t dtype, int64_t channels, int64_t height, int64_t width, 
   doing = "patches of " + std::to_string(side) + " to " + std::to_string(N) + doing;
   const int64_t B = 2, K = channels * side * side, count = B * channels * height * width;
   ProjectionNumbers numbers(dtype, N, K, count, norm, true, true);
-  swin_images images{numbers.of.x.data(), B, channels, height, width, {channels * height * width, height * width, width, 1},
-                     side, side};
+  swin_images images{numbers.of.x.data(),
+                     B,
+                     channels,
+                     height,
+                     width,
+                     {channels * height * width, height * width, width, 1},
+                     side,
+                     side};
   Numbers<float> last(count);
   if (channels_last) {
     for (int64_t i = 0; i < count; i++) {
-      const int64_t at = i % (height * width), c = i / (height * width) % channels, image = i / (channels * height * width);
+      const int64_t at = i % (height * width), c = i / (height * width) % channels,
+                    image = i / (channels * height * width);
       last[(image * height * width + at) * channels + c] = numbers.of.x[i];
     }
     images.pixels = last.data();

@@ -4,6 +4,7 @@ Layout: B batch, H W height and width of a map, C channels.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Optional
 
 import torch
@@ -190,9 +191,14 @@ class Native:
 
 def _operators() -> Any:
     """The operators, or the functions that they are registered from: they can be called in less time."""
+    return torch.ops.swin_backbone if operators_are_watched() else _functions()
+
+
+@lru_cache(maxsize=1)
+def _functions() -> Any:
     from . import operators  # which needs the library
 
-    return torch.ops.swin_backbone if operators_are_watched() else operators
+    return operators
 
 
 def _dtype(plan: Plan) -> torch.dtype:

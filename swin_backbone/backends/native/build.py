@@ -31,8 +31,8 @@ INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {  # each with the compiler'
     'x86_64': {'amx': [*BF16, '-mamx-tile', '-mamx-bf16'], 'avx512_bf16': BF16, 'avx512': AVX512, 'avx2': AVX2},
     'aarch64': {'neon': []},
 }
-# The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose. Clang does
-# not know all of them.
+# The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose, and
+# Clang does not know all of them.
 FLAGS = [
     *('-std=c++17', '-O3', '-g0', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden'),
     *('-Wall', '-Wextra', '-Wno-unknown-warning-option', '-Wno-maybe-uninitialized', '-Wno-uninitialized'),

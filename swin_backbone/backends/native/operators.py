@@ -123,8 +123,8 @@ def vector(name: str, tensor: Optional[Tensor], size: int, kept: list[Tensor]) -
         return None
     if (  # The usual case: what follows would say the same, in twice the time.
         tensor.dtype is float32
-        and tensor.is_cpu
         and tensor.numel() == size
+        and tensor.is_cpu
         and tensor.is_contiguous()
         and 4 * (tensor.storage_offset() + size) <= tensor.untyped_storage().nbytes()
         and not tensor.is_neg()
@@ -311,7 +311,7 @@ def block_backward(
             f'and {len(transposed)}'
         )
     described, sizes = block_arguments(x, packed, *more)
-    turned = (c_void_p * 4)(
+    of_transpose = (c_void_p * 4)(
         *(
             address(TRANSPOSED[i], transposed[i], (rows * columns,), packed[0].dtype)
             for i, (rows, columns) in enumerate(sizes)
@@ -338,7 +338,7 @@ def block_backward(
         *(of_x.data_ptr(), tuple(g.data_ptr() for g in of_weights), (p[2], p[3], p[6], p[7])),
         *(p[0], p[1], p[4], p[5], p[8], p[9], of_position.data_ptr(), of_scale.data_ptr()),
     )
-    library().block_backward(byref(described), turned, first, of_y, memory, groups, byref(gradients))
+    library().block_backward(byref(described), of_transpose, first, of_y, memory, groups, byref(gradients))
     return [of_x, *of_weights, *of_vectors, of_position, of_scale]
 
 
@@ -379,10 +379,10 @@ def projection_gradients(
     outputs = described.outputs
     normed = (outputs if norm_after else inputs) if described.has_norm else 0
     size = packed_size(dtype, inputs, outputs)
-    turned = None if transposed is None else address('transposed weight', transposed, (size,), dtype)
-    of_x = empty(*x.shape) if turned is not None else empty(0)
+    of_transpose = None if transposed is None else address('transposed weight', transposed, (size,), dtype)
+    of_x = empty(*x.shape) if of_transpose is not None else empty(0)
     gradients = [of_x, empty(outputs, inputs), *(empty(n) for n in (outputs, normed, normed))]
-    return gradients, ProjectionGradients(*(g.data_ptr() or None for g in gradients)), turned
+    return gradients, ProjectionGradients(*(g.data_ptr() or None for g in gradients)), of_transpose
 
 
 def images(image: Tensor, patch: Sizes) -> tuple[Images, int]:
@@ -452,8 +452,8 @@ def embed_backward(
     described, inputs = images(image, patch)
     weights = projection(packed, inputs, bias, norm_weight, norm_bias, eps, True)
     of_y = address('grad', grad, (*patch_counts(image, patch), weights.outputs))
-    found, to, turned = projection_gradients(weights, image, inputs, transposed, packed.dtype, True)
-    library().embed_backward(byref(described), byref(weights), turned, of_y, byref(to))
+    found, to, of_transpose = projection_gradients(weights, image, inputs, transposed, packed.dtype, True)
+    library().embed_backward(byref(described), byref(weights), of_transpose, of_y, byref(to))
     return found
 
 
@@ -494,9 +494,9 @@ def merge_backward(
     B, H, W, C = x.shape
     weights = projection(packed, 4 * C, None, norm_weight, norm_bias, eps, post_norm)
     of_y = address('grad', grad, (B, (H + 1) // 2, (W + 1) // 2, weights.outputs))
-    found, to, turned = projection_gradients(weights, x, 4 * C, transposed, packed.dtype, post_norm)
+    found, to, of_transpose = projection_gradients(weights, x, 4 * C, transposed, packed.dtype, post_norm)
     described = Maps(first, B, H, W, C, post_norm)
-    library().merge_backward(byref(described), byref(weights), turned, of_y, byref(to))
+    library().merge_backward(byref(described), byref(weights), of_transpose, of_y, byref(to))
     return found
 
 
