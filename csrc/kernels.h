@@ -34,6 +34,11 @@ struct Kernels {
   void (*output_norm_backward)(const float* x, const float* grad_y, int64_t batch, int64_t area, int64_t channels,
                                const float* weight, float eps, int64_t threads, float* grad_x, float* grad_weight,
                                float* grad_bias);
+
+  void (*roi_align_forward)(const swin_roi_align& of, const void* maps, void* pooled);
+  void (*roi_align_backward)(const swin_roi_align& of, const void* grad_pooled, float* grad_maps);
+  int64_t (*suppress)(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
+                      int64_t threads, int64_t* kept);
 };
 
 }  // namespace swin

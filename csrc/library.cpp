@@ -1,15 +1,18 @@
 // The functions of swin.h: they check their arguments, and call the kernels of the processor's instruction set.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <new>
 #include <string>
 
 #include "instruction_sets.h"
 #include "kernels.h"
+#include "roi_axes.h"
 
 namespace swin {
 
@@ -80,6 +83,7 @@ const Kernels& kernels_for(int32_t dtype) {
 
 constexpr int64_t MAX_SIZE = 1 << 20;                               // a side of a map; numbers of a token or a patch
 constexpr int64_t MAX_COUNT = std::numeric_limits<int32_t>::max();  // tokens of all maps; numbers of a weight
+constexpr int64_t MAX_BINS = 4096, MAX_SAMPLES = 1024;
 constexpr int64_t MAX_WINDOW = 16, MAX_UNIT = 96, MAX_THREADS = 1024;
 constexpr int64_t MAX_BYTES = int64_t{1} << 46;  // of one array: more than a process has
 
@@ -340,6 +344,64 @@ const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, in
   return kernels;
 }
 
+// Checks all but the maps' memory, whose extent in numbers it returns. `of` gets strides of 1 where a size is 1.
+int64_t check_roi_align(swin_roi_align& of, Arrays& arrays) {
+  if (of.dtype != SWIN_FLOAT32 && of.dtype != SWIN_BFLOAT16)
+    fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", of.dtype);
+  within("threads", of.threads, 1, MAX_THREADS);
+  within("batch", of.batch, 0, MAX_COUNT);
+  within("channels", of.channels, 0, MAX_SIZE);
+  within("height", of.height, 1, MAX_SIZE);
+  within("width", of.width, 1, MAX_SIZE);
+  within("bins down", of.bins_height, 1, MAX_BINS);
+  within("bins across", of.bins_width, 1, MAX_BINS);
+  within("samples", of.samples, 0, MAX_SAMPLES);
+  within("regions", of.regions, 0, MAX_COUNT);
+  arrays.read("boxes", of.boxes, 5 * of.regions);
+  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
+  int64_t extent = 1;
+  for (int i = 0; i < 4; i++) {
+    if (sizes[i] <= 1) of.stride[i] = 1;
+    within("a stride", of.stride[i], 0, MAX_BYTES);
+    const int64_t steps = std::max<int64_t>(sizes[i] - 1, 0);
+    if (steps && of.stride[i] > (MAX_BYTES - extent) / steps)
+      fail(SWIN_INVALID, "the strides of maps reach out of all memory");
+    extent += of.stride[i] * steps;
+  }
+  if (of.stride[3] != 1 && of.stride[1] != 1)
+    fail(SWIN_INVALID, "the stride of columns or that of channels must be 1, got %lld and %lld",
+         static_cast<long long>(of.stride[3]), static_cast<long long>(of.stride[1]));
+  RoiFault fault;
+  const int64_t wrong = find_wrong_roi(of, fault);
+  if (wrong >= 0 && fault == RoiFault::IMAGE)
+    fail(SWIN_INVALID, "a region's image must be from 0 to %lld, got %g of region %lld",
+         static_cast<long long>(of.batch - 1), static_cast<double>(of.boxes[5 * wrong]), static_cast<long long>(wrong));
+  if (wrong >= 0)
+    fail(SWIN_INVALID, "a region ends before it begins, which RoIAlign with aligned=True does not take: region %lld",
+         static_cast<long long>(wrong));
+  return of.batch && of.channels ? extent : 0;
+}
+
+// Of memory that threads write, each in channels of its own: no two numbers may be in one place.
+void check_apart(const swin_roi_align& of) {
+  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
+  const auto apart = [&](std::initializer_list<int> order) {  // from the dimension whose numbers are next to each other
+    int64_t extent = 1;
+    for (const int i : order) {
+      if (sizes[i] > 1 && of.stride[i] < extent) return false;
+      extent += of.stride[i] * std::max<int64_t>(sizes[i] - 1, 0);
+    }
+    return true;
+  };
+  if (!apart({3, 2, 1, 0}) && !apart({1, 3, 2, 0}))
+    fail(SWIN_INVALID, "grad_maps must have numbers of its own, and its strides let some share memory");
+}
+
+int64_t pooled_numbers(const swin_roi_align& of) {
+  const int64_t bins = of.bins_height * of.bins_width;
+  return product_within("the numbers of what is pooled", of.regions, of.channels, bins, MAX_BYTES);
+}
+
 }  // namespace
 }  // namespace swin
 
@@ -572,6 +634,66 @@ int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t b
     if (!batch) return zero(grad_weight, channels), zero(grad_bias, channels);
     kernels.output_norm_backward(x, grad_y, batch, area, channels, weight, eps, threads, grad_x, grad_weight,
                                  grad_bias);
+  });
+}
+
+int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled, float* argmax_y,
+                               float* argmax_x) {
+  return guarded([&] {
+    exists("roi_align", roi_align);
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    swin_roi_align of = *roi_align;
+    Arrays arrays;
+    const int64_t extent = check_roi_align(of, arrays), numbers = pooled_numbers(of), size = size_of(of.dtype);
+    arrays.read("maps", maps, extent, size);
+    arrays.write("pooled", pooled, numbers, size);
+    const bool maximum = argmax_y || argmax_x;
+    if (maximum) arrays.write("argmax_y", argmax_y, numbers), arrays.write("argmax_x", argmax_x, numbers);
+    arrays.check_overlaps();
+    if (!numbers) return;
+    if (maximum)
+      roi_align_max_forward(of, maps, pooled, argmax_y, argmax_x);
+    else
+      kernels.roi_align_forward(of, maps, pooled);
+  });
+}
+
+int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled, const float* argmax_y,
+                                const float* argmax_x, float* grad_maps) {
+  return guarded([&] {
+    exists("roi_align", roi_align);
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    swin_roi_align of = *roi_align;
+    Arrays arrays;
+    const int64_t extent = check_roi_align(of, arrays), numbers = pooled_numbers(of);
+    arrays.read("grad_pooled", grad_pooled, numbers, size_of(of.dtype));
+    arrays.write("grad_maps", grad_maps, extent);
+    const bool maximum = argmax_y || argmax_x;
+    if (maximum) arrays.read("argmax_y", argmax_y, numbers), arrays.read("argmax_x", argmax_x, numbers);
+    arrays.check_overlaps();
+    check_apart(of);
+    if (!numbers) return;
+    if (maximum)
+      roi_align_max_backward(of, grad_pooled, argmax_y, argmax_x, grad_maps);
+    else
+      kernels.roi_align_backward(of, grad_pooled, grad_maps);
+  });
+}
+
+int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
+                 int32_t threads, int64_t* kept, int64_t* num_kept) {
+  return guarded([&] {
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    within("threads", threads, 1, MAX_THREADS);
+    within("count", count, 0, MAX_COUNT);
+    Arrays arrays;
+    arrays.read("boxes", boxes, 4 * count);
+    arrays.read("order", order, count, sizeof(int64_t));
+    arrays.write("kept", kept, count, sizeof(int64_t));
+    arrays.write("num_kept", num_kept, 1, sizeof(int64_t));
+    arrays.check_overlaps();
+    for (int64_t i = 0; i < count; i++) within("an index in order", order[i], 0, count - 1);
+    *num_kept = kernels.suppress(boxes, order, count, threshold, offset, threads, kept);
   });
 }
 

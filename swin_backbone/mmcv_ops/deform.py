@@ -39,7 +39,8 @@ def _convolve(
         some_mask = mask if mask is not None else x.new_zeros(0)
         some_bias = bias if bias is not None else x.new_zeros(weight.shape[0])
         settings = (*stride, *padding, *dilation, groups, offset_groups, mask is not None)
-        return kernel(x, weight, offset, some_mask, some_bias, *settings)
+        out: Tensor = kernel(x, weight, offset, some_mask, some_bias, *settings)
+        return out
     batch, channels, height, width = x.shape
     kernel_height, kernel_width = weight.shape[2:]
     out_height, out_width = offset.shape[2:]

@@ -23,9 +23,10 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """
     if not len(boxes):
         return torch.empty(0, dtype=torch.long, device=boxes.device)
-    kernel = providers.find('nms', boxes) if offset == 0 else None
+    kernel = providers.find('nms_offset' if offset else 'nms', boxes) if offset in (0, 1) else None
     if kernel is not None:
-        return kernel(boxes, scores, iou_threshold)
+        kept: Tensor = kernel(boxes, scores, iou_threshold)
+        return kept
     order = scores.sort(0, descending=True)[1]
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:

@@ -1,53 +1,89 @@
-"""Who computes an operator: another library's kernel, where one is there for the tensor's device, else torch.
+"""Who computes an operator: a compiled kernel, where one is there for the tensor's device and dtype, else torch.
 
-A provider answers with a kernel or None. They are asked in order, so a compiled library takes its place by a function
+A provider answers with a kernel or None. They are asked in order, so another library takes its place by a function
 here.
+
+    nms, nms_offset                   (boxes, scores, iou_threshold) -> indices; the second with an offset of 1
+    roi_align, roi_align_max          (maps, rois, pooled, argmax, bins, scale, sampling_ratio, aligned), into `pooled`
+    roi_align_backward, ..._max_...   (gradient, rois, argmax, grad_maps, and the same), added to `grad_maps`
+    deform_conv2d                     as torchvision's
 """
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-Kernel = Callable[..., Tensor]
-
-# What torchvision computes as mmcv does. Its RoIAlign for CPUs is mmcv's loop on one thread, so ours stands there.
-TORCHVISION = {
-    'nms': ('nms', ('cpu', 'cuda')),
-    'roi_align': ('roi_align', ('cuda',)),
-    'roi_align_backward': ('_roi_align_backward', ('cuda',)),
-    'deform_conv2d': ('deform_conv2d', ('cpu', 'cuda')),
-}
+Kernel = Callable[..., Any]
 
 
 def find(name: str, x: Tensor) -> Optional[Kernel]:
-    """The kernel of the first provider that has one for this operator and the tensor's device, or None."""
-    return _find(name, x.device.type)
+    """The kernel of the first provider that has one for this operator and such a tensor, or None."""
+    return _find(name, x.device.type, x.dtype)
 
 
 @lru_cache(maxsize=64)
-def _find(name: str, device: str) -> Optional[Kernel]:
+def _find(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]:
     for provider in PROVIDERS.values():
-        kernel = provider(name, device)
+        kernel = provider(name, device, dtype)
         if kernel is not None:
             return kernel
     return None
 
 
-def who_computes(name: str, device: str) -> str:
+def who_computes(name: str, device: str, dtype: torch.dtype = torch.float32) -> str:
     """The name of the provider, or 'torch'."""
-    return next((title for title, provider in PROVIDERS.items() if provider(name, device) is not None), 'torch')
+    for title, provider in PROVIDERS.items():
+        if provider(name, device, dtype) is not None:
+            return title
+    return 'torch'
 
 
-def _torchvision(name: str, device: str) -> Optional[Kernel]:
+# --- The compiled library, for CPUs -----------------------------------------------------------------------------------
+
+
+def _library(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]:
+    from ..backends.native import detection, library
+
+    kernels: dict[str, tuple[Kernel, tuple[torch.dtype, ...]]] = {
+        'nms': (_library_nms(0), (*library.DTYPES, torch.float16)),
+        'nms_offset': (_library_nms(1), (*library.DTYPES, torch.float16)),
+        'roi_align': (detection.roi_align, library.DTYPES),
+        'roi_align_max': (detection.roi_align, library.DTYPES),
+        'roi_align_backward': (detection.roi_align_backward, library.DTYPES),
+        'roi_align_max_backward': (detection.roi_align_backward, library.DTYPES),
+    }
+    if device != 'cpu' or name not in kernels or library.load()[0] is None:
+        return None
+    kernel, dtypes = kernels[name]
+    return kernel if dtype in dtypes else None
+
+
+def _library_nms(offset: int) -> Kernel:
+    def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+        from ..backends.native import detection
+
+        order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv has it
+        return detection.nms(boxes.float(), order, iou_threshold, offset)
+
+    return nms
+
+
+# --- torchvision ------------------------------------------------------------------------------------------------------
+
+
+def _torchvision(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]:
     """Its operator, where a kernel of it is registered: its CUDA build beside a CPU torch imports and has none."""
-    operator, devices = TORCHVISION.get(name, ('', ()))
+    if name not in TORCHVISION:
+        return None
+    operator, devices, kernel = TORCHVISION[name]
     if device not in devices or not _torchvision_loads():
         return None
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f'torchvision::{operator}', device.upper())
-    return getattr(torch.ops.torchvision, operator) if has_kernel else None
+    return (
+        kernel if torch._C._dispatch_has_kernel_for_dispatch_key(f'torchvision::{operator}', device.upper()) else None
+    )
 
 
 @lru_cache(maxsize=1)
@@ -59,4 +95,53 @@ def _torchvision_loads() -> bool:
     return hasattr(torch.ops.torchvision, 'nms')
 
 
-PROVIDERS: dict[str, Callable[[str, str], Optional[Kernel]]] = {'torchvision': _torchvision}
+def _torchvision_nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    if boxes.device.type == 'cpu' or boxes.dtype != scores.dtype:  # where it takes no half precision
+        boxes, scores = (x.double() if x.dtype == torch.float64 else x.float() for x in (boxes, scores))
+    kept: Tensor = torch.ops.torchvision.nms(boxes, scores, iou_threshold)
+    return kept
+
+
+def _torchvision_roi_align(
+    maps: Tensor,
+    rois: Tensor,
+    pooled: Tensor,
+    argmax: None,
+    bins: tuple[int, int],
+    scale: float,
+    ratio: int,
+    aligned: bool,
+) -> None:
+    pooled.copy_(torch.ops.torchvision.roi_align(maps, rois, scale, *bins, ratio, aligned))
+
+
+def _torchvision_roi_align_backward(
+    grad: Tensor,
+    rois: Tensor,
+    argmax: None,
+    grad_maps: Tensor,
+    bins: tuple[int, int],
+    scale: float,
+    ratio: int,
+    aligned: bool,
+) -> None:
+    grad_maps += torch.ops.torchvision._roi_align_backward(grad, rois, scale, *bins, *grad_maps.shape, ratio, aligned)
+
+
+def _torchvision_deform_conv2d(*args: Any) -> Any:
+    return torch.ops.torchvision.deform_conv2d(*args)
+
+
+# What it computes as mmcv does: its operator, where, and the kernel. Its RoIAlign for CPUs has one thread and takes no
+# bfloat16.
+TORCHVISION: dict[str, tuple[str, tuple[str, ...], Kernel]] = {
+    'nms': ('nms', ('cpu', 'cuda'), _torchvision_nms),
+    'roi_align': ('roi_align', ('cuda',), _torchvision_roi_align),
+    'roi_align_backward': ('_roi_align_backward', ('cuda',), _torchvision_roi_align_backward),
+    'deform_conv2d': ('deform_conv2d', ('cpu', 'cuda'), _torchvision_deform_conv2d),
+}
+
+PROVIDERS: dict[str, Callable[[str, str, torch.dtype], Optional[Kernel]]] = {
+    'library': _library,
+    'torchvision': _torchvision,
+}

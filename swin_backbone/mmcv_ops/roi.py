@@ -27,6 +27,9 @@ from .bags import (
     wide,
 )
 
+# Of all regions of a call along one axis: 1 GiB of memory.
+MAX_SAMPLES = 2**25
+
 
 def roi_align_forward(
     input: Tensor,
@@ -52,11 +55,14 @@ def roi_align_forward(
     if not len(rois):
         return
     bins = (aligned_height, aligned_width)
-    if pool_mode == 1:
-        kernel = providers.find('roi_align', input)
-        if kernel is not None:
-            output.copy_(kernel(input, rois, spatial_scale, *bins, sampling_ratio, aligned))
-            return
+    kernel = providers.find('roi_align_max' if pool_mode == 0 else 'roi_align', input)
+    if kernel is not None:
+        where = None if pool_mode == 1 else (torch.empty_like(wide(argmax_y)), torch.empty_like(wide(argmax_x)))
+        kernel(input, rois, output, where, bins, spatial_scale, sampling_ratio, aligned)
+        if where is not None:
+            argmax_y.copy_(where[0]), argmax_x.copy_(where[1])
+        return
+    refuse_other_maps(rois, len(input))
     axes = _axes(rois, bins, spatial_scale, sampling_ratio, aligned)
     if pool_mode == 0:
         _align_max(input, rois, axes, output, argmax_y, argmax_x)
@@ -84,14 +90,15 @@ def roi_align_backward(
     if not len(rois):
         return
     bins = (aligned_height, aligned_width)
+    kernel = providers.find('roi_align_max_backward' if pool_mode == 0 else 'roi_align_backward', grad_input)
+    if kernel is not None:
+        where = None if pool_mode == 1 else (wide(argmax_y).contiguous(), wide(argmax_x).contiguous())
+        kernel(grad_output, rois, where, grad_input, bins, spatial_scale, sampling_ratio, aligned)
+        return
     if pool_mode == 0:
         image_R = rois[:, 0].long().view(-1, 1, 1, 1)
         chosen = wide(grad_output) * (argmax_y != -1)
         spread_to_pixels(grad_input, chosen, image_R, channel_numbers(grad_input), wide(argmax_y), wide(argmax_x))
-        return
-    kernel = providers.find('roi_align_backward', grad_input)
-    if kernel is not None:
-        grad_input += kernel(grad_output, rois, spatial_scale, *bins, *grad_input.shape, sampling_ratio, aligned)
         return
     axes = _axes(rois, bins, spatial_scale, sampling_ratio, aligned)
     num_images, channels, height, width = grad_input.shape
@@ -139,6 +146,24 @@ def refuse_negative(lengths: list[Tensor], rois: Tensor) -> None:
         raise ValueError('rois: a region ends before it begins, which RoIAlign with aligned=True does not take')
 
 
+def refuse_too_many(samples: int) -> None:
+    """A region of a billion pixels has as many samples, for which there is no memory."""
+    if samples > MAX_SAMPLES:
+        raise ValueError(
+            f'rois: regions with {samples} samples along an axis, more than {MAX_SAMPLES}: they are far larger than '
+            'their maps, so clip them, or set sampling_ratio'
+        )
+
+
+def refuse_other_maps(rois: Tensor, num_maps: int) -> None:
+    """On a CPU, as the library does; on a GPU asking would make the host wait."""
+    if rois.device.type == 'cpu':
+        there_R = (rois[:, 0] > -1) & (rois[:, 0] < num_maps)
+        if not there_R.all():
+            first = rois[~there_R, 0][0]
+            raise ValueError(f"rois: a region's image must be from 0 to {num_maps - 1}, got {first:g}")
+
+
 class _Reached:
     """Along one axis, the pixels that each bin reaches, and the mean weight that it gives them.
 
@@ -150,6 +175,7 @@ class _Reached:
         num_bins = axis.num_bins
         count_P = axis.samples_R.repeat_interleave(num_bins)
         total = int(count_P.sum())
+        refuse_too_many(total)
         bag_S, sample_S = number_entries(count_P, total)
         region_S = bag_S // num_bins
         corners = clamped_corners(axis.at(region_S, bag_S - region_S * num_bins, sample_S), size)
@@ -234,5 +260,6 @@ def _align_max(
 def _padded(axis: Axis, r: Tensor) -> Tensor:
     """Where the samples of each bin lie, (R, I, G), for the G of the region that has most."""
     most = int(axis.samples_R[r].max())
+    refuse_too_many(most * len(r))
     bins = torch.arange(axis.num_bins, device=r.device)[None, :, None]
     return axis.at(r[:, None, None], bins, torch.arange(most, device=r.device))

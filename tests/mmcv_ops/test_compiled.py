@@ -1,4 +1,6 @@
-"""Our operators give what mmcv's compiled ones give, outputs and gradients."""
+"""Our operators give what mmcv's compiled ones give, outputs and gradients, whoever computes them."""
+
+from contextlib import contextmanager
 
 import numpy as np
 import operator_calls as cases
@@ -7,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.mmcv_ops import ext
+from swin_backbone.backends.native.library import load
+from swin_backbone.mmcv_ops import ext, providers
 
 try:
     from mmcv import _ext as compiled
@@ -19,8 +22,42 @@ EXAMPLES = 30
 TOLERANCE = dict(rtol=1e-4, atol=2e-5)
 
 
+@contextmanager
+def computed_by(who):
+    """By the compiled library, or by torch alone."""
+    found = providers.PROVIDERS.copy()
+    providers.PROVIDERS.clear()
+    providers.PROVIDERS.update({'library': found['library']} if who == 'library' else {})
+    providers._find.cache_clear()
+    try:
+        yield
+    finally:
+        providers.PROVIDERS.clear()
+        providers.PROVIDERS.update(found)
+        providers._find.cache_clear()
+
+
+BOTH = [
+    pytest.param('library', marks=pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')),
+    'torch',
+]
+IN_LIBRARY = [name for name, (case, _) in cases.CASES.items() if case in (cases.roi_align, cases.nms)]
+
+
 @pytest.mark.parametrize('name', cases.CASES)
 def test_each_operator_gives_what_mmcvs_gives(name):
+    with computed_by('torch'):
+        equal_mmcvs(name)
+
+
+@pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')
+@pytest.mark.parametrize('name', IN_LIBRARY)
+def test_the_library_gives_what_mmcvs_gives(name):
+    with computed_by('library'):
+        equal_mmcvs(name)
+
+
+def equal_mmcvs(name):
     got = cases.outputs(ext, name)
     if COMPILED:
         wanted = cases.outputs(compiled, name)
@@ -49,9 +86,10 @@ def compare(got, wanted):
         np.testing.assert_allclose(ours, theirs, equal_nan=True, **TOLERANCE)
 
 
-def both(case, seed, **drawn):
-    got, wanted = (case(which, cases.rng_of(seed), **drawn) for which in (ext, compiled))
-    compare(got, wanted)
+def both(case, seed, by='torch', **drawn):
+    with computed_by(by):
+        got = case(ext, cases.rng_of(seed), **drawn)
+    compare(got, case(compiled, cases.rng_of(seed), **drawn))
 
 
 SEEDS = st.integers(0, 10_000)
@@ -59,14 +97,15 @@ SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 
 @needs_compiled
+@pytest.mark.parametrize('by', BOTH)
 @settings(max_examples=EXAMPLES)
 @given(
-    seed=SEEDS, number=st.integers(0, 6), size=SIDES, bins=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    ratio=st.integers(0, 3), mode=st.integers(0, 1), aligned=st.booleans(), channels=st.integers(1, 3),
+    seed=SEEDS, number=st.integers(0, 6), size=SIDES, bins=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    ratio=st.integers(0, 3), mode=st.integers(0, 1), aligned=st.booleans(), channels=st.integers(1, 6),
     scale=st.sampled_from([0.03125, 0.25, 1.0]),
 )  # fmt: skip
-def test_roi_align_of_any_shape(**drawn):
-    both(cases.roi_align, **drawn)
+def test_roi_align_of_any_shape(by, **drawn):
+    both(cases.roi_align, by=by, **drawn)
 
 
 @needs_compiled
@@ -80,13 +119,14 @@ def test_roi_align_rotated_of_any_shape(**drawn):
 
 
 @needs_compiled
+@pytest.mark.parametrize('by', BOTH)
 @settings(max_examples=EXAMPLES)
 @given(
     seed=SEEDS, number=st.integers(0, 600), threshold=st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]),
     offset=st.integers(0, 1),
 )  # fmt: skip
-def test_nms_of_any_number(**drawn):
-    both(cases.nms, **drawn)
+def test_nms_of_any_number(by, **drawn):
+    both(cases.nms, by=by, **drawn)
 
 
 @needs_compiled
@@ -118,17 +158,46 @@ def test_deformable_convolutions_of_any_shape(modulated, **drawn):
     both(cases.modulated_deform_conv if modulated else cases.deform_conv, **drawn)
 
 
-def test_a_region_that_ends_before_it_begins_is_named():
+@pytest.mark.parametrize('by', BOTH)
+@pytest.mark.parametrize(
+    ('roi', 'said'),
+    [
+        ([0.0, 3, 3, 1, 1], 'a region ends before it begins'),
+        ([1.0, 0, 0, 2, 2], "a region's image must be from 0 to 0, got 1"),
+        ([-1.0, 0, 0, 2, 2], "a region's image must be from 0 to 0, got -1"),
+        ([float('nan'), 0, 0, 2, 2], "a region's image must be from 0 to 0, got nan"),
+    ],
+)
+def test_a_wrong_region_is_named(roi, said, by):
     settings = dict(aligned_height=2, aligned_width=2, spatial_scale=1.0, sampling_ratio=2, pool_mode=1, aligned=True)
     none = torch.zeros(0)
-    with pytest.raises(ValueError, match='rois: a region ends before it begins'):
+    with computed_by(by), pytest.raises(ValueError, match=said):
         ext.roi_align_forward(
-            torch.zeros(1, 1, 4, 4), torch.tensor([[0.0, 3, 3, 1, 1]]), torch.zeros(1, 1, 2, 2), none, none, **settings
+            torch.zeros(1, 1, 4, 4), torch.tensor([roi]), torch.zeros(1, 1, 2, 2), none, none, **settings
         )
 
 
+@pytest.mark.parametrize('mode', [0, 1])
+def test_a_region_of_a_billion_pixels_is_refused_by_torch(mode):
+    """And pooled by the library, as tests/backends/native/test_detection.py says."""
+    out = torch.zeros(1, 1, 2, 2)
+    with (
+        computed_by('torch'),
+        pytest.raises(ValueError, match=r'rois: regions with \d+ samples along an axis, more than'),
+    ):
+        ext.roi_align_forward(
+            torch.zeros(1, 1, 4, 4), torch.tensor([[0.0, 0, 0, 1e9, 1e9]]), out, out, out, 2, 2, 1.0, 0, mode, True
+        )
+
+
+@pytest.mark.parametrize('by', BOTH)
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision_is_pooled_in_float32(dtype):
+def test_half_precision_is_pooled_in_float32(dtype, by):
+    with computed_by(by):
+        check_half_precision(dtype)
+
+
+def check_half_precision(dtype):
     x, rois = torch.rand(1, 4, 9, 9).to(dtype), torch.tensor([[0, 1.0, 1, 7, 6]], dtype=dtype)
     settings = dict(aligned_height=2, aligned_width=2, spatial_scale=1.0, sampling_ratio=0, pool_mode=1, aligned=True)
     none = x.new_zeros(0)
@@ -136,3 +205,16 @@ def test_half_precision_is_pooled_in_float32(dtype):
     ext.roi_align_forward(x, rois, out, none, none, **settings)
     ext.roi_align_forward(x.float(), rois.float(), exact, none.float(), none.float(), **settings)
     assert torch.equal(out, exact.to(dtype))
+
+
+@pytest.mark.parametrize('by', BOTH)
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_is_suppressed_in_float32(dtype, by):
+    """Also boxes of another dtype than their scores, which autocast makes."""
+    rng = cases.rng_of(0)
+    boxes, scores = cases.boxes(rng, 50).to(dtype), cases.scores(rng, 50).to(dtype)
+    with computed_by(by):
+        for offset in (0, 1):
+            wanted = ext.nms(boxes.float(), scores.float(), 0.5, offset)
+            assert torch.equal(ext.nms(boxes, scores, 0.5, offset), wanted)
+            assert torch.equal(ext.nms(boxes.float(), scores, 0.5, offset), wanted)

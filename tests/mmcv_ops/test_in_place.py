@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import ROOT
 
+from swin_backbone.backends.native.library import load
 from swin_backbone.mmcv_ops import ext, in_use, providers, put_in_place
 
 WITHOUT = "import sys\nsys.modules['mmcv._ext'] = None\n"
@@ -102,19 +103,26 @@ def test_every_function_that_mmcv_asks_for_is_there():
 def test_a_provider_takes_its_place_by_a_function(monkeypatch):
     asked = []
 
-    def library(name, device):
-        asked.append((name, device))
+    def other(name, device, dtype):
+        asked.append((name, device, dtype))
         return (lambda boxes, scores, threshold: torch.tensor([7])) if name == 'nms' else None
 
-    monkeypatch.setitem(providers.PROVIDERS, 'library', library)
-    monkeypatch.setitem(providers.PROVIDERS, 'torchvision', lambda name, device: None)
+    monkeypatch.setattr(providers, 'PROVIDERS', {'other': other})
     providers._find.cache_clear()
     try:
         boxes = torch.rand(2, 4)
         assert ext.nms(boxes, torch.rand(2), 0.5, 0).tolist() == [7]
         assert ext.nms(boxes, torch.rand(2), 0.5, 1).tolist() != [7]  # mmcv's own convention, which nobody else has
-        assert asked == [('nms', 'cpu')]
-        assert providers.who_computes('nms', 'cpu') == 'library'
+        assert asked == [('nms', 'cpu', torch.float32), ('nms_offset', 'cpu', torch.float32)]
+        assert providers.who_computes('nms', 'cpu') == 'other'
         assert providers.who_computes('softnms', 'cpu') == 'torch'
     finally:
         providers._find.cache_clear()
+
+
+def test_the_library_computes_on_a_cpu_what_it_takes():
+    who = providers.who_computes
+    computes = 'library' if load()[0] else 'torch'
+    assert who('roi_align', 'cpu', torch.bfloat16) == who('roi_align_max_backward', 'cpu') == computes
+    assert who('roi_align', 'cpu', torch.float64) == who('roi_align', 'cpu', torch.float16) == 'torch'
+    assert who('nms', 'cuda') != 'library'

@@ -81,6 +81,16 @@ class Maps(ctypes.Structure):
     _fields_ = _fields(p='x', i64='batch height width channels', i32='norm_after')
 
 
+class RoiAlign(ctypes.Structure):
+    """`swin_roi_align`."""
+
+    _fields_ = [
+        *_fields(i32='dtype threads', i64='batch channels height width', i64x4='stride'),
+        *_fields(i64='regions', p='boxes'),
+        *_fields(i64='bins_height bins_width samples', f32='scale', i32='aligned'),
+    ]
+
+
 _of_numbers = POINTER(c_int64)
 SIGNATURES = {  # of the functions that return a `swin_status`
     'swin_use_isa': [c_char_p],
@@ -100,6 +110,11 @@ SIGNATURES = {  # of the functions that return a `swin_status`
     ],
     'swin_output_norm_backward': [
         *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_void_p, c_void_p),
+    ],
+    'swin_roi_align_forward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],
+    'swin_roi_align_backward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],
+    'swin_nms': [
+        *(c_void_p, c_void_p, c_int64, c_float, c_float, c_int32, c_void_p, _of_numbers),
     ],
 }
 ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # by `swin_status`

@@ -134,12 +134,12 @@ def vector(name: str, tensor: Optional[Tensor], size: int, kept: list[Tensor]) -
     if not tensor.is_floating_point() or tensor.numel() != size:
         raise ValueError(f'{name} must be {size} floating numbers, got {tensor.dtype} of {list(tensor.shape)}')
     with suppress(NotInMemory):  # a copy is
-        begin(name, tensor, tensor.dtype, _extent(tensor))
+        begin(name, tensor, tensor.dtype, extent_of(tensor))
     kept.append(empty(size).copy_(tensor.detach().reshape(size)))
     return kept[-1].data_ptr()
 
 
-def _extent(tensor: Tensor) -> int:
+def extent_of(tensor: Tensor) -> int:
     """Over how many numbers of its storage a tensor of any strides reaches."""
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
 
@@ -176,7 +176,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
         raise ValueError(f'a floating weight (out, in...) was expected, got {weight.dtype} of {list(weight.shape)}')
     if dtype not in DTYPES:
         raise ValueError(f'weights are packed in float32 or bfloat16, not {dtype}')
-    begin('weight', weight, weight.dtype, _extent(weight))
+    begin('weight', weight, weight.dtype, extent_of(weight))
     within("a weight's numbers", weight.numel(), 2**31 - 1)
     wide = weight.to(float32).flatten(1).contiguous()
     rows, columns = wide.shape
@@ -394,7 +394,7 @@ def images(image: Tensor, patch: Sizes) -> tuple[Images, int]:
     for side in patch:
         within('a side of the patch', side, LARGEST_PATCH)
     within('the numbers of a patch', image.shape[1] * patch[0] * patch[1], LARGEST_PATCH)
-    first = begin('image', image, float32, _extent(image))
+    first = begin('image', image, float32, extent_of(image))
     described = Images(first, *image.shape, tuple(image.stride()), *patch)
     return described, image.shape[1] * patch[0] * patch[1]
 

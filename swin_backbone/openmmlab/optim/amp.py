@@ -16,8 +16,8 @@ from ...models.pyramid import SwinPyramid
 class CpuAmpOptimWrapper(OptimWrapper):
     """The Swin of a model computes under bfloat16 autocast; its maps, and all behind it, are float32.
 
-    What stands behind stays out: mmcv's operators, RoIAlign among them, take no bfloat16 on a CPU. Losses are not
-    scaled: bfloat16 has the range of float32.
+    What stands behind stays out: mmcv's compiled operators, RoIAlign among them, take no bfloat16 on a CPU. Losses are
+    not scaled: bfloat16 has the range of float32.
     """
 
     @contextmanager

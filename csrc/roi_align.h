@@ -1,0 +1,18 @@
+// RoIAlign and suppression of overlapping boxes, by vectors.
+#pragma once
+
+#include <cstdint>
+
+#include "swin.h"
+
+namespace swin::SWIN_ISA {
+
+// The mean of each bin's samples. Arguments are those of swin.h, and have been checked.
+void roi_align_forward(const swin_roi_align& of, const void* maps, void* pooled);
+void roi_align_backward(const swin_roi_align& of, const void* grad_pooled, float* grad_maps);
+
+// Indices of the boxes that are kept; returns how many.
+int64_t suppress(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
+                 int64_t threads, int64_t* kept);
+
+}  // namespace swin::SWIN_ISA

@@ -1,0 +1,114 @@
+"""The library's operators of detectors, RoIAlign and NMS, on tensors.
+
+Letters: R regions, I and J bins down and across.
+"""
+
+from ctypes import byref, c_int64
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .library import DTYPES, RoiAlign
+from .operators import address, begin, extent_of, library
+
+Bins = tuple[int, int]
+
+
+def roi_align(
+    maps_BCHW: Tensor,
+    rois_R5: Tensor,
+    pooled_RCIJ: Tensor,
+    argmax_RCIJ: Optional[tuple[Tensor, Tensor]],
+    bins: Bins,
+    scale: float,
+    sampling_ratio: int,
+    aligned: bool,
+) -> None:
+    """RoIAlign into `pooled_RCIJ`: the mean of each bin's samples, or with `argmax_RCIJ` (float32; y, then x) their
+    maximum and where it lies.
+
+    Args:
+        maps_BCHW: float32 or bfloat16, dense in rows or in channels; of other strides a copy is made.
+        rois_R5: index of a map, x1, y1, x2, y2.
+        pooled_RCIJ: contiguous, of the maps' dtype.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
+    maps_BCHW = _dense(maps_BCHW)
+    sizes = (len(rois_R5), maps_BCHW.shape[1], *bins)
+    rois_R5 = rois_R5.float().contiguous()
+    described = _describe(maps_BCHW, rois_R5, bins, scale, sampling_ratio, aligned)
+    argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
+    first = begin('maps', maps_BCHW, maps_BCHW.dtype, extent_of(maps_BCHW))
+    library().roi_align_forward(
+        byref(described), first, address('pooled', pooled_RCIJ, sizes, maps_BCHW.dtype), *argmax
+    )
+
+
+def roi_align_backward(
+    grad_RCIJ: Tensor,
+    rois_R5: Tensor,
+    argmax_RCIJ: Optional[tuple[Tensor, Tensor]],
+    grad_maps_BCHW: Tensor,
+    bins: Bins,
+    scale: float,
+    sampling_ratio: int,
+    aligned: bool,
+) -> None:
+    """Add the gradient of `roi_align` to `grad_maps_BCHW`, which is of the dtype of `grad_RCIJ`.
+
+    Sums are in float32, and in one order for any number of threads.
+    """
+    sums_BCHW = grad_maps_BCHW
+    if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
+        sums_BCHW = torch.zeros(grad_maps_BCHW.shape, dtype=torch.float32, device='cpu')
+    sizes = (len(rois_R5), sums_BCHW.shape[1], *bins)
+    grad_RCIJ, rois_R5 = grad_RCIJ.contiguous(), rois_R5.float().contiguous()
+    described = _describe(sums_BCHW, rois_R5, bins, scale, sampling_ratio, aligned, grad_RCIJ.dtype)
+    argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
+    first = begin('the gradient of the maps', sums_BCHW, torch.float32, extent_of(sums_BCHW))
+    library().roi_align_backward(byref(described), address('grad', grad_RCIJ, sizes, grad_RCIJ.dtype), *argmax, first)
+    if sums_BCHW is not grad_maps_BCHW:
+        grad_maps_BCHW += sums_BCHW
+
+
+def nms(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Those of (N, 4) float32 boxes that are kept, from the best; `order_N` are their indices, by falling score."""
+    number = len(boxes_N4)
+    kept_N, found = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
+    boxes_N4 = boxes_N4.contiguous()
+    library().nms(
+        *(address('boxes', boxes_N4, (number, 4)), address('order', order_N, (number,), torch.long)),
+        *(number, iou_threshold, offset, torch.get_num_threads(), kept_N.data_ptr(), byref(found)),
+    )
+    return kept_N[: found.value]
+
+
+def _dense(maps_BCHW: Tensor) -> Tensor:
+    """Maps whose rows or whose channels lie together, as they are; of others a copy."""
+    if maps_BCHW.dim() != 4:
+        raise ValueError(f'maps must be (B, C, H, W), got {list(maps_BCHW.shape)}')
+    dense = maps_BCHW.is_contiguous() or maps_BCHW.is_contiguous(memory_format=torch.channels_last)
+    return maps_BCHW if dense else maps_BCHW.contiguous()
+
+
+def _describe(
+    maps_BCHW: Tensor,
+    rois_R5: Tensor,
+    bins: Bins,
+    scale: float,
+    sampling_ratio: int,
+    aligned: bool,
+    dtype: Optional[torch.dtype] = None,
+) -> RoiAlign:
+    """The library's description. `rois_R5` must live as long as it."""
+    dtype = dtype or maps_BCHW.dtype
+    if dtype not in DTYPES:
+        raise ValueError(f'maps must be float32 or bfloat16, got {dtype}')
+    boxes = address('rois', rois_R5, (len(rois_R5), 5))
+    return RoiAlign(
+        *(DTYPES.index(dtype), torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
+        *(len(rois_R5), boxes, *bins, max(sampling_ratio, 0), scale, aligned),
+    )
