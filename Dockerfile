@@ -16,7 +16,7 @@ RUN apt-get update \
 
 WORKDIR /opt/swin_backbone
 COPY . .
-RUN PIP_NO_CACHE_DIR=1 PIP_EXTRA_INDEX_URL="https://download.pytorch.org/whl/$TORCH_BUILD" MMCV=none \
+RUN PIP_NO_CACHE_DIR=1 PIP_EXTRA_INDEX_URL="https://download.pytorch.org/whl/$TORCH_BUILD" \
     make install PYTHON=python3.11 TORCH="torch==2.13.0+$TORCH_BUILD"
 
 ENV PATH=/opt/swin_backbone/.venv/bin:$PATH

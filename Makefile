@@ -1,4 +1,4 @@
-# make install   set up .venv: torch, the OneDL stack (mmcv is built from source), this package
+# make install   set up .venv: torch, the OneDL stack, this package
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
 # make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
@@ -24,7 +24,7 @@
 # Variables, on the command line:
 #   PYTHON  the interpreter the environment is made from        make install PYTHON=python3.11
 #   TORCH   what pip installs as torch, CUDA builds included    make install TORCH=torch==2.13.0
-#   MMCV    'none' leaves out mmcv's compiled operators, 'compiled' builds them, also where it was 'none' before
+#   MMCV    'compiled' builds mmcv's operators in 10 to 20 minutes; ours stand in for them otherwise
 #   VENV    where the environment goes; one that is there already keeps its torch
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -48,7 +48,7 @@ $(STAMP): setup.py $(CONSTRAINTS) tools/install.sh $(if $(MMCV),FORCE)
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' STACK='$(STACK)' MMCV='$(MMCV)' bash tools/install.sh
 	@touch $@
 
-FORCE: # MMCV may ask for another mmcv than the one that is there
+FORCE: # MMCV=compiled may ask for another mmcv than the one that is there
 
 # No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain, 45 MB, and mmrotate, 30 MB, with
 # torchvision, which nothing else here needs; timm, transformers and the other frameworks of adapters. The operators that `make install` compiled stay as they are.

@@ -31,12 +31,10 @@ except ImportError as error:
     if not _is_for_info():
         raise ImportError(
             f'swin_backbone needs mmengine and mmcv, and {error.name} is not installed. In a checkout, where torch is '
-            'installed: `pip install setuptools wheel ninja packaging psutil` and then one of '
-            "`pip install --no-build-isolation -e '.[onedl]'` (the maintained OneDL forks), "
-            "`pip install --no-build-isolation -e '.[openmmlab]'` (OpenMMLab's own releases) and "
-            "`pip install -e '.[lite]'` "
-            '(no detector or segmentor, nothing to compile); never two of them. `make install` makes an environment '
-            'with all of it.'
+            "installed: one of `pip install -e '.[onedl]'` (the maintained OneDL forks), "
+            "`PIP_CONSTRAINT=constraints/openmmlab.txt pip install -e '.[openmmlab]'` (OpenMMLab's own releases) and "
+            "`pip install -e '.[lite]'` (no detector or segmentor); never two of them. `make install` makes an "
+            'environment with all of it.'
         ) from error
 else:
     with suppress(*[ImportError] if _is_for_info() else []):

@@ -35,11 +35,10 @@ show_progress() {
 
 mmcv_is_built() { "$python" -c 'import torch, mmcv._ext' 2>/dev/null; }
 
-# mmcv has no wheel for this torch, so its C++ operators are compiled here, before which all they need is checked. With
-# MMCV=none mmcv is installed without them, and swin_backbone's own stand in (docs/mmcv_ops.md).
-case "${MMCV:-}" in
+# mmcv is installed without its C++ operators, for which swin_backbone's own stand in (docs/mmcv_ops.md); one that is there
+# stays. MMCV=compiled builds them, since there is no wheel for this torch: before that all they need is checked.
+case "${MMCV:=none}" in
 none | compiled) ;;
-'') if "$python" -c 'import mmcv' 2>/dev/null; then MMCV=none; else MMCV=compiled; fi ;; # one that is there stays
 *) stop "MMCV takes compiled or none, got $MMCV" ;;
 esac
 if [ "$MMCV" = compiled ] && ! mmcv_is_built; then

@@ -98,7 +98,7 @@ def test_the_library_knows_neither_torch_nor_python():
 @pytest.mark.parametrize(
     'structure',
     [library.Block, library.BlockGradients, library.Projection, library.ProjectionGradients]
-    + [library.Images, library.Maps],
+    + [library.Images, library.Maps, library.RoiAlign],
 )
 def test_a_structure_is_that_of_the_header(structure):
     name = 'swin' + re.sub('([A-Z])', lambda found: '_' + found[1].lower(), structure.__name__)
