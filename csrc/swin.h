@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 2
+#define SWIN_VERSION 3
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {

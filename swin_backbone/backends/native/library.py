@@ -18,7 +18,7 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
-VERSION = 2
+VERSION = 3
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 
 
