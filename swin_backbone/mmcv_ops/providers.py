@@ -81,9 +81,10 @@ def _torchvision(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]
     operator, devices, kernel = TORCHVISION[name]
     if device not in devices or not _torchvision_loads():
         return None
-    return (
-        kernel if torch._C._dispatch_has_kernel_for_dispatch_key(f'torchvision::{operator}', device.upper()) else None
+    has_kernel = hasattr(torch.ops.torchvision, operator) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        f'torchvision::{operator}', device.upper()
     )
+    return kernel if has_kernel else None
 
 
 @lru_cache(maxsize=1)
