@@ -4,9 +4,19 @@ import copy
 
 import pytest
 import torch
-from helpers.frameworks import assert_compiled, assert_equal_maps, blocks_computed, require, train_a_step
+from helpers.frameworks import (
+    assert_compiled,
+    assert_compiles,
+    assert_equal_maps,
+    assert_survives,
+    blocks_computed,
+    require,
+    train_a_step,
+)
+from helpers.origins import official
+from helpers.small_models import randomised
 
-from swin_backbone import SwinBackbone
+from swin_backbone import SwinBackbone, load_checkpoint
 
 pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
 X = torch.linspace(-1, 1, 2 * 3 * 75 * 101).view(2, 3, 75, 101).sin()
@@ -49,8 +59,26 @@ def test_lora(tmp_path):
         assert_equal_maps(other(X), merged(X))
 
 
-def test_lora_in_a_mask_rcnn_with_a_frozen_backbone():
-    """The recipe of docs/other_toolboxes.md: the heads are trained, and of the backbone the adapters alone."""
+@pytest.fixture
+def adapter():
+    require('peft')
+    import swin_backbone.adapters.peft
+
+    return swin_backbone.adapters.peft
+
+
+def lora_swin(adapter, seed=0, **arguments):
+    """With adapters that change something."""
+    torch.manual_seed(seed)
+    model = adapter.LoraSwinBackbone(lora=dict(r=4), **{'arch': 'nano', 'drop_path_rate': 0.0, **arguments})
+    for name, parameter in model.named_parameters():
+        if 'lora_B' in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model.eval()
+
+
+def test_the_config_of_a_mask_rcnn_with_a_frozen_backbone(adapter, tmp_path):
+    """Heads are trained, and of the backbone the adapters; these are kept alone, and merged."""
     peft = require('peft')
     pytest.importorskip('mmdet', reason='mmdet is not installed')
     from mmdet.structures import DetDataSample
@@ -60,25 +88,110 @@ def test_lora_in_a_mask_rcnn_with_a_frozen_backbone():
 
     from swin_backbone.openmmlab.config.files import read_config
 
-    cfg = read_config('configs/demo/mask-rcnn_swin-nano_fpn_shapes.py')
+    published = randomised(output_norms=False)
+    torch.save(official(published.state_dict()), tmp_path / 'published.pth')
+    cfg = read_config('configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_lora_1x_own.py')
+    cfg.merge_from_dict({
+        'model.backbone.arch': 'nano', 'model.backbone.drop_path_rate': 0.0,
+        'model.backbone.init_cfg.checkpoint': str(tmp_path / 'published.pth'),
+        'model.neck.in_channels': [32, 64, 128, 256],
+    })  # fmt: skip
     init_default_scope('mmdet')
     model = MODELS.build(cfg.model)
-    peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=LORA), model.backbone)
+    model.init_weights()
+    with torch.no_grad():
+        assert type(model.backbone.merged()) is SwinBackbone
+        assert_equal_maps(model.backbone.merged().eval()(X), published(X))  # adapters begin as no change
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert len({name for name in trained if name.startswith('backbone')}) == 8 * 4 * 2
     assert {name for name in trained if name.startswith('backbone')} == {n for n in trained if 'lora_' in n}
     assert any(name.startswith('roi_head') for name in trained)
+
+    size = (64, 96)
     sample = DetDataSample(
-        metainfo=dict(
-            img_shape=(64, 96), ori_shape=(64, 96), batch_input_shape=(64, 96), pad_shape=(64, 96), scale_factor=(1, 1)
-        )
+        metainfo=dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size, scale_factor=(1, 1))
     )
-    masks = BitmapMasks(torch.ones(1, 64, 96, dtype=torch.uint8).numpy(), 64, 96)
+    masks = BitmapMasks(torch.ones(1, *size, dtype=torch.uint8).numpy(), *size)
     sample.gt_instances = InstanceData(bboxes=torch.tensor([[4.0, 4, 60, 50]]), labels=torch.tensor([1]), masks=masks)
 
     def loss(model):
-        data = model.data_preprocessor(dict(inputs=[torch.rand(3, 64, 96) * 255], data_samples=[sample]), True)
+        data = model.data_preprocessor(dict(inputs=[torch.rand(3, *size) * 255], data_samples=[sample]), True)
         return model.parse_losses(model.loss(data['inputs'], data['data_samples']))[0]
 
     train_a_step(model, loss)
-    weights = peft.get_peft_model_state_dict(model.backbone)
-    assert len(weights) == 8 * 4 * 2
+    adapters = peft.get_peft_model_state_dict(model.backbone)
+    assert len(adapters) == 8 * 4 * 2
+    other = MODELS.build(cfg.model)
+    other.load_state_dict(model.state_dict(), strict=True)
+    with torch.no_grad():
+        assert_equal_maps(other.backbone.eval()(X), model.backbone.eval()(X))
+
+
+def test_adapters_alone_and_merged(adapter, tmp_path):
+    peft = require('peft')
+    model = lora_swin(adapter)
+    with torch.no_grad(), blocks_computed() as computed:
+        expected = model(X)
+    assert computed == []  # torch computes, module by module
+    torch.save(peft.get_peft_model_state_dict(model), tmp_path / 'adapters.pth')
+    assert (tmp_path / 'adapters.pth').stat().st_size < sum(p.numel() for p in model.parameters())  # of 4 bytes each
+    other = lora_swin(adapter, seed=1)
+    weights = {key: value for key, value in model.state_dict().items() if 'lora_' not in key}
+    assert weights.keys() == SwinBackbone(arch='nano').state_dict().keys()
+    other.load_state_dict(weights, strict=False)
+    peft.set_peft_model_state_dict(other, torch.load(tmp_path / 'adapters.pth'))
+    with torch.no_grad():
+        assert_equal_maps(other(X), expected)
+
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    merged = model.merged()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(X), expected, rtol=1e-3, atol=1e-3)
+    assert_compiled(lambda: merged(X), blocks=8)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert_survives(model, lambda model: model(X)[3])
+    assert_compiles(model, X)
+    exported = torch.export.export(merged, (X,)).module()
+    torch.testing.assert_close(exported(X), expected, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_checkpoints_with_and_without_adapters(adapter, tmp_path):
+    """A checkpoint without, of any origin or of a whole detector, and mmengine's way of saving and loading."""
+    from mmengine.model import BaseModule
+    from mmengine.runner import load_checkpoint as load_by_mmengine
+    from mmengine.runner import save_checkpoint
+    from mmengine.runner.checkpoint import get_state_dict
+
+    plain = randomised(output_norms=False)
+    torch.save(official(plain.state_dict()), tmp_path / 'official.pth')
+    model = adapter.LoraSwinBackbone(arch='nano').eval()
+    report = load_checkpoint(model, tmp_path / 'official.pth')
+    assert all('.lora_' in key for key in report.missing if not key.startswith('norm'))
+    assert_equal_maps(model.merged()(X), plain(X))
+
+    class Detector(BaseModule):
+        def __init__(self, backbone):
+            super().__init__()
+            self.backbone = backbone
+
+    for seed, source in enumerate((plain, lora_swin(adapter))):
+        whole = Detector(source)
+        save_checkpoint(dict(state_dict=get_state_dict(whole)), str(tmp_path / 'whole.pth'))
+        other = Detector(lora_swin(adapter, seed=2) if seed else adapter.LoraSwinBackbone(arch='nano')).eval()
+        load_by_mmengine(other, str(tmp_path / 'whole.pth'), strict=bool(seed))
+        assert_equal_maps(other.backbone.merged()(X), (source.merged() if seed else source)(X))
+
+
+def test_other_settings_of_lora(adapter):
+    """A stage that is frozen has adapters that are not trained; two merges are one; double precision stays."""
+    model = lora_swin(adapter, frozen_stages=2, out_indices=(1, 3), in_channels=4, window_size=5).train()
+    trained = {name.split('.')[1] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {'2', '3'}
+    x = torch.randn(1, 4, 45, 70)
+    sum(y.square().mean() for y in model(x)).backward()
+    model.eval().double()
+    with torch.no_grad():
+        for merged in (model.merged(), model.merged()):
+            assert next(merged.parameters()).dtype == torch.float64
+            torch.testing.assert_close(merged(x.double()), model(x.double()))

@@ -1,0 +1,73 @@
+"""LoRA on the backbone (Hu et al. 2021, arXiv 2106.09685), by peft. Importing this file registers it for configs.
+
+Matched to peft 0.21: `inject_adapter_in_model`, `get_peft_model_state_dict`, `peft.tuners.lora.LoraLayer`.
+"""
+
+import copy
+from typing import Any, Optional
+
+from mmengine.logging import print_log
+from mmengine.registry import MODELS
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from ..models import SwinBackbone
+
+LAYERS = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: qkv, projection, fc1, fc2
+
+
+BASE = '.base_layer'  # what peft puts into the name of a layer that has adapters
+
+
+@MODELS.register_module()
+class LoraSwinBackbone(SwinBackbone):
+    """A `SwinBackbone` that stays as it is, and of which small matrices beside its linear layers are trained.
+
+    Its state_dict has the names of `SwinBackbone`, and the matrices. So checkpoints without these load, of backbones
+    and of whole models; the matrices begin as no change. `get_peft_model_state_dict` of peft gives them alone. torch
+    computes these blocks, module by module, since the compiled operators take plain weights; `merged` gives a backbone
+    that they compute.
+
+    Args:
+        lora: arguments of peft's `LoraConfig`, as dict(r=8, lora_alpha=16). `target_modules` is `LAYERS` by default.
+        arguments: of `SwinBackbone`. A checkpoint of `init_cfg` may be of any origin.
+    """
+
+    def __init__(self, lora: Optional[dict[str, Any]] = None, **arguments: Any):
+        super().__init__(**arguments)
+        self.arguments = arguments
+        inject_adapter_in_model(LoraConfig(**{'target_modules': LAYERS, **(lora or {})}), self)
+        self.register_state_dict_post_hook(_to_plain_names)
+        self.register_load_state_dict_pre_hook(_from_plain_names)
+        print_log('LoRA: torch computes the blocks, module by module; merged, compiled operators do', 'current')
+
+    def init_weights(self) -> None:
+        """As a `SwinBackbone`'s; the adapters stay."""
+        plain = SwinBackbone(**self.arguments)
+        plain.init_weights()
+        self.load_state_dict(plain.state_dict(), strict=False)
+        self._is_init = True
+
+    def merged(self) -> SwinBackbone:
+        """A plain backbone with the adapters added to its weights: the same outputs."""
+        adapted = copy.deepcopy(self)
+        for layer in adapted.modules():
+            if isinstance(layer, LoraLayer):
+                layer.merge()
+        plain = SwinBackbone(**{**self.arguments, 'init_cfg': None})
+        plain.to(next(self.parameters()))
+        plain.load_state_dict({key: value for key, value in adapted.state_dict().items() if '.lora_' not in key})
+        plain.train(self.training)
+        return plain
+
+
+def _to_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for key in [key for key in state_dict if key.startswith(prefix) and BASE in key]:
+        state_dict[key.replace(BASE, '')] = state_dict.pop(key)
+
+
+def _from_plain_names(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for name in [name for name, _ in module.named_parameters() if BASE in name]:
+        if (plain := prefix + name.replace(BASE, '')) in state_dict:
+            state_dict[prefix + name] = state_dict.pop(plain)
