@@ -22,7 +22,7 @@ from .errors import CheckpointError
 from .formats import Rows, rename
 
 HEAD = 'HEAD'  # stands for `panoptic_head` in mmdet, `decode_head` in mmseg
-LEFT_OUT = re.compile(r'criterion\.')  # weights of the classes in a loss; a config has them
+LEFT_OUT = re.compile(r'criterion\.|.*\.fed_loss_weight$')  # weights of the classes in a loss; a config has them
 
 
 class Heads(NamedTuple):

@@ -1,20 +1,22 @@
-"""The backbone in detectron2: against its interface, which is recorded, and its source where that is on PYTHONPATH."""
+"""The backbone in detectron2: against its interface, which is recorded, and its source where there is a clone of it."""
 
 import inspect
 import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 import torch
 from helpers import detectron2_interface
-from helpers.detectron2_interface import recorded, without_compiling
+from helpers.detectron2_interface import recorded
+from helpers.detectron2_models import detectron2_source, mask2former_cfg, maskdino_cfg, their_swin
 from helpers.frameworks import (
     assert_compiled,
     assert_compiles,
     assert_equal_maps,
     assert_survives,
     give_torchvision_operators,
-    require,
+    original,
     train_a_step,
 )
 from helpers.origins import official_backbone
@@ -22,22 +24,22 @@ from helpers.small_models import randomised
 
 from swin_backbone import SwinBackbone
 
+pytestmark = pytest.mark.peer
 ADAPTER = 'swin_backbone.adapters.detectron2'
-REASON = 'detectron2 is no package: clone it, and put its folder on PYTHONPATH'
 X = torch.linspace(-1, 1, 2 * 3 * 45 * 70).view(2, 3, 45, 70).sin()
 SMALL = dict(EMBED_DIM=32, DEPTHS=[2] * 4, NUM_HEADS=[2, 4, 8, 16], DROP_PATH_RATE=0.0)
 
 
-def _real():
-    require('torchvision')
-    pytest.importorskip('detectron2', reason=REASON)
-    return without_compiling()
+def small(cfg):
+    for key, value in SMALL.items():
+        setattr(cfg.MODEL.SWIN, key, value)
+    return cfg
 
 
 @pytest.fixture(params=['recorded', 'source'])
 def adapter(request):
     """The adapter on the recorded interface, and on detectron2's source."""
-    with recorded() if request.param == 'recorded' else _real():
+    with recorded() if request.param == 'recorded' else detectron2_source():
         sys.modules.pop(ADAPTER, None)
         if request.param == 'recorded':
             detectron2_interface.MODULES['detectron2.modeling']['BACKBONE_REGISTRY'].clear()
@@ -64,9 +66,7 @@ def cfg(adapter):
         cfg = get_cfg()
         cfg.MODEL.DEVICE = 'cpu'
     adapter.add_swin_config(cfg)
-    for key, value in SMALL.items():
-        setattr(cfg.MODEL.SWIN, key, value)
-    return cfg
+    return small(cfg)
 
 
 @torch.no_grad()
@@ -148,7 +148,7 @@ def test_compile(adapter):
 
 
 def test_the_record_is_what_detectron2_has():
-    with _real():
+    with detectron2_source():
         from detectron2.layers import ShapeSpec
         from detectron2.modeling import FPN, Backbone
 
@@ -166,7 +166,7 @@ def test_the_record_is_what_detectron2_has():
 @pytest.fixture
 def source():
     """detectron2's source, and the adapter registered in it."""
-    with _real() as detectron2:
+    with detectron2_source() as detectron2:
         import swin_backbone.adapters.detectron2  # noqa: F401
 
         yield detectron2
@@ -185,8 +185,7 @@ def test_mask_rcnn_trains_and_its_checkpointer_loads(source, tmp_path, monkeypat
     adapter.add_swin_config(cfg)
     cfg.MODEL.DEVICE, cfg.MODEL.META_ARCHITECTURE = 'cpu', 'GeneralizedRCNN'
     cfg.MODEL.BACKBONE.NAME, cfg.MODEL.MASK_ON = 'build_swin_fpn_backbone', True
-    for key, value in SMALL.items():
-        setattr(cfg.MODEL.SWIN, key, value)
+    small(cfg)
     cfg.MODEL.FPN.IN_FEATURES, cfg.MODEL.FPN.OUT_CHANNELS = ['res2', 'res3', 'res4', 'res5'], 16
     cfg.MODEL.RPN.IN_FEATURES = ['p2', 'p3', 'p4', 'p5', 'p6']
     cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[32], [64], [128], [256], [512]]
@@ -219,3 +218,73 @@ def test_mask_rcnn_trains_and_its_checkpointer_loads(source, tmp_path, monkeypat
         DetectionCheckpointer(model).load(str(tmp_path / 'theirs.pth'))
         with torch.no_grad():
             assert_equal_maps(list(model.backbone.bottom_up(X).values()), swin(X))
+
+
+@pytest.mark.parametrize('repository', ['Mask2Former', 'MaskDINO', 'OneFormer'])
+@torch.no_grad()
+def test_their_backbone_by_changing_a_name(source, repository):
+    """`D2SwinTransformer` of Mask2Former at 9b0651c, MaskDINO at 3831d85 and OneFormer at 4962ef6, and its weights."""
+    from detectron2.config import get_cfg
+    from detectron2.modeling import build_backbone
+
+    import swin_backbone.adapters.detectron2 as adapter
+
+    (path,) = original(repository).glob('*/modeling/backbone/swin.py')
+    spec = spec_from_file_location('their_swin', path)
+    their_swin(lambda: spec.loader.exec_module(module_from_spec(spec)))
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = 'cpu'
+    adapter.add_swin_config(cfg)
+    small(cfg)
+    models = []
+    for cfg.MODEL.BACKBONE.NAME in ('D2SwinTransformer', 'build_swin_backbone'):
+        models.append(build_backbone(cfg))
+        models[-1].eval()  # which of theirs returns None
+    theirs, ours = models
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(ours(X), theirs(X), rtol=1e-3, atol=1e-4)
+    assert ours.output_shape() == theirs.output_shape()
+    assert ours.size_divisibility == theirs.size_divisibility
+
+
+@pytest.mark.parametrize('repository', ['Mask2Former', 'MaskDINO'])
+def test_whole_models_by_changing_a_name(repository, tmp_path):
+    """They load a whole checkpoint by detectron2's checkpointer, give what it gave, and train."""
+    with detectron2_source(repository):
+        from detectron2.checkpoint import DetectionCheckpointer
+        from detectron2.modeling import build_model
+        from detectron2.structures import BitMasks, Boxes, Instances
+
+        import swin_backbone.adapters.detectron2  # noqa: F401
+
+        cfg = mask2former_cfg() if repository == 'Mask2Former' else maskdino_cfg()
+        models = []
+        for cfg.MODEL.BACKBONE.NAME in ('D2SwinTransformer', 'build_swin_backbone'):
+            models.append(build_model(cfg).eval())
+        theirs, ours = models
+        for name, parameter in theirs.named_parameters():
+            torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.05)
+        torch.save(dict(model=theirs.state_dict()), tmp_path / 'model_final.pth')
+        DetectionCheckpointer(ours).load(str(tmp_path / 'model_final.pth'))
+        heads = {key: value for key, value in theirs.state_dict().items() if not key.startswith('backbone.')}
+        assert all(torch.equal(ours.state_dict()[key], value) for key, value in heads.items())
+        x = torch.linspace(-1, 1, 3 * 96 * 160).view(1, 3, 96, 160).mul(97).sin()
+        with torch.no_grad():
+            outputs = [model.sem_seg_head(model.backbone(x)) for model in (ours, theirs)]
+        outputs = [o[0] if isinstance(o, tuple) else o for o in outputs]
+        assert outputs[1]['pred_masks'].std() > 1e-2
+        for key in ('pred_logits', 'pred_masks', 'pred_boxes'):
+            if key in outputs[1]:
+                torch.testing.assert_close(outputs[0][key], outputs[1][key], rtol=1e-3, atol=1e-3)
+        assert_compiled(lambda: ours.backbone(x), blocks=8)
+
+        target = Instances((96, 160))
+        masks = torch.zeros(2, 96, 160, dtype=torch.bool)
+        masks[0, 10:60, 20:80], masks[1, 50:90, 90:150] = True, True
+        target.gt_masks, target.gt_classes = masks, torch.tensor([1, 3])
+        target.gt_boxes = BitMasks(masks).get_bounding_boxes()
+        assert isinstance(target.gt_boxes, Boxes)
+        batch = [dict(image=torch.rand(3, 96, 160) * 255, instances=target, height=96, width=160)]
+        assert train_a_step(ours, lambda model: sum(model(batch).values())) > 0

@@ -1,8 +1,10 @@
-"""DINO with Swin-L as mmdet's config has it, with our backbone; and the backbone of Co-DETR's config."""
+"""DINO and Co-DETR with Swin-L as mmdet's configs have it, with our backbone."""
+
+import sys
 
 import pytest
 import torch
-from helpers.frameworks import train_a_step
+from helpers.frameworks import assert_compiled, original, train_a_step
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, swap_backbone
@@ -16,6 +18,24 @@ OF_CO_DETR = dict(
     pretrain_img_size=384, window_size=12, mlp_ratio=4, qkv_bias=True, qk_scale=None, drop_rate=0.0, attn_drop_rate=0.0,
     drop_path_rate=0.3, patch_norm=True, out_indices=(0, 1, 2, 3), with_cp=True, convert_weights=True,
 )  # fmt: skip
+
+
+# The same, less channels, layers, queries and classes; fairscale, which recomputes its encoder, is no part of this
+SMALL_CO_DETR = {
+    **{f'model.backbone.{key}': value for key, value in SMALL.items()},
+    'model.backbone.init_cfg': None,
+    'model.backbone.drop_path_rate': 0.0,
+    'model.neck.in_channels': [48, 96, 192, 384],
+    'model.query_head.num_query': 12,
+    'model.query_head.num_classes': 3,
+    'model.query_head.dn_cfg.group_cfg.num_dn_queries': 2,
+    'model.query_head.transformer.encoder.num_layers': 1,
+    'model.query_head.transformer.encoder.with_cp': -1,
+    'model.query_head.transformer.decoder.num_layers': 2,
+    'model.roi_head.0.bbox_head.num_classes': 3,
+    'model.bbox_head.0.num_classes': 3,
+    'model.test_cfg.0.max_per_img': 9,
+}
 
 
 def dino():
@@ -48,22 +68,47 @@ def test_swin_l_by_name(name):
         assert 'window12' in cfg.model.backbone.init_cfg.checkpoint
 
 
+@pytest.fixture
+def co_detr(monkeypatch):
+    """A config of projects/CO-DETR in open-mmlab/mmdetection at aeb4647, which can be built."""
+    folder = original('mmdetection')
+    monkeypatch.setattr(sys, 'path', [*sys.path, str(folder)])  # behind the mmdet that is installed
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.Tensor, 'cuda', lambda tensor: tensor)  # which its loss calls
+    return folder / 'projects' / 'CO-DETR' / 'configs' / 'codino' / 'co_dino_5scale_swin_l_16xb1_16e_o365tococo.py'
+
+
 def test_dino_trains_for_a_step_and_detects():
+    trains_and_detects(dino())
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize('swap', [False, True])
+def test_co_detr_trains_for_a_step_and_detects(co_detr, swap):
+    """By a line in its config, and by --backbone swin-l."""
+    cfg = swap_backbone(read_config(co_detr), 'swin-l') if swap else read_config(co_detr)
+    cfg.merge_from_dict({'model.backbone.type': 'SwinBackbone', **SMALL_CO_DETR})
+    trains_and_detects(cfg.model)
+
+
+def trains_and_detects(cfg):
     from mmdet.structures import DetDataSample
     from mmengine.registry import MODELS, init_default_scope
     from mmengine.structures import InstanceData
 
     init_default_scope('mmdet')
-    model = MODELS.build(dino())
+    model = MODELS.build(cfg)
     model.init_weights()  # its `level_embed` is memory as it was found until then
     assert type(model.backbone) is SwinBackbone
     assert model.backbone.with_cp
     assert model.backbone.window_size[0] == (12, 12)
-    shape = dict(img_shape=(96, 130), ori_shape=(96, 130), batch_input_shape=(96, 130), scale_factor=(1, 1))
-    sample = DetDataSample(metainfo=shape)
+    size = (96, 130)
+    shapes = dict(img_shape=size, ori_shape=size, pad_shape=size, batch_input_shape=size, scale_factor=(1, 1))
+    sample = DetDataSample(metainfo=shapes)
     sample.gt_instances = InstanceData(bboxes=torch.tensor([[4.0, 4, 60, 50]]), labels=torch.tensor([1]))
-    images = torch.rand(1, 3, 96, 130)
+    images = torch.rand(1, 3, *size)
     assert train_a_step(model, lambda model: model.parse_losses(model.loss(images, [sample]))[0]) > 0
+    assert_compiled(lambda: model.eval().backbone(images), blocks=8)
     with torch.no_grad():
         assert len(model.eval().predict(images, [sample])[0].pred_instances)
 

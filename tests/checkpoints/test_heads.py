@@ -1,23 +1,22 @@
 """Whole models of other frameworks: converted, loaded strictly into mmdet and mmseg, and run beside theirs."""
 
 import pickle
-import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from helpers.detectron2_models import CLASSES, detectron2_source, mask2former_cfg, maskdino_cfg
 from helpers.frameworks import require
 from helpers.origins import official_backbone
 from helpers.small_models import randomised
 
-from swin_backbone import convert_checkpoint
+from swin_backbone import SwinBackbone, convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 from swin_backbone.openmmlab.config.files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
-WIDTHS, CLASSES = [32, 64, 128, 256], 5
+WIDTHS = [32, 64, 128, 256]
 SWIN = dict(embed_dim=32, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16], window_size=7)
 X = torch.linspace(-1, 1, 2 * 3 * 130 * 162).view(2, 3, 130, 162).mul(97).sin()
 BACKBONE = dict(_delete_=True, type='SwinBackbone', arch='nano', drop_path_rate=0.0)
@@ -194,52 +193,41 @@ def test_arrays_of_another_machine(tmp_path, protocol):
     assert all(torch.equal(written[key], value) for key, value in state.items())
 
 
-@pytest.fixture(scope='module')
-def their_mask2former():
-    """facebookresearch/Mask2Former itself; what it would compile is not there, and torch computes."""
-    reason = 'detectron2 and Mask2Former are no packages: clone both, and put their folders on PYTHONPATH'
-    require('torchvision')
-    pytest.importorskip('detectron2', reason=reason)
-    stood_in = [name for name in ('detectron2._C', 'MultiScaleDeformableAttention') if name not in sys.modules]
-    for name in stood_in:
-        sys.modules[name] = ModuleType(name)
-    sys.modules['detectron2']._C = sys.modules['detectron2._C']
-    yield pytest.importorskip('mask2former', reason=reason)
-    for name in stood_in:
-        del sys.modules[name]
-
-
 @pytest.mark.peer
-def test_mask2former_as_it_runs_in_detectron2(tmp_path, their_mask2former):
-    from detectron2.config import get_cfg
-    from detectron2.modeling import build_model
+def test_mask2former_as_it_runs_in_detectron2(tmp_path):
+    with detectron2_source('Mask2Former'):
+        from detectron2.modeling import build_model
 
-    cfg = get_cfg()
-    their_mask2former.add_maskformer2_config(cfg)
-    cfg.MODEL.DEVICE = 'cpu'
-    cfg.MODEL.META_ARCHITECTURE = 'MaskFormer'
-    cfg.MODEL.BACKBONE.NAME = 'D2SwinTransformer'
-    cfg.MODEL.SWIN.EMBED_DIM, cfg.MODEL.SWIN.DEPTHS, cfg.MODEL.SWIN.NUM_HEADS = 32, [2] * 4, [2, 4, 8, 16]
-    head, former = cfg.MODEL.SEM_SEG_HEAD, cfg.MODEL.MASK_FORMER
-    head.NAME, head.PIXEL_DECODER_NAME, head.NUM_CLASSES = 'MaskFormerHead', 'MSDeformAttnPixelDecoder', CLASSES
-    head.IN_FEATURES, head.TRANSFORMER_ENC_LAYERS, head.NORM = ['res2', 'res3', 'res4', 'res5'], 2, 'GN'
-    head.DEFORMABLE_TRANSFORMER_ENCODER_IN_FEATURES = ['res3', 'res4', 'res5']
-    head.CONVS_DIM = head.MASK_DIM = 256
-    former.TRANSFORMER_DECODER_NAME, former.TRANSFORMER_IN_FEATURE = (
-        'MultiScaleMaskedTransformerDecoder',
-        'multi_scale_pixel_decoder',
-    )
-    former.NUM_OBJECT_QUERIES, former.DEC_LAYERS, former.DROPOUT = 9, 4, 0.0
-    cfg.DATASETS.TRAIN = ('none',)
-    theirs = spread(build_model(cfg))
+        theirs = spread(build_model(mask2former_cfg()))
+        with torch.no_grad():
+            expected = theirs.sem_seg_head(theirs.backbone(X))
     state, _ = converted(tmp_path, theirs.state_dict(), 'mmdet')
     ours = mask2former('mmdet')
     ours.load_state_dict(state, strict=True)
     classes, masks = outputs_of(ours)
-    with torch.no_grad():
-        expected = theirs.sem_seg_head(theirs.backbone(X))
     torch.testing.assert_close(classes, expected['pred_logits'], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(masks, expected['pred_masks'], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.peer
+@torch.no_grad()
+def test_maskdino_of_detectron2(tmp_path):
+    """mmdet has no such head: it keeps its names, beside a backbone with ours."""
+    with detectron2_source('MaskDINO'):
+        from detectron2.modeling import build_model
+
+        theirs = spread(build_model(maskdino_cfg()))
+        maps = theirs.backbone(X)
+    source = theirs.state_dict()
+    state, said = converted(tmp_path, source, 'mmdet')
+    assert 'outside the backbone' not in said
+    around = {key: value for key, value in source.items() if not key.startswith('backbone.')}
+    assert around.keys() == {key for key in state if not key.startswith('backbone.')}
+    assert all(torch.equal(state[key], value) for key, value in around.items())
+    backbone = SwinBackbone(arch='nano').eval()
+    weights = {key.removeprefix('backbone.'): v for key, v in state.items() if key.startswith('backbone.')}
+    backbone.load_state_dict(weights, strict=True)
+    torch.testing.assert_close(list(backbone(X)), list(maps.values()), rtol=1e-3, atol=1e-4)
 
 
 def test_what_has_no_name_here_is_an_error(tmp_path):
@@ -291,8 +279,9 @@ def test_co_detr_of_its_own_repository(tmp_path):
         'roi_head.0.bbox_head.fc_cls.weight': torch.rand(81, 4),
         'bbox_head.0.atss_cls.weight': torch.rand(80, 4, 3, 3),
     }
-    written, said = converted(tmp_path, {'state_dict': {**source, **around}}, 'mmdet')
-    assert 'outside' not in said
+    of_lvis = {'query_head.loss_cls.fed_loss_weight': torch.rand(80)}  # a loss's weights of classes
+    written, said = converted(tmp_path, {'state_dict': {**source, **around, **of_lvis}}, 'mmdet')
+    assert ' 1 outside the backbone' in said
     around['query_head.dn_generator.label_embedding.weight'] = around.pop('query_head.label_embedding.weight')
     assert written.keys() == {*around, *(f'backbone.{key}' for key in state)}
     for key, value in {**around, **{f'backbone.{key}': value for key, value in state.items()}}.items():

@@ -1,6 +1,6 @@
 """As much of detectron2 as the adapter calls, for where it is not: facebookresearch/detectron2 at 02b5c4e.
 
-`tests/adapters/test_detectron2.py` compares it with the real one where that is on PYTHONPATH.
+`tests/adapters/test_detectron2.py` compares it with the real one, where there is a clone of it.
 """
 
 import sys
@@ -95,19 +95,3 @@ def recorded():
         for name in MODULES:
             del sys.modules[name]
         sys.modules.update(before)
-
-
-@contextmanager
-def without_compiling():
-    """detectron2 from its source: what it and Mask2Former would compile is an empty module, and torch computes."""
-    import detectron2
-
-    stood_in = [name for name in ('detectron2._C', 'MultiScaleDeformableAttention') if name not in sys.modules]
-    for name in stood_in:
-        sys.modules[name] = ModuleType(name)
-    detectron2._C = sys.modules['detectron2._C']
-    try:
-        yield detectron2
-    finally:
-        for name in stood_in:
-            del sys.modules[name]

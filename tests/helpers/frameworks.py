@@ -2,7 +2,9 @@
 
 import copy
 import io
+import os
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,14 @@ def require(name):
     """A package, or a skip; beside a torchvision that was built for another torch too."""
     import_torchvision()
     return pytest.importorskip(name, reason=MISSING.format(name))
+
+
+def original(name):
+    """The folder of a repository that is no package, in the folder that ORIGINALS names, or a skip."""
+    folder = Path(os.environ.get('ORIGINALS', 'no folder')) / name
+    if not folder.is_dir():
+        pytest.skip(f'it runs {name}, which is no package: ORIGINALS names a folder of clones (CONTRIBUTING.md)')
+    return folder.resolve()
 
 
 @contextmanager
