@@ -84,7 +84,8 @@ setup(
         # Other implementations, which the tests compare with, and the frameworks of swin_backbone/adapters
         'peers': [
             *('timm>=1.0', 'transformers>=4.40', 'torchvision'),
-            *('segmentation-models-pytorch>=0.5', 'peft', 'accelerate', 'huggingface-hub'),
+            *('segmentation-models-pytorch>=0.5', 'peft', 'accelerate', 'huggingface-hub', 'lightning'),
+            *('fvcore', 'omegaconf', 'cloudpickle'),  # which detectron2's source imports
         ],
         'lint': [
             *('ruff', 'mypy', 'codespell[toml]', 'check-jsonschema', 'pre-commit'),

@@ -269,6 +269,10 @@ def test_segmentation_models(timm, name):
     assert_compiled(lambda: padded(model, X), blocks=8)
     assert padded(model, X).shape == (2, 4, 45, 70)
     assert_survives(model, lambda model: padded(model, X), exact=False)
+    assert_compiles(lambda x: padded(model, x), X, atol=1e-3)
+    exported = torch.export.export(model, (torch.rand(1, 3, 64, 96),)).module()
+    x = torch.rand(1, 3, 64, 96)
+    torch.testing.assert_close(exported(x), model(x), rtol=1e-3, atol=1e-3)
     if name == 'Unet':
         assert model(X).shape == (2, 4, 45, 70)  # which needs no padding
     labels = torch.randint(4, (2, 45, 70))

@@ -1,6 +1,7 @@
 """The backbones in transformers and on its Hub: the real package."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -117,11 +118,69 @@ def test_the_hubs_mixin(tmp_path):
     assert_compiled(lambda: again(X), blocks=8)
 
 
+@pytest.fixture
+def local_hub(tmp_path, monkeypatch):
+    """A folder in the place of huggingface.co: what is pushed to 'name/repository' lies there, and is downloaded."""
+    hub = require('huggingface_hub')
+    folder = tmp_path / 'hub'
+
+    def create_repo(self, repo_id, **_):
+        (folder / repo_id).mkdir(parents=True, exist_ok=True)
+        return hub.RepoUrl(f'https://huggingface.co/{repo_id}')
+
+    def upload_folder(self, repo_id, folder_path, **_):
+        shutil.copytree(folder_path, folder / repo_id, dirs_exist_ok=True)
+
+    def create_commit(self, repo_id, operations, **_):
+        for operation in operations:
+            with operation.as_file() as file:
+                (folder / repo_id / operation.path_in_repo).write_bytes(file.read())
+
+    def download(repo_id, filename, **_):
+        path = folder / repo_id / filename
+        if not path.is_file():
+            raise hub.errors.EntryNotFoundError(filename)
+        return str(path)
+
+    for function in (create_repo, upload_folder, create_commit):
+        monkeypatch.setattr(hub.HfApi, function.__name__, function)
+    monkeypatch.setattr('huggingface_hub.hub_mixin.hf_hub_download', download)
+    monkeypatch.setattr('huggingface_hub.hub_mixin.ModelCard.validate', lambda *_, **__: None, raising=False)
+    return folder
+
+
+def test_the_hubs_mixin_pushes(local_hub):
+    hub = require('huggingface_hub')
+
+    class HubSwin(SwinBackbone, hub.PyTorchModelHubMixin):
+        pass
+
+    model = HubSwin(arch='nano', window_size=5).eval()
+    model.push_to_hub('name/my-swin')
+    assert {'config.json', 'model.safetensors'} <= {path.name for path in (local_hub / 'name' / 'my-swin').iterdir()}
+    again = HubSwin.from_pretrained('name/my-swin')
+    assert again.window_size[0] == (5, 5)
+    with torch.no_grad():
+        assert_equal_maps(again.eval()(X), model(X))
+
+
+def test_a_model_of_transformers_is_pushed(adapter, local_hub):
+    model = small(adapter)
+    model.push_to_hub('name/swin')
+    assert {'config.json', 'model.safetensors'} <= {path.name for path in (local_hub / 'name' / 'swin').iterdir()}
+    again = adapter.SwinBackboneModel.from_pretrained(local_hub / 'name' / 'swin')
+    with torch.no_grad():
+        assert_equal_maps(again(X).feature_maps, model(X).feature_maps)
+
+
 def test_upernet(adapter, transformers):
     model = upernet(adapter, transformers).eval()
     assert model(X).logits.shape == (2, 4, 45, 70)
     assert_compiled(lambda: model(X), blocks=8)
     assert_survives(model, lambda model: model(X).logits, exact=False)
+    assert_compiles(lambda x: model(x).logits, X, atol=1e-3)
+    exported = torch.export.export(model, (X,)).module()
+    torch.testing.assert_close(exported(X).logits, model(X).logits, rtol=1e-3, atol=1e-3)
     labels = torch.randint(4, (2, 45, 70))
     assert train_a_step(model, lambda model: model(X, labels=labels).loss) > 0
 
@@ -152,6 +211,8 @@ def test_mask2former(adapter, transformers):
     classes = [torch.tensor([0, 2]) for _ in X]
     assert train_a_step(model, lambda model: model(X, mask_labels=masks, class_labels=classes).loss) > 0
     assert_compiled(lambda: model.eval()(X), blocks=8)
+    assert_survives(model, lambda model: model(X).masks_queries_logits, exact=False)
+    assert_compiles(lambda x: model(x).masks_queries_logits, X, atol=1e-3)
 
 
 def test_detr(adapter, transformers):
@@ -164,6 +225,10 @@ def test_detr(adapter, transformers):
     labels = [dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]])) for _ in X]
     train_a_step(model, lambda model: model(X, labels=labels).loss)
     assert_compiled(lambda: model.eval()(X), blocks=8)
+    assert_survives(model, lambda model: model(X).pred_boxes, exact=False)
+    assert_compiles(lambda x: model(x).pred_boxes, X, atol=1e-3)
+    exported = torch.export.export(model, (X,)).module()
+    torch.testing.assert_close(exported(X).pred_boxes, model(X).pred_boxes, rtol=1e-3, atol=1e-3)
 
 
 def test_gradient_checkpointing_enable(adapter, transformers):
