@@ -297,15 +297,20 @@ BUILD_ERRORS = (Exception,)  # where everything follows from the command line an
 
 @contextmanager
 def stop_on_user_errors(errors: Sequence[type[Exception]] = USER_ERRORS, traceback: bool = False) -> Iterator[None]:
-    """One sentence, and exit status 1, for what a user passed wrongly; with the traceback if that was asked for."""
+    """One sentence, and exit status 1, for what a user passed wrongly; with the traceback if that was asked for.
+
+    A process that torchrun started hands the sentence to it, so that it is printed once and not by each rank.
+    """
     try:
         yield
     except tuple(errors) as error:
         if traceback or isinstance(error, BrokenPipeError):
             raise
         from swin_backbone.openmmlab.errors import sentence_of
+        from swin_backbone.openmmlab.launchers import tell_torchrun
 
-        sys.exit(f'{sys.argv[0]}: {sentence_of(error)}')
+        sentence = f'{sys.argv[0]}: {sentence_of(error)}'
+        sys.exit(1 if tell_torchrun(sentence) else sentence)
 
 
 def _export_local_rank(rank: str) -> int:

@@ -1,6 +1,11 @@
 """What starts the processes of a distributed run, and what it tells them."""
 
+import json
 import os
+import subprocess
+import time
+
+from torch.distributed import DistError
 
 # The variables that mmengine reads, the process's rank first.
 VARIABLES = {
@@ -52,3 +57,33 @@ def processes(launcher: str) -> int:
     require_launcher(launcher)
     name = COUNTED_BY.get(launcher)
     return int(os.environ[name]) if name else 1
+
+
+def tell_torchrun(sentence: str) -> bool:
+    """Hand torchrun the sentence that this process ends with; it prints the first one of all ranks.
+
+    Returns:
+        False if this process was not started by torchrun.
+    """
+    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
+    if not path:
+        return False
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(dict(message=sentence, timestamp=int(time.time())), file)
+    return True
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error says that another process of the run does not answer any more; gloo has no class for it."""
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and 'gloo/transport' in str(error))
+
+
+def name_ranks_of_slurm() -> None:
+    """Set the variables by which torch joins processes, from those of srun."""
+    os.environ.setdefault('MASTER_PORT', '29500')
+    if 'MASTER_ADDR' not in os.environ:
+        hosts = subprocess.check_output(['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']], text=True)
+        os.environ['MASTER_ADDR'] = hosts.split()[0]
+    os.environ['RANK'] = os.environ['SLURM_PROCID']
+    os.environ['WORLD_SIZE'] = os.environ['SLURM_NTASKS']
+    os.environ['LOCAL_RANK'] = os.environ.get('SLURM_LOCALID', '0')

@@ -2,6 +2,7 @@
 
 import atexit
 import copy
+import time
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
@@ -24,13 +25,14 @@ from .data.find_data import find_data
 from .data.guard import count_pictures, guard_runner
 from .data.own_data import fill_own_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
-from .launchers import processes, rank, require_launcher
+from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
 from .optim.amp import CpuAmpOptimWrapper
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
 from .training.monitor import CurvesHook
 from .training.runner import SafeRunner
 
+LEAD_S = 2  # seconds in which a launcher sees which process ended first: the others end because of it
 RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # what stops `run` and is no fault of a program
 
 
@@ -132,7 +134,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     make_folder(cfg.work_dir, '--work-dir')
     read_checkpoints_safely(unless=unsafe_load)
     use_torchvision()
-    if cfg.launcher == 'pytorch' and not _has_accelerator():
+    if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
     runner.register_hook(FitCheckpointHook(whole))
@@ -151,12 +153,19 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
         ConfigError: if something goes wrong before training, validation or the test has got through once, which is
             said to be the config's.
         DataError, CheckpointError: for what was read.
+        TrainingStopped: if another process of the run is gone, beside other reasons.
     """
     proven = ProvenHook()
     runner.register_hook(proven, priority='VERY_LOW')
     try:
         return runner.train() if what == 'train' else runner.test()
     except Exception as error:
+        if runner.distributed and is_lost_peer(error):
+            time.sleep(LEAD_S)
+            raise TrainingStopped(
+                f'rank {runner.rank} stops, because another process of the run is gone ({sentence_of(error)}); '
+                '--resume goes on from the last checkpoint'
+            ) from error
         if proven.phase in proven.phases or isinstance(error, RUN_ERRORS):
             raise
         raise ConfigError(sentence_of(error)) from error
@@ -301,8 +310,10 @@ def write_predictions(cfg: Config, out: str) -> None:
 
 
 def _distribute_on_cpu(cfg: Config) -> None:
-    """Join the processes that torchrun started, over gloo; mmengine's own way wants a CUDA device for each."""
+    """Join the processes that torchrun or srun started, over gloo; mmengine's own way wants a CUDA device for each."""
     if not torch.distributed.is_initialized():
+        if cfg.launcher == 'slurm':
+            name_ranks_of_slurm()
         torch.distributed.init_process_group('gloo')
         # A process that ends with gloo's threads running may be aborted, after all work is done.
         atexit.register(torch.distributed.destroy_process_group)
