@@ -37,8 +37,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-deploy install-cls install-rotate install-peers test test-slow test-faults \
-	test-nightly test-sanitize test-lite test-toolboxes test-peers test-torch test-openmmlab demo demo-seg \
+.PHONY: install install-deploy install-cls install-rotate install-peers install-ray test test-slow test-faults \
+	test-nightly test-sanitize test-lite test-toolboxes test-peers test-ray test-torch test-openmmlab demo demo-seg \
 	demo-cls demo-deploy docs docs-serve docs-pictures parity benchmark-gpu lint clean install-wheels wheels \
 	test-wheel test-native
 
@@ -52,7 +52,7 @@ FORCE: # MMCV=compiled may ask for another mmcv than the one that is there
 
 # No parts of `make install`: what tools/export.py needs, which is 400 MB; mmpretrain, 45 MB, and mmrotate, 30 MB, with
 # torchvision, which nothing else here needs; timm, transformers and the other frameworks of adapters. The operators that `make install` compiled stay as they are.
-install-deploy install-cls install-rotate install-peers install-wheels: install-%: $(VENV)/.installed-%
+install-deploy install-cls install-rotate install-peers install-ray install-wheels: install-%: $(VENV)/.installed-%
 
 $(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
 	@SWIN_BACKBONE_NATIVE=0 $(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
@@ -88,6 +88,9 @@ test-toolboxes: install-cls install-rotate
 test-peers:
 	$(MAKE) install-peers VENV=.venv-peers
 	.venv-peers/bin/python -m pytest -m 'peer and not slow'
+
+test-ray: install-ray
+	$(RUN) -m pytest -m 'ray and not slow'
 
 test-lite: install
 	$(RUN) -m pytest -m '' tests/test_lite.py

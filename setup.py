@@ -69,6 +69,7 @@ setup(
         'tiles': [
             *('tifffile', 'imagecodecs', 'zarr', 'rasterio', 'shapely', 'openslide-python', 'openslide-bin'),
         ],
+        'ray': ['ray[data]>=2.50'],  # examples/ray_data.py
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': [
             *('pytest', 'pytest-xdist', 'hypothesis', 'matplotlib>=3.8', 'nbclient', 'ipykernel', 'tifffile'),

@@ -1,8 +1,8 @@
 """Run a trained detector, segmentor or classifier on pictures and videos; draw what it sees, and write it as data.
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
-    [--batch-size N] [--max-pixels N] [--backbone swin-t] [--cfg-options K=V ...] [--unsafe-load]
-    [--allow-missing] [--overwrite]
+    [--batch-size N] [--max-pixels N] [--shard I/N] [--backbone swin-t] [--cfg-options K=V ...]
+    [--unsafe-load] [--allow-missing] [--overwrite]
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--overwrite]
 python tools/infer.py PICTURE CONFIG CKPT --tile 1024 [--overlap 128] [--level L] [--skip-blank [N]] [--resume]
@@ -26,6 +26,9 @@ OME-TIFF or zarr, a JPEG or PNG), also with DIR for CONFIG CKPT. Written are
     D/objects/NAME.jsonl         of a detector: a COCO result on each line; NAME.images.json says which category the ids
                                  are; NAME.geojson, where the picture has coordinates
     D/tiles/NAME/                what is finished, by which --resume goes on and --merge puts shards together
+
+With --shard I/N and without --tile, every Nth input beginning with number I is seen, and D/I-of-N is written in place
+of D: processes of an array share a folder of pictures so.
 
 Files that infer.py did not write itself are not replaced without --overwrite, and inputs never.
 
@@ -71,7 +74,7 @@ from swin_backbone.openmmlab.inference.tiles import TiledInference
 from swin_backbone.outputs import Outputs
 from swin_backbone.whole_files import CANNOT_WRITE
 
-OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'shard', 'merge')
+OF_TILES = ('overlap', 'level', 'skip_blank', 'resume', 'merge')
 MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
 
@@ -117,7 +120,12 @@ def parse_args() -> argparse.Namespace:
         help='skip tiles in which no channel differs by more than N (default: 0), and say how many they were',
     )
     tiles.add_argument('--resume', action='store_true', help='go on after the tiles that are finished')
-    tiles.add_argument('--shard', type=shard, metavar='I/N', help='the tiles of process I of N, from 0; then --merge')
+    tiles.add_argument(
+        '--shard',
+        type=shard,
+        metavar='I/N',
+        help='the tiles of process I of N, from 0; then --merge; or without --tile the pictures',
+    )
     tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
     add_overwrite(parser)
     add_config_arguments(parser)
@@ -349,6 +357,10 @@ def main() -> int:
         return infer_tiles(args)
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         found = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
+        if args.shard:
+            number, of = args.shard
+            found = found[number::of]
+            args.out_dir /= f'{number}-of-{of}'
         make_folder(args.out_dir, '--out-dir')
         predictor = open_predictor(args)
         read = [*args.model, *(medium.path for medium in found)]

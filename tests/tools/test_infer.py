@@ -122,6 +122,19 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
         assert any(a['bbox'] == pytest.approx(bbox, abs=0.01) for bbox in of_picture)
 
 
+def test_shards_of_a_folder_are_the_folder(tmp_path, checkpoints, pictures):
+    """More shards than pictures too, of which some have none then."""
+    arguments = (f'{pictures}/**/*.png', pictures / 'b.jpg', SEGMENTATION, checkpoints / f'{SEGMENTATION.stem}.pth')
+    assert run('tools/infer.py', *arguments, '--out-dir', tmp_path / 'whole').returncode == 0
+    for number in range(4):
+        result = run('tools/infer.py', *arguments, '--out-dir', tmp_path / 'parts', '--shard', f'{number}/4')
+        assert result.returncode == 0, result.stderr
+    whole = {path.name: path.read_bytes() for path in (tmp_path / 'whole' / 'labels').iterdir()}
+    parts = [path for number in range(4) for path in (tmp_path / 'parts' / f'{number}-of-4').glob('labels/*.png')]
+    assert len(parts) == len(whole) == 3
+    assert {path.name: path.read_bytes() for path in parts} == whole
+
+
 def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
     arguments = (f'{pictures}/**/*.png', SEGMENTATION, checkpoints / f'{SEGMENTATION.stem}.pth')
     result = run('tools/infer.py', *arguments, '--out-dir', tmp_path)

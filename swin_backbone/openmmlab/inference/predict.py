@@ -213,21 +213,11 @@ class Results:
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         height, width = frame.size
         image_id = len(self.images) + 1
-        file_name = str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
-        self.images.append(dict(id=image_id, file_name=file_name, height=height, width=width))
-        if 'pred_instances' in sample:
-            self.objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id, frame)
-        for name in ('pred_sem_seg', 'pred_panoptic_seg'):
-            if name in sample:
-                field = sample.get(name)
-                labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
-                if name == 'pred_panoptic_seg':
-                    labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
-                labels = _enlarge(labels.astype(np.uint8), frame.size)
-                labels_png = _encode_labels(labels, self.predictor.meta['palette'])
-                self.outputs.write(self._path('labels', frame.name, '.png'), labels_png)
-        if 'pred_score' in sample:
-            self.objects.append(self._best_classes(sample.pred_score, file_name))
+        self.images.append(dict(id=image_id, file_name=file_name_of(frame), height=height, width=width))
+        objects, labels_png = self.data_of(frame, sample, image_id)
+        self.objects += objects
+        if labels_png is not None:
+            self.outputs.write(self._path('labels', frame.name, '.png'), labels_png)
         if frame.medium.is_video:
             if self.video is None or self.video[0] != frame.medium:
                 self._close_video()
@@ -236,6 +226,26 @@ class Results:
             self.video[1].write(overlay)
         else:
             self.outputs.write(self._path('overlays', frame.name, '.jpg'), encode_picture('.jpg', overlay))
+
+    def data_of(
+        self, frame: Frame, sample: BaseDataElement, image_id: int
+    ) -> tuple[list[dict[str, Any]], Optional[bytes]]:
+        """One frame's predictions as data: what results.json has of it, and the PNG of its labels, if it has any."""
+        objects: list[dict[str, Any]] = []
+        labels_png = None
+        if 'pred_instances' in sample:
+            objects += self._coco_objects(sample.pred_instances.cpu().numpy(), image_id, frame)
+        for name in ('pred_sem_seg', 'pred_panoptic_seg'):
+            if name in sample:
+                field = sample.get(name)
+                labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
+                if name == 'pred_panoptic_seg':
+                    labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
+                labels = _enlarge(labels.astype(np.uint8), frame.size)
+                labels_png = _encode_labels(labels, self.predictor.meta['palette'])
+        if 'pred_score' in sample:
+            objects.append(self._best_classes(sample.pred_score, file_name_of(frame)))
+        return objects, labels_png
 
     def close(self) -> None:
         """Write what is about all frames together."""
@@ -284,6 +294,11 @@ class Results:
         if self.video is not None:
             self.video[1].close()
             self.video = None
+
+
+def file_name_of(frame: Frame) -> str:
+    """What results call a frame."""
+    return str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
 
 
 def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:

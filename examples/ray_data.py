@@ -1,0 +1,162 @@
+"""Millions of pictures through a trained model with Ray Data: one model an actor, streaming, results as parquet.
+
+python examples/ray_data.py INPUT CONFIG CKPT OUT [--actors N] [--batch-size N] [--gpus-per-actor N] [--score-thr 0.3]
+
+INPUT is a folder of pictures, a parquet file or folder of them with the column `path`, or a WebDataset (.tar, or a
+pattern in quotes). OUT is a new folder, which gets parquet files with a row for each picture:
+
+    path     of the picture; in a WebDataset its key
+    height, width
+    result   JSON: of a detector a list of COCO results without image_id, in the picture's pixels; of a classifier class
+             and score, with the five best
+    labels   of a segmentor: a PNG with the class of each pixel
+    error    why there is no result, else null
+
+A picture that cannot be read has a row that says so. Ray starts an actor again that is lost, and gives its pictures to
+another. OUT appears when all is written: what is half-done is in OUT.partial, and a new run replaces it.
+
+The same command runs on a cluster, by `ray job submit`: docs/large_pictures.md.
+"""
+
+import argparse
+import glob
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import ray
+from ray.data import ActorPoolStrategy, DataContext, Dataset
+
+PICTURES = ('jpg', 'jpeg', 'png', 'bmp', 'tif', 'tiff', 'webp')
+SCHEMA = pa.schema(
+    [('path', pa.string()), ('height', pa.int32()), ('width', pa.int32())]
+    + [('result', pa.string()), ('labels', pa.binary()), ('error', pa.string())]
+)
+
+
+def main() -> None:
+    args = parse_args()
+    if args.out.exists():
+        raise SystemExit(f'{args.out} is there already')
+    ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level='ERROR')
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    pictures = open_pictures(args.input)
+    partial = args.out.with_name(args.out.name + '.partial')
+    shutil.rmtree(partial, ignore_errors=True)
+    predicted = pictures.map_batches(
+        Model,
+        fn_constructor_args=(args.config, args.checkpoint, args.score_thr, args.gpus_per_actor),
+        compute=ActorPoolStrategy(size=args.actors, max_tasks_in_flight_per_actor=2),
+        batch_size=args.batch_size,
+        batch_format='numpy',
+        num_cpus=1,
+        num_gpus=args.gpus_per_actor,
+    )  # an actor that is lost starts again, and its pictures go to another: Ray Data's default
+    predicted.write_parquet(str(partial))
+    partial.rename(args.out)
+    print(f'see {args.out}')
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('input')
+    parser.add_argument('config')
+    parser.add_argument('checkpoint')
+    parser.add_argument('out', type=Path)
+    parser.add_argument('--actors', type=int, default=1, help='models at a time (default: 1)')
+    parser.add_argument('--batch-size', type=int, default=8, help='pictures that an actor gets at a time (default: 8)')
+    parser.add_argument('--gpus-per-actor', type=float, default=0, help='default: 0, on the CPU')
+    parser.add_argument('--score-thr', type=float, default=0.3, help='leave out boxes with lower scores (default: 0.3)')
+    args = parser.parse_args()
+    for name in ('actors', 'batch_size'):
+        if getattr(args, name) < 1:
+            parser.error(f'--{name.replace("_", "-")} takes 1 or more, got {getattr(args, name)}')
+    return args
+
+
+def open_pictures(source: str) -> Dataset:
+    """The columns `path` and `bytes`, which are read as they are wanted; without bytes, the reason in `error`.
+
+    Raises:
+        SystemExit: if there are none.
+    """
+    if source.endswith('.tar'):
+        tars = sorted(glob.glob(source))
+        if not tars:
+            raise SystemExit(f'{source} is no WebDataset')
+        return ray.data.read_webdataset(tars, decoder=None).map(member)
+    root = Path(source)
+    parquets = sorted(map(str, root.glob('*.parquet'))) if root.is_dir() else [source]
+    if parquets and parquets[0].endswith('.parquet'):
+        paths = ray.data.read_parquet(parquets, columns=['path'])
+    else:
+        found = sorted(path for path in root.rglob('*') if path.suffix.lower().lstrip('.') in PICTURES)
+        if not found:
+            raise SystemExit(f'{source} has no pictures')
+        paths = ray.data.from_items([dict(path=str(path)) for path in found])
+    return paths.map(read_file)
+
+
+def read_file(row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(path=row['path'], bytes=Path(row['path']).read_bytes(), error='')
+    except (OSError, ValueError) as error:
+        return dict(path=row['path'], bytes=b'', error=str(error))
+
+
+def member(row: dict[str, Any]) -> dict[str, Any]:
+    """The picture of a sample of a WebDataset."""
+    for suffix in PICTURES:
+        if isinstance(row.get(suffix), bytes):
+            return dict(path=row['__key__'], bytes=row[suffix], error='')
+    return dict(path=row['__key__'], bytes=b'', error=f'the sample has none of {", ".join(PICTURES)}')
+
+
+class Model:
+    """What an actor does with batches of rows of `path` and `bytes`."""
+
+    def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
+        from swin_backbone.openmmlab import runtime
+        from swin_backbone.openmmlab.inference.predict import Predictor, Results
+        from swin_backbone.outputs import Outputs
+
+        cfg = runtime.load_config(config, None, None, 'none', with_data=False)
+        self.predictor = Predictor(cfg, checkpoint, 'cuda:0' if gpus else 'cpu')
+        self.results = Results(Outputs(Path()), self.predictor, score_thr)  # of which nothing is written
+
+    def __call__(self, batch: dict[str, Any]) -> Iterator[pa.Table]:
+        """A row at a time: a batch of large pictures stays bounded."""
+        for path, data, error in zip(batch['path'], batch['bytes'], batch['error']):
+            row = dict(dict.fromkeys(SCHEMA.names), path=path)
+            try:
+                row.update(self.row_of(path, data, error))
+            except Exception as reason:  # of one picture of millions: it has a row that says so
+                row['error'] = ' '.join(str(reason).split()) or type(reason).__name__
+            yield pa.Table.from_pylist([row], SCHEMA)
+
+    def row_of(self, path: str, data: bytes, error: str) -> dict[str, Any]:
+        from swin_backbone.openmmlab.data.media import Frame, Medium
+
+        if error:
+            raise OSError(error)
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        if pixels is None:
+            raise OSError('OpenCV cannot read it')
+        size = pixels.shape[:2]
+        frame = Frame(Medium(Path(path), path, False), 0, pixels, size)
+        (sample,) = self.predictor.predict([self.predictor.prepare(frame)])
+        objects, labels_png = self.results.data_of(frame, sample, 0)
+        for found in objects:
+            found.pop('image_id', None)
+        result = None if labels_png else json.dumps(objects)
+        return dict(height=size[0], width=size[1], result=result, labels=labels_png)
+
+
+if __name__ == '__main__':
+    main()
