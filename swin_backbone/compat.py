@@ -83,6 +83,24 @@ def fake_tensors() -> AbstractContextManager[Any]:
     return FakeTensorMode()
 
 
+try:
+    from torch._subclasses.fake_tensor import DataDependentOutputException as _OfOperator
+
+    # What stands for a value that operators give, and tensors without data do not have
+    DataDependentError: tuple[type[Exception], ...] = (_OfOperator, RuntimeError)
+except ImportError:
+    DataDependentError = (RuntimeError,)
+
+
+def backward_under_modes(outputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+    """`torch.autograd.backward` that modes of `__torch_function__` see what it recomputes; its own door turns them off.
+
+    Without torch's engine of this name: AttributeError.
+    """
+    run = torch.autograd.Variable._execution_engine.run_backward
+    run(tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
 def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its place: on CUDA one launch, whatever the dtypes. Without torch's function: one by one."""
     copy_all = getattr(torch, '_foreach_copy_', None)

@@ -92,48 +92,63 @@ def count(model: Any, height: int, width: int, device: str = 'meta') -> Counts:
     counts = Counts(model)
     image = torch.zeros(1, 3, height, width, device=device)
     with torch.no_grad(), on_device(device), _counting(counts):
-        if not hasattr(model, 'extract_feat'):
-            model(image)
-        elif hasattr(model, 'roi_head'):
-            _two_stage(model, image)
-        elif type(getattr(model, 'decode_head', None)).__name__ in ('MaskFormerHead', 'Mask2FormerHead'):
-            model.decode_head(model.extract_feat(image), _samples(model, height, width))  # mode='tensor' fails
-        else:
-            model(image, _samples(model, height, width), mode='tensor')
+        forward(model, image, NUM_PROPOSALS, NUM_MASKS)
     return counts
 
 
-def _two_stage(model: Any, image: Tensor) -> None:
+def forward(model: Any, image_BCHW: Tensor, regions: int, masks: int) -> list[Any]:
+    """Run a detector, segmentor or backbone without what depends on values: proposals, targets, losses.
+
+    Args:
+        regions, masks: of all images, that box heads and mask heads get.
+
+    Returns:
+        What each part gives at its end.
+    """
+    size = image_BCHW.shape[2:]
+    if not hasattr(model, 'extract_feat'):
+        return [model(image_BCHW)]
+    if hasattr(model, 'roi_head'):
+        return list(_two_stage(model, image_BCHW, regions, masks))
+    samples = _samples(model, *size) * len(image_BCHW)
+    if type(getattr(model, 'decode_head', None)).__name__ in ('MaskFormerHead', 'Mask2FormerHead'):
+        return [model.decode_head(model.extract_feat(image_BCHW), samples)]  # mode='tensor' fails
+    return [model(image_BCHW, samples, mode='tensor')]
+
+
+def _two_stage(model: Any, image: Tensor, regions: int, masks: int) -> Iterator[Any]:
     """Run each head once on as many regions as the convention says: what they hold does not matter."""
     x = model.extract_feat(image)
     roi_head = model.roi_head
     if hasattr(model.rpn_head, 'num_proposals'):  # Sparse R-CNN's proposals are parameters
-        regions = model.rpn_head.num_proposals
+        regions = model.rpn_head.num_proposals * len(image)
     else:
-        regions = NUM_PROPOSALS
-        model.rpn_head(x)
+        yield model.rpn_head(x)
     semantic = roi_head.semantic_head(x)[1] if getattr(roi_head, 'with_semantic', False) else None
     for head in _as_list(roi_head.bbox_head):
-        pooled = _pooled(roi_head.bbox_roi_extractor, regions, image.device)
+        pooled = _pooled(roi_head.bbox_roi_extractor, regions, x)
         if hasattr(head, 'instance_interactive_conv'):
-            head(pooled, image.new_zeros(1, regions, head.in_channels))
+            yield head(pooled, image.new_zeros(1, regions, head.in_channels))
         else:
-            head(pooled)
+            yield head(pooled)
     if not roi_head.with_mask:
         return
     previous = None
     for head in _as_list(roi_head.mask_head):
-        pooled = _pooled(roi_head.mask_roi_extractor, NUM_MASKS, image.device)
+        pooled = _pooled(roi_head.mask_roi_extractor, masks, x)
         if semantic is None and not hasattr(head, 'with_conv_res'):
-            head(pooled)
+            yield head(pooled)
         else:  # HTC's mask heads hand features on
-            previous = head(pooled, previous, return_logits=True, return_feat=True)[-1]
+            *out, previous = head(pooled, previous, return_logits=True, return_feat=True)
+            yield out
 
 
-def _pooled(extractor: Any, regions: int, device: torch.device) -> Tensor:
+def _pooled(extractor: Any, regions: int, x: Any) -> Tensor:
+    """What is pooled of maps: zeros, through which a gradient reaches the first of them."""
     extractor = _as_list(extractor)[0]
     size = extractor.roi_layers[0].output_size
-    return torch.zeros(regions, extractor.out_channels, *size, device=device)
+    pooled: Tensor = x[0].new_zeros(regions, extractor.out_channels, *size) + 0 * x[0].flatten()[0]
+    return pooled
 
 
 def _as_list(module: Any) -> list[Any]:

@@ -40,7 +40,7 @@ def count_traffic(model: nn.Module, shape_BCHW: tuple[int, ...], train: bool, dt
         dtype: of autocast; float32 for none.
     """
     model.train(train)
-    with fake_tensors(), _AsOnCuda(), torch.backends.mkldnn.flags(enabled=False):
+    with fake_tensors(), AsOnCuda(), torch.backends.mkldnn.flags(enabled=False):
         tensors = {name: _fake(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         x_BCHW = torch.empty(shape_BCHW)
 
@@ -62,7 +62,7 @@ def _fake(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
 
 
-class _AsOnCuda(TorchFunctionMode):
+class AsOnCuda(TorchFunctionMode):
     """Autocast to float32 what CUDA's autocast does; the operators that it casts to half precision are the same."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

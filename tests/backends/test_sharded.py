@@ -1,0 +1,97 @@
+"""FSDP2 (`fully_shard`) on blocks in two processes over gloo: the losses of DDP, and checkpoints in and out."""
+
+import os
+import socket
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from swin_backbone import SwinBackbone
+from swin_backbone.models.layers import SwinBlock
+
+pytestmark = pytest.mark.slow
+STEPS = 30
+
+
+def free_port():
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        return server.getsockname()[1]
+
+
+def make_model():
+    torch.manual_seed(0)
+    arch = dict(embed_dims=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8))
+    return SwinBackbone(**arch, window_size=4, drop_path_rate=0.0, out_indices=(3,))
+
+
+def train(model, rank, steps=STEPS):
+    """Losses of the global batch, which is drawn by step alone."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(steps):
+        images = torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(step))
+        loss = (model(images[rank * 2 : rank * 2 + 2])[0].mean((2, 3)) - 0.5).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item() / 2)
+    return losses
+
+
+def shard(model):
+    from torch.distributed.fsdp import fully_shard
+
+    for module in model.modules():
+        if isinstance(module, SwinBlock):
+            fully_shard(module)
+    return fully_shard(model)
+
+
+def work(rank, port, folder):
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE='2')
+    dist.init_process_group('gloo')
+    mesh = dist.device_mesh.init_device_mesh('cpu', (2,))
+    of_ddp = train(nn.parallel.DistributedDataParallel(make_model()), rank)
+    assert mesh.size() == 2
+    sharded = shard(make_model())
+    local = sum(parameter.to_local().numel() for parameter in sharded.parameters())
+    of_fsdp = train(sharded, rank)
+    whole = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        torch.save(dict(ddp=of_ddp, fsdp=of_fsdp, state_dict=whole, local=local), folder / 'run.pth')
+    dist.barrier()
+    # and back: one process's checkpoint into shards
+    weights = torch.load(folder / 'run.pth')['state_dict']
+    again = shard(make_model())
+    set_model_state_dict(again, weights, options=StateDictOptions(full_state_dict=True))
+    pairs = zip(again.parameters(), sharded.parameters())
+    assert all(torch.equal(one.to_local(), other.to_local()) for one, other in pairs)
+    dist.destroy_process_group()
+
+
+def test_losses_are_those_of_ddp_and_checkpoints_go_in_and_out(tmp_path):
+    pytest.importorskip('torch.distributed.fsdp', reason='torch is built without FSDP')
+    mp.spawn(partial(work, folder=tmp_path), args=(free_port(),), nprocs=2)
+    run = torch.load(tmp_path / 'run.pth')
+    differences = [abs(one - other) for one, other in zip(run['ddp'], run['fsdp'])]
+    assert len(differences) == STEPS
+    assert max(differences) < 1e-5
+    assert run['fsdp'][-1] < 0.5 * run['fsdp'][0]
+    alone = make_model()
+    parameters = sum(parameter.numel() for parameter in alone.parameters())
+    assert run['local'] < 0.55 * parameters
+    assert not alone.load_state_dict(run['state_dict'], strict=True).missing_keys
+    assert torch.isfinite(alone(torch.rand(1, 3, 64, 64))[0]).all()
