@@ -166,8 +166,6 @@ def why_not_in(dtype: torch.dtype) -> Optional[str]:
         return reason
     if library.why_not(dtype):
         return 'The compiled operators need AVX-512 with bf16 to compute in bfloat16.'
-    if dtype == torch.bfloat16 and library.isa != 'amx' and os.environ.get(SWITCH) != 'all':
-        return f'bfloat16 by AVX-512 without AMX has not been measured; {SWITCH}=all takes it.'
     if library.isa == 'amx' and not multiplies(dtype):
         return f'AMX multiplies wrongly here: please report it. {ISA}=avx512_bf16 takes other instructions.'
     return None
