@@ -2,18 +2,20 @@
 //
 // Letters: I J bins down and across, X pixels that a region reaches across.
 
+#include "roi_align.h"
+
 #include <algorithm>
 
 #include "arena.h"
 #include "functions.h"
-#include "roi_align.h"
 #include "roi_axes.h"
 #include "threads.h"
 
 namespace swin::SWIN_ISA {
 namespace {
 
-// --- Numbers as they are stored: bfloat16 also where the processor has no products of it -------------------------------
+// --- Numbers as they are stored: bfloat16 also where the processor has no products of it
+// -------------------------------
 
 inline Vec load_stored(const float* from, int64_t count = LANES) { return load(from, count); }
 inline Vec load_stored(const bf16* from, int64_t count = LANES) {
@@ -39,11 +41,12 @@ inline void store_row(bf16* to, const float* from, int64_t count) {
 
 inline bool all_finite(const float* x, int64_t count) {
   float sum = 0.f;
-  for (int64_t i = 0; i < count; i++) sum += x[i] - x[i];
+  for (int64_t i = 0; i < count; i++) sum += 0.f * x[i];  // NaN of what is not finite
   return sum == 0.f;
 }
 
-// --- A product with a region's matrix ---------------------------------------------------------------------------------
+// --- A product with a region's matrix
+// ---------------------------------------------------------------------------------
 
 // to[m][output] = sum of from[m][input] weights[input][output], for M rows. A weight of 0 is multiplied as any other.
 constexpr int64_t ROWS = 7;  // at once: those of a box head, and half of those of a mask head
@@ -76,7 +79,8 @@ inline void multiply(const RoiMatrix& matrix, const float* from, int64_t from_st
   for (; m < rows; m++) multiply_rows<1>(matrix, from + m * from_stride, from_stride, to + m * to_stride, to_stride);
 }
 
-// --- Maps whose rows lie together -------------------------------------------------------------------------------------
+// --- Maps whose rows lie together
+// -------------------------------------------------------------------------------------
 
 constexpr int64_t PLANES = 4;  // of a task, so that they stay in the cache while region after region reads them
 
@@ -103,8 +107,8 @@ void pool_plane(const T* plane, int64_t row_stride, const Roi& roi, const Bins& 
     over_columns(X, [&](int64_t x, int64_t count) {
       Vec sum(0.f);
       for (int32_t e = roi.y.starts[i]; e < roi.y.starts[i + 1]; e++)
-        sum = fmadd(Vec(roi.y.weights[e]),
-                    load_stored(plane + roi.y.pixels[e] * row_stride + roi.x.first + x, count), sum);
+        sum = fmadd(Vec(roi.y.weights[e]), load_stored(plane + roi.y.pixels[e] * row_stride + roi.x.first + x, count),
+                    sum);
       store(rows_IX + i * X + x, sum, count);
     });
   multiply(roi.matrix, rows_IX, X, bins.I, means, bins.J);
@@ -194,13 +198,14 @@ void backward_planes(const swin_roi_align& of, const T* grad_pooled, float* grad
                    for (int64_t c = channel; c < last; c++) {
                      const Roi& roi = rois[r];
                      widen_row(grad_pooled + ((first + r) * of.channels + c) * bins.count, bins.count, gradients);
-                     spread_plane(gradients, roi, bins, rows,
-                                  grad_maps + roi.image * of.stride[0] + c * of.stride[1], of.stride[2]);
+                     spread_plane(gradients, roi, bins, rows, grad_maps + roi.image * of.stride[0] + c * of.stride[1],
+                                  of.stride[2]);
                    }
                });
 }
 
-// --- Maps whose channels lie together ---------------------------------------------------------------------------------
+// --- Maps whose channels lie together
+// ---------------------------------------------------------------------------------
 
 constexpr int64_t CHANNELS = 64;  // at once: 4 vectors of AVX-512
 
@@ -268,8 +273,8 @@ void backward_channels(const swin_roi_align& of, const T* grad_pooled, float* gr
                  });
                  for (int64_t r = begin; r < end; r++) {
                    const Roi& roi = rois[r];
-                   widen_row(grad_pooled + ((first + r) * of.channels + channel) * bins.count,
-                             channels * bins.count, wide);
+                   widen_row(grad_pooled + ((first + r) * of.channels + channel) * bins.count, channels * bins.count,
+                             wide);
                    transpose(wide, bins.count, channels, bins.count, gradients, channels);
                    float* map = grad_maps + roi.image * of.stride[0] + channel;
                    over_pixels(roi, bins, [&](int64_t bin, int64_t y, int64_t x, float weight) {

@@ -27,8 +27,8 @@ Neighbours neighbours_of(float at, int64_t size) {
 // Further than a pixel outside there is nothing; up to there, the border.
 bool is_inside(float at, int64_t size) { return at >= -1.f && at <= static_cast<float>(size); }
 
-// The samples of a region along one axis. The order of the operations is mmcv's: whether a sample at the border is inside
-// depends on the last bit.
+// The samples of a region along one axis. The order of the operations is mmcv's: whether a sample at the border is
+// inside depends on the last bit.
 struct Samples {
   float start, step;
   int64_t count;  // of each bin
@@ -201,9 +201,7 @@ Best best_sample(const swin_roi_align& of, const Region& region, const T* plane,
     }
   }
   // All samples outside are 0, so the first of them stands for all.
-  const auto first_outside = [](const Samples::Range& in) {
-    return in.begin == in.end || in.begin > 0 ? 0 : in.end;
-  };
+  const auto first_outside = [](const Samples::Range& in) { return in.begin == in.end || in.begin > 0 ? 0 : in.end; };
   int64_t row = first_outside(rows), column = 0;
   if (row != 0) {
     const int64_t in_first_row = first_outside(columns);

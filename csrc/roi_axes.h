@@ -1,7 +1,8 @@
 // Where RoIAlign samples its maps: for each region and axis, the pixels that the samples of a bin weight.
 //
-// The mean of a grid of bilinear samples is separable: its weight of a pixel is the product of one along each axis. In a
-// bin neighbouring samples share pixels, whose weights are added up here: a bin of 3x3 samples reads 16 pixels, not 36.
+// The mean of a grid of bilinear samples is separable: its weight of a pixel is the product of one along each axis. In
+// a bin neighbouring samples share pixels, whose weights are added up here: a bin of 3x3 samples reads 16 pixels,
+// not 36.
 //
 // This part is compiled once, for every processor, and so is the maximum of samples, which few models take.
 #pragma once
@@ -13,15 +14,16 @@
 
 namespace swin {
 
-// Bin b weights pixels[e] by weights[e], for e from starts[b] to starts[b + 1] - 1. All lie among the `count` from `first`.
+// Bin b weights pixels[e] by weights[e], for e from starts[b] to starts[b + 1] - 1. All lie among the `count` from
+// `first`.
 struct RoiAxis {
   int64_t first, count;
   const int32_t *starts, *pixels;
   const float* weights;
 };
 
-// The same as a matrix, for products with rows of as many numbers as it has inputs: 16 outputs at once. Tile k of them is
-// of entries tiles[k] to tiles[k + 1] - 1: the number of an input, and 16 weights of it.
+// The same as a matrix, for products with rows of as many numbers as it has inputs: 16 outputs at once. Tile k of them
+// is of entries tiles[k] to tiles[k + 1] - 1: the number of an input, and 16 weights of it.
 struct RoiMatrix {
   static constexpr int64_t WIDTH = 16;
   int64_t outputs;

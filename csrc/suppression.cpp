@@ -39,8 +39,8 @@ struct Rule {
   float threshold, offset;
 };
 
-// Marks which of begin ... end - 1, at most STRIP, box i suppresses. Plain loops, which the compiler makes vectors of. Of a
-// number that is not finite no overlap is known, and none is above the threshold.
+// Marks which of begin ... end - 1, at most STRIP, box i suppresses. Plain loops, which the compiler makes vectors of.
+// Of a number that is not finite no overlap is known, and none is above the threshold.
 void suppress_strip(const Boxes& b, int64_t i, int64_t begin, int64_t end, const Rule& rule) {
   const float x1 = b.x1[i], y1 = b.y1[i], x2 = b.x2[i], y2 = b.y2[i], area = b.area[i];
   const int64_t count = end - begin;

@@ -189,35 +189,34 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
                                            int64_t channels, const float* weight, float eps, int32_t threads,
                                            float* grad_x, float* grad_weight, float* grad_bias);
 
-/* --- Detectors: RoIAlign and NMS ------------------------------------------------------------------------------------- */
+/* --- Detectors: RoIAlign and NMS ------------------------------------------------------------------------------- */
 
-/* RoIAlign, as mmcv computes it: bilinear samples of maps (B, C, H, W) in R regions, of each of which I x J bins become one
- * number each. A sample further than a pixel outside the map is 0. */
+/* RoIAlign, as mmcv computes it: bilinear samples of maps (B, C, H, W) in R regions, of each of which I x J bins become
+ * one number each. A sample further than a pixel outside the map is 0. */
 typedef struct swin_roi_align {
   int32_t dtype, threads; /* of the maps and of what is pooled; any instruction set takes both */
   int64_t batch, channels, height, width;
-  int64_t stride[4];   /* of the maps, in numbers, not negative: of image, channel, row, column. Of the last, or of the
-                          second, it is 1 */
-  int64_t regions;     /* R */
-  const float* boxes;  /* (R, 5): index of a map, x1, y1, x2, y2. One with a NaN has no samples */
+  int64_t stride[4];  /* of the maps, in numbers, not negative: of image, channel, row, column. Of the last, or of the
+                         second, it is 1 */
+  int64_t regions;    /* R */
+  const float* boxes; /* (R, 5): index of a map, x1, y1, x2, y2. One with a NaN has no samples */
   int64_t bins_height, bins_width; /* I, J: 1 to 4096 */
-  int64_t samples;     /* of a bin along each axis, to 1024; 0: as many as the bin is long in pixels, rounded up */
-  float scale;         /* of the boxes, to pixels of the maps */
-  int32_t aligned;     /* whether a pixel's centre lies at +0.5, and a region may be smaller than a pixel */
+  int64_t samples; /* of a bin along each axis, to 1024; 0: as many as the bin is long in pixels, rounded up */
+  float scale;     /* of the boxes, to pixels of the maps */
+  int32_t aligned; /* whether a pixel's centre lies at +0.5, and a region may be smaller than a pixel */
 } swin_roi_align;
 
-/* pooled: (R, C, I, J), the mean of each bin's samples. With argmax_y and argmax_x, as pooled, float32: their maximum, and
- * where its sample lies, -1 if there is none. */
+/* pooled: (R, C, I, J), the mean of each bin's samples. With argmax_y and argmax_x, as pooled, float32: their maximum,
+ * and where its sample lies, -1 if there is none. */
 SWIN_API int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled,
                                         float* argmax_y, float* argmax_x);
 /* Adds the gradient of the maps to grad_maps, float32, which has the strides. grad_pooled: of the dtype. */
 SWIN_API int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled,
                                          const float* argmax_y, const float* argmax_x, float* grad_maps);
 
-/* Greedy suppression of overlapping boxes (count, 4): x1, y1, x2, y2. In this `order` of their indices, from the best, each
- * is kept unless one kept before overlaps it by more than the threshold (intersection over union). offset: 1 if a box
- * has its last pixel, else 0.
- * kept: room for `count` indices; num_kept: how many there are. */
+/* Greedy suppression of overlapping boxes (count, 4): x1, y1, x2, y2. In this `order` of their indices, from the best,
+ * each is kept unless one kept before overlaps it by more than the threshold (intersection over union). offset: 1 if a
+ * box has its last pixel, else 0. kept: room for `count` indices; num_kept: how many there are. */
 SWIN_API int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
                           int32_t threads, int64_t* kept, int64_t* num_kept);
 
