@@ -14,8 +14,7 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// --- Numbers as they are stored: bfloat16 also where the processor has no products of it
-// -------------------------------
+// --- Numbers as they are stored: bfloat16 also where the processor has no products of it -----------------------------
 
 inline Vec load_stored(const float* from, int64_t count = LANES) { return load(from, count); }
 inline Vec load_stored(const bf16* from, int64_t count = LANES) {
@@ -45,8 +44,7 @@ inline bool all_finite(const float* x, int64_t count) {
   return sum == 0.f;
 }
 
-// --- A product with a region's matrix
-// ---------------------------------------------------------------------------------
+// --- A product with a region's matrix --------------------------------------------------------------------------------
 
 // to[m][output] = sum of from[m][input] weights[input][output], for M rows. A weight of 0 is multiplied as any other.
 constexpr int64_t ROWS = 7;  // at once: those of a box head, and half of those of a mask head
@@ -79,8 +77,7 @@ inline void multiply(const RoiMatrix& matrix, const float* from, int64_t from_st
   for (; m < rows; m++) multiply_rows<1>(matrix, from + m * from_stride, from_stride, to + m * to_stride, to_stride);
 }
 
-// --- Maps whose rows lie together
-// -------------------------------------------------------------------------------------
+// --- Maps whose rows lie together ------------------------------------------------------------------------------------
 
 constexpr int64_t PLANES = 4;  // of a task, so that they stay in the cache while region after region reads them
 
@@ -204,8 +201,7 @@ void backward_planes(const swin_roi_align& of, const T* grad_pooled, float* grad
                });
 }
 
-// --- Maps whose channels lie together
-// ---------------------------------------------------------------------------------
+// --- Maps whose channels lie together --------------------------------------------------------------------------------
 
 constexpr int64_t CHANNELS = 64;  // at once: 4 vectors of AVX-512
 

@@ -1,8 +1,8 @@
 // Where RoIAlign samples its maps: for each region and axis, the pixels that the samples of a bin weight.
 //
 // The mean of a grid of bilinear samples is separable: its weight of a pixel is the product of one along each axis. In
-// a bin neighbouring samples share pixels, whose weights are added up here: a bin of 3x3 samples reads 16 pixels,
-// not 36.
+// a bin neighbouring samples share pixels, whose weights are added up here: a bin of 3x3 samples reads 16 pixels, not
+// 36.
 //
 // This part is compiled once, for every processor, and so is the maximum of samples, which few models take.
 #pragma once
@@ -14,8 +14,7 @@
 
 namespace swin {
 
-// Bin b weights pixels[e] by weights[e], for e from starts[b] to starts[b + 1] - 1. All lie among the `count` from
-// `first`.
+// Bin b weights pixels[e] by weights[e], for e from starts[b] to starts[b + 1] - 1. All lie among `count` from `first`.
 struct RoiAxis {
   int64_t first, count;
   const int32_t *starts, *pixels;

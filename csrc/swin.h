@@ -189,7 +189,7 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
                                            int64_t channels, const float* weight, float eps, int32_t threads,
                                            float* grad_x, float* grad_weight, float* grad_bias);
 
-/* --- Detectors: RoIAlign and NMS ------------------------------------------------------------------------------- */
+/* --- Detectors: RoIAlign and NMS ---------------------------------------------------------------------------------- */
 
 /* RoIAlign, as mmcv computes it: bilinear samples of maps (B, C, H, W) in R regions, of each of which I x J bins become
  * one number each. A sample further than a pixel outside the map is 0. */
