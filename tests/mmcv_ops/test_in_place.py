@@ -102,7 +102,7 @@ def test_every_function_that_mmcv_asks_for_is_there():
 
 def test_a_torchvision_of_which_an_operator_is_not_even_declared(monkeypatch):
     """Beside a CPU torch its build for CUDA has the names of those alone that its import describes to torch."""
-    monkeypatch.setitem(providers.TORCHVISION, 'deform_conv2d', ('no_such_operator', ('cpu',)))
+    monkeypatch.setitem(providers.TORCHVISION, 'deform_conv2d', ('no_such_operator', ('cpu',), torch.neg))
     monkeypatch.setattr(providers, '_torchvision_loads', lambda: True)
     assert providers.who_computes('deform_conv2d', 'cpu') == 'torch'
 

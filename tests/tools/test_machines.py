@@ -76,7 +76,8 @@ number = os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['TORCHELASTIC_
 path = folder / '-'.join(number)
 path.with_suffix('.writing').write_text(str(os.getpid()))
 path.with_suffix('.writing').rename(path)
-while not (folder / 'end').exists():
+end = time.monotonic() + 300
+while not (folder / 'end').exists() and time.monotonic() < end:
     time.sleep(0.05)
 """
 
