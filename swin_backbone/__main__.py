@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+from .command_line import run
 from .info import print_info
 
 # What each file of tools/ is called here, and what it does.
@@ -48,7 +49,7 @@ def main() -> None:
         _run_tool(sys.argv[1], sys.argv[2:])
     else:
         parser().parse_args()
-        print_info()
+        run(print_info)
 
 
 def _program() -> str:
@@ -59,8 +60,6 @@ def _run_tool(name: str, arguments: Sequence[str]) -> None:
     folder = _tools()
     sys.argv = [f'{_program()} {name}', *arguments]
     sys.path.insert(0, str(folder))  # as Python does with the folder of a file that it runs
-    from .command_line import run
-
     spec = spec_from_file_location(TOOLS[name][0], folder / f'{TOOLS[name][0]}.py')
     assert spec is not None
     assert spec.loader is not None

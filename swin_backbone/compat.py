@@ -212,7 +212,10 @@ def print_no_debug_messages() -> None:
 
     So the toolboxes say on stdout which optional package they did not find.
     """
-    from mmengine import logging as mmengine_logging
+    try:
+        from mmengine import logging as mmengine_logging
+    except ImportError:  # `info` runs without it
+        return
 
     print_all = mmengine_logging.print_log
 

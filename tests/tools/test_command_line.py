@@ -48,6 +48,13 @@ def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
     assert (tmp_path / 'end').exists() == (body == LOGS)  # what logs goes on
 
 
+def test_nobody_reads_on_what_info_prints():
+    command = [sys.executable, '-m', 'swin_backbone', 'info']
+    program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program.stdout.close()
+    assert (program.stderr.read(), program.wait(60)) == ('', 141)
+
+
 def test_another_broken_pipe_is_an_error():
     result = subprocess.run(
         [sys.executable, '-c', PROGRAM.format(body=OTHER_PIPE)],
