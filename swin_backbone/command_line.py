@@ -8,11 +8,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn, Optional, Union
-
-from .compat import print_no_debug_messages
 
 BROKEN_PIPE = 128 + 13  # of SIGPIPE
 LARGEST_SIDE = 16384  # of a picture that is measured, in pixels
@@ -30,7 +28,10 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
 
     SIGTERM and SIGHUP end it with the status that a shell gives to what they end, and nothing half-written stays.
     """
-    print_no_debug_messages()
+    with suppress(ImportError):  # `info` runs without torch and mmengine
+        from .compat import print_no_debug_messages
+
+        print_no_debug_messages()
     _clean_up_on_signals()
     logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
     for stream in (sys.stdout, sys.stderr):

@@ -212,10 +212,7 @@ def print_no_debug_messages() -> None:
 
     So the toolboxes say on stdout which optional package they did not find.
     """
-    try:
-        from mmengine import logging as mmengine_logging
-    except ImportError:  # `info` runs without it
-        return
+    from mmengine import logging as mmengine_logging
 
     print_all = mmengine_logging.print_log
 
