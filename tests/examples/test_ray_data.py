@@ -44,6 +44,8 @@ def model(tmp_path_factory):
     from mmengine.config import Config
     from mmengine.registry import MODELS, init_default_scope
 
+    import swin_backbone  # noqa: F401  registers the backbone
+
     folder = tmp_path_factory.mktemp('ray')
     command = [sys.executable, 'tools/make_shapes_dataset.py', folder / 'shapes', '--train', '1', '--val', PICTURES]
     subprocess.run([*map(str, command), '--size', '64'], cwd=ROOT, check=True, capture_output=True)
