@@ -114,6 +114,15 @@ def check(command, monkeypatch):
         assert {word for word in arguments if '=' not in word} <= set(targets)
     elif program == 'bash' or (program == 'python' and arguments[0].startswith('tests/')):
         assert (ROOT / arguments[0]).is_file()
+    elif program == 'ray':
+        assert (ROOT / arguments[arguments.index('python') + 1]).is_file()
+    elif program == 'sbatch':
+        assert all((ROOT / word).is_file() for word in arguments if word.startswith('tools/'))
+        if '--wrap' in arguments:
+            wrapped = arguments[arguments.index('--wrap') + 1]
+            for variable, value in dict(SLURM_ARRAY_TASK_ID='0', SLURM_ARRAY_TASK_COUNT='4').items():
+                wrapped = wrapped.replace(f'${variable}', value)
+            check(shlex.split(wrapped), monkeypatch)
     elif program.endswith('pytest') or arguments[:2] == ['-m', 'pytest']:
         assert all((ROOT / word).exists() for word in arguments if word.startswith('tests'))
     elif program.endswith('pip') or arguments[:2] == ['-m', 'pip']:
