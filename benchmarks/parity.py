@@ -186,11 +186,11 @@ def iteration_out_of_band(compared: Sequence[Comparison], found: Comparison) -> 
 
 
 def as_table(compared: Sequence[Comparison]) -> str:
-    """In Markdown: a row for each comparison."""
+    """In Markdown: a row for each comparison, with the differences of losses from theirs."""
     rows = [
-        '| training | seed | difference in the 10th iteration | the largest | mean loss of the last quarter | |',
-        '|---|---|---|---|---|---|',
-        '| | | ours, controls | ours, controls | theirs, ours | |',
+        '| training | seed | 10th iteration: ours | controls | largest: ours | controls '
+        '| mean loss of the last quarter: theirs | ours | |',
+        f'|{"---|" * 9}',
     ]
     for found in compared:
         tenth = min(9, len(found.difference) - 1)
@@ -199,9 +199,9 @@ def as_table(compared: Sequence[Comparison]) -> str:
         left = iteration_out_of_band(compared, found)
         rows.append(
             f'| {found.title} | {found.seed} '
-            f'| {found.difference[tenth]:.1e}, {found.of_controls[tenth]:.1e} '
-            f'| {found.difference.max():.2g}, {found.of_controls.max():.2g} '
-            f'| {theirs:.4f}, {ours:.4f} | {f"leaves the band in iteration {left}" if left else "stays in the band"} |'
+            f'| {found.difference[tenth]:.1e} | {found.of_controls[tenth]:.1e} '
+            f'| {found.difference.max():.2g} | {found.of_controls.max():.2g} '
+            f'| {theirs:.3f} | {ours:.3f} | {f"leaves the band in iteration {left}" if left else "stays in the band"} |'
         )
     return '\n'.join(rows) + '\n'
 
