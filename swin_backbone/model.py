@@ -5,6 +5,7 @@ It imports mmdet or mmseg only when it is called.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -102,7 +103,7 @@ class Model:
         return self
 
     def test(self) -> dict[str, float]:
-        """The metrics of the config on its test data: tools/test.py.
+        """The metrics of the config on its test data, at the scale that was trained on: tools/test.py.
 
         Raises:
             ValueError: if there is no checkpoint, or something in it, the config or the data cannot work.
@@ -110,7 +111,7 @@ class Model:
         from .openmmlab import runtime
         from .openmmlab.config.paths import require_data
 
-        cfg = self._configured(None)
+        cfg = copy.deepcopy(self.cfg)
         runtime.set_checkpoint(cfg, self._require_checkpoint('test'))
         require_data(cfg, ('test',))
         metrics: dict[str, float] = runtime.run(runtime.build_runner(cfg, whole=True), 'test')

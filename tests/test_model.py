@@ -1,12 +1,15 @@
 """`load`, and what it gives: train, test, predict and export from Python; nothing heavy is imported before."""
 
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from helpers import ROOT, in_process, layouts
+from mmengine.registry import MODELS, init_default_scope
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -46,9 +49,25 @@ def test_from_a_name_to_predictions(tmp_path):
     assert more[1].drawn.shape == picture.shape
     again = load(RETINANET, model.checkpoint, backbone='swin-nano', data=root, work_dir=tmp_path / 'work2',
                  options={**SMALL, 'test_dataloader.dataset.pipeline.1.scale': (64, 64)})  # fmt: skip
-    assert 'coco/bbox_mAP' in again.test()
+    metrics = again.test()
+    assert 'coco/bbox_mAP' in metrics
+    assert model.test() == metrics  # on pictures of the size that was trained on
     boxes = [found.predict(picture)[0].sample.pred_instances.bboxes for found in (model, again)]
     assert (boxes[0] == boxes[1]).all()
+
+
+def test_export(tmp_path):
+    for package in ('onnx', 'onnxscript', 'onnxruntime'):
+        pytest.importorskip(package, reason=f'{package} is not installed: make install-deploy')
+    model = load(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py', work_dir=tmp_path / 'work')
+    with pytest.raises(ValueError, match='to export, a model needs a checkpoint'):
+        model.export(tmp_path / 'out')
+    init_default_scope('mmseg')
+    torch.save(dict(state_dict=MODELS.build(model.cfg.model).state_dict()), tmp_path / 'a.pth')
+    model.checkpoint = str(tmp_path / 'a.pth')
+    deploy = model.export(tmp_path / 'out', part='backbone', shape=(64, 64))
+    assert deploy == json.loads((tmp_path / 'out' / 'deploy.json').read_text())
+    assert (tmp_path / 'out' / deploy['file']).is_file()
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
