@@ -164,6 +164,27 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def load_config(args: argparse.Namespace, **more: Any) -> Any:
+    """The config that a command line says: CONFIG, and what `add_common_arguments` or `add_config_arguments`, and
+    `add_data_arguments`, where the tool has them, do to it.
+
+    Args:
+        more: for `runtime.load_config`.
+    """
+    from swin_backbone.openmmlab import runtime
+
+    given: dict[str, Any] = {name: getattr(args, name, None) for name in ('work_dir', 'at', 'data', 'annotations')}
+    return runtime.load_config(
+        args.config,
+        cfg_options=args.cfg_options,
+        launcher=getattr(args, 'launcher', 'none'),
+        backbone=args.backbone,
+        recipe=args.recipe,
+        **given,
+        **more,
+    )
+
+
 def add_training_settings(parser: argparse.ArgumentParser) -> None:
     """What of a training takes one number each, whatever in the config hangs together with it."""
     parser.add_argument(

@@ -34,3 +34,8 @@ def require_device(device: str) -> None:
         raise ValueError(
             f'device must be one that torch has here, as cpu or cuda:0, got {device!r}: {reason}'
         ) from error
+
+
+def default_device() -> str:
+    """Where a model predicts if nothing else is said: the first CUDA device, else the CPU."""
+    return 'cuda:0' if torch.cuda.is_available() else 'cpu'

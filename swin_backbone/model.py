@@ -130,10 +130,11 @@ class Model:
             ValueError: if there is no checkpoint, or no such picture.
             OSError: if a picture cannot be read.
         """
+        from .devices import default_device
         from .openmmlab.inference.predict import Predictor
 
         if self._predictor is None:
-            device = self._device or _default_device()
+            device = self._device or default_device()
             self._predictor = Predictor(self.cfg, self._require_checkpoint('predict'), device)
         predictions = []
         for path, frame in _frames(pictures):
@@ -207,12 +208,6 @@ def load(
     if checkpoint is not None and '://' not in str(checkpoint) and not Path(checkpoint).is_file():
         raise ValueError(f'checkpoint takes a file or an address, got {str(checkpoint)!r}, which is no file')
     return Model(arguments, None if checkpoint is None else str(checkpoint), device)
-
-
-def _default_device() -> str:
-    import torch
-
-    return 'cuda:0' if torch.cuda.is_available() else 'cpu'
 
 
 def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:

@@ -23,6 +23,7 @@ from swin_backbone.command_line import (
     add_data_arguments,
     add_overwrite,
     add_skip_unreadable,
+    load_config,
     number,
     positive,
     run,
@@ -78,17 +79,7 @@ def draw(visualizer: Visualizer, item: dict[str, Any], name: str, show: bool, se
 def main() -> int:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(
-            args.config,
-            None,
-            args.cfg_options,
-            'none',
-            args.backbone,
-            args.recipe,
-            at=args.at,
-            data=args.data,
-            annotations=args.annotations,
-        )
+        cfg = load_config(args)
         if cfg.get('default_scope') not in VISUALIZERS_OF:
             known = ' or '.join(VISUALIZERS_OF)
             raise ValueError(f'the config must be one of {known}, got default_scope={cfg.get("default_scope")!r}')

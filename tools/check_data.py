@@ -14,12 +14,12 @@ from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_config_arguments,
     add_data_arguments,
+    load_config,
     number,
     positive,
     run,
     stop_on_user_errors,
 )
-from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.data.check_data import check_data, print_reports
 
 
@@ -48,17 +48,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(
-            args.config,
-            None,
-            args.cfg_options,
-            'none',
-            args.backbone,
-            args.recipe,
-            at=args.at,
-            data=args.data,
-            annotations=args.annotations,
-        )
+        cfg = load_config(args)
         reports = check_data(cfg, max_files=args.max_files, seconds=args.seconds)
     print_reports(reports, Console())
     return 1 if any(report.errors for report in reports) else 0

@@ -18,12 +18,12 @@ from swin_backbone.command_line import (
     add_checkpoint_arguments,
     add_config_arguments,
     add_overwrite,
+    load_config,
     positive,
     run,
     stop_on_user_errors,
 )
 from swin_backbone.export.export import export
-from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.data import media
 
 
@@ -56,9 +56,7 @@ def main() -> None:
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         found = [one for one in media.find_media(args.pictures) if not one.is_video] if args.pictures else []
         pictures = [frame.pixels for one in found for frame in media.read_frames(one)]
-        cfg = runtime.load_config(
-            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
-        )
+        cfg = load_config(args, with_data=False)
         manifest = export(
             cfg,
             args.checkpoint,

@@ -14,12 +14,12 @@ from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_config_arguments,
     add_overwrite,
+    load_config,
     positive,
     run,
     stop_on_user_errors,
 )
 from swin_backbone.cost.report import print_report, report
-from swin_backbone.openmmlab import runtime
 from swin_backbone.outputs import claim
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
-        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, at=args.at)
+        cfg = load_config(args)
         data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only, args.memory)
     print_report(data, Console())
     if outputs:

@@ -46,7 +46,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Optional
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -63,6 +62,7 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     whole,
 )
+from swin_backbone.devices import default_device
 from swin_backbone.export.predictor import ExportedPredictor, is_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder
@@ -163,8 +163,7 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     cfg = runtime.load_config(
         config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
     )
-    device = args.device or ('cuda:0' if torch.cuda.is_available() else 'cpu')
-    return Predictor(cfg, checkpoint, device, args.unsafe_load, args.allow_missing)
+    return Predictor(cfg, checkpoint, args.device or default_device(), args.unsafe_load, args.allow_missing)
 
 
 def reduced(frame: media.Frame) -> str:

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from mmengine.fileio import dump
 
-from swin_backbone.command_line import BUILD_ERRORS, add_config_arguments, add_overwrite, run, stop_on_user_errors
-from swin_backbone.openmmlab import runtime
+from swin_backbone.command_line import (
+    BUILD_ERRORS,
+    add_config_arguments,
+    add_overwrite,
+    load_config,
+    run,
+    stop_on_user_errors,
+)
 from swin_backbone.openmmlab.config.files import SUFFIXES
 from swin_backbone.outputs import claim
 
@@ -33,9 +39,7 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.traceback), contextlib.redirect_stdout(sys.stderr):
         outputs = claim(args.save_path, [args.config], args.overwrite) if args.save_path else None
-        cfg = runtime.load_config(
-            args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
-        )
+        cfg = load_config(args, with_data=False)
         for key in ('launcher', 'work_dir'):  # of a run, not of the config
             cfg.pop(key)
         text = cfg.pretty_text

@@ -18,6 +18,7 @@ from swin_backbone.command_line import (
     add_data_arguments,
     add_overwrite,
     add_skip_unreadable,
+    load_config,
     number,
     positive,
     run,
@@ -67,17 +68,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
     """The metrics. What is written beside them gets its place when `places` are closed."""
     hooks = []
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-        cfg = runtime.load_config(
-            args.config,
-            args.work_dir,
-            args.cfg_options,
-            args.launcher,
-            args.backbone,
-            args.recipe,
-            at=args.at,
-            data=args.data,
-            annotations=args.annotations,
-        )
+        cfg = load_config(args)
         if is_exported(args.checkpoint):
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:

@@ -16,6 +16,7 @@ from swin_backbone.command_line import (
     add_data_arguments,
     add_skip_unreadable,
     add_training_settings,
+    load_config,
     run,
     stop_on_user_errors,
     training_settings,
@@ -56,18 +57,7 @@ def main() -> None:
     args = parse_args()
     with ExitStack() as until_it_ends, stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
         with stop_on_user_errors(BUILD_ERRORS, args.traceback):
-            cfg = runtime.load_config(
-                args.config,
-                args.work_dir,
-                args.cfg_options,
-                args.launcher,
-                args.backbone,
-                args.recipe,
-                at=args.at,
-                data=args.data,
-                annotations=args.annotations,
-                settings=training_settings(args),
-            )
+            cfg = load_config(args, settings=training_settings(args))
             if args.amp:
                 runtime.enable_amp(cfg)
             if args.auto_scale_lr:
