@@ -38,9 +38,9 @@ except ImportError as error:
         ) from error
 else:
     with suppress(*[ImportError] if _is_for_info() else []):
+        from .api import Model, load
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
         from .checkpoints import convert_checkpoint, load_checkpoint
-        from .model import Model, load
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes, use_torchvision
         from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor

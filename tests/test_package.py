@@ -77,7 +77,7 @@ TABLE = ROOT / 'CONTRIBUTING.md'
 ARROW = re.compile(r'^\| `(\w+)/?` \| (.+?) \| (.+?) \|$', re.MULTILINE)
 DECIDERS = 'is_compiling', 'is_tracing', 'is_available('
 # What asks which devices there are, and does not compute.
-ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'model.py', 'openmmlab', 'pictures', 'cost', 'export'}
+ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'pictures', 'cost', 'export'}
 
 
 def arrows():

@@ -21,9 +21,9 @@ from .config.check import check_config, check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
 from .config.training_settings import Settings, apply_settings, fit_schedule
-from .data.find_data import find_data
 from .data.guard import count_pictures, guard_runner
-from .data.own_data import fill_own_data
+from .data.own.fill import fill_own_data
+from .data.own.find import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
 from .optim.amp import CpuAmpOptimWrapper

@@ -10,7 +10,7 @@ from helpers.any_config import CONFIGS, metrics_after_an_epoch
 
 # What a layout is, and which it says: boxes, masks of objects, labels of pixels.
 HOLDS = dict(coco=('boxes', 'masks', 'labels'), yolo=('boxes',), voc=('boxes',), labels=('labels',))
-FAST = {('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels')}  # test_model.py has a detector
+FAST = {('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels')}  # test_api.py has a detector
 WITH_MASKS = ('mask_rcnn', 'htc', 'mask2former')
 
 

@@ -28,7 +28,7 @@ from ...windows.grid import Size
 from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
-from ..data.own_data import set_num_classes
+from ..data.own.fill import set_num_classes
 from ..resume.fields import dataset_meta_of
 
 # COCO's 80 classes have the ids 1 to 90 without these.

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ..errors import DataError
-from .media import picture_size
+from ...errors import DataError
+from ..media import picture_size
 
 BEYOND = 0.01  # of a side: how far a box of YOLO may go beyond its picture, by rounding; it is cut there
 

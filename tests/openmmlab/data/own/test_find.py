@@ -19,9 +19,9 @@ import mmseg.datasets  # noqa: F401 - registers BaseSegDataset
 
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.data.annotations import check_annotations
-from swin_backbone.openmmlab.data.files import split_by_chance
-from swin_backbone.openmmlab.data.find_data import find_data
-from swin_backbone.openmmlab.data.own_data import fill_own_data, set_num_classes
+from swin_backbone.openmmlab.data.own.files import split_by_chance
+from swin_backbone.openmmlab.data.own.fill import fill_own_data, set_num_classes
+from swin_backbone.openmmlab.data.own.find import find_data
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'

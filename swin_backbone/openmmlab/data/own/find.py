@@ -11,13 +11,13 @@ from typing import Optional, Union
 from filelock import FileLock
 from mmengine.config import Config
 
-from ...outputs import Outputs
-from ..errors import DataError
-from .annotations import uses_masks
+from ....outputs import Outputs
+from ...errors import DataError
+from ..annotations import uses_masks
+from .boxes import find_coco, find_voc, find_yolo
 from .files import files_below
-from .find_boxes import find_coco, find_voc, find_yolo
-from .find_labels import find_areas, find_labels
 from .label_files import pairs_of
+from .labels import find_areas, find_labels
 from .place import Found, Place, folders_of, has_pictures, kinds_of
 
 LOOKED_FOR = (

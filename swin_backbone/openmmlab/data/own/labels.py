@@ -7,13 +7,13 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
-from .annotations import mask_fault
-from .check_labels import LabelRule, read_label
+from ...errors import DataError
+from ..annotations import mask_fault
+from ..check_labels import LabelRule, read_label
+from ..media import encode_picture, picture_size
+from .boxes import category_names, find_coco, find_yolo, read_json
 from .files import class_names, folder_split, split_by_chance, train_and_val
-from .find_boxes import category_names, find_coco, find_yolo, read_json
 from .label_files import LABELS, Classes, Pair, classes_of, is_binary, pairs_of, prefixes_of, read_labels
-from .media import encode_picture, picture_size
 from .place import SPLIT_SAID, Found, Place, line_of, names_shown
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...outputs import Outputs
+from ....outputs import Outputs
 from .files import files_below
 from .label_files import pictures_in
 
@@ -16,7 +16,7 @@ class Found(NamedTuple):
     """What was found.
 
     Args:
-        own_data: as a config has it; see own_data.py.
+        own_data: as a config has it; see fill.py.
         lines: what to tell the user.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional, TypeVar, Union
 
-from ..errors import DataError
+from ...errors import DataError
 
 MAX_FILES = 2_000_000
 SPLITS = {

@@ -1,7 +1,7 @@
 """Point any config of mmdet or mmseg at the user's own pictures.
 
 A config that has `own_data` says where pictures and annotations are, once; data sets, evaluators and numbers of classes
-follow from it. `--data` writes it (find_data.py), or the user does, in a config or by --cfg-options:
+follow from it. `--data` writes it (find.py), or the user does, in a config or by --cfg-options:
 
     own_data = dict(
         root='data/own',
@@ -24,10 +24,10 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
-from ...pictures.colours import distinct_colours
-from ..config.paths import metrics_in
-from ..errors import ConfigError, DataError
-from .annotations import check_annotations, uses_masks
+from ....pictures.colours import distinct_colours
+from ...config.paths import metrics_in
+from ...errors import ConfigError, DataError
+from ..annotations import check_annotations, uses_masks
 
 KEPT = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
 SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # of pictures without labels beside, or of videos

@@ -9,10 +9,10 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from ..errors import DataError
-from .check_labels import LabelRule, read_label
+from ...errors import DataError
+from ..check_labels import LabelRule, read_label
+from ..media import PICTURES, picture_size
 from .files import SPLITS, folder_split, words_of
-from .media import PICTURES, picture_size
 
 LABELS = ('.png', '.tif', '.tiff', '.bmp')
 # Words of folders, and ends of names, that are those of labels, and what the ends of their pictures' names may be.

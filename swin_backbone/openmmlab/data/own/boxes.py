@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 import yaml
 
-from ..config.files import PlainLoader
-from ..errors import DataError
-from .annotations import check_annotations
+from ...config.files import PlainLoader
+from ...errors import DataError
+from ..annotations import check_annotations
 from .files import class_names, folder_split, require_distinct, split_by_chance, split_of, train_and_val
 from .place import SPLIT_SAID, Found, Place, folders_of, line_of, names_shown
 from .to_coco import Annotated, coco_of, is_voc, is_yolo, read_voc, read_yolo, voc_classes, yolo_classes
