@@ -14,9 +14,8 @@ from mmengine.registry import MODELS, init_default_scope
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from swin_backbone.api import _frames
-
 from swin_backbone import load, swap_backbone
+from swin_backbone.api import _frames
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 SMALL = {
