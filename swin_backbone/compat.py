@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
 from threading import Lock
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch import nn
+
+Function = TypeVar('Function', bound=Callable[..., Any])
 
 # --- torch ------------------------------------------------------------------------------------------------------------
 
@@ -47,6 +49,16 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 # Whether `torch.export` is at work. Without torch's function: as if it were torch.compile.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', bool)
+
+
+def constant_when_compiled(function: Function) -> Function:
+    """Let torch.compile call a function while it compiles, and keep what it returned.
+
+    `torch.compiler.assume_constant_result` sets the same mark, and imports torch's compiler for it: a second of every
+    command's start. Without torch's mark: torch.compile traces the function.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def symbolic_views() -> AbstractContextManager[Any]:

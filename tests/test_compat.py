@@ -1,10 +1,11 @@
-"""What is private in mmengine: it is there in this release, and where it is not nothing else breaks."""
+"""What is private in torch and mmengine: it is there in this release, and where it is not nothing else breaks."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 from helpers import ROOT
 from mmengine.config import Config, utils
 from mmengine.runner import CheckpointLoader
@@ -20,6 +21,21 @@ def test_what_is_used_is_there():
     assert hasattr(Config, compat.CONFIG_PATHS)
     assert hasattr(utils, compat.DISTRIBUTIONS)
     assert hasattr(CheckpointLoader, compat.SCHEMES)
+
+
+def test_a_function_is_marked_as_torch_marks_it():
+    def marked_by(decorator):
+        def function():
+            pass
+
+        return vars(decorator(function))
+
+    assert marked_by(compat.constant_when_compiled) == marked_by(torch.compiler.assume_constant_result) != {}
+
+
+def test_importing_the_package_leaves_torchs_compiler_alone():
+    code = "import sys, swin_backbone; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import NamedTuple, Union
 import torch
 from torch import Tensor, nn
 
+from ..compat import constant_when_compiled
 from ..windows.grid import Size
 from .eager import Eager
 from .functions.autocast import autocast_dtype
@@ -106,7 +107,7 @@ def is_exact_gelu(activation: object) -> bool:
     return type(activation) is nn.GELU and activation.approximate == 'none'
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _warn_once(message: str) -> None:
     _warned(message)
 

@@ -5,6 +5,8 @@ from typing import Optional
 
 import torch
 
+from ...compat import constant_when_compiled
+
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     """The dtype automatic mixed precision computes linear layers in; None where it is off, or the device has none."""
@@ -13,7 +15,7 @@ def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
     return None
 
 
-@torch.compiler.assume_constant_result  # which torch.compile of torch 2.11 cannot trace
+@constant_when_compiled  # which torch.compile of torch 2.11 cannot trace
 def _has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...compat import constant_when_compiled
 from ...windows.grid import Geometry, Size
 from ..functions import block
 from ..functions.block import BLOCKS, LINEAR, in_dtype, linear
@@ -143,7 +144,7 @@ class TritonWindows:
         return x_TC.view(-1, self.tokens_per_image, x_TC.shape[-1])
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def fusions() -> tuple[str, ...]:
     """The fusions that SWIN_BACKBONE_FUSE asks for.
 

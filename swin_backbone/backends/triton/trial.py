@@ -5,6 +5,7 @@ from typing import Optional
 
 import torch
 
+from ...compat import constant_when_compiled
 from ...windows.grid import Size
 from ..protocol import Request
 
@@ -34,7 +35,7 @@ def why_unfit(request: Request) -> Optional[str]:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def why_unusable(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
     """Why the kernels must not be used here; None: they were tried once and agreed with the reference."""
     allow_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
