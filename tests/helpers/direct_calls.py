@@ -13,7 +13,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from swin_backbone.backends.native.library import why_not_in
+from swin_backbone.backends.native import why_not_in
 
 OPS = torch.ops.swin_backbone
 DTYPES = (torch.float32, torch.bfloat16)

@@ -4,7 +4,6 @@ Layout: B batch, H W height and width of a map, C channels.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Optional
 
 import torch
@@ -19,8 +18,9 @@ from ..functions.block import BLOCKS
 from ..functions.patches import neighbours_first, neighbours_in_order, neighbours_last
 from ..protocol import BlockSettings, BlockWeights, EmbeddingWeights, MergingWeights, Plan, Request, Windows
 from ..weight_cache import WeightCache
+from . import operators
+from .availability import why_not_in
 from .gradients import Operator
-from .library import why_not_in
 
 LARGEST_WINDOW = 16
 HEAD_DIMS = range(8, 65, 8)
@@ -191,14 +191,7 @@ class Native:
 
 def _operators() -> Any:
     """The operators, or the functions that they are registered from: they can be called in less time."""
-    return torch.ops.swin_backbone if operators_are_watched() else _functions()
-
-
-@lru_cache(maxsize=1)
-def _functions() -> Any:
-    from . import operators  # which needs the library
-
-    return operators
+    return torch.ops.swin_backbone if operators_are_watched() else operators
 
 
 def _dtype(plan: Plan) -> torch.dtype:

@@ -7,7 +7,6 @@ field by field; the docstrings are there.
 import ctypes
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -156,43 +155,6 @@ class Library:
         return reason and reason.decode()
 
 
-@lru_cache(maxsize=len(DTYPES) + 1)
-def why_not_in(dtype: torch.dtype) -> Optional[str]:
-    """Why the operators do not compute in `dtype`, in one sentence; None: they do. The answer is cached."""
-    if dtype not in DTYPES:
-        return f'The compiled operators compute in float32 and bfloat16, not {dtype}.'
-    library, reason = load()
-    if library is None:
-        return reason
-    if library.why_not(dtype):
-        return 'The compiled operators need AVX-512 with bf16 to compute in bfloat16.'
-    if library.isa == 'amx' and not multiplies(dtype):
-        return f'AMX multiplies wrongly here: please report it. {ISA}=avx512_bf16 takes other instructions.'
-    return None
-
-
-def multiplies(dtype: torch.dtype) -> bool:
-    """Whether the library's products are torch's, in a trial that takes a millisecond.
-
-    What is written for AMX runs in the tests by emulation, on processors that have none.
-    """
-    with ThreadPoolExecutor(1) as thread:  # which has none of the modes of this one: fake tensors, autocast, a device
-        return thread.submit(_multiplies, dtype).result()
-
-
-def _multiplies(dtype: torch.dtype) -> bool:
-    from . import operators
-
-    of_float32: dict[str, Any] = dict(dtype=torch.float32, device='cpu')
-    image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **of_float32).sin().view(2, 4, 48, 32)
-    weight_OCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
-    packed = operators.pack_linear(weight_OCHW, dtype, 1)
-    found = operators.embed(image_BCHW, packed, None, None, None, None, (16, 16)).permute(0, 3, 1, 2)
-    expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_OCHW.double(), stride=16)
-    error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    return bool(error < (1e-5 if dtype is torch.float32 else 2e-2))
-
-
 @lru_cache(maxsize=1)
 def load() -> tuple[Optional[Library], Optional[str]]:
     """Load the library with the best instruction set that the processor and the environment's variables allow.
@@ -216,8 +178,6 @@ def load() -> tuple[Optional[Library], Optional[str]]:
         library.use_isa(_wanted_isa())
     except ValueError as error:
         return None, f'The compiled operators do not run: {error}.'
-    from . import operators  # noqa: F401  registers them for torch
-
     return library, None
 
 

@@ -1,7 +1,7 @@
 """What torch sees of the compiled library: the operators `torch.ops.swin_backbone.*`.
 
 Each checks that its tensors are what the library takes them for, with all of their memory: it gets addresses and sizes
-(csrc/swin.h), and checks these. `library.py` imports this module when the library is there.
+(csrc/swin.h), and checks these. Where the library is not there, they raise why.
 
 Layout: B batch, H W height and width of a map, C channels.
 """

@@ -13,13 +13,14 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import swin_backbone.backends.native
-from swin_backbone.backends.native import library, operators
+from swin_backbone.backends.native import availability, library, operators
 from swin_backbone.backends.native.library import NAME, load
 
 TESTS = str(Path(__file__).parents[2])
 CODE = """
 import torch
-from swin_backbone.backends.native.library import load, why_not_in
+from swin_backbone.backends.native import why_not_in
+from swin_backbone.backends.native.library import load
 print(load()[0] and load()[0].isa, '|', why_not_in(torch.float32), '|', why_not_in(torch.bfloat16))
 """
 BLOCK = """
@@ -133,9 +134,9 @@ def test_products_that_are_wrong_on_amx_are_not_used(monkeypatch, dtype):
     if found is None or found.why_not(dtype):
         pytest.skip(reason or 'there are no products of this dtype')
     with FakeTensorMode(), torch.device('meta'):
-        assert library.multiplies(dtype)
+        assert availability.multiplies(dtype)
     monkeypatch.setattr(library.Library, 'isa', 'amx')
-    ask = library.why_not_in.__wrapped__
+    ask = availability.why_not_in.__wrapped__
     assert ask(dtype) is None
     embed = operators.embed
     monkeypatch.setattr(operators, 'embed', lambda *arguments: embed(*arguments).flip(-1))
