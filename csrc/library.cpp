@@ -671,8 +671,8 @@ int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* gra
     const bool maximum = argmax_y || argmax_x;
     if (maximum) arrays.read("argmax_y", argmax_y, numbers), arrays.read("argmax_x", argmax_x, numbers);
     arrays.check_overlaps();
-    check_apart(of);
     if (!numbers) return;
+    check_apart(of);
     if (maximum)
       roi_align_max_backward(of, grad_pooled, argmax_y, argmax_x, grad_maps);
     else

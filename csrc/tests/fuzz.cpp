@@ -426,6 +426,102 @@ void fuzz_output_norm(bool backward) {
                                         grad_bias));
 }
 
+// Regions of maps (batch, ...), or boxes if there is no batch: most as they should be, in any place.
+void fill_boxes(Call& call, float* boxes, int64_t count, int64_t batch) {
+  const int64_t numbers = batch ? 5 : 4;
+  const auto one = [] { return chance(0.02) ? one_of({NAN, 0.f, 1e9f, -1e9f, 1e-30f}) : draw(-80, 300) / 8.f; };
+  for (int64_t i = 0; boxes && i < count; i++) {
+    float* box = boxes + numbers * i;
+    if (batch) *box++ = static_cast<float>(draw(0, batch - 1));
+    for (int axis = 0; axis < 2; axis++) {
+      const float a = one(), b = one();
+      box[axis] = b < a ? b : a, box[axis + 2] = b < a ? a : b;
+    }
+  }
+  if (boxes && count > 0 && chance(0.2)) boxes[draw(0, numbers * count - 1)] = any_float(), call.changed = true;
+}
+
+void fuzz_roi_align(bool backward) {
+  ProjectionCall call(backward ? "swin_roi_align_backward" : "swin_roi_align_forward");
+  swin_roi_align of{};
+  of.dtype = static_cast<int32_t>(draw(0, 1)), of.threads = static_cast<int32_t>(draw(1, 3));
+  of.batch = draw(1, 3), of.channels = chance(0.2) ? draw(60, 70) : draw(0, 9);
+  of.height = draw(1, 20), of.width = draw(1, 20), of.regions = draw(0, 9);
+  of.bins_height = draw(1, 9), of.bins_width = draw(1, chance(0.2) ? 40 : 9), of.samples = draw(0, 3);
+  of.scale = one_of({1.f, 0.25f, 0.03125f}), of.aligned = chance(0.5);
+  if (chance(0.05)) of.scale = any_float(), call.changed = true;
+  const int64_t rows[] = {of.channels * of.height * of.width, of.height * of.width, of.width, 1};
+  const int64_t pixels[] = {of.channels * of.height * of.width, 1, of.width * of.channels, of.channels};
+  std::memcpy(of.stride, chance(0.5) ? rows : pixels, sizeof rows);
+  if (chance(0.1)) std::swap(of.stride[draw(0, 3)], of.stride[draw(0, 3)]), call.changed = true;
+  if (chance(0.1)) of.stride[draw(0, 3)] = draw(0, 9), call.changed = true;
+  change(call, &of.dtype, &of.threads, &of.batch, &of.channels, &of.height, &of.width, &of.regions, &of.bins_height,
+         &of.bins_width, &of.samples, &of.stride[0], &of.stride[1], &of.stride[2], &of.stride[3]);
+  const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
+  int64_t extent = 1;
+  for (int i = 0; i < 4; i++)
+    extent += std::clamp<int64_t>(product({of.stride[i], sizes[i] > 1 ? sizes[i] - 1 : 0}), 0, int64_t{1} << 60);
+  if (!of.batch || !of.channels) extent = 0;
+  const int64_t pooled = product({of.regions, of.channels, of.bins_height, of.bins_width}), size = bytes_of(of.dtype);
+  float* boxes = nullptr;
+  call.field(boxes, "boxes", product({of.regions, 5}));
+  fill_boxes(call, boxes, of.regions, std::max<int64_t>(of.batch, 1));
+  if (!of.batch) call.changed = true;
+  const bool maximum = chance(0.3);
+  if (!backward) {
+    const void* maps = nullptr;
+    void* to = nullptr;
+    float *argmax_y = nullptr, *argmax_x = nullptr;
+    call.field(maps, "maps", extent, size);
+    call.field(to, "pooled", pooled, size, true);
+    if (maximum) {
+      call.field(argmax_y, "argmax_y", pooled, 4, true);
+      call.field(argmax_x, "argmax_x", pooled, 4, true);
+    }
+    call.corrupt(call.all);
+    if (maximum && !argmax_y && !argmax_x) call.wrong = false, call.changed = true;  // then the mean is wanted
+    of.boxes = boxes;
+    return judge(call, swin_roi_align_forward(&of, maps, to, argmax_y, argmax_x));
+  }
+  const void* grad = nullptr;
+  float *argmax_y = nullptr, *argmax_x = nullptr, *grad_maps = nullptr;
+  call.field(grad, "grad_pooled", pooled, size);
+  call.field(grad_maps, "grad_maps", extent, 4, true);
+  if (maximum) {
+    call.field(argmax_y, "argmax_y", pooled);
+    call.field(argmax_x, "argmax_x", pooled);
+    for (float* argmax : {argmax_y, argmax_x})
+      for (int64_t i = 0; argmax && i < pooled; i++) argmax[i] = chance(0.05) ? any_float() : draw(-20, 180) / 8.f;
+  }
+  call.corrupt(call.all);
+  if (maximum && !argmax_y && !argmax_x) call.wrong = false, call.changed = true;
+  of.boxes = boxes;
+  judge(call, swin_roi_align_backward(&of, grad, argmax_y, argmax_x, grad_maps));
+}
+
+void fuzz_nms() {
+  ProjectionCall call("swin_nms");
+  int32_t threads = static_cast<int32_t>(draw(1, 3));
+  int64_t count = chance(0.2) ? draw(0, 900) : draw(0, 20);
+  if (chance(0.3)) change(call, &threads, &count);
+  const float threshold = chance(0.9) ? 0.1f * draw(0, 10) : any_float(), offset = chance(0.9) ? draw(0, 1) : any_float();
+  float* boxes = nullptr;
+  int64_t *order = nullptr, *kept = nullptr, *num_kept = nullptr;
+  call.field(boxes, "boxes", product({count, 4}));
+  call.field(order, "order", count, 8);
+  call.field(kept, "kept", count, 8, true);
+  call.field(num_kept, "num_kept", 1, 8, true);
+  fill_boxes(call, boxes, count, 0);
+  for (int64_t i = 0; order && i < count; i++) order[i] = i;
+  if (order) std::shuffle(order, order + std::max<int64_t>(count, 0), source);
+  if (order && count > 0 && chance(0.2)) order[draw(0, count - 1)] = any_number(), call.changed = true;
+  const bool was_right = !call.changed && !call.wrong;
+  call.corrupt(call.all);
+  judge(call, swin_nms(boxes, order, count, threshold, offset, threads, kept, num_kept));
+  if (was_right && !call.changed && (*num_kept < 0 || *num_kept > count || (count > 0 && kept[0] != order[0])))
+    stop(call.name, "the best box is kept, and no more than there are", SWIN_OK);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -439,7 +535,7 @@ int main(int count, char** arguments) {
     calls = results = errors = 0;
     for (int64_t i = 0; i < times; i++) {
       const bool backward = chance(0.5);
-      const int64_t which = draw(0, 9);
+      const int64_t which = draw(0, 13);
       if (which < 4)
         fuzz_block(backward);
       else if (which < 6)
@@ -448,8 +544,12 @@ int main(int count, char** arguments) {
         fuzz_merge(backward);
       else if (which == 8)
         fuzz_output_norm(backward);
-      else
+      else if (which == 9)
         backward ? fuzz_weights() : fuzz_checksum();
+      else if (which < 13)
+        fuzz_roi_align(backward);
+      else
+        fuzz_nms();
     }
     std::printf("%s: %d calls, %d results, %d errors\n", isa.c_str(), calls, results, errors);
     if (results < calls / 5 || errors < calls / 5) return 1;

@@ -214,3 +214,94 @@ Numbers<X> plain_output_norm(int64_t batch, int64_t area, int64_t C, double eps,
   }
   return y;
 }
+
+// --- Detectors -------------------------------------------------------------------------------------------------------
+
+// Between two pixels of one axis; a sample further than a pixel outside is nowhere.
+struct Between {
+  bool inside;
+  int64_t low, high;
+  double share;  // of the high one
+};
+inline Between between(double at, int64_t size) {
+  const double clamped = std::min(std::max(at, 0.0), static_cast<double>(size - 1));
+  const auto low = static_cast<int64_t>(clamped);
+  return {at >= -1 && at <= static_cast<double>(size), low, std::min(low + 1, size - 1), clamped - low};
+}
+
+// The samples of each bin along one axis of a region.
+inline Numbers<Numbers<double>> sample_places(double from, double to, const swin_roi_align& of, int64_t bins) {
+  const double offset = of.aligned ? 0.5 : 0, start = from * of.scale - offset;
+  double length = to * of.scale - offset - start;
+  if (!of.aligned) length = std::max(length, 1.0);
+  const double step = length / static_cast<double>(bins);
+  Numbers<Numbers<double>> places(bins);
+  if (!std::isfinite(start) || !std::isfinite(step)) return places;
+  const int64_t count = of.samples ? of.samples : static_cast<int64_t>(std::ceil(step));
+  for (int64_t bin = 0; bin < bins; bin++)
+    for (int64_t i = 0; i < count; i++)
+      places[bin].push_back(start + step * (static_cast<double>(bin) + (static_cast<double>(i) + 0.5) / count));
+  return places;
+}
+
+template <class X>
+struct Pooled {
+  Numbers<X> mean, maximum;
+  Numbers<double> argmax_y, argmax_x;
+};
+
+// maps: (B, C, H, W) without gaps, whatever the strides of `of`.
+template <class X>
+Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
+  Pooled<X> pooled;
+  for (int64_t r = 0; r < of.regions; r++) {
+    const float* box = of.boxes + 5 * r;
+    const auto down = sample_places(box[2], box[4], of, of.bins_height);
+    const auto across = sample_places(box[1], box[3], of, of.bins_width);
+    for (int64_t c = 0; c < of.channels; c++) {
+      const X* plane = maps.data() + (static_cast<int64_t>(box[0]) * of.channels + c) * of.height * of.width;
+      for (const auto& rows : down)
+        for (const auto& columns : across) {
+          X sum(0), best(-10000.0);  // mmcv's least
+          double best_y = -1, best_x = -1;
+          for (const double y : rows)
+            for (const double x : columns) {
+              const Between v = between(y, of.height), u = between(x, of.width);
+              const auto pixel = [&](int64_t i, int64_t j) { return plane[i * of.width + j]; };
+              const auto row = [&](int64_t i) {
+                return X(1 - u.share) * pixel(i, u.low) + X(u.share) * pixel(i, u.high);
+              };
+              const X sample = v.inside && u.inside ? X(1 - v.share) * row(v.low) + X(v.share) * row(v.high) : X(0);
+              sum = sum + sample;
+              if (value_of(sample) > value_of(best)) best = sample, best_y = y, best_x = x;
+            }
+          const auto count = static_cast<double>(rows.size() * columns.size());
+          pooled.mean.push_back(count ? sum / X(count) : X(0));
+          pooled.maximum.push_back(best);
+          pooled.argmax_y.push_back(best_y), pooled.argmax_x.push_back(best_x);
+        }
+    }
+  }
+  return pooled;
+}
+
+// Of boxes x1, y1, x2, y2. What a number that is not finite overlaps with is not known.
+inline double plain_overlap(const float* a, const float* b, double offset) {
+  const auto area = [&](double x1, double y1, double x2, double y2) { return (x2 - x1 + offset) * (y2 - y1 + offset); };
+  const double wide = std::min<double>(a[2], b[2]) - std::max<double>(a[0], b[0]) + offset;
+  const double tall = std::min<double>(a[3], b[3]) - std::max<double>(a[1], b[1]) + offset;
+  const double shared = std::max(wide, 0.0) * std::max(tall, 0.0);
+  for (int i = 0; i < 4; i++)
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) return 0;
+  return shared / (area(a[0], a[1], a[2], a[3]) + area(b[0], b[1], b[2], b[3]) - shared);
+}
+inline Numbers<int64_t> plain_nms(const Numbers<float>& boxes, const Numbers<int64_t>& order, float threshold,
+                                  float offset) {
+  Numbers<int64_t> kept;
+  for (const int64_t candidate : order)
+    if (std::none_of(kept.begin(), kept.end(), [&](int64_t better) {
+          return plain_overlap(&boxes[4 * better], &boxes[4 * candidate], offset) > threshold;
+        }))
+      kept.push_back(candidate);
+  return kept;
+}

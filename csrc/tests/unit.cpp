@@ -1,7 +1,9 @@
 // The library's own test: each function of swin.h against plain loops in double, by each instruction set that the
 // processor has, on one and on three threads.
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -404,6 +406,180 @@ void test_output_norm(int64_t batch, int64_t area, int64_t C) {
   }
 }
 
+// --- Detectors -------------------------------------------------------------------------------------------------------
+
+// Numbers of `dtype`, in memory with these strides, of which those in between are NaN.
+struct Stored {
+  Numbers<char> bytes;
+
+  Stored(int32_t dtype, const Numbers<float>& numbers, const int64_t (&sizes)[4], const int64_t (&stride)[4])
+      : bytes(extent(sizes, stride) * (dtype == SWIN_BFLOAT16 ? 2 : 4), '\xff') {
+    over(sizes, stride, [&](int64_t i, int64_t at) {
+      uint32_t bits;
+      std::memcpy(&bits, &numbers[i], 4);
+      const auto upper = static_cast<uint16_t>(bits >> 16);
+      if (dtype == SWIN_BFLOAT16)
+        std::memcpy(&bytes[2 * at], &upper, 2);
+      else
+        std::memcpy(&bytes[4 * at], &bits, 4);
+    });
+  }
+  template <class F>
+  static void over(const int64_t (&sizes)[4], const int64_t (&stride)[4], const F& f) {
+    const int64_t count = sizes[0] * sizes[1] * sizes[2] * sizes[3];
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t row = i / sizes[3], plane = row / sizes[2];
+      f(i, plane / sizes[1] * stride[0] + plane % sizes[1] * stride[1] + row % sizes[2] * stride[2] +
+               i % sizes[3] * stride[3]);
+    }
+  }
+  static int64_t extent(const int64_t (&sizes)[4], const int64_t (&stride)[4]) {
+    int64_t most = 0;
+    over(sizes, stride, [&](int64_t, int64_t at) { most = std::max(most, at + 1); });
+    return most;
+  }
+};
+
+// What bfloat16 holds, if the numbers are to be stored as that.
+Numbers<float> held_by(int32_t dtype, Numbers<float> numbers) {
+  for (float& number : numbers) {
+    uint32_t bits;
+    std::memcpy(&bits, &number, 4);
+    if (dtype == SWIN_BFLOAT16) bits &= 0xffff0000u;
+    std::memcpy(&number, &bits, 4);
+  }
+  return numbers;
+}
+Numbers<float> read_back(int32_t dtype, const Numbers<char>& bytes) {
+  if (dtype == SWIN_FLOAT32) {
+    Numbers<float> numbers(bytes.size() / 4);
+    std::memcpy(numbers.data(), bytes.data(), bytes.size());
+    return numbers;
+  }
+  Numbers<float> numbers;
+  for (size_t i = 0; i < bytes.size(); i += 2) {
+    uint16_t upper;
+    std::memcpy(&upper, &bytes[i], 2);
+    const uint32_t bits = uint32_t{upper} << 16;
+    numbers.emplace_back();
+    std::memcpy(&numbers.back(), &bits, 4);
+  }
+  return numbers;
+}
+
+struct RoiCase {
+  const char* name;
+  int64_t batch, channels, height, width, regions, bins_height, bins_width, samples;
+  float scale;
+  bool aligned, channels_last, gaps;
+};
+const RoiCase ROIS[] = {
+    {"a box head's regions", 2, 5, 13, 17, 10, 7, 7, 0, 0.25f, true, false, false},
+    {"regions of 2 samples", 2, 3, 9, 8, 10, 3, 4, 2, 0.5f, true, false, true},
+    {"regions that are not aligned", 1, 2, 6, 7, 10, 2, 3, 0, 1.f, false, false, false},
+    {"regions of more bins than a tile", 1, 3, 30, 5, 6, 2, 37, 1, 1.f, true, false, false},
+    {"regions of maps of one pixel", 3, 1, 1, 1, 8, 2, 2, 0, 1.f, false, false, false},
+    {"regions in channels_last maps", 2, 70, 7, 9, 6, 3, 2, 0, 0.25f, true, true, false},
+    {"regions in channels_last maps with gaps", 1, 9, 8, 6, 8, 4, 5, 3, 1.f, false, true, true},
+    {"no regions", 1, 4, 5, 6, 0, 7, 7, 0, 1.f, true, false, false},
+    {"regions of no channels", 1, 0, 5, 6, 3, 7, 7, 0, 1.f, true, false, false},
+};
+
+// Some reach out of the map, one has a NaN, one is infinite, and one is a point.
+Numbers<float> random_regions(const RoiCase& c) {
+  Numbers<float> boxes;
+  for (int64_t r = 0; r < c.regions; r++) {
+    const auto side = [&](int64_t size) {
+      std::uniform_real_distribution<float> place(-0.4f * size / c.scale, 1.4f * size / c.scale);
+      const float one = place(draw), other = place(draw);
+      return std::array<float, 2>{std::min(one, other), std::max(one, other)};
+    };
+    auto x = side(c.width), y = side(c.height);
+    if (r == 3) x[0] = NAN;
+    if (r == 4) y[1] = INFINITY;
+    if (r == 5) x[1] = x[0], y[1] = y[0];
+    boxes.insert(boxes.end(), {static_cast<float>(r % c.batch), x[0], y[0], x[1], y[1]});
+  }
+  return boxes;
+}
+
+void test_roi_align(const RoiCase& c, int32_t dtype) {
+  doing = c.name + doing + (dtype == SWIN_BFLOAT16 ? ", stored as bfloat16" : "");
+  const int64_t sizes[] = {c.batch, c.channels, c.height, c.width}, gap = c.gaps ? 3 : 0;
+  const int64_t row = c.channels_last ? c.width * (c.channels + gap) : c.width + gap;
+  const int64_t plane = c.height * row + gap;
+  const int64_t rows_first[] = {c.channels * plane, plane, row, 1}, last[] = {plane, 1, row, c.channels + gap};
+  const Numbers<float> boxes = random_regions(c);
+  swin_roi_align of{};
+  of.dtype = dtype;
+  of.batch = c.batch, of.channels = c.channels, of.height = c.height, of.width = c.width;
+  std::copy_n(c.channels_last ? last : rows_first, 4, of.stride);
+  of.regions = c.regions, of.boxes = boxes.data();
+  of.bins_height = c.bins_height, of.bins_width = c.bins_width, of.samples = c.samples;
+  of.scale = c.scale, of.aligned = c.aligned;
+
+  const Numbers<float> numbers = held_by(dtype, random_numbers(c.batch * c.channels * c.height * c.width));
+  const Stored maps(dtype, numbers, sizes, of.stride);
+  const Numbers<double> plain = as<double>(numbers);
+  const Pooled<double> truth = plain_roi_align(of, plain);
+  const int64_t count = c.regions * c.channels * c.bins_height * c.bins_width;
+  const Numbers<float> grad = held_by(dtype, random_numbers(count));
+  const int64_t in_a_row[] = {1, 1, 1, count}, ones[] = {1, 1, 1, 1};
+  const Stored grad_pooled(dtype, grad, in_a_row, ones);
+  for (const bool maximum : {false, true}) {
+    tape.clear();
+    const Numbers<Var> leaves = as<Var>(numbers);
+    const Pooled<Var> with_gradients = plain_roi_align(of, leaves);
+    const Numbers<double> all = all_gradients(maximum ? with_gradients.maximum : with_gradients.mean, grad);
+    Numbers<double> of_maps = gradient_of(all, leaves);
+    for (double& number : of_maps) number += 1;  // it is added to what is there
+    for (const int threads : {1, 3}) {
+      of.threads = threads;
+      Numbers<char> pooled(grad_pooled.bytes.size());
+      Numbers<float> argmax_y(count), argmax_x(count);
+      float *const y = maximum ? argmax_y.data() : nullptr, *const x = maximum ? argmax_x.data() : nullptr;
+      ok(swin_roi_align_forward(&of, maps.bytes.data(), pooled.data(), y, x), "swin_roi_align_forward");
+      const double most = dtype == SWIN_BFLOAT16 ? 1e-2 : 2e-5;
+      expect_close(read_back(dtype, pooled), maximum ? truth.maximum : truth.mean, most, "what is pooled");
+      if (maximum) {
+        expect_close(argmax_y, truth.argmax_y, 2e-5, "where a maximum is, down");
+        expect_close(argmax_x, truth.argmax_x, 2e-5, "where a maximum is, across");
+      }
+      Numbers<float> grad_maps(Stored::extent(sizes, of.stride), 1);
+      ok(swin_roi_align_backward(&of, grad_pooled.bytes.data(), y, x, grad_maps.data()), "swin_roi_align_backward");
+      Numbers<float> found(numbers.size());
+      Stored::over(sizes, of.stride, [&](int64_t i, int64_t at) { found[i] = grad_maps[at], grad_maps[at] = 1; });
+      expect_close(found, of_maps, 6e-5, "the maps' gradient");
+      expect(std::all_of(grad_maps.begin(), grad_maps.end(), [](float between) { return between == 1; }),
+             "what lies between the numbers of maps is not written");
+    }
+  }
+}
+
+void test_nms(int64_t count, float threshold, float offset) {
+  doing = "NMS of " + std::to_string(count) + doing;
+  Numbers<float> boxes;
+  std::uniform_real_distribution<float> place(0, 100), length(-1, 60);
+  for (int64_t i = 0; i < count; i++) {
+    const float x = place(draw), y = place(draw);
+    boxes.insert(boxes.end(), {x, y, x + length(draw), y + length(draw)});
+    if (i % 11 == 5) std::copy_n(boxes.end() - 8, 4, boxes.end() - 4);  // the same once more
+    if (i % 17 == 9) boxes[4 * i + i % 4] = i % 2 ? NAN : INFINITY;
+  }
+  Numbers<int64_t> order(count);
+  for (int64_t i = 0; i < count; i++) order[i] = i;
+  std::shuffle(order.begin(), order.end(), draw);
+  const Numbers<int64_t> truth = plain_nms(boxes, order, threshold, offset);
+  for (const int threads : {1, 3}) {
+    Numbers<int64_t> kept(count, -1);
+    int64_t num_kept = -1;
+    ok(swin_nms(boxes.data(), order.data(), count, threshold, offset, threads, kept.data(), &num_kept), "swin_nms");
+    expect(num_kept == static_cast<int64_t>(truth.size()), "as many boxes are kept");
+    kept.resize(std::max<int64_t>(num_kept, 0));
+    expect(kept == truth, "the same boxes are kept, in the same order");
+  }
+}
+
 void test_all(const std::string& isa, int32_t dtype) {
   const std::string how = dtype == SWIN_FLOAT32 ? ", " + isa + ", float32" : ", " + isa + ", bfloat16";
   const int before = checks;
@@ -424,6 +600,12 @@ void test_all(const std::string& isa, int32_t dtype) {
   run(test_merge, dtype, 14, 15, 96, 192, true, false);
   run(test_output_norm, 2, 70, 21);
   run(test_output_norm, 1, 1, 1);
+  if (dtype == SWIN_FLOAT32) {  // RoIAlign takes both dtypes on any processor
+    for (const RoiCase& c : ROIS)
+      for (const int32_t stored : {SWIN_FLOAT32, SWIN_BFLOAT16}) run(test_roi_align, c, stored);
+    for (const int64_t count : {0, 1, 2, 130, 1500})
+      for (const float offset : {0.f, 1.f}) run(test_nms, count, count % 4 ? 0.3f : 0.7f, offset);
+  }
   std::printf("%s: %d checks, the largest error is %.2f of what is allowed\n", how.c_str() + 2, checks - before, worst);
 }
 
