@@ -504,7 +504,8 @@ void fuzz_nms() {
   int32_t threads = static_cast<int32_t>(draw(1, 3));
   int64_t count = chance(0.2) ? draw(0, 900) : draw(0, 20);
   if (chance(0.3)) change(call, &threads, &count);
-  const float threshold = chance(0.9) ? 0.1f * draw(0, 10) : any_float(), offset = chance(0.9) ? draw(0, 1) : any_float();
+  const float threshold = chance(0.9) ? 0.1f * draw(0, 10) : any_float(),
+              offset = chance(0.9) ? draw(0, 1) : any_float();
   float* boxes = nullptr;
   int64_t *order = nullptr, *kept = nullptr, *num_kept = nullptr;
   call.field(boxes, "boxes", product({count, 4}));

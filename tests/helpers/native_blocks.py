@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from swin_backbone.backends import Plan, reference
 from swin_backbone.backends.functions.cosine import cosine_scale
 from swin_backbone.backends.functions.position import relative_position_bias
-from swin_backbone.backends.native.backend import Native
 from swin_backbone.backends.native import why_not_in
+from swin_backbone.backends.native.backend import Native
 from swin_backbone.backends.protocol import BlockSettings, BlockWeights, EmbeddingWeights, MergingWeights
 from swin_backbone.backends.weight_cache import WeightCache
 from swin_backbone.windows.grid import Geometry
