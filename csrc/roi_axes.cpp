@@ -179,51 +179,79 @@ struct Best {
   }
 };
 
-template <class T>
-Best best_sample(const swin_roi_align& of, const Region& region, const T* plane, int64_t i, int64_t j) {
-  const auto rows = region.y.inside(i), columns = region.x.inside(j);
-  const int64_t across = region.x.count;
-  Best best;
-  for (int64_t row = rows.begin; row < rows.end; row++) {
-    const float y = region.y.at(i, row);
-    const Neighbours v = neighbours_of(y, of.height);
-    for (int64_t column = columns.begin; column < columns.end; column++) {
-      const float x = region.x.at(j, column);
-      const Neighbours u = neighbours_of(x, of.width);
-      const auto pixel = [&](int32_t at_y, int32_t at_x) {
-        return value_of(plane[at_y * of.stride[2] + at_x * of.stride[3]]);
-      };
-      best.offer(v.weight_low * u.weight_low * pixel(v.low, u.low) +
-                     v.weight_low * u.weight_high * pixel(v.low, u.high) +
-                     v.weight_high * u.weight_low * pixel(v.high, u.low) +
-                     v.weight_high * u.weight_high * pixel(v.high, u.high),
-                 y, x, row * across + column);
+// The samples of a bin along one axis, those that are inside: the same for all channels.
+struct Lines {
+  struct Line {
+    float at, weight_low, weight_high;
+    int64_t low, high;  // where the two pixels lie
+  };
+  Samples::Range range{};
+  std::vector<Line> lines;
+
+  void take(const Samples& samples, int64_t bin, int64_t stride) {
+    range = samples.inside(bin);
+    lines.clear();
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const float at = samples.at(bin, i);
+      const Neighbours n = neighbours_of(at, samples.size);
+      lines.push_back({at, n.weight_low, n.weight_high, n.low * stride, n.high * stride});
     }
   }
-  // All samples outside are 0, so the first of them stands for all.
-  const auto first_outside = [](const Samples::Range& in) { return in.begin == in.end || in.begin > 0 ? 0 : in.end; };
-  int64_t row = first_outside(rows), column = 0;
+  int64_t first_outside() const { return range.begin == range.end || range.begin > 0 ? 0 : range.end; }
+};
+
+// All samples outside are 0, so the first of them stands for all.
+Best best_outside(const Region& region, const Lines& rows, const Lines& columns, int64_t i, int64_t j) {
+  const int64_t across = region.x.count;
+  int64_t row = rows.first_outside(), column = 0;
   if (row != 0) {
-    const int64_t in_first_row = first_outside(columns);
+    const int64_t in_first_row = columns.first_outside();
     if (in_first_row < across) row = 0, column = in_first_row;
   }
+  Best best;
   if (row < region.y.count && column < across)
     best.offer(0.f, region.y.at(i, row), region.x.at(j, column), row * across + column);
   return best;
 }
 
 template <class T>
+Best best_sample(const T* plane, const Lines& rows, const Lines& columns, int64_t across, Best best) {
+  int64_t row_number = rows.range.begin * across + columns.range.begin;
+  for (const auto& v : rows.lines) {
+    int64_t number = row_number;
+    for (const auto& u : columns.lines) {
+      best.offer(v.weight_low * u.weight_low * value_of(plane[v.low + u.low]) +
+                     v.weight_low * u.weight_high * value_of(plane[v.low + u.high]) +
+                     v.weight_high * u.weight_low * value_of(plane[v.high + u.low]) +
+                     v.weight_high * u.weight_high * value_of(plane[v.high + u.high]),
+                 v.at, u.at, number++);
+    }
+    row_number += across;
+  }
+  return best;
+}
+
+// A thread has rows of bins: where their samples lie is the same in all channels.
+template <class T>
 void max_forward(const swin_roi_align& of, const T* maps, T* pooled, float* argmax_y, float* argmax_x) {
   const int64_t bins = of.bins_height * of.bins_width;
-  each_part(of.regions * of.channels, of.threads, [&](int64_t begin, int64_t end) {
+  each_part(of.regions * of.bins_height, of.threads, [&](int64_t begin, int64_t end) {
+    Lines rows, columns;
     for (int64_t n = begin; n < end; n++) {
-      const Region region = region_of(of, n / of.channels);
-      const T* plane = maps + region.image * of.stride[0] + n % of.channels * of.stride[1];
-      for (int64_t bin = 0; bin < bins; bin++) {
-        const Best best = best_sample(of, region, plane, bin / of.bins_width, bin % of.bins_width);
-        store_value(best.value, pooled[n * bins + bin]);
-        argmax_y[n * bins + bin] = best.y;
-        argmax_x[n * bins + bin] = best.x;
+      const int64_t r = n / of.bins_height, i = n % of.bins_height;
+      const Region region = region_of(of, r);
+      const T* map = maps + region.image * of.stride[0];
+      rows.take(region.y, i, of.stride[2]);
+      for (int64_t j = 0; j < of.bins_width; j++) {
+        columns.take(region.x, j, of.stride[3]);
+        const Best outside = best_outside(region, rows, columns, i, j);
+        for (int64_t c = 0; c < of.channels; c++) {
+          const Best best = best_sample(map + c * of.stride[1], rows, columns, region.x.count, outside);
+          const int64_t to = (r * of.channels + c) * bins + i * of.bins_width + j;
+          store_value(best.value, pooled[to]);
+          argmax_y[to] = best.y;
+          argmax_x[to] = best.x;
+        }
       }
     }
   });
