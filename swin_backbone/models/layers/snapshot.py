@@ -3,7 +3,7 @@
 Backends take weights alone, and repeat what a layer's modules compute. A module that a user has changed must be called.
 """
 
-from typing import TypeVar
+from typing import Optional, TypeVar
 
 from mmcv.cnn.bricks import Linear
 from mmcv.cnn.bricks.drop import DropPath
@@ -18,6 +18,7 @@ _known = {nn.LayerNorm, nn.Linear, Linear, nn.Conv1d, nn.Conv2d, nn.Dropout, nn.
 _known |= {DropPath, FFN, Sequential, ModuleList}
 
 Layer = TypeVar('Layer', bound=type[nn.Module])
+Signature = tuple[type[nn.Module], bool]
 
 
 def known_layer(layer: Layer) -> Layer:
@@ -32,10 +33,10 @@ def take_snapshot(module: nn.Module, activations: tuple[nn.Module, ...] = ()) ->
     Args:
         activations: modules that backends call, so they may be of any type, but without parameters.
     """
-    layers = list(module.modules())[1:]
+    layers = _layers(module, most=len(list(module.modules())))
     known = all(type(layer) in _known or layer in activations for layer in layers)
     known = known and not any(True for activation in activations for _ in activation.parameters())
-    module._snapshot = _signatures(module) if known else None  # type: ignore[assignment]
+    module._snapshot = [_signature(layer) for layer in layers] if known else None  # type: ignore[assignment]
 
 
 def is_unmodified(module: nn.Module) -> bool:
@@ -44,11 +45,11 @@ def is_unmodified(module: nn.Module) -> bool:
     A user may have replaced a layer (another norm, LoRA, quantization, a parametrization, FSDP around a layer), given a
     layer a `forward` of its own (accelerate's offloading), or added a hook. Then the modules themselves must be called.
     """
-    return (
-        module._snapshot == _signatures(module)
-        and not has_global_hooks()
-        and not any(is_changed(layer) for layer in list(module.modules())[1:])
-    )
+    snapshot: Optional[list[Signature]] = module._snapshot  # type: ignore[assignment]
+    if snapshot is None or has_global_hooks():
+        return False
+    layers = _layers(module, most=len(snapshot) + 1)
+    return [_signature(layer) for layer in layers] == snapshot and not any(map(is_changed, layers))
 
 
 def is_changed(module: nn.Module) -> bool:
@@ -58,6 +59,17 @@ def is_changed(module: nn.Module) -> bool:
     ) or ('forward' in module.__dict__)
 
 
-def _signatures(module: nn.Module) -> tuple[tuple[type[nn.Module], bool], ...]:
-    """For each layer inside: its type and whether it has no bias. These must not change."""
-    return tuple((type(layer), getattr(layer, 'bias', None) is None) for layer in list(module.modules())[1:])
+def _layers(module: nn.Module, most: int) -> list[nn.Module]:
+    """The layers inside, to so many. Every forward asks, and `modules()` of torch takes four times as long."""
+    layers = [layer for layer in module._modules.values() if layer is not None]
+    index = 0
+    while index < len(layers) < most:
+        layers += [layer for layer in layers[index]._modules.values() if layer is not None]
+        index += 1
+    return layers
+
+
+def _signature(layer: nn.Module) -> Signature:
+    """Its type and whether it has no bias. These must not change."""
+    bias = layer._parameters.get('bias')  # of what a wrapper has made of it, a plain attribute
+    return type(layer), (layer.__dict__.get('bias') if bias is None else bias) is None
