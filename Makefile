@@ -7,6 +7,7 @@
 # make test-sanitize  the compiled operators' tests, with AddressSanitizer and UBSan
 # make test-toolboxes  what needs mmpretrain and mmrotate, which it installs
 # make test-peers  what needs timm, transformers, peft and others, which it installs into .venv-peers
+# make test-mmcv our operators beside mmcv's compiled ones, which it builds in 10 to 20 minutes
 # make test-lite the backbones, checkpoints and export without mmcv's operators, which pip fetches
 # make test-torch    the backbones' tests on another torch: make test-torch TORCH=torch==2.11.0
 # make wheels    the source distribution and a wheel for each platform, into dist/
@@ -38,7 +39,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .PHONY: install install-deploy install-cls install-rotate install-peers install-ray test test-slow test-faults \
-	test-nightly test-sanitize test-lite test-toolboxes test-peers test-ray test-torch test-openmmlab demo demo-seg \
+	test-nightly test-sanitize test-lite test-mmcv test-toolboxes test-peers test-ray test-torch test-openmmlab demo demo-seg \
 	demo-cls demo-deploy docs docs-serve docs-pictures parity benchmark-gpu lint clean install-wheels wheels \
 	test-wheel test-native
 
@@ -91,6 +92,11 @@ test-peers:
 
 test-ray: install-ray
 	$(RUN) -m pytest -m 'ray and not slow'
+
+# In an environment of its own: make test compares ours with figures that mmcv's gave (tests/mmcv_ops/figures.npz).
+test-mmcv:
+	$(MAKE) install VENV=.venv-mmcv MMCV=compiled
+	.venv-mmcv/bin/python -m pytest tests/mmcv_ops
 
 test-lite: install
 	$(RUN) -m pytest -m '' tests/test_lite.py

@@ -4,7 +4,8 @@
         [--busy-machine]
 
 RoIAlign is that of the box head (7x7) and of the mask head (14x14), over the four levels of the pyramid, forward and
-backward. NMS is that of as many boxes.
+backward. NMS is that of as many boxes. The others are those that mmcv has for a CPU, forward: of as many boxes, or over
+the level of stride 16.
 """
 
 import argparse
@@ -25,6 +26,9 @@ from . import machine, timing
 
 console = Console()
 STRIDES = (4, 8, 16, 32)
+
+# Of the module that has mmcv's operators, or ours, the call that is timed.
+Make = Callable[[ModuleType], Callable[[], Any]]
 
 
 def parse_args() -> argparse.Namespace:
@@ -65,8 +69,8 @@ def modules() -> dict[str, ModuleType]:
     return {'ours': ext} if _ext is ext else {'ours': ext, 'mmcv': _ext}
 
 
-def operators(args: argparse.Namespace) -> dict[str, Callable[[ModuleType], Callable[[], Any]]]:
-    """Of each, what makes of a module the call that is timed."""
+def operators(args: argparse.Namespace) -> dict[str, Make]:
+    """Each with what makes its call."""
     generator = torch.Generator().manual_seed(0)
     height, width = args.size
     boxes = draw_boxes(args.regions, height, width, generator)
@@ -80,17 +84,18 @@ def operators(args: argparse.Namespace) -> dict[str, Callable[[ModuleType], Call
     ]
     regions = [torch.cat([torch.zeros(len(of), 1), of], 1) for of in (boxes[levels == i] for i in range(4))]
 
-    def align(bins: int, backward: bool) -> Callable[[ModuleType], Callable[[], None]]:
+    def align(bins: int, backward: bool, mean: bool = True) -> Make:
         def make(module: ModuleType) -> Callable[[], None]:
             outs = [x.new_zeros(len(rois), args.channels, bins, bins) for x, rois in zip(maps, regions)]
+            argmax = [[out[:0], out[:0]] if mean else [torch.zeros_like(out), torch.zeros_like(out)] for out in outs]
 
             def call() -> None:
-                for x, rois, out, stride in zip(maps, regions, outs, STRIDES):
-                    settings = (bins, bins, 1 / stride, 0, 1, True)
+                for x, rois, out, where, stride in zip(maps, regions, outs, argmax, STRIDES):
+                    settings = (bins, bins, 1 / stride, 0, int(mean), True)
                     if backward:
-                        module.roi_align_backward(out, rois, out[:0], out[:0], torch.zeros_like(x), *settings)
+                        module.roi_align_backward(out, rois, *where, torch.zeros_like(x), *settings)
                     else:
-                        module.roi_align_forward(x, rois, out, out[:0], out[:0], *settings)
+                        module.roi_align_forward(x, rois, out, *where, *settings)
 
             return call
 
@@ -100,8 +105,82 @@ def operators(args: argparse.Namespace) -> dict[str, Callable[[ModuleType], Call
         'RoIAlign 7x7': align(7, backward=False),
         'RoIAlign 7x7, gradient': align(7, backward=True),
         'RoIAlign 14x14': align(14, backward=False),
+        'RoIAlign 7x7, maximum': align(7, backward=False, mean=False),
         'NMS, threshold 0.7': lambda module: lambda: module.nms(boxes, scores, iou_threshold=0.7, offset=0),
         'NMS, threshold 0.5': lambda module: lambda: module.nms(boxes, scores, iou_threshold=0.5, offset=0),
+        **others_of_boxes(boxes, scores),
+        **others_of_maps(maps[2], generator),
+    }
+
+
+def others_of_boxes(boxes: Tensor, scores: Tensor) -> dict[str, Make]:
+    """What detectors do with their boxes beside NMS."""
+    number = len(boxes)
+    dets = torch.cat([boxes, scores[:, None]], 1)
+    order = scores.argsort(descending=True)
+    centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    rotated = torch.cat([centres, sides, 3 * scores[:, None]], 1)
+    labels, ious = torch.zeros(number), torch.empty(number, number)
+    return {
+        'soft NMS': lambda module: (
+            lambda: module.softnms(
+                boxes, scores, torch.zeros(number, 5), iou_threshold=0.3, sigma=0.5, min_score=0.05, method=1, offset=0
+            )
+        ),
+        'NMS with matches': lambda module: lambda: module.nms_match(dets, iou_threshold=0.7),
+        'overlaps of boxes': lambda module: (
+            lambda: module.bbox_overlaps(boxes, boxes, ious, mode=0, aligned=False, offset=0)
+        ),
+        'NMS of rotated boxes': lambda module: (
+            lambda: module.nms_rotated(rotated, scores, order, rotated[order], labels, 0.3, False)
+        ),
+        'overlaps of 300 rotated boxes': lambda module: (
+            lambda: module.box_iou_rotated(
+                rotated[:300], rotated[:300], torch.zeros(300 * 300), mode_flag=0, aligned=False
+            )
+        ),
+    }
+
+
+def others_of_maps(x: Tensor, generator: torch.Generator) -> dict[str, Make]:
+    """What samples the map `x` of stride 16: of rotated boxes, and by convolutions of 3 x 3 with offsets."""
+    _, channels, height, width = x.shape
+    weight = torch.rand(channels, channels, 3, 3, generator=generator)
+    offset = torch.randn(1, 18, height, width, generator=generator)
+    mask, none, out = torch.rand(1, 9, height, width, generator=generator), x.new_empty(0), torch.empty_like(x)
+    best = torch.rand(1, height, width, 5, generator=generator) * torch.tensor([16 * width, 16 * height, 200, 200, 3])
+    regions = torch.cat([torch.zeros(300, 1), best.view(-1, 5)[:300]], 1)
+    pooled = x.new_zeros(300, channels, 7, 7)
+    one = dict.fromkeys(('padW', 'padH', 'dW', 'dH', 'dilationW', 'dilationH', 'group', 'deformable_group'), 1)
+    step = ('pad_h', 'pad_w', 'stride_h', 'stride_w', 'dilation_h', 'dilation_w', 'group', 'deformable_group')
+    attention = torch.rand(1, 59 * 59, 30, 30, generator=generator)
+    psa = dict(num_=1, h_feature=30, w_feature=30, h_mask=59, w_mask=59, half_h_mask=29, half_w_mask=29)
+    filters = torch.rand(64, 64, 8, 3, 3, generator=generator)
+    turns = torch.stack([torch.randperm(72, generator=generator) for _ in range(8)], 1).view(8, 3, 3, 8).int() + 1
+    return {
+        'deformable convolution': lambda module: (
+            lambda: module.deform_conv_forward(
+                x, weight, offset, out, none, x.new_empty(0), kW=3, kH=3, im2col_step=1, **one
+            )
+        ),
+        'deformable convolution, version 2': lambda module: (
+            lambda: module.modulated_deform_conv_forward(
+                *(x, weight, none, none, offset, mask, out, x.new_empty(0)),
+                **dict(kernel_h=3, kernel_w=3, with_bias=False, **dict.fromkeys(step, 1)),
+            )
+        ),
+        'rotated RoIAlign 7x7, 300 boxes': lambda module: (
+            lambda: module.roi_align_rotated_forward(*(x, regions, pooled, 7, 7, 1 / 16, 2, True, False))
+        ),
+        'rotated feature alignment': lambda module: (
+            lambda: module.rotated_feature_align_forward(x, best, out, spatial_scale=1 / 16, points=5)
+        ),
+        "PSANet's mask": lambda module: (
+            lambda: module.psamask_forward(attention, x.new_zeros(1, 900, 30, 30), psa_type=0, **psa)
+        ),
+        'active rotating filter': lambda module: (
+            lambda: module.active_rotated_filter_forward(filters, turns, x.new_zeros(512, 512, 3, 3))
+        ),
     }
 
 
