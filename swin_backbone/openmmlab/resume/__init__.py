@@ -1,1 +1,1 @@
-"""Going on from a checkpoint to the same bits: what is kept, what is read of it, and what this run makes of it."""
+"""Resuming: what a checkpoint keeps, what is read of it, and how a training continues with bit-identical results."""
