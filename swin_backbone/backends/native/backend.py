@@ -20,12 +20,14 @@ from ..protocol import BlockSettings, BlockWeights, EmbeddingWeights, MergingWei
 from ..weight_cache import WeightCache
 from . import operators
 from .availability import why_not_in
-from .gradients import Operator
+from .gradients import operate
 
 LARGEST_WINDOW = 16
 HEAD_DIMS = range(8, 65, 8)
 # How many columns must stay together in a panel, for each weight: for q, k and v, those of a head.
 Units = Sequence[int]
+Outputs = Sequence[Tensor]  # of an operator: its output, and what it stores for backward
+Gradients = Sequence[Optional[Tensor]]
 # With fewer channels, or in bfloat16, a block's values are computed again for backward as fast as they are written and
 # read.
 SAVED_CHANNELS = 384
@@ -80,21 +82,23 @@ class Native:
         """See `Backend`."""
         dtype, patch = _dtype(plan), list(w.projection_weight.shape[2:])
 
-        def compute(image, weight, *others):
+        def compute(image: Tensor, weight: Tensor, *others: Optional[Tensor]) -> Outputs:
             (panels,) = pack(cache, (weight,), dtype, (1,))
             return (_operators().embed(image, panels, *others, eps, patch),)
 
-        def gradients(grad, needed, image, weight, *others):
+        def gradients(
+            grad: Tensor, needed: Sequence[bool], image: Tensor, weight: Tensor, *others: Optional[Tensor]
+        ) -> Gradients:
             (panels,) = pack(cache, (weight,), dtype, (1,))
             of_image, of_weight, *of_others = _operators().embed_backward(
                 image, grad, panels, _transposed(weight, dtype) if needed[0] else None, *others, eps, patch
             )
             return of_image, of_weight.view_as(weight), *of_others
 
-        def by_torch(image, *weights):
+        def by_torch(image: Tensor, *weights: Any) -> Tensor:
             return patches.embed(image.permute(0, 2, 3, 1), EmbeddingWeights(*weights), eps)
 
-        return Operator.apply(compute, gradients, by_torch, image_BCHW.float(), *w)
+        return operate(compute, gradients, by_torch, image_BCHW.float(), *w)
 
     def block(
         self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
@@ -104,19 +108,21 @@ class Native:
         if not torch.is_grad_enabled():
             arguments = _arguments(w, settings, geometry, dtype, cache)
             if not plan.overwrite:
-                return _operators().block(x_BHWC, *arguments)
+                y_BHWC: Tensor = _operators().block(x_BHWC, *arguments)
+                return y_BHWC
             _operators().block_(x_BHWC, *arguments)
             return x_BHWC
         saves = plan.strip_tokens is None and not plan.with_cp and self.saves(dtype, x_BHWC.shape[3])
         saves = saves and any(t is not None and t.requires_grad for t in (x_BHWC, *w))
 
-        def compute(x, *weights):
+        def compute(x: Tensor, *weights: Any) -> Outputs:
             arguments = x, *_arguments(BlockWeights(*weights), settings, geometry, dtype, cache)
             if saves:
-                return _operators().block_saving(*arguments)
+                saving: Outputs = _operators().block_saving(*arguments)
+                return saving
             return (_operators().block(*arguments),)
 
-        def gradients(grad, _, x, *stored):
+        def gradients(grad: Tensor, _: Sequence[bool], x: Tensor, *stored: Any) -> Gradients:
             w = BlockWeights(*stored[: len(BlockWeights._fields)])
             saved = stored[-1] if saves else None
             packed, *others = _arguments(w, settings, geometry, dtype, cache)
@@ -129,12 +135,12 @@ class Native:
             by_name = dict(zip(GRADIENTS, of_weights))
             return of_x, *(by_name.get(name) for name in w._fields)
 
-        def with_second_derivative(x, *weights):
+        def with_second_derivative(x: Tensor, *weights: Any) -> Tensor:
             windows = self.windows(geometry, settings.kind)
             y = BLOCKS[settings.kind](windows.read(x), windows, BlockWeights(*weights), settings)
             return windows.write(y, x, None)
 
-        return Operator.apply(compute, gradients, with_second_derivative, x_BHWC, *w)
+        return operate(compute, gradients, with_second_derivative, x_BHWC, *w)
 
     def merge(
         self, x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool, plan: Plan, cache: WeightCache
@@ -142,12 +148,12 @@ class Native:
         """See `Backend`."""
         dtype = _dtype(plan)
 
-        def compute(x, *weights):
+        def compute(x: Tensor, *weights: Any) -> Outputs:
             (panels,) = pack(cache, weights[:1], dtype, (1,), neighbours_first)
             _, *norm = neighbours_in_order(MergingWeights(*weights), post_norm)
             return (_operators().merge(x, panels, *norm, eps, post_norm),)
 
-        def gradients(grad, needed, x, *weights):
+        def gradients(grad: Tensor, needed: Sequence[bool], x: Tensor, *weights: Any) -> Gradients:
             (panels,) = pack(cache, weights[:1], dtype, (1,), neighbours_first)
             weight, *norm = neighbours_in_order(MergingWeights(*weights), post_norm)
             normed = not post_norm and any(needed[2:])  # a norm before the projection gets its gradient through it
@@ -159,26 +165,29 @@ class Native:
                 of_norm = [neighbours_last(g) for g in of_norm]
             return of_x, neighbours_last(of_weight), *of_norm
 
-        def by_torch(x, *weights):
+        def by_torch(x: Tensor, *weights: Any) -> Tensor:
             return patches.merge(x, neighbours_in_order(MergingWeights(*weights), post_norm), eps, post_norm)
 
-        return Operator.apply(compute, gradients, by_torch, x_BHWC.float().contiguous(), *w)
+        return operate(compute, gradients, by_torch, x_BHWC.float().contiguous(), *w)
 
     def output_norm(
         self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, plan: Plan
     ) -> Tensor:
         """See `Backend`."""
 
-        def compute(x, weight, bias):
+        def compute(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Outputs:
             return (_operators().output_norm(x, weight, bias, eps),)
 
-        def gradients(grad, _, x, weight, bias):
-            return _operators().output_norm_backward(x, grad, weight, bias, eps)
+        def gradients(
+            grad: Tensor, _: Sequence[bool], x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
+        ) -> Gradients:
+            found: Gradients = _operators().output_norm_backward(x, grad, weight, bias, eps)
+            return found
 
-        def by_torch(x, weight, bias):
+        def by_torch(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
             return F.layer_norm(x, x.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2)
 
-        return Operator.apply(compute, gradients, by_torch, x_BHWC.float().contiguous(), weight, bias)
+        return operate(compute, gradients, by_torch, x_BHWC.float().contiguous(), weight, bias)
 
     def windows(self, geometry: Geometry, kind: str) -> Windows:
         """See `Backend`. The operators have no windows of their own: a changed block is computed by torch."""
@@ -232,12 +241,13 @@ def pack(
 
 
 def _transposed(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return _operators().pack_linear(weight, dtype, 1, transposed=True)
+    panels: Tensor = _operators().pack_linear(weight, dtype, 1, transposed=True)
+    return panels
 
 
 def _arguments(
     w: BlockWeights, settings: BlockSettings, geometry: Geometry, dtype: torch.dtype, cache: WeightCache
-) -> tuple:
+) -> tuple[Any, ...]:
     """The operators' arguments after the maps."""
     heads, C = len(w.position_bias_hNN), len(w.qkv_weight) // 3
     vectors = [getattr(w, name) for name in VECTORS]

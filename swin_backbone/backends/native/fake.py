@@ -5,6 +5,8 @@ This module is imported when the operators are loaded.
 Layout: B batch, H W height and width, C channels.
 """
 
+from typing import Any, Optional
+
 import torch
 from torch import Tensor
 
@@ -22,36 +24,53 @@ def _pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool
 
 
 @register('swin_backbone::block')
-def _block(x_BHWC: Tensor, *args) -> Tensor:
+def _block(x_BHWC: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x_BHWC)
 
 
 @register('swin_backbone::block_saving')
-def _block_saving(x_BHWC: Tensor, *args) -> tuple[Tensor, Tensor]:
+def _block_saving(x_BHWC: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     groups, saved_bytes = (torch.library.get_ctx().new_dynamic_size() for _ in range(2))
     return torch.empty_like(x_BHWC), x_BHWC.new_empty(groups, saved_bytes, dtype=torch.uint8)
 
 
 @register('swin_backbone::block_')
-def _block_in_place(x_BHWC: Tensor, *args) -> None:
+def _block_in_place(x_BHWC: Tensor, *_: Any) -> None:
     return None
 
 
 @register('swin_backbone::block_backward')
 def _block_backward(
-    x_BHWC, grad_BHWC, packed, transposed, vectors, position_bias, cosine_scale, drop_path, heads, *args
-):
+    x_BHWC: Tensor,
+    grad_BHWC: Tensor,
+    packed: list[Tensor],
+    transposed: list[Tensor],
+    vectors: list[Optional[Tensor]],
+    position_bias: Tensor,
+    cosine_scale: Optional[Tensor],
+    drop_path: Optional[Tensor],
+    heads: int,
+    *_: Any,
+) -> list[Tensor]:
     C = x_BHWC.shape[-1]
     # These packed bfloat16 weights have no filler: channels and hidden channels are multiples of 8, so never odd.
     D = packed[2].numel() // C
     linear = [(3 * C, C), (C, C), (D, C), (C, D)]
-    vectors = [(C,), (C,), (3 * C,), (C,), (C,), (C,), (D,), (C,), (C,), (C,)]
-    shapes = [x_BHWC.shape, *linear, *vectors, position_bias.shape, (heads,)]
+    of_vectors = [(C,), (C,), (3 * C,), (C,), (C,), (C,), (D,), (C,), (C,), (C,)]
+    shapes = [x_BHWC.shape, *linear, *of_vectors, position_bias.shape, (heads,)]
     return [x_BHWC.new_empty(shape) for shape in shapes]
 
 
 @register('swin_backbone::embed')
-def _embed(image_BCHW: Tensor, packed: Tensor, bias, norm_weight, norm_bias, eps, patch: list[int]) -> Tensor:
+def _embed(
+    image_BCHW: Tensor,
+    packed: Tensor,
+    bias: Optional[Tensor],
+    norm_weight: Optional[Tensor],
+    norm_bias: Optional[Tensor],
+    eps: Optional[float],
+    patch: list[int],
+) -> Tensor:
     B, channels, H, W = image_BCHW.shape
     inputs = channels * patch[0] * patch[1]
     if packed.dtype == torch.bfloat16:
@@ -60,36 +79,56 @@ def _embed(image_BCHW: Tensor, packed: Tensor, bias, norm_weight, norm_bias, eps
 
 
 @register('swin_backbone::embed_backward')
-def _embed_backward(image, grad, packed, transposed, bias, norm_weight, norm_bias, eps, patch: list[int]):
-    channels, K = grad.shape[-1], image.shape[1] * patch[0] * patch[1]
-    return _project_backward(image, grad, transposed, K, 0 if eps is None else channels)
+def _embed_backward(
+    image_BCHW: Tensor,
+    grad_BHWC: Tensor,
+    packed: Tensor,
+    transposed: Optional[Tensor],
+    bias: Optional[Tensor],
+    norm_weight: Optional[Tensor],
+    norm_bias: Optional[Tensor],
+    eps: Optional[float],
+    patch: list[int],
+) -> list[Tensor]:
+    channels, K = grad_BHWC.shape[-1], image_BCHW.shape[1] * patch[0] * patch[1]
+    return _project_backward(image_BCHW, grad_BHWC, transposed, K, 0 if eps is None else channels)
 
 
 @register('swin_backbone::merge')
-def _merge(x_BHWC: Tensor, packed: Tensor, *norm) -> Tensor:
+def _merge(x_BHWC: Tensor, packed: Tensor, *_: Any) -> Tensor:
     B, H, W, C = x_BHWC.shape
     return x_BHWC.new_empty(B, -(-H // 2), -(-W // 2), packed.numel() // (4 * C))
 
 
 @register('swin_backbone::merge_backward')
-def _merge_backward(x, grad, packed, transposed, norm_weight, norm_bias, eps, post_norm: bool):
-    K = 4 * x.shape[-1]
-    return _project_backward(x, grad, transposed, K, 0 if eps is None else grad.shape[-1] if post_norm else K)
+def _merge_backward(
+    x_BHWC: Tensor,
+    grad_BHWC: Tensor,
+    packed: Tensor,
+    transposed: Optional[Tensor],
+    norm_weight: Optional[Tensor],
+    norm_bias: Optional[Tensor],
+    eps: Optional[float],
+    post_norm: bool,
+) -> list[Tensor]:
+    K = 4 * x_BHWC.shape[-1]
+    normed = 0 if eps is None else grad_BHWC.shape[-1] if post_norm else K
+    return _project_backward(x_BHWC, grad_BHWC, transposed, K, normed)
 
 
-def _project_backward(x, grad, transposed, K: int, normed: int) -> list[Tensor]:
+def _project_backward(x: Tensor, grad: Tensor, transposed: Optional[Tensor], K: int, normed: int) -> list[Tensor]:
     channels = grad.shape[-1]
     shapes = [x.shape if transposed is not None else (0,), (channels, K), (channels,), (normed,), (normed,)]
     return [grad.new_empty(shape) for shape in shapes]
 
 
 @register('swin_backbone::output_norm')
-def _output_norm(x_BHWC: Tensor, *norm) -> Tensor:
+def _output_norm(x_BHWC: Tensor, *_: Any) -> Tensor:
     B, H, W, C = x_BHWC.shape
     return x_BHWC.new_empty(B, C, H, W)
 
 
 @register('swin_backbone::output_norm_backward')
-def _output_norm_backward(x_BHWC: Tensor, *others) -> list[Tensor]:
+def _output_norm_backward(x_BHWC: Tensor, *_: Any) -> list[Tensor]:
     C = x_BHWC.shape[-1]
     return [x_BHWC.new_empty(shape) for shape in (x_BHWC.shape, (C,), (C,))]

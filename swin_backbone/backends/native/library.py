@@ -142,17 +142,19 @@ class Library:
     @property
     def isa(self) -> str:
         """The name of the instruction set in use."""
-        return self._library.swin_isa().decode()
+        name: bytes = self._library.swin_isa()
+        return name.decode()
 
     @property
     def isas(self) -> list[str]:
         """The names of all that it was built with, the best first."""
-        return self._library.swin_isas().decode().split()
+        names: bytes = self._library.swin_isas()
+        return names.decode().split()
 
     def why_not(self, dtype: torch.dtype) -> Optional[str]:
         """Why products are not computed in this dtype here."""
-        reason = self._library.swin_why_not(DTYPES.index(dtype))
-        return reason and reason.decode()
+        reason: Optional[bytes] = self._library.swin_why_not(DTYPES.index(dtype))
+        return reason.decode() if reason else None
 
 
 @lru_cache(maxsize=1)

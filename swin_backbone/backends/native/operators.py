@@ -31,6 +31,7 @@ LARGEST_PATCH = 2**20  # numbers
 Sizes = Sequence[int]
 float32 = torch.float32
 Optionals = Sequence[Optional[Tensor]]
+Compute = Callable[..., Any]
 
 _torch_library = torch.library.Library('swin_backbone', 'FRAGMENT')
 
@@ -39,7 +40,7 @@ class NotInMemory(ValueError):
     """A tensor's numbers are not in its memory: torch negates them when they are read, or a subclass keeps others."""
 
 
-def operator(schema: str) -> Callable[[Callable], Callable]:
+def operator(schema: str) -> Callable[[Compute], Compute]:
     """Register a function as the operator of this schema, for tensors on a CPU.
 
     Who calls the function itself saves the time in which torch finds it, and what torch does with tensors first.
@@ -51,7 +52,7 @@ def operator(schema: str) -> Callable[[Callable], Callable]:
         if re.match(r'Tensor(\(a!\))? ', declared)
     ]
 
-    def register(function: Callable) -> Callable:
+    def register(function: Compute) -> Compute:
         def with_tensors(*args: Any) -> Any:
             for i, argument in required:  # torch takes None for any tensor
                 if args[i] is None:
