@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.optim.amp import in_bfloat16
+from swin_backbone.openmmlab.optim.amp import mixed_precision
 from swin_backbone.whole_files import write_whole, write_whole_by
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ class Spec:
     Args:
         swin: 'ours' or 'theirs', the toolbox's own.
         backend: of ours.
-        bfloat16: the Swin alone, as `--amp` does on a CPU.
+        bfloat16: as `--amp` computes on a CPU.
         avx2: use the instructions of AVX2 alone, which the process must have been told.
         ulp: move each weight of the start to the next number of its type, up or down by chance.
         start: the weights that training starts from; with 0 iterations they are drawn, by the seed, and written there.
@@ -76,7 +76,7 @@ def run_in_process(spec: Spec) -> list[float]:
     model.init_weights = lambda: None  # training would initialise it once more
     losses = LossesHook()
     runner.register_hook(losses)
-    with in_bfloat16(model.backbone) if spec.bfloat16 else nullcontext():
+    with mixed_precision(model) if spec.bfloat16 else nullcontext():
         runtime.run(runner, 'train')
     return losses.totals
 

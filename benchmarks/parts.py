@@ -5,7 +5,7 @@ python -m benchmarks.parts [CONFIG ...] [--arch tiny] [--version 2] [--size 800x
 
 Without CONFIG: each part of SwinBackbone, and its floor, the time that its GEMMs take at the speed of torch's linear
 layer. With CONFIG: backbone, neck, RPN and RoI heads of two-stage detectors, run in turn on one image with the same
-random weights; below float32 only the backbone is under autocast, because mmcv's RoIAlign takes no bfloat16 on a CPU.
+random weights; below float32 as `--amp` computes.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -34,7 +34,7 @@ from swin_backbone.models import pyramid
 from swin_backbone.models.layers import PatchEmbed, PatchMerging
 from swin_backbone.models.pyramid import SwinPyramid, SwinStage
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.optim.amp import in_bfloat16
+from swin_backbone.openmmlab.optim.amp import mixed_precision
 from swin_backbone.outputs import claim
 
 from . import machine
@@ -195,7 +195,7 @@ def detect(model: Any, dtype: torch.dtype, shape: tuple[int, int]) -> int:
     meta = dict(img_shape=shape, ori_shape=shape, pad_shape=shape, batch_input_shape=shape, scale_factor=(1.0, 1.0))
     torch.manual_seed(0)
     image = torch.randn(1, 3, *shape)
-    with torch.no_grad(), in_bfloat16(model.backbone) if dtype == torch.bfloat16 else nullcontext():
+    with torch.no_grad(), mixed_precision(model) if dtype == torch.bfloat16 else nullcontext():
         (sample,) = model.predict(image, [DetDataSample(metainfo=meta)])
     return len(sample.pred_instances)
 

@@ -4,6 +4,8 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from importlib import import_module
+from typing import Any
 
 from .version import __version__
 
@@ -43,6 +45,7 @@ else:
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes, use_torchvision
+        from .openmmlab.optim.amp import mixed_precision
         from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
         from .openmmlab.optim.nan_guard import NonFiniteGuardHook
         from .openmmlab.swap.replace import swap_backbone
@@ -64,5 +67,14 @@ __all__ = [
     'convert_checkpoint',
     'load',
     'load_checkpoint',
+    'mixed_precision',
     'swap_backbone',
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Layers of mmdet's and mmseg's models, which configs name as 'swin_backbone.UPerHead': imported when asked for."""
+    modules = {'SingleRoIExtractor': 'roi_extractor', 'UPerHead': 'uper_head'}
+    if name not in modules:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(import_module(f'.openmmlab.layers.{modules[name]}', __name__), name)

@@ -217,6 +217,10 @@ def picture_scale(text: str) -> tuple[int, int]:
     return side(width), side(height)
 
 
+def add_amp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--amp', action='store_true', help='mixed precision: bfloat16 on a CPU, float16 on a GPU')
+
+
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--overwrite',

@@ -2,7 +2,7 @@
 
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--shard I/N] [--backbone swin-t] [--cfg-options K=V ...]
-    [--unsafe-load] [--allow-missing] [--overwrite]
+    [--amp] [--unsafe-load] [--allow-missing] [--overwrite]
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--overwrite]
 python tools/infer.py PICTURE CONFIG CKPT --tile 1024 [--overlap 128] [--level L] [--skip-blank [N]] [--resume]
@@ -53,6 +53,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_allow_missing,
+    add_amp,
     add_checkpoint_arguments,
     add_config_arguments,
     add_overwrite,
@@ -127,6 +128,7 @@ def parse_args() -> argparse.Namespace:
         help='the tiles of process I of N, from 0; then --merge; or without --tile the pictures',
     )
     tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
+    add_amp(parser)
     add_overwrite(parser)
     add_config_arguments(parser)
     add_checkpoint_arguments(parser)
@@ -158,12 +160,14 @@ def shard(text: str) -> tuple[int, int]:
 def open_predictor(args: argparse.Namespace) -> Predictor:
     """Of a config and a checkpoint, or of an exported folder."""
     if len(args.model) == 1:
+        if args.amp:
+            raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
         return ExportedPredictor(args.model[0], args.device or 'cpu', args.threads, args.batch_size)
     config, checkpoint = args.model
     cfg = runtime.load_config(
         config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
     )
-    return Predictor(cfg, checkpoint, args.device or default_device(), args.unsafe_load, args.allow_missing)
+    return Predictor(cfg, checkpoint, args.device or default_device(), args.unsafe_load, args.allow_missing, args.amp)
 
 
 def reduced(frame: media.Frame) -> str:

@@ -1,6 +1,6 @@
 """Test a detector, segmentor or classifier: the command line of mmdet's and mmseg's own tools/test.py.
 
-python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--overwrite] [--tta]
+python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--overwrite] [--tta] [--amp]
     [--backbone swin-t] [--skip-unreadable] [--allow-missing] [--cfg-options K=V ...]
 python tools/test.py CONFIG DIR [--device cpu] [--threads N] ...
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     add_allow_missing,
+    add_amp,
     add_common_arguments,
     add_data_arguments,
     add_overwrite,
@@ -46,6 +47,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
     parser.add_argument('--wait-time', type=number(0), default=2, metavar='S', help='seconds a shown picture stays')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
+    add_amp(parser)
     add_overwrite(parser)
     add_data_arguments(parser)
     add_skip_unreadable(parser)
@@ -81,6 +83,10 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
                 hooks.append(OneFileEachHook(outputs))
         if args.show or show_dir:
             runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
+        if args.amp:
+            if is_exported(args.checkpoint):
+                raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
+            runtime.enable_amp_of_test(cfg)
         if args.tta:
             if is_exported(args.checkpoint):
                 raise ValueError('--tta takes a checkpoint: an exported model sees each picture once')

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
+    add_amp,
     add_common_arguments,
     add_data_arguments,
     add_skip_unreadable,
@@ -32,7 +33,7 @@ from swin_backbone.openmmlab.training.monitor import BACKENDS, enable_vis
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
-    parser.add_argument('--amp', action='store_true', help='train in mixed precision')
+    add_amp(parser)
     parser.add_argument(
         '--auto-scale-lr',
         action='store_true',

@@ -26,7 +26,9 @@ from .data.own.fill import fill_own_data
 from .data.own.find import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
-from .optim.amp import CpuAmpOptimWrapper
+from .layers.maps import use_channels_last
+from .layers.replace import replace_layers
+from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
 from .training.monitor import CurvesHook
@@ -137,6 +139,8 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
+    if not _has_accelerator():
+        use_channels_last(runner.model)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
     runner.register_hook(CurvesHook())
@@ -194,7 +198,7 @@ class ProvenHook(Hook):
 
 
 def enable_amp(cfg: Config) -> None:
-    """Turn on automatic mixed precision, as the toolboxes' `--amp` does; on a CPU the Swin alone computes in bfloat16.
+    """Turn on automatic mixed precision in training, as the toolboxes' `--amp` does: on a CPU `mixed_precision`.
 
     Raises:
         ValueError: if the config's optimizer wrapper is a kind of its own.
@@ -205,9 +209,16 @@ def enable_amp(cfg: Config) -> None:
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
     else:
+        replace_layers(cfg.model)
         cfg.optim_wrapper.type = CpuAmpOptimWrapper.__name__
         for of_a_gpu in ('loss_scale', 'dtype', 'use_fsdp'):
             cfg.optim_wrapper.pop(of_a_gpu, None)
+
+
+def enable_amp_of_test(cfg: Config) -> None:
+    """Test in `mixed_precision`."""
+    replace_layers(cfg.model)
+    cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__)]
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:

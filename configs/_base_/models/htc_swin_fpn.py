@@ -46,7 +46,7 @@ model = dict(
             for stage in range(3)
         ],
         semantic_roi_extractor=dict(
-            type='SingleRoIExtractor',
+            type='swin_backbone.SingleRoIExtractor',
             roi_layer=dict(type='RoIAlign', output_size=14, sampling_ratio=0),
             out_channels=256,
             featmap_strides=[8]),

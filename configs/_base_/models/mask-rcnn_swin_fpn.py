@@ -34,7 +34,7 @@ model = dict(
     roi_head=dict(
         type='StandardRoIHead',
         bbox_roi_extractor=dict(
-            type='SingleRoIExtractor',
+            type='swin_backbone.SingleRoIExtractor',
             roi_layer=dict(type='RoIAlign', output_size=7, sampling_ratio=0),
             out_channels=256,
             featmap_strides=[4, 8, 16, 32]),
@@ -53,7 +53,7 @@ model = dict(
                 type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0),
             loss_bbox=dict(type='L1Loss', loss_weight=1.0)),
         mask_roi_extractor=dict(
-            type='SingleRoIExtractor',
+            type='swin_backbone.SingleRoIExtractor',
             roi_layer=dict(type='RoIAlign', output_size=14, sampling_ratio=0),
             out_channels=256,
             featmap_strides=[4, 8, 16, 32]),

@@ -29,7 +29,7 @@ model = dict(
         stage_loss_weights=[1] * num_stages,
         proposal_feature_channel=256,
         bbox_roi_extractor=dict(
-            type='SingleRoIExtractor',
+            type='swin_backbone.SingleRoIExtractor',
             roi_layer=dict(type='RoIAlign', output_size=7, sampling_ratio=2),
             out_channels=256,
             featmap_strides=[4, 8, 16, 32]),

@@ -13,7 +13,7 @@ model = dict(
     backbone=dict(
         type='SwinBackbone', arch='tiny', window_size=7, drop_path_rate=0.3),
     decode_head=dict(
-        type='UPerHead',
+        type='swin_backbone.UPerHead',
         in_channels=[96, 192, 384, 768],
         in_index=[0, 1, 2, 3],
         pool_scales=(1, 2, 3, 6),

@@ -5,6 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Optional
 
@@ -29,6 +30,9 @@ from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_mo
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
 from ..data.own.fill import set_num_classes
+from ..layers.maps import use_channels_last
+from ..layers.replace import replace_layers
+from ..optim.amp import mixed_precision
 from ..resume.fields import dataset_meta_of
 
 # COCO's 80 classes have the ids 1 to 90 without these.
@@ -46,6 +50,7 @@ class Predictor:
         device: as torch names it.
         unsafe_load: see `load_checkpoint`.
         allow_missing: go on where the checkpoint leaves weights of the model random.
+        amp: predict in `mixed_precision`.
 
     Raises:
         ValueError: if the config is of another toolbox, torch has no such device, or the checkpoint does not fit the
@@ -59,12 +64,16 @@ class Predictor:
         device: str,
         unsafe_load: bool = False,
         allow_missing: bool = False,
+        amp: bool = False,
     ):
         self.scope = cfg.get('default_scope')
         if self.scope not in VISUALIZERS_OF:
             raise ValueError(f'the config must be one of {", ".join(VISUALIZERS_OF)}, got default_scope={self.scope!r}')
         require_device(device)
         read_checkpoints_safely(unsafe_load)
+        self.amp = amp
+        if amp:
+            replace_layers(cfg.model)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
@@ -78,9 +87,11 @@ class Predictor:
             else:
                 self._load(loaded, checkpoint, allow_missing)
             self.model.to(device).eval()
+            if torch.device(device).type == 'cpu':
+                use_channels_last(self.model)
             pipeline = _pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope)
             self.pipeline = Compose(pipeline)
-            self._described = repr((cfg.model, pipeline))
+            self._described = repr((cfg.model, pipeline, amp))
             self.visualizer = VISUALIZERS.build(dict(type=VISUALIZERS_OF[self.scope], name='infer'))
         self.visualizer.dataset_meta = self.meta
 
@@ -116,7 +127,8 @@ class Predictor:
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """What the model sees on each of a batch of frames."""
-        with DefaultScope.overwrite_default_scope(self.scope):
+        precision = mixed_precision(self.model) if self.amp else nullcontext()
+        with DefaultScope.overwrite_default_scope(self.scope), precision:
             samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
             return samples
 

@@ -1,50 +1,126 @@
-"""Mixed precision on a CPU, for which mmengine has no optimizer wrapper."""
+"""Mixed precision of a whole model on a CPU, where torch's autocast alone is too coarse for a detector.
 
-from collections.abc import Iterator
+Its list of operations for float32 lacks softmax, sums and powers there, and mmcv's compiled operators take no bfloat16.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache, wraps
+from types import MethodType
 from typing import Any
 
 import torch
+from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper
-from mmengine.registry import OPTIM_WRAPPERS
-from torch import nn
+from mmengine.registry import HOOKS, OPTIM_WRAPPERS
+from mmengine.runner import Runner
+from torch import Tensor, nn
 
-from ...models.pyramid import SwinPyramid
+from ..layers.maps import takes_float32_maps
+
+# What a head does with what its forward has computed: losses, targets, softmax, boxes, NMS, masks.
+BEHIND_FORWARD = ('loss_by_feat', 'loss_and_target', 'predict_by_feat', '_get_loss', '_get_predictions')
+
+Method = Callable[..., Any]
 
 
 @OPTIM_WRAPPERS.register_module()
 class CpuAmpOptimWrapper(OptimWrapper):
-    """The Swin of a model computes under bfloat16 autocast; its maps, and all behind it, are float32.
+    """A step of training in `mixed_precision`, for which mmengine has no wrapper on a CPU.
 
-    What stands behind stays out: mmcv's compiled operators, RoIAlign among them, take no bfloat16 on a CPU. Losses are
-    not scaled: bfloat16 has the range of float32.
+    Losses are not scaled: bfloat16 has the range of float32.
     """
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Around a forward: see `OptimWrapper`."""
-        with super().optim_context(model), ExitStack() as stack:
-            for module in model.modules():
-                if isinstance(module, SwinPyramid):
-                    stack.enter_context(in_bfloat16(module))
+        with super().optim_context(model), mixed_precision(model):
             yield
 
 
+@HOOKS.register_module()
+class MixedPrecisionHook(Hook):
+    """Tests in `mixed_precision`."""
+
+    priority = 'VERY_LOW'  # after those that copy the model, or exchange its weights
+
+    def before_test_epoch(self, runner: Runner) -> None:
+        self._stack = ExitStack()
+        self._stack.enter_context(mixed_precision(runner.model))
+
+    def after_test_epoch(self, runner: Runner, metrics: Any = None) -> None:
+        self._stack.close()
+
+
 @contextmanager
-def in_bfloat16(backbone: nn.Module) -> Iterator[None]:
-    """While this lasts, forwards of a backbone run under autocast."""
-    autocast = torch.autocast('cpu', torch.bfloat16)
+def mixed_precision(model: nn.Module) -> Iterator[None]:
+    """While this lasts, the model runs under bfloat16 autocast on a CPU, but for what must stay in float32.
 
-    def enter(_module: nn.Module, _images: Any) -> None:
-        autocast.__enter__()
+    Convolutions and linear layers compute in bfloat16. What a head's forward returns is float32, and so is all that
+    follows: softmax and sigmoid, losses, assignment, boxes, NMS and masks. docs/mixed_precision.md has the table.
 
-    def leave(_module: nn.Module, _images: Any, maps: Any) -> Any:
-        autocast.__exit__(None, None, None)
-        return maps and tuple(x.float() for x in maps)  # None if the forward failed
+    Args:
+        model: of mmdet, mmseg or mmpretrain. On a GPU it runs under torch's autocast alone, in float16.
+    """
+    device = next((x.device.type for x in model.parameters()), 'cpu')
+    with ExitStack() as stack:
+        if device == 'cpu':
+            for module in model.modules():
+                stack.enter_context(_methods_of(module))
+        stack.enter_context(torch.autocast(device, torch.bfloat16 if device == 'cpu' else torch.float16))
+        yield
 
-    handles = backbone.register_forward_pre_hook(enter), backbone.register_forward_hook(leave, always_call=True)
+
+@contextmanager
+def _methods_of(module: nn.Module) -> Iterator[None]:
+    """Methods in float32 in the place of a module's own: of a head what is behind its forward, else what it needs."""
+    behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
+    methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)
+    if takes_float32_maps(module):
+        methods['forward'] = in_float32
+    elif behind:
+        methods['forward'] = to_float32
+    before = {name: vars(module)[name] for name in methods if name in vars(module)}
+    for name, change in methods.items():
+        # A method of this module, which a copy of the module has as its own
+        setattr(module, name, MethodType(change(getattr(type(module), name)), module))
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for name in methods:
+            delattr(module, name)
+        vars(module).update(before)
+
+
+@lru_cache(maxsize=256)
+def in_float32(method: Method) -> Method:
+    """A method outside autocast, whose tensors are float32."""
+
+    @wraps(method)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast('cpu', enabled=False):
+            return method(*_float32(args), **_float32(kwargs))
+
+    return outside
+
+
+@lru_cache(maxsize=256)
+def to_float32(method: Method) -> Method:
+    """A method whose results are float32."""
+
+    @wraps(method)
+    def casting(*args: Any, **kwargs: Any) -> Any:
+        return _float32(method(*args, **kwargs))
+
+    return casting
+
+
+def _float32(value: Any) -> Any:
+    """Half precision becomes float32, in tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if type(value) is dict:
+        return {key: _float32(one) for key, one in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_float32(one) for one in value)
+    return value

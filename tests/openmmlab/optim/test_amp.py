@@ -1,12 +1,29 @@
-"""Mixed precision on a CPU: the Swin in bfloat16, all behind it in float32."""
+"""Mixed precision on a CPU: what of a whole model is bfloat16, and what stays in float32."""
+
+import copy
+import re
+from collections import defaultdict
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
+from helpers.breadth import PLACED, build, pictures_and_truth, predict, swapped, train_one_step
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from swin_backbone import SwinBackbone
-from swin_backbone.openmmlab.optim.amp import CpuAmpOptimWrapper
+from swin_backbone import SwinBackbone, mixed_precision
+from swin_backbone.mmcv_ops import ext
+from swin_backbone.openmmlab.layers import maps
+from swin_backbone.openmmlab.optim.amp import BEHIND_FORWARD
+
+TABLE = Path(__file__).parents[3] / 'docs/mixed_precision.md'
+FAMILIES = ['Mask R-CNN', 'Cascade Mask R-CNN', 'RetinaNet', 'ATSS', 'Mask2Former, instances', 'UPerNet']
+AROUND = [mixed_precision, lambda model: torch.autocast('cpu', torch.bfloat16)]  # the columns
+
+SIDE = 128
 
 
 class Model(nn.Module):
@@ -16,9 +33,8 @@ class Model(nn.Module):
         self.head = nn.Linear(256, 2)
 
     def forward(self, x):
-        maps = self.backbone(x)
-        assert not torch.is_autocast_enabled('cpu')
-        return maps, self.head(maps[-1].mean((2, 3)))
+        found = self.backbone(x)
+        return found, self.head(found[-1].mean((2, 3)))
 
 
 def wrapper(model):
@@ -26,21 +42,17 @@ def wrapper(model):
     return OPTIM_WRAPPERS.build(dict(type='CpuAmpOptimWrapper', optimizer=optimizer))
 
 
-def test_the_backbone_computes_in_bfloat16_and_trains():
+def test_a_whole_model_computes_in_bfloat16_and_trains():
     model, x = Model().train(), torch.randn(1, 3, 64, 64)
     optim_wrapper, plain = wrapper(model), model(x)[0]
-    assert isinstance(optim_wrapper, CpuAmpOptimWrapper)
     with torch.autocast('cpu', torch.bfloat16):
-        expected = model.backbone(x)
+        expected = model(x)
     with optim_wrapper.optim_context(model):
-        maps, scores = model(x)
-    for y, e, p in zip(maps, expected, plain):
-        assert y.dtype == torch.float32
-        assert torch.equal(y, e.float())
-        assert not torch.equal(y, p)
-    optim_wrapper.update_params(scores.sum())
-    assert torch.equal(model(x)[0][0], model.backbone(x)[0])  # outside it is in float32 again, with no hook left
-    assert not model.backbone._forward_hooks
+        _, scores = model(x)
+    assert torch.equal(scores, expected[1])
+    assert scores.dtype == torch.bfloat16
+    optim_wrapper.update_params(scores.float().sum())
+    assert not torch.is_autocast_enabled('cpu')
     assert not torch.equal(model(x)[0][0], plain[0])
 
 
@@ -49,3 +61,158 @@ def test_a_forward_that_fails_leaves_autocast():
     with pytest.raises(ValueError, match='4'), wrapper(model).optim_context(model):
         model(torch.randn(1, 4, 64, 64))
     assert not torch.is_autocast_enabled('cpu')
+
+
+class Recorder(TorchFunctionMode):
+    """The dtypes of what functions return."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.found, self.classes = defaultdict(set), classes
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, '__name__', '')
+        if name in ('conv2d', 'linear'):
+            self.found['convolutions and linear layers'].add(result.dtype)
+        if name == 'softmax' and result.shape[-1] in self.classes:
+            self.found['softmax over classes'].add(result.dtype)
+        if name == 'einsum' and result.dim() == 2:
+            self.found['costs of matching in Mask2Former'].add(result.dtype)
+        return result
+
+
+@contextmanager
+def recorded(model, monkeypatch):
+    """What the rows of the table say, of what is computed meanwhile."""
+    from swin_backbone.openmmlab.layers import roi_extractor
+
+    recorder = Recorder({81, 9, 151})
+    found = recorder.found
+
+    def keep(row):
+        def hook(_module, _args, result):
+            for x in tensors(result):
+                found[row].add(x.dtype)
+
+        return hook
+
+    handles = [model.backbone.register_forward_hook(keep('maps that the Swin emits, behind their norms'))]
+    for module in model.modules():
+        if any(hasattr(module, name) for name in BEHIND_FORWARD):
+            handles.append(module.register_forward_hook(keep("what a head's forward returns")))
+
+    def align(maps_, rois, *rest):
+        found['maps that RoIAlign reads'].add(maps_.dtype)
+        found['corners of regions'].add(rois.dtype)
+        return align_forward(maps_, rois, *rest)
+
+    def nms(boxes, scores, **rest):
+        found['boxes for NMS'].add(boxes.dtype)
+        found['scores for NMS'].add(scores.dtype)
+        return ext.nms(boxes, scores, **rest)
+
+    align_forward = roi_extractor.roi_align_forward
+    with monkeypatch.context() as patch, recorder:
+        patch.setattr(roi_extractor, 'roi_align_forward', align)
+        patch.setattr(import_module('mmcv.ops.nms'), 'ext_module', type('ours', (), dict(nms=staticmethod(nms))))
+        yield found
+    for handle in handles:
+        handle.remove()
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from tensors(one)
+
+
+def table():
+    """The dtypes of each row of the table, by column."""
+    rows = re.findall(r'^\| (.+?) \| (float32|bfloat16) \| (float32|bfloat16) \|$', TABLE.read_text(), re.MULTILINE)
+    assert len(rows) == 11
+    return {name: [getattr(torch, dtype) for dtype in dtypes] for name, *dtypes in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('column', [0, 1])
+def test_each_cell_of_the_table(column, monkeypatch):
+    pytest.importorskip('mmdet')
+    found = defaultdict(set)
+    for family in FAMILIES:
+        for row, dtypes in dtypes_of(family, AROUND[column], monkeypatch).items():
+            found[row] |= dtypes
+    for row, cells in table().items():
+        # By torch's autocast, not all families and not all that a row names
+        assert cells[column] in found[row] if column == 1 else {cells[column]} == found[row], row
+        if cells[column] == torch.float32:
+            assert found[row] == {torch.float32}, row
+    assert set(found) == set(table())
+
+
+@pytest.mark.parametrize('family', ['Mask R-CNN', 'UPerNet'])
+def test_cells_of_a_detector_and_a_segmentor(family, monkeypatch):
+    pytest.importorskip('mmdet')
+    for row, dtypes in dtypes_of(family, mixed_precision, monkeypatch).items():
+        assert dtypes == {table()[row][0]}, row
+
+
+def dtypes_of(family, around, monkeypatch):
+    """The dtypes that each row of the table has, in a prediction and a step of training."""
+    cfg = swapped(PLACED[family])
+    cfg.optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
+    # Not smaller: torch's bfloat16 gradient of a 3x3 convolution with stride 2 on a map of 1x1 pixels is not finite
+    model, data = build(cfg, side=SIDE), pictures_and_truth(cfg, side=SIDE)
+    maps.use_channels_last(model)
+    with recorded(model, monkeypatch) as found:
+        with around(model):
+            samples = predict(cfg, model, copy.deepcopy(data))
+        assert len(samples) == 2
+        model.train()
+        prepared = model.data_preprocessor(data, True)
+        with around(model):
+            losses = model(**prepared, mode='loss')
+    for name, loss in losses.items():
+        for x in tensors(loss):
+            if 'loss' in name:
+                found['each loss'].add(x.dtype)
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            found['parameters and gradients'] |= {parameter.dtype, parameter.grad.dtype}
+            assert parameter.grad.isfinite().all(), (name, family, around)
+    return {
+        row: dtypes for row, dtypes in found.items() if row != 'costs of matching in Mask2Former' or 'Mask2' in family
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('family', PLACED)
+def test_every_family_predicts_and_trains(family):
+    cfg = swapped(PLACED[family])
+    if 'Wrapper' in cfg.optim_wrapper.get('type', 'OptimWrapper'):
+        cfg.optim_wrapper.type = 'CpuAmpOptimWrapper'
+    for key in ('loss_scale', 'dtype'):
+        cfg.optim_wrapper.pop(key, None)
+    model, data = build(cfg), pictures_and_truth(cfg)
+    maps.use_channels_last(model)
+    with mixed_precision(model):
+        predict(cfg, model, copy.deepcopy(data))
+    losses, _ = train_one_step(cfg, model, data)
+    assert all(value.isfinite() for value in losses.values())
+
+
+def test_afterwards_and_in_a_copy_methods_are_the_modules_own():
+    model = build(swapped(PLACED['RetinaNet']), initialise=False)
+    head = model.bbox_head
+    with mixed_precision(model):
+        other = copy.deepcopy(model).bbox_head
+        assert other.forward.__self__ is other
+        assert 'forward' in vars(head)
+        with mixed_precision(model):
+            pass
+        assert 'forward' in vars(head)
+    assert not {'forward', *BEHIND_FORWARD} & set(vars(head))

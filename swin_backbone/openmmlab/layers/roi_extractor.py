@@ -1,0 +1,86 @@
+"""mmdet's SingleRoIExtractor with this package's RoIAlign on a CPU.
+
+Letters: B images, C channels, H W height and width of a map; R regions, I and J bins down and across.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+from mmcv.ops import RoIAlign
+from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor as OfMMDet
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...mmcv_ops.roi import roi_align_backward, roi_align_forward
+
+
+class Settings(NamedTuple):
+    """Of RoIAlign in one level: the arguments of mmcv's operator behind the tensors, in their order."""
+
+    height: int
+    width: int
+    scale: float
+    sampling_ratio: int
+    pool_mode: int  # 1: the mean
+    aligned: bool
+
+
+class SingleRoIExtractor(OfMMDet):  # type: ignore[misc]
+    """Cuts each region from the pyramid level that fits its size: mmdet's, with its arguments and results.
+
+    mmdet's rounds the corners of regions to the dtype of the maps. Of bfloat16, that is by up to 4 pixels at 1333. Here
+    they stay as they are. On a CPU, RoIAlign is this package's, with all threads and in bfloat16, whichever operators
+    mmcv has.
+    """
+
+    def forward(self, feats: Sequence[Tensor], rois: Tensor, roi_scale_factor: Optional[float] = None) -> Tensor:
+        """The features of regions, (R, C, I, J), of the dtype of the maps.
+
+        Args:
+            feats: the levels from the finest, (B, C, H, W) each.
+            rois: (R, 5): index of an image, x1, y1, x2, y2 in pixels of the image.
+            roi_scale_factor: by which regions grow around their centres, after their levels were chosen.
+        """
+        layers = list(self.roi_layers)[: len(feats)]
+        if feats[0].device.type != 'cpu' or any(type(one) is not RoIAlign or one.pool_mode != 'avg' for one in layers):
+            return super().forward(feats, rois, roi_scale_factor)
+        if len(feats) == 1:
+            levels_R = rois.new_zeros(len(rois), dtype=torch.long)
+        else:
+            levels_R = self.map_roi_levels(rois, len(feats))
+            if roi_scale_factor is not None:
+                rois = self.roi_rescale(rois, roi_scale_factor)
+        levels_R, order_R = levels_R.sort(stable=True)
+        counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
+        settings = [Settings(*one.output_size, one.spatial_scale, one.sampling_ratio, 1, one.aligned) for one in layers]
+        sorted_RCIJ: Tensor = _RoIAlign.apply(rois[order_R], counts, settings, *feats)
+        return sorted_RCIJ[order_R.argsort()]
+
+
+class _RoIAlign(torch.autograd.Function):
+    """Mean RoIAlign of regions that are sorted by their levels, of which each has the next `counts` of them."""
+
+    @staticmethod
+    def forward(ctx: Any, rois_R5: Tensor, counts: list[int], settings: list[Settings], *maps: Tensor) -> Tensor:
+        ctx.save_for_backward(rois_R5)
+        ctx.counts, ctx.settings, ctx.maps = counts, settings, [(x.shape, x.stride(), x.dtype) for x in maps]
+        pooled_RCIJ = maps[0].new_empty(len(rois_R5), maps[0].shape[1], settings[0].height, settings[0].width)
+        none = maps[0].new_empty(0)
+        parts = zip(maps, rois_R5.split(counts), pooled_RCIJ.split(counts), settings)
+        for map_BCHW, of_level_R5, of_level_RCIJ, setting in parts:
+            roi_align_forward(map_BCHW, of_level_R5, of_level_RCIJ, none, none, *setting)
+        return pooled_RCIJ
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_RCIJ: Tensor) -> Any:
+        (rois_R5,) = ctx.saved_tensors
+        grad_RCIJ = grad_RCIJ.contiguous()
+        none, grads = grad_RCIJ.new_empty(0), []
+        parts = zip(ctx.maps, rois_R5.split(ctx.counts), grad_RCIJ.split(ctx.counts), ctx.settings)
+        for (shape, stride, dtype), of_level_R5, of_level_RCIJ, setting in parts:
+            grad_BCHW = torch.empty_strided(shape, stride, dtype=dtype, device=grad_RCIJ.device).zero_()
+            roi_align_backward(of_level_RCIJ, of_level_R5, none, none, grad_BCHW, *setting)
+            grads.append(grad_BCHW)
+        return None, None, None, *grads

@@ -1,0 +1,119 @@
+"""UPerHead (Xiao et al. 2018, arXiv 1807.10221) that convolves small maps before it enlarges them.
+
+Letters: B images, C channels, D output channels, h w and H W height and width before and after resizing; K a tap.
+"""
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from mmseg.models.decode_heads import UPerHead as OfMMSeg
+from mmseg.models.utils import resize
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...compat import is_exporting
+
+Size = tuple[int, int]
+
+
+class UPerHead(OfMMSeg):  # type: ignore[misc]
+    """mmseg's UPerHead, with its arguments, parameters and results but for rounding.
+
+    mmseg's enlarges the maps of all levels to the largest, and then convolves them; a coarse level's map has many times
+    fewer pixels before that. See `conv_of_resized`. Under torch.compile and in an export it is mmseg's graph.
+    """
+
+    def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        if not _is_plain(self.bottleneck):
+            return super().psp_forward(inputs)
+        x = inputs[-1]
+        pooled = [branch(x) for branch in self.psp_modules]
+        return _fused(self.bottleneck, [x, *pooled], self.align_corners)
+
+    def _forward_feature(self, inputs: Sequence[Tensor]) -> Tensor:
+        if not _is_plain(self.fpn_bottleneck):
+            return super()._forward_feature(inputs)
+        inputs = self._transform_inputs(inputs)
+        maps = [conv(x) for conv, x in zip(self.lateral_convs, inputs)] + [self.psp_forward(inputs)]
+        for level in range(len(maps) - 1, 0, -1):
+            finer = maps[level - 1]
+            maps[level - 1] = finer + resize(
+                maps[level], size=finer.shape[2:], mode='bilinear', align_corners=self.align_corners
+            )
+        maps[:-1] = [conv(x) for conv, x in zip(self.fpn_convs, maps)]
+        return _fused(self.fpn_bottleneck, maps, self.align_corners)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a ConvModule is a 3x3 convolution of the plain kind, and no graph is being made."""
+    conv = module.conv
+    return (
+        type(conv) is nn.Conv2d
+        and (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
+        == ((3, 3), (1, 1), (1, 1), (1, 1), 1, 'zeros')
+        and module.order == ('conv', 'norm', 'act')
+        and not (conv._forward_hooks or conv._forward_pre_hooks)
+        and not (torch.compiler.is_compiling() or is_exporting() or torch.jit.is_tracing())
+    )
+
+
+def _fused(module: nn.Module, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
+    """A ConvModule of maps that are resized to the first and concatenated."""
+    y = conv_of_resized(maps, module.conv.weight, module.conv.bias, align_corners)
+    if module.with_norm:
+        y = module.norm(y)
+    return module.activate(y) if module.with_activation else y
+
+
+def conv_of_resized(maps: Sequence[Tensor], weight: Tensor, bias: Optional[Tensor], align_corners: bool) -> Tensor:
+    """A 3x3 convolution, padded by 1, of maps resized bilinearly to the first one's size and concatenated.
+
+    Both are linear: a resize is a matrix along each axis, a tap of the convolution is a 1x1 convolution and a shift,
+    and the 1x1 convolution of a resized map is the resized 1x1 convolution. So each coarse map is convolved as it is,
+    with 9 times the output channels, and what follows is a product with a matrix (H, 3h) and one (W, 3w).
+
+    Args:
+        maps: (B, C_i, h_i, w_i), the first of the size (H, W).
+        weight: (D, the sum of C_i, 3, 3).
+        bias: (D,) or None.
+
+    Returns:
+        (B, D, H, W).
+    """
+    H, W = maps[0].shape[2:]
+    weights = weight.split([x.shape[1] for x in maps], 1)
+    together = [0] + [level for level, x in enumerate(maps) if level and x.shape[2:] == (H, W)]
+    y_BDHW = F.conv2d(
+        torch.cat([maps[level] for level in together], 1), torch.cat([weights[level] for level in together], 1),
+        bias, padding=1,
+    )  # fmt: skip
+    for level, x in enumerate(maps):
+        if level not in together:
+            y_BDHW = y_BDHW + _resized_conv(x, weights[level], (H, W), align_corners)
+    return y_BDHW
+
+
+def _resized_conv(x_BChw: Tensor, weight: Tensor, size: Size, align_corners: bool) -> Tensor:
+    """The convolution of one resized map, without bias."""
+    B, C, h, w = x_BChw.shape
+    D = len(weight)
+    at_least_float32 = torch.promote_types(weight.dtype, torch.float32)
+    down_KHh, across_KWw = (_taps(n, N, align_corners, at_least_float32, x_BChw.device) for n, N in zip((h, w), size))
+    # (row, column, D) of the 9 taps as output channels; the sum over rows is in the product with the matrix.
+    weight_9DC11 = weight.permute(2, 3, 0, 1).reshape(9 * D, C, 1, 1)
+    taps_Bhw9D = F.conv2d(x_BChw, weight_9DC11).permute(0, 2, 3, 1)
+    rows = taps_Bhw9D.reshape(B, h, w, 3, 3 * D).permute(0, 3, 1, 2, 4).reshape(B, 3 * h, w * 3 * D)
+    H, W = size
+    down_HKh = down_KHh.permute(1, 0, 2).reshape(H, 3 * h).to(rows)
+    across_WwK = across_KWw.permute(1, 2, 0).reshape(W, 3 * w).to(rows)
+    columns = torch.matmul(down_HKh, rows).view(B * H, w * 3, D)
+    return torch.matmul(across_WwK, columns).view(B, H, W, D).permute(0, 3, 1, 2)
+
+
+def _taps(n: int, N: int, align_corners: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What a resize from n to N pixels and a shift by each of 3 taps take of each pixel: (3, N, n)."""
+    unit_1nn1 = torch.eye(n, dtype=dtype, device=device).view(1, n, n, 1)
+    resized_Nn = F.interpolate(unit_1nn1, (N, 1), mode='bilinear', align_corners=align_corners)[0, :, :, 0].t()
+    padded = F.pad(resized_Nn, (0, 0, 1, 1))
+    return torch.stack([padded[tap : tap + N] for tap in range(3)])

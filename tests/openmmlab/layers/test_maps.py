@@ -1,0 +1,77 @@
+"""Maps in channels_last memory through a whole model: same results, same checkpoints."""
+
+import copy
+
+import pytest
+import torch
+from helpers.breadth import PLACED, build, pictures_and_truth, predict, swapped
+
+from swin_backbone import mmcv_ops
+from swin_backbone.openmmlab.layers import maps
+
+pytest.importorskip('mmdet')
+
+
+def strided(model):
+    return [name for name, x in model.named_parameters() if x.dim() == 4 and not x.is_contiguous()]
+
+
+@pytest.mark.parametrize('family', ['Mask R-CNN', 'RetinaNet'])
+def test_a_detector_predicts_the_same(family):
+    cfg = swapped(PLACED[family])
+    model, data = build(cfg), pictures_and_truth(cfg)
+    before = predict(cfg, model, copy.deepcopy(data))
+    maps.use_channels_last(model)
+    assert strided(model)
+    assert not strided(model.backbone)  # which packs its own
+    for x, y in zip(before, predict(cfg, model, data)):
+        torch.testing.assert_close(x.pred_instances.bboxes, y.pred_instances.bboxes, rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(x.pred_instances.scores, y.pred_instances.scores, rtol=1e-3, atol=1e-4)
+
+
+def test_checkpoints_go_both_ways(tmp_path):
+    cfg = swapped(PLACED['RetinaNet'])
+    model, other = build(cfg), build(cfg)
+    maps.use_channels_last(model)
+    torch.save(model.state_dict(), tmp_path / 'last.pth')
+    other.load_state_dict(torch.load(tmp_path / 'last.pth', weights_only=True))
+    assert not strided(other)
+    model.load_state_dict(other.state_dict())
+    assert strided(model)
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, other.state_dict()[name])
+
+
+def test_an_optimizer_goes_on_with_moments_of_either():
+    for source, target in ((True, False), (False, True)):
+        steps = []
+        for last in (source, target):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+            if last:
+                maps.use_channels_last(model)
+            optimizer = torch.optim.AdamW(model.parameters())
+            if steps:
+                model.load_state_dict(steps[0][0])
+                optimizer.load_state_dict(steps[0][1])
+            model(torch.ones(1, 3, 5, 5)).square().sum().backward()
+            optimizer.step()
+            steps.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+        torch.manual_seed(0)
+        plain = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+        optimizer = torch.optim.AdamW(plain.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            plain(torch.ones(1, 3, 5, 5)).square().sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(steps[1][0], plain.state_dict())
+
+
+def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
+    for compiled in (True, False):
+        monkeypatch.setattr(maps, 'in_use', lambda compiled=compiled: 'compiled' if compiled else 'ours')
+        for family, last in (('Mask R-CNN', True), ('ATSS, DyHead', not compiled)):
+            model = build(swapped(PLACED[family]), initialise=False)
+            maps.use_channels_last(model)
+            assert bool(strided(model)) == last
+    assert mmcv_ops.in_use()

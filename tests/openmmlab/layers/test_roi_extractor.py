@@ -1,0 +1,100 @@
+"""Regions of a pyramid: as mmdet's extractor, but that boxes are not rounded and bfloat16 is taken."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from swin_backbone import swap_backbone
+from swin_backbone.mmcv_ops import ext
+from swin_backbone.openmmlab.config.files import read_config
+
+pytest.importorskip('mmdet')
+SETTINGS = dict(out_channels=8, featmap_strides=[4, 8, 16, 32])
+
+
+def extractors(**layer):
+    from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
+
+    import swin_backbone
+
+    layer = dict(dict(type='RoIAlign', output_size=7, sampling_ratio=0), **layer)
+    return [kind(layer, **SETTINGS) for kind in (SingleRoIExtractor, swin_backbone.SingleRoIExtractor)]
+
+
+def pyramid(dtype=torch.float32, levels=4):
+    shapes = [(2, 8, 200 // stride, 300 // stride) for stride in (4, 8, 16, 32)[:levels]]
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def regions(number, sides=(190, 90)):
+    first = torch.rand(number, 2) * 100
+    return torch.cat([torch.randint(0, 2, (number, 1)), first, first + torch.rand(number, 2) * torch.tensor(sides)], 1)
+
+
+@pytest.mark.parametrize('number', [0, 1, 50])
+@pytest.mark.parametrize('levels', [1, 4])
+@pytest.mark.parametrize('scale_factor', [None, 1.3])
+@pytest.mark.parametrize('layer', [{}, dict(sampling_ratio=2, output_size=(3, 14), aligned=False)])
+def test_equals_mmdets(number, levels, scale_factor, layer):
+    maps, rois = pyramid(levels=levels), regions(number)
+    theirs, ours = (extractor(maps, rois, scale_factor) for extractor in extractors(**layer))
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(theirs)
+    expected, found = (
+        torch.autograd.grad((y * weight).sum(), maps, allow_unused=True, materialize_grads=True) if y.requires_grad
+        else (None,) for y in (theirs, ours)
+    )  # fmt: skip
+    if number:
+        torch.testing.assert_close(found, expected)
+
+
+def test_channels_last_maps_give_the_same_and_such_gradients():
+    maps, rois = pyramid(), regions(20)
+    last = [x.detach().contiguous(memory_format=torch.channels_last).requires_grad_() for x in maps]
+    ours = extractors()[1]
+    y, of_last = ours(maps, rois), ours(last, rois)
+    torch.testing.assert_close(of_last, y)
+    weight = torch.randn_like(y)
+    grads = torch.autograd.grad((of_last * weight).sum(), last)
+    torch.testing.assert_close(grads, torch.autograd.grad((y * weight).sum(), maps))
+    assert all(grad.is_contiguous(memory_format=torch.channels_last) for grad in grads)
+
+
+def test_of_bfloat16_maps_boxes_are_not_rounded(monkeypatch):
+    # Which takes bfloat16, where mmcv's may be compiled
+    monkeypatch.setattr(import_module('mmcv.ops.roi_align'), 'ext_module', ext)
+    theirs, ours = extractors()
+    maps = [torch.randn(1, 8, 800 // stride, 1344 // stride).bfloat16() for stride in (4, 8, 16, 32)]
+    rois = torch.tensor([[0, 1101.3, 3.0, 1330.7, 260.2]])
+    exact = theirs([x.float() for x in maps], rois)
+    found = ours(maps, rois)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), exact, rtol=0.01, atol=0.01)
+    assert (theirs(maps, rois).float() - exact).abs().max() > 0.1
+
+
+def test_bfloat16_gradients_are_float32s():
+    maps, rois = pyramid(torch.bfloat16), regions(30)
+    ours = extractors()[1]
+    weight = torch.randn(30, 8, 7, 7)
+    found = torch.autograd.grad((ours(maps, rois) * weight).sum(), maps)
+    wide = [x.detach().float().requires_grad_() for x in maps]
+    expected = torch.autograd.grad((ours(wide, rois) * weight).sum(), wide)
+    for one, other in zip(found, expected):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.float(), other, rtol=0.02, atol=0.02)
+
+
+def test_a_maximum_is_mmcvs():
+    maps, rois = pyramid(), regions(9)
+    theirs, ours = extractors(pool_mode='max', sampling_ratio=2)
+    torch.testing.assert_close(ours(maps, rois), theirs(maps, rois))
+
+
+def test_swapping_a_backbone_puts_it_in():
+    cfg = swap_backbone(
+        read_config('mmdet::cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco.py'), 'swin-t', verbose=False
+    )
+    head = cfg.model.roi_head
+    assert head.bbox_roi_extractor.type == head.mask_roi_extractor.type == 'swin_backbone.SingleRoIExtractor'

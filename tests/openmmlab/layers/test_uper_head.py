@@ -1,0 +1,79 @@
+"""A convolution of resized maps before they are resized: mmseg's UPerHead, but for rounding."""
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip('mmseg')
+SETTINGS = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3], channels=16, num_classes=5)
+
+
+def heads(**changed):
+    from mmseg.models.decode_heads import UPerHead
+
+    import swin_backbone
+
+    settings = {**SETTINGS, 'norm_cfg': dict(type='BN'), **changed}
+    theirs, ours = UPerHead(**settings).eval(), swin_backbone.UPerHead(**settings).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def maps(height=33, width=50, dtype=torch.float32):
+    return [
+        torch.randn(2, channels, -(-height // shrunk), -(-width // shrunk), dtype=dtype, requires_grad=True)
+        for channels, shrunk in zip(SETTINGS['in_channels'], (1, 2, 4, 8))
+    ]
+
+
+@pytest.mark.parametrize('align_corners', [False, True])
+@pytest.mark.parametrize('size', [(32, 48), (33, 50), (31, 9), (1, 7)])
+def test_equals_mmsegs(align_corners, size):
+    theirs, ours = (head.double() for head in heads(align_corners=align_corners))
+    inputs = maps(*size, dtype=torch.float64)
+    expected, found = theirs(inputs), ours(inputs)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(expected)
+    of = [
+        torch.autograd.grad((y * weight).sum(), [*inputs, *head.parameters()])
+        for y, head in zip((found, expected), (ours, theirs))
+    ]
+    torch.testing.assert_close(*of)
+
+
+@pytest.mark.parametrize('changed', [dict(norm_cfg=None), dict(act_cfg=dict(type='GELU')), dict(pool_scales=(1, 5))])
+def test_other_settings_in_float32_and_training(changed):
+    theirs, ours = (head.train() for head in heads(dropout_ratio=0, **changed))
+    inputs = maps()
+    torch.testing.assert_close(ours(inputs), theirs(inputs), rtol=1e-4, atol=1e-5)
+    for expected, found in zip(theirs.buffers(), ours.buffers()):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_convolutions_are_mmsegs_own():
+    theirs, ours = heads()
+    for head in (theirs, ours):
+        conv = head.fpn_bottleneck.conv
+        head.fpn_bottleneck.conv = nn.Conv2d(64, 16, 3, padding=2, dilation=2, bias=False)
+        head.fpn_bottleneck.conv.weight = conv.weight
+    inputs = maps()
+    torch.testing.assert_close(ours(inputs), theirs(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_no_resized_map_is_convolved():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counted = []
+    for head in heads(channels=256, pool_scales=(1,)):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            head(maps(32, 32))
+        counted.append(counter.get_total_flops())
+    assert counted[1] < 0.7 * counted[0]
+
+
+def test_a_graph_is_mmsegs():
+    theirs, ours = heads()
+    inputs = [x.detach() for x in maps(16, 16)]
+    graphs = [torch.export.export(head, (inputs,)).graph for head in (theirs, ours)]
+    names = [[str(node.target) for node in graph.nodes if node.op == 'call_function'] for graph in graphs]
+    assert names[0] == names[1]
