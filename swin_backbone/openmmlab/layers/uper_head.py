@@ -12,7 +12,7 @@ from mmseg.models.utils import resize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...compat import is_exporting
+from ...backends.protocol import recorder_of
 
 Size = tuple[int, int]
 
@@ -21,18 +21,18 @@ class UPerHead(OfMMSeg):  # type: ignore[misc]
     """mmseg's UPerHead, with its arguments, parameters and results but for rounding.
 
     mmseg's enlarges the maps of all levels to the largest, and then convolves them; a coarse level's map has many times
-    fewer pixels before that. See `conv_of_resized`. Under torch.compile and in an export it is mmseg's graph.
+    fewer pixels before that. See `conv_of_resized`. What is compiled or exported is mmseg's graph.
     """
 
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        if not _is_plain(self.bottleneck):
-            return super().psp_forward(inputs)
         x = inputs[-1]
+        if not _is_plain(self.bottleneck) or recorder_of(x):
+            return super().psp_forward(inputs)
         pooled = [branch(x) for branch in self.psp_modules]
         return _fused(self.bottleneck, [x, *pooled], self.align_corners)
 
     def _forward_feature(self, inputs: Sequence[Tensor]) -> Tensor:
-        if not _is_plain(self.fpn_bottleneck):
+        if not _is_plain(self.fpn_bottleneck) or recorder_of(inputs[0]):
             return super()._forward_feature(inputs)
         inputs = self._transform_inputs(inputs)
         maps = [conv(x) for conv, x in zip(self.lateral_convs, inputs)] + [self.psp_forward(inputs)]
@@ -46,7 +46,7 @@ class UPerHead(OfMMSeg):  # type: ignore[misc]
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a ConvModule is a 3x3 convolution of the plain kind, and no graph is being made."""
+    """Whether a ConvModule is a 3x3 convolution of the plain kind, then norm and activation."""
     conv = module.conv
     return (
         type(conv) is nn.Conv2d
@@ -54,7 +54,6 @@ def _is_plain(module: nn.Module) -> bool:
         == ((3, 3), (1, 1), (1, 1), (1, 1), 1, 'zeros')
         and module.order == ('conv', 'norm', 'act')
         and not (conv._forward_hooks or conv._forward_pre_hooks)
-        and not (torch.compiler.is_compiling() or is_exporting() or torch.jit.is_tracing())
     )
 
 

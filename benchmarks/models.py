@@ -1,0 +1,212 @@
+"""Time whole models on a CPU: the toolbox's own with its Swin, ours with one thing more at a time, and exported ones.
+
+python -m benchmarks.models CONFIG [--picture F] [--size 800x1333] [--train] [--steps NAME ...]
+    [--exported DIR ...] [--runs N] [--threads N] [--busy-machine] [--json F [--overwrite]] [--cfg-options K=V ...]
+
+All have the same random weights and run in turn, on a picture or noise; --train times a step with two of them, and
+random objects or labels. With random weights no score is high: --cfg-options model.test_cfg.rcnn.score_thr=0 lets a
+detector keep as many objects as it may. Each step has what the one before it has:
+
+    toolbox           the toolbox's own Swin and layers, in float32
+    backbone          SwinBackbone
+    layers            this package's layers in the place of the toolbox's
+    channels_last     convolutions in channels_last
+    bfloat16          what `--amp` does
+
+DIR is what tools/export.py made of a whole model, maybe of other weights.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Optional
+
+import cv2
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.structures import PixelData
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from swin_backbone import mixed_precision
+from swin_backbone.command_line import BUILD_ERRORS, CfgOptions, add_overwrite, positive, run, size, stop_on_user_errors
+from swin_backbone.devices import processor
+from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.layers.maps import use_channels_last
+from swin_backbone.openmmlab.layers.replace import LAYERS, replace_layers
+from swin_backbone.outputs import claim
+
+from . import machine, timing
+from .one_training import as_ours, as_theirs
+
+STEPS = ('toolbox', 'backbone', 'layers', 'channels_last', 'bfloat16')
+console = Console()
+Run = Callable[[], object]
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        'config', metavar='CONFIG', help='of a detector or segmentor with a Swin: a path, or mmdet::...'
+    )
+    parser.add_argument('--picture', metavar='F', help='resized to --size; noise otherwise')
+    parser.add_argument('--size', type=size, default=(800, 1333), metavar='HxW', help='default: 800x1333')
+    parser.add_argument('--train', action='store_true', help='a step of training, with two pictures')
+    parser.add_argument('--steps', nargs='+', choices=STEPS, default=list(STEPS), metavar='NAME', help='default: all')
+    parser.add_argument('--exported', nargs='+', default=[], metavar='DIR', help='run these too, not with --train')
+    parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
+    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
+    parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=CfgOptions, metavar='K=V', help='change settings of the config'
+    )
+    add_overwrite(parser)
+    args = parser.parse_args()
+    if args.train and args.exported:
+        parser.error('--exported takes no --train')
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    machine.pin_threads(args.threads)
+    with stop_on_user_errors(BUILD_ERRORS):
+        outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
+        reason = None if args.busy_machine else machine.why_not_quiet()
+        if reason is not None:
+            raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
+        cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', with_data=False)
+        picture = read_picture(args.picture, args.size)
+        runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train)
+        runs.update({folder: exported_run(folder, picture, args.threads) for folder in args.exported})
+        spreads = timing.alternate(runs, args.runs, 1)
+    first = next(iter(spreads.values())).median
+    title = f'{args.config}, {"2 x " if args.train else ""}{args.size[0]}x{args.size[1]}; {processor()}'
+    table = Table('model', 'ms', 'fastest, slowest', 'times as fast', title=title, title_justify='left')
+    for name, s in spreads.items():
+        row = f'{s.median * 1e3:.0f}', f'{s.fastest * 1e3:.0f}, {s.slowest * 1e3:.0f}', f'{first / s.median:.2f}'
+        table.add_row(name, *row)
+    console.print(table)
+    if outputs:
+        with stop_on_user_errors((OSError,)):
+            rows = [dict(model=name, **spread._asdict()) for name, spread in spreads.items()]
+            outputs.write(args.json, json.dumps(dict(machine=processor(), rows=rows), indent=1).encode())
+
+
+def read_picture(path: Optional[str], shape: tuple[int, int]) -> Tensor:
+    """(3, H, W) uint8.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    if path is None:
+        return torch.randint(0, 256, (3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = cv2.imread(path)
+    if pixels is None:
+        raise ValueError(f'--picture {path} is no picture that can be read')
+    return torch.from_numpy(cv2.resize(pixels, shape[::-1])).permute(2, 0, 1).contiguous()
+
+
+def model_runs(cfg: Config, steps: list[str], pictures: list[Tensor], train: bool) -> dict[str, Run]:
+    """What runs the model of each step once."""
+    runs: dict[str, Run] = {}
+    weights: dict[str, Tensor] = {}
+    for step in steps:
+        model = build(cfg, STEPS.index(step))
+        weights = weights or model.state_dict()
+        model.load_state_dict({**model.state_dict(), **weights}, strict=False)
+        model.train(train)
+        run_once = train_once if train else predict_once
+        runs[step] = partial(run_once, cfg, model, pictures, step == 'bfloat16')
+    return runs
+
+
+def build(cfg: Config, number: int) -> nn.Module:
+    """The model of the step of this number.
+
+    Raises:
+        ValueError: if the config's backbone is no Swin of V1.
+    """
+    scope = cfg.get('default_scope', 'mmdet')
+    described = cfg.model.copy()
+    theirs = as_theirs(described.backbone, scope)
+    described.backbone = as_ours(theirs, 'auto') if number >= STEPS.index('backbone') else theirs
+    if 'pretrained' in described:
+        described.pretrained = None
+    (replace_layers if number >= STEPS.index('layers') else partial(_restore_layers, scope))(described)
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope(scope):
+        model: nn.Module = MODELS.build(described)
+    if number >= STEPS.index('channels_last'):
+        use_channels_last(model)
+    return model
+
+
+def _restore_layers(scope: str, node: Any) -> None:
+    """The toolbox's own layers in the place of ours, in a config of a model, in place."""
+    if isinstance(node, dict):
+        kind = str(node.get('type'))
+        if kind.startswith('swin_backbone.') and kind.rpartition('.')[2] in LAYERS:
+            node['type'] = f'{scope}.{kind.rpartition(".")[2]}'
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ():
+        _restore_layers(scope, child)
+
+
+def predict_once(cfg: Config, model: Any, pictures: list[Tensor], bfloat16: bool) -> object:
+    precision = mixed_precision(model) if bfloat16 else nullcontext()
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')), torch.no_grad(), precision:
+        return model.test_step(dict(inputs=pictures, data_samples=[sample_of(cfg, x) for x in pictures]))
+
+
+def train_once(cfg: Config, model: Any, pictures: list[Tensor], bfloat16: bool) -> None:
+    with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
+        samples = [truth_of(cfg, x) for x in pictures]
+        data = model.data_preprocessor(dict(inputs=pictures, data_samples=samples), True)
+        with mixed_precision(model) if bfloat16 else nullcontext():
+            losses = model(**data, mode='loss')
+        model.parse_losses(losses)[0].backward()
+    model.zero_grad(set_to_none=True)
+
+
+def sample_of(cfg: Config, picture: Tensor) -> Any:
+    shape = tuple(picture.shape[1:])
+    meta = dict(img_shape=shape, ori_shape=shape, pad_shape=shape, scale_factor=(1.0, 1.0), batch_input_shape=shape)
+    if cfg.get('default_scope') == 'mmseg':
+        from mmseg.structures import SegDataSample
+
+        return SegDataSample(metainfo=meta)
+    from mmdet.structures import DetDataSample
+
+    return DetDataSample(metainfo=meta)
+
+
+def truth_of(cfg: Config, picture: Tensor) -> Any:
+    """Ten random objects, or random labels."""
+    if cfg.get('default_scope') == 'mmseg':
+        sample = sample_of(cfg, picture)
+        sample.gt_sem_seg = PixelData(data=torch.randint(0, 2, (1, *picture.shape[1:])))
+        return sample
+    from mmdet.testing import demo_mm_inputs
+
+    np.random.seed(0)
+    made = demo_mm_inputs(1, [list(picture.shape)], [10], num_classes=3, with_mask=True)
+    return made['data_samples'][0]
+
+
+def exported_run(folder: str, picture: Tensor, threads: Optional[int]) -> Run:
+    """What runs an exported whole model once, on a picture that is resized as its test pipeline says."""
+    from swin_backbone.export.runtime import Model
+
+    model, pixels = Model(folder, threads=threads), picture.permute(1, 2, 0).numpy()[..., ::-1]
+    return lambda: list(model.predict([np.ascontiguousarray(pixels)]))
+
+
+if __name__ == '__main__':
+    run(main)

@@ -1,0 +1,27 @@
+"""benchmarks/models.py as a user runs it, on the demos' models."""
+
+import json
+
+import pytest
+from helpers.in_process import ROOT, run
+
+SMALL = '--size', '64', '--runs', '1', '--busy-machine'
+STEPS = ['toolbox', 'backbone', 'layers', 'channels_last', 'bfloat16']
+
+
+@pytest.mark.parametrize(
+    ('name', 'more'), [('mask-rcnn_swin-nano_fpn_shapes.py', ['--train']), ('swin-nano_upernet_shapes.py', [])]
+)
+def test_each_step_is_timed(name, more, tmp_path):
+    pytest.importorskip('mmseg', reason='mmseg is not installed')
+    result = run('benchmarks.models', ROOT / 'configs/demo' / name, *SMALL, *more, '--json', tmp_path / 'found.json')
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / 'found.json').read_text())['rows']
+    assert [row['model'] for row in rows] == STEPS
+
+
+def test_what_has_no_swin_is_said():
+    pytest.importorskip('mmdet', reason='mmdet is not installed')
+    result = run('benchmarks.models', 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', *SMALL)
+    assert result.returncode == 1
+    assert 'model.backbone must be a SwinBackbone or SwinTransformer' in result.stderr
