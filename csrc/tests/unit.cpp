@@ -415,13 +415,8 @@ struct Stored {
   Stored(int32_t dtype, const Numbers<float>& numbers, const int64_t (&sizes)[4], const int64_t (&stride)[4])
       : bytes(extent(sizes, stride) * (dtype == SWIN_BFLOAT16 ? 2 : 4), '\xff') {
     over(sizes, stride, [&](int64_t i, int64_t at) {
-      uint32_t bits;
-      std::memcpy(&bits, &numbers[i], 4);
-      const auto upper = static_cast<uint16_t>(bits >> 16);
-      if (dtype == SWIN_BFLOAT16)
-        std::memcpy(&bytes[2 * at], &upper, 2);
-      else
-        std::memcpy(&bytes[4 * at], &bits, 4);
+      const int64_t size = dtype == SWIN_BFLOAT16 ? 2 : 4;  // bfloat16 is the upper half of a float
+      std::memcpy(&bytes[at * size], reinterpret_cast<const char*>(&numbers[i]) + 4 - size, size);
     });
   }
   template <class F>
@@ -451,19 +446,10 @@ Numbers<float> held_by(int32_t dtype, Numbers<float> numbers) {
   return numbers;
 }
 Numbers<float> read_back(int32_t dtype, const Numbers<char>& bytes) {
-  if (dtype == SWIN_FLOAT32) {
-    Numbers<float> numbers(bytes.size() / 4);
-    std::memcpy(numbers.data(), bytes.data(), bytes.size());
-    return numbers;
-  }
-  Numbers<float> numbers;
-  for (size_t i = 0; i < bytes.size(); i += 2) {
-    uint16_t upper;
-    std::memcpy(&upper, &bytes[i], 2);
-    const uint32_t bits = uint32_t{upper} << 16;
-    numbers.emplace_back();
-    std::memcpy(&numbers.back(), &bits, 4);
-  }
+  const size_t size = dtype == SWIN_BFLOAT16 ? 2 : 4;
+  Numbers<float> numbers(bytes.size() / size);
+  for (size_t i = 0; i < numbers.size(); i++)  // bfloat16 is the upper half of a float
+    std::memcpy(reinterpret_cast<char*>(&numbers[i]) + 4 - size, &bytes[i * size], size);
   return numbers;
 }
 
