@@ -5,11 +5,12 @@ A picture is never read whole, but by OpenCV, which can do nothing else.
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -329,5 +330,6 @@ def _to_bgr(pixels: NDArray[Any]) -> NDArray[Any]:
         pixels = (pixels >> 8).astype(np.uint8)
     elif pixels.dtype == np.bool_:
         pixels = pixels.astype(np.uint8) * 255
-    channels: Sequence[int] = [2, 1, 0] if pixels.shape[2] >= 3 else [0, 0, 0]
-    return np.ascontiguousarray(pixels[..., channels])
+    if pixels.shape[2] < 3:
+        return cv2.cvtColor(np.ascontiguousarray(pixels[..., 0]), cv2.COLOR_GRAY2BGR)
+    return cv2.cvtColor(np.ascontiguousarray(pixels[..., :3]), cv2.COLOR_RGB2BGR)

@@ -4,9 +4,11 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+import cv2
 import numpy as np
 from mmengine.structures import BaseDataElement
 from numpy.typing import NDArray
@@ -201,8 +203,8 @@ class TiledInference:
         """The pixels of a tile; None: it is blank, and blank tiles are skipped."""
         pixels = self.picture.read(self.grid.window(index))
         if self.skip_blank is not None:
-            flat = pixels.reshape(-1, 3)
-            if (flat.max(0).astype(int) - flat.min(0)).max() <= self.skip_blank:
+            ranges = (cv2.minMaxLoc(channel)[:2] for channel in cv2.split(pixels))
+            if all(most - least <= self.skip_blank for least, most in ranges):
                 return None
         return pixels
 
@@ -218,10 +220,9 @@ class TiledInference:
         return scores_KHW
 
     def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> list[Block]:
-        dtype = writers.label_type(len(self.classes))
         if blended is None:
-            nothing = writers.encode_labels(np.zeros((0, 0), dtype), self.grid.step)
-            return [Block(number, nothing) for number, _ in self.grid.blocks(index)]
+            return [Block(number, self._nothing) for number, _ in self.grid.blocks(index)]
+        dtype = writers.label_type(len(self.classes))
         sums_KHW, there_HW = blended
         labels_HW = np.where(there_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
         cell = self.grid.cell(index)
@@ -229,6 +230,11 @@ class TiledInference:
             Block(number, writers.encode_labels(labels_HW[window.within(cell)], self.grid.step))
             for number, window in self.grid.blocks(index)
         ]
+
+    @cached_property
+    def _nothing(self) -> bytes:
+        """The block of labels where no tile was run."""
+        return writers.encode_labels(np.zeros((0, 0), writers.label_type(len(self.classes))), self.grid.step)
 
     def _objects(self, index: int, pixels: NDArray[Any]) -> bytes:
         (sample,) = self.predictor.predict([self.predictor.prepare(self._frame(pixels))])
