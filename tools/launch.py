@@ -128,6 +128,8 @@ def launch(arguments: list[str], where: str) -> None:
     """
     level = os.environ.get('TORCH_CPP_LOG_LEVEL')
     os.environ['TORCH_CPP_LOG_LEVEL'] = level or 'FATAL'  # else a stack in C++ goes before each sentence
+    # Else all restarts share one store, in which ranks find the addresses of those that are gone (torch 2.13)
+    os.environ.setdefault('TORCH_DISABLE_SHARE_RDZV_TCP_STORE', '1')
     from torch.distributed import DistError  # here: it takes seconds, and a mistake is said at once
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
