@@ -167,6 +167,25 @@ def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None
         )
 
 
+def check_out(out: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse what maps of these shapes cannot be written to.
+
+    Raises:
+        TypeError: if it is not floating-point tensors.
+        ValueError: if they have other shapes, or gradients are recorded.
+    """
+    if torch.is_grad_enabled():
+        raise ValueError('out takes maps without gradients: call the backbone under torch.inference_mode()')
+    if not isinstance(out, Sequence):
+        raise TypeError(f'out takes a sequence of tensors, got {type(out).__name__}')
+    for tensor in out:
+        if not isinstance(tensor, Tensor) or not torch.is_floating_point(tensor):
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f'out takes floating-point tensors, got {got}')
+    if [tuple(tensor.shape) for tensor in out] != list(shapes):
+        raise ValueError(f'out takes tensors of {list(shapes)}, got {[tuple(tensor.shape) for tensor in out]}')
+
+
 def _dtype_of_weights(embedding: nn.Module) -> Optional[torch.dtype]:
     """The dtype of the patch embedding's weights; None where a hook or a wrapper such as FSDP may cast images or
     weights.

@@ -19,7 +19,16 @@ from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..compat import symbolic_views
 from ..windows.position import resize_absolute_position_embedding
 from . import arguments, ranges
-from .layers import PatchEmbed, PatchMerging, SwinBlock, is_unmodified, known_layer, normalised_output, take_snapshot
+from .layers import (
+    PatchEmbed,
+    PatchMerging,
+    SwinBlock,
+    is_unmodified,
+    known_layer,
+    normalised_output,
+    take_snapshot,
+    write_normalised_output,
+)
 
 
 @known_layer
@@ -165,6 +174,7 @@ class SwinPyramid(BaseModule):
         x_BCHW: Tensor,
         hide: Optional[Callable[[Tensor], Tensor]] = None,
         out_indices: Optional[Sequence[int]] = None,
+        out: Optional[Sequence[Tensor]] = None,
     ) -> tuple[Tensor, ...]:
         """Images to feature maps.
 
@@ -174,16 +184,22 @@ class SwinPyramid(BaseModule):
             hide: puts other tokens in the place of some that the patch embedding made, (B, H, W, C), as SimMIM does.
             out_indices: the stages to emit in this call. Default: the backbone's own. One of the others has no output
                 norm, and its map is emitted without.
+            out: tensors of the maps' shapes, of any floating dtype, that the maps are written to a few rows at a time:
+                memory-mapped files, where the maps of a picture are larger than memory (docs/memory.md). There is no
+                gradient then. `map_sizes` tells the shapes.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
-            s of 4, 8, 16 and 32 by default, in contiguous memory.
+            s of 4, 8, 16 and 32 by default, in contiguous memory; or `out`.
 
         Raises:
-            TypeError, ValueError: if the input is not such a tensor. The message says what it is.
+            TypeError, ValueError: if the input or `out` is not such tensors. The message says what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
         wanted = self.out_indices if out_indices is None else sorted(set(out_indices))
+        if out is not None:
+            sizes = self.map_sizes(*x_BCHW.shape[2:])
+            arguments.check_out(out, [(len(x_BCHW), *sizes[stage]) for stage in wanted])
         with symbolic_views():
             unmodified = is_unmodified(self)
             plans = [stage.plan(x_BCHW, unmodified) for stage in self.stages]
@@ -203,11 +219,27 @@ class SwinPyramid(BaseModule):
                 x_BHWC = stage(x_BHWC, plan)
                 if index in wanted:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
-                    outputs.append(normalised_output(norm, x_BHWC, plan))
+                    if out is None:
+                        outputs.append(normalised_output(norm, x_BHWC, plan))
+                    else:
+                        write_normalised_output(norm, x_BHWC, plan, out[len(outputs)])
+                        outputs.append(out[len(outputs)])
                 if index == wanted[-1]:
                     break  # later stages have no output
                 x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
         return tuple(outputs)
+
+    def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
+        """Channels, height and width of each stage's map, for images of this size in pixels."""
+        patch_height, patch_width = self.patch_embed.patch_size
+        H, W = -(-height // patch_height), -(-width // patch_width)
+        sizes = []
+        for index, (stage, channels) in enumerate(zip(self.stages, self.num_features)):
+            if index:  # patch merging is the first of a stage, or the last of the one before
+                stride = (stage if self.merging_first else self.stages[index - 1]).downsample.stride
+                H, W = -(-H // stride), -(-W // stride)
+            sizes.append((channels, H, W))
+        return sizes
 
     @property
     def backend(self) -> Union[str, Backend]:

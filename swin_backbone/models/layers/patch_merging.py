@@ -15,6 +15,8 @@ from ...backends.protocol import MergingWeights, Plan
 from .layer import BackendLayer, norm_values
 from .snapshot import is_changed, is_unmodified, known_layer, take_snapshot
 
+WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
+
 
 @known_layer
 class PatchMerging(BackendLayer):
@@ -76,6 +78,25 @@ def normalised_output(norm: nn.Module, x_BHWC: Tensor, plan: Plan) -> Tensor:
     The result is in contiguous memory, not a channels_last view, because mmcv's RoIAlign reads any memory as if it were
     contiguous (B, C, H, W).
     """
-    if type(norm) is nn.LayerNorm and (plan.unmodified or not is_changed(norm)):
+    if _is_layer_norm(norm, plan):
         return plan.backend.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps, plan)
     return contiguous_copy(norm(x_BHWC).permute(0, 3, 1, 2))
+
+
+def write_normalised_output(norm: nn.Module, x_BHWC: Tensor, plan: Plan, out_BCHW: Tensor) -> None:
+    """`normalised_output`, put into `out_BCHW` some rows at a time, so that no other memory is as large as a map.
+
+    A norm that a user put there may look at more than one token: it gets the whole map.
+    """
+    B, H, W, C = x_BHWC.shape
+    by_token = type(norm) is nn.Identity or _is_layer_norm(norm, plan)
+    rows = max(1, WRITTEN_AT_ONCE // (W * C)) if by_token else H
+    for image in range(B):
+        for top in range(0, H, rows):
+            part_1HWC = x_BHWC[image : image + 1, top : top + rows]
+            out_BCHW[image : image + 1, :, top : top + rows] = normalised_output(norm, part_1HWC, plan)
+
+
+def _is_layer_norm(norm: nn.Module, plan: Plan) -> bool:
+    """Whether it is the norm that a backend computes."""
+    return type(norm) is nn.LayerNorm and (plan.unmodified or not is_changed(norm))

@@ -1,0 +1,136 @@
+"""Maps that are written where the caller says: into files, for pictures whose maps are larger than memory."""
+
+import math
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.models.layers import patch_merging
+
+SIZES = dict(embed_dims=32, depths=(2, 1, 1), num_heads=(1, 2, 4), strides=(4, 2, 2), window_size=4)
+
+
+def files(folder, shapes, dtype=torch.float32):
+    return [
+        torch.from_file(str(folder / str(i)), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+        for i, shape in enumerate(shapes)
+    ]
+
+
+@pytest.mark.parametrize('backend', ['auto', 'eager', 'graph', 'reference'])
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
+def test_files_get_what_is_returned_otherwise(tmp_path, monkeypatch, kind, backend):
+    monkeypatch.setattr(patch_merging, 'WRITTEN_AT_ONCE', 5 * 32 * 25)  # five rows of the first map
+    model = kind(out_indices=(0, 2), backend=backend, **SIZES).eval()
+    x = torch.rand(2, 3, 61, 97)
+    out = files(tmp_path, [(2, *model.map_sizes(61, 97)[stage]) for stage in (0, 2)])
+    with torch.inference_mode():
+        returned = model(x, out=out)
+        wanted = model(x)
+    assert all(a is b for a, b in zip(returned, out, strict=True))
+    for i, one in enumerate(wanted):
+        stored = torch.from_file(str(tmp_path / str(i)), size=one.numel()).view(one.shape)
+        torch.testing.assert_close(stored, one, rtol=0, atol=1e-6)
+
+
+def test_maps_of_one_call_may_be_narrower_and_of_other_stages(tmp_path):
+    model = SwinBackbone(**{**SIZES, 'out_indices': (1,)}).eval()
+    x = torch.rand(1, 3, 64, 64)
+    out = files(tmp_path, [(1, *size) for size in model.map_sizes(64, 64)], torch.bfloat16)
+    with torch.no_grad():
+        model(x, out_indices=(0, 1, 2), out=out)
+        wanted = model(x, out_indices=(0, 1, 2))
+    for stored, one in zip(out, wanted, strict=True):
+        assert torch.equal(stored, one.bfloat16())
+
+
+def test_a_norm_of_ones_own_sees_the_whole_map(monkeypatch):
+    class OfTheMap(torch.nn.Module):
+        def forward(self, x_BHWC):
+            return x_BHWC - x_BHWC.mean((1, 2), keepdim=True)
+
+    monkeypatch.setattr(patch_merging, 'WRITTEN_AT_ONCE', 32)
+    model = SwinBackbone(**{**SIZES, 'out_indices': (0, 1)}).eval()
+    model.norm0 = OfTheMap()
+    seen = []
+    model.norm1.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    x = torch.rand(1, 3, 64, 64)
+    out = [torch.empty(1, *size) for size in model.map_sizes(64, 64)[:2]]
+    with torch.no_grad():
+        model(x, out=out)
+        assert seen == [(1, 8, 8, 64)]
+        for stored, one in zip(out, model(x), strict=True):
+            assert torch.equal(stored, one)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_under_autocast_and_into_parts_of_larger_files(tmp_path, dtype):
+    """Four pictures of a mosaic, each into its quarter."""
+    model = SwinBackbone(**{**SIZES, 'out_indices': (0, 1, 2)}).eval()
+    mosaic = files(tmp_path, [(1, C, 2 * H, 2 * W) for C, H, W in model.map_sizes(64, 96)], dtype)
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
+        for y in (0, 1):
+            for x in (0, 1):
+                image = torch.rand(1, 3, 64, 96)
+                quarter = [one.unflatten(3, (2, -1)).unflatten(2, (2, -1))[:, :, y, :, x] for one in mosaic]
+                model(image, out=quarter)
+                for stored, one in zip(quarter, model(image), strict=True):
+                    assert torch.equal(stored, one.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ('kind', 'patch', 'strides'),
+    [(SwinBackbone, 4, (4, 2, 3)), (SwinV2Backbone, 2, (2, 2, 2)), (SwinBackbone, (4, 4), (4, 2, 2))],
+)
+def test_sizes_of_maps(kind, patch, strides):
+    model = kind(**{**SIZES, 'patch_size': patch, 'strides': strides, 'out_indices': (0, 1, 2)}).eval()
+    for size in ((1, 1), (33, 70), (128, 95)):
+        with torch.no_grad():
+            assert [tuple(y.shape[1:]) for y in model(torch.rand(1, 3, *size))] == model.map_sizes(*size)
+
+
+def peak_of(run):
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled, torch.inference_mode():
+        run()
+    now = peak = 0
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == '[memory]']
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def test_memory_holds_two_maps_of_neighbouring_stages(tmp_path, monkeypatch):
+    """While patches merge: a map and one of half its size, beside which nothing is large."""
+    monkeypatch.setattr(patch_merging, 'WRITTEN_AT_ONCE', 1 << 16)
+    model = SwinBackbone(**SIZES, out_indices=(0, 1, 2)).eval()
+    x = torch.rand(1, 3, 1024, 1024)
+    out = files(tmp_path, [(1, *size) for size in model.map_sizes(1024, 1024)])
+    first = out[0].nbytes
+    assert 1.5 * first <= peak_of(lambda: model(x, out=out)) < 1.7 * first
+    assert peak_of(lambda: model(x)) > 2.5 * first
+
+
+@pytest.mark.parametrize(
+    ('out', 'kind', 'words'),
+    [
+        (lambda shapes: [torch.empty(shape) for shape in shapes[:1]], ValueError, 'out takes tensors of '),
+        (lambda shapes: [torch.empty(shape).mT for shape in shapes], ValueError, r'out takes tensors of \[\(1, 32, 8'),
+        (lambda shapes: [torch.empty(shape, dtype=torch.int8) for shape in shapes], TypeError, 'got torch.int8'),
+        (lambda shapes: ['a', 'b'], TypeError, 'got str'),
+        (lambda shapes: 3, TypeError, 'out takes a sequence of tensors, got int'),
+    ],
+)
+def test_what_maps_cannot_be_written_to(out, kind, words):
+    model = SwinBackbone(**{**SIZES, 'out_indices': (0, 1)}).eval()
+    shapes = [(1, *size) for size in model.map_sizes(32, 48)[:2]]
+    with torch.no_grad(), pytest.raises(kind, match=words):
+        model(torch.rand(1, 3, 32, 48), out=out(shapes))
+
+
+def test_maps_with_gradients_are_not_written():
+    model = SwinBackbone(**{**SIZES, 'out_indices': (0,)})
+    with pytest.raises(ValueError, match=r'call the backbone under torch.inference_mode\(\)'):
+        model(torch.rand(1, 3, 32, 48), out=[torch.empty(1, 32, 8, 12)])
