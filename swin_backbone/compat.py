@@ -89,10 +89,18 @@ def operators_are_watched() -> bool:
 
 
 def fake_tensors() -> AbstractContextManager[Any]:
-    """Operators give shapes and compute nothing. Without torch's class: ImportError."""
+    """Operators give shapes and compute nothing, but with a few integers: heads compute with the sizes of maps.
+
+    Without torch's class: ImportError. Without its method, such heads raise a `DataDependentError`.
+    """
     from torch._subclasses import FakeTensorMode
 
-    return FakeTensorMode()
+    class WithSizes(FakeTensorMode):
+        def may_turn_const(self, t: torch.Tensor) -> bool:
+            has_values = not self.is_our_fake(t) and t.device.type != 'meta'
+            return has_values and t.numel() <= 64 and not t.is_floating_point()
+
+    return WithSizes()
 
 
 try:

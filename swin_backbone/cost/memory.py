@@ -7,10 +7,14 @@ are computed as whole maps (`backend='graph'`), and under autocast in the dtypes
 
 import copy
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -49,7 +53,7 @@ def count_memory(model: nn.Module, shape_BCHW: tuple[int, int, int, int], dtype:
             for stage in module.stages:
                 stage.options = stage.options._replace(backend='graph')
     images = shape_BCHW[0]
-    with fake_tensors(), torch.backends.mkldnn.flags(enabled=False), AsOnCuda():
+    with fake_tensors(), torch.backends.mkldnn.flags(enabled=False), AsOnCuda(), _Sizes(), _deformable_attention():
         model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
         with Storages([*model.parameters(), *model.buffers()]) as storages:
             x_BCHW = torch.empty(shape_BCHW)
@@ -63,6 +67,46 @@ def count_memory(model: nn.Module, shape_BCHW: tuple[int, int, int, int], dtype:
     trained = sum(_bytes(parameter) for parameter in model.parameters() if parameter.requires_grad)
     moments = MOMENTS * trained
     return Memory(kept, trained, moments, activations, kept + moments + max(storages.peak, trained))
+
+
+class _Sizes(TorchFunctionMode):
+    """The sizes of a tensor without data as a tensor with data."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._shape_as_tensor:
+            return torch.tensor(args[0].shape)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _deformable_attention() -> Iterator[None]:
+    """Mask2Former's deformable attention as its kernel on CUDA keeps it, and not mmcv's version for CPUs."""
+    try:
+        module: Any = import_module('mmcv.ops.multi_scale_deform_attn')
+    except ImportError:
+        yield
+        return
+    on_cpu = module.multi_scale_deformable_attn_pytorch
+    module.multi_scale_deformable_attn_pytorch = DeformableAttention.apply
+    try:
+        yield
+    finally:
+        module.multi_scale_deformable_attn_pytorch = on_cpu
+
+
+class DeformableAttention(torch.autograd.Function):
+    """(B, values, h, d) at locations (B, queries, h, levels, points, 2) as (B, queries, h d); keeps its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, sizes: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
+        arguments = value, locations.to(value.dtype), weights.to(value.dtype)
+        ctx.save_for_backward(*arguments)
+        return value.new_empty(*locations.shape[:2], value.shape[2] * value.shape[3])
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        of_value, of_locations, of_weights = map(torch.empty_like, ctx.saved_tensors)
+        return of_value, None, of_locations, of_weights
 
 
 class Storages(TorchDispatchMode):
@@ -109,12 +153,10 @@ def kept_by_strips(backbone: SwinPyramid, shape_BCHW: tuple[int, int, int, int],
     These are the inputs of blocks, of patch merging and of the outputs' norms, and the outputs.
     """
     images, _, height, width = shape_BCHW
-    stride, total = backbone.patch_embed.patch_size[0], 0
-    for index, stage in enumerate(backbone.stages):
-        if index:
-            stride *= (stage if backbone.merging_first else backbone.stages[index - 1]).downsample.stride
-        map_size = images * -(-height // stride) * -(-width // stride) * backbone.num_features[index]
-        total += (len(stage.blocks) + 1 + (index in backbone.out_indices)) * map_size
+    total = 0
+    for index, (channels, H, W) in enumerate(backbone.map_sizes(height, width)):
+        kept = len(backbone.stages[index].blocks) + 1 + (index in backbone.out_indices)
+        total += kept * images * channels * H * W
     return total * itemsize
 
 

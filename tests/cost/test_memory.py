@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 from helpers import ROOT
+from mmengine.registry import MODELS
 from torch.profiler import ProfilerActivity, profile
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.cost.flops import build
-from swin_backbone.cost.memory import count_memory, kept_by_strips
+from swin_backbone.cost.memory import DeformableAttention, count_memory, kept_by_strips, memory_report
 from swin_backbone.cost.meta import on_device
 
 SHAPE = (2, 3, 256, 320)
@@ -125,26 +126,46 @@ def test_the_tool_prints_and_writes_it(tmp_path):
     assert memory['with_cp, fp32']['activations'] > memory['strips, fp32']['activations']
 
 
-@pytest.mark.slow
-def test_a_head_that_needs_values_is_a_sentence():
-    pytest.importorskip('mmdet', reason='mmdet is not installed')
-    config = 'configs/mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'
-    command = [sys.executable, 'tools/flops.py', config, '--shape', '64', '--memory', '1']
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr.strip().endswith('--memory needs shapes alone, and a head needs values: --backbone-only')
+class Judge(torch.nn.Module):
+    """A head that looks at a value."""
+
+    def __init__(self, **_):
+        super().__init__()
+        self.backbone = SwinBackbone(arch='nano')
+
+    def forward(self, x):
+        return [y for y in self.backbone(x) if y.sum() > 0]
+
+
+def test_a_head_that_needs_values_is_a_sentence(monkeypatch):
+    monkeypatch.setitem(MODELS.module_dict, 'Judge', Judge)
+    with pytest.raises(ValueError, match='--memory needs shapes alone, and a head needs values: --backbone-only'):
+        memory_report(dict(type='Judge'), 'mmengine', (64, 64), 1)
+
+
+DETECTORS = {
+    'Mask R-CNN': 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
+    'Cascade': 'cascade_rcnn/cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_ms-crop-3x_coco.py',
+    'Mask2Former': 'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py',
+}
 
 
 @pytest.mark.slow
-def test_a_whole_detector_takes_what_is_counted():
-    """Forward and backward of a real Mask R-CNN, through the parts that are counted."""
+@pytest.mark.parametrize('size', ['nano', 't'])
+@pytest.mark.parametrize('name', DETECTORS)
+def test_a_whole_detector_takes_what_is_counted(monkeypatch, name, size):
+    """Forward and backward of a real detector, through the parts that are counted."""
     pytest.importorskip('mmdet', reason='mmdet is not installed')
+    from mmcv.ops import multi_scale_deform_attn
+
     from swin_backbone.cost.flops import forward
     from swin_backbone.openmmlab.config.files import read_config
+    from swin_backbone.openmmlab.swap.replace import swap_backbone
 
-    cfg = read_config(ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py')
-    cfg.model.backbone.backend = 'graph'
+    cfg = swap_backbone(read_config(ROOT / 'configs' / DETECTORS[name]), f'swin-{size}', verbose=False)
+    cfg.model.backbone.update(backend='graph', init_cfg=None)
     real = build(cfg.model, 'mmdet', 'cpu').train()
+    monkeypatch.setattr(multi_scale_deform_attn, 'multi_scale_deformable_attn_pytorch', DeformableAttention.apply)
     shape = (1, 3, 256, 256)
 
     class Parts(torch.nn.Module):
