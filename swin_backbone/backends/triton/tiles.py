@@ -61,8 +61,8 @@ class Tiles:
 
     @property
     def is_wide(self) -> bool:
-        """Whether offsets of elements of q, k and v do not fit in int32."""
-        return self.num_tokens * self.row_stride >= 2**31
+        """Whether offsets of elements of q, k and v, or of a place's log-sum-exp, do not fit in int32."""
+        return max(self.num_tokens * self.row_stride, self.num_windows * self.places * self.heads) >= 2**31
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -268,3 +268,6 @@ def test_where_offsets_need_int64():
         assert tiles.is_wide == is_wide
     spread = torch.empty(1, 2**21, device='meta')[:, :288]
     assert Tiles(spread, bias_hNN, 1, 32, 32, [7, 7], [0, 0], False).is_wide
+    for maps, is_wide in ((14608732, False), (14608733, True)):  # of one token, in windows of 49 places; times 147
+        tiles = Tiles(torch.empty(1, 48, device='meta'), bias_hNN, maps, 1, 1, [7, 7], [0, 0], False)
+        assert tiles.is_wide == is_wide
