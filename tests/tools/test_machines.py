@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-import torch
 from helpers import ROOT
 from helpers.toy_training import differing
 
