@@ -218,6 +218,7 @@ def enable_amp(cfg: Config) -> None:
 def enable_amp_of_test(cfg: Config) -> None:
     """Test in `mixed_precision`."""
     replace_layers(cfg.model)
+    cfg.test_cfg.fp16 = True  # else mmengine's loop turns autocast off in each step
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__)]
 
 

@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from ...backends.protocol import recorder_of
 
-Size = tuple[int, int]
-
 
 class UPerHead(OfMMSeg):  # type: ignore[misc]
     """mmseg's UPerHead, with its arguments, parameters and results but for rounding.
@@ -80,34 +78,32 @@ def conv_of_resized(maps: Sequence[Tensor], weight: Tensor, bias: Optional[Tenso
     Returns:
         (B, D, H, W).
     """
-    H, W = maps[0].shape[2:]
+    finest, *coarse = maps
     weights = weight.split([x.shape[1] for x in maps], 1)
-    together = [0] + [level for level, x in enumerate(maps) if level and x.shape[2:] == (H, W)]
-    y_BDHW = F.conv2d(
-        torch.cat([maps[level] for level in together], 1), torch.cat([weights[level] for level in together], 1),
-        bias, padding=1,
-    )  # fmt: skip
-    for level, x in enumerate(maps):
-        if level not in together:
-            y_BDHW = y_BDHW + _resized_conv(x, weights[level], (H, W), align_corners)
+    y_BDHW = F.conv2d(finest, weights[0], bias, padding=1)
+    for x, weight_of_x in zip(coarse, weights[1:]):
+        if x.shape[2:] == finest.shape[2:]:
+            y_BDHW = y_BDHW + F.conv2d(x, weight_of_x, padding=1)
+        else:
+            y_BDHW = _add_resized_conv(y_BDHW, x, weight_of_x, align_corners)
     return y_BDHW
 
 
-def _resized_conv(x_BChw: Tensor, weight: Tensor, size: Size, align_corners: bool) -> Tensor:
-    """The convolution of one resized map, without bias."""
-    B, C, h, w = x_BChw.shape
-    D = len(weight)
-    at_least_float32 = torch.promote_types(weight.dtype, torch.float32)
-    down_KHh, across_KWw = (_taps(n, N, align_corners, at_least_float32, x_BChw.device) for n, N in zip((h, w), size))
+def _add_resized_conv(y_BDHW: Tensor, x_BChw: Tensor, weight: Tensor, align_corners: bool) -> Tensor:
+    """`y` and the convolution of one map that is resized to its size."""
+    (B, D, H, W), (_, C, h, w) = y_BDHW.shape, x_BChw.shape
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    down_KHh, across_KWw = (_taps(n, N, align_corners, dtype, weight.device) for n, N in ((h, H), (w, W)))
     # (row, column, D) of the 9 taps as output channels; the sum over rows is in the product with the matrix.
     weight_9DC11 = weight.permute(2, 3, 0, 1).reshape(9 * D, C, 1, 1)
     taps_Bhw9D = F.conv2d(x_BChw, weight_9DC11).permute(0, 2, 3, 1)
     rows = taps_Bhw9D.reshape(B, h, w, 3, 3 * D).permute(0, 3, 1, 2, 4).reshape(B, 3 * h, w * 3 * D)
-    H, W = size
     down_HKh = down_KHh.permute(1, 0, 2).reshape(H, 3 * h).to(rows)
     across_WwK = across_KWw.permute(1, 2, 0).reshape(W, 3 * w).to(rows)
     columns = torch.matmul(down_HKh, rows).view(B * H, w * 3, D)
-    return torch.matmul(across_WwK, columns).view(B, H, W, D).permute(0, 3, 1, 2)
+    y_BHWD = y_BDHW.permute(0, 2, 3, 1).reshape(B * H, W, D)
+    summed = torch.baddbmm(y_BHWD, across_WwK.expand(B * H, W, 3 * w), columns)
+    return summed.view(B, H, W, D).permute(0, 3, 1, 2)
 
 
 def _taps(n: int, N: int, align_corners: bool, dtype: torch.dtype, device: torch.device) -> Tensor:

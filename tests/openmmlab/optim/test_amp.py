@@ -5,11 +5,12 @@ import re
 from collections import defaultdict
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 from helpers.breadth import PLACED, build, pictures_and_truth, predict, swapped, train_one_step
+from helpers.in_process import run
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -19,7 +20,7 @@ from swin_backbone.mmcv_ops import ext
 from swin_backbone.openmmlab.layers import maps
 from swin_backbone.openmmlab.optim.amp import BEHIND_FORWARD
 
-TABLE = Path(__file__).parents[3] / 'docs/mixed_precision.md'
+TABLE = ROOT / 'docs/mixed_precision.md'
 FAMILIES = ['Mask R-CNN', 'Cascade Mask R-CNN', 'RetinaNet', 'ATSS', 'Mask2Former, instances', 'UPerNet']
 AROUND = [mixed_precision, lambda model: torch.autocast('cpu', torch.bfloat16)]  # the columns
 
@@ -216,3 +217,34 @@ def test_afterwards_and_in_a_copy_methods_are_the_modules_own():
             pass
         assert 'forward' in vars(head)
     assert not {'forward', *BEHIND_FORWARD} & set(vars(head))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('demo', 'config', 'metrics'),
+    [
+        ('demo', 'mask-rcnn_swin-nano_fpn_shapes.py', {'coco/bbox_mAP': 0.01, 'coco/segm_mAP': 0.01}),
+        ('demo-seg', 'swin-nano_upernet_shapes.py', {'mIoU': 1.0}),
+    ],
+)
+def test_metrics_of_the_demos(demo, config, metrics, tmp_path, monkeypatch):
+    """Within 0.3 points of float32, where `make demo` and `make demo-seg` have trained them."""
+    last = ROOT / 'work_dirs' / demo / 'last_checkpoint'
+    if not last.exists():
+        pytest.skip(f'make {demo} has not been run')
+    found, dtypes, convolve = [], set(), nn.Conv2d._conv_forward
+
+    def recording(self, *args):
+        result = convolve(self, *args)
+        dtypes.add(result.dtype)
+        return result
+
+    monkeypatch.setattr(nn.Conv2d, '_conv_forward', recording)
+    for amp in ([], ['--amp']):
+        dtypes.clear()
+        command = ('tools/test.py', f'configs/demo/{config}', last.read_text(), '--work-dir', tmp_path, *amp)
+        output = run(*command).stdout
+        assert dtypes == {torch.bfloat16 if amp else torch.float32}
+        found.append({name: float(re.search(rf'^{name}: (.+)$', output, re.MULTILINE)[1]) for name in metrics})
+    for name, point in metrics.items():
+        assert found[1][name] == pytest.approx(found[0][name], abs=0.3 * point)
