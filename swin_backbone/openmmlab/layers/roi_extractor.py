@@ -26,7 +26,7 @@ class Settings(NamedTuple):
     aligned: bool
 
 
-class SingleRoIExtractor(OfMMDet):  # type: ignore[misc]
+class SingleRoIExtractor(OfMMDet):
     """Cuts each region from the pyramid level that fits its size: mmdet's, with its arguments and results.
 
     mmdet's rounds the corners of regions to the dtype of the maps. Of bfloat16, that is by up to 4 pixels at 1333. Here
@@ -44,7 +44,8 @@ class SingleRoIExtractor(OfMMDet):  # type: ignore[misc]
         """
         layers = list(self.roi_layers)[: len(feats)]
         if feats[0].device.type != 'cpu' or any(type(one) is not RoIAlign or one.pool_mode != 'avg' for one in layers):
-            return super().forward(feats, rois, roi_scale_factor)
+            of_mmdet: Tensor = super().forward(feats, rois, roi_scale_factor)
+            return of_mmdet
         if len(feats) == 1:
             levels_R = rois.new_zeros(len(rois), dtype=torch.long)
         else:
@@ -53,9 +54,15 @@ class SingleRoIExtractor(OfMMDet):  # type: ignore[misc]
                 rois = self.roi_rescale(rois, roi_scale_factor)
         levels_R, order_R = levels_R.sort(stable=True)
         counts = torch.bincount(levels_R, minlength=len(feats)).tolist()
-        settings = [Settings(*one.output_size, one.spatial_scale, one.sampling_ratio, 1, one.aligned) for one in layers]
-        sorted_RCIJ: Tensor = _RoIAlign.apply(rois[order_R], counts, settings, *feats)
+        settings = [_settings(one) for one in layers]
+        align: Any = _RoIAlign
+        sorted_RCIJ: Tensor = align.apply(rois[order_R], counts, settings, *feats)
         return sorted_RCIJ[order_R.argsort()]
+
+
+def _settings(layer: Any) -> Settings:
+    height, width = layer.output_size
+    return Settings(height, width, layer.spatial_scale, layer.sampling_ratio, 1, layer.aligned)
 
 
 class _RoIAlign(torch.autograd.Function):

@@ -4,7 +4,7 @@ Letters: B images, C channels, D output channels, h w and H W height and width b
 """
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from mmseg.models.decode_heads import UPerHead as OfMMSeg
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ...backends.protocol import recorder_of
 
 
-class UPerHead(OfMMSeg):  # type: ignore[misc]
+class UPerHead(OfMMSeg):
     """mmseg's UPerHead, with its arguments, parameters and results but for rounding.
 
     mmseg's enlarges the maps of all levels to the largest, and then convolves them; a coarse level's map has many times
@@ -25,13 +25,15 @@ class UPerHead(OfMMSeg):  # type: ignore[misc]
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[-1]
         if not _is_plain(self.bottleneck) or recorder_of(x):
-            return super().psp_forward(inputs)
+            of_mmseg: Tensor = super().psp_forward(inputs)
+            return of_mmseg
         pooled = [branch(x) for branch in self.psp_modules]
         return _fused(self.bottleneck, [x, *pooled], self.align_corners)
 
     def _forward_feature(self, inputs: Sequence[Tensor]) -> Tensor:
         if not _is_plain(self.fpn_bottleneck) or recorder_of(inputs[0]):
-            return super()._forward_feature(inputs)
+            of_mmseg: Tensor = super()._forward_feature(inputs)
+            return of_mmseg
         inputs = self._transform_inputs(inputs)
         maps = [conv(x) for conv, x in zip(self.lateral_convs, inputs)] + [self.psp_forward(inputs)]
         for level in range(len(maps) - 1, 0, -1):
@@ -43,7 +45,7 @@ class UPerHead(OfMMSeg):  # type: ignore[misc]
         return _fused(self.fpn_bottleneck, maps, self.align_corners)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: Any) -> bool:
     """Whether a ConvModule is a 3x3 convolution of the plain kind, then norm and activation."""
     conv = module.conv
     return (
@@ -55,9 +57,9 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
-def _fused(module: nn.Module, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
+def _fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
     """A ConvModule of maps that are resized to the first and concatenated."""
-    y = conv_of_resized(maps, module.conv.weight, module.conv.bias, align_corners)
+    y: Tensor = conv_of_resized(maps, module.conv.weight, module.conv.bias, align_corners)
     if module.with_norm:
         y = module.norm(y)
     return module.activate(y) if module.with_activation else y
