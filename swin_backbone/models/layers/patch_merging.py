@@ -78,7 +78,7 @@ def normalised_output(norm: nn.Module, x_BHWC: Tensor, plan: Plan) -> Tensor:
     The result is in contiguous memory, not a channels_last view, because mmcv's RoIAlign reads any memory as if it were
     contiguous (B, C, H, W).
     """
-    if _is_layer_norm(norm, plan):
+    if isinstance(norm, nn.LayerNorm) and _is_layer_norm(norm, plan):  # the first is for mypy
         return plan.backend.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps, plan)
     return contiguous_copy(norm(x_BHWC).permute(0, 3, 1, 2))
 
