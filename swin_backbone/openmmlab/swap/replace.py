@@ -39,8 +39,8 @@ def swap_backbone(
 
     What depends on the backbone follows: channels and indices in neck and heads, the images' normalisation, the
     weights that are loaded, and the optimizer. A config that has the toolbox's `SwinTransformer` of the same size
-    gets another `type`, and its results are the same. mmdet's and mmseg's layers that have a counterpart here give way to
-    it: see `layers`.
+    gets another `type`, and its results are the same. Layers of mmdet and mmseg that have a counterpart in `layers`
+    give way to it.
 
     Args:
         cfg: of mmdet, mmseg, mmpretrain or mmrotate, or its path or name, as `mmdet::...`; it is left as it is.
