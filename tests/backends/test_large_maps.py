@@ -110,3 +110,17 @@ def test_images_whose_numbers_lie_far_apart(backend):
         x = memory.as_strided((2, 1, 37, 41), strides)
         x[:1].normal_()
         torch.testing.assert_close(maps_and_gradients(model, x), maps_and_gradients(model, x.contiguous()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('layer', ['embed', 'merge', 'output'])
+def test_a_layer_of_more_than_2_to_the_31_numbers(layer):
+    require_memory(10)
+    check('native', layer, 8, torch.float32)
+
+
+@pytest.mark.parametrize('layer', LAYERS)
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_the_last_corner_of_a_map_is_that_of_a_small_one(backend, layer):
+    """What the test above takes for granted, with all backends."""
+    check(backend, layer, 8, torch.float32, beyond=2**14)
