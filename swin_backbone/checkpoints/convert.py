@@ -13,6 +13,7 @@ from ..windows.position import relative_position_index
 from .errors import CheckpointError
 from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
+from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
 from .reading.safe import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
@@ -41,7 +42,8 @@ def convert_checkpoint(
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.
         target: the file to write, of safetensors if that is what its name ends in, else of torch.save. Missing folders
-            are made.
+            are made. With `to='hf'` a name that does not end as a file of weights (.safetensors, .pth, .bin, ...) is a
+            folder with config.json and model.safetensors, which transformers' `from_pretrained` opens.
         to: 'official', 'mmdet', 'mmseg', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a
             Swin V2 the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
         unsafe_load: see `load_checkpoint`.
@@ -66,7 +68,12 @@ def convert_checkpoint(
     """
     if to not in FORMATS:
         raise ValueError(f'to must be one of {", ".join(FORMATS)}, got {to!r}')
-    outputs = claim(target, [source], overwrite)
+    target = Path(target)
+    folder = target if to == 'hf' and is_folder(target) else None
+    file = folder / WEIGHTS if folder else target
+    outputs = claim(file, [source], overwrite)
+    if folder:
+        outputs.check(folder / CONFIG)
     loaded = read_checkpoint(source, unsafe_load=unsafe_load)
     try:
         tensors = tensors_of(loaded)
@@ -76,11 +83,14 @@ def convert_checkpoint(
         if around and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of its Swin, which no head reads
         converted = _convert(weights, format)
+        config = config_json(weights) if folder else b''
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
     if around:
         converted = {**{f'backbone.{key}': value for key, value in converted.items()}, **around}
-    _write(converted, Path(target), format, outputs)
+    _write(converted, file, format, outputs)
+    if folder:
+        outputs.write(folder / CONFIG, config)
     left_out = {
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
@@ -102,8 +112,11 @@ def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
     ours = {**weights.backbone, **weights.classifier}
     if format is TORCHVISION:
         ours.update(_index_tables(weights))
+    renamed = from_here(ours, format)
+    if format.name == 'hf' and 'head.weight' not in ours:  # a bare model of transformers, and no part of a classifier
+        renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
     # Copies: neither file format takes kindly to tensors that share memory.
-    return {key: v.clone(memory_format=torch.contiguous_format) for key, v in from_here(ours, format).items()}
+    return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}
 
 
 def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], int]:

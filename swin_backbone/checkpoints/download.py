@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ..whole_files import PARTIAL, write_whole_by
 from .errors import CheckpointError, RefusedCheckpoint
+from .hugging_face import file_in
 from .reading.containers import START_BYTES, check_start
 
 ATTEMPTS = 5  # at most, each going on where the one before was cut
@@ -49,7 +50,7 @@ def set_timeout(seconds: float) -> None:
 
 
 def fetch(address: str, read: Callable[[Path], T]) -> T:
-    """What `read` makes of the file at a path, file://, http:// or https:// address.
+    """What `read` makes of the file at a path, file://, http:// or https:// address; or in a folder of transformers.
 
     Downloads are kept in torch.hub's cache folder under a name that stands for the whole address. A file that `read`
     cannot take as a checkpoint is not kept, and one that was kept earlier is downloaded again.
@@ -70,6 +71,8 @@ def fetch(address: str, read: Callable[[Path], T]) -> T:
         raise CheckpointError('a path, file://, http:// or https:// was expected')
     else:
         path = Path(address).expanduser()
+    if path.is_dir():
+        path = file_in(path)
     if not path.is_file():
         raise CheckpointError('there is no such file')
     return read(path)

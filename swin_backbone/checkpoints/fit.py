@@ -189,7 +189,8 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
             report.warnings.append(
                 f'{key} was taken for window {backbone.window_size[0]}; a square window has as many rows'
             )
-    if weights.classifier and backbone.small_map == 'pad' and OF_A_CLASSIFIER not in report.notes:
+    of_a_classifier = weights.classifier or weights.format.name in ('timm', 'torchvision')  # also without its head
+    if of_a_classifier and backbone.small_map == 'pad' and OF_A_CLASSIFIER not in report.notes:
         report.notes.append(OF_A_CLASSIFIER)
     _note_unasked_windows(trained, backbone, report)
     _compare_windows(weights, backbone, report)

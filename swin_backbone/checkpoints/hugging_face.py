@@ -1,0 +1,121 @@
+"""A folder as transformers keeps a model in: its weights, and the config.json that `from_pretrained` builds it of."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..windows.grid import Size
+from .errors import CheckpointError
+from .formats import V2
+from .recognise import SwinWeights
+from .resize import window_of_table
+
+CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
+FILES = (WEIGHTS, 'pytorch_model.bin')  # which transformers looks for, in this order
+_FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
+
+
+def is_folder(target: Path) -> bool:
+    """Whether a target names a folder: it is one, or does not end as files of weights do."""
+    return target.is_dir() or target.suffix not in _FILE_SUFFIXES
+
+
+def file_in(folder: Path) -> Path:
+    """The file of weights in a folder of transformers.
+
+    Raises:
+        CheckpointError: if there is none, or the weights are in several.
+    """
+    for name in FILES:
+        if (folder / name).is_file():
+            return folder / name
+        if (folder / f'{name}.index.json').is_file():
+            raise CheckpointError(f'its weights are in several files; save them in one ({name}), or name one of them')
+    raise CheckpointError(f'it is a folder without {" or ".join(FILES)}; name a file in it')
+
+
+def config_of(weights: SwinWeights) -> dict[str, Any]:
+    """What `transformers.SwinConfig` or `Swinv2Config` takes, from names and shapes of a Swin's weights.
+
+    Raises:
+        CheckpointError: if transformers has no such model, or the weights do not say which it is.
+    """
+    named = weights.backbone
+    is_v2 = weights.format.family == V2
+    projection_DCHW = named['patch_embed.projection.weight']
+    depths, heads = _depths_and_heads(named, is_v2)
+    width, patch = projection_DCHW.shape[0], projection_DCHW.shape[2]
+    window, last = _windows(weights, len(depths), is_v2)
+    head = weights.classifier.get('head.weight')
+    name = 'Swinv2' if is_v2 else 'Swin'
+    # transformers' Swin V2 has no norms of outputs
+    with_norm = [stage for stage in range(len(depths)) if f'norm{stage}.weight' in named and not is_v2]
+    kind = 'ForImageClassification' if head is not None else 'Backbone' if with_norm else 'Model'
+    config = dict(
+        architectures=[f'{name}{kind}'],
+        model_type=name.lower(),
+        # The map of the last stage is a window, as that of all published ones: transformers shrinks larger windows.
+        image_size=last * patch * 2 ** (len(depths) - 1),
+        patch_size=patch,
+        num_channels=projection_DCHW.shape[1],
+        embed_dim=width,
+        depths=depths,
+        num_heads=heads,
+        window_size=window,
+        mlp_ratio=named['stages.0.blocks.0.ffn.layers.0.0.weight'].shape[0] / width,
+        qkv_bias=any(f'stages.0.blocks.0.attn.w_msa.{bias}' in named for bias in ('qkv.bias', 'q_bias')),
+        use_absolute_embeddings='absolute_pos_embed' in named,
+        hidden_act='gelu',
+        layer_norm_eps=1e-5,
+    )
+    if config['use_absolute_embeddings']:
+        config['image_size'] = patch * math.isqrt(named['absolute_pos_embed'].shape[1])
+    if head is not None:
+        labels = [f'LABEL_{label}' for label in range(len(head))]
+        config.update(
+            id2label={str(label): name for label, name in enumerate(labels)},
+            label2id={name: label for label, name in enumerate(labels)},
+        )
+    if kind == 'Backbone':
+        config.update(out_features=[f'stage{stage + 1}' for stage in with_norm])
+    if is_v2:
+        scaled = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(depths))]
+        config['pretrained_window_sizes'] = [
+            0 if of in (None, (window, window), (last, last)) else of[0] for of in scaled
+        ]
+    return config
+
+
+def config_json(weights: SwinWeights) -> bytes:
+    return (json.dumps(config_of(weights), indent=2) + '\n').encode()
+
+
+def _depths_and_heads(named: dict[str, Tensor], is_v2: bool) -> tuple[list[int], list[int]]:
+    depths: list[int] = []
+    while f'stages.{len(depths)}.blocks.0.norm1.weight' in named:
+        stage, blocks = len(depths), 1
+        while f'stages.{stage}.blocks.{blocks}.norm1.weight' in named:
+            blocks += 1
+        depths.append(blocks)
+    leaf, axis = ('logit_scale', 0) if is_v2 else ('relative_position_bias_table', 1)
+    return depths, [named[f'stages.{s}.blocks.0.attn.w_msa.{leaf}'].shape[axis] for s in range(len(depths))]
+
+
+def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
+    """The side of the window of all stages, and of the last one, which may be smaller in Swin V2."""
+    windows: list[Size] = []
+    for stage in range(stages):
+        key = f'stages.{stage}.blocks.0.attn.w_msa.relative_position_bias_table'
+        window = weights.windows.get(key) or (None if is_v2 else window_of_table(weights.backbone[key]))
+        if window is None:
+            raise CheckpointError(
+                f'its weights do not say the window, which {CONFIG} needs: write a file (a name that ends in '
+                '.safetensors), and make the model of transformers with a configuration of your own'
+            )
+        windows.append(window)
+    if any(height != width for height, width in windows) or len(set(windows if not is_v2 else windows[:-1])) > 1:
+        raise CheckpointError(f'transformers has one square window for all stages, these are {windows}')
+    return windows[0][0], windows[-1][0]

@@ -1,0 +1,128 @@
+"""Folders of transformers: written with the config.json that `from_pretrained` opens, and read."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from helpers.origins import ORIGINS
+from helpers.small_models import randomised
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
+from swin_backbone.checkpoints import CheckpointError
+
+PEER = "transformers is not installed: pip install -e '.[peers]'"
+
+
+def bare():
+    """A backbone's weights, with the norm of a model's last stage, as a file of SwinModel has."""
+    state = randomised(False).state_dict()
+    return {key.removeprefix('swin.'): value for key, value in ORIGINS['hugging_face'][0](state).items()
+            if not key.startswith('classifier')}  # fmt: skip
+
+
+def test_the_folder_has_a_config_of_the_weights(tmp_path):
+    torch.save(ORIGINS['official'][0](randomised(False).state_dict()), tmp_path / 'in.pth')
+    said = convert_checkpoint(tmp_path / 'in.pth', tmp_path / 'swin-0.1', 'hf')
+    assert said.split(' to ')[1].startswith(f'{tmp_path}/swin-0.1 (Hugging Face)')
+    assert {'config.json', 'model.safetensors'} < {path.name for path in (tmp_path / 'swin-0.1').iterdir()}
+    config = json.loads((tmp_path / 'swin-0.1' / 'config.json').read_text())
+    assert config['architectures'] == ['SwinForImageClassification']
+    assert len(config['id2label']) == 1000
+    assert (config['window_size'], config['image_size'], config['embed_dim']) == (7, 224, 32)
+    assert (config['depths'], config['num_heads']) == ([2, 2, 2, 2], [2, 4, 8, 16])
+
+
+def test_a_bare_model_comes_back_with_its_names(tmp_path):
+    source = {key: value for key, value in bare().items() if not key.endswith('_index')}
+    safetensors.torch.save_file(source, tmp_path / 'bare.safetensors')
+    convert_checkpoint(tmp_path / 'bare.safetensors', tmp_path / 'back.safetensors', 'hf')
+    back = safetensors.torch.load_file(tmp_path / 'back.safetensors')
+    assert back.keys() == source.keys()
+    assert all(torch.equal(back[key], value) for key, value in source.items())
+
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'pytorch_model.bin'])
+def test_a_folder_of_theirs_is_taken(tmp_path, name):
+    write = torch.save if name.endswith('bin') else safetensors.torch.save_file
+    write(bare(), tmp_path / name)
+    (tmp_path / 'config.json').write_text('{}')
+    backbone = SwinBackbone(arch='nano', init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path)))
+    backbone.init_weights()
+    expected = SwinBackbone(arch='nano')
+    load_checkpoint(expected, tmp_path / name)
+    key = 'stages.1.blocks.0.attn.w_msa.qkv.weight'
+    assert torch.equal(backbone.state_dict()[key], expected.state_dict()[key])
+    convert_checkpoint(tmp_path, tmp_path / 'out.pth', 'mmdet')
+
+
+@pytest.mark.parametrize(
+    ('state', 'to', 'message'),
+    [
+        (None, 'mmdet', r'a folder without model\.safetensors or pytorch_model\.bin; name a file in it'),
+        (lambda: SwinV2Backbone(arch='nano'), 'hf', r'do not say the window, which config\.json needs: write a file'),
+        (lambda: SwinBackbone(arch='nano', window_size=(7, 7, 14, 7)), 'hf', 'one square window for all stages'),
+        (lambda: SwinMLPBackbone(arch='nano'), 'hf', 'it holds a Swin-MLP, which hf has not'),
+    ],
+    ids=['empty', 'no window', 'windows of stages', 'Swin-MLP'],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(tmp_path, record_fault, state, to, message):
+    source = tmp_path / 'source'
+    source.mkdir()
+    if state:
+        torch.save(state().state_dict(), source / 'pytorch_model.bin')
+    with pytest.raises(CheckpointError, match=message):
+        convert_checkpoint(source, tmp_path / 'out', to)
+    assert not (tmp_path / 'out').exists()
+    record_fault('damages')
+
+
+def test_files_of_a_user_stay(tmp_path):
+    torch.save(randomised(False).state_dict(), tmp_path / 'in.pth')
+    (tmp_path / 'out').mkdir()
+    (tmp_path / 'out' / 'config.json').write_text('mine')
+    with pytest.raises(FileExistsError, match=r'config\.json is there already'):
+        convert_checkpoint(tmp_path / 'in.pth', tmp_path / 'out', 'hf')
+    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['config.json']
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize('window', [7, 12])
+def test_transformers_opens_the_folder(tmp_path, window):
+    """`from_pretrained` misses nothing, and gives the outputs of ours; so the other way round."""
+    transformers = pytest.importorskip('transformers', reason=PEER)
+    ours = randomised(window_size=window)
+    torch.save(ours.state_dict(), tmp_path / 'in.pth')
+    convert_checkpoint(tmp_path / 'in.pth', tmp_path / 'out', 'hf')
+    theirs, said = transformers.SwinBackbone.from_pretrained(tmp_path / 'out', output_loading_info=True)
+    assert not [key for key in said['missing_keys'] if 'layernorm' not in key]
+    assert not said['unexpected_keys']
+    assert not said['mismatched_keys']
+    x = torch.randn(1, 3, 32 * window, 32 * window)
+    with torch.no_grad():
+        for expected, output in zip(ours(x), theirs.eval()(x).feature_maps):
+            torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
+    theirs.save_pretrained(tmp_path / 'theirs')
+    again = SwinBackbone(arch='nano', window_size=window)
+    load_checkpoint(again, tmp_path / 'theirs')
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in ours.state_dict().items())
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize('kind', ['SwinModel', 'SwinForImageClassification', 'Swinv2Model'])
+def test_their_folders_there_and_back(tmp_path, kind):
+    transformers = pytest.importorskip('transformers', reason=PEER)
+    configuration = transformers.Swinv2Config if 'v2' in kind else transformers.SwinConfig
+    config = configuration(embed_dim=16, depths=[1, 1, 2, 1], num_heads=[1, 2, 4, 8], num_labels=5)
+    theirs = getattr(transformers, kind)(config).eval()
+    theirs.save_pretrained(tmp_path / 'theirs')
+    if 'v2' in kind:  # which saves no tables to tell the window by
+        convert_checkpoint(tmp_path / 'theirs', tmp_path / 'back' / 'model.safetensors', 'hf')
+        config.save_pretrained(tmp_path / 'back')
+    else:
+        convert_checkpoint(tmp_path / 'theirs', tmp_path / 'back', 'hf')
+    back, said = getattr(transformers, kind).from_pretrained(tmp_path / 'back', output_loading_info=True)
+    assert not any(said[key] for key in ('missing_keys', 'unexpected_keys', 'mismatched_keys'))
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(back.eval()(x)[0], theirs(x)[0], rtol=1e-4, atol=1e-5)
