@@ -3,6 +3,7 @@
 python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--shard I/N] [--backbone swin-t] [--cfg-options K=V ...]
     [--amp] [--unsafe-load] [--allow-missing] [--overwrite]
+python tools/infer.py INPUT [INPUT ...] CONFIG --weights NAME ...
 python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
     [--batch-size N] [--max-pixels N] [--overwrite]
 python tools/infer.py PICTURE CONFIG CKPT --tile 1024 [--overlap 128] [--level L] [--skip-blank [N]] [--resume]
@@ -57,6 +58,7 @@ from swin_backbone.command_line import (
     add_checkpoint_arguments,
     add_config_arguments,
     add_overwrite,
+    add_weights,
     number,
     positive,
     run,
@@ -67,6 +69,7 @@ from swin_backbone.devices import default_device
 from swin_backbone.export.predictor import ExportedPredictor, is_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder
+from swin_backbone.openmmlab.config.published import find_published
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.inference.predict import Predictor, Results
@@ -133,10 +136,14 @@ def parse_args() -> argparse.Namespace:
     add_config_arguments(parser)
     add_checkpoint_arguments(parser)
     add_allow_missing(parser)
+    add_weights(parser, 'in the place of CKPT: the published weights of a whole model')
     args = parser.parse_args()
-    behind = 1 if is_exported(args.inputs[-1]) else 2
+    behind = 1 if args.weights or is_exported(args.inputs[-1]) else 2
     if len(args.inputs) <= behind:
-        parser.error('it takes INPUT CONFIG CKPT, or INPUT DIR with a folder that tools/export.py made')
+        parser.error(
+            'it takes INPUT CONFIG CKPT, or INPUT CONFIG --weights NAME, or INPUT DIR with a folder that '
+            'tools/export.py made'
+        )
     args.inputs, args.model = args.inputs[:-behind], args.inputs[-behind:]
     if args.tile is None:
         given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
@@ -159,6 +166,8 @@ def shard(text: str) -> tuple[int, int]:
 
 def open_predictor(args: argparse.Namespace) -> Predictor:
     """Of a config and a checkpoint, or of an exported folder."""
+    if args.weights:
+        args.model.append(find_published(args.weights).weights)
     if len(args.model) == 1:
         if args.amp:
             raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')

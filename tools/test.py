@@ -2,6 +2,7 @@
 
 python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--overwrite] [--tta] [--amp]
     [--backbone swin-t] [--skip-unreadable] [--allow-missing] [--cfg-options K=V ...]
+python tools/test.py CONFIG --weights NAME ...
 python tools/test.py CONFIG DIR [--device cpu] [--threads N] ...
 
 DIR is what tools/export.py made: it is tested in its own runtime, on the data and by the metric of the config.
@@ -19,6 +20,7 @@ from swin_backbone.command_line import (
     add_data_arguments,
     add_overwrite,
     add_skip_unreadable,
+    add_weights,
     load_config,
     number,
     positive,
@@ -28,6 +30,7 @@ from swin_backbone.command_line import (
 from swin_backbone.export.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.config.published import find_published
 from swin_backbone.openmmlab.inference.results import OneFileEachHook, own_folder, written_by_others
 from swin_backbone.outputs import claim
 
@@ -35,7 +38,10 @@ from swin_backbone.outputs import claim
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
-    parser.add_argument('checkpoint', help='checkpoint of the whole model, or a folder that tools/export.py made')
+    parser.add_argument(
+        'checkpoint', nargs='?', help='checkpoint of the whole model, or a folder that tools/export.py made'
+    )
+    add_weights(parser, 'in the place of CKPT: the published weights of a whole model')
     parser.add_argument('--device', default='cpu', help='device of an exported model (default: cpu)')
     parser.add_argument('--threads', type=positive, metavar='N', help='threads of an exported model on a CPU')
     parser.add_argument(
@@ -53,7 +59,10 @@ def parse_args() -> argparse.Namespace:
     add_skip_unreadable(parser)
     add_common_arguments(parser)
     add_allow_missing(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if (args.checkpoint is None) == (args.weights is None):
+        parser.error('it takes CONFIG CKPT, or CONFIG --weights NAME')
+    return args
 
 
 def main() -> None:
@@ -71,6 +80,8 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
     hooks = []
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         cfg = load_config(args)
+        if args.weights:
+            args.checkpoint = find_published(args.weights).weights
         if is_exported(args.checkpoint):
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:

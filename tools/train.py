@@ -1,6 +1,6 @@
 """Train a detector, segmentor or classifier: the command line of mmdet's and mmseg's own tools/train.py.
 
-python tools/train.py CONFIG [--work-dir D] [--resume [CKPT]] [--amp] [--auto-scale-lr]
+python tools/train.py CONFIG [--work-dir D] [--resume [CKPT] | --weights NAME] [--amp] [--auto-scale-lr]
     [--backbone swin-t [--recipe keep]] [--skip-unreadable] [--vis tensorboard|wandb] [--cfg-options K=V ...]
 
 `own_data` is checked briefly before training, see tools/check_data.py. curves.png beside the log shows loss terms,
@@ -17,6 +17,7 @@ from swin_backbone.command_line import (
     add_data_arguments,
     add_skip_unreadable,
     add_training_settings,
+    add_weights,
     load_config,
     run,
     stop_on_user_errors,
@@ -24,6 +25,7 @@ from swin_backbone.command_line import (
 )
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder, require_data
+from swin_backbone.openmmlab.config.published import start_from_published
 from swin_backbone.openmmlab.data.check_data import check_own_data
 from swin_backbone.openmmlab.launchers import rank
 from swin_backbone.openmmlab.training.lock import only_training_in
@@ -46,12 +48,16 @@ def parse_args() -> argparse.Namespace:
         metavar='CKPT',
         help='continue from CKPT, or without CKPT from the last checkpoint in the working folder',
     )
+    add_weights(parser, 'begin with the published weights of a whole model')
     add_data_arguments(parser)
     add_training_settings(parser)
     add_skip_unreadable(parser)
     parser.add_argument('--vis', choices=list(BACKENDS), help='write what is logged for TensorBoard or W&B too')
     add_common_arguments(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.resume and args.weights:
+        parser.error('--resume goes on from the weights of a checkpoint: leave out --weights')
+    return args
 
 
 def main() -> None:
@@ -59,6 +65,8 @@ def main() -> None:
     with ExitStack() as until_it_ends, stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
         with stop_on_user_errors(BUILD_ERRORS, args.traceback):
             cfg = load_config(args, settings=training_settings(args))
+            if args.weights:
+                start_from_published(cfg, args.weights)
             if args.amp:
                 runtime.enable_amp(cfg)
             if args.auto_scale_lr:

@@ -71,9 +71,9 @@ def read_config(path: Union[str, Path]) -> Config:
     """
     use_torchvision()  # which mmpretrain and mmrotate import, and a config may import them
     prefix, colons, name = str(path).partition('::')
-    file, configs = Path(path), None
+    file = Path(path)
     if colons:
-        configs = _configs_of(prefix)
+        configs = configs_of(prefix)
         if configs is None:
             raise ConfigError(f'a config is a path or package::path with an installed package, got {prefix!r}')
         file = configs / name
@@ -82,7 +82,7 @@ def read_config(path: Union[str, Path]) -> Config:
     except ValueError as error:  # of a name with a NUL
         raise ConfigError(f'a config is a path, got {str(path)!r}: {error}') from error
     if not is_file:
-        raise ConfigError(f'there is no config {str(path)!r}{_similar(file, configs)}')
+        raise ConfigError(f'there is no config {str(path)!r}{_similar(str(path))}')
     if file.suffix not in SUFFIXES:
         raise ConfigError(f'a config is a file of one of the kinds {", ".join(SUFFIXES)}, got {str(path)!r}')
     try:
@@ -93,13 +93,24 @@ def read_config(path: Union[str, Path]) -> Config:
         raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
 
 
-def _similar(file: Path, configs: Optional[Path]) -> str:
-    """Which configs of a package, or else of the same folder, have names like that of one that is not there."""
-    folder = configs or file.parent
-    found = {path.stem: path for path in folder.glob('*/*.py' if configs else '*.py') if path.parent.name != '_base_'}
-    begun = sorted((name for name in found if name.startswith(file.stem)), key=len)
-    names = list(dict.fromkeys([*begun, *get_close_matches(file.stem, found, SIMILAR, 0.5)]))[:SIMILAR]
-    return f'; did you mean {", ".join(str(found[name].relative_to(folder)) for name in names)}?' if names else ''
+def _similar(path: str) -> str:
+    """Which configs have names like that of one that is not there.
+
+    Of its package or folder; of this folder and every package, where it is a name alone.
+    """
+    prefix, colons, name = path.partition('::')
+    wanted = Path(name if colons else path)
+    found = {}
+    for package in (prefix,) if colons else (OWN, *TOOLBOXES) if wanted.parent == Path() else ():
+        configs = configs_of(package)
+        for file in configs.glob('*/*.py') if configs else ():
+            if file.parent.name != '_base_':
+                found.setdefault(file.stem, f'{package}::{file.relative_to(configs)}')
+    if not colons:
+        found.update({file.stem: str(file) for file in wanted.parent.glob('*.py')})
+    begun = sorted((stem for stem in found if stem.startswith(wanted.stem)), key=len)
+    stems = list(dict.fromkeys([*begun, *get_close_matches(wanted.stem, found, SIMILAR, 0.5)]))[:SIMILAR]
+    return f'; did you mean {", ".join(found[stem] for stem in stems)}?' if stems else ''
 
 
 def use_torchvision() -> None:
@@ -120,13 +131,13 @@ def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
     The prefix is the scope, but for this package's own, whose configs are in a toolbox's.
     """
     prefix, _colons, name = cfg_path.partition('::')
-    configs = _configs_of(prefix) if name else None
+    configs = configs_of(prefix) if name else None
     if configs is None or not (configs / name).is_file():
         return None
     return str(configs / name), None if prefix == OWN else prefix
 
 
-def _configs_of(package: str) -> Optional[Path]:
+def configs_of(package: str) -> Optional[Path]:
     """The folder of configs that an installed package brings along; None if it is none of those, or not installed."""
     spec = find_spec(package) if package in (OWN, *TOOLBOXES, *distribution_names()) else None
     if spec is None or spec.origin is None:

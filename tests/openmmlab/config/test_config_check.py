@@ -219,6 +219,8 @@ def test_the_configs_of_this_package_are_right(path):
 @pytest.mark.parametrize(
     ('name', 'meant'),
     [
+        ('retinanet_r50', 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'),
+        ('upernet_r50_ade20k.py', 'mmseg::upernet/'),
         ('mmdet::retinanet_r50', 'retinanet/retinanet_r50_fpn_1x_coco.py'),
         ('mmdet::retinanet/retinanet_r50', 'retinanet/retinanet_r50_fpn_1x_coco.py'),
         ('swin_backbone::mask-rcnn_swin-t', 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'),
@@ -231,7 +233,7 @@ def test_a_config_that_is_not_there_is_told_by_its_like(name, meant):
     assert meant in str(refused.value)
 
 
-@pytest.mark.parametrize('name', ['nothing_like_it.py', 'no_folder/mask-rcnn.py', 'mmdet::zzzzzzzzzzzz'])
+@pytest.mark.parametrize('name', ['zzzzzzzzzzzz.py', 'no_folder/mask-rcnn.py', 'mmdet::zzzzzzzzzzzz'])
 def test_a_config_like_no_other_is_only_not_there(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"there is no config '[^']+'$"):

@@ -1,0 +1,75 @@
+"""The weights of whole models that their authors published, by the names that metafiles give the models."""
+
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmengine.config import Config
+from mmengine.fileio import load
+
+from ..errors import ConfigError
+from .files import OWN, SIMILAR, TOOLBOXES, configs_of
+
+
+class Published(NamedTuple):
+    """What a metafile.yml says of a model."""
+
+    name: str
+    weights: str  # an address
+    scores: dict[str, float]  # of its authors, by the metric
+
+
+def published_in(metafile: Path) -> list[Published]:
+    """The models of a metafile that have weights."""
+    loaded: Any = load(str(metafile))
+    models = loaded.get('Models') or [] if isinstance(loaded, dict) else loaded
+    return [
+        Published(model['Name'], model['Weights'], _scores(model.get('Results') or []))
+        for model in models
+        if model.get('Weights')
+    ]
+
+
+def find_published(name: str) -> Published:
+    """The published weights of a model of this package's configs, or else of an installed toolbox's.
+
+    Args:
+        name: of its config, without folder and `.py`.
+
+    Raises:
+        ConfigError: (a ValueError) if there are none; it suggests names like it.
+    """
+    names: list[str] = []
+    for package in (OWN, *TOOLBOXES):
+        configs = configs_of(package)
+        for metafile in sorted(configs.glob('*/metafile.y*ml')) if configs else ():
+            text = metafile.read_text(encoding='utf-8')
+            names += re.findall(r'(?m)^ *- Name: (\S+_\S+)', text)
+            if name in text:
+                for model in published_in(metafile):
+                    if model.name == name:
+                        return model
+    begun = sorted((other for other in names if name and other.startswith(name)), key=len)
+    near = list(dict.fromkeys([*begun, *get_close_matches(name, names, SIMILAR, 0.5)]))[:SIMILAR]
+    raise ConfigError(
+        f'--weights takes the name of a model with published weights, got {name!r}'
+        + (f'; did you mean {", ".join(near)}?' if near else '')
+    )
+
+
+def start_from_published(cfg: Config, name: str) -> None:
+    """Begin a training with the published weights of a whole model; those of ImageNet are not loaded first.
+
+    Raises:
+        ConfigError: see `find_published`.
+    """
+    cfg.load_from = find_published(name).weights
+    backbone = cfg.model.get('backbone')
+    if backbone and 'Pretrained' in str(backbone.get('init_cfg')):
+        backbone.init_cfg = None
+
+
+def _scores(results: Any) -> dict[str, float]:
+    results = results if isinstance(results, list) else [results]
+    return {metric: score for result in results for metric, score in result['Metrics'].items()}
