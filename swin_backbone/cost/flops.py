@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 class Attention(NamedTuple):
     """Of the attention layers of one stage, in multiply-adds: equations 1 and 2 of the paper, times the layers."""
 
-    stage: int
+    stage: int  # from 1
     height: int
     width: int
     layers: int
@@ -223,7 +223,7 @@ def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> l
             linear = 4 * h * w * C**2
             costs.append(
                 Attention(
-                    index, h, w, layers, counted,
+                    index + 1, h, w, layers, counted,
                     layers * (linear + 2 * area * h * w * C), layers * (linear + 2 * (h * w) ** 2 * C),
                 )
             )  # fmt: skip

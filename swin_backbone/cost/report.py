@@ -75,8 +75,8 @@ def print_report(data: dict[str, Any], console: Console) -> None:
     for name, cost in data['parts'].items():
         table.add_row(name, *_cost(cost))
         if name == 'backbone':
-            for stage, inner in data['stages'].items():
-                table.add_row(f'  {stage}', *_cost(inner), style='dim')
+            for stage, inner in enumerate(data['stages'].values(), 1):
+                table.add_row(f'  stage {stage}', *_cost(inner), style='dim')
     table.add_section()
     table.add_row('total', *_cost(data['total']), style='bold')
     console.print(table)

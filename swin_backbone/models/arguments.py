@@ -133,7 +133,7 @@ def _size(
         width = size.embed_dims << stage
         if width % heads:
             raise ValueError(
-                f'num_heads[{stage}] must divide the width of stage {stage}, embed_dims * {1 << stage} = {width}; '
+                f'num_heads[{stage}] must divide the width of stage {stage + 1}, embed_dims * {1 << stage} = {width}; '
                 f'got {heads}'
             )
     return size

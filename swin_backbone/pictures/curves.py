@@ -85,7 +85,7 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
     metric.set_xlabel(' or '.join(sorted(units)) or 'epoch', fontsize=9)
     metric.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # at first there is one validation
     rate.ticklabel_format(axis='y', scilimits=(-2, 2))
-    figure.suptitle('Training of ' + ', '.join(log.name for log in logs), fontsize=11)
+    figure.suptitle('Training of ' + ', '.join(log.name for log in logs), fontsize=11, wrap=True)
     return figure
 
 

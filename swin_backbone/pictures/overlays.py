@@ -78,9 +78,10 @@ def attention_figure(
         axis.set_axis_off()
     kind = 'shifted windows' if any(blocks[block - 1].shift) else 'windows without shift'
     figure.suptitle(
-        f'Stage {stage}: where the token at row {at[0]}, column {at[1]} looks\n'
+        f'Stage {stage}: where the token of the pixel in row {at[0]}, column {at[1]} looks\n'
         f'above: attention of block {block} ({kind}); below: what it has seen of the stage\'s input, outlined',
         fontsize=11,
+        wrap=True,
     )  # fmt: skip
     return figure
 
@@ -102,7 +103,9 @@ def features_figure(picture_HW3: NDArray[Any], maps: Sequence[tuple[str, Tensor]
         C, H, W = map_CHW.shape
         _show(axis, principal_colours(map_CHW), stride, interpolation='nearest')
         _frame(axis, picture_HW3, f'{name}: {C} channels, {H}x{W}')
-    figure.suptitle('Feature maps, their three first principal components as red, green and blue', fontsize=11)
+    figure.suptitle(
+        'Feature maps, their three first principal components as red, green and blue', fontsize=11, wrap=True
+    )
     return figure
 
 
@@ -123,7 +126,7 @@ def cam_figure(
         x1, y1, x2, y2 = box  # type: ignore[misc]
         axis.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor='#56B4E9', linewidth=2))
     figure.colorbar(image, ax=right, shrink=0.8)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11, wrap=True)
     return figure
 
 

@@ -54,7 +54,9 @@ def windows_figure(layout: Layout) -> Figure:
     Wh, Ww = layout.window_size
     block = 'A block with shifted windows' if shifted else 'A block without shift'
     padded = 'x'.join(map(str, layout.token_HW.shape))
-    figure.suptitle(f'{block}: {layout.kind_RC.size} windows of {Wh}x{Ww}, the map padded to {padded}', fontsize=12)
+    figure.suptitle(
+        f'{block}: {layout.kind_RC.size} windows of {Wh}x{Ww}, the map padded to {padded}', fontsize=12, wrap=True
+    )
     return figure
 
 
@@ -76,7 +78,7 @@ def strips_figure(layout: Layout, strip_tokens: int) -> Figure:
     _draw_map(axis, colours, number_HW, np.zeros((H, W), bool))
     axis.set_title(f'map {H}x{W}, at most {strip_tokens} tokens a strip, the first one dark', fontsize=9)
     windows = f'{layout.kind_RC.size} windows in {count} strip{"s" if count > 1 else ""}'
-    figure.suptitle(f'{windows}, {"with" if any(layout.shift) else "without"} shift', fontsize=12)
+    figure.suptitle(f'{windows}, {"with" if any(layout.shift) else "without"} shift', fontsize=12, wrap=True)
     return figure
 
 
@@ -110,7 +112,7 @@ def masks_figure(layout: Layout) -> Figure:
         lower.set_title(f'{here_RC.sum()} of {here_RC.size} windows', fontsize=9)
     stack_bytes, kind_bytes = mask_bytes(layout)
     axes[len(kinds)].imshow(mosaic(layout), cmap=MASK_COLOURS, vmin=0, vmax=1, interpolation='nearest')
-    axes[len(kinds)].set_title(f'all {layout.kind_RC.size} masks of the stack,\nwindow by window', fontsize=9)
+    axes[len(kinds)].set_title(f'all {layout.kind_RC.size} masks,\nwindow by window', fontsize=9)
     axes[len(kinds)].set_xticks([])
     axes[len(kinds)].set_yticks([])
     _draw_bytes(axes[-1], stack_bytes, kind_bytes)
@@ -120,6 +122,7 @@ def masks_figure(layout: Layout) -> Figure:
         f'map {layout.size[0]}x{layout.size[1]}, window {Wh}x{Ww}: {layout.kind_RC.size} masks of {N}x{N}, '
         f'of {len(kinds)} kinds',
         fontsize=12,
+        wrap=True,
     )
     together = Patch(color=MASK_COLOURS(1), label='may attend')
     _legend(figure, [together, Patch(color=MASK_COLOURS(0), label='masked'), _padding_patch()])
@@ -159,7 +162,7 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
     colours = 'viridis' if lowest == 0 else 'PuOr'
     parts: Any = figure.subfigures(len(tables), 1, squeeze=False)
     for part, (name, table_Rh, window_size) in zip(parts.ravel(), tables):
-        part.suptitle(name, fontsize=9)
+        part.suptitle(name, fontsize=9, wrap=True)
         (Wh, Ww), grid = window_size, part.subplots(rows, shown, squeeze=False).ravel()
         for head, axis in enumerate(grid):
             if head >= heads:
@@ -174,7 +177,7 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
             axis.set_yticks([1 - Wh, 0, Wh - 1])
             axis.tick_params(labelsize=6, length=2)
         part.colorbar(image, ax=list(grid), shrink=0.8).ax.tick_params(labelsize=7)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11, wrap=True)
     figure.supxlabel('offset of the key from the query, in tokens: right, down', fontsize=8)
     return figure
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 from swin_backbone.backends import reference
@@ -335,3 +336,30 @@ def test_a_picture_is_never_half_written(tmp_path, monkeypatch):
         save_figure(figure, tmp_path / 'new' / 'a.png')
     assert (tmp_path / 'new' / 'a.png').read_bytes() == before
     assert [path.name for path in (tmp_path / 'new').iterdir()] == ['a.png']
+
+
+def texts_cut_off(figure):
+    """The texts of a figure that are drawn beyond its edge."""
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    return [
+        text.get_text()
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text()
+        for box in [text.get_window_extent()]
+        if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1
+    ]
+
+
+def test_no_title_is_cut_off():
+    """On a portrait, and with the longest of titles."""
+    picture = np.zeros((200, 40, 3), np.uint8)
+    title = "EigenCAM at stage 4, of the features, which are the same for every prediction; shown beside the box 'car'"
+    table = torch.randn(169, 2)
+    figures = [
+        cam_figure(picture, torch.zeros(50, 10), 4, title, None),
+        features_figure(picture, [('stage 1', torch.randn(4, 50, 10))], [4]),
+        masks_figure(lay_out((50, 10), (7, 7), True)),
+        bias_figure([('trained: window 7x7', table, (7, 7))], f'Bias of {title}'),
+    ]
+    assert [texts_cut_off(figure) for figure in figures] == [[]] * 4

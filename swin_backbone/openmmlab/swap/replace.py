@@ -236,7 +236,7 @@ def _rewire(
         by_stage = dict(swin.by_stage, depths=swin.size.depths, num_heads=swin.size.num_heads, strides=(4, 2, 2, 2))
         new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
     return new, [
-        f'note: what reads stage {stages[place]} gets stride {maps.new[place].stride} where it got '
+        f'note: what reads stage {stages[place] + 1} gets stride {maps.new[place].stride} where it got '
         f'{levels[place].stride:g}'
         for place in used
         if maps.new[place].stride != levels[place].stride

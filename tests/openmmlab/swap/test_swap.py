@@ -204,7 +204,7 @@ def test_the_summary_has_before_and_after(monkeypatch):
     assert 'model.decode_head.in_channels\n  - 2048\n  + 768' in text
     assert '  - ResNetV1c(depth=50' in text
     assert "  + SwinBackbone(arch='tiny'" in text
-    assert 'note: what reads stage 3 gets stride 32 where it got 8' in text
+    assert 'note: what reads stage 4 gets stride 32 where it got 8' in text
 
 
 @pytest.mark.parametrize(
