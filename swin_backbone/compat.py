@@ -5,6 +5,7 @@ mmengine is imported inside the functions, so that code which needs only torch c
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
@@ -242,6 +243,8 @@ def print_no_debug_messages() -> None:
             print_all(msg, logger, level)
 
     mmengine_logging.print_log = print_log
+    # mmdet says so whenever it is imported, whatever the metric is.
+    warnings.filterwarnings('ignore', message='faster_coco_eval is not installed')
 
 
 def import_torchvision() -> Optional[Exception]:

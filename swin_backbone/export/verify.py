@@ -79,8 +79,9 @@ def verify_results(
         for batch in BATCHES if free else (1,):
             for got in model.predict([picture] * batch, batch):
                 figure = dict(picture=list(picture.shape[:2]), batch=batch, **compare(got, truth, precision, most))
-                figures.append(figure)
                 _judge(figure, precision)
+                if figure not in figures:  # the pictures of a batch are the same
+                    figures.append(figure)
     return figures
 
 

@@ -62,6 +62,8 @@ def load_config(
         settings: of a training, its length and what else takes one number; the options go on top. None to test.
     """
     cfg = read_config(path)
+    if 'type' in (cfg.get('train_cfg') or {}):  # mmengine's loops take no `by_epoch`, which mmdet's solov2-light_* have
+        cfg.train_cfg.pop('by_epoch', None)
     name = Path(path.replace('::', '/')).stem
     if at and not backbone:
         raise ValueError(f'--at {at} says where --backbone goes, and there is no --backbone')

@@ -93,7 +93,8 @@ class NonFiniteGuardHook(Hook):
     ) -> None:
         if self.wrapper is None:
             return
-        values = {name: float(value) for name, value in (outputs or {}).items() if torch.as_tensor(value).numel() == 1}
+        tensors = {name: torch.as_tensor(value).detach() for name, value in (outputs or {}).items()}
+        values = {name: value.item() for name, value in tensors.items() if value.numel() == 1}
         self.seen.append((values, list(_names_of_images(data_batch))))
         if not self.wrapper.should_update():
             return

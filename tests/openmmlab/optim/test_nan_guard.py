@@ -1,6 +1,7 @@
 """A loss or gradient that is not finite costs its step, and nothing else."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,6 +118,14 @@ def test_a_run_that_is_finite_has_the_bits_of_one_that_is_not_watched(tmp_path):
     assert run(config(tmp_path / 'watched', iterations=5)) == 0
     assert run(config(tmp_path / 'alone', iterations=5, default_hooks__finite=None)) == 0
     assert differing(tmp_path / 'watched' / 'iter_5.pth', tmp_path / 'alone' / 'iter_5.pth') == []
+
+
+def test_losses_that_require_gradients_are_read_without_a_warning(recwarn):
+    hook = NonFiniteGuardHook()
+    hook.wrapper = SimpleNamespace(should_update=lambda: False)
+    hook.after_train_iter(None, 0, {}, dict(loss=torch.ones((), requires_grad=True), losses=torch.ones(2), acc=0.5))
+    assert hook.seen == [({'loss': 1.0, 'acc': 0.5}, [])]
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize('number', [0, -1])
