@@ -100,10 +100,12 @@ def _similar(path: str) -> str:
     """
     prefix, colons, name = path.partition('::')
     wanted = Path(name if colons else path)
-    found = {}
+    found: dict[str, str] = {}
     for package in (prefix,) if colons else (OWN, *TOOLBOXES) if wanted.parent == Path() else ():
         configs = configs_of(package)
-        for file in configs.glob('*/*.py') if configs else ():
+        if configs is None:
+            continue
+        for file in configs.glob('*/*.py'):
             if file.parent.name != '_base_':
                 found.setdefault(file.stem, f'{package}::{file.relative_to(configs)}')
     if not colons:
