@@ -201,6 +201,38 @@ def test_install_takes_mmcv_without_its_operators(tmp_path):
     assert '--no-build-isolation' not in fetched
 
 
+WITHOUT_TORCH = """#!/bin/sh
+echo "$SWIN_BACKBONE_NATIVE $*" >>{log}
+case "$*" in
+*build_ext*)
+    echo 'swin_backbone: the compiled CPU operators are not built: no compiler.'
+    echo 'of setuptools'
+    sleep 0.2
+    echo made >>{log}
+    exit {status} ;;
+'-c import torch') exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize('status', [0, 1])
+def test_install_compiles_the_library_once_and_beside_the_rest(tmp_path, status):
+    log = tmp_path / 'log'
+    result = install(tmp_path, WITHOUT_TORCH.format(log=log, status=status), compiler=True, mmcv='')
+    assert result.returncode == status
+    lines = log.read_text().splitlines()
+    begun, torch = (
+        next(i for i, line in enumerate(lines) if what in line) for what in ('build_ext', 'install --quiet torch')
+    )
+    assert begun < torch  # which need not be there
+    assert next(line for line in lines if '--editable' in line).startswith('0 ')  # it does not compile again
+    assert 'made' in lines
+    if status:
+        assert 'the library did not build; what was said is in' in result.stderr
+    else:
+        assert result.stderr == 'swin_backbone: the compiled CPU operators are not built: no compiler.\n'
+
+
 @pytest.mark.parametrize(('status', 'done'), [(0, 25), (1, 12)])
 def test_install_says_how_much_of_mmcv_is_compiled(tmp_path, status, done):
     headers = tmp_path / 'include'

@@ -48,6 +48,14 @@ if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
     [ -f "$header" ] || stop "mmcv is built from source and needs Python's headers, and there is no $header (on Debian: apt install python3-dev)"
 fi
 
+# The package's library needs a compiler alone: it is made while pip fetches and unpacks the rest.
+"$python" -m pip --disable-pip-version-check install --quiet --constraint "constraints/$STACK.txt" \
+    setuptools wheel ninja packaging psutil
+library_log="$VENV/library-build.log"
+"$python" setup.py --quiet build_ext --inplace >"$library_log" 2>&1 &
+library=$!
+trap 'kill "$library" 2>/dev/null || true' EXIT
+
 if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "install: $TORCH"
     "$python" -m pip --disable-pip-version-check install --quiet "$TORCH"
@@ -60,7 +68,6 @@ pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2
     pin_what_is_there triton || grep '^triton==' "constraints/$STACK.txt"
 } >"$VENV/constraints.txt"
 
-"${pip[@]}" setuptools wheel ninja packaging psutil
 mmcv=$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")
 if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
     echo "install: building mmcv (10 to 20 minutes on 2 cores; pip keeps the wheel for the next time)"
@@ -77,5 +84,7 @@ elif ! "$python" -c 'import mmcv' 2>/dev/null; then
     echo "install: $mmcv, without its compiled operators"
     PIP_CONSTRAINT="$VENV/constraints.txt" "${pip[@]}" --use-pep517 --no-cache-dir "$mmcv" || stop "pip cannot install $mmcv"
 fi
-"${pip[@]}" --no-build-isolation --editable ".[$STACK,test,lint]"
+SWIN_BACKBONE_NATIVE=0 "${pip[@]}" --no-build-isolation --editable ".[$STACK,test,lint]"
+wait "$library" || stop "the library did not build; what was said is in $library_log"
+grep '^swin_backbone: ' "$library_log" >&2 || true # why there is none, if so
 echo "install: $VENV is ready"
