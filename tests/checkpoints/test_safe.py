@@ -353,7 +353,7 @@ def test_what_kind_of_file_it_is_its_contents_say(tmp_path):
     ('address', 'message'),
     [
         ('missing.pth', "checkpoint 'missing.pth': there is no such file"),
-        ('/tmp', 'there is no such file'),
+        ('/tmp', "checkpoint '/tmp': it is a folder without model.safetensors or pytorch_model.bin"),
         ('s3://bucket/weights.pth', "'s3://bucket/weights.pth': a path, file://, http:// or https:// was expected"),
     ],
 )

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import cv2
@@ -83,7 +84,7 @@ def test_what_is_verified_is_said(work):
     assert manifest['preprocessing']['pad_divisor'] == 16
     assert manifest['classes'] == ['class 0', 'class 1', 'class 2', 'class 3']
     figures = manifest['verification']
-    assert [figure['batch'] for figure in figures] == [1, 2, 2] * 3
+    assert [batch for batch, _ in groupby(figure['batch'] for figure in figures)] == [1, 2] * 3
     assert all(figure['equal_labels'] > 0.999 for figure in figures)
 
 
