@@ -6,6 +6,16 @@ from torch import nn
 from ...mmcv_ops import in_use
 from ...models.pyramid import SwinPyramid
 
+# What of mmdet and mmseg was tested on such maps. CenterNet's head, for one, asks for a `view` that they do not have.
+TESTED = {
+    *('FPN', 'RPNHead', 'StandardRoIHead', 'CascadeRoIHead', 'Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead'),
+    *('ConvFCBBoxHead', 'FCNMaskHead', 'RetinaHead', 'ATSSHead', 'UPerHead', 'FCNHead', 'PPM'),
+    *('Mask2FormerHead', 'MaskFormerFusionHead', 'MSDeformAttnPixelDecoder', 'SinePositionalEncoding'),
+    *('DeformableDetrTransformerEncoderLayer', 'Mask2FormerTransformerEncoder', 'Mask2FormerTransformerDecoder'),
+    'Mask2FormerTransformerDecoderLayer',
+}
+ELEMENTARY = ('torch', 'mmcv', 'mmengine', 'swin_backbone')
+AROUND_LAYERS = ('detectors', 'segmentors', 'data_preprocessors', 'data_preprocessor', 'losses')
 TORCH_ALONE = ('MultiScaleDeformableAttention',)  # what of mmcv.ops is no compiled operator on a CPU
 
 
@@ -21,15 +31,23 @@ def takes_float32_maps(module: nn.Module) -> bool:
 def use_channels_last(model: nn.Module) -> None:
     """Let the convolutions behind a Swin take and emit channels_last maps on a CPU, where they are faster so.
 
-    Parameters stay what they are, with other strides: optimizers and checkpoints see no difference. A model with
-    operators of mmcv that misread such maps is left as it is.
+    Parameters stay what they are, with other strides: optimizers and checkpoints see no difference. A model is left as
+    it is if one of its layers was not tested so, or calls operators of mmcv that misread such maps.
     """
     own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
-    if any(takes_float32_maps(module) and id(module) not in own for module in model.modules()):
-        return
+    for module in model.modules():
+        if id(module) not in own and (takes_float32_maps(module) or not _is_tested(module)):
+            return
     for pyramid in model.modules():
         if isinstance(pyramid, SwinPyramid):
             own.update(id(module) for module in pyramid.modules())
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and id(module) not in own:
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def _is_tested(module: nn.Module) -> bool:
+    package, *path = type(module).__module__.split('.')
+    if package in ('mmdet', 'mmseg'):
+        return type(module).__name__ in TESTED or not set(path).isdisjoint(AROUND_LAYERS)
+    return package in ELEMENTARY

@@ -67,11 +67,29 @@ def test_an_optimizer_goes_on_with_moments_of_either():
         torch.testing.assert_close(steps[1][0], plain.state_dict())
 
 
+def test_what_was_not_tested_so_is_left_alone():
+    class Mine(torch.nn.Module):
+        def forward(self, x):
+            return x.view(len(x), -1)
+
+    cfg = swapped(PLACED['CenterNet'])
+    model = build(cfg)
+    maps.use_channels_last(model)
+    assert not strided(model)
+    assert predict(cfg, model, pictures_and_truth(cfg))
+    for layer, last in ((torch.nn.ReLU(), True), (Mine(), False)):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), layer)
+        maps.use_channels_last(model)
+        assert bool(strided(model)) == last
+
+
 def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
     for compiled in (True, False):
         monkeypatch.setattr(maps, 'in_use', lambda compiled=compiled: 'compiled' if compiled else 'ours')
-        for family, last in (('Mask R-CNN', True), ('ATSS, DyHead', not compiled)):
-            model = build(swapped(PLACED[family]), initialise=False)
+        for conv, last in ((None, True), (dict(type='DCNv2'), not compiled)):
+            cfg = swapped(PLACED['RetinaNet'])
+            cfg.model.neck.conv_cfg = conv
+            model = build(cfg, initialise=False)
             maps.use_channels_last(model)
             assert bool(strided(model)) == last
     assert mmcv_ops.in_use()
