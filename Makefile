@@ -119,12 +119,19 @@ wheels: install-wheels
 # The wheel of this kind of machine as a user has it: beside torch alone, and without a compiler on the PATH.
 WHEEL_VENV := .venv-wheel
 WHEEL_TESTS := tests/backends/native
+define LIBRARY_COMPUTES
+import sys, torch
+from swin_backbone.backends.native.availability import why_not_in
+sys.exit(why_not_in(torch.float32))
+endef
+export LIBRARY_COMPUTES # without it the tests below would skip
 test-wheel:
 	test -x $(WHEEL_VENV)/bin/python || $(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' $(LITE)
 	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --force-reinstall dist/*manylinux*_$$(uname -m).whl
 	rm -rf build/test-wheel && mkdir -p build/test-wheel/csrc && cp csrc/swin.h build/test-wheel/csrc
 	cp -r tests benchmarks pyproject.toml build/test-wheel
+	cd build/test-wheel && $(abspath $(WHEEL_VENV))/bin/python -c "$$LIBRARY_COMPUTES"
 	cd build/test-wheel && PATH=$(abspath $(WHEEL_VENV))/bin OMP_NUM_THREADS=1 python -m pytest $(WHEEL_TESTS)
 
 lint: install

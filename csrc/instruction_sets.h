@@ -5,8 +5,10 @@
 
 #include "kernels.h"
 
-#if defined(SWIN_WITH_AMX) && defined(__linux__)
+#ifdef __x86_64__
 #include <cpuid.h>
+#endif
+#if defined(SWIN_WITH_AMX) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -34,32 +36,53 @@ struct InstructionSet {
   bool (*usable)();
 };
 
-#ifdef SWIN_WITH_AVX2
+#ifdef __x86_64__
+// Asked of the processor itself. `__builtin_cpu_supports` asks the compiler's own library, and zig's says no to all.
+struct Cpuid {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // 0 where the processor does not know the question
+};
+
+inline Cpuid cpuid(unsigned leaf, unsigned subleaf) {
+  Cpuid found;
+  __get_cpuid_count(leaf, subleaf, &found.eax, &found.ebx, &found.ecx, &found.edx);
+  return found;
+}
+
+inline bool all_of(unsigned bits, unsigned wanted) { return (bits & wanted) == wanted; }
+
+// Whether the system keeps these registers (bits of XCR0) of a thread: if not, the instructions are not to be used.
+inline bool system_keeps(unsigned registers) {
+  constexpr unsigned OSXSAVE = 1u << 27;
+  if (!all_of(cpuid(1, 0).ecx, OSXSAVE)) return false;
+  unsigned low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return all_of(low, registers);
+}
+
 inline bool has_avx2() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  constexpr unsigned FMA = 1u << 12, AVX = 1u << 28, AVX2 = 1u << 5, XMM_YMM = 0x6;
+  return all_of(cpuid(1, 0).ecx, FMA | AVX) && all_of(cpuid(7, 0).ebx, AVX2) && system_keeps(XMM_YMM);
 }
-#endif
-#ifdef SWIN_WITH_AVX512
+
 inline bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  constexpr unsigned F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31, MASKS_ZMM = 0xe0;
+  return has_avx2() && all_of(cpuid(7, 0).ebx, F | DQ | BW | VL) && system_keeps(MASKS_ZMM);
 }
-#endif
-#ifdef SWIN_WITH_AVX512_BF16
-inline bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+inline bool has_avx512_bf16() {
+  constexpr unsigned BF16 = 1u << 5;
+  return has_avx512() && cpuid(7, 0).eax >= 1 && all_of(cpuid(7, 1).eax, BF16);
+}
 #endif
 #ifdef SWIN_WITH_AMX
 inline bool has_amx() {
 #if defined(SWIN_EMULATE_AMX)
   return has_avx512_bf16();
 #elif defined(__linux__)
-  // Not every compiler that has flags for AMX knows a name to ask for it. Linux gives the right to use it to a process
-  // that asks.
+  // Linux gives the right to use it to a process that asks.
   constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return has_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & AMX_BF16) && (edx & AMX_TILE) &&
+  return has_avx512_bf16() && all_of(cpuid(7, 0).edx, AMX_BF16 | AMX_TILE) &&
          syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 #else
   return false;
