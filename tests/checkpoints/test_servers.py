@@ -228,8 +228,10 @@ SERVERS = {
 
 
 @pytest.mark.parametrize('what', SERVERS)
-def test_what_is_no_checkpoint_does_not_get_its_name(record_fault, server, tmp_path, what):
+def test_what_is_no_checkpoint_does_not_get_its_name(record_fault, server, tmp_path, what, monkeypatch):
     server.answer, said = SERVERS[what]
+    if not any(word in what for word in ('drip', 'stands still', 'no answer')):  # a busy machine may answer late
+        monkeypatch.setattr(download, '_timeout', 3)
     url = f'{server.url}/swin.pth'
     begin = time.monotonic()
     with pytest.raises(CheckpointError, match=said) as caught:
