@@ -5,7 +5,7 @@ Its list of operations for float32 lacks softmax, sums and powers there, and mmc
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, wraps
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -87,8 +87,10 @@ def _methods_of(module: nn.Module) -> Iterator[None]:
         methods[SAMPLING] = in_float32
     before = {name: vars(module)[name] for name in methods if name in vars(module)}
     for name, change in methods.items():
-        # A method of this module, which a copy of the module has as its own
-        setattr(module, name, MethodType(change(getattr(type(module), name)), module))
+        if name in before:  # accelerate, for one, gives a module a forward of its own
+            setattr(module, name, change(before[name]))
+        else:  # a method of this module, which a copy of the module has as its own
+            setattr(module, name, MethodType(change(getattr(type(module), name)), module))
     try:
         yield
     finally:
@@ -97,7 +99,6 @@ def _methods_of(module: nn.Module) -> Iterator[None]:
         vars(module).update(before)
 
 
-@lru_cache(maxsize=256)
 def in_float32(method: Method) -> Method:
     """A method outside autocast, whose tensors are float32."""
 
@@ -109,7 +110,6 @@ def in_float32(method: Method) -> Method:
     return outside
 
 
-@lru_cache(maxsize=256)
 def to_float32(method: Method) -> Method:
     """A method whose results are float32."""
 

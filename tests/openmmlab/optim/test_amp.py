@@ -206,6 +206,22 @@ def test_every_family_predicts_and_trains(family):
     assert all(value.isfinite() for value in losses.values())
 
 
+def test_a_forward_that_a_head_was_given_is_called():
+    class Head(torch.nn.Linear):
+        def loss_by_feat(self, x):
+            return x
+
+    head = Head(4, 4)
+    given = head.forward = lambda x: 2 * torch.nn.functional.linear(x, head.weight)
+    x = torch.randn(3, 4)
+    with mixed_precision(head):
+        y = head(x)
+        assert head.loss_by_feat(y.bfloat16()).dtype == torch.float32
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, given(x), rtol=2e-2, atol=2e-2)
+    assert head.forward is given
+
+
 def test_afterwards_and_in_a_copy_methods_are_the_modules_own():
     model = build(swapped(PLACED['RetinaNet']), initialise=False)
     head = model.bbox_head
