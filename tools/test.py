@@ -82,6 +82,8 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
         cfg = load_config(args)
         if args.weights:
             args.checkpoint = find_published(args.weights).weights
+        if args.amp and is_exported(args.checkpoint):
+            raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
         if is_exported(args.checkpoint):
             set_exported(cfg, args.checkpoint, args.device, args.threads)
         else:
@@ -95,8 +97,6 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
         if args.show or show_dir:
             runtime.enable_drawing(cfg, args.show, show_dir, args.wait_time)
         if args.amp:
-            if is_exported(args.checkpoint):
-                raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
             runtime.enable_amp_of_test(cfg)
         if args.tta:
             if is_exported(args.checkpoint):

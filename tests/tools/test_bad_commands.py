@@ -14,7 +14,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 from helpers.in_process import ROOT, run
 from helpers.own_data import DETECTION, SEGMENTATION, detection, make_own_data, read_coco, segmentation, write_coco
 
-CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any file will do
+CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any file will do, and a config
 
 
 @pytest.fixture(scope='module')
@@ -44,6 +44,16 @@ def test_every_tool_refuses_a_key_that_is_nowhere(record_fault, tmp_path, tool, 
     said = sentence(run(f'tools/{tool}.py', *picture, DETECTION, *more, '--cfg-options', 'a'), status=2)
     assert "--cfg-options takes KEY=VALUE, got 'a'" in said
     record_fault('bad_commands', 2)
+
+
+@pytest.mark.parametrize('tool', ['test', 'infer'])
+def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, tool):
+    (tmp_path / 'exported').mkdir()
+    (tmp_path / 'exported' / 'deploy.json').write_text('{}')
+    before = ROOT / 'docs' / 'predictions.jpg' if tool == 'infer' else CHECKPOINT
+    said = sentence(run(f'tools/{tool}.py', before, tmp_path / 'exported', '--amp'))
+    assert said.endswith('--amp takes a checkpoint: an exported model has the precision of its export')
+    record_fault('bad_commands')
 
 
 def test_spaces_reach_the_config(own, tmp_path):
