@@ -10,7 +10,7 @@ detector keep as many objects as it may. Each step has what the one before it ha
     toolbox           the toolbox's own Swin and layers, in float32
     backbone          SwinBackbone
     layers            this package's layers in the place of the toolbox's
-    channels_last     convolutions in channels_last
+    convolutions      in channels_last, and 3x3 ones by the compiled library
     bfloat16          what `--amp` does
 
 DIR is what tools/export.py made of a whole model, maybe of other weights.
@@ -38,14 +38,14 @@ from swin_backbone import mixed_precision
 from swin_backbone.command_line import BUILD_ERRORS, CfgOptions, add_overwrite, positive, run, size, stop_on_user_errors
 from swin_backbone.devices import processor
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.layers.maps import use_channels_last
+from swin_backbone.openmmlab.layers.maps import prepare_convolutions
 from swin_backbone.openmmlab.layers.replace import LAYERS, replace_layers
 from swin_backbone.outputs import claim
 
 from . import machine, timing
 from .one_training import as_ours, as_theirs
 
-STEPS = ('toolbox', 'backbone', 'layers', 'channels_last', 'bfloat16')
+STEPS = ('toolbox', 'backbone', 'layers', 'convolutions', 'bfloat16')
 console = Console()
 Run = Callable[[], object]
 
@@ -144,8 +144,8 @@ def build(cfg: Config, number: int) -> nn.Module:
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(scope):
         model: nn.Module = MODELS.build(described)
-    if number >= STEPS.index('channels_last'):
-        use_channels_last(model)
+    if number >= STEPS.index('convolutions'):
+        prepare_convolutions(model)
     return model
 
 

@@ -4,6 +4,7 @@
 #include "backward.h"
 #include "block.h"
 #include "checksum.h"
+#include "convolution.h"
 #include "patches.h"
 #include "roi_align.h"
 
@@ -244,9 +245,10 @@ void output_norm_backward(const float* x, const float* grad_y, int64_t batch, in
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,  size_of_packed,      pack_weight,          checksum_of,
-                      block_saved_size,    block_forward,  block_backward,      embed_forward,        embed_backward,
-                      merge_forward,       merge_backward, output_norm_forward, output_norm_backward, roi_align_forward,
-                      roi_align_backward,  suppress};
+const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,        size_of_packed,   pack_weight,
+                      checksum_of,         block_saved_size,     block_forward,    block_backward,
+                      embed_forward,       embed_backward,       merge_forward,    merge_backward,
+                      output_norm_forward, output_norm_backward, pack_convolution, convolve,
+                      roi_align_forward,   roi_align_backward,   suppress};
 
 }  // namespace swin::SWIN_ISA

@@ -316,6 +316,12 @@ const swin_projection_gradients& check_projection_gradients(const swin_projectio
   return *gradients;
 }
 
+int64_t convolution_numbers(int64_t outputs, int64_t channels) {
+  within("outputs", outputs, 1, MAX_SIZE);
+  within("channels", channels, 1, MAX_SIZE);
+  return product_within("the numbers of a packed weight", outputs, channels, 36, MAX_COUNT);
+}
+
 void zero(float* to, int64_t count) { std::memset(to, 0, count * sizeof(float)); }
 
 // Of no token.
@@ -634,6 +640,41 @@ int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t b
     if (!batch) return zero(grad_weight, channels), zero(grad_bias, channels);
     kernels.output_norm_backward(x, grad_y, batch, area, channels, weight, eps, threads, grad_x, grad_weight,
                                  grad_bias);
+  });
+}
+
+int64_t swin_packed_convolution_size(int64_t outputs, int64_t channels) {
+  constexpr int64_t POINTS = 36;
+  const bool fits = outputs > 0 && channels > 0 && outputs <= MAX_COUNT / POINTS / channels;
+  return fits ? POINTS * outputs * channels : 0;
+}
+
+int32_t swin_pack_convolution(const float* weight, int64_t outputs, int64_t channels, int32_t threads, float* packed) {
+  return guarded([&] {
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    within("threads", threads, 1, MAX_THREADS);
+    const int64_t numbers = convolution_numbers(outputs, channels);
+    Arrays arrays;
+    arrays.read("weight", weight, 9 * outputs * channels);
+    arrays.write("packed", packed, numbers);
+    arrays.check_overlaps();
+    kernels.pack_convolution(weight, outputs, channels, threads, packed);
+  });
+}
+
+int32_t swin_convolution_forward(const swin_convolution* convolution, const float* x, float* y) {
+  return guarded([&] {
+    exists("convolution", convolution);
+    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
+    const swin_convolution& of = *convolution;
+    within("threads", of.threads, 1, MAX_THREADS);
+    Arrays arrays;
+    arrays.read("x", x, check_maps(of.batch, of.height, of.width, of.channels));
+    arrays.read("the weight", of.weight, convolution_numbers(of.outputs, of.channels));
+    arrays.read_if("bias", of.bias, of.outputs);
+    arrays.write("y", y, check_maps(of.batch, of.height, of.width, of.outputs));
+    arrays.check_overlaps();
+    if (of.batch) kernels.convolve(of, x, y);
   });
 }
 

@@ -1,4 +1,4 @@
-/* libswin: layers of Swin Transformers, V1 and V2, for CPUs, with their gradients; and two operators of detectors.
+/* libswin: layers of Swin Transformers, V1 and V2, for CPUs, with their gradients; and three operators of detectors.
  *
  * Plain C. The library knows neither torch nor Python. It has its kernels for several instruction sets inside, and
  * takes the best that the processor has, or another that swin_use_isa names.
@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 3
+#define SWIN_VERSION 4
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -189,7 +189,26 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
                                            int64_t channels, const float* weight, float eps, int32_t threads,
                                            float* grad_x, float* grad_weight, float* grad_bias);
 
-/* --- Detectors: RoIAlign and NMS ---------------------------------------------------------------------------------- */
+/* --- Detectors: convolutions, RoIAlign and NMS ---------------------------------------------------------------------
+ */
+
+/* A convolution of 3x3 taps with a stride of 1, of maps with a row and a column of zeros around them, by Winograd's
+ * minimal filtering. It is rounded otherwise than by other implementations: to 3e-6 of the largest output. A number
+ * that is not finite makes NaN of up to 4 x 4 places more than those that its taps reach. */
+typedef struct swin_convolution {
+  int32_t threads;
+  int64_t batch, height, width, channels, outputs; /* B, H, W, C, N */
+  const float* weight;                             /* packed */
+  const float* bias;                               /* (N); null: zeros */
+} swin_convolution;
+
+/* How many numbers the packed weight of a convolution has: 36 N C. 0 if they are none or more than 2^31 - 1. */
+SWIN_API int64_t swin_packed_convolution_size(int64_t outputs, int64_t channels);
+/* Packs a weight (N, 3, 3, C). */
+SWIN_API int32_t swin_pack_convolution(const float* weight, int64_t outputs, int64_t channels, int32_t threads,
+                                       float* packed);
+/* x: (B, H, W, C), y: (B, H, W, N). */
+SWIN_API int32_t swin_convolution_forward(const swin_convolution* convolution, const float* x, float* y);
 
 /* RoIAlign, as mmcv computes it: bilinear samples of maps (B, C, H, W) in R regions, of each of which I x J bins become
  * one number each. A sample further than a pixel outside the map is 0. */

@@ -499,6 +499,38 @@ void fuzz_roi_align(bool backward) {
   judge(call, swin_roi_align_backward(&of, grad, argmax_y, argmax_x, grad_maps));
 }
 
+void fuzz_convolution() {
+  ProjectionCall call("swin_convolution_forward");
+  swin_convolution of{};
+  of.threads = static_cast<int32_t>(draw(1, 3));
+  of.batch = draw(0, 2), of.height = draw(1, 20), of.width = draw(1, 20);
+  of.channels = draw(1, 70), of.outputs = draw(1, 120);
+  change(call, &of.threads, &of.batch, &of.height, &of.width, &of.channels, &of.outputs);
+  const int64_t size = swin_packed_convolution_size(of.outputs, of.channels);
+  if (size < 0 || size > INT32_MAX) stop("swin_packed_convolution_size", "no weight is so large", 0);
+  const float* x = nullptr;
+  float* y = nullptr;
+  call.field(x, "x", product({of.batch, of.height, of.width, of.channels}));
+  call.field(of.weight, "weight", product({36, of.outputs, of.channels}));
+  call.field(of.bias, "bias", of.outputs, 4, false, false);
+  call.field(y, "y", product({of.batch, of.height, of.width, of.outputs}), 4, true);
+  call.corrupt(call.all);
+  judge(call, swin_convolution_forward(&of, x, y));
+}
+
+void fuzz_convolution_weights() {
+  ProjectionCall call("swin_pack_convolution");
+  int32_t threads = static_cast<int32_t>(draw(1, 3));
+  int64_t outputs = draw(1, 120), channels = draw(1, 70);
+  change(call, &threads, &outputs, &channels);
+  const float* weight = nullptr;
+  float* packed = nullptr;
+  call.field(weight, "weight", product({9, outputs, channels}));
+  call.field(packed, "packed", product({36, outputs, channels}), 4, true);
+  call.corrupt(call.all);
+  judge(call, swin_pack_convolution(weight, outputs, channels, threads, packed));
+}
+
 void fuzz_nms() {
   ProjectionCall call("swin_nms");
   int32_t threads = static_cast<int32_t>(draw(1, 3));
@@ -536,7 +568,7 @@ int main(int count, char** arguments) {
     calls = results = errors = 0;
     for (int64_t i = 0; i < times; i++) {
       const bool backward = chance(0.5);
-      const int64_t which = draw(0, 13);
+      const int64_t which = draw(0, 15);
       if (which < 4)
         fuzz_block(backward);
       else if (which < 6)
@@ -549,6 +581,8 @@ int main(int count, char** arguments) {
         backward ? fuzz_weights() : fuzz_checksum();
       else if (which < 13)
         fuzz_roi_align(backward);
+      else if (which < 15)
+        backward ? fuzz_convolution_weights() : fuzz_convolution();
       else
         fuzz_nms();
     }

@@ -295,6 +295,25 @@ inline double plain_overlap(const float* a, const float* b, double offset) {
     if (!std::isfinite(a[i]) || !std::isfinite(b[i])) return 0;
   return shared / (area(a[0], a[1], a[2], a[3]) + area(b[0], b[1], b[2], b[3]) - shared);
 }
+// x (B, H, W, C), weight (N, 3, 3, C), padded by 1: (B, H, W, N).
+inline Numbers<double> plain_convolution(const Numbers<float>& x, const Numbers<float>& weight,
+                                         const Numbers<float>& bias, const std::array<int64_t, 5>& sizes) {
+  const auto [B, H, W, C, N] = sizes;
+  Numbers<double> y;
+  for (int64_t place = 0; place < B * H * W; place++)
+    for (int64_t n = 0; n < N; n++) {
+      double sum = bias.empty() ? 0 : bias[n];
+      for (int64_t tap = 0; tap < 9; tap++) {
+        const int64_t row = place / W % H + tap / 3 - 1, column = place % W + tap % 3 - 1;
+        if (row < 0 || row >= H || column < 0 || column >= W) continue;
+        const int64_t from = ((place / (H * W) * H + row) * W + column) * C;
+        for (int64_t c = 0; c < C; c++) sum += static_cast<double>(x[from + c]) * weight[(n * 9 + tap) * C + c];
+      }
+      y.push_back(sum);
+    }
+  return y;
+}
+
 inline Numbers<int64_t> plain_nms(const Numbers<float>& boxes, const Numbers<int64_t>& order, float threshold,
                                   float offset) {
   Numbers<int64_t> kept;

@@ -542,6 +542,22 @@ void test_roi_align(const RoiCase& c, int32_t dtype) {
   }
 }
 
+void test_convolution(const std::array<int64_t, 5>& sizes, bool has_bias) {
+  const auto [B, H, W, C, N] = sizes;
+  doing = "a convolution of " + std::to_string(C) + " to " + std::to_string(N) + " channels" + doing;
+  const Numbers<float> x = random_numbers(B * H * W * C), weight = random_numbers(9 * N * C);
+  const Numbers<float> bias = has_bias ? random_numbers(N) : Numbers<float>();
+  const Numbers<double> truth = plain_convolution(x, weight, bias, sizes);
+  for (const int threads : {1, 3}) {
+    Numbers<float> packed(swin_packed_convolution_size(N, C)), y(B * H * W * N, NAN);
+    expect(static_cast<int64_t>(packed.size()) == 36 * N * C, "swin_packed_convolution_size");
+    ok(swin_pack_convolution(weight.data(), N, C, threads, packed.data()), "swin_pack_convolution");
+    const swin_convolution of{threads, B, H, W, C, N, packed.data(), or_null(bias)};
+    ok(swin_convolution_forward(&of, x.data(), y.data()), "swin_convolution_forward");
+    expect_close(y, truth, allowed(SWIN_FLOAT32), "y");
+  }
+}
+
 void test_nms(int64_t count, float threshold, float offset) {
   doing = "NMS of " + std::to_string(count) + doing;
   Numbers<float> boxes;
@@ -589,6 +605,12 @@ void test_all(const std::string& isa, int32_t dtype) {
   if (dtype == SWIN_FLOAT32) {  // RoIAlign takes both dtypes on any processor
     for (const RoiCase& c : ROIS)
       for (const int32_t stored : {SWIN_FLOAT32, SWIN_BFLOAT16}) run(test_roi_align, c, stored);
+    run(test_convolution, std::array<int64_t, 5>{1, 9, 14, 40, 100}, true);
+    run(test_convolution, std::array<int64_t, 5>{3, 4, 4, 3, 1}, false);
+    run(test_convolution, std::array<int64_t, 5>{2, 1, 2, 1, 7}, true);
+    run(test_convolution, std::array<int64_t, 5>{1, 37, 33, 300, 16},
+        false);  // more channels than are summed at once, several blocks
+    run(test_convolution, std::array<int64_t, 5>{0, 5, 6, 8, 8}, true);
     for (const int64_t count : {0, 1, 2, 130, 1500})
       for (const float offset : {0.f, 1.f}) run(test_nms, count, count % 4 ? 0.3f : 0.7f, offset);
   }

@@ -26,7 +26,7 @@ from .data.own.fill import fill_own_data
 from .data.own.find import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
-from .layers.maps import use_channels_last
+from .layers.maps import prepare_convolutions
 from .layers.replace import replace_layers
 from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
 from .swap.diff import summarize
@@ -142,7 +142,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
     if not _has_accelerator():
-        use_channels_last(runner.model)
+        prepare_convolutions(runner.model)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
     runner.register_hook(CurvesHook())

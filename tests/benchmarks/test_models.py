@@ -6,7 +6,7 @@ import pytest
 from helpers.in_process import ROOT, run
 
 SMALL = '--size', '64', '--runs', '1', '--busy-machine'
-STEPS = ['toolbox', 'backbone', 'layers', 'channels_last', 'bfloat16']
+STEPS = ['toolbox', 'backbone', 'layers', 'convolutions', 'bfloat16']
 
 
 @pytest.mark.parametrize(

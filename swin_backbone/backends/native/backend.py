@@ -216,28 +216,40 @@ def pack(
 ) -> list[Tensor]:
     """The weights (out, in...) of a layer in the order in which the operators read them, kept until they change.
 
-    They are those of the numbers that the weights have now, whoever wrote these: fused optimizers, `.data` and numpy
-    leave no trace in a tensor. So each call reads all weights for a checksum, in a seventh of the time of packing.
-
     Args:
         arrange: first puts the weights' inputs in the operator's order.
     """
 
     def make() -> list[Tensor]:
+        return [_operators().pack_linear(arrange(w), dtype, unit) for w, unit in zip(weights, units)]
+
+    return made_from(weights, (dtype, *units), make, cache)
+
+
+def made_from(
+    weights: Sequence[Tensor], settings: tuple[Any, ...], make: Callable[[], list[Tensor]], cache: WeightCache
+) -> list[Tensor]:
+    """What `make` returns for these settings and the numbers that the weights have now, whoever wrote these.
+
+    Fused optimizers, `.data` and numpy leave no trace in a tensor. So each call reads all weights for a checksum, in a
+    seventh of the time of packing.
+    """
+
+    def make_plain() -> list[Tensor]:
         with torch.inference_mode(False), torch.no_grad():
-            return [_operators().pack_linear(arrange(w), dtype, unit) for w, unit in zip(weights, units)]
+            return make()
 
     if fake_mode() is not None:  # whose tensors have no numbers
-        return make()
-    key = dtype, *units, *((w.shape, w.dtype) for w in weights), _operators().checksum(weights)
+        return make_plain()
+    key = *settings, *((w.shape, w.dtype) for w in weights), _operators().checksum(weights)
     made = cache.made  # read once: another thread may replace it
     if made is not None and made[0] == key:
         return made[1]
     cache.made = None  # first free the old copy, so that there are never two
-    panels = make()
+    tensors = make_plain()
     if _operators().checksum(weights) == key[-1]:  # else a thread wrote them meanwhile
-        cache.made = key, panels
-    return panels
+        cache.made = key, tensors
+    return tensors
 
 
 def _transposed(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,9 @@ SWITCH = 'SWIN_BACKBONE_NATIVE'
 PLATFORM = 'SWIN_BACKBONE_PLATFORM'
 SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
 LIBRARY = ('library', 'threads', 'windows', 'roi_axes')  # compiled once, for every processor
-KERNELS = ('gemm', 'block', 'backward', 'patches', 'patches_backward', 'roi_align', 'suppression', 'kernels')
+KERNELS = (
+    *('gemm', 'block', 'backward', 'patches', 'patches_backward', 'convolution', 'roi_align', 'suppression', 'kernels'),
+)
 NAMES = {'linux': 'libswin.so', 'macos': 'libswin.dylib', 'windows': 'swin.dll'}
 AVX2 = ['-mavx2', '-mfma', '-mf16c']
 AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']

@@ -17,7 +17,7 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
-VERSION = 3
+VERSION = 4
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 
 
@@ -80,6 +80,13 @@ class Maps(ctypes.Structure):
     _fields_ = _fields(p='x', i64='batch height width channels', i32='norm_after')
 
 
+class Convolution(ctypes.Structure):
+    """`swin_convolution`."""
+
+    kept: list[torch.Tensor]  # as in `Block`
+    _fields_ = _fields(i32='threads', i64='batch height width channels outputs', p='weight bias')
+
+
 class RoiAlign(ctypes.Structure):
     """`swin_roi_align`."""
 
@@ -110,6 +117,8 @@ SIGNATURES = {  # of the functions that return a `swin_status`
     'swin_output_norm_backward': [
         *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_void_p, c_void_p),
     ],
+    'swin_pack_convolution': [c_void_p, c_int64, c_int64, c_int32, c_void_p],
+    'swin_convolution_forward': [POINTER(Convolution), c_void_p, c_void_p],
     'swin_roi_align_forward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],
     'swin_roi_align_backward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],
     'swin_nms': [

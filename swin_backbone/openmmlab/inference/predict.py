@@ -30,7 +30,7 @@ from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_mo
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
 from ..data.own.fill import set_num_classes
-from ..layers.maps import use_channels_last
+from ..layers.maps import prepare_convolutions
 from ..layers.replace import replace_layers
 from ..optim.amp import mixed_precision
 from ..resume.fields import dataset_meta_of
@@ -88,7 +88,7 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
             self.model.to(device).eval()
             if torch.device(device).type == 'cpu':
-                use_channels_last(self.model)
+                prepare_convolutions(self.model)
             pipeline = _pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope)
             self.pipeline = Compose(pipeline)
             self._described = repr((cfg.model, pipeline, amp))

@@ -5,6 +5,7 @@ from torch import nn
 
 from ...mmcv_ops import in_use
 from ...models.pyramid import SwinPyramid
+from .conv3x3 import use_winograd
 
 # What of mmdet and mmseg was tested on such maps. CenterNet's head, for one, asks for a `view` that they do not have.
 TESTED = {
@@ -28,8 +29,10 @@ def takes_float32_maps(module: nn.Module) -> bool:
     return kind.__module__.startswith('mmcv.ops') and kind.__name__ not in TORCH_ALONE and in_use() == 'compiled'
 
 
-def use_channels_last(model: nn.Module) -> None:
+def prepare_convolutions(model: nn.Module) -> None:
     """Let the convolutions behind a Swin take and emit channels_last maps on a CPU, where they are faster so.
+
+    Those of 3x3 taps become `Conv3x3`, whose outputs differ by rounding.
 
     Parameters stay what they are, with other strides: optimizers and checkpoints see no difference. A model is left as
     it is if one of its layers was not tested so, or calls operators of mmcv that misread such maps.
@@ -44,6 +47,7 @@ def use_channels_last(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and id(module) not in own:
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+            use_winograd(module)
 
 
 def _is_tested(module: nn.Module) -> bool:

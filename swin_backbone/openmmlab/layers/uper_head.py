@@ -9,12 +9,13 @@ from typing import Any, Optional
 import torch
 from mmseg.models.decode_heads import UPerHead as OfMMSeg
 from mmseg.models.utils import resize
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ...backends.protocol import recorder_of
 from ...compat import has_global_hooks
 from ...models.layers.snapshot import is_changed
+from .conv3x3 import conv_3x3, is_plain
 
 
 class UPerHead(OfMMSeg):
@@ -56,9 +57,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
     return (
         x.device.type == 'cpu'
         and recorder_of(x) is None
-        and type(conv) is nn.Conv2d
-        and (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
-        == ((3, 3), (1, 1), (1, 1), (1, 1), 1, 'zeros')
+        and is_plain(conv)
         and module.order == ('conv', 'norm', 'act')
         and not (has_global_hooks() or is_changed(module) or is_changed(conv))
     )
@@ -89,10 +88,10 @@ def conv_of_resized(maps: Sequence[Tensor], weight: Tensor, bias: Optional[Tenso
     """
     finest, *coarse = maps
     weights = weight.split([x.shape[1] for x in maps], 1)
-    y_BDHW = F.conv2d(finest, weights[0], bias, padding=1)
+    y_BDHW = conv_3x3(finest, weights[0], bias)
     for x, weight_of_x in zip(coarse, weights[1:]):
         if x.shape[2:] == finest.shape[2:]:
-            y_BDHW = y_BDHW + F.conv2d(x, weight_of_x, padding=1)
+            y_BDHW = y_BDHW + conv_3x3(x, weight_of_x, None)
         else:
             y_BDHW = _add_resized_conv(y_BDHW, x, weight_of_x, align_corners)
     return y_BDHW

@@ -21,7 +21,7 @@ def test_a_detector_predicts_the_same(family):
     cfg = swapped(PLACED[family])
     model, data = build(cfg), pictures_and_truth(cfg)
     before = predict(cfg, model, copy.deepcopy(data))
-    maps.use_channels_last(model)
+    maps.prepare_convolutions(model)
     assert strided(model)
     assert not strided(model.backbone)  # which packs its own
     for x, y in zip(before, predict(cfg, model, data)):
@@ -32,7 +32,7 @@ def test_a_detector_predicts_the_same(family):
 def test_checkpoints_go_both_ways(tmp_path):
     cfg = swapped(PLACED['RetinaNet'])
     model, other = build(cfg), build(cfg)
-    maps.use_channels_last(model)
+    maps.prepare_convolutions(model)
     torch.save(model.state_dict(), tmp_path / 'last.pth')
     other.load_state_dict(torch.load(tmp_path / 'last.pth', weights_only=True))
     assert not strided(other)
@@ -49,7 +49,7 @@ def test_an_optimizer_goes_on_with_moments_of_either():
             torch.manual_seed(0)
             model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
             if last:
-                maps.use_channels_last(model)
+                maps.prepare_convolutions(model)
             optimizer = torch.optim.AdamW(model.parameters())
             if steps:
                 model.load_state_dict(steps[0][0])
@@ -74,12 +74,12 @@ def test_what_was_not_tested_so_is_left_alone():
 
     cfg = swapped(PLACED['CenterNet'])
     model = build(cfg)
-    maps.use_channels_last(model)
+    maps.prepare_convolutions(model)
     assert not strided(model)
     assert predict(cfg, model, pictures_and_truth(cfg))
     for layer, last in ((torch.nn.ReLU(), True), (Mine(), False)):
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), layer)
-        maps.use_channels_last(model)
+        maps.prepare_convolutions(model)
         assert bool(strided(model)) == last
 
 
@@ -90,6 +90,6 @@ def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
             cfg = swapped(PLACED['RetinaNet'])
             cfg.model.neck.conv_cfg = conv
             model = build(cfg, initialise=False)
-            maps.use_channels_last(model)
+            maps.prepare_convolutions(model)
             assert bool(strided(model)) == last
     assert mmcv_ops.in_use()

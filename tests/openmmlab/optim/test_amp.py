@@ -166,7 +166,7 @@ def dtypes_of(family, around, monkeypatch):
     cfg.optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
     # Not smaller: torch's bfloat16 gradient of a 3x3 convolution with stride 2 on a map of 1x1 pixels is not finite
     model, data = build(cfg, side=SIDE), pictures_and_truth(cfg, side=SIDE)
-    maps.use_channels_last(model)
+    maps.prepare_convolutions(model)
     with recorded(model, monkeypatch) as found:
         with around(model):
             samples = predict(cfg, model, copy.deepcopy(data))
@@ -199,7 +199,7 @@ def test_every_family_predicts_and_trains(family):
     for key in ('loss_scale', 'dtype'):
         cfg.optim_wrapper.pop(key, None)
     model, data = build(cfg), pictures_and_truth(cfg)
-    maps.use_channels_last(model)
+    maps.prepare_convolutions(model)
     with mixed_precision(model):
         predict(cfg, model, copy.deepcopy(data))
     losses, _ = train_one_step(cfg, model, data)

@@ -1,0 +1,106 @@
+"""The library's 3x3 convolutions, with their gradients: Winograd's F(4x4, 3x3) (Lavin and Gray 2016, arXiv 1509.09308).
+
+Layout: B maps, H W their sides, C channels, N output channels.
+"""
+
+from collections.abc import Sequence
+from ctypes import byref
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..protocol import recorder_of
+from ..weight_cache import WeightCache
+from .availability import why_not_in
+from .backend import made_from
+from .gradients import operate
+from .library import Convolution
+from .operators import address, empty, library, maps, vector, within
+
+POINTS = 36  # of a tile
+# With fewer, transforming takes more time than the products save.
+MIN_CHANNELS = 32
+MIN_TILES = 32
+
+
+def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor) -> bool:
+    """Whether `convolve` computes these, in less time than torch."""
+    if recorder_of(x_BCHW) is not None or x_BCHW.dim() != 4:
+        return False
+    (N, C), (B, _, H, W) = weight_NC33.shape[:2], x_BCHW.shape
+    return bool(
+        min(N, C) >= MIN_CHANNELS
+        and B * ((H + 3) // 4) * ((W + 3) // 4) >= MIN_TILES
+        and x_BCHW.is_cpu
+        and x_BCHW.dtype is weight_NC33.dtype is torch.float32
+        and not torch.is_autocast_enabled('cpu')
+        and torch.backends.mkldnn.enabled
+        and why_not_in(torch.float32) is None
+    )
+
+
+def convolve(
+    x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cache: Optional[WeightCache] = None
+) -> Tensor:
+    """`F.conv2d(x, weight, bias, padding=1)` of float32 maps on a CPU, (B, N, H, W) in channels_last memory.
+
+    Outputs and gradients differ from torch's by 3e-6 of the largest. The packed weight has 4 times the memory of the
+    weight, and stays in the `cache`.
+
+    Raises:
+        ValueError: an argument does not fit, or has another dtype or device.
+    """
+    if weight_NC33.dim() != 4 or weight_NC33.shape[2:] != (3, 3):
+        raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
+    cache = cache or WeightCache()
+
+    def compute(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
+        (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight)], cache)
+        return (convolution(x_BHWC, packed, bias, len(weight)),)
+
+    def gradients(
+        grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]
+    ) -> Sequence[Optional[Tensor]]:
+        of_x = of_weight = of_bias = None
+        if needed[0]:
+            of_x = convolution(grad_BHWN, pack(weight.flip(2, 3).transpose(0, 1)), None, weight.shape[1])
+        if needed[1] or needed[2]:
+            _, of_weight, of_bias = torch.ops.aten.convolution_backward(
+                grad_BHWN.permute(0, 3, 1, 2),
+                x_BHWC.permute(0, 3, 1, 2),
+                weight,
+                [len(weight)],
+                *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, needed[1], needed[2]]),
+            )
+        return of_x, of_weight, of_bias
+
+    def by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
+
+    x_BHWC = x_BCHW.permute(0, 2, 3, 1).contiguous()
+    return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2)
+
+
+def pack(weight_NC33: Tensor) -> Tensor:
+    """A weight in the order in which `convolution` reads it: 36 N C numbers."""
+    weight_N33C = weight_NC33.permute(0, 2, 3, 1).contiguous()
+    (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
+    within("a packed weight's numbers", POINTS * N * C, 2**31 - 1)
+    packed = empty(POINTS * N * C)
+    library().pack_convolution(first, N, C, torch.get_num_threads(), packed.data_ptr())
+    return packed
+
+
+def convolution(x_BHWC: Tensor, packed: Tensor, bias_N: Optional[Tensor], outputs: int) -> Tensor:
+    """Maps (B, H, W, N), where N is `outputs`."""
+    kept: list[Tensor] = []
+    first, (B, H, W, C) = maps('x', x_BHWC), x_BHWC.shape
+    y_BHWN = empty(B, H, W, outputs)
+    described = Convolution(
+        *(torch.get_num_threads(), B, H, W, C, outputs, address('packed', packed, (POINTS * outputs * C,))),
+        vector('bias', bias_N, outputs, kept),
+    )
+    library().convolution_forward(byref(described), first, y_BHWN.data_ptr())
+    return y_BHWN

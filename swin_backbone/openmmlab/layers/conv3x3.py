@@ -1,0 +1,41 @@
+"""Convolutions behind a Swin on a CPU."""
+
+from typing import Any, Optional
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...backends.native.convolution import convolve, takes_maps
+from ...backends.weight_cache import WeightCache
+
+SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
+
+
+class Conv3x3(nn.Conv2d):
+    """An `nn.Conv2d` of `SETTINGS`, which the compiled library computes where it takes less time than torch.
+
+    It is made from one that a model has, by `use_winograd`, and has its parameters and hooks.
+    """
+
+    cache: WeightCache
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, N, H, W)."""
+        return conv_3x3(input, self.weight, self.bias, self.cache)
+
+
+def use_winograd(conv: nn.Module) -> None:
+    """Make a convolution of torch, if it is one of 3x3 taps, a `Conv3x3`."""
+    if is_plain(conv):
+        conv.__class__ = Conv3x3
+        conv.cache = WeightCache()  # type: ignore[assignment]
+
+
+def is_plain(conv: Any) -> bool:
+    """Whether it is a convolution of torch of `SETTINGS`, whichever way it is computed."""
+    return type(conv) in (nn.Conv2d, Conv3x3) and all(getattr(conv, name) == value for name, value in SETTINGS.items())
+
+
+def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[WeightCache] = None) -> Tensor:
+    """`F.conv2d(x, weight, bias, padding=1)`, up to rounding."""
+    return convolve(x, weight, bias, cache) if takes_maps(x, weight) else F.conv2d(x, weight, bias, padding=1)

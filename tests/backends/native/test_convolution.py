@@ -1,0 +1,155 @@
+"""The library's 3x3 convolutions beside torch's in double precision: outputs, gradients, layouts, wrong arguments."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from swin_backbone.backends.native import convolution
+from swin_backbone.backends.native.convolution import convolve, pack, takes_maps
+from swin_backbone.backends.weight_cache import WeightCache
+
+# Of the largest number: those of float32 with sums of 1 to 9 * 300 products, transformed.
+ROUNDING = 1e-5
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(found, truth):
+    assert found.shape == truth.shape
+    assert (found - truth).abs().max() <= ROUNDING * truth.abs().max().clamp(min=1)
+
+
+def outputs_and_gradients(compute, *tensors):
+    leaves = [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+    y = compute(*leaves)
+    grad = drawn(*y.shape, seed=9).to(y)
+    return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], grad)]
+
+
+def by_torch(x, weight, bias):
+    return F.conv2d(x, weight, bias, padding=1)
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 19), st.integers(1, 19), st.integers(1, 70), st.integers(1, 120), st.booleans()
+)
+def test_outputs_and_gradients_are_those_of_double_precision(B, H, W, C, N, has_bias):
+    tensors = drawn(B, C, H, W), drawn(N, C, 3, 3, seed=1), drawn(N, seed=2) if has_bias else None
+    truth = outputs_and_gradients(by_torch, *(None if t is None else t.double() for t in tensors))
+    for found, wanted in zip(outputs_and_gradients(convolve, *tensors), truth):
+        assert_close(found, wanted)
+
+
+@pytest.mark.parametrize('threads', [1, 2, 5])
+def test_a_map_of_several_blocks_with_any_number_of_threads(threads):
+    x, weight, bias = drawn(1, 300, 61, 75), drawn(33, 300, 3, 3, seed=1), drawn(33, seed=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        y = convolve(x, weight, bias)
+    finally:
+        torch.set_num_threads(before)
+    assert_close(y, by_torch(x.double(), weight.double(), bias.double()))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_maps_and_weights_in_any_memory():
+    x, weight, bias = drawn(2, 32, 12, 20), drawn(40, 32, 3, 3, seed=1), drawn(80, seed=2)[::2]
+    expected = convolve(x, weight, bias.contiguous())
+    wide = drawn(2, 70, 30, 20)
+    wide[:, 6:38, 4:28:2] = x
+    last = torch.channels_last
+    for maps in (x, x.contiguous(memory_format=last), wide[:, 6:38, 4:28:2]):
+        for weights in (weight, weight.contiguous(memory_format=last), weight.flip(3).flip(3)):
+            assert torch.equal(convolve(maps, weights, bias), expected)
+
+
+def test_weights_that_changed_are_packed_again():
+    x, weight, cache = drawn(1, 32, 16, 16), drawn(32, 32, 3, 3, seed=1), WeightCache()
+    first = convolve(x, weight, None, cache)
+    packed = cache.made
+    assert torch.equal(convolve(x, weight, None, cache), first)
+    assert cache.made is packed
+    np.asarray(weight)[3, 2, 1, 0] += 1  # which leaves no trace in the tensor
+    assert_close(convolve(x, weight, None, cache), by_torch(x.double(), weight.double(), None))
+    assert cache.made is not packed
+
+
+def test_a_gradient_alone_and_a_second_derivative():
+    x, weight, bias = (t.double() for t in (drawn(1, 5, 9, 7), drawn(6, 5, 3, 3, seed=1), drawn(6, seed=2)))
+
+    def penalty(compute, dtype, *needs):
+        leaves = [t.detach().to(dtype, copy=True).requires_grad_(needed) for t, needed in zip((x, weight, bias), needs)]
+        wanted = [t for t in leaves if t.requires_grad]
+        grads = torch.autograd.grad(compute(*leaves).square().sum(), wanted, create_graph=True)
+        return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), wanted)]
+
+    for needs in ((True, False, False), (False, True, False), (False, False, True), (True, True, True)):
+        for found, wanted in zip(penalty(convolve, torch.float32, *needs), penalty(by_torch, torch.float64, *needs)):
+            assert_close(found, wanted)
+
+
+def test_no_maps():
+    x, weight, bias = drawn(0, 32, 7, 5), drawn(32, 32, 3, 3, seed=1), drawn(32)
+    y, of_x, of_weight, of_bias = outputs_and_gradients(convolve, x, weight, bias)
+    assert y.shape == of_x.shape == (0, 32, 7, 5)
+    assert not of_weight.any()
+    assert not of_bias.any()
+
+
+def test_a_number_that_is_not_finite_reaches_its_neighbours_and_no_other_image():
+    x, weight = drawn(2, 32, 12, 12), drawn(32, 32, 3, 3, seed=1)
+    x[0, 5, 6, 6] = torch.inf
+    y = convolve(x, weight, None)
+    assert not y[0, :, 5:8, 5:8].isfinite().any()
+    assert y[1].isfinite().all()
+    assert y[0, :, 0].isfinite().all()  # a tile reaches no further than 4 places
+
+
+def test_what_is_left_to_torch():
+    x, weight = drawn(1, 32, 32, 32), drawn(32, 32, 3, 3, seed=1)
+    assert takes_maps(x, weight)
+    assert not takes_maps(x.double(), weight.double())
+    assert not takes_maps(x.bfloat16(), weight)
+    assert not takes_maps(x[0], weight)
+    assert not takes_maps(x[:, :31], weight[:, :31])
+    assert not takes_maps(x, weight[:31])
+    assert not takes_maps(x[:, :, :16, :16], weight)  # 16 tiles
+    assert takes_maps(drawn(2, 32, 16, 16), weight)
+    assert not takes_maps(x.to('meta'), weight.to('meta'))
+    with torch.autocast('cpu', torch.bfloat16):
+        assert not takes_maps(x, weight)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not takes_maps(x, weight)
+
+
+def test_without_the_library_torch_computes(monkeypatch):
+    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'It is switched off.')
+    assert not takes_maps(drawn(1, 32, 32, 32), drawn(32, 32, 3, 3))
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        (drawn(1, 8, 9, 9), drawn(4, 8, 1, 1), None),
+        (drawn(1, 8, 9, 9), drawn(4, 8, 3), None),
+        (drawn(1, 8, 9, 9), drawn(4, 7, 3, 3), None),
+        (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3), drawn(5)),
+        (drawn(1, 8, 9, 9).double(), drawn(4, 8, 3, 3), None),
+        (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3).half(), None),
+        (drawn(1, 8, 9, 9).to('meta'), drawn(4, 8, 3, 3), None),
+        (drawn(1, 8, 0, 9), drawn(4, 8, 3, 3), None),
+    ],
+)
+def test_wrong_arguments(arguments):
+    with pytest.raises(ValueError, match=r'weight|packed|bias|x |height'):
+        convolve(*arguments)
+
+
+def test_a_weight_takes_four_times_its_memory():
+    assert pack(drawn(40, 24, 3, 3)).numel() == 4 * 40 * 24 * 9

@@ -1,0 +1,106 @@
+"""Convolutions of a model that the compiled library computes: the same module for everybody else."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from swin_backbone.openmmlab.layers import conv3x3
+from swin_backbone.openmmlab.layers.conv3x3 import Conv3x3, use_winograd
+
+
+def made(*args, **kwargs):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(*args, **kwargs)
+    before = copy.deepcopy(conv)
+    use_winograd(conv)
+    return conv, before
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    found = []
+
+    def counted(*args):
+        found.append(args[0].shape)
+        return computed(*args)
+
+    computed = conv3x3.convolve
+    monkeypatch.setattr(conv3x3, 'convolve', counted)
+    return found
+
+
+def test_it_computes_the_same(calls):
+    conv, before = made(32, 48, 3, padding=1)
+    assert type(conv) is Conv3x3
+    for shape in ((1, 32, 40, 30), (70, 32, 4, 4), (1, 32, 5, 5)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(conv(x), before(x), rtol=1e-4, atol=1e-5)
+    assert len(calls) == 2  # the last is small
+
+
+@pytest.mark.parametrize(
+    'settings',
+    [
+        dict(kernel_size=1),
+        dict(kernel_size=3),
+        dict(kernel_size=3, padding=2),
+        dict(kernel_size=3, padding='same'),
+        dict(kernel_size=3, padding=1, stride=2),
+        dict(kernel_size=3, padding=1, groups=2),
+        dict(kernel_size=3, padding=2, dilation=2),
+        dict(kernel_size=3, padding=1, padding_mode='circular'),
+        dict(kernel_size=(3, 1), padding=(1, 0)),
+    ],
+)
+def test_other_convolutions_stay(settings):
+    conv, before = made(32, 32, **settings)
+    assert type(conv) is nn.Conv2d
+    assert vars(conv).keys() == vars(before).keys()
+
+
+def test_a_class_of_somebody_else_stays():
+    class Scaled(nn.Conv2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    conv = Scaled(32, 32, 3, padding=1)
+    use_winograd(conv)
+    assert type(conv) is Scaled
+
+
+def test_copies_pickles_and_state_dicts():
+    conv, before = made(32, 32, 3, padding=1)
+    x = torch.randn(1, 32, 24, 24)
+    y = conv(x)
+    assert conv.state_dict().keys() == before.state_dict().keys()
+    for other in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+        assert other.cache is not conv.cache
+        assert other.cache.made is None
+        assert torch.equal(other(x), y)
+        with torch.no_grad():
+            other.weight.zero_()
+        assert torch.equal(conv(x), y)
+    assert repr(conv).replace('Conv3x3', 'Conv2d') == repr(before)
+
+
+def test_hooks_modes_and_recorders(calls):
+    conv, before = made(32, 32, 3, padding=1)
+    conv.eval(), before.eval()
+    x, seen = torch.randn(1, 32, 24, 24), []
+    expected = before(x)
+    conv.register_forward_hook(lambda *args: seen.append(args[0]))
+    with torch.inference_mode():
+        torch.testing.assert_close(conv(x), expected, rtol=1e-4, atol=1e-5)
+    assert seen == [conv]
+    torch.testing.assert_close(conv(x), expected, rtol=1e-4, atol=1e-5)  # after inference tensors
+    assert len(calls) == 2
+    with torch.autocast('cpu', torch.bfloat16):
+        assert conv(x).dtype is torch.bfloat16
+    torch.testing.assert_close(torch.jit.trace(conv, x, check_trace=False)(x), expected)
+    torch.testing.assert_close(torch.func.vmap(conv)(x[None])[0], expected)
+    exported = torch.export.export(conv, (x,)).module()
+    torch.testing.assert_close(exported(x), expected)
+    assert len(calls) == 2
