@@ -39,11 +39,11 @@ from swin_backbone.command_line import BUILD_ERRORS, CfgOptions, add_overwrite, 
 from swin_backbone.devices import processor
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
-from swin_backbone.openmmlab.layers.replace import LAYERS, replace_layers
+from swin_backbone.openmmlab.layers.replace import replace_layers
 from swin_backbone.outputs import claim
 
 from . import machine, timing
-from .one_training import as_ours, as_theirs
+from .one_training import as_ours, as_theirs, restore_layers
 
 STEPS = ('toolbox', 'backbone', 'layers', 'convolutions', 'bfloat16')
 console = Console()
@@ -140,23 +140,16 @@ def build(cfg: Config, number: int) -> nn.Module:
     described.backbone = as_ours(theirs, 'auto') if number >= STEPS.index('backbone') else theirs
     if 'pretrained' in described:
         described.pretrained = None
-    (replace_layers if number >= STEPS.index('layers') else partial(_restore_layers, scope))(described)
+    if number >= STEPS.index('layers'):
+        replace_layers(described)
+    else:
+        restore_layers(described, scope)
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(scope):
         model: nn.Module = MODELS.build(described)
     if number >= STEPS.index('convolutions'):
         prepare_convolutions(model)
     return model
-
-
-def _restore_layers(scope: str, node: Any) -> None:
-    """The toolbox's own layers in the place of ours, in a config of a model, in place."""
-    if isinstance(node, dict):
-        kind = str(node.get('type'))
-        if kind.startswith('swin_backbone.') and kind.rpartition('.')[2] in LAYERS:
-            node['type'] = f'{scope}.{kind.rpartition(".")[2]}'
-    for child in node.values() if isinstance(node, dict) else node if isinstance(node, (list, tuple)) else ():
-        _restore_layers(scope, child)
 
 
 def predict_once(cfg: Config, model: Any, pictures: list[Tensor], bfloat16: bool) -> object:

@@ -20,6 +20,8 @@ from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.layers.conv3x3 import Conv3x3
+from swin_backbone.openmmlab.layers.replace import LAYERS, replace_layers
 from swin_backbone.openmmlab.optim.amp import mixed_precision
 from swin_backbone.whole_files import write_whole, write_whole_by
 
@@ -39,6 +41,7 @@ class Spec:
         bfloat16: as `--amp` computes on a CPU.
         avx2: use the instructions of AVX2 alone, which the process must have been told.
         ulp: move each weight of the start to the next number of its type, up or down by chance.
+        data, annotations: the user's own, in the place of the config's.
         start: the weights that training starts from; with 0 iterations they are drawn, by the seed, and written there.
     """
 
@@ -54,6 +57,8 @@ class Spec:
     ulp: bool = False
     threads: int = 1
     avx2: bool = False
+    data: Optional[str] = None
+    annotations: Optional[str] = None
     cfg_options: str = '{}'  # JSON
 
 
@@ -67,6 +72,8 @@ def run_in_process(spec: Spec) -> list[float]:
     cfg = _config(spec)
     runner = runtime.build_runner(cfg)
     model = runner.model
+    if spec.swin == 'theirs':
+        use_torch(model)
     if not spec.iterations:
         model.init_weights()
         write_whole_by(Path(spec.start), lambda part: torch.save(model.state_dict(), part))
@@ -95,9 +102,16 @@ class LossesHook(Hook):
 
 
 def _config(spec: Spec) -> Config:
-    cfg = runtime.load_config(spec.config, spec.work_dir, json.loads(spec.cfg_options), 'none')
+    cfg = runtime.load_config(
+        spec.config, spec.work_dir, json.loads(spec.cfg_options), 'none', data=spec.data, annotations=spec.annotations
+    )
     theirs = as_theirs(cfg.model.backbone, cfg.get('default_scope', 'mmdet'))
-    cfg.model.backbone = theirs if spec.swin == 'theirs' else as_ours(theirs, spec.backend)
+    if spec.swin == 'theirs':
+        cfg.model.backbone = theirs
+        restore_layers(cfg.model, cfg.get('default_scope', 'mmdet'))
+    else:
+        cfg.model.backbone = as_ours(theirs, spec.backend)
+        replace_layers(cfg.model)
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=spec.iterations, val_interval=spec.iterations + 1)
     cfg.train_dataloader.sampler = dict(type='InfiniteSampler', shuffle=True, seed=spec.seed)
     cfg.train_dataloader.pop('batch_sampler', None)
@@ -142,6 +156,24 @@ def as_theirs(backbone: ConfigDict, scope: str) -> ConfigDict:
 def as_ours(theirs: ConfigDict, backend: str) -> ConfigDict:
     """SwinBackbone with the same arguments."""
     return ConfigDict(theirs, type='SwinBackbone', backend=backend)
+
+
+def restore_layers(node: Any, scope: str) -> None:
+    """Name the toolbox's own layers in the place of this package's, in a model's config, in place."""
+    if isinstance(node, dict):
+        kind = str(node.get('type'))
+        if kind.startswith('swin_backbone.') and kind.rpartition('.')[2] in LAYERS:
+            node['type'] = f'{scope}.{kind.rpartition(".")[2]}'
+    if isinstance(node, (dict, list, tuple)):
+        for child in node.values() if isinstance(node, dict) else node:
+            restore_layers(child, scope)
+
+
+def use_torch(model: torch.nn.Module) -> None:
+    """Let torch compute the convolutions that this package would."""
+    for module in model.modules():
+        if isinstance(module, Conv3x3):
+            module.__class__ = torch.nn.Conv2d  # type: ignore[assignment]
 
 
 def _load(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:

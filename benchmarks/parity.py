@@ -1,12 +1,15 @@
 """Whether training with SwinBackbone is training with the toolbox's own Swin: the same losses but for rounding.
 
 python -m benchmarks.parity [CONFIG ...] [--iterations N] [--optimizers sgd adamw] [--dtypes float32 bfloat16]
-    [--seeds N] [--backend NAME] [--cfg-options K=V ...] [--out DIR] [--jobs N] [--overwrite]
+    [--seeds N] [--data D [--annotations A]] [--backend NAME] [--cfg-options K=V ...] [--out DIR] [--jobs N]
+    [--overwrite]
 
 CONFIG is of mmdet or mmsegmentation, with a SwinBackbone or their SwinTransformer; without one, the demos' Mask R-CNN
-and UPerNet with drop path. Each is trained from the same weights, with the same batches and draws:
+and UPerNet with drop path. --data takes the place of its data, as in tools/train.py. Each is trained from the same
+weights, with the same batches and draws:
 
-    theirs, ours          the toolbox's own Swin, and SwinBackbone
+    theirs                the toolbox's own Swin, layers and convolutions
+    ours                  SwinBackbone, and this package's layers and convolutions
     instructions          theirs, with the instructions of AVX2 alone
     threads               theirs, with 2 threads instead of 1
     ulp                   theirs, each weight moved to the next number of its type
@@ -37,7 +40,7 @@ from rich.console import Console
 from rich.progress import track
 
 from swin_backbone.backends import BACKENDS
-from swin_backbone.command_line import CfgOptions, add_overwrite, positive, run, stop_on_user_errors
+from swin_backbone.command_line import CfgOptions, add_data_arguments, add_overwrite, positive, run, stop_on_user_errors
 from swin_backbone.outputs import Outputs
 
 from .one_training import OPTIMIZERS, Spec
@@ -86,6 +89,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--optimizers', nargs='+', choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
     parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=DTYPES)
     parser.add_argument('--seeds', type=positive, default=5, metavar='N', help='in bfloat16 (default: 5)')
+    add_data_arguments(parser)
     parser.add_argument('--backend', choices=['auto', *BACKENDS], default='auto', help='of ours (default: auto)')
     parser.add_argument('--jobs', type=positive, default=1, metavar='N', help='trainings at once (default: 1)')
     parser.add_argument('--out', default='work_dirs/parity', metavar='DIR', help='default: work_dirs/parity')
@@ -142,6 +146,8 @@ def planned(args: argparse.Namespace, config: str, folder: str) -> Iterator[tupl
                     optimizer=optimizer,
                     iterations=args.iterations,
                     seed=seed,
+                    data=args.data,
+                    annotations=args.annotations,
                     cfg_options=json.dumps(options),
                 )
                 named = dict(theirs=spec(swin='theirs'), ours=spec(bfloat16=dtype == 'bfloat16'))

@@ -93,7 +93,9 @@ def test_controls_of_all_seeds_make_the_band():
 
 def test_what_is_planned():
     kinds = dict(optimizers=['sgd', 'adamw'], dtypes=parity.DTYPES)
-    args = Namespace(seeds=3, iterations=7, backend='eager', configs=[], cfg_options=None, **kinds)
+    args = Namespace(
+        seeds=3, iterations=7, backend='eager', configs=[], cfg_options=None, data='D', annotations=None, **kinds
+    )
     plan = list(parity.planned(args, parity.DEMOS[0], 'folder'))
     assert [seed for _, seed, _ in plan] == [0, 0, 1, 2] * 2
     assert all(named['ours'].backend == 'eager' and named['theirs'].swin == 'theirs' for *_, named in plan)
@@ -105,6 +107,7 @@ def test_what_is_planned():
         'ulp',
         'bfloat16',
     }
+    assert {spec.data for *_, named in plan for spec in named.values()} == {'D'}
     starts = {named['theirs'].start for *_, named in plan}
     assert len(starts) == 3
     for _, _, named in plan:
@@ -137,6 +140,6 @@ def test_the_command(tmp_path):
     found = run('benchmarks.parity', config, *options)
     assert found.returncode == 0, found.stderr
     written = json.loads((tmp_path / 'out' / 'parity.json').read_text())
-    assert [(one[0].rsplit(', ')[-1], one[1]) for one in written] == [('float32', 0), ('bfloat16', 0), ('bfloat16', 1)]
+    assert [(one['title'].rsplit(', ')[-1], one['seed']) for one in written] == [('float32', 0), ('bfloat16', 0), ('bfloat16', 1)]
     assert (tmp_path / 'out' / 'parity.md').read_text().count('stays in the band') == 3
     assert (tmp_path / 'out' / 'parity.png').read_bytes().startswith(b'\x89PNG')
