@@ -8,7 +8,9 @@ stop() {
 }
 
 python="$VENV/bin/python"
-pip=("$python" -m pip --disable-pip-version-check install --quiet --constraint "$VENV/constraints.txt")
+# Modules are compiled when they are first imported; most never are.
+pip_install=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
+pip=("${pip_install[@]}" --constraint "$VENV/constraints.txt")
 
 if [ ! -x "$python" ]; then
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null ||
@@ -49,7 +51,7 @@ if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
 fi
 
 # The package's library needs a compiler alone: it is made while pip fetches and unpacks the rest.
-"$python" -m pip --disable-pip-version-check install --quiet --constraint "constraints/$STACK.txt" \
+"${pip_install[@]}" --constraint "constraints/$STACK.txt" \
     setuptools wheel ninja packaging psutil
 library_log="$VENV/library-build.log"
 "$python" setup.py --quiet build_ext --inplace >"$library_log" 2>&1 &
@@ -58,7 +60,7 @@ trap 'kill "$library" 2>/dev/null || true' EXIT
 
 if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "install: $TORCH"
-    "$python" -m pip --disable-pip-version-check install --quiet "$TORCH"
+    "${pip_install[@]}" "$TORCH"
 fi
 # Whatever torch that is, nothing below may exchange it for another, nor the triton that a CUDA build of it brought.
 pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2>/dev/null; }
