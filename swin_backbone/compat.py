@@ -84,9 +84,14 @@ _dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stac
 _profiler_is_on: Callable[[], bool] = getattr(torch.autograd, '_profiler_enabled', lambda: True)
 
 
+def operators_are_replaced() -> bool:
+    """Whether a mode (`TorchDispatchMode`) gets each operator now: counters, fake tensors. Without torch's: yes."""
+    return _dispatch_modes() > 0
+
+
 def operators_are_watched() -> bool:
     """Whether a mode (`TorchDispatchMode`) or a profiler sees each operator now. Without torch's functions: yes."""
-    return _dispatch_modes() > 0 or _profiler_is_on()
+    return operators_are_replaced() or _profiler_is_on()
 
 
 def fake_tensors() -> AbstractContextManager[Any]:

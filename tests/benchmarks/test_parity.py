@@ -140,6 +140,10 @@ def test_the_command(tmp_path):
     found = run('benchmarks.parity', config, *options)
     assert found.returncode == 0, found.stderr
     written = json.loads((tmp_path / 'out' / 'parity.json').read_text())
-    assert [(one['title'].rsplit(', ')[-1], one['seed']) for one in written] == [('float32', 0), ('bfloat16', 0), ('bfloat16', 1)]
+    assert [(one['title'].rsplit(', ')[-1], one['seed']) for one in written] == [
+        ('float32', 0),
+        ('bfloat16', 0),
+        ('bfloat16', 1),
+    ]
     assert (tmp_path / 'out' / 'parity.md').read_text().count('stays in the band') == 3
     assert (tmp_path / 'out' / 'parity.png').read_bytes().startswith(b'\x89PNG')

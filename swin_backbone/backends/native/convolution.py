@@ -10,7 +10,9 @@ from typing import Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
+from ...compat import operators_are_replaced
 from ..protocol import recorder_of
 from ..weight_cache import WeightCache
 from .availability import why_not_in
@@ -27,7 +29,8 @@ MIN_TILES = 32
 
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor) -> bool:
     """Whether `convolve` computes these, in less time than torch."""
-    if recorder_of(x_BCHW) is not None or x_BCHW.dim() != 4:
+    plain = type(x_BCHW) is Tensor and type(weight_NC33) in (Tensor, Parameter) and not x_BCHW.is_neg()
+    if recorder_of(x_BCHW) is not None or operators_are_replaced() or not plain or x_BCHW.dim() != 4:
         return False
     (N, C), (B, _, H, W) = weight_NC33.shape[:2], x_BCHW.shape
     return bool(

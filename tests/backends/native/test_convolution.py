@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone.backends.native import convolution
 from swin_backbone.backends.native.convolution import convolve, pack, takes_maps
@@ -13,6 +14,10 @@ from swin_backbone.backends.weight_cache import WeightCache
 
 # Of the largest number: those of float32 with sums of 1 to 9 * 300 products, transformed.
 ROUNDING = 1e-5
+
+
+class Subclass(torch.Tensor):
+    pass
 
 
 def drawn(*shape, seed=0):
@@ -122,6 +127,10 @@ def test_what_is_left_to_torch():
     assert not takes_maps(x[:, :, :16, :16], weight)  # 16 tiles
     assert takes_maps(drawn(2, 32, 16, 16), weight)
     assert not takes_maps(x.to('meta'), weight.to('meta'))
+    assert not takes_maps(torch.complex(x, x).conj().imag, weight)  # which torch negates when it reads it
+    assert not takes_maps(x.as_subclass(Subclass), weight)
+    with FlopCounterMode(display=False):
+        assert not takes_maps(x, weight)
     with torch.autocast('cpu', torch.bfloat16):
         assert not takes_maps(x, weight)
     with torch.backends.mkldnn.flags(enabled=False):
