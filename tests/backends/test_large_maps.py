@@ -113,10 +113,21 @@ def test_images_whose_numbers_lie_far_apart(backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('layer', ['embed', 'merge', 'output'])
-def test_a_layer_of_more_than_2_to_the_31_numbers(layer):
-    require_memory(10)
-    check('native', layer, 8, torch.float32)
+@pytest.mark.parametrize(
+    ('backend', 'layer', 'channels', 'dtype', 'gib'),
+    [
+        *(('native', layer, 8, torch.float32, 10) for layer in ('embed', 'merge', 'output')),
+        ('native', 'block', 16, torch.float32, 10),
+        *(('eager', layer, 8, torch.bfloat16, 10) for layer in ('embed', 'merge', 'output')),
+        ('eager', 'block', 16, torch.float32, 18),
+        *(('graph', layer, 8, torch.bfloat16, 14) for layer in ('merge', 'output')),
+        *(('reference', layer, 8, torch.bfloat16, 20) for layer in ('embed', 'merge', 'output')),
+    ],
+)
+def test_a_layer_of_more_than_2_to_the_31_numbers(backend, layer, channels, dtype, gib):
+    """One to five minutes each. The other layers of the graph and the reference take more memory than 24 GiB."""
+    require_memory(gib)
+    check(backend, layer, channels, dtype)
 
 
 @pytest.mark.parametrize('layer', LAYERS)

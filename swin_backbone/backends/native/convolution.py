@@ -25,6 +25,7 @@ POINTS = 36  # of a tile
 # With fewer, transforming takes more time than the products save.
 MIN_CHANNELS = 32
 MIN_TILES = 32
+MAX_NUMBERS = 2**31 - 1  # of a packed weight
 
 
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor) -> bool:
@@ -35,6 +36,7 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor) -> bool:
     (N, C), (B, _, H, W) = weight_NC33.shape[:2], x_BCHW.shape
     return bool(
         min(N, C) >= MIN_CHANNELS
+        and POINTS * N * C <= MAX_NUMBERS
         and B * ((H + 3) // 4) * ((W + 3) // 4) >= MIN_TILES
         and x_BCHW.is_cpu
         and x_BCHW.dtype is weight_NC33.dtype is torch.float32
@@ -90,7 +92,7 @@ def pack(weight_NC33: Tensor) -> Tensor:
     """A weight in the order in which `convolution` reads it: 36 N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
-    within("a packed weight's numbers", POINTS * N * C, 2**31 - 1)
+    within("a packed weight's numbers", POINTS * N * C, MAX_NUMBERS)
     packed = empty(POINTS * N * C)
     library().pack_convolution(first, N, C, torch.get_num_threads(), packed.data_ptr())
     return packed

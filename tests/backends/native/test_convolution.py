@@ -126,6 +126,8 @@ def test_what_is_left_to_torch():
     assert not takes_maps(x, weight[:31])
     assert not takes_maps(x[:, :, :16, :16], weight)  # 16 tiles
     assert takes_maps(drawn(2, 32, 16, 16), weight)
+    large = torch.empty(2**13, 2**13, 1, 1).expand(-1, -1, 3, 3)
+    assert not takes_maps(torch.empty(1, 2**13, 1, 1).expand(-1, -1, 64, 64), large)
     assert not takes_maps(x.to('meta'), weight.to('meta'))
     assert not takes_maps(torch.complex(x, x).conj().imag, weight)  # which torch negates when it reads it
     assert not takes_maps(x.as_subclass(Subclass), weight)
