@@ -125,9 +125,17 @@ def test_images_whose_numbers_lie_far_apart(backend):
     ],
 )
 def test_a_layer_of_more_than_2_to_the_31_numbers(backend, layer, channels, dtype, gib):
-    """One to five minutes each. The other layers of the graph and the reference take more memory than 24 GiB."""
+    """One to eight minutes each on one core."""
     require_memory(gib)
     check(backend, layer, channels, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('backend', ['graph', 'reference'])
+def test_hidden_tokens_of_more_than_2_to_the_31_numbers(backend):
+    """Of a block. For its backward pass these two would keep more than 24 GiB."""
+    require_memory(14)
+    check(backend, 'block', 64, torch.bfloat16, backward=False, mlp_ratio=4, beyond=2**29 + 2**24)
 
 
 @pytest.mark.parametrize('layer', LAYERS)
