@@ -6,8 +6,8 @@
     OUT/crops/{train,val}/circle/000000_0.png    --crops: each shape by itself, in the folder of its class
     OUT/annotations/crops_{train,val}.txt        --crops: lines of a crop and the number of its class, from 0
 
-The same arguments give the same bytes. A picture depends only on the seed, its split, its number and its size,
-so a larger set begins with the pictures of a smaller one.
+The same arguments give the same bytes. A picture depends only on the seed, its split, its number, its size and
+--visible, so a larger set begins with the pictures of a smaller one.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pycocotools import mask as coco_mask
 
 from swin_backbone.command_line import (
     add_overwrite,
+    number,
     positive,
     run,
     stop_on_user_errors,
@@ -33,7 +34,7 @@ from swin_backbone.outputs import Outputs
 SHAPES = ('circle', 'square', 'triangle', 'star')
 MAX_TILT = np.pi / 12
 MIN_CONTRAST = 60  # grey levels of 255 between a shape and the background, in at least one colour channel
-MIN_VISIBLE_PIXELS = 64  # a shape covered by later ones down to less is not drawn at all
+MIN_VISIBLE_PIXELS = 64  # what would leave less of an earlier shape to be seen is not drawn at all
 
 
 def outline(shape: str, centre: NDArray[np.float64], radius: float, tilt: float) -> NDArray[np.float64]:
@@ -73,12 +74,18 @@ def shade(rng: np.random.Generator, size: int, colour: NDArray[np.float64]) -> N
     return filled.astype(np.float32)
 
 
-def draw_picture(rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8], list[int]]:
-    """A picture (size, size, 3) uint8, the number of the shape seen at each pixel (0: none), and their classes."""
+def draw_picture(
+    rng: np.random.Generator, size: int, visible_share: float = 0.0
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], list[int]]:
+    """A picture (size, size, 3) uint8, the number of the shape seen at each pixel (0: none), and their classes.
+
+    Of each shape at least `visible_share` is seen.
+    """
     background = rng.uniform(40, 215, size=3)
     picture = texture(rng, size, background)
     number_at: NDArray[np.uint8] = np.zeros((size, size), np.uint8)
     classes: list[int] = []
+    drawn: list[int] = []  # pixels of each shape, seen and hidden
     for _ in range(int(rng.integers(1, 6))):
         shape = int(rng.integers(len(SHAPES)))
         radius = size * np.exp(rng.uniform(np.log(0.12), np.log(0.30)))
@@ -92,8 +99,10 @@ def draw_picture(rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8]
         fill = shade(rng, size, colour)
         after = np.where(filled > 0, len(classes) + 1, number_at)
         visible = np.bincount(after.ravel(), minlength=len(classes) + 2)[1:]
-        if visible.min() < MIN_VISIBLE_PIXELS:
+        least = np.maximum(MIN_VISIBLE_PIXELS, visible_share * np.array([*drawn, 0]))
+        if (visible < least).any():
             continue
+        drawn.append(int(visible[-1]))
         number_at = after.astype(np.uint8)
         picture = np.where(filled[..., None] > 0, fill, picture)
         classes.append(shape)
@@ -122,15 +131,16 @@ def crop(number_at: NDArray[np.uint8], number: int) -> Optional[tuple[slice, sli
     return where if np.bincount(number_at[where].ravel())[1:].argmax() == number - 1 else None
 
 
-def write_split(outputs: Outputs, split: str, number: int, seed: int, size: int, crops: bool) -> None:
+def write_split(outputs: Outputs, split: str, count: int, args: argparse.Namespace) -> None:
     """Write the pictures, label maps and annotations of one split, and its crops."""
     out = outputs.folder
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     cropped: list[str] = []
-    for index in range(number):
-        rng = np.random.default_rng([seed, split == 'val', index])
-        picture, number_at, classes = draw_picture(rng, size)
+    size, crops = args.size, args.crops
+    for index in range(count):
+        rng = np.random.default_rng([args.seed, split == 'val', index])
+        picture, number_at, classes = draw_picture(rng, size, args.visible)
         name = f'{index:06d}.png'
         labels = np.array([0, *(1 + shape for shape in classes)], np.uint8)[number_at]
         for folder, pixels in (('images', picture), ('labels', labels)):
@@ -166,6 +176,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--size', type=whole(64, 8192), default=128, metavar='P', help='height and width in pixels (default: 128)'
     )
+    parser.add_argument(
+        '--visible',
+        type=number(0, 1),
+        default=0.0,
+        metavar='F',
+        help='the share of a shape that others leave to be seen, at least (default: 0)',
+    )
     parser.add_argument('--crops', action='store_true', help='write each shape by itself too, for a classifier')
     add_overwrite(parser)
     return parser.parse_args()
@@ -175,8 +192,8 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors():
         outputs = Outputs(args.out, overwrite=args.overwrite)
-        for split, number in (('train', args.train), ('val', args.val)):
-            write_split(outputs, split, number, args.seed, args.size, args.crops)
+        for split, count in (('train', args.train), ('val', args.val)):
+            write_split(outputs, split, count, args)
 
 
 if __name__ == '__main__':

@@ -51,6 +51,26 @@ def test_instances_labels_and_pictures_agree(tmp_path):
         assert (painted == labels).all()
 
 
+def bitten(folder):
+    """How many circles, squares and triangles, all convex, lack a piece, and how many there are."""
+    shapes = json.loads((folder / 'annotations' / 'instances_val.json').read_text())['annotations']
+    convex = [shape['segmentation'] for shape in shapes if shape['category_id'] < 4]
+    masks = [np.ascontiguousarray(coco_mask.decode(one)) for one in convex]
+    hulls = [cv2.fillConvexPoly(0 * mask, cv2.convexHull(cv2.findNonZero(mask)), 1) for mask in masks]
+    inner = [cv2.erode(hull, np.ones((3, 3), np.uint8)) for hull in hulls]  # less a step of their edges
+    return sum((mask < hull).any() for mask, hull in zip(masks, inner)), len(masks)
+
+
+def test_shapes_that_are_seen_whole(tmp_path):
+    small = ('--train', '1', '--val', '12', '--size', '96')
+    make(tmp_path / 'any', *small)
+    make(tmp_path / 'whole', *small, '--visible', '1')
+    assert bitten(tmp_path / 'any')[0] > 3
+    found, number = bitten(tmp_path / 'whole')
+    assert found == 0
+    assert number > 12
+
+
 def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
     make(tmp_path, '--train', '1', '--val', '12', '--size', '96', '--crops')
     lines = (tmp_path / 'annotations' / 'crops_val.txt').read_text().splitlines()
