@@ -139,10 +139,11 @@ lint: install
 
 SHAPES := data/shapes
 $(SHAPES)/annotations/instances_val.json: tools/make_shapes_dataset.py | install
-	$(RUN) tools/make_shapes_dataset.py $(SHAPES)
+	$(RUN) tools/make_shapes_dataset.py $(SHAPES) --size 256 --train 1000 --visible 0.75
 
-$(SHAPES)/annotations/crops_val.txt: tools/make_shapes_dataset.py | install
-	$(RUN) tools/make_shapes_dataset.py $(SHAPES) --crops
+CROPS := data/shapes-crops
+$(CROPS)/annotations/crops_val.txt: tools/make_shapes_dataset.py | install
+	$(RUN) tools/make_shapes_dataset.py $(CROPS) --crops
 
 DEMO := configs/demo/mask-rcnn_swin-nano_fpn_shapes.py
 demo: install $(SHAPES)/annotations/instances_val.json
@@ -157,7 +158,7 @@ demo-seg: install $(SHAPES)/annotations/instances_val.json
 		--show-dir work_dirs/demo-seg/pictures
 
 DEMO_CLS := configs/demo/swin-nano_shapes-crops.py
-demo-cls: install-cls $(SHAPES)/annotations/crops_val.txt
+demo-cls: install-cls $(CROPS)/annotations/crops_val.txt
 	$(RUN) tools/train.py $(DEMO_CLS) --work-dir work_dirs/demo-cls
 	$(RUN) tools/test.py $(DEMO_CLS) "$$(cat work_dirs/demo-cls/last_checkpoint)" --work-dir work_dirs/demo-cls \
 		--show-dir work_dirs/demo-cls/pictures
@@ -189,32 +190,28 @@ docs: $(VENV)/.installed-docs
 docs-serve: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve --livereload
 
-# The demos are trained first, unless they are there already; the first one once more, for curves with a validation of
-# each epoch.
+# The demos are trained first, unless they are there already.
 LOOK := $(RUN) tools/visualize.py
 PICTURES := docs/pictures
 DRAWN := --dpi 90 --overwrite
-SHAPE := $(SHAPES)/images/val/000001.png
+SHAPE := $(SHAPES)/images/val/000009.png
 CKPT := work_dirs/demo/epoch_4.pth
-CKPT_SEG := work_dirs/demo-seg/iter_600.pth
-VALIDATED := work_dirs/demo-validated
+CKPT_SEG := work_dirs/demo-seg/iter_1200.pth
 docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	test -f $(CKPT) || $(MAKE) demo
 	test -f $(CKPT_SEG) || $(MAKE) demo-seg
-	test -f $(VALIDATED)/epoch_4.pth || \
-		$(RUN) tools/train.py $(DEMO) --work-dir $(VALIDATED) --cfg-options train_cfg.val_interval=1
 	mkdir -p $(PICTURES)
 	$(LOOK) windows --size 75 100 $(DRAWN) --out $(PICTURES)/windows-plain.png
 	$(LOOK) windows --size 75 100 --shift $(DRAWN) --out $(PICTURES)/windows.png
 	$(LOOK) windows --size 75 100 --shift --mask-padding $(DRAWN) --out $(PICTURES)/mask-padding.png
 	$(LOOK) strips --size 200 320 --shift $(DRAWN) --out $(PICTURES)/strips.png
 	$(LOOK) masks --size 75 100 --shift $(DRAWN) --out $(PICTURES)/masks.png
-	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 60,60 $(DRAWN) --out $(PICTURES)/attention.png
+	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 150,135 $(DRAWN) --out $(PICTURES)/attention.png
 	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) $(DRAWN) --out $(PICTURES)/features.png
-	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --stage 2 $(DRAWN) --out $(PICTURES)/cam.png
+	$(LOOK) cam $(SHAPE) $(DEMO) $(CKPT) --label square --stage 2 $(DRAWN) --out $(PICTURES)/cam.png
 	$(LOOK) cam $(SHAPE) $(DEMO_SEG) $(CKPT_SEG) --label square --stage 2 $(DRAWN) --out $(PICTURES)/cam-class.png
 	$(LOOK) bias $(CKPT) --to 12 $(DRAWN) --out $(PICTURES)/bias.png
-	$(RUN) tools/plot_log.py $(VALIDATED) $(DRAWN) --out $(PICTURES)/curves.png
+	$(RUN) tools/plot_log.py work_dirs/demo $(DRAWN) --out $(PICTURES)/curves.png
 	$(RUN) -c 'import sys; from PIL import Image; [Image.open(f).convert("RGB").quantize(256, kmeans=3).save(f, optimize=True) \
 		for f in sys.argv[1:]]' $(PICTURES)/*.png
 

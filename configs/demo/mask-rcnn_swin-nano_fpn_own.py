@@ -9,8 +9,10 @@ model = dict(
     rpn_head=dict(anchor_generator=dict(ratios=[0.5, 1.0, 2.0])),
     roi_head=dict(
         bbox_roi_extractor=dict(finest_scale=28),
-        mask_roi_extractor=dict(finest_scale=28)),
-    train_cfg=dict(rcnn=dict(sampler=dict(num=128))),
+        mask_roi_extractor=dict(
+            finest_scale=28, roi_layer=dict(output_size=10)),
+        mask_head=dict(num_convs=1)),
+    train_cfg=dict(rcnn=dict(sampler=dict(num=128), mask_size=20)),
     test_cfg=dict(
         rpn=dict(nms_pre=500, max_per_img=300), rcnn=dict(max_per_img=100)))
 scale = (320, 320)

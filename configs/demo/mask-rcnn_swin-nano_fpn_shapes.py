@@ -1,5 +1,6 @@
 # Mask R-CNN small enough to train in minutes on two CPU cores, on the data of
-# tools/make_shapes_dataset.py
+# `tools/make_shapes_dataset.py data/shapes --size 256 --train 1000
+# --visible 0.75`
 _base_ = [
     '../_base_/models/mask-rcnn_swin_fpn.py',
     '../_base_/optimizers/adamw_swin.py',
@@ -33,10 +34,10 @@ model = dict(
             fc_out_channels=256,
             num_classes=4),
         mask_roi_extractor=dict(
-            finest_scale=20,
-            roi_layer=dict(output_size=10, sampling_ratio=1), out_channels=64),
+            finest_scale=40,
+            roi_layer=dict(output_size=14, sampling_ratio=1), out_channels=64),
         mask_head=dict(
-            num_convs=1,
+            num_convs=2,
             in_channels=64,
             conv_out_channels=64,
             num_classes=4,
@@ -44,12 +45,14 @@ model = dict(
     train_cfg=dict(
         rpn=dict(sampler=dict(num=128)),
         rpn_proposal=dict(nms_pre=400, max_per_img=200),
-        rcnn=dict(sampler=dict(num=48), mask_size=20)),
+        rcnn=dict(sampler=dict(num=48))),
     test_cfg=dict(
         rpn=dict(nms_pre=300, max_per_img=100), rcnn=dict(max_per_img=30)))
 
 data_root = 'data/shapes/'
-metainfo = dict(classes=('circle', 'square', 'triangle', 'star'))
+metainfo = dict(
+    classes=('circle', 'square', 'triangle', 'star'),
+    palette=[(230, 60, 60), (60, 200, 60), (70, 110, 240), (240, 200, 40)])
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
@@ -100,7 +103,7 @@ test_evaluator = val_evaluator
 
 max_epochs = 4
 train_cfg = dict(
-    type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=max_epochs)
+    type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=1)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 param_scheduler = [
@@ -120,4 +123,4 @@ auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=10),
     checkpoint=dict(interval=4, max_keep_ckpts=1))
-randomness = dict(seed=0)
+randomness = dict(seed=1)

@@ -1,5 +1,5 @@
-# SimMIM (Xie et al. 2022) on the pictures of tools/make_shapes_dataset.py, in
-# two minutes on two CPU cores
+# SimMIM (Xie et al. 2022) in two minutes on two CPU cores, on the pictures of
+# tools/make_shapes_dataset.py data/shapes-crops --crops
 _base_ = '../simmim/simmim_swin-tiny_100e_own-192px.py'
 
 model = dict(
@@ -21,7 +21,7 @@ train_dataloader = dict(
     batch_size=16,
     num_workers=1,
     dataset=dict(
-        data_root='data/shapes', data_prefix='images/train',
+        data_root='data/shapes-crops', data_prefix='images/train',
         pipeline=train_pipeline))
 max_epochs = 4
 train_cfg = dict(max_epochs=max_epochs)

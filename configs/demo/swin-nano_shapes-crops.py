@@ -1,5 +1,5 @@
 # A classifier small enough to train in two minutes on two CPU cores, on the
-# crops of tools/make_shapes_dataset.py --crops
+# crops of tools/make_shapes_dataset.py data/shapes-crops --crops
 _base_ = '../swin_transformer/swin-tiny_16xb64_in1k.py'
 
 model = dict(
@@ -27,7 +27,7 @@ test_pipeline = [
     dict(type='Resize', scale=(64, 64), interpolation='bicubic'),
     dict(type='PackInputs')
 ]
-data_root = 'data/shapes/'
+data_root = 'data/shapes-crops/'
 train_dataloader = dict(
     batch_size=32,
     num_workers=1,

@@ -37,4 +37,3 @@ val_dataloader = dict(
     batch_size=1,
     dataset=dict(_delete_=True, type='BaseSegDataset', pipeline=test_pipeline))
 test_dataloader = val_dataloader
-optim_wrapper = dict(optimizer=dict(lr=0.001))  # for fewer, larger pictures
