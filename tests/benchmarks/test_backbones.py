@@ -1,14 +1,11 @@
 """benchmarks/backbones.py as a user runs it, on the smallest Swin."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT
+from helpers import apart, in_process
 
 from benchmarks import backbones
 
@@ -16,12 +13,9 @@ RUNTIMES = ['onnxruntime fp32', 'openvino fp32', 'openvino bf16']
 
 
 def run(tmp_path, *arguments, **environment):
-    command = [sys.executable, '-m', 'benchmarks.backbones', '--arch', 'nano', '--size', '32x32', '--runs', '1']
-    result = subprocess.run(
-        [*command, '--busy-machine', '--peers', '', '--json', tmp_path / 'figures.json', *arguments],
-        env={**os.environ, 'PYTHONPATH': str(ROOT), 'COLUMNS': '120', **environment},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    command = ['benchmarks.backbones', '--arch', 'nano', '--size', '32x32', '--runs', '1', '--busy-machine']
+    command += ['--peers', '', '--json', tmp_path / 'figures.json', *arguments]
+    result = apart.call(in_process.run, *command, COLUMNS='120', **environment)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout, json.loads((tmp_path / 'figures.json').read_text())['rows']
 
@@ -62,12 +56,9 @@ def test_on_cuda_other_ideas_are_taken_off(monkeypatch):
     assert [builders[name]().backend for name in list(builders)[1:]] == ['eager', 'graph']
 
 
-def test_an_unknown_bandwidth_is_asked_for(tmp_path):
-    command = [sys.executable, '-m', 'benchmarks.backbones', '--arch', 'nano', '--size', '32', '--kernels']
-    result = subprocess.run(
-        [*command, '--peers', '', '--busy-machine'],
-        env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+def test_an_unknown_bandwidth_is_asked_for():
+    command = ['benchmarks.backbones', '--arch', 'nano', '--size', '32', '--kernels', '--peers', '', '--busy-machine']
+    result = apart.call(in_process.run, *command)
     assert result.returncode != 0
     assert '--peak-gbs' in result.stderr
     assert 'Traceback' not in result.stderr

@@ -1,39 +1,20 @@
 """Which library is taken, and what is said where none is."""
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import apart
+from helpers.native_blocks import by_operator, by_reference, gradients, random_weights
 from torch._subclasses import FakeTensorMode
 
 import swin_backbone.backends.native
-from swin_backbone.backends.native import availability, library, operators
+from swin_backbone.backends.native import availability, library, operators, why_not_in
 from swin_backbone.backends.native.library import NAME, load
-
-TESTS = str(Path(__file__).parents[2])
-CODE = """
-import torch
-from swin_backbone.backends.native import why_not_in
-from swin_backbone.backends.native.library import load
-print(load()[0] and load()[0].isa, '|', why_not_in(torch.float32), '|', why_not_in(torch.bfloat16))
-"""
-BLOCK = """
-import torch
-from helpers.native_blocks import by_operator, by_reference, gradients, random_weights
-for v2 in (False, True):
-    case = torch.randn(1, 17, 20, 96), random_weights(96, 3, (7, 7), v2), 3, (7, 7), (3, 3), False
-    assert (by_operator(*case) - by_reference(*case)).abs().max() < 1e-5
-    x, weights, *how = case
-    ours, truth = (gradients(lambda x, w: f(x, w, *how), x, weights, x.cos()) for f in (by_operator, by_reference))
-    for name in truth:
-        assert (ours[name] - truth[name]).abs().max() < 3e-5 * max(1e-3, truth[name].abs().max()), name
-"""
 
 REGISTERS = {  # that an instruction set does not have
     'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
@@ -44,12 +25,8 @@ REGISTERS = {  # that an instruction set does not have
 LIBRARY = Path(swin_backbone.backends.native.__file__).with_name(NAME)
 
 
-def answer(code: str = CODE, **environment: str) -> str:
-    command = [sys.executable, '-c', code]
-    environment['PYTHONPATH'] = os.pathsep.join(filter(None, [TESTS, os.environ.get('PYTHONPATH')]))
-    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+def answer() -> str:
+    return f'{load()[0] and load()[0].isa} | {why_not_in(torch.float32)} | {why_not_in(torch.bfloat16)}'
 
 
 @pytest.mark.parametrize(
@@ -63,7 +40,7 @@ def answer(code: str = CODE, **environment: str) -> str:
     ],
 )
 def test_environment_decides(environment, taken, said):
-    found = answer(**environment)
+    found = apart.call(answer, **environment)
     assert found.startswith(taken)
     assert said in found
 
@@ -117,6 +94,20 @@ def test_a_structure_is_that_of_the_header(structure):
     assert [(field, kind) for field, kind in structure._fields_] == fields
 
 
+def compute_blocks() -> str:
+    for v2 in (False, True):
+        case = torch.randn(1, 17, 20, 96), random_weights(96, 3, (7, 7), v2), 3, (7, 7), (3, 3), False
+        assert (by_operator(*case) - by_reference(*case)).abs().max() < 1e-5
+        x, weights, *how = case
+        ours, truth = (
+            gradients(lambda x, w, f=f, how=how: f(x, w, *how), x, weights, x.cos())
+            for f in (by_operator, by_reference)
+        )
+        for name in truth:
+            assert (ours[name] - truth[name]).abs().max() < 3e-5 * max(1e-3, truth[name].abs().max()), name
+    return load()[0].isa
+
+
 SETS = ('avx512_bf16', 'avx512', 'avx2', 'neon')
 
 
@@ -125,7 +116,7 @@ def test_each_instruction_set_computes_what_the_reference_computes(isa):
     best = load()[0].isa  # those behind it in the list serve too, but for NEON, which is another kind of processor's
     if isa != best and (isa == 'neon' or best == 'neon' or (best in SETS and SETS.index(isa) < SETS.index(best))):
         pytest.skip(f'this processor has no {isa}')
-    answer(BLOCK, SWIN_BACKBONE_ISA=isa)
+    assert apart.call(compute_blocks, SWIN_BACKBONE_ISA=isa) == isa
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, apart
 from helpers.in_process import run
 
 from benchmarks.gpu import report as gpu_report
@@ -28,7 +28,7 @@ def report(*arguments):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
 def test_without_a_gpu_it_says_so():
-    result = report()
+    result = apart.call(run, 'benchmarks.gpu.report', '--arch', 'nano', '--size', '32', '--batch', '1')
     assert result.returncode == 2
     assert 'sees no GPU' in result.stderr
 
