@@ -5,8 +5,6 @@ import os
 import pickle
 import random
 import re
-import subprocess
-import sys
 import zipfile
 from collections import Counter, OrderedDict
 
@@ -14,8 +12,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from helpers import ROOT
 from helpers.attacks import archive, call, name
+from helpers.in_process import run
 from helpers.small_models import randomised
 from mmengine.logging import HistoryBuffer
 
@@ -81,14 +79,12 @@ def test_unsafe_load_lets_it(tmp_path):
 def test_the_tool_makes_weights_of_it_when_told_to(tmp_path):
     path, out, made = tmp_path / 'weights.pth', tmp_path / 'out.pth', tmp_path / 'made'
     write(path, 'zip', MakesAFile(made))
-    command = [sys.executable, 'tools/convert_checkpoint.py', str(path), str(out), '--to', 'mmdet']
-    python_path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-    environment = {**os.environ, 'PYTHONPATH': python_path, 'PYTHONWARNINGS': 'ignore'}
-    results = [
-        subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True)
-        for more in ([], ['--unsafe-load'])
-    ]
-    refused, done = results
+    command = ['tools/convert_checkpoint.py', path, out, '--to', 'mmdet']
+    refused = run(*command)
+    try:
+        done = run(*command, '--unsafe-load')
+    finally:
+        trust_checkpoints(False)
     assert refused.returncode == 1
     assert 'refused, because it is more than weights' in refused.stderr
     assert len(refused.stderr.splitlines()) == 1

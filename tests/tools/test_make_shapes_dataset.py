@@ -1,17 +1,12 @@
 """The shapes data set: the same seed gives the same bytes, and its two kinds of annotation agree."""
 
 import json
-import subprocess
-import sys
 
 import cv2
 import numpy as np
 import pytest
-from helpers import ROOT
 from helpers.in_process import run
 from pycocotools import mask as coco_mask
-
-TOOL = ROOT / 'tools' / 'make_shapes_dataset.py'
 
 
 def make(out, *arguments):
@@ -97,7 +92,7 @@ def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
 
 @pytest.mark.parametrize('arguments', [('--train', '0'), ('--size', '10'), ('--seed', '-1')])
 def test_bad_numbers_are_refused(tmp_path, arguments):
-    result = subprocess.run([sys.executable, str(TOOL), str(tmp_path), *arguments], capture_output=True, text=True)
+    result = run('tools/make_shapes_dataset.py', tmp_path, *arguments)
     assert result.returncode == 2
     assert f'argument {arguments[0]}: it takes a whole number of at least' in result.stderr
 
