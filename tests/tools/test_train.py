@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, in_process
+from helpers import ROOT, in_process, toy_training
 
 pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')
@@ -23,10 +23,16 @@ LIMIT_S = 240
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable}
 
 
-def run(*command):
-    result = subprocess.run(
-        [str(word) for word in command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
-    )
+def in_a_process(*command):
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+def run(*command, by=in_process.run):
+    """What a tool prints, run in this process, as the toolboxes take seconds to be imported, or by another one."""
+    result = by(*command)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout + result.stderr
 
@@ -34,7 +40,7 @@ def run(*command):
 @pytest.fixture(scope='module')
 def shapes(tmp_path_factory):
     out = tmp_path_factory.mktemp('shapes')
-    run(sys.executable, 'tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--size', 64)
+    run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--size', 64)
     return out
 
 
@@ -68,19 +74,18 @@ def load(path):
 
 def train_until_killed(work_dir, arguments):
     """Start training, kill -9 it as soon as a checkpoint is there, and return that checkpoint."""
-    with open(work_dir.with_suffix('.log'), 'w') as log:
-        process = subprocess.Popen(
-            [sys.executable, 'tools/train.py', str(DETECTION), '--work-dir', str(work_dir), *arguments],
-            cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log,
-        )  # fmt: skip
+    log = work_dir.with_suffix('.log')
+    command = ['tools/train.py', DETECTION, '--work-dir', work_dir, *arguments]
+    process = toy_training.start(lambda: print(in_process.run(*command)), log=log)
     marker = work_dir / 'last_checkpoint'
     deadline = time.monotonic() + LIMIT_S
     while not marker.exists() or not marker.read_text():
-        assert process.poll() is None, work_dir.with_suffix('.log').read_text()[-3000:]
+        ended, _ = os.waitpid(process, os.WNOHANG)
+        assert not ended, log.read_text()[-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    assert toy_training.wait(process) == -signal.SIGKILL
     return Path(marker.read_text())
 
 
@@ -90,7 +95,7 @@ def test_resume_goes_on_after_kill_minus_nine_and_test_draws(tmp_path, shapes):
     before = load(train_until_killed(work_dir, arguments))
     epochs = before['meta']['epoch'] + 1
     arguments = detection_options(shapes, f'train_cfg.max_epochs={epochs}')
-    output = run(sys.executable, 'tools/train.py', DETECTION, '--work-dir', work_dir, '--resume', *arguments)
+    output = run('tools/train.py', DETECTION, '--work-dir', work_dir, '--resume', *arguments)
     assert f'resumed epoch: {before["meta"]["epoch"]}, iter: {before["meta"]["iter"]}' in output
     assert 'eta:' in output
     after = load(work_dir / f'epoch_{epochs}.pth')
@@ -100,7 +105,7 @@ def test_resume_goes_on_after_kill_minus_nine_and_test_draws(tmp_path, shapes):
     assert after['param_schedulers'][0]['last_step'] == min(iterations, 50)
 
     output = run(
-        sys.executable, 'tools/test.py', DETECTION, work_dir / f'epoch_{epochs}.pth', '--work-dir', work_dir,
+        'tools/test.py', DETECTION, work_dir / f'epoch_{epochs}.pth', '--work-dir', work_dir,
         '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'results.pkl', *arguments,
     )  # fmt: skip
     assert 'coco/bbox_mAP_50' in output
@@ -119,7 +124,7 @@ def test_amp_on_a_cpu_trains_the_backbone_in_bfloat16(tmp_path, shapes):
     for name, amp in (('float32', []), ('bfloat16', ['--amp'])):
         work_dir = tmp_path / name
         arguments = detection_options(shapes, 'train_cfg.max_epochs=1', 'train_cfg.val_interval=1')
-        run(sys.executable, 'tools/train.py', DETECTION, '--work-dir', work_dir, *amp, *arguments)
+        run('tools/train.py', DETECTION, '--work-dir', work_dir, *amp, *arguments)
         weights[name] = load(work_dir / 'epoch_1.pth')['state_dict']
         (log,) = work_dir.glob('*/vis_data/scalars.json')
         losses[name] = [row['loss'] for row in map(json.loads, log.read_text().splitlines()) if 'loss' in row]
@@ -133,11 +138,12 @@ def test_segmentation_trains_tests_and_draws(tmp_path, shapes):
     arguments = options(
         shapes, 'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2'
     )
-    output = run(sys.executable, 'tools/train.py', SEGMENTATION, '--work-dir', tmp_path / 'work', *arguments)
+    output = run('tools/train.py', SEGMENTATION, '--work-dir', tmp_path / 'work', *arguments)
     assert 'mIoU' in output
+    assert list(tmp_path.glob('work/*/curves.png'))
     run(
-        sys.executable, 'tools/test.py', SEGMENTATION, tmp_path / 'work' / 'iter_2.pth',
-        '--work-dir', tmp_path / 'work', '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments,
+        'tools/test.py', SEGMENTATION, tmp_path / 'work' / 'iter_2.pth', '--work-dir', tmp_path / 'work',
+        '--show-dir', tmp_path / 'pictures', '--out', tmp_path / 'labels', *arguments, by=in_a_process,
     )  # fmt: skip
     assert len(list((tmp_path / 'labels').glob('*.png'))) == 2
     assert len(list((tmp_path / 'pictures').rglob('*.png'))) == 2
@@ -241,18 +247,13 @@ def test_tests_a_detector_of_the_official_repository_at_another_window_and_execu
     weights = {in_official_names(k): v for k, v in MODELS.build(cfg.model).state_dict().items()}
     torch.save({'state_dict': weights, 'meta': {}}, tmp_path / 'official.pth')
     arguments = detection_options(shapes, 'model.backbone.window_size=12')
-    output = run(
-        sys.executable, 'tools/test.py', DETECTION, tmp_path / 'official.pth', '--work-dir', tmp_path, *arguments
-    )
+    output = run('tools/test.py', DETECTION, tmp_path / 'official.pth', '--work-dir', tmp_path, *arguments)
     assert "official.pth (microsoft/Swin-Transformer, prefix 'backbone.'): " in output
     assert '4 of them resized (bias tables from window 7x7 to 12x12), 0 ignored, 0 missing' in output
     assert 'coco/bbox_mAP_50' in output
 
     torch.save({'state_dict': weights, 'meta': MakesAFile(tmp_path / 'made')}, tmp_path / 'evil.pth')
-    command = [sys.executable, 'tools/test.py', DETECTION, tmp_path / 'evil.pth', '--work-dir', tmp_path, *arguments]
-    result = subprocess.run(
-        [str(word) for word in command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    result = in_process.run('tools/test.py', DETECTION, tmp_path / 'evil.pth', '--work-dir', tmp_path, *arguments)
     assert result.returncode == 1
     assert 'refused, because it is more than weights' in result.stderr
     assert 'Traceback' not in result.stderr
