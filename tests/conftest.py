@@ -1,5 +1,7 @@
 """Helpers that several test files share."""
 
+import dataclasses
+import gc
 import json
 import os
 from collections import Counter
@@ -14,6 +16,11 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault('OMP_NUM_THREADS', '2')
 if not torch.cuda.is_available():  # read where a kernel is defined: before any is
     os.environ.setdefault('TRITON_INTERPRET', '1')
+    if find_spec('triton'):
+        from triton.runtime.interpreter import interpreter_builder
+
+        # A GPU does not look for sums of integers that overflow either; it takes half of the interpreter's time.
+        interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 
 if find_spec('torchvision'):  # which mmdet imports by way of mmpretrain, where both are installed
     from swin_backbone.compat import import_torchvision
@@ -73,6 +80,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if 'record_fault' in item.fixturenames:
             item.add_marker('faults')
+
+
+def pytest_collection_finish():
+    """What was imported to find the tests stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from swin_backbone.backends import BACKENDS
 from swin_backbone.backends.reference import Reference
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-SMALL = dict(embed_dims=32, depths=(2, 1), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), window_size=4)
+SMALL = dict(embed_dims=32, depths=(2, 1), num_heads=(2, 2), strides=(4, 2), out_indices=(0, 1), window_size=4)
 
 
 class Mine(Reference):
@@ -88,7 +88,8 @@ def refusal(model, x):
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 @pytest.mark.parametrize('backend', [*BACKENDS, Mine()], ids=lambda b: getattr(b, 'name', b))
 def test_it_computes_what_the_reference_does(backend, backbone, case):
-    x = torch.randn(2, 3, 30, 37, device=DEVICE)
+    height = 18 if backend == 'triton' and DEVICE.type == 'cpu' else 30  # an interpreter takes seconds
+    x = torch.randn(2, 3, height, 37, device=DEVICE)
     model = build(backbone, backend, CASES[case])
     reason = refusal(model, x)
     if reason is not None:

@@ -241,7 +241,7 @@ def test_padding_without_a_row_of_its_own_is_zero(window_size):
     assert not any(map(torch.equal, *results[1:]))
 
 
-@pytest.mark.parametrize(('window_size', 'size'), [((3, 4), (7, 8)), ((9, 8), (9, 8))])
+@pytest.mark.parametrize(('window_size', 'size'), [((3, 4), (4, 5)), ((9, 8), (9, 8))])
 def test_opcheck(window_size, size):
     *inputs, settings = make_case(1, *size, window_size, True, True, 1, 16)
     torch.library.opcheck(attend_in_windows, (*(x.detach().requires_grad_() for x in inputs), *settings))
