@@ -46,6 +46,7 @@ CASES = {
     'position embedding': dict(use_abs_pos_embed=True, pretrain_img_size=32),
 }
 OF_ATTENTION = ('mask_padding', 'qkv_bias')
+AROUND_ATTENTION = ('no biases, no norm of patches', 'drop path', 'position embedding')  # what V1 shows of a kernel
 
 
 def build(backbone, backend, arguments):
@@ -84,9 +85,18 @@ def refusal(model, x):
     return next(filter(None, (backend.why_not(stage.request(x)) for stage in model.stages)), None)
 
 
-@pytest.mark.parametrize('case', CASES)
-@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
-@pytest.mark.parametrize('backend', [*BACKENDS, Mine()], ids=lambda b: getattr(b, 'name', b))
+@pytest.mark.parametrize(
+    ('backend', 'backbone', 'case'),
+    [
+        pytest.param(
+            backend, backbone, case, id=f'{getattr(backend, "name", backend)}-{backbone.__name__}-{case}',
+            marks=[pytest.mark.slow] * ((backend, backbone) == ('triton', SwinV2Backbone) and case in AROUND_ATTENTION),
+        )
+        for backend in [*BACKENDS, Mine()]
+        for backbone in (SwinBackbone, SwinV2Backbone, SwinMLPBackbone)
+        for case in CASES
+    ],
+)  # fmt: skip
 def test_it_computes_what_the_reference_does(backend, backbone, case):
     height = 18 if backend == 'triton' and DEVICE.type == 'cpu' else 30  # an interpreter takes seconds
     x = torch.randn(2, 3, height, 37, device=DEVICE)
