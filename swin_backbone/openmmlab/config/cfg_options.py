@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from mmengine import registry
 from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.registry import Registry
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
@@ -174,8 +175,17 @@ def registered(name: str) -> Iterator[Any]:
     """What mmengine's registries, and through them the toolboxes', have under a name."""
     for root in REGISTRIES:
         with root.switch_scope_and_registry(None) as scoped:
-            if (found := scoped.get(name)) is not None:
+            if (found := scoped.get(name) if '.' in name else _entry(scoped, name)) is not None:
                 yield found
+
+
+def _entry(registry: Optional[Registry], name: str) -> Any:
+    """As `registry.get`, which looks for a module of that name in all of sys.path where no registry has it."""
+    if registry is not None:
+        registry.import_from_location()
+    while registry is not None and name not in registry.module_dict:
+        registry = registry.parent
+    return registry and registry.module_dict[name]
 
 
 def _parameters(function: Any) -> set[str]:
