@@ -4,13 +4,20 @@ import contextlib
 import io
 import runpy
 import sys
+from functools import lru_cache
 from types import SimpleNamespace
 
 import pytest
 from mmengine.logging import MMLogger
 from mmengine.utils import ManagerMixin
+from yapf.yapflib import yapf_api
 
 from helpers import ROOT
+
+# mmengine formats a config when it is dumped, logged and saved with each checkpoint: here once.
+_format = yapf_api.FormatCode
+_format_once = lru_cache(maxsize=32)(lambda text, style: _format(text, style_config=dict(style)))
+yapf_api.FormatCode = lambda text, style_config, verify=True: _format_once(text, tuple(style_config.items()))
 
 
 def forget_instances(cls=ManagerMixin):
