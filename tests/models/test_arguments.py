@@ -201,7 +201,7 @@ def test_every_argument_says_what_it_takes_and_what_it_means(backbone):
 
 @pytest.mark.parametrize(('backbone', 'name'), ARGUMENTS)
 def test_what_is_outside_is_refused_by_name(backbone, name):
-    @settings(max_examples=100, deadline=None, database=None)
+    @settings(max_examples=50, deadline=None, database=None)
     @given(kind_of(backbone, name)[1])
     def refuses(value):
         with pytest.raises((TypeError, ValueError)) as refused:
