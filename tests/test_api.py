@@ -59,7 +59,8 @@ def test_from_a_name_to_predictions(tmp_path):
 def test_export(tmp_path):
     for package in ('onnx', 'onnxscript', 'onnxruntime'):
         pytest.importorskip(package, reason=f'{package} is not installed: make install-deploy')
-    model = load(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py', work_dir=tmp_path / 'work')
+    config, options = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py', {'model.backbone.depths': (1, 1, 1, 1)}
+    model = load(config, work_dir=tmp_path / 'work', options=options)
     with pytest.raises(ValueError, match='to export, a model needs a checkpoint'):
         model.export(tmp_path / 'out')
     init_default_scope('mmseg')

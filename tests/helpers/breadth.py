@@ -91,7 +91,8 @@ SLOW = {
     'FreeAnchor', 'VarifocalNet', 'AutoAssign', 'YOLOF', 'YOLOv3', 'YOLOX', 'RTMDet-Ins', 'CenterNet', 'SOLO', 'YOLACT',
     'Conditional DETR', 'DAB-DETR', 'Mask2Former, panoptic', 'FCN on HRNet', 'PSPNet on MobileNetV2', 'DeepLabV3',
     'UPerNet on ViT', 'UPerNet on MAE', 'SegNeXt', 'OCRNet on ResNet', 'Semantic FPN on Twins', 'FastFCN', 'EncNet',
-    'DANet', 'GCNet', 'ISANet', 'SETR', 'MaskFormer, semantic',
+    'DANet', 'GCNet', 'ISANet', 'SETR', 'MaskFormer, semantic', 'OCRNet', 'Cascade Mask R-CNN', 'Mask2Former, semantic',
+    'PointRend',
 }  # fmt: skip
 
 # family: its config, and the key that the refusal names.

@@ -481,8 +481,13 @@ NO_FILES = {
 }
 
 
-@pytest.mark.parametrize('kind', NO_FILES)
-@pytest.mark.parametrize('folder', ['images', 'labels'])
+@pytest.mark.parametrize(
+    ('folder', 'kind'),
+    [
+        *(('images', kind) for kind in NO_FILES),
+        *(pytest.param('labels', kind, marks=[pytest.mark.slow] * (kind != 'a pipe')) for kind in NO_FILES),
+    ],
+)
 def test_what_is_no_file_is_not_waited_for(record_fault, own, kind, folder):
     path = own / folder / 'train' / '0.png'
     path.unlink()

@@ -61,15 +61,35 @@ def test_explorer(tmp_path):
     assert '"height": 75, "width": 100' in page
 
 
-@pytest.mark.parametrize('config', [DETECTION, DETECTION_V2, SEGMENTATION], ids=['detector', 'v2', 'segmentor'])
-def test_models(tmp_path, files, config):
-    model = [files / 'picture.png', config, files / f'{config.stem}.pth']
-    visualize('attention', *model, '--at', '127,95', '--stage', 2, '--out', tmp_path / 'attention.png')
-    visualize('features', *model, '--out', tmp_path / 'features.png')
-    for method in ('grad', 'eigen'):
-        visualize('cam', *model, '--method', method, '--out', tmp_path / f'{method}.png')
-    window = ['--window', 8] if config == DETECTION_V2 else []
-    visualize('bias', model[-1], '--stage', 4, '--to', 9, *window, '--out', tmp_path / 'bias.png')
+CONFIGS = {'detector': DETECTION, 'v2': DETECTION_V2, 'segmentor': SEGMENTATION}
+DRAWN = {
+    'attention': ('attention', '--at', '127,95', '--stage', 2),
+    'features': ('features',),
+    'grad': ('cam', '--method', 'grad'),
+    'eigen': ('cam', '--method', 'eigen'),
+    'bias': ('bias', '--stage', 4, '--to', 9),
+}
+FEW = {
+    'detector': ('attention', 'grad', 'eigen', 'bias'),
+    'v2': ('attention', 'features', 'bias'),
+    'segmentor': ('features', 'grad'),
+}
+
+
+@pytest.mark.parametrize(
+    ('kind', 'what'),
+    [
+        pytest.param(kind, what, marks=[] if what in FEW[kind] else pytest.mark.slow)
+        for kind in CONFIGS
+        for what in DRAWN
+    ],
+)
+def test_models(tmp_path, files, kind, what):
+    config = CONFIGS[kind]
+    (command, *options), checkpoint = DRAWN[what], files / f'{config.stem}.pth'
+    model = [checkpoint] if command == 'bias' else [files / 'picture.png', config, checkpoint]
+    window = ['--window', 8] if (kind, command) == ('v2', 'bias') else []
+    visualize(command, *model, *options, *window, '--out', tmp_path / 'a.png')
 
 
 def test_the_score_of_a_one_stage_detector_has_a_gradient(tmp_path, files):
