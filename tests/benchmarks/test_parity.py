@@ -14,7 +14,7 @@ from benchmarks.one_training import Spec, as_theirs, run_in_process
 from swin_backbone.backends.native.library import load
 from swin_backbone.openmmlab.config.cfg_options import parse_options
 
-SWIN = {'model.backbone.drop_path_rate': 0.3, 'model.backbone.depths': [2, 1, 1, 1]}
+DROP_PATH = {'model.backbone.drop_path_rate': 0.3}
 
 
 @pytest.fixture(scope='module')
@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
 
     def train(kind, **changed):
         config, _, *options = configs[kind]
-        options = json.dumps({**parse_options(options), **SWIN})
+        options = json.dumps({**parse_options(options), **DROP_PATH})
         spec = dict(config=str(config), start=str(folder / f'{kind}.pth'), work_dir=str(folder / 'work'))
         spec.update(iterations=10, optimizer='sgd', cfg_options=options)
         if not (folder / f'{kind}.pth').exists():
