@@ -195,7 +195,7 @@ LOOK := $(RUN) tools/visualize.py
 PICTURES := docs/pictures
 DRAWN := --dpi 90 --overwrite
 SHAPE := $(SHAPES)/images/val/000009.png
-CKPT := work_dirs/demo/epoch_4.pth
+CKPT := work_dirs/demo/epoch_3.pth
 CKPT_SEG := work_dirs/demo-seg/iter_1200.pth
 docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	test -f $(CKPT) || $(MAKE) demo

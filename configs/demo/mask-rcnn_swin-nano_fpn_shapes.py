@@ -101,7 +101,7 @@ val_evaluator = dict(
     metric=['bbox', 'segm'])
 test_evaluator = val_evaluator
 
-max_epochs = 4
+max_epochs = 3
 train_cfg = dict(
     type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=1)
 val_cfg = dict(type='ValLoop')
@@ -122,5 +122,5 @@ optim_wrapper = dict(
 auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(
     logger=dict(interval=10),
-    checkpoint=dict(interval=4, max_keep_ckpts=1))
+    checkpoint=dict(interval=max_epochs, max_keep_ckpts=1))
 randomness = dict(seed=1)
