@@ -5,7 +5,7 @@
 // 2. A tile of 6x6 inputs is transformed along both axes; then each of its 36 numbers needs a product over the
 // channels, which all tiles together make a matrix product.
 //
-// Layout: B maps, H W their sides, C channels, N output channels, P = 36 points, T tiles of a block.
+// Layout: C channels, N output channels, P = 36 points, T tiles of a block.
 #include "convolution.h"
 
 #include "gemm.h"
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t OUT = 4, IN = 6, P = IN * IN;     // sides of a tile
 constexpr int64_t BLOCK_BYTES = int64_t{8} << 20;   // of a block's inputs and outputs in all points
-constexpr float A = 0.707106781f, B = 1.41421356f;  // the points
+constexpr float A = 0.707106781f, B = 1.41421356f;  // a and b
 
 using Line = Vec[IN];
 
