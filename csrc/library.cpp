@@ -316,10 +316,12 @@ const swin_projection_gradients& check_projection_gradients(const swin_projectio
   return *gradients;
 }
 
+constexpr int64_t POINTS = 36;  // of a tile, for each of which a packed weight has the numbers of a 1x1 one
+
 int64_t convolution_numbers(int64_t outputs, int64_t channels) {
   within("outputs", outputs, 1, MAX_SIZE);
   within("channels", channels, 1, MAX_SIZE);
-  return product_within("the numbers of a packed weight", outputs, channels, 36, MAX_COUNT);
+  return product_within("the numbers of a packed weight", outputs, channels, POINTS, MAX_COUNT);
 }
 
 void zero(float* to, int64_t count) { std::memset(to, 0, count * sizeof(float)); }
@@ -644,7 +646,6 @@ int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t b
 }
 
 int64_t swin_packed_convolution_size(int64_t outputs, int64_t channels) {
-  constexpr int64_t POINTS = 36;
   const bool fits = outputs > 0 && channels > 0 && outputs <= MAX_COUNT / POINTS / channels;
   return fits ? POINTS * outputs * channels : 0;
 }

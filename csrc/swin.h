@@ -193,8 +193,9 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
  */
 
 /* A convolution of 3x3 taps with a stride of 1, of maps with a row and a column of zeros around them, by Winograd's
- * minimal filtering. It is rounded otherwise than by other implementations: to 3e-6 of the largest output. A number
- * that is not finite makes NaN of up to 4 x 4 places more than those that its taps reach. */
+ * minimal filtering. It is rounded otherwise than by other implementations: to 3e-6 of the largest output.
+ * Outputs are computed in tiles of 4 x 4 places: a number that is not finite makes NaN of all tiles that read it, up to
+ * 2 x 2, and numbers above 1e37 may overflow. */
 typedef struct swin_convolution {
   int32_t threads;
   int64_t batch, height, width, channels, outputs; /* B, H, W, C, N */
