@@ -28,18 +28,20 @@ MIN_TILES = 32
 MAX_NUMBERS = 2**31 - 1  # of a packed weight
 
 
-def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor) -> bool:
-    """Whether `convolve` computes these, in less time than torch."""
+def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
+    """Whether `convolve` computes these, in less time than torch. What torch refuses is left to its error."""
     plain = type(x_BCHW) is Tensor and type(weight_NC33) in (Tensor, Parameter) and not x_BCHW.is_neg()
     if recorder_of(x_BCHW) is not None or operators_are_replaced() or not plain or x_BCHW.dim() != 4:
         return False
-    (N, C), (B, _, H, W) = weight_NC33.shape[:2], x_BCHW.shape
+    (N, C), (B, channels, H, W) = weight_NC33.shape[:2], x_BCHW.shape
     return bool(
-        min(N, C) >= MIN_CHANNELS
+        channels == C
+        and min(N, C) >= MIN_CHANNELS
         and POINTS * N * C <= MAX_NUMBERS
         and B * ((H + 3) // 4) * ((W + 3) // 4) >= MIN_TILES
         and x_BCHW.is_cpu
         and x_BCHW.dtype is weight_NC33.dtype is torch.float32
+        and (bias_N is None or bias_N.dtype is torch.float32)
         and not torch.is_autocast_enabled('cpu')
         and torch.backends.mkldnn.enabled
         and why_not_in(torch.float32) is None
@@ -52,17 +54,21 @@ def convolve(
     """`F.conv2d(x, weight, bias, padding=1)` of float32 maps on a CPU, (B, N, H, W) in channels_last memory.
 
     Outputs and gradients differ from torch's by 3e-6 of the largest. The packed weight has 4 times the memory of the
-    weight, and stays in the `cache`.
+    weight. It stays in the `cache`, if there is one, until the weight changes.
 
     Raises:
         ValueError: an argument does not fit, or has another dtype or device.
     """
     if weight_NC33.dim() != 4 or weight_NC33.shape[2:] != (3, 3):
         raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
-    cache = cache or WeightCache()
+    if x_BCHW.dim() != 4 or x_BCHW.shape[1] != weight_NC33.shape[1]:
+        raise ValueError(f'x must be (B, {weight_NC33.shape[1]}, H, W), got {list(x_BCHW.shape)}')
 
     def compute(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
-        (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight)], cache)
+        if cache is None:
+            packed = pack(weight)
+        else:
+            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight)], cache)
         return (convolution(x_BHWC, packed, bias, len(weight)),)
 
     def gradients(

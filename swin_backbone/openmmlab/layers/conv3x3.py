@@ -38,4 +38,6 @@ def is_plain(conv: Any) -> bool:
 
 def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[WeightCache] = None) -> Tensor:
     """`F.conv2d(x, weight, bias, padding=1)`, up to rounding."""
-    return convolve(x, weight, bias, cache) if takes_maps(x, weight) else F.conv2d(x, weight, bias, padding=1)
+    if takes_maps(x, weight, bias):
+        return convolve(x, weight, bias, cache)
+    return F.conv2d(x, weight, bias, padding=1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...backends.protocol import recorder_of
+from ...backends.weight_cache import WeightCache
 from ...compat import has_global_hooks
 from ...models.layers.snapshot import is_changed
 from .conv3x3 import conv_3x3, is_plain
@@ -65,13 +66,20 @@ def _is_plain(module: Any, x: Tensor) -> bool:
 
 def _fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
     """A ConvModule of maps that are resized to the first and concatenated."""
-    y: Tensor = conv_of_resized(maps, module.conv.weight, module.conv.bias, align_corners)
+    conv = module.conv
+    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, getattr(conv, 'cache', None))
     if module.with_norm:
         y = module.norm(y)
     return module.activate(y) if module.with_activation else y
 
 
-def conv_of_resized(maps: Sequence[Tensor], weight: Tensor, bias: Optional[Tensor], align_corners: bool) -> Tensor:
+def conv_of_resized(
+    maps: Sequence[Tensor],
+    weight: Tensor,
+    bias: Optional[Tensor],
+    align_corners: bool,
+    cache: Optional[WeightCache] = None,
+) -> Tensor:
     """A 3x3 convolution, padded by 1, of maps resized bilinearly to the first one's size and concatenated.
 
     Both are linear: a resize is a matrix along each axis, a tap of the convolution is a 1x1 convolution and a shift,
@@ -82,13 +90,14 @@ def conv_of_resized(maps: Sequence[Tensor], weight: Tensor, bias: Optional[Tenso
         maps: (B, C_i, h_i, w_i), the first of the size (H, W).
         weight: (D, the sum of C_i, 3, 3).
         bias: (D,) or None.
+        cache: of the weight's part for the first map, see `conv_3x3`.
 
     Returns:
         (B, D, H, W).
     """
     finest, *coarse = maps
     weights = weight.split([x.shape[1] for x in maps], 1)
-    y_BDHW = conv_3x3(finest, weights[0], bias)
+    y_BDHW = conv_3x3(finest, weights[0], bias, cache)
     for x, weight_of_x in zip(coarse, weights[1:]):
         if x.shape[2:] == finest.shape[2:]:
             y_BDHW = y_BDHW + conv_3x3(x, weight_of_x, None)

@@ -113,35 +113,42 @@ def test_a_number_that_is_not_finite_reaches_its_neighbours_and_no_other_image()
     y = convolve(x, weight, None)
     assert not y[0, :, 5:8, 5:8].isfinite().any()
     assert y[1].isfinite().all()
-    assert y[0, :, 0].isfinite().all()  # a tile reaches no further than 4 places
+    assert y[0, :, [*range(4), *range(8, 12)]].isfinite().all()  # rows 4 to 7 are its tile
+    x[0, 5, 6, 6], x[0, 5, 7, 7] = 0, torch.inf  # two tiles along each axis read this one
+    y = convolve(x, weight, None)
+    assert not y[0, :, 6:9, 6:9].isfinite().any()
+    assert y[0, :, :4].isfinite().all()
 
 
 def test_what_is_left_to_torch():
     x, weight = drawn(1, 32, 32, 32), drawn(32, 32, 3, 3, seed=1)
-    assert takes_maps(x, weight)
-    assert not takes_maps(x.double(), weight.double())
-    assert not takes_maps(x.bfloat16(), weight)
-    assert not takes_maps(x[0], weight)
-    assert not takes_maps(x[:, :31], weight[:, :31])
-    assert not takes_maps(x, weight[:31])
-    assert not takes_maps(x[:, :, :16, :16], weight)  # 16 tiles
-    assert takes_maps(drawn(2, 32, 16, 16), weight)
+    assert takes_maps(x, weight, None)
+    assert not takes_maps(x.double(), weight.double(), None)
+    assert not takes_maps(x.bfloat16(), weight, None)
+    assert not takes_maps(x[0], weight, None)
+    assert not takes_maps(x[:, :31], weight[:, :31], None)
+    assert not takes_maps(x, weight[:31], None)
+    assert not takes_maps(x[:, :, :16, :16], weight, None)  # 16 tiles
+    assert takes_maps(drawn(2, 32, 16, 16), weight, None)
+    assert not takes_maps(x[:, :31], weight, None)  # whose error is torch's
+    assert takes_maps(x, weight, drawn(32))
+    assert not takes_maps(x, weight, drawn(32).double())
     large = torch.empty(2**13, 2**13, 1, 1).expand(-1, -1, 3, 3)
-    assert not takes_maps(torch.empty(1, 2**13, 1, 1).expand(-1, -1, 64, 64), large)
-    assert not takes_maps(x.to('meta'), weight.to('meta'))
-    assert not takes_maps(torch.complex(x, x).conj().imag, weight)  # which torch negates when it reads it
-    assert not takes_maps(x.as_subclass(Subclass), weight)
+    assert not takes_maps(torch.empty(1, 2**13, 1, 1).expand(-1, -1, 64, 64), large, None)
+    assert not takes_maps(x.to('meta'), weight.to('meta'), None)
+    assert not takes_maps(torch.complex(x, x).conj().imag, weight, None)  # which torch negates when it reads it
+    assert not takes_maps(x.as_subclass(Subclass), weight, None)
     with FlopCounterMode(display=False):
-        assert not takes_maps(x, weight)
+        assert not takes_maps(x, weight, None)
     with torch.autocast('cpu', torch.bfloat16):
-        assert not takes_maps(x, weight)
+        assert not takes_maps(x, weight, None)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not takes_maps(x, weight)
+        assert not takes_maps(x, weight, None)
 
 
 def test_without_the_library_torch_computes(monkeypatch):
     monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'It is switched off.')
-    assert not takes_maps(drawn(1, 32, 32, 32), drawn(32, 32, 3, 3))
+    assert not takes_maps(drawn(1, 32, 32, 32), drawn(32, 32, 3, 3), None)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +157,7 @@ def test_without_the_library_torch_computes(monkeypatch):
         (drawn(1, 8, 9, 9), drawn(4, 8, 1, 1), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 7, 3, 3), None),
+        (drawn(8, 9, 9), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3), drawn(5)),
         (drawn(1, 8, 9, 9).double(), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3).half(), None),

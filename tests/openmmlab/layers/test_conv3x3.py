@@ -71,6 +71,17 @@ def test_a_class_of_somebody_else_stays():
     assert type(conv) is Scaled
 
 
+def test_what_torch_refuses_has_its_error():
+    for channels, bias in ((31, torch.float32), (32, torch.float64)):
+        said = []
+        for conv in made(32, 32, 3, padding=1):
+            conv.bias = nn.Parameter(conv.bias.detach().to(bias))
+            with pytest.raises(RuntimeError) as error:
+                conv(torch.randn(1, channels, 24, 24))
+            said.append(str(error.value))
+        assert said[0] == said[1]
+
+
 def test_copies_pickles_and_state_dicts():
     conv, before = made(32, 32, 3, padding=1)
     x = torch.randn(1, 32, 24, 24)

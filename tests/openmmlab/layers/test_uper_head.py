@@ -6,6 +6,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from swin_backbone.backends.native import convolution
+from swin_backbone.openmmlab.layers.conv3x3 import use_winograd
+
 pytest.importorskip('mmseg')
 SETTINGS = dict(in_channels=[8, 16, 32, 64], in_index=[0, 1, 2, 3], channels=16, num_classes=5)
 
@@ -60,6 +63,19 @@ def test_other_convolutions_are_mmsegs_own():
         head.fpn_bottleneck.conv.weight = conv.weight
     inputs = maps()
     torch.testing.assert_close(ours(inputs), theirs(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_is_packed_once(monkeypatch):
+    packed, pack = [], convolution.pack
+    monkeypatch.setattr(convolution, 'pack', lambda weight: packed.append(weight.shape) or pack(weight))
+    _, ours = heads(channels=32)
+    for module in ours.modules():
+        use_winograd(module)
+    with torch.no_grad():
+        ours(maps())
+        first = len(packed)
+        ours(maps())
+    assert first == len(packed) > 1  # the fused one's, and others'
 
 
 @pytest.mark.parametrize('hooked', ['fpn_bottleneck', 'fpn_bottleneck.conv', 'bottleneck'])
