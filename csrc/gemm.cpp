@@ -24,6 +24,8 @@ template <int rows, int vectors, bool whole, class T>
 void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
                            bool accumulate, int64_t last) {
   const auto lanes = [&](int v) { return whole || v + 1 < vectors ? LANES : last; };
+  for (int r = 0; r < rows && accumulate; r++)
+    for (int v = 0; v < vectors; v++) __builtin_prefetch(c + r * ldc + v * LANES, 1);
   Vec sum[rows][vectors];
   SWIN_UNROLL
   for (int r = 0; r < rows; r++) {
@@ -52,7 +54,7 @@ void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64
 }
 
 // How many rows fit in registers beside one of b for each vector and one of a.
-constexpr int MAX_VECTORS = 3;
+constexpr int MAX_VECTORS = STRIP / LANES;
 constexpr int rows_in_registers(int vectors) {
   const int fitting = static_cast<int>(REGISTERS - 1 - vectors) / vectors;
   return fitting < 12 ? fitting : 12;

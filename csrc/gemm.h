@@ -15,6 +15,7 @@ namespace swin::SWIN_ISA {
 constexpr int64_t ROW_STEP = 16;  // rows are multiplied in multiples of these: buffers are large enough for them
 constexpr int64_t MAX_ROWS = 96;  // of one product, so that it stays in L1 or L2
 constexpr int64_t MAX_COLUMNS = 96;
+constexpr int64_t STRIP = 3 * LANES;  // columns that `gemm` takes at a time
 
 // Columns of one product: as many as possible, preferably a divisor of N, and a multiple of `unit`, which is the number
 // of columns that an epilogue needs together.

@@ -11,35 +11,48 @@ namespace swin::SWIN_ISA {
 // What a group of windows keeps of a linear layer (in, out), or of one after another, for the products over its tokens.
 template <class T>
 class Kept {
+  // The numbers of a strip of long rows have few places in L1, and push each other out. So the strip is made
+  // contiguous, unless its rows are whole cache lines, of which fewer are read.
+  static constexpr bool PACKS_STRIPS = STRIP * sizeof(float) % LINE != 0;
+  static constexpr int64_t MIN_IN_STRIPS = 256;
+
  public:
   int64_t in, out, rows, tokens;
-  const float* input;              // (tokens, in)
   float* transposed;               // (out, rows): the transposed gradient of the output
   bf16 *vnni, *transposed_pieces;  // with AMX, both in pieces, see tiles.h
-  bool in_tiles;
+  const float* input;              // (tokens, in)
+  float* strips;                   // (in / STRIP, tokens, STRIP): the input, if it is in strips; the last is narrower
+  bool in_tiles, in_strips;
 
   Kept() = default;
   Kept(int64_t most_in, int64_t most_out, int64_t rows, Arena& arena) : rows(rows) {
     vnni = arena.take<bf16>(HAS_TILES ? PIECES * most_in * rows : 0);
     transposed_pieces = arena.take<bf16>(HAS_TILES ? PIECES * most_out * rows : 0);
+    strips = arena.take<float>(PACKS_STRIPS ? most_in * rows : 0);
     transposed = arena.take<float>(most_out * rows);
   }
 
   // `a`: the input (tokens, K) of the layer, which stays in use, with memory for `rows` tokens. of_output: (tokens, N).
   // Adds the gradient of the bias to `bias_sum`.
   void keep(int64_t K, int64_t N, T* a, const T* of_output, int64_t count, float* bias_sum) {
-    in = K, out = N;
+    in = K, out = N, tokens = count;
     for (int64_t m = 0; m < count; m++) add_row(of_output + m * out, out, bias_sum);
     in_tiles = HAS_TILES && in % TILE_ROWS == 0 && out % TILED_ROWS == 0;
     if (in_tiles) {
-      tokens = count;
       split_columns(a, in, count, in, vnni);
       split_transposed(of_output, out, count, out, transposed_pieces);
       return;
     }
-    tokens = count;
     input = a;
+    in_strips = PACKS_STRIPS && in >= MIN_IN_STRIPS;
+    for (int64_t c = 0; c < in && in_strips; c += STRIP) put_strip(a + c, std::min(STRIP, in - c), strips + c * tokens);
     transpose(of_output, out, count, out, transposed, rows);
+  }
+
+ private:
+  void put_strip(const float* from, int64_t columns, float* to) const {
+    for (int64_t m = 0; m < tokens; m++, from += in, to += columns)
+      over_columns(columns, [=](int64_t i, int64_t lanes) { store(to + i, load(from + i, lanes), lanes); });
   }
 };
 
@@ -56,7 +69,13 @@ inline void weight_gradient(const Kept<float>* const* groups, int64_t number_of_
                       accumulate);
       continue;
     }
-    for (int64_t m = n; m < n + count; m += MAX_COLUMNS)
+    for (int64_t c = 0; c < g.in && g.in_strips; c += STRIP) {
+      const int64_t columns = std::min(STRIP, g.in - c);
+      for (int64_t k = 0; k < g.tokens; k += MAX_SUM)
+        gemm(count, columns, std::min(MAX_SUM, g.tokens - k), g.rows, columns, g.in, g.transposed + n * g.rows + k,
+             g.strips + c * g.tokens + k * columns, to + n * g.in + c, accumulate || k > 0);
+    }
+    for (int64_t m = n; m < n + count && !g.in_strips; m += MAX_COLUMNS)
       for (int64_t c = 0; c < g.in; c += MAX_COLUMNS)
         gemm(std::min(MAX_COLUMNS, n + count - m), std::min(MAX_COLUMNS, g.in - c), g.tokens, g.rows, g.in, g.in,
              g.transposed + m * g.rows, g.input + c, to + m * g.in + c, accumulate);
