@@ -39,7 +39,9 @@ def answer() -> str:
         (dict(SWIN_BACKBONE_ISA='avx2'), 'avx2', 'need AVX-512 with bf16'),
     ],
 )
-def test_environment_decides(environment, taken, said):
+def test_environment_decides(environment, taken, said, monkeypatch):
+    for name in ('SWIN_BACKBONE_NATIVE', 'SWIN_BACKBONE_ISA', 'ATEN_CPU_CAPABILITY'):
+        monkeypatch.delenv(name, raising=False)
     found = apart.call(answer, **environment)
     assert found.startswith(taken)
     assert said in found
