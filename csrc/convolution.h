@@ -11,6 +11,7 @@ namespace swin::SWIN_ISA {
 void pack_convolution(const float* weight, int64_t N, int64_t C, int64_t threads, float* packed);
 
 // The arguments are those of swin.h, and have been checked.
-void convolve(const swin_convolution& of, const float* x, float* y);
+template <class T>
+void convolve(const swin_convolution& of, const T* x, T* y);
 
 }  // namespace swin::SWIN_ISA

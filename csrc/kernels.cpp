@@ -239,6 +239,13 @@ void output_norm_backward(const float* x, const float* grad_y, int64_t batch, in
   std::copy_n(sums + channels, channels, grad_bias);
 }
 
+void convolution_forward(const swin_convolution& of, const void* x, void* y) {
+  dispatch(of.dtype, [&](auto type) {
+    using T = decltype(type);
+    convolve(of, static_cast<const T*>(x), static_cast<T*>(y));
+  });
+}
+
 #define SWIN_STRING(x) #x
 #define SWIN_NAME(x) SWIN_STRING(x)
 
@@ -248,7 +255,7 @@ extern const Kernels kernels;
 const Kernels kernels{SWIN_NAME(SWIN_ISA), SWIN_HAS_BF16,        size_of_packed,   pack_weight,
                       checksum_of,         block_saved_size,     block_forward,    block_backward,
                       embed_forward,       embed_backward,       merge_forward,    merge_backward,
-                      output_norm_forward, output_norm_backward, pack_convolution, convolve,
+                      output_norm_forward, output_norm_backward, pack_convolution, convolution_forward,
                       roi_align_forward,   roi_align_backward,   suppress};
 
 }  // namespace swin::SWIN_ISA

@@ -36,7 +36,7 @@ struct Kernels {
                                float* grad_bias);
 
   void (*pack_convolution)(const float* weight, int64_t outputs, int64_t channels, int64_t threads, float* packed);
-  void (*convolve)(const swin_convolution& of, const float* x, float* y);
+  void (*convolve)(const swin_convolution& of, const void* x, void* y);
   void (*roi_align_forward)(const swin_roi_align& of, const void* maps, void* pooled);
   void (*roi_align_backward)(const swin_roi_align& of, const void* grad_pooled, float* grad_maps);
   int64_t (*suppress)(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,

@@ -663,17 +663,18 @@ int32_t swin_pack_convolution(const float* weight, int64_t outputs, int64_t chan
   });
 }
 
-int32_t swin_convolution_forward(const swin_convolution* convolution, const float* x, float* y) {
+int32_t swin_convolution_forward(const swin_convolution* convolution, const void* x, void* y) {
   return guarded([&] {
     exists("convolution", convolution);
-    const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     const swin_convolution& of = *convolution;
+    const Kernels& kernels = kernels_for(of.dtype);
+    const int64_t size = size_of(of.dtype);
     within("threads", of.threads, 1, MAX_THREADS);
     Arrays arrays;
-    arrays.read("x", x, check_maps(of.batch, of.height, of.width, of.channels));
+    arrays.read("x", x, check_maps(of.batch, of.height, of.width, of.channels), size);
     arrays.read("the weight", of.weight, convolution_numbers(of.outputs, of.channels));
     arrays.read_if("bias", of.bias, of.outputs);
-    arrays.write("y", y, check_maps(of.batch, of.height, of.width, of.outputs));
+    arrays.write("y", y, check_maps(of.batch, of.height, of.width, of.outputs), size);
     arrays.check_overlaps();
     if (of.batch) kernels.convolve(of, x, y);
   });

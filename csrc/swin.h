@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 4
+#define SWIN_VERSION 5
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -193,11 +193,11 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
  */
 
 /* A convolution of 3x3 taps with a stride of 1, of maps with a row and a column of zeros around them, by Winograd's
- * minimal filtering. It is rounded otherwise than by other implementations: to 3e-6 of the largest output.
+ * minimal filtering. It is rounded otherwise than by other implementations: in float32 to 3e-6 of the largest output.
  * Outputs are computed in tiles of 4 x 4 places: a number that is not finite makes NaN of all tiles that read it, up to
  * 2 x 2, and numbers above 1e37 may overflow. */
 typedef struct swin_convolution {
-  int32_t threads;
+  int32_t dtype, threads;                          /* of the maps; products are float32, for bfloat16 too */
   int64_t batch, height, width, channels, outputs; /* B, H, W, C, N */
   const float* weight;                             /* packed */
   const float* bias;                               /* (N); null: zeros */
@@ -209,7 +209,7 @@ SWIN_API int64_t swin_packed_convolution_size(int64_t outputs, int64_t channels)
 SWIN_API int32_t swin_pack_convolution(const float* weight, int64_t outputs, int64_t channels, int32_t threads,
                                        float* packed);
 /* x: (B, H, W, C), y: (B, H, W, N). */
-SWIN_API int32_t swin_convolution_forward(const swin_convolution* convolution, const float* x, float* y);
+SWIN_API int32_t swin_convolution_forward(const swin_convolution* convolution, const void* x, void* y);
 
 /* RoIAlign, as mmcv computes it: bilinear samples of maps (B, C, H, W) in R regions, of each of which I x J bins become
  * one number each. A sample further than a pixel outside the map is 0. */

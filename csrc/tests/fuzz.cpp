@@ -502,18 +502,18 @@ void fuzz_roi_align(bool backward) {
 void fuzz_convolution() {
   ProjectionCall call("swin_convolution_forward");
   swin_convolution of{};
-  of.threads = static_cast<int32_t>(draw(1, 3));
+  of.dtype = any_dtype(), of.threads = static_cast<int32_t>(draw(1, 3));
   of.batch = draw(0, 2), of.height = draw(1, 20), of.width = draw(1, 20);
   of.channels = draw(1, 70), of.outputs = draw(1, 120);
-  change(call, &of.threads, &of.batch, &of.height, &of.width, &of.channels, &of.outputs);
+  change(call, &of.dtype, &of.threads, &of.batch, &of.height, &of.width, &of.channels, &of.outputs);
   const int64_t size = swin_packed_convolution_size(of.outputs, of.channels);
   if (size < 0 || size > INT32_MAX) stop("swin_packed_convolution_size", "no weight is so large", 0);
-  const float* x = nullptr;
-  float* y = nullptr;
-  call.field(x, "x", product({of.batch, of.height, of.width, of.channels}));
+  const void* x = nullptr;
+  void* y = nullptr;
+  call.field(x, "x", product({of.batch, of.height, of.width, of.channels}), bytes_of(of.dtype));
   call.field(of.weight, "weight", product({36, of.outputs, of.channels}));
   call.field(of.bias, "bias", of.outputs, 4, false, false);
-  call.field(y, "y", product({of.batch, of.height, of.width, of.outputs}), 4, true);
+  call.field(y, "y", product({of.batch, of.height, of.width, of.outputs}), bytes_of(of.dtype), true);
   call.corrupt(call.all);
   judge(call, swin_convolution_forward(&of, x, y));
 }

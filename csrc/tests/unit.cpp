@@ -134,6 +134,7 @@ const BlockCase BLOCKS[] = {
     {"a block of one token", 1, 1, 1, 40, 16, 1, 7, 5, 3, 2, true, false, false, true, false, true},
     {"a block of panels", 1, 5, 7, 96, 104, 3, 5, 7, 2, 3, false, false, false, true, false, true},
     {"a block of large windows", 1, 17, 20, 64, 128, 1, 16, 16, 8, 8, false, true, true, true, false, false},
+    {"a block of many tokens", 1, 20, 21, 16, 264, 1, 7, 7, 3, 3, false, false, false, true, false, false},
     {"a wide block", 3, 8, 9, 192, 768, 6, 7, 7, 3, 3, false, false, false, true, true, false},
 };
 
@@ -542,19 +543,23 @@ void test_roi_align(const RoiCase& c, int32_t dtype) {
   }
 }
 
-void test_convolution(const std::array<int64_t, 5>& sizes, bool has_bias) {
+void test_convolution(const std::array<int64_t, 5>& sizes, bool has_bias, int32_t dtype) {
   const auto [B, H, W, C, N] = sizes;
   doing = "a convolution of " + std::to_string(C) + " to " + std::to_string(N) + " channels" + doing;
-  const Numbers<float> x = random_numbers(B * H * W * C), weight = random_numbers(9 * N * C);
+  const Numbers<float> x = held_by(dtype, random_numbers(B * H * W * C)), weight = random_numbers(9 * N * C);
   const Numbers<float> bias = has_bias ? random_numbers(N) : Numbers<float>();
   const Numbers<double> truth = plain_convolution(x, weight, bias, sizes);
+  const int64_t in_a_row[] = {1, 1, 1, static_cast<int64_t>(x.size())}, ones[] = {1, 1, 1, 1};
+  const Stored maps(dtype, x, in_a_row, ones);
   for (const int threads : {1, 3}) {
-    Numbers<float> packed(swin_packed_convolution_size(N, C)), y(B * H * W * N, NAN);
+    Numbers<float> packed(swin_packed_convolution_size(N, C));
+    Numbers<char> y(B * H * W * N * (dtype == SWIN_BFLOAT16 ? 2 : 4), '\xff');  // not a number
     expect(static_cast<int64_t>(packed.size()) == 36 * N * C, "swin_packed_convolution_size");
     ok(swin_pack_convolution(weight.data(), N, C, threads, packed.data()), "swin_pack_convolution");
-    const swin_convolution of{threads, B, H, W, C, N, packed.data(), or_null(bias)};
-    ok(swin_convolution_forward(&of, x.data(), y.data()), "swin_convolution_forward");
-    expect_close(y, truth, allowed(SWIN_FLOAT32), "y");
+    const swin_convolution of{dtype, threads, B, H, W, C, N, packed.data(), or_null(bias)};
+    ok(swin_convolution_forward(&of, maps.bytes.data(), y.data()), "swin_convolution_forward");
+    // Of bfloat16, only the outputs are rounded: by at most 2^-8 of a number.
+    expect_close(read_back(dtype, y), truth, dtype == SWIN_BFLOAT16 ? 4e-3 : allowed(SWIN_FLOAT32), "y");
   }
 }
 
@@ -602,15 +607,15 @@ void test_all(const std::string& isa, int32_t dtype) {
   run(test_merge, dtype, 14, 15, 96, 192, true, false);
   run(test_output_norm, 2, 70, 21);
   run(test_output_norm, 1, 1, 1);
+  run(test_convolution, std::array<int64_t, 5>{1, 9, 14, 40, 100}, true, dtype);
+  run(test_convolution, std::array<int64_t, 5>{3, 4, 4, 3, 1}, false, dtype);
+  run(test_convolution, std::array<int64_t, 5>{2, 1, 2, 1, 7}, true, dtype);
+  // More channels than are summed at once, several blocks.
+  run(test_convolution, std::array<int64_t, 5>{1, 37, 33, 300, 16}, false, dtype);
+  run(test_convolution, std::array<int64_t, 5>{0, 5, 6, 8, 8}, true, dtype);
   if (dtype == SWIN_FLOAT32) {  // RoIAlign takes both dtypes on any processor
     for (const RoiCase& c : ROIS)
       for (const int32_t stored : {SWIN_FLOAT32, SWIN_BFLOAT16}) run(test_roi_align, c, stored);
-    run(test_convolution, std::array<int64_t, 5>{1, 9, 14, 40, 100}, true);
-    run(test_convolution, std::array<int64_t, 5>{3, 4, 4, 3, 1}, false);
-    run(test_convolution, std::array<int64_t, 5>{2, 1, 2, 1, 7}, true);
-    run(test_convolution, std::array<int64_t, 5>{1, 37, 33, 300, 16},
-        false);  // more channels than are summed at once, several blocks
-    run(test_convolution, std::array<int64_t, 5>{0, 5, 6, 8, 8}, true);
     for (const int64_t count : {0, 1, 2, 130, 1500})
       for (const float offset : {0.f, 1.f}) run(test_nms, count, count % 4 ? 0.3f : 0.7f, offset);
   }

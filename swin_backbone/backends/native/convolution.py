@@ -18,7 +18,7 @@ from ..weight_cache import WeightCache
 from .availability import why_not_in
 from .backend import made_from
 from .gradients import operate
-from .library import Convolution
+from .library import DTYPES, Convolution, load
 from .operators import address, empty, library, maps, vector, within
 
 POINTS = 36  # of a tile
@@ -26,10 +26,14 @@ POINTS = 36  # of a tile
 MIN_CHANNELS = 32
 MIN_TILES = 32
 MAX_NUMBERS = 2**31 - 1  # of a packed weight
+CAST = {torch.float32, torch.bfloat16, torch.float16}  # by autocast
 
 
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
-    """Whether `convolve` computes these, in less time than torch. What torch refuses is left to its error."""
+    """Whether `convolve` computes these, in less time than torch. What torch refuses is left to its error.
+
+    In bfloat16 that is so where the processor has instructions for it, but not AMX, by which torch takes less time.
+    """
     plain = type(x_BCHW) is Tensor and type(weight_NC33) in (Tensor, Parameter) and not x_BCHW.is_neg()
     if recorder_of(x_BCHW) is not None or operators_are_replaced() or not plain or x_BCHW.dim() != 4:
         return False
@@ -40,27 +44,43 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         and POINTS * N * C <= MAX_NUMBERS
         and B * ((H + 3) // 4) * ((W + 3) // 4) >= MIN_TILES
         and x_BCHW.is_cpu
-        and x_BCHW.dtype is weight_NC33.dtype is torch.float32
-        and (bias_N is None or bias_N.dtype is torch.float32)
-        and not torch.is_autocast_enabled('cpu')
         and torch.backends.mkldnn.enabled
-        and why_not_in(torch.float32) is None
+        and _takes_dtype(_dtype_of(x_BCHW, weight_NC33, bias_N))
     )
+
+
+def _dtype_of(*tensors: Optional[Tensor]) -> Optional[torch.dtype]:
+    """The dtype in which torch convolves these; None: it refuses them."""
+    dtypes = {t.dtype for t in tensors if t is not None}
+    if torch.is_autocast_enabled('cpu') and dtypes <= CAST:
+        return torch.get_autocast_dtype('cpu')
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
+    if dtype not in DTYPES or why_not_in(dtype) is not None:
+        return False
+    library, _ = load()
+    return dtype is torch.float32 or (library is not None and library.isa != 'amx')
 
 
 def convolve(
     x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cache: Optional[WeightCache] = None
 ) -> Tensor:
-    """`F.conv2d(x, weight, bias, padding=1)` of float32 maps on a CPU, (B, N, H, W) in channels_last memory.
+    """`F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
 
-    Outputs and gradients differ from torch's by 3e-6 of the largest. The packed weight has 4 times the memory of the
-    weight. It stays in the `cache`, if there is one, until the weight changes.
+    Maps are float32 or bfloat16, or become what autocast asks for. Weight and bias may have another floating dtype:
+    products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, those of bfloat16 by its
+    rounding. The packed weight has 4 times the memory of a float32 one. It stays in the `cache`, if there is one, until
+    the weight changes.
 
     Raises:
         ValueError: an argument does not fit, or has another dtype or device.
     """
     if weight_NC33.dim() != 4 or weight_NC33.shape[2:] != (3, 3):
         raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
+    if not weight_NC33.is_floating_point():
+        raise ValueError(f'weight must be of a floating dtype, got {weight_NC33.dtype}')
     if x_BCHW.dim() != 4 or x_BCHW.shape[1] != weight_NC33.shape[1]:
         raise ValueError(f'x must be (B, {weight_NC33.shape[1]}, H, W), got {list(x_BCHW.shape)}')
 
@@ -81,22 +101,25 @@ def convolve(
             _, of_weight, of_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.permute(0, 3, 1, 2),
                 x_BHWC.permute(0, 3, 1, 2),
-                weight,
+                weight.to(x_BHWC.dtype),
                 [len(weight)],
                 *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, needed[1], needed[2]]),
             )
         return of_x, of_weight, of_bias
 
     def by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
         return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
 
-    x_BHWC = x_BCHW.permute(0, 2, 3, 1).contiguous()
+    autocast = torch.is_autocast_enabled('cpu') and x_BCHW.dtype in CAST
+    dtype = torch.get_autocast_dtype('cpu') if autocast else x_BCHW.dtype
+    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype).contiguous()
     return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2)
 
 
 def pack(weight_NC33: Tensor) -> Tensor:
     """A weight in the order in which `convolution` reads it: 36 N C numbers."""
-    weight_N33C = weight_NC33.permute(0, 2, 3, 1).contiguous()
+    weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
     within("a packed weight's numbers", POINTS * N * C, MAX_NUMBERS)
     packed = empty(POINTS * N * C)
@@ -105,12 +128,23 @@ def pack(weight_NC33: Tensor) -> Tensor:
 
 
 def convolution(x_BHWC: Tensor, packed: Tensor, bias_N: Optional[Tensor], outputs: int) -> Tensor:
-    """Maps (B, H, W, N), where N is `outputs`."""
+    """Maps (B, H, W, N), where N is `outputs`, of the dtype of x."""
     kept: list[Tensor] = []
-    first, (B, H, W, C) = maps('x', x_BHWC), x_BHWC.shape
-    y_BHWN = empty(B, H, W, outputs)
+    if x_BHWC.dtype not in DTYPES:
+        raise ValueError(f'x must be float32 or bfloat16, got {x_BHWC.dtype}')
+    first, (B, H, W, C) = maps('x', x_BHWC, x_BHWC.dtype), x_BHWC.shape
+    y_BHWN = empty(B, H, W, outputs, dtype=x_BHWC.dtype)
     described = Convolution(
-        *(torch.get_num_threads(), B, H, W, C, outputs, address('packed', packed, (POINTS * outputs * C,))),
+        *(
+            DTYPES.index(x_BHWC.dtype),
+            torch.get_num_threads(),
+            B,
+            H,
+            W,
+            C,
+            outputs,
+            address('packed', packed, (POINTS * outputs * C,)),
+        ),
         vector('bias', bias_N, outputs, kept),
     )
     library().convolution_forward(byref(described), first, y_BHWN.data_ptr())

@@ -17,7 +17,7 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
-VERSION = 4
+VERSION = 5
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 
 
@@ -84,7 +84,7 @@ class Convolution(ctypes.Structure):
     """`swin_convolution`."""
 
     kept: list[torch.Tensor]  # as in `Block`
-    _fields_ = _fields(i32='threads', i64='batch height width channels outputs', p='weight bias')
+    _fields_ = _fields(i32='dtype threads', i64='batch height width channels outputs', p='weight bias')
 
 
 class RoiAlign(ctypes.Structure):

@@ -111,11 +111,11 @@ def address(name: str, tensor: Tensor, sizes: Sizes, dtype: torch.dtype = float3
     return begin(name, tensor, dtype, tensor.numel())
 
 
-def maps(name: str, x: Tensor) -> int:
+def maps(name: str, x: Tensor, dtype: torch.dtype = float32) -> int:
     """Where maps (B, H, W, C) begin."""
     if x.dim() != 4:
         raise ValueError(f'{name} must be maps (B, H, W, C), got {list(x.shape)}')
-    return address(name, x, x.shape)
+    return address(name, x, x.shape, dtype)
 
 
 def vector(name: str, tensor: Optional[Tensor], size: int, kept: list[Tensor]) -> Optional[int]:

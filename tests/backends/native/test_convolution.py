@@ -1,5 +1,7 @@
 """The library's 3x3 convolutions beside torch's in double precision: outputs, gradients, layouts, wrong arguments."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,17 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone.backends.native import convolution
+from swin_backbone.backends.native.availability import why_not_in
 from swin_backbone.backends.native.convolution import convolve, pack, takes_maps
 from swin_backbone.backends.weight_cache import WeightCache
 
 # Of the largest number: those of float32 with sums of 1 to 9 * 300 products, transformed.
 ROUNDING = 1e-5
+
+
+needs_bfloat16 = pytest.mark.skipif(
+    why_not_in(torch.bfloat16) is not None, reason=f'bfloat16: {why_not_in(torch.bfloat16)}'
+)
 
 
 class Subclass(torch.Tensor):
@@ -125,6 +133,7 @@ def test_what_is_left_to_torch():
     assert takes_maps(x, weight, None)
     assert not takes_maps(x.double(), weight.double(), None)
     assert not takes_maps(x.bfloat16(), weight, None)
+    assert not takes_maps(x.half(), weight.half(), None)
     assert not takes_maps(x[0], weight, None)
     assert not takes_maps(x[:, :31], weight[:, :31], None)
     assert not takes_maps(x, weight[:31], None)
@@ -140,10 +149,63 @@ def test_what_is_left_to_torch():
     assert not takes_maps(x.as_subclass(Subclass), weight, None)
     with FlopCounterMode(display=False):
         assert not takes_maps(x, weight, None)
-    with torch.autocast('cpu', torch.bfloat16):
+    with torch.autocast('cpu', torch.float16):
         assert not takes_maps(x, weight, None)
     with torch.backends.mkldnn.flags(enabled=False):
         assert not takes_maps(x, weight, None)
+
+
+def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
+    x, weight = drawn(1, 32, 32, 32), drawn(32, 32, 3, 3, seed=1)
+
+    def taken():
+        with torch.autocast('cpu', torch.bfloat16):
+            by_autocast = [takes_maps(x, weight, None), takes_maps(x.bfloat16(), weight, drawn(32))]
+            assert not takes_maps(x.double(), weight, None)
+        return {*by_autocast, takes_maps(x.bfloat16(), weight.bfloat16(), None)}
+
+    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: None)
+    for isa, expected in (('avx512_bf16', True), ('amx', False)):
+        monkeypatch.setattr(convolution, 'load', lambda isa=isa: (SimpleNamespace(isa=isa), None))
+        assert taken() == {expected}
+    monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'No.' if dtype is torch.bfloat16 else None)
+    assert taken() == {False}
+
+
+@needs_bfloat16
+@given(
+    st.integers(1, 3), st.integers(1, 19), st.integers(1, 19), st.integers(1, 70), st.integers(1, 120), st.booleans()
+)
+def test_bfloat16_outputs_and_gradients_are_those_of_double_precision(B, H, W, C, N, has_bias):
+    tensors = drawn(B, C, H, W), drawn(N, C, 3, 3, seed=1), drawn(N, seed=2) if has_bias else None
+    truth = outputs_and_gradients(
+        by_torch, tensors[0].bfloat16().double(), *(t if t is None else t.double() for t in tensors[1:])
+    )
+    with torch.autocast('cpu', torch.bfloat16):
+        found = outputs_and_gradients(convolve, *tensors)
+    assert found[0].dtype is torch.bfloat16
+    for name, one, wanted in zip(('y', 'x', 'weight', 'bias'), found, truth):
+        # What is rounded: of y the output alone, of the others also y's gradient, and torch's sums.
+        most = 2**-8 if name == 'y' else 2**-6
+        assert (one - wanted).abs().max() <= most * wanted.abs().max().clamp(min=1), name
+
+
+@needs_bfloat16
+def test_bfloat16_in_all_orders_of_memory_and_twice_differentiated():
+    x, weight, bias = drawn(2, 8, 9, 14).bfloat16(), drawn(16, 8, 3, 3, seed=1), drawn(16, seed=2)
+    expected = convolve(x, weight, bias)
+    assert expected.dtype is torch.bfloat16
+    for maps in (x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
+        assert torch.equal(convolve(maps, weight, bias), expected)
+    leaves = [t.detach().clone().requires_grad_() for t in (x, weight, bias)]
+    grads = torch.autograd.grad(convolve(*leaves).float().square().sum(), leaves, create_graph=True)
+    assert [g.dtype for g in grads] == [torch.bfloat16, torch.float32, torch.float32]
+    again = torch.autograd.grad(sum(g.float().square().sum() for g in grads), leaves)
+    in_double = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    first = torch.autograd.grad(by_torch(*in_double).square().sum(), in_double, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), in_double)
+    for found, wanted in zip((*grads, *again), (*first, *second)):
+        assert (found - wanted).abs().max() <= 3e-2 * wanted.abs().max()
 
 
 def test_without_the_library_torch_computes(monkeypatch):
@@ -160,7 +222,8 @@ def test_without_the_library_torch_computes(monkeypatch):
         (drawn(8, 9, 9), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3), drawn(5)),
         (drawn(1, 8, 9, 9).double(), drawn(4, 8, 3, 3), None),
-        (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3).half(), None),
+        (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3).long(), None),
+        (drawn(1, 8, 9, 9).half(), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9).to('meta'), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 0, 9), drawn(4, 8, 3, 3), None),
     ],

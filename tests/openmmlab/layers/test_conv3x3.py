@@ -110,6 +110,7 @@ def test_hooks_modes_and_recorders(calls):
     assert len(calls) == 2
     with torch.autocast('cpu', torch.bfloat16):
         assert conv(x).dtype is torch.bfloat16
+    del calls[2:]  # some processors compute that too
     torch.testing.assert_close(torch.jit.trace(conv, x, check_trace=False)(x), expected)
     torch.testing.assert_close(torch.func.vmap(conv)(x[None])[0], expected)
     exported = torch.export.export(conv, (x,)).module()
