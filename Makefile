@@ -1,7 +1,7 @@
 # make install   set up .venv: torch, the OneDL stack, this package
 # make test      set up if needed, run the tests
 # make test-slow the tests that take minutes
-# make test-faults  everything that provokes a fault; writes its figures into docs/reliability.md
+# make test-faults  everything that provokes a fault; writes its figures into docs/measurements/reliability.md
 # make test-nightly  the tests that draw their examples, with other examples than make test, which draws the same each time
 # make test-native  the library's own test, a C++ program, by each instruction set that the processor or an emulator has
 # make test-sanitize  the compiled operators' tests, with AddressSanitizer and UBSan
@@ -18,7 +18,7 @@
 # make demo-deploy  what the two demos trained, exported with free sizes and run without torch
 # make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: half an hour
 # make docs      build the documentation's site into build/site; make docs-serve shows it while you write
-# make docs-pictures   draw the pictures of docs/pictures.md, from the code and the two demos' checkpoints
+# make docs-pictures   draw the pictures of docs/explanation/pictures.md, from the code and the two demos' checkpoints
 # make lint      pre-commit, which runs ruff, mypy, clang-format, clang-tidy and codespell
 # make benchmark-gpu   whether the kernels are right on this GPU and what they cost, as one table: needs CUDA
 #
@@ -69,7 +69,7 @@ test-slow: install
 FAULTS := work_dirs/faults.json
 test-faults: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile -m faults --faults-json=$(FAULTS)
-	$(RUN) tests/helpers/faults.py $(FAULTS) docs/reliability.md
+	$(RUN) tests/helpers/faults.py $(FAULTS) docs/measurements/reliability.md
 
 # Hypothesis marks the tests that it draws examples for.
 test-nightly: install
@@ -192,7 +192,7 @@ docs-serve: $(VENV)/.installed-docs
 
 # The demos are trained first, unless they are there already.
 LOOK := $(RUN) tools/visualize.py
-PICTURES := docs/pictures
+PICTURES := docs/images/pictures
 DRAWN := --dpi 90 --overwrite
 SHAPE := $(SHAPES)/images/val/000009.png
 CKPT := work_dirs/demo/epoch_3.pth

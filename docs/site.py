@@ -25,7 +25,8 @@ LINK = re.compile(r'(\]\(|src=")([^)#"\s]+)')
 def on_config(config):
     """A page that the navigation does not name stands at its end, so that no page is out of reach."""
     named = str(config.nav)
-    others = [page.name for page in sorted((ROOT / 'docs').glob('*.md')) if f"'{page.name}'" not in named]
+    pages = [page.relative_to(ROOT / 'docs').as_posix() for page in sorted((ROOT / 'docs').rglob('*.md'))]
+    others = [page for page in pages if f"'{page}'" not in named]
     if others:
         config.nav.append({'More': others})
     return config

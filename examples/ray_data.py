@@ -15,7 +15,7 @@ pattern in quotes). OUT is a new folder, which gets parquet files with a row for
 A picture that cannot be read has a row that says so. Ray starts an actor again that is lost, and gives its pictures to
 another. OUT appears when all is written: what is half-done is in OUT.partial, and a new run replaces it.
 
-The same command runs on a cluster, by `ray job submit`: docs/large_pictures.md.
+The same command runs on a cluster, by `ray job submit`: docs/guides/large_pictures.md.
 """
 
 import argparse

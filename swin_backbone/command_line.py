@@ -249,7 +249,9 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_weights(parser: argparse.ArgumentParser, help: str) -> None:
-    parser.add_argument('--weights', metavar='NAME', help=f'{help}, by the name of its config; docs/zoo.md has a table')
+    parser.add_argument(
+        '--weights', metavar='NAME', help=f'{help}, by the name of its config; docs/measurements/zoo.md has a table'
+    )
 
 
 def add_allow_missing(parser: argparse.ArgumentParser) -> None:

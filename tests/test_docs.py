@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-OWN_DATA = (ROOT / 'docs' / 'own_data.md').read_text()
+OWN_DATA = (ROOT / 'docs' / 'guides' / 'own_data.md').read_text()
 COMMANDS = re.findall(r'^```bash\n(.*?)^```', OWN_DATA, flags=re.M | re.S)
 LIMIT_S = 900
 

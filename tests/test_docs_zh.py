@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
+TWINS = ROOT / 'docs' / 'zh_cn'
 CHINESE = {
     ROOT / 'README.md': ROOT / 'README.zh-CN.md',
-    **{ROOT / 'docs' / page.name: page for page in sorted((ROOT / 'docs' / 'zh_cn').glob('*.md'))},
+    **{ROOT / 'docs' / page.relative_to(TWINS): page for page in sorted(TWINS.rglob('*.md'))},
 }
 each = pytest.mark.parametrize('english', CHINESE, ids=lambda page: page.name)
 
@@ -135,4 +136,4 @@ def test_the_pages_of_both_languages_lead_to_one_another():
     assert '[English](README.md)' in (ROOT / 'README.zh-CN.md').read_text(encoding='utf-8')
     nav = (ROOT / 'mkdocs.yml').read_text(encoding='utf-8')
     for page in CHINESE.values():
-        assert page.parent == ROOT or f': zh_cn/{page.name}' in nav
+        assert page.parent == ROOT or f': zh_cn/{page.relative_to(TWINS).as_posix()}' in nav

@@ -1,6 +1,6 @@
 """Repeat table 4 of the paper (Liu et al. 2021) on a small scale: what shifted windows and the position bias improve.
 
-    python tools/ablate.py [--seeds N] [--steps N] [--out D] [--docs docs/ablations.md]
+    python tools/ablate.py [--seeds N] [--steps N] [--out D] [--docs docs/measurements/ablations.md]
 
 A Swin-nano of window 4 learns to classify the shapes of tools/make_shapes_dataset.py. Each shape is cut out of its
 picture and turned grey, since its colour would show its class. Every row is trained with the same seeds. A run whose

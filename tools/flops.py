@@ -41,7 +41,8 @@ def parse_args() -> argparse.Namespace:
         const=2,
         default=0,
         metavar='IMAGES',
-        help='count the bytes of a step of training too, on batches of IMAGES (default: 2): docs/memory.md',
+        help='count the bytes of a step of training too, on batches of IMAGES (default: 2): '
+        'docs/measurements/memory.md',
     )
     parser.add_argument('--json', metavar='F', type=Path, help='write the numbers to F')
     add_overwrite(parser)

@@ -37,8 +37,8 @@ show_progress() {
 
 mmcv_is_built() { "$python" -c 'import torch, mmcv._ext' 2>/dev/null; }
 
-# mmcv is installed without its C++ operators, for which swin_backbone's own stand in (docs/mmcv_ops.md); one that is there
-# stays. MMCV=compiled builds them, since there is no wheel for this torch: before that all they need is checked.
+# mmcv is installed without its C++ operators, for which swin_backbone's own stand in (docs/measurements/mmcv_ops.md); one
+# that is there stays. MMCV=compiled builds them, since there is no wheel for this torch: before that all they need is checked.
 case "${MMCV:=none}" in
 none | compiled) ;;
 *) stop "MMCV takes compiled or none, got $MMCV" ;;

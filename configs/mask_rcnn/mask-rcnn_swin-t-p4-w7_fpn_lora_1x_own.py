@@ -1,6 +1,6 @@
 # Your own data, few of them: the backbone is frozen, and LoRA's small matrices
 # beside its linear layers are trained, with the neck and the heads
-# (docs/other_toolboxes.md#peft)
+# (docs/guides/other_toolboxes.md#peft)
 _base_ = './mask-rcnn_swin-t-p4-w7_fpn_1x_own.py'
 
 custom_imports = dict(imports=['swin_backbone', 'swin_backbone.adapters.peft'])

@@ -60,8 +60,8 @@ def _say_once() -> None:
     from mmengine.logging import print_log
 
     print_log(
-        "mmcv has no compiled operators here: swin_backbone's own stand in for them (docs/mmcv_ops.md). mmcv's: "
-        'MMCV=compiled make install',
+        "mmcv has no compiled operators here: swin_backbone's own stand in for them (docs/measurements/mmcv_ops.md). "
+        "mmcv's: MMCV=compiled make install",
         logger='current',
     )
 

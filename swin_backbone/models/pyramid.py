@@ -185,8 +185,8 @@ class SwinPyramid(BaseModule):
             out_indices: the stages to emit in this call. Default: the backbone's own. One of the others has no output
                 norm, and its map is emitted without.
             out: tensors of the maps' shapes, of any floating dtype, that the maps are written to a few rows at a time:
-                memory-mapped files, where the maps of a picture are larger than memory (docs/memory.md). There is no
-                gradient then. `map_sizes` tells the shapes.
+                memory-mapped files, where the maps of a picture are larger than memory (docs/measurements/memory.md).
+                There is no gradient then. `map_sizes` tells the shapes.
 
         Returns:
             A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides

@@ -55,7 +55,7 @@ class SwinBackbone(SwinPyramid):
             a block's input for backward and recompute the rest there, strip by strip.
             'auto': strips that fit in cache on a CPU, the same as None on other devices. None: the whole map at once;
             autograd stores what it needs, or only the input if `with_cp`. With 'auto' and None, compiled operators
-            compute a block on a CPU where they can (docs/native.md); they store only the block's input.
+            compute a block on a CPU where they can (docs/measurements/native.md); they store only the block's input.
         backend: what computes the layers, decided anew for each stage and forward: one of `swin_backbone.backends`.
             'auto': on CUDA 'triton', in half precision or TF32; what torch.compile, export, tracing or torch.func
             record 'graph'; on a CPU 'native'; else, and where these cannot compute a stage, 'eager'. A backend that is

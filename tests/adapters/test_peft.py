@@ -24,7 +24,7 @@ LORA = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: quer
 
 
 def test_lora(tmp_path):
-    """The recipe of docs/other_toolboxes.md."""
+    """The recipe of docs/guides/other_toolboxes.md."""
     peft = require('peft')
     plain = SwinBackbone(arch='nano', drop_path_rate=0.0)
     model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(r=4, target_modules=LORA))

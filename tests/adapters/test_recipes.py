@@ -1,4 +1,4 @@
-"""The Python of docs/other_toolboxes.md, run as it stands with the packages that it needs."""
+"""The Python of docs/guides/other_toolboxes.md, run as it stands with the packages that it needs."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from helpers.detectron2_models import detectron2_source
 from helpers.frameworks import give_torchvision_operators, require
 
-PAGE = Path(__file__).parents[2] / 'docs' / 'other_toolboxes.md'
+PAGE = Path(__file__).parents[2] / 'docs' / 'guides' / 'other_toolboxes.md'
 RECIPE = re.compile(r'^<!-- not run: it needs (\w+), with which .*? -->\n```python\n(.*?)^```', re.M | re.S)
 RECIPES = {}  # the blocks of a package, which stand below one another
 for _package, _block in RECIPE.findall(PAGE.read_text(encoding='utf-8')):

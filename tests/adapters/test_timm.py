@@ -253,7 +253,7 @@ def test_layers_for_a_learning_rate_that_decays(timm):
 
 
 def padded(model, x_BCHW):
-    """The recipe of docs/other_toolboxes.md."""
+    """The recipe of docs/guides/other_toolboxes.md."""
     H, W = x_BCHW.shape[-2:]
     return model(F.pad(x_BCHW, (0, -W % 32, 0, -H % 32)))[..., :H, :W]
 

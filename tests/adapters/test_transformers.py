@@ -102,7 +102,7 @@ def test_missing_weights_are_initialised_as_elsewhere(adapter, tmp_path):
 
 
 def test_the_hubs_mixin(tmp_path):
-    """The recipe of docs/other_toolboxes.md."""
+    """The recipe of docs/guides/other_toolboxes.md."""
     hub = require('huggingface_hub')
 
     class HubSwin(SwinBackbone, hub.PyTorchModelHubMixin):

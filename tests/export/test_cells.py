@@ -1,4 +1,4 @@
-"""Each cell of the table in docs/deploy.md, and whole models in half precision: written, run and verified."""
+"""Each cell of the table in docs/guides/deploy.md, and whole models in half precision: written, run and verified."""
 
 import numpy as np
 import pytest

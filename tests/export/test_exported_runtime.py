@@ -263,8 +263,8 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
 
 
 def example(language, *words):
-    """The example in a language, as it stands in docs/deploy.md; of several, the one that holds the words."""
-    found = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S)
+    """The example in a language, as it stands in docs/guides/deploy.md; of several, the one that holds the words."""
+    found = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'guides' / 'deploy.md').read_text(), re.S)
     (found,) = [one for one in found if all(word in one for word in words)]
     return found
 

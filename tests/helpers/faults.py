@@ -1,4 +1,4 @@
-"""What the tests of faults tried, and the table of it in docs/reliability.md.
+"""What the tests of faults tried, and the table of it in docs/measurements/reliability.md.
 
 A test that takes the fixture `record_fault` gets the mark `faults`, and says how much of what it tried:
 
@@ -8,7 +8,7 @@ A test that takes the fixture `record_fault` gets the mark `faults`, and says ho
 
 `pytest -m faults --faults-json=F` writes the counts of the tests that passed to F, and
 
-    python tests/helpers/faults.py F... docs/reliability.md
+    python tests/helpers/faults.py F... docs/measurements/reliability.md
 
 writes their sums between the markers of the document. `make test-faults` does both; a run in pieces
 has a file F for each.

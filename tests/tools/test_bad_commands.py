@@ -50,7 +50,7 @@ def test_every_tool_refuses_a_key_that_is_nowhere(record_fault, tmp_path, tool, 
 def test_an_exported_model_has_its_precision_already(record_fault, tmp_path, tool):
     (tmp_path / 'exported').mkdir()
     (tmp_path / 'exported' / 'deploy.json').write_text('{}')
-    before = ROOT / 'docs' / 'predictions.jpg' if tool == 'infer' else CHECKPOINT
+    before = ROOT / 'docs' / 'images' / 'predictions.jpg' if tool == 'infer' else CHECKPOINT
     said = sentence(run(f'tools/{tool}.py', before, tmp_path / 'exported', '--amp'))
     assert said.endswith('--amp takes a checkpoint: an exported model has the precision of its export')
     record_fault('bad_commands')

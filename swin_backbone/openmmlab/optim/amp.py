@@ -60,7 +60,8 @@ def mixed_precision(model: nn.Module) -> Iterator[None]:
     """While this lasts, the model runs under bfloat16 autocast on a CPU, but for what must stay in float32.
 
     Convolutions and linear layers compute in bfloat16. What a head's forward returns is float32, and so is all that
-    follows: softmax and sigmoid, losses, assignment, boxes, NMS and masks. docs/mixed_precision.md has the table.
+    follows: softmax and sigmoid, losses, assignment, boxes, NMS and masks. docs/explanation/mixed_precision.md has the
+    table.
 
     Args:
         model: of mmdet, mmseg or mmpretrain. On a GPU it runs under torch's autocast alone, in float16.

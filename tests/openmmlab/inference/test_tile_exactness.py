@@ -1,4 +1,4 @@
-"""A tiled UPerNet beside the whole picture's, with the overlap that docs/large_pictures.md names."""
+"""A tiled UPerNet beside the whole picture's, with the overlap that docs/guides/large_pictures.md names."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def reach_of(depths, window):
 
 
 def test_the_reach_that_the_page_names():
-    text = (ROOT / 'docs' / 'large_pictures.md').read_text(encoding='utf-8')
+    text = (ROOT / 'docs' / 'guides' / 'large_pictures.md').read_text(encoding='utf-8')
     found = re.findall(r'^   \| (.+) window (\d+) \| (\d+) \| (\d+) \|$', text, re.M)
     assert len(found) == 4
     for names, window, pixels, field in found:

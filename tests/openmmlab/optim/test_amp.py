@@ -20,7 +20,7 @@ from swin_backbone.mmcv_ops import ext
 from swin_backbone.openmmlab.layers import maps
 from swin_backbone.openmmlab.optim.amp import BEHIND_FORWARD
 
-TABLE = ROOT / 'docs/mixed_precision.md'
+TABLE = ROOT / 'docs/explanation/mixed_precision.md'
 FAMILIES = ['Mask R-CNN', 'Cascade Mask R-CNN', 'RetinaNet', 'ATSS', 'Mask2Former, instances', 'UPerNet']
 AROUND = [mixed_precision, lambda model: torch.autocast('cpu', torch.bfloat16)]  # the columns
 
