@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, in_process, layouts
+from helpers import ROOT, in_process
+from helpers.openmmlab import layouts
 from mmengine.registry import MODELS, init_default_scope
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.detectron2_interface import recorded
-from helpers.frameworks import assert_equal_maps, require
+from helpers.adapters.detectron2_interface import recorded
+from helpers.adapters.frameworks import assert_equal_maps, require
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 

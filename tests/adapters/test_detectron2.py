@@ -7,10 +7,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 import torch
-from helpers import detectron2_interface
-from helpers.detectron2_interface import recorded
-from helpers.detectron2_models import detectron2_source, mask2former_cfg, maskdino_cfg, their_swin
-from helpers.frameworks import (
+from helpers.adapters import detectron2_interface
+from helpers.adapters.detectron2_interface import recorded
+from helpers.adapters.detectron2_models import detectron2_source, mask2former_cfg, maskdino_cfg, their_swin
+from helpers.adapters.frameworks import (
     assert_compiled,
     assert_compiles,
     assert_equal_maps,
@@ -19,8 +19,8 @@ from helpers.frameworks import (
     original,
     train_a_step,
 )
-from helpers.origins import official_backbone
-from helpers.small_models import randomised
+from helpers.checkpoints.origins import official_backbone
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from helpers.frameworks import assert_compiled, original, train_a_step
+from helpers.adapters.frameworks import assert_compiled, original, train_a_step
 
 from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone, swap_backbone

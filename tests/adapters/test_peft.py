@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.frameworks import (
+from helpers.adapters.frameworks import (
     assert_compiled,
     assert_compiles,
     assert_equal_maps,
@@ -13,8 +13,8 @@ from helpers.frameworks import (
     require,
     train_a_step,
 )
-from helpers.origins import official
-from helpers.small_models import randomised
+from helpers.checkpoints.origins import official
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 

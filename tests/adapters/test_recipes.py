@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.detectron2_models import detectron2_source
-from helpers.frameworks import give_torchvision_operators, require
+from helpers.adapters.detectron2_models import detectron2_source
+from helpers.adapters.frameworks import give_torchvision_operators, require
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'guides' / 'other_toolboxes.md'
 RECIPE = re.compile(r'^<!-- not run: it needs (\w+), with which .*? -->\n```python\n(.*?)^```', re.M | re.S)

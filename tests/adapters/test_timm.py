@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.frameworks import (
+from helpers.adapters.frameworks import (
     assert_compiled,
     assert_compiles,
     assert_equal_maps,
@@ -15,8 +15,8 @@ from helpers.frameworks import (
     require,
     train_a_step,
 )
-from helpers.origins import ORIGINS, official
-from helpers.small_models import randomised
+from helpers.checkpoints.origins import ORIGINS, official
+from helpers.models.small_models import randomised
 
 from swin_backbone import ARCHS, ARCHS_MLP, ARCHS_V2, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.checkpoints import CheckpointError

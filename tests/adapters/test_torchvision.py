@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.frameworks import (
+from helpers.adapters.frameworks import (
     assert_compiled,
     assert_compiles,
     assert_equal_maps,
@@ -11,8 +11,8 @@ from helpers.frameworks import (
     require,
     train_a_step,
 )
-from helpers.origins import official_backbone
-from helpers.small_models import randomised
+from helpers.checkpoints.origins import official_backbone
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
 

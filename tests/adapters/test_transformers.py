@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from helpers.frameworks import (
+from helpers.adapters.frameworks import (
     assert_compiled,
     assert_compiles,
     assert_equal_maps,
@@ -13,8 +13,8 @@ from helpers.frameworks import (
     require,
     train_a_step,
 )
-from helpers.origins import ORIGINS
-from helpers.small_models import randomised
+from helpers.checkpoints.origins import ORIGINS
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.checkpoints import CheckpointError

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from helpers.data_parallel import data_parallel
-from helpers.errors import relative_error
+from helpers.backends.errors import relative_error
+from helpers.models.data_parallel import data_parallel
 from torch import nn
 
 from benchmarks.timing import bytes_kept

@@ -6,7 +6,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 from helpers.in_process import forget_instances, run
-from helpers.own_data import detection, make_own_data, segmentation
+from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from mmengine.config import ConfigDict
 
 from benchmarks import one_training, parity

@@ -5,8 +5,8 @@ import re
 import pytest
 import safetensors.torch
 import torch
-from helpers.attacks import ATTACKS
-from helpers.reading import read_in_process
+from helpers.checkpoints.attacks import ATTACKS
+from helpers.checkpoints.reading import read_in_process
 
 
 @pytest.fixture(scope='module')

@@ -5,8 +5,8 @@ import os
 
 import pytest
 import torch
-from helpers.origins import ORIGINS, official, official_backbone
-from helpers.small_models import randomised
+from helpers.checkpoints.origins import ORIGINS, official, official_backbone
+from helpers.models.small_models import randomised
 
 from swin_backbone import convert_checkpoint
 from swin_backbone.checkpoints import FORMATS, CheckpointError, read_checkpoint

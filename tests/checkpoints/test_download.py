@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from filelock import FileLock
-from helpers.small_models import randomised
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, download

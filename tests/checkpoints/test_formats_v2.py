@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.small_v2_models import nano, saved, with_random_weights
+from helpers.models.small_v2_models import nano, saved, with_random_weights
 
 from swin_backbone import SwinBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError

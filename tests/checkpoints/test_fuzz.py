@@ -11,7 +11,7 @@ from helpers import PYTHONPATH
 
 
 def fuzz(folder, number, how):
-    command = [sys.executable, '-m', 'helpers.fuzz', str(folder), str(number), str(how)]
+    command = [sys.executable, '-m', 'helpers.checkpoints.fuzz', str(folder), str(number), str(how)]
     environment = {**os.environ, 'PYTHONPATH': PYTHONPATH}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert result.returncode == 0, result.stdout[-1000:] + result.stderr[-3000:]

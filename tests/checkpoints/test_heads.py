@@ -5,10 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from helpers.detectron2_models import CLASSES, detectron2_source, mask2former_cfg, maskdino_cfg
-from helpers.frameworks import require
-from helpers.origins import official_backbone
-from helpers.small_models import randomised
+from helpers.adapters.detectron2_models import CLASSES, detectron2_source, mask2former_cfg, maskdino_cfg
+from helpers.adapters.frameworks import require
+from helpers.checkpoints.origins import official_backbone
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint

@@ -5,8 +5,8 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from helpers.origins import ORIGINS
-from helpers.small_models import randomised
+from helpers.checkpoints.origins import ORIGINS
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError

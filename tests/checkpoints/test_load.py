@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.origins import mmdet_backbone, official, official_backbone
-from helpers.small_models import Detector, lines, randomised
+from helpers.checkpoints.origins import mmdet_backbone, official, official_backbone
+from helpers.models.small_models import Detector, lines, randomised
 
 import swin_backbone
 from swin_backbone import SwinBackbone, load_checkpoint
@@ -113,7 +113,7 @@ def test_an_index_table_tells_a_rectangle_from_a_square(weights):
     report = load_checkpoint(backbone, weights)
     assert any('taken for window (5, 13)' in warning for warning in report.warnings)
     assert torch.equal(backbone.state_dict()[TABLE], state[TABLE])
-    from helpers.origins import position_index
+    from helpers.checkpoints.origins import position_index
 
     tables = {key: position_index(8) for key in state if key.endswith('bias_table')}
     torch.save(state | {key.replace('bias_table', 'index'): index for key, index in tables.items()}, weights)

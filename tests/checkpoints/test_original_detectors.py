@@ -10,8 +10,8 @@ from pathlib import Path
 import cv2
 import pytest
 import torch
-from helpers.frameworks import original
-from helpers.run_original import outputs_of_htc
+from helpers.adapters.frameworks import original
+from helpers.checkpoints.run_original import outputs_of_htc
 
 from swin_backbone import SwinBackbone, convert_checkpoint
 from swin_backbone.checkpoints import read_checkpoint
@@ -20,7 +20,7 @@ from swin_backbone.openmmlab.config.files import read_config
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytestmark = pytest.mark.peer
-RUN = Path(__file__).parents[1] / 'helpers' / 'run_original.py'
+RUN = Path(__file__).parents[1] / 'helpers' / 'checkpoints' / 'run_original.py'
 WIDTHS = [32, 64, 128, 256]
 DETECTION, SEGMENTATION = 'Swin-Transformer-Object-Detection', 'Swin-Transformer-Semantic-Segmentation'
 MMCV = {DETECTION: '1.4.0', SEGMENTATION: '1.3.0', 'Co-DETR': '1.7.0'}  # releases that they accept

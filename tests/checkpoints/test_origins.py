@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers.origins import ORIGINS
-from helpers.small_models import Detector, lines, randomised
+from helpers.checkpoints.origins import ORIGINS
+from helpers.models.small_models import Detector, lines, randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 

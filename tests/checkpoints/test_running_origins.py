@@ -7,7 +7,7 @@ multiple of the window, on one of those.
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.small_models import randomised
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import read_checkpoint

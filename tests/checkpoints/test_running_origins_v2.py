@@ -7,7 +7,7 @@ meet, and the truth there is `backends.reference`.
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.small_v2_models import nano, saved, with_random_weights
+from helpers.models.small_v2_models import nano, saved, with_random_weights
 
 from swin_backbone import convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import read_checkpoint

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from helpers.attacks import archive, call, name
+from helpers.checkpoints.attacks import archive, call, name
 from helpers.in_process import run
-from helpers.small_models import randomised
+from helpers.models.small_models import randomised
 from mmengine.logging import HistoryBuffer
 
 from swin_backbone import SwinBackbone, convert_checkpoint, load_checkpoint

@@ -20,7 +20,7 @@ import zipfile
 import pytest
 import safetensors.torch
 import torch
-from helpers.small_models import randomised
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, download, read_checkpoint

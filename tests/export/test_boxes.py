@@ -11,7 +11,7 @@ from mmengine.config import Config
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.small_exports import compare_eager, save_checkpoint, small_config
+from helpers.export.small_exports import compare_eager, save_checkpoint, small_config
 
 from swin_backbone.export.heads import boxes, mask2former
 from swin_backbone.export.heads.segmentor import AdaptiveAvgPool

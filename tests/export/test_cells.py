@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.small_exports import save_checkpoint, small_config, small_swin
+from helpers.export.small_exports import save_checkpoint, small_config, small_swin
 
 from swin_backbone import SwinBackbone
 from swin_backbone.export import export, formats, graph, verify

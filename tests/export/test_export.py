@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.small_exports import small_swin
+from helpers.export.small_exports import small_swin
 from mmengine.config import Config
 from torch import nn
 

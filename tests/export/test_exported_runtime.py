@@ -22,8 +22,8 @@ pytest.importorskip('onnxscript', reason='onnxscript is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 from helpers import ROOT
-from helpers.small_exports import save_checkpoint, small_config
-from helpers.tiny_export import export_to
+from helpers.export.small_exports import save_checkpoint, small_config
+from helpers.export.tiny_export import export_to
 
 from swin_backbone.export import export, formats, runtime
 from swin_backbone.export.predictor import evaluate

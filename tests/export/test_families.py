@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.small_exports import save_checkpoint, small_config
+from helpers.export.small_exports import save_checkpoint, small_config
 from test_boxes import WHOLE
 
 from swin_backbone.export import export, formats

@@ -15,7 +15,7 @@ pytest.importorskip('onnx', reason='onnx is not installed')
 pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
 
 import onnx
-from helpers.tiny_export import FREE, export_to, model_of
+from helpers.export.tiny_export import FREE, export_to, model_of
 
 from swin_backbone.export import runtime
 

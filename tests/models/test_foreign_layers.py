@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.errors import relative_error
+from helpers.backends.errors import relative_error
 from mmcv.cnn.bricks.drop import DropPath
 from mmengine.analysis import get_model_complexity_info
 from torch import nn

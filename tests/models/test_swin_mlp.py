@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.errors import relative_error
+from helpers.backends.errors import relative_error
 from mmengine.registry import MODELS
 from torch import nn
 

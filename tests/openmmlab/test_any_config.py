@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers import layouts
-from helpers.any_config import CONFIGS, metrics_after_an_epoch
+from helpers.openmmlab import layouts
+from helpers.openmmlab.any_config import CONFIGS, metrics_after_an_epoch
 
 # What a layout is, and which it says: boxes, masks of objects, labels of pixels.
 HOLDS = dict(coco=('boxes', 'masks', 'labels'), yolo=('boxes',), voc=('boxes',), labels=('labels',))

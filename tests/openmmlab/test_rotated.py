@@ -8,7 +8,7 @@ from swin_backbone.openmmlab.config.files import read_config, use_torchvision
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
-from helpers.breadth import build, predict, train_one_step
+from helpers.openmmlab.breadth import build, predict, train_one_step
 
 pytestmark = pytest.mark.toolboxes
 

@@ -12,7 +12,15 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import ROOT, run
-from helpers.own_data import DETECTION, SEGMENTATION, detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import (
+    DETECTION,
+    SEGMENTATION,
+    detection,
+    make_own_data,
+    read_coco,
+    segmentation,
+    write_coco,
+)
 
 CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any file will do, and a config
 

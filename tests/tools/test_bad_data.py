@@ -15,7 +15,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import ROOT, run
-from helpers.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
+from helpers.openmmlab.own_data import SIZE, detection, make_own_data, read_coco, segmentation, write_coco
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from PIL import Image

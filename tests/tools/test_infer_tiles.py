@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.in_process import run
-from helpers.oracles import noise
+from helpers.openmmlab.oracles import noise
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
@@ -120,7 +120,7 @@ def test_options_of_tiles_without_tiles(record_fault, files):
 MEASURE = """
 import sys
 from pathlib import Path
-from helpers.oracles import Segmentor
+from helpers.openmmlab.oracles import Segmentor
 from swin_backbone.openmmlab.inference.tiles import infer_tiled
 progress = infer_tiled(Segmentor(), sys.argv[1], sys.argv[2], skip_blank=0).progress
 peak = next(line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM'))

@@ -17,7 +17,7 @@ from statistics import mean
 
 import pytest
 from helpers import ROOT
-from helpers.toy_training import differing
+from helpers.openmmlab.toy_training import differing
 
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable, 'PYTHONPATH': str(ROOT)}
 LIMIT_S = 300

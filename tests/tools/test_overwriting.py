@@ -13,7 +13,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.in_process import ROOT, run
-from helpers.own_data import detection, make_own_data, segmentation
+from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
@@ -43,7 +43,7 @@ def spared(record_fault, path, *command, words=('is there already',), holds=MINE
 def exported(folder):
     pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
     pytest.importorskip('onnx', reason='onnx is not installed')
-    from helpers.tiny_export import export_to
+    from helpers.export.tiny_export import export_to
 
     return export_to(folder)
 

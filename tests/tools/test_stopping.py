@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT
-from helpers.toy_training import differing
+from helpers.openmmlab.toy_training import differing
 
 from swin_backbone import SwinBackbone, convert_checkpoint
 from swin_backbone.checkpoints import CheckpointError

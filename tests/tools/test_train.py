@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, in_process, toy_training
+from helpers import ROOT, in_process
+from helpers.openmmlab import toy_training
 
 pytestmark = pytest.mark.train
 pytest.importorskip('mmdet', reason='mmdet is not installed')

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.native_blocks import rms
+from helpers.backends.native_blocks import rms
 from torch import nn
 
 from benchmarks.timing import bytes_kept

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.native_blocks import by_operator, by_reference, cases, gradients, random_weights, rms
+from helpers.backends.native_blocks import by_operator, by_reference, cases, gradients, random_weights, rms
 from hypothesis import assume, given, settings
 
 from swin_backbone import SwinBackbone

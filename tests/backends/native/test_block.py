@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.native_blocks import block_weights, by_operator, by_reference, cases, random_weights, rms
+from helpers.backends.native_blocks import block_weights, by_operator, by_reference, cases, random_weights, rms
 from hypothesis import assume, given, settings
 
 from swin_backbone.backends.native import why_not_in

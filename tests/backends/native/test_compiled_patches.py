@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.native_blocks import embed, merge, output_norm, rms
+from helpers.backends.native_blocks import embed, merge, output_norm, rms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

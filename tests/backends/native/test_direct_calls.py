@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.native_blocks import block_weights, random_weights
+from helpers import ROOT
+from helpers.backends.native_blocks import block_weights, random_weights
 
 from swin_backbone.backends.native.backend import pack
 from swin_backbone.backends.weight_cache import WeightCache
 
-HERE = Path(__file__).parent
+CALLS = ROOT / 'tests' / 'helpers' / 'backends' / 'direct_calls.py'
+SANITIZE = ROOT / 'tests' / 'backends' / 'native' / 'sanitize.sh'
 
 
 def call(*command, seconds: int, **environment: str) -> dict:
@@ -38,13 +39,13 @@ def check(found: dict, count: int) -> None:
 
 
 def test_a_thousand_calls_with_wrong_arguments(record_fault):
-    check(call(sys.executable, HERE.parents[1] / 'helpers' / 'direct_calls.py', 1, 1000, seconds=300), 1000)
+    check(call(sys.executable, CALLS, 1, 1000, seconds=300), 1000)
     record_fault('direct_calls', 1000)
 
 
 @pytest.mark.slow
 def test_thousands_of_calls_with_address_sanitizer(record_fault):
-    sanitized = 'bash', HERE / 'sanitize.sh', sys.executable, 'tests/helpers/direct_calls.py'
+    sanitized = 'bash', SANITIZE, sys.executable, CALLS
     check(call(*sanitized, 2, 2000, seconds=3000), 2000)
     record_fault('direct_calls', 2000)
 

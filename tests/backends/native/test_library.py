@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import apart
-from helpers.native_blocks import by_operator, by_reference, gradients, random_weights
+from helpers.backends.native_blocks import by_operator, by_reference, gradients, random_weights
 from torch._subclasses import FakeTensorMode
 
 import swin_backbone.backends.native

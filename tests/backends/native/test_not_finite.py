@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.native_blocks import by_operator, by_reference, embed, gradients, merge, output_norm, random_weights
+from helpers.backends.native_blocks import (
+    by_operator,
+    by_reference,
+    embed,
+    gradients,
+    merge,
+    output_norm,
+    random_weights,
+)
 
 NOT_FINITE = math.nan, math.inf, -math.inf
 # In a row of numbers these sizes overflow the sum of squares, the square of one number, and the sum.

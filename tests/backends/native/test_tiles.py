@@ -6,7 +6,7 @@ Where the processor has no AMX, the same tests hold for the products in float32.
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.native_blocks import rms
+from helpers.backends.native_blocks import rms
 
 from swin_backbone.backends import BACKENDS, Plan
 from swin_backbone.backends.protocol import EmbeddingWeights

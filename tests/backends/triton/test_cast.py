@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.data_parallel import data_parallel
+from helpers.models.data_parallel import data_parallel
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

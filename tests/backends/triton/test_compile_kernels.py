@@ -11,7 +11,7 @@ from helpers import ROOT
 
 triton = pytest.importorskip('triton', reason='triton is not installed')
 
-HELPERS = Path(__file__).parents[2] / 'helpers'
+COMPILE = ROOT / 'tests' / 'helpers' / 'backends' / 'compile_kernels.py'
 KIB_OF_SHARED_MEMORY = 99  # a program of any GPU since Ampere has so much, those of data centres more
 COUNTED_WITH = '3.7.1'  # another may take more registers
 # Of windows of 7 and heads of 32 channels in bfloat16, by capability, kernel and whether it is shifted: registers of a
@@ -28,7 +28,7 @@ CUOBJDUMP = Path(triton.__file__).parent / 'backends' / 'nvidia' / 'bin' / 'cuob
 def compile_for(tmp_path, *arguments):
     environment = {key: value for key, value in os.environ.items() if key != 'TRITON_INTERPRET'}
     environment |= dict(PYTHONPATH=str(ROOT), TRITON_CACHE_DIR=str(tmp_path))
-    command = [sys.executable, HELPERS / 'compile_kernels.py', *arguments]
+    command = [sys.executable, COMPILE, *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines()]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.errors import relative_error
+from helpers.backends.errors import relative_error
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

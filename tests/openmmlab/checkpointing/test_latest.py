@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.toy_training import config, run
+from helpers.openmmlab.toy_training import config, run
 from mmengine.logging import MMLogger
 
 from swin_backbone.checkpoints import CheckpointError

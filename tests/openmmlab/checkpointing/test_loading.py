@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from helpers.origins import official, official_detector
+from helpers.checkpoints.origins import official, official_detector
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel

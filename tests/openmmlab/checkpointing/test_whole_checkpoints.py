@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.toy_training import config, run, start, train, train_and_say, wait
+from helpers.openmmlab.toy_training import config, run, start, train, train_and_say, wait
 
 from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook

@@ -14,7 +14,7 @@ from typing import get_args
 
 import torch
 from helpers import ROOT
-from helpers.own_data import detection, make_own_data
+from helpers.openmmlab.own_data import detection, make_own_data
 from mmengine.registry import DATA_SAMPLERS, MODELS, PARAM_SCHEDULERS, TASK_UTILS
 
 from swin_backbone.openmmlab.config.cfg_options import apply_options, parse_options

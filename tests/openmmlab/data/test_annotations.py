@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
 from helpers import ROOT
-from helpers.bad_annotations import (
+from helpers.openmmlab.bad_annotations import (
     COUNTS,
     MASKS,
     SHORT,
@@ -77,7 +77,7 @@ def test_good_annotations_pass_every_way(data):
 @pytest.mark.parametrize('step', [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
     """In a process of its own, which dies where pycocotools meets what it cannot take."""
-    script = ROOT / 'tests' / 'helpers' / 'bad_annotations.py'
+    script = ROOT / 'tests' / 'helpers' / 'openmmlab' / 'bad_annotations.py'
     done = subprocess.run([sys.executable, script, tmp_path, str(step)], capture_output=True, text=True, timeout=500)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     last = (lines[-1]['case'], lines[-1]['way']) if lines else None

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT
-from helpers.oracles import noise
-from helpers.small_exports import randomise
+from helpers.export.small_exports import randomise
+from helpers.openmmlab.oracles import noise
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 

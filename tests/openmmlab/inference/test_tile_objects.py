@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.oracles import COLOURS, Detector, scene
+from helpers.openmmlab.oracles import COLOURS, Detector, scene
 from hypothesis import given
 from hypothesis import strategies as st
 

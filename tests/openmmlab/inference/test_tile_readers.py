@@ -5,7 +5,7 @@ import sys
 import cv2
 import numpy as np
 import pytest
-from helpers.oracles import Detector, Segmentor, noise
+from helpers.openmmlab.oracles import Detector, Segmentor, noise
 
 from swin_backbone.openmmlab.inference.tiles import infer_tiled, open_picture
 from swin_backbone.openmmlab.inference.tiles.grid import Window

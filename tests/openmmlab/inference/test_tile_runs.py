@@ -10,7 +10,7 @@ from functools import partial
 import cv2
 import numpy as np
 import pytest
-from helpers.oracles import Detector, Segmentor, noise, scene
+from helpers.openmmlab.oracles import Detector, Segmentor, noise, scene
 
 from swin_backbone.openmmlab.inference.tiles import TiledInference, infer_tiled, manifest
 from swin_backbone.openmmlab.inference.tiles import writers as tile_writers

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.breadth import PLACED, build, pictures_and_truth, predict, swapped
+from helpers.openmmlab.breadth import PLACED, build, pictures_and_truth, predict, swapped
 
 from swin_backbone import mmcv_ops
 from swin_backbone.openmmlab.layers import maps

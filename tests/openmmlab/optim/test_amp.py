@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 import torch
 from helpers import ROOT
-from helpers.breadth import PLACED, build, pictures_and_truth, predict, swapped, train_one_step
 from helpers.in_process import run
+from helpers.openmmlab.breadth import PLACED, build, pictures_and_truth, predict, swapped, train_one_step
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 from torch.overrides import TorchFunctionMode

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.toy_training import config, differing, run, run_ranks, start, tensors_of, train_and_say, wait
+from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, tensors_of, train_and_say, wait
 
 from swin_backbone import NonFiniteGuardHook
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from helpers.toy_training import config, run, run_ranks
+from helpers.openmmlab.toy_training import config, run, run_ranks
 
 LOOPS = {'epochs': dict(epochs=2), 'iterations': dict(iterations=16, interval=4)}
 ENDED_AT = {'epochs': 'epoch_3.pth', 'iterations': 'iter_20.pth'}
@@ -96,7 +96,7 @@ def test_it_goes_on_from_the_middle_of_an_epoch_and_of_an_accumulation(tmp_path,
 @pytest.mark.slow
 def test_what_was_changed_goes_on_exactly_from_there(tmp_path, record_fault):
     """A second stop, after a change, gives the bits of a training that was not stopped again."""
-    from helpers.toy_training import differing
+    from helpers.openmmlab.toy_training import differing
 
     for loop in LOOPS:
         for folder in ('whole', 'killed'):
@@ -115,7 +115,7 @@ def test_what_was_changed_goes_on_exactly_from_there(tmp_path, record_fault):
 @pytest.mark.slow
 @pytest.mark.parametrize('loop', LOOPS)
 def test_what_is_trained_goes_on_exactly_without_its_average(tmp_path, record_fault, loop):
-    from helpers.toy_training import differing
+    from helpers.openmmlab.toy_training import differing
 
     for folder, hooks in (('never', ()), ('before', AVERAGE)):
         for settings in (dict(LOOPS[loop], hooks=hooks), dict(LONGER[loop], resume=True)):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.toy_training import IMAGES, config, differing, run, run_ranks
+from helpers.openmmlab.toy_training import IMAGES, config, differing, run, run_ranks
 
 EMA = dict(type='EMAHook', momentum=0.1, update_buffers=True)
 BATCHES = IMAGES // 2  # an epoch

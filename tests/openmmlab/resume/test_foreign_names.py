@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.toy_training import config, train
+from helpers.openmmlab.toy_training import config, train
 
 from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
 from swin_backbone.whole_files import write_whole

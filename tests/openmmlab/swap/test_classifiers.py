@@ -10,7 +10,7 @@ from swin_backbone.openmmlab.config.files import read_config, use_torchvision
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
-from helpers.breadth import build, pictures_and_classes, predict, train_one_step
+from helpers.openmmlab.breadth import build, pictures_and_classes, predict, train_one_step
 
 pytestmark = pytest.mark.toolboxes
 

@@ -16,7 +16,7 @@ from swin_backbone.openmmlab.swap import replace as swap_module
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
-from helpers.breadth import build, pictures_and_truth, train_one_step
+from helpers.openmmlab.breadth import build, pictures_and_truth, train_one_step
 
 DEEPSORT = 'mmdet::deepsort/deepsort_faster-rcnn_r50_fpn_8xb2-4e_mot17train_test-mot17test.py'
 

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.breadth import (
+from helpers.openmmlab.breadth import (
     PLACED,
     REFUSED,
     SLOW,

@@ -17,7 +17,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers import ROOT
-from helpers.every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
+from helpers.openmmlab.every_config import BUILDS, FAILS, NOT_TRIED, REFUSED, TRAINS, folders, home, outcomes
 
 RESULTS = ROOT / 'work_dirs' / 'swap'
 DOCS = ROOT / 'docs' / 'guides' / 'swap.md'

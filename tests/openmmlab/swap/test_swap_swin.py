@@ -8,7 +8,7 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.breadth import build, forward, pictures_and_truth, shipped_with_swin
+from helpers.openmmlab.breadth import build, forward, pictures_and_truth, shipped_with_swin
 from mmengine.registry import MODELS, DefaultScope
 
 from swin_backbone import SwinBackbone, swap_backbone

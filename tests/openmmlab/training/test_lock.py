@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from helpers.toy_training import start, wait
+from helpers.openmmlab.toy_training import start, wait
 
 from swin_backbone.openmmlab.errors import TrainingStopped
 from swin_backbone.openmmlab.training.lock import HOLDER, LOCK, only_training_in

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.toy_training import config, differing, run, run_ranks, start, train, wait
+from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, train, wait
 
 RESUMABLE = 75  # what a shell calls a temporary failure, EX_TEMPFAIL
 EMA = dict(type='EMAHook', momentum=0.1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from helpers import layouts
+from helpers.openmmlab import layouts
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 

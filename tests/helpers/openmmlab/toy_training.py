@@ -1,4 +1,4 @@
-"""Trainings of a second, in processes of their own that can be killed; what the tests of this folder share.
+"""Trainings of a second, in processes of their own that can be killed; what their tests share.
 
 A forked process has all modules: it starts at once, and its loggers and message hubs are its own.
 """

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from helpers.frameworks import original, require
+from helpers.adapters.frameworks import original, require
 
 CLASSES = 5
 COMPILED = ('detectron2._C', 'MultiScaleDeformableAttention')  # empty modules here: torch computes

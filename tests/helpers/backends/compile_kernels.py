@@ -1,6 +1,6 @@
 """Compile the Triton kernels for GPUs that need not be there, and say what a program of each needs.
 
-python tests/helpers/compile_kernels.py [--capability 80 90] [--window 7 12] [--head-dim 32] [--dtype bfloat16]
+python tests/helpers/backends/compile_kernels.py [--capability 80 90] [--window 7 12] [--head-dim 32] [--dtype bfloat16]
 
 Prints a line of JSON for each kernel: registers and bytes of stack, to which registers are spilled, of a thread;
 bytes of shared memory of a program. It must run without TRITON_INTERPRET.

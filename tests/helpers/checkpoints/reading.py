@@ -1,6 +1,6 @@
 """Reads checkpoints in a process of its own, where a crash, a file, a socket and a peak of memory are seen.
 
-python -m helpers.reading FILE...    prints a line of JSON for each, before it is read and after
+python -m helpers.checkpoints.reading FILE...    prints a line of JSON for each, before it is read and after
 """
 
 import faulthandler
@@ -28,7 +28,7 @@ def read_in_process(paths):
     """What came of each file: a dict with outcome, sentence, done and peak_mib; a crash is an outcome."""
     results, left = {}, [str(path) for path in paths]
     environment = {**os.environ, 'PYTHONPATH': PYTHONPATH}
-    command = [sys.executable, '-m', 'helpers.reading']
+    command = [sys.executable, '-m', 'helpers.checkpoints.reading']
     while left:
         process = subprocess.run([*command, *left], capture_output=True, text=True, env=environment, timeout=600)
         for line in process.stdout.splitlines():

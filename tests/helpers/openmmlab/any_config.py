@@ -2,8 +2,8 @@
 
 import copy
 
-from helpers.breadth import alone, shrink
 from helpers.in_process import forget_instances
+from helpers.openmmlab.breadth import alone, shrink
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.training_settings import Settings
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from helpers.breadth import build, pictures_and_truth, swapped, train_one_step
+from helpers.openmmlab.breadth import build, pictures_and_truth, swapped, train_one_step
 from swin_backbone.openmmlab.config.files import read_config
 
 TRAINS, BUILDS, REFUSED, NOT_TRIED, FAILS = 'trains', 'builds', 'refused', 'not tried', 'fails'

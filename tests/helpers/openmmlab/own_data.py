@@ -6,7 +6,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-CONFIGS = Path(__file__).parents[2] / 'configs' / 'demo'
+from helpers import ROOT
+
+CONFIGS = ROOT / 'configs' / 'demo'
 DETECTION = CONFIGS / 'mask-rcnn_swin-nano_fpn_own.py'
 SEGMENTATION = CONFIGS / 'swin-nano_upernet_own.py'
 SIZE = 48

@@ -1,6 +1,6 @@
 """Annotations that mmdet or pycocotools cannot take, and every way in to them: run in a process of their own.
 
-    python tests/helpers/bad_annotations.py FOLDER STEP
+    python tests/helpers/openmmlab/bad_annotations.py FOLDER STEP
 
 prints a line for each STEPth case and way, as JSON. Where a check is missing the process dies, and the lines end.
 """

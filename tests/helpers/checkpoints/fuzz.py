@@ -1,7 +1,7 @@
 """Changes real checkpoints at random and reads them: they load as plain data, or are a CheckpointError.
 
-python -m helpers.fuzz FOLDER NUMBER [SEED]     NUMBER files, the same for the same SEED
-python -m helpers.fuzz FOLDER NUMBER atheris    as many, which Atheris chooses by what they reach
+python -m helpers.checkpoints.fuzz FOLDER NUMBER [SEED]     NUMBER files, the same for the same SEED
+python -m helpers.checkpoints.fuzz FOLDER NUMBER atheris    as many, which Atheris chooses by what they reach
 
 FOLDER is for the file that is read. Whatever else happens stops it with an error, and the file is left there.
 """
@@ -24,8 +24,8 @@ if sys.argv[-1] == 'atheris':
 else:
     instrument = contextlib.nullcontext()
 with instrument:
-    from helpers.attacks import ATTACKS
-    from helpers.reading import Watch, limit_addresses, try_reading
+    from helpers.checkpoints.attacks import ATTACKS
+    from helpers.checkpoints.reading import Watch, limit_addresses, try_reading
 
 import numpy as np
 import safetensors.torch

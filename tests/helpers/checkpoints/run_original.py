@@ -28,7 +28,7 @@ def prepare(repository, mmcv_folder):
     for name in ('bool', 'float', 'int', 'object'):
         if name not in vars(np):
             setattr(np, name, getattr(builtins, name))
-    stand_in('swin_backbone', __path__=[str(Path(__file__).parents[2] / 'swin_backbone')])  # no model of it registers
+    stand_in('swin_backbone', __path__=[str(Path(__file__).parents[3] / 'swin_backbone')])  # no model of it registers
     from swin_backbone.compat import import_torchvision
 
     import_torchvision()
