@@ -99,7 +99,7 @@ test-mmcv:
 	.venv-mmcv/bin/python -m pytest tests/mmcv_ops
 
 test-lite: install
-	$(RUN) -m pytest -m '' tests/test_lite.py
+	$(RUN) -m pytest -m '' tests/install/test_lite.py
 
 # The same on OpenMMLab's own releases, in an environment of its own: both stacks install the module mmcv.
 test-openmmlab:
@@ -225,8 +225,8 @@ benchmark-gpu: install
 # The backbones' tests on another torch, in an environment of its own: make test-torch TORCH=torch==2.11.0
 OTHER := .venv-$(subst =,,$(TORCH))
 LITE := mmengine==0.10.7 mmcv-lite==2.1.0 numpy 'setuptools<81' safetensors filelock tqdm rich pytest hypothesis matplotlib
-OTHER_TESTS := $(addprefix tests/,models/test_modes.py models/test_swin.py windows/test_windows.py backends/test_reference.py \
-	backends/triton/test_check.py backends/test_sdpa.py backends/test_all_backends.py)
+OTHER_TESTS := $(addprefix tests/,models/modes/test_modes.py models/test_swin.py windows/test_windows.py \
+	backends/reference/test_reference.py backends/triton/test_check.py backends/test_sdpa.py backends/test_all_backends.py)
 test-torch:
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' $(LITE)

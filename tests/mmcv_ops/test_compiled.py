@@ -179,7 +179,7 @@ def test_a_wrong_region_is_named(roi, said, by):
 
 @pytest.mark.parametrize('mode', [0, 1])
 def test_a_region_of_a_billion_pixels_is_refused_by_torch(mode):
-    """And pooled by the library, as tests/backends/native/test_detection.py says."""
+    """And pooled by the library, as tests/backends/native/operators/test_detection.py says."""
     out = torch.zeros(1, 1, 2, 2)
     with (
         computed_by('torch'),

@@ -28,7 +28,5 @@ if [ $# -gt 0 ]; then
 else
   ./unit
   ./fuzz "${SEED:-1}" 3000
-  "$python" -m pytest -q -p no:cacheprovider tests/backends/native/test_block.py tests/backends/native/test_backward.py \
-    tests/backends/native/test_compiled_patches.py tests/backends/native/test_tiles.py tests/backends/native/test_not_finite.py \
-    tests/backends/native/test_detection.py tests/backends/native/test_convolution.py
+  "$python" -m pytest -q -p no:cacheprovider tests/backends/native/operators
 fi

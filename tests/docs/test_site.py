@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-CHINESE = sorted((ROOT / 'docs' / 'zh_cn').rglob('*.md'))  # whose code is the English pages': tests/test_docs_zh.py
+CHINESE = sorted((ROOT / 'docs' / 'zh_cn').rglob('*.md'))  # whose code is the English pages': test_docs_zh.py
 ENGLISH = [page for page in sorted((ROOT / 'docs').rglob('*.md')) if page not in CHINESE]
 PAGES = [*sorted(ROOT.glob('*.md')), *ENGLISH]
 names = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

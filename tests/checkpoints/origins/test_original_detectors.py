@@ -20,7 +20,7 @@ from swin_backbone.openmmlab.config.files import read_config
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 pytestmark = pytest.mark.peer
-RUN = Path(__file__).parents[1] / 'helpers' / 'checkpoints' / 'run_original.py'
+RUN = Path(__file__).parents[2] / 'helpers' / 'checkpoints' / 'run_original.py'
 WIDTHS = [32, 64, 128, 256]
 DETECTION, SEGMENTATION = 'Swin-Transformer-Object-Detection', 'Swin-Transformer-Semantic-Segmentation'
 MMCV = {DETECTION: '1.4.0', SEGMENTATION: '1.3.0', 'Co-DETR': '1.7.0'}  # releases that they accept
