@@ -107,9 +107,10 @@ struct Affine {
 template <class T>
 inline void layer_norm(const float* x, int64_t n, Affine norm, T* y) {
   const Moments m = moments(x, n, norm.eps);
-  const Vec scale(m.rstd), shift(-m.mean * m.rstd);
+  const Vec scale(m.rstd), minus(-m.mean);
   over_columns(n, [&](int64_t c, int64_t count) {
-    const Vec v = fmadd(load(x + c, count), scale, shift);
+    // In this order nothing is lost where the mean is many times the deviation, as in a picture of one colour.
+    const Vec v = (load(x + c, count) + minus) * scale;
     store(y + c, fmadd(v, load(norm.weight + c, count), load(norm.bias + c, count)), count);
   });
 }
