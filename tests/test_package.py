@@ -113,7 +113,7 @@ def test_folders_of_openmmlab_import_those_to_their_left():
     folders = re.findall(r'`(\w+)`', sentence)
     inside = PACKAGE / 'openmmlab'
     assert sorted(folders) == sorted(path.parent.name for path in inside.glob('*/__init__.py'))
-    below = ['errors', 'error_origin', 'launchers']
+    below = ['errors', 'launchers']
     file_below = 'swin_backbone.openmmlab.config.files'  # which reads a config, and nothing else
     for path in sorted(inside.rglob('*.py')):
         if path.stem == 'runtime':

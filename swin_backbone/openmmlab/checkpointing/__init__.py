@@ -1,1 +1,1 @@
-"""The checkpoints of a training: written whole, the latest found, loaded through mmengine's Runner."""
+"""The checkpoints of a training: what they keep, written whole, the latest found, loaded, and continued bit by bit."""

@@ -9,8 +9,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
 from ...whole_files import PARTIAL, write_whole
-from ..resume.exact_resume import resume_state
-from ..resume.names import partials
+from .exact_resume import resume_state
+from .names import partials
 
 
 class WholeCheckpointHook(CheckpointHook):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...checkpoints import CheckpointError
 from ...checkpoints.errors import first_of
 from ...checkpoints.fit import backbones_of, check_finite, fit
-from ..resume.fields import dataset_meta_of
+from .fields import dataset_meta_of
 
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 

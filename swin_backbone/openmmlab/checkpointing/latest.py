@@ -8,8 +8,8 @@ from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.logging import MMLogger
 
 from ...checkpoints import CheckpointError, read_checkpoint
-from ..resume.fields import check_resumable
-from ..resume.names import EPOCHS, ITERATIONS, is_own_file, number_in
+from .fields import check_resumable
+from .names import EPOCHS, ITERATIONS, is_own_file, number_in
 
 LAST = 'last_checkpoint'
 MAX_PATH = 4096  # bytes

@@ -14,9 +14,9 @@ from mmengine.runner import CheckpointLoader, Runner
 from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
 from ...checkpoints.reading.safe import are_checkpoints_trusted, read_file
 from ...compat import checkpoint_loaders, download_by
-from ..resume.exact_resume import fit_to_run
-from ..resume.fields import ANEW, check_resumable
 from .completeness import ALLOW_MISSING, fit_to_model
+from .exact_resume import fit_to_run
+from .fields import ANEW, check_resumable
 
 WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # torch.load obeys it, whatever its arguments say
 

@@ -19,8 +19,7 @@ from mmengine.registry import DATASETS, MODELS, OPTIMIZERS, DefaultScope
 from mmengine.runner import Priority, Runner, get_priority
 
 from ...cost.meta import on_device
-from ..error_origin import kind_of, parts_of
-from ..errors import ConfigError
+from ..errors import ConfigError, kind_of, parts_of
 from ..swap.consumers import SwappedMaps, check_heads
 from ..swap.probe import Level
 from .cfg_options import registered

@@ -27,13 +27,13 @@ from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
 from ...windows.grid import Size
 from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_model
+from ..checkpointing.fields import dataset_meta_of
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
 from ..data.own.fill import set_num_classes
 from ..layers.maps import prepare_convolutions
 from ..layers.replace import replace_layers
 from ..optim.amp import mixed_precision
-from ..resume.fields import dataset_meta_of
 
 # COCO's 80 classes have the ids 1 to 90 without these.
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}

@@ -11,8 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ...whole_files import write_whole
+from ..checkpointing.names import is_own_file
 from ..errors import TrainingStopped
-from ..resume.names import is_own_file
 
 LOCK, HOLDER = '.training.lock', '.training.json'  # a lock file is no place for text: on Windows none can be read
 

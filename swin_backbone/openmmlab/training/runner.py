@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 from ...whole_files import CANNOT_WRITE
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
+from ..checkpointing.exact_resume import restore
 from ..checkpointing.latest import newest_whole_checkpoint
+from ..checkpointing.loops import placed
 from ..errors import TrainingStopped
-from ..resume.exact_resume import restore
-from ..resume.loops import placed
 from .signals import SignalHook, WorkerInit
 from .terminal import BriefRunner
 

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS, DefaultScope, init_default_scope
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab.checkpointing.completeness import ALLOW_MISSING, fit_to_model
-from swin_backbone.openmmlab.resume.fields import dataset_meta_of
+from swin_backbone.openmmlab.checkpointing.fields import dataset_meta_of
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')

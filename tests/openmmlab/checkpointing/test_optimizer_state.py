@@ -7,7 +7,7 @@ import torch
 from mmengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from torch import nn
 
-from swin_backbone.openmmlab.resume.optimizer_state import fit_optimizer
+from swin_backbone.openmmlab.checkpointing.optimizer_state import fit_optimizer
 
 OPTIMIZERS = {
     'SGD': dict(lr=0.1, momentum=0.9),

@@ -8,8 +8,8 @@ import torch
 from mmengine.logging import HistoryBuffer
 
 from swin_backbone.checkpoints import CheckpointError
-from swin_backbone.openmmlab.resume.fields import check_resumable, dataset_meta_of
-from swin_backbone.openmmlab.resume.loops import placed
+from swin_backbone.openmmlab.checkpointing.fields import check_resumable, dataset_meta_of
+from swin_backbone.openmmlab.checkpointing.loops import placed
 
 EXACT = dict(sampler_seed=5, batches_done=3, batch_size=2, ranks=1, images=16, pictures='a', gradients=None)
 RESUMABLE = dict(
