@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError
-from .merging import reorder_merging
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -25,7 +24,7 @@ class Format(NamedTuple):
     origin: str  # what a report says
     anchor: str  # regular expression of a name that every checkpoint of this origin has, less its prefix
     rows: Rows
-    merging: str = 'columns'  # the order of merged channels, see merging.py
+    merging: str = 'columns'  # the order of merged channels, see `reorder_merging`
     separate_qkv: bool = False  # query, key and value are three linear layers
     spellings: tuple[tuple[str, str], ...] = ()  # of other releases of the origin, to those of the rows
     family: str = V1
@@ -313,3 +312,39 @@ def _pattern(template: str) -> re.Pattern[str]:
     letters = [letter for _, letter, _ in _NUMBER.findall(template)]
     numbers = [f'(?P<{letter}>\\d+)' for letter in letters]
     return re.compile(''.join(a + b for a, b in zip(literals, [*numbers, ''])) + r'(?=\.|$)')
+
+
+def reorder_merging(weights: dict[str, Tensor], source: str, target: str) -> dict[str, Tensor]:
+    """Weights under their names here, with the channels that patch merging concatenates in the order `target`.
+
+    A map's neighbours (dy, dx) with C channels each become 4 C channels:
+
+    - 'channels', of mmdet, mmseg and mmpretrain, is `nn.Unfold`'s: (C, dy, dx), each channel's neighbours together;
+    - 'columns', of microsoft/Swin-Transformer, timm, torchvision and transformers, is (dx, dy, C): they concatenate
+      [0::2, 0::2], [1::2, 0::2], [0::2, 1::2], [1::2, 1::2] (timm by a permutation that amounts to the same).
+
+    The weights that see merged channels are the norm over them and the reduction's columns.
+    """
+    if source == target:
+        return weights
+    reorder = _columns_to_channels if target == 'channels' else _channels_to_columns
+    return {key: reorder(value) if _sees_merged_channels(key, weights) else value for key, value in weights.items()}
+
+
+def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
+    owner, downsample, leaf = key.rpartition('.downsample.')
+    reduction = weights.get(f'{owner}.downsample.reduction.weight')
+    if not downsample or reduction is None:
+        return False
+    # A norm behind the reduction, as in Swin V2, is as wide as what the reduction gives, and has no such order.
+    return leaf == 'reduction.weight' or weights[key].shape[-1] == reduction.shape[-1]
+
+
+def _columns_to_channels(value: Tensor) -> Tensor:
+    x: Tensor = value.unflatten(-1, (2, 2, -1))  # ..., dx, dy, C
+    return x.movedim(-1, -3).transpose(-1, -2).flatten(-3).contiguous()
+
+
+def _channels_to_columns(value: Tensor) -> Tensor:
+    x: Tensor = value.unflatten(-1, (-1, 2, 2))  # ..., C, dy, dx
+    return x.transpose(-1, -2).movedim(-3, -1).flatten(-3).contiguous()
