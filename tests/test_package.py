@@ -11,6 +11,16 @@ import pytest
 from helpers import ROOT
 
 PACKAGE = ROOT / 'swin_backbone'
+MOST_ENTRIES = 11  # of a folder, so that it is read at a glance; __init__.py is none
+LARGER_FOLDERS = {  # and why
+    '.': 'each program looks for its own file there',
+    'configs': 'a folder for each architecture, by the names that the toolboxes give them',
+    'configs/upernet': 'a file for each published model, by the names that mmseg gives them',
+    'csrc': 'one library, whose files are compiled again for each instruction set',
+    'swin_backbone': "the packages of CONTRIBUTING's table, and the files that several of them import",
+    'tests': 'mirrors swin_backbone/, benchmarks/, tools/ and what else is tested',
+    'tools': 'a file for each command, by the names that the toolboxes give them',
+}
 TORCHVISION_FOR_CUDA = """
 import torch
 for name in ('nms', 'qnms'):
@@ -46,6 +56,18 @@ def test_requires_neither_distribution_of_mmcv():
         if keyword.arg == 'install_requires'
     )
     assert not any('mm' in requirement for requirement in install_requires)
+
+
+def test_a_folder_has_few_entries():
+    listed = subprocess.run(['git', 'ls-files', '-z'], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip('this is no checkout of git')
+    entries = {}
+    for path in map(Path, listed.stdout.rstrip('\0').split('\0')):
+        for entry in (path, *path.parents[:-1]):
+            entries.setdefault(entry.parent.as_posix(), set()).add(entry.name)
+    larger = {folder for folder, names in entries.items() if len(names - {'__init__.py'}) > MOST_ENTRIES}
+    assert larger == set(LARGER_FOLDERS), 'a larger folder has a reason, and each reason a larger folder'
 
 
 def imported(path):
