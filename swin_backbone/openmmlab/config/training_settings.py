@@ -20,7 +20,7 @@ class Settings(NamedTuple):
     """What a command line says of a training; None leaves it as the config has it.
 
     Args:
-        epochs: over all training pictures, also of a config that counts iterations.
+        epochs: over all training pictures, also of a config that counts iterations, or repeats pictures in an epoch.
         batch: pictures a step and process; the learning rate follows in proportion, unless `lr` is given.
         img_scale: width and height, in pixels, that pictures are resized to, as the config's pipelines do it.
         lr: the learning rate.
@@ -56,6 +56,9 @@ def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], in
     if settings.lr is not None:
         _scale_lr(cfg, settings.lr / _optimizer(cfg, '--lr').lr)
     if settings.epochs is not None:
+        for part in _steps(cfg.train_dataloader.get('dataset')):
+            if str(part.type).endswith('RepeatDataset'):
+                part.times = 1  # else an epoch would have each picture several times
         fit_schedule(cfg, pictures_of(), processes, settings.epochs)
 
 
@@ -256,7 +259,7 @@ def _pair(scale: Any) -> tuple[int, int]:
 
 
 def _steps(node: Any) -> Iterator[ConfigDict]:
-    """The transforms in a part of a config, those in others too."""
+    """Whatever has a type in a part of a config, as data sets and transforms, those in others too."""
     if isinstance(node, dict):
         if 'type' in node:
             yield node

@@ -18,6 +18,7 @@ RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 YOLOX = 'mmdet::yolox/yolox_tiny_8xb8-300e_coco.py'
 RTMDET = 'mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py'
 TOOD = 'mmdet::tood/tood_r50_fpn_1x_coco.py'
+VOC = 'mmdet::pascal_voc/retinanet_r50_fpn_1x_voc0712.py'
 SOLO = 'mmdet::condinst/condinst_r50_fpn_ms-poly-90k_coco_instance.py'
 FCN = 'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py'
 SEGFORMER = 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py'
@@ -72,6 +73,16 @@ def test_epochs_of_a_config_that_counts_iterations():
     found = rates(cfg, 80)
     assert found[0] == cfg.optim_wrapper.optimizer.lr
     assert found[-1] < 0.1 * found[0]
+
+
+def test_an_epoch_has_each_picture_once_in_a_config_that_repeats_them():
+    """Pascal VOC's have three passes to an epoch; --epochs says how many there are."""
+    counted = []
+    cfg = read_config(VOC)
+    assert cfg.train_dataloader.dataset.times == 3
+    apply_settings(cfg, Settings(epochs=6), lambda: counted.append(cfg.train_dataloader.dataset.times) or 100)
+    assert (counted, cfg.train_dataloader.dataset.times, cfg.train_cfg.max_epochs) == ([1], 1, 6)
+    assert set_(VOC, batch=4).train_dataloader.dataset.times == 3
 
 
 def test_a_warm_up_in_front_of_a_schedule_is_a_tenth_at_most():
