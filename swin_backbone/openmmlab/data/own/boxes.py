@@ -29,6 +29,8 @@ def find_coco(place: Place, with_masks: bool, one_file: Optional[Path]) -> Optio
     if train is None:
         return None
     read = {path: read_json(path) for path in (train, val) if path is not None}
+    for path, data in read.items():
+        _refuse_panoptic(path, data)
     notes = []
     if val is None:
         train_data, val_data = _split_coco(read[train])
@@ -92,6 +94,15 @@ def read_json(path: Path) -> dict[str, Any]:
         data: dict[str, Any] = json.load(file)
     data.setdefault('annotations', [])
     return data
+
+
+def _refuse_panoptic(path: Path, data: dict[str, Any]) -> None:
+    if any('segments_info' in annotation for annotation in data['annotations'] if isinstance(annotation, dict)):
+        raise DataError(
+            f'{path} is panoptic, which --data does not take: a config of mmdet takes its objects, as '
+            'instances_*.json, and one of mmseg a PNG of labels for each picture. panopticapi writes both: '
+            'panoptic2detection_coco_format.py, panoptic2semantic_segmentation.py'
+        )
 
 
 def _is_labelme(path: Path) -> bool:

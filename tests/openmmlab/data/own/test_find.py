@@ -25,6 +25,7 @@ from swin_backbone.openmmlab.data.own.find import find_data
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
+PANOPTIC = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
 
 
@@ -194,6 +195,16 @@ def broken(root, how):
     elif how == 'broken json':
         (root / 'annotations' / 'instances_train.json').write_text('{"images": [')
         (root / 'annotations' / 'instances_val.json').unlink()
+    elif how == 'panoptic':
+        for path in (root / 'annotations').iterdir():
+            data = json.loads(path.read_text())
+            data['annotations'] = [
+                dict(image_id=image['id'], file_name=f'{image["id"]}.png',
+                     segments_info=[dict(id=1, category_id=3, area=9, bbox=[0, 0, 3, 3], iscrowd=0)])
+                for image in data['images']
+            ]  # fmt: skip
+            path.with_name(path.name.replace('instances', how)).write_text(json.dumps(data))
+            path.unlink()
     elif how == 'empty':
         shutil.rmtree(root)
         root.mkdir()
@@ -227,6 +238,8 @@ def broken(root, how):
     (BOXES, 'coco', 'pictures elsewhere', "names 4 pictures, as 'train_0.jpg', and none of those looked for is below"),
     (BOXES, 'coco', 'several files', 'several annotation files for training: .*name one: --data FILE'),
     (BOXES, 'coco', 'broken json', r'instances_train\.json is no JSON'),
+    *((config, 'coco', 'panoptic', r'panoptic_train\.json is panoptic, .* instances_\*\.json.* PNG of labels')
+      for config in (BOXES, MASKS, PANOPTIC, LABELS)),
     (BOXES, 'coco', 'empty', 'there is no picture below .*, which has nothing'),
     (BOXES, 'yolo', 'class beyond', r'train_0\.txt, line 1: the class is a whole number from 0 to 1, got .7'),
     (BOXES, 'yolo', 'pixels', r'train_0\.txt, line 1, takes shares of the picture, from 0 to 1'),
