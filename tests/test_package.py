@@ -16,7 +16,6 @@ LARGER_FOLDERS = {  # and why
     '.': 'each program looks for its own file there',
     'configs': 'a folder for each architecture, by the names that the toolboxes give them',
     'configs/upernet': 'a file for each published model, by the names that mmseg gives them',
-    'csrc': 'one library, whose files are compiled again for each instruction set',
     'swin_backbone': "the packages of CONTRIBUTING's table, and the files that several of them import",
     'tests': 'mirrors swin_backbone/, benchmarks/, tools/ and what else is tested',
     'tools': 'a file for each command, by the names that the toolboxes give them',

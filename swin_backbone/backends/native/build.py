@@ -21,9 +21,11 @@ from setuptools.errors import CompileError
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 PLATFORM = 'SWIN_BACKBONE_PLATFORM'
 SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
-LIBRARY = ('library', 'threads', 'windows', 'roi_axes')  # compiled once, for every processor
-KERNELS = (
-    *('gemm', 'block', 'backward', 'patches', 'patches_backward', 'convolution', 'roi_align', 'suppression', 'kernels'),
+# Compiled once, for every processor
+LIBRARY = ('library/library', 'machine/threads', 'block/windows', 'detection/roi_axes')
+KERNELS = (  # once for each instruction set
+    *('products/gemm', 'block/block', 'block/backward', 'patches/patches', 'patches/patches_backward'),
+    *('detection/convolution', 'detection/roi_align', 'detection/suppression', 'library/kernels'),
 )
 NAMES = {'linux': 'libswin.so', 'macos': 'libswin.dylib', 'windows': 'swin.dll'}
 AVX2 = ['-mavx2', '-mfma', '-mf16c']
@@ -77,7 +79,7 @@ def extensions() -> list[Extension]:
     if machine not in INSTRUCTION_SETS:
         return _without(f'they are for x86-64 and ARM64, not {machine}')
     sources = [str(SOURCES / f'{name}.cpp') for name in (*LIBRARY, *KERNELS)]
-    headers = [str(header) for header in sorted(SOURCES.glob('*.h'))]
+    headers = [str(header) for header in sorted(SOURCES.rglob('*.h'))]
     optional = PLATFORM not in os.environ  # a wheel for a platform is for the library's sake
     return [Extension('swin_backbone.backends.native.libswin', sources, depends=headers, optional=optional)]
 
@@ -96,20 +98,19 @@ def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:
         CompileError: the compiler failed; what it said is on stderr.
     """
     pic = [] if of.system == 'windows' else ['-fPIC']
-    command = [*of.compiler, *FLAGS, *pic, *flags]
+    command = [*of.compiler, *FLAGS, *pic, f'-I{SOURCES}', *flags]
     objects.mkdir(parents=True, exist_ok=True)
     sets = supported_sets(of, objects)
     if not sets:
         raise CompileError('the compiler knows none of the instruction sets')
     with_sets = [f'-DSWIN_WITH_{isa.upper()}' for isa in sets]
-    jobs = [(name, objects / f'{name}.o', with_sets) for name in LIBRARY] + [
-        (name, objects / f'{name}.{isa}.o', [*isa_flags, f'-DSWIN_ISA={isa}'])
-        for isa, isa_flags in sets.items()
-        for name in KERNELS
+    jobs = [(name, '', with_sets) for name in LIBRARY] + [
+        (name, f'.{isa}', [*isa_flags, f'-DSWIN_ISA={isa}']) for isa, isa_flags in sets.items() for name in KERNELS
     ]
 
-    def compile_one(job: tuple[str, Path, list[str]]) -> str:
-        name, made, own_flags = job
+    def compile_one(job: tuple[str, str, list[str]]) -> str:
+        name, suffix, own_flags = job
+        made = objects / f'{name.replace("/", "_")}{suffix}.o'
         _run([*command, *own_flags, '-c', str(SOURCES / f'{name}.cpp'), '-o', str(made)])
         return str(made)
 
@@ -119,7 +120,8 @@ def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:
 
 def link_library(to: Path, objects: list[str], of: Target, flags: list[str]) -> None:
     """Link what `compile_sources` has made."""
-    on_linux = ['-ldl', '-lpthread', f'-Wl,--version-script={SOURCES}/swin.map'] if of.system == 'linux' else []
+    exports = SOURCES / 'library' / 'swin.map'
+    on_linux = ['-ldl', '-lpthread', f'-Wl,--version-script={exports}'] if of.system == 'linux' else []
     _run([*of.compiler, '-shared', *objects, '-o', str(to), *on_linux, *flags])
 
 

@@ -2,14 +2,14 @@
 //
 // Letters: I J bins down and across, X pixels that a region reaches across.
 
-#include "roi_align.h"
+#include "detection/roi_align.h"
 
 #include <algorithm>
 
-#include "arena.h"
-#include "functions.h"
-#include "roi_axes.h"
-#include "threads.h"
+#include "detection/roi_axes.h"
+#include "machine/arena.h"
+#include "machine/functions.h"
+#include "machine/threads.h"
 
 namespace swin::SWIN_ISA {
 namespace {

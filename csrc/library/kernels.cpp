@@ -1,12 +1,12 @@
-#include "kernels.h"
+#include "library/kernels.h"
 
-#include "attention.h"
-#include "backward.h"
-#include "block.h"
-#include "checksum.h"
-#include "convolution.h"
-#include "patches.h"
-#include "roi_align.h"
+#include "block/attention.h"
+#include "block/backward.h"
+#include "block/block.h"
+#include "detection/convolution.h"
+#include "detection/roi_align.h"
+#include "machine/checksum.h"
+#include "patches/patches.h"
 
 namespace swin::SWIN_ISA {
 namespace {

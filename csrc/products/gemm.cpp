@@ -1,4 +1,4 @@
-#include "gemm.h"
+#include "products/gemm.h"
 
 namespace swin::SWIN_ISA {
 namespace {

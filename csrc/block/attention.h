@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "gemm.h"
+#include "products/gemm.h"
 
 namespace swin::SWIN_ISA {
 

@@ -5,7 +5,7 @@
 // Layout: N places of a window, S = N rounded up to whole vectors, K = N rounded up to 32.
 #pragma once
 
-#include "attention.h"
+#include "block/attention.h"
 
 namespace swin::SWIN_ISA {
 

@@ -3,8 +3,8 @@
 // Layout: as in block.h.
 #pragma once
 
-#include "block.h"
-#include "head_tiles.h"
+#include "block/block.h"
+#include "block/head_tiles.h"
 
 namespace swin::SWIN_ISA {
 

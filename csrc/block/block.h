@@ -4,8 +4,8 @@
 // window, S = N rounded up to whole vectors.
 #pragma once
 
-#include "gemm.h"
-#include "windows.h"
+#include "block/windows.h"
+#include "products/gemm.h"
 
 namespace swin::SWIN_ISA {
 

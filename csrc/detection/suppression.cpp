@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "arena.h"
-#include "roi_align.h"
-#include "simd.h"
-#include "threads.h"
+#include "detection/roi_align.h"
+#include "machine/arena.h"
+#include "machine/simd.h"
+#include "machine/threads.h"
 
 namespace swin::SWIN_ISA {
 namespace {

@@ -1,8 +1,8 @@
 #include <memory>
 #include <optional>
 
-#include "patches.h"
-#include "weight_gradients.h"
+#include "patches/patches.h"
+#include "products/weight_gradients.h"
 
 namespace swin::SWIN_ISA {
 namespace {

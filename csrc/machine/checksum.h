@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "arena.h"
-#include "threads.h"
+#include "machine/arena.h"
+#include "machine/threads.h"
 
 namespace swin::SWIN_ISA {
 

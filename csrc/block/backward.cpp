@@ -1,9 +1,9 @@
-#include "backward.h"
+#include "block/backward.h"
 
 #include <memory>
 #include <optional>
 
-#include "backward_group.h"
+#include "block/backward_group.h"
 
 namespace swin::SWIN_ISA {
 namespace {

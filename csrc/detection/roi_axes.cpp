@@ -1,4 +1,4 @@
-#include "roi_axes.h"
+#include "detection/roi_axes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "threads.h"
+#include "machine/threads.h"
 
 namespace swin {
 namespace {

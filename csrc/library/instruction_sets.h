@@ -3,7 +3,7 @@
 // SWIN_WITH_...: the compiler had flags for this one. One that has none does not know its name either.
 #pragma once
 
-#include "kernels.h"
+#include "library/kernels.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>

@@ -4,7 +4,7 @@
 // Layout: a weight is (out, in).
 #pragma once
 
-#include "gemm.h"
+#include "products/gemm.h"
 
 namespace swin::SWIN_ISA {
 

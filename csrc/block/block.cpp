@@ -1,8 +1,8 @@
-#include "block.h"
+#include "block/block.h"
 
 #include <atomic>
 
-#include "block_group.h"
+#include "block/block_group.h"
 
 namespace swin::SWIN_ISA {
 namespace {

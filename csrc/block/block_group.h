@@ -4,9 +4,9 @@
 
 #include <cstring>
 
-#include "attention.h"
-#include "block.h"
-#include "head_tiles.h"
+#include "block/attention.h"
+#include "block/block.h"
+#include "block/head_tiles.h"
 
 namespace swin::SWIN_ISA {
 

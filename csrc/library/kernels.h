@@ -1,8 +1,8 @@
 // What each instruction set computes. The arguments are those of swin.h, and have been checked.
 #pragma once
 
+#include "block/windows.h"
 #include "swin.h"
-#include "windows.h"
 
 namespace swin {
 

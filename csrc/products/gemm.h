@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "arena.h"
-#include "threads.h"
-#include "tiles.h"
+#include "machine/arena.h"
+#include "machine/threads.h"
+#include "products/tiles.h"
 
 namespace swin::SWIN_ISA {
 

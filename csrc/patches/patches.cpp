@@ -1,4 +1,4 @@
-#include "patches.h"
+#include "patches/patches.h"
 
 namespace swin::SWIN_ISA {
 

@@ -1,4 +1,4 @@
-#include "threads.h"
+#include "machine/threads.h"
 
 #include <algorithm>
 #include <atomic>

@@ -10,9 +10,9 @@
 #include <new>
 #include <string>
 
-#include "instruction_sets.h"
-#include "kernels.h"
-#include "roi_axes.h"
+#include "detection/roi_axes.h"
+#include "library/instruction_sets.h"
+#include "library/kernels.h"
 
 namespace swin {
 

@@ -7,8 +7,8 @@
 // tile each, one after another.
 #pragma once
 
-#include "amx.h"
-#include "functions.h"
+#include "machine/amx.h"
+#include "machine/functions.h"
 
 namespace swin::SWIN_ISA {
 

@@ -1,4 +1,4 @@
-#include "windows.h"
+#include "block/windows.h"
 
 #include <algorithm>
 #include <limits>

@@ -2,7 +2,7 @@
 // with them run on any processor with AVX-512 (SWIN_EMULATE_AMX, never in a library that is installed).
 #pragma once
 
-#include "simd.h"
+#include "machine/simd.h"
 
 #ifdef __AMX_BF16__
 #define SWIN_HAS_TILES 1

@@ -1,7 +1,7 @@
 // Functions of rows of numbers: powers of 2, GELU, LayerNorm.
 #pragma once
 
-#include "simd.h"
+#include "machine/simd.h"
 
 namespace swin::SWIN_ISA {
 

@@ -8,9 +8,9 @@
 // alone.
 //
 // Layout: C channels, N output channels, P = 36 points.
-#include "convolution.h"
+#include "detection/convolution.h"
 
-#include "gemm.h"
+#include "products/gemm.h"
 
 namespace swin::SWIN_ISA {
 namespace {

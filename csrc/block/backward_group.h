@@ -1,10 +1,10 @@
-// A group of windows whose gradients a thread computes together; see group.h. It recomputes the block for them, if the
-// forward pass saved nothing.
+// A group of windows whose gradients a thread computes together; see block_group.h. It recomputes the block for them,
+// if the forward pass saved nothing.
 #pragma once
 
-#include "backward.h"
-#include "block_group.h"
-#include "weight_gradients.h"
+#include "block/backward.h"
+#include "block/block_group.h"
+#include "products/weight_gradients.h"
 
 namespace swin::SWIN_ISA {
 
