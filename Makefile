@@ -196,7 +196,7 @@ PICTURES := docs/images/pictures
 DRAWN := --dpi 90 --overwrite
 SHAPE := $(SHAPES)/images/val/000009.png
 CKPT := work_dirs/demo/epoch_3.pth
-CKPT_SEG := work_dirs/demo-seg/iter_1200.pth
+CKPT_SEG := work_dirs/demo-seg/iter_2000.pth
 docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	test -f $(CKPT) || $(MAKE) demo
 	test -f $(CKPT_SEG) || $(MAKE) demo-seg
