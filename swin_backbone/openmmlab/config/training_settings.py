@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ..errors import ConfigError
+from ..errors import ConfigError, kind_of
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 WARM_UP = 0.1  # the largest share of a training that a warm-up takes
@@ -57,7 +57,7 @@ def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], in
         _scale_lr(cfg, settings.lr / _optimizer(cfg, '--lr').lr)
     if settings.epochs is not None:
         for part in _steps(cfg.train_dataloader.get('dataset')):
-            if str(part.type).endswith('RepeatDataset'):
+            if kind_of(part) == 'RepeatDataset':
                 part.times = 1  # else an epoch would have each picture several times
         fit_schedule(cfg, pictures_of(), processes, settings.epochs)
 

@@ -3,7 +3,8 @@
 import copy
 
 import pytest
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
+from mmengine.dataset import RepeatDataset
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn, optim
 
@@ -83,6 +84,9 @@ def test_an_epoch_has_each_picture_once_in_a_config_that_repeats_them():
     apply_settings(cfg, Settings(epochs=6), lambda: counted.append(cfg.train_dataloader.dataset.times) or 100)
     assert (counted, cfg.train_dataloader.dataset.times, cfg.train_cfg.max_epochs) == ([1], 1, 6)
     assert set_(VOC, batch=4).train_dataloader.dataset.times == 3
+    cfg.train_dataloader.dataset = ConfigDict(type=RepeatDataset, times=5, dataset=cfg.train_dataloader.dataset)
+    apply_settings(cfg, Settings(epochs=6), lambda: 100)  # a class, as configs in Python's own syntax have it
+    assert cfg.train_dataloader.dataset.times == 1
 
 
 def test_a_warm_up_in_front_of_a_schedule_is_a_tenth_at_most():
