@@ -139,13 +139,12 @@ int64_t tiles_of_block(int64_t tiles, int64_t C, int64_t N, int64_t threads) {
 }  // namespace
 
 void pack_convolution(const float* weight, int64_t N, int64_t C, int64_t threads, float* packed) {
-  const int64_t width = STRIP;
-  each_part((N + width - 1) / width, threads, [&](int64_t begin, int64_t end) {
-    float* points = nullptr;  // (P, width, C)
+  each_part((N + STRIP - 1) / STRIP, threads, [&](int64_t begin, int64_t end) {
+    float* points = nullptr;  // (P, STRIP, C)
     Memory memory;
-    memory.allocate([&](Arena& arena) { points = arena.take<float>(P * width * C); });
-    for (int64_t n = begin * width; n < std::min(N, end * width); n += width) {
-      const int64_t columns = std::min(width, N - n);
+    memory.allocate([&](Arena& arena) { points = arena.take<float>(P * STRIP * C); });
+    for (int64_t n = begin * STRIP; n < std::min(N, end * STRIP); n += STRIP) {
+      const int64_t columns = std::min(STRIP, N - n);
       for (int64_t r = 0; r < columns; r++)
         over_columns(C, [&](int64_t c, int64_t lanes) {
           Line filter[IN] = {};
@@ -154,11 +153,11 @@ void pack_convolution(const float* weight, int64_t N, int64_t C, int64_t threads
           each_column(filter, 3, filter_points);
           for (int64_t i = 0; i < IN; i++) {
             filter_points(filter[i]);
-            for (int64_t j = 0; j < IN; j++) store(points + ((i * IN + j) * width + r) * C + c, filter[i][j], lanes);
+            for (int64_t j = 0; j < IN; j++) store(points + ((i * IN + j) * STRIP + r) * C + c, filter[i][j], lanes);
           }
         });
       for (int64_t p = 0; p < P; p++)
-        pack<float>(points + p * width * C, columns, C, 1, false, 1, packed + p * N * C + n * C);
+        pack<float>(points + p * STRIP * C, columns, C, 1, false, 1, packed + p * N * C + n * C);
     }
   });
 }

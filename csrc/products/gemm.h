@@ -57,7 +57,8 @@ constexpr int64_t MAX_SUM = 256;
 
 // Rows of `columns` numbers to rows of a panel.
 inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
-  for (int64_t k = 0; k < rows; k++) std::copy_n(from + k * stride, columns, to + k * columns);
+  for (int64_t k = 0; k < rows; k++, from += stride, to += columns)
+    over_columns(columns, [=](int64_t i, int64_t lanes) { store(to + i, load(from + i, lanes), lanes); });
 }
 #if SWIN_HAS_BF16
 inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, bf16* to) {

@@ -45,14 +45,9 @@ class Kept {
     }
     input = a;
     in_strips = PACKS_STRIPS && in >= MIN_IN_STRIPS;
-    for (int64_t c = 0; c < in && in_strips; c += STRIP) put_strip(a + c, std::min(STRIP, in - c), strips + c * tokens);
+    for (int64_t c = 0; c < in && in_strips; c += STRIP)
+      pack_rows(a + c, in, tokens, std::min(STRIP, in - c), strips + c * tokens);
     transpose(of_output, out, count, out, transposed, rows);
-  }
-
- private:
-  void put_strip(const float* from, int64_t columns, float* to) const {
-    for (int64_t m = 0; m < tokens; m++, from += in, to += columns)
-      over_columns(columns, [=](int64_t i, int64_t lanes) { store(to + i, load(from + i, lanes), lanes); });
   }
 };
 

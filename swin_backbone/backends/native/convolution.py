@@ -19,7 +19,7 @@ from .availability import why_not_in
 from .backend import made_from
 from .gradients import operate
 from .library import DTYPES, Convolution, load
-from .operators import address, empty, library, maps, vector, within
+from .operators import address, dtype_number, empty, library, maps, vector, within
 
 POINTS = 36  # of a tile
 # With fewer, transforming takes more time than the products save.
@@ -111,9 +111,7 @@ def convolve(
         weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
         return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
 
-    autocast = torch.is_autocast_enabled('cpu') and x_BCHW.dtype in CAST
-    dtype = torch.get_autocast_dtype('cpu') if autocast else x_BCHW.dtype
-    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype).contiguous()
+    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=_dtype_of(x_BCHW)).contiguous()
     return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2)
 
 
@@ -130,21 +128,11 @@ def pack(weight_NC33: Tensor) -> Tensor:
 def convolution(x_BHWC: Tensor, packed: Tensor, bias_N: Optional[Tensor], outputs: int) -> Tensor:
     """Maps (B, H, W, N), where N is `outputs`, of the dtype of x."""
     kept: list[Tensor] = []
-    if x_BHWC.dtype not in DTYPES:
-        raise ValueError(f'x must be float32 or bfloat16, got {x_BHWC.dtype}')
-    first, (B, H, W, C) = maps('x', x_BHWC, x_BHWC.dtype), x_BHWC.shape
-    y_BHWN = empty(B, H, W, outputs, dtype=x_BHWC.dtype)
+    number, first = dtype_number('x', x_BHWC.dtype), maps('x', x_BHWC, x_BHWC.dtype)
+    y_BHWN = empty(*x_BHWC.shape[:3], outputs, dtype=x_BHWC.dtype)
     described = Convolution(
-        *(
-            DTYPES.index(x_BHWC.dtype),
-            torch.get_num_threads(),
-            B,
-            H,
-            W,
-            C,
-            outputs,
-            address('packed', packed, (POINTS * outputs * C,)),
-        ),
+        *(number, torch.get_num_threads(), *x_BHWC.shape, outputs),
+        address('packed', packed, (POINTS * outputs * x_BHWC.shape[3],)),
         vector('bias', bias_N, outputs, kept),
     )
     library().convolution_forward(byref(described), first, y_BHWN.data_ptr())

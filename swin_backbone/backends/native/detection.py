@@ -9,8 +9,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .library import DTYPES, RoiAlign
-from .operators import address, begin, extent_of, library
+from .library import RoiAlign
+from .operators import address, begin, dtype_number, extent_of, library
 
 Bins = tuple[int, int]
 
@@ -104,11 +104,9 @@ def _describe(
     dtype: Optional[torch.dtype] = None,
 ) -> RoiAlign:
     """The library's description. `rois_R5` must live as long as it."""
-    dtype = dtype or maps_BCHW.dtype
-    if dtype not in DTYPES:
-        raise ValueError(f'maps must be float32 or bfloat16, got {dtype}')
+    number = dtype_number('maps', dtype or maps_BCHW.dtype)
     boxes = address('rois', rois_R5, (len(rois_R5), 5))
     return RoiAlign(
-        *(DTYPES.index(dtype), torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
+        *(number, torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
         *(len(rois_R5), boxes, *bins, max(sampling_ratio, 0), scale, aligned),
     )

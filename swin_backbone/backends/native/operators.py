@@ -156,10 +156,11 @@ def within(name: str, value: int, most: int) -> None:
         raise ValueError(f'{name} must be from 1 to {most}, got {value}')
 
 
-def _dtype_of(name: str, packed: Tensor) -> int:
-    if packed.dtype not in DTYPES:
-        raise ValueError(f'{name} must be float32 or bfloat16, got {packed.dtype}')
-    return DTYPES.index(packed.dtype)
+def dtype_number(name: str, dtype: torch.dtype) -> int:
+    """The number of a dtype in swin.h."""
+    if dtype not in DTYPES:
+        raise ValueError(f'{name} must be float32 or bfloat16, got {dtype}')
+    return DTYPES.index(dtype)
 
 
 # --- Weights ----------------------------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def block_arguments(
     lengths = C, C, 3 * C, C, C, C, D, C, C, C
     v = [vector(name, one, length, kept) for name, one, length in zip(VECTORS, vectors, lengths)]
     described = Block(
-        *(_dtype_of(WEIGHTS[0], packed[0]), torch.get_num_threads(), B, H, W, C, D, heads, *window, *shift),
+        *(dtype_number(WEIGHTS[0], packed[0].dtype), torch.get_num_threads(), B, H, W, C, D, heads, *window, *shift),
         *(mask_padding, len(eps) == 3, scale, eps[0], eps[1], eps[2] if len(eps) == 3 else 0.0),
         *(tuple(weights), (v[2], v[3], v[6], v[7]), v[0], v[1], v[4], v[5], v[8], v[9]),
         vector('position_bias', position_bias, heads * N * N, kept),
@@ -356,7 +357,7 @@ def projection(
     norm_after: bool,
 ) -> Projection:
     """The library's description of a linear layer of rows of `inputs` numbers."""
-    dtype = _dtype_of('packed weight', packed)
+    dtype = dtype_number('packed weight', packed.dtype)
     padded = packed_size(packed.dtype, 1, inputs)
     kept: list[Tensor] = []
     outputs = packed.numel() // padded if padded else 0
