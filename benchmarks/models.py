@@ -1,7 +1,8 @@
 """Time whole models on a CPU: the toolbox's own with its Swin, ours with one thing more at a time, and exported ones.
 
 python -m benchmarks.models CONFIG [--picture F] [--size 800x1333] [--train] [--steps NAME ...]
-    [--exported DIR ...] [--runs N] [--threads N] [--busy-machine] [--json F [--overwrite]] [--cfg-options K=V ...]
+    [--exported DIR ...] [--runs N] [--threads N] [--keep-memory] [--busy-machine] [--json F [--overwrite]]
+    [--cfg-options K=V ...]
 
 All have the same random weights and run in turn, on a picture or noise; --train times a step with two of them, and
 random objects or labels. With random weights no score is high: --cfg-options model.test_cfg.rcnn.score_thr=0 lets a
@@ -12,6 +13,9 @@ detector keep as many objects as it may. Each step has what the one before it ha
     layers            this package's layers in the place of the toolbox's
     convolutions      in channels_last, and 3x3 ones by the compiled library
     bfloat16          what `--amp` does
+
+--keep-memory lets the process use freed memory again, for all models, as tools/train.py, test.py and infer.py of this
+project do; the toolboxes' own give it back to the kernel.
 
 DIR is what tools/export.py made of a whole model, maybe of other weights.
 """
@@ -36,7 +40,7 @@ from torch import Tensor, nn
 
 from swin_backbone import mixed_precision
 from swin_backbone.command_line import BUILD_ERRORS, CfgOptions, add_overwrite, positive, run, size, stop_on_user_errors
-from swin_backbone.devices import processor
+from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
 from swin_backbone.openmmlab.layers.replace import replace_layers
@@ -62,6 +66,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--exported', nargs='+', default=[], metavar='DIR', help='run these too, not with --train')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
     parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
+    parser.add_argument('--keep-memory', action='store_true', help='use freed memory again, as the tools here do')
     parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
     parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
     parser.add_argument(
@@ -82,6 +87,8 @@ def main() -> None:
         reason = None if args.busy_machine else machine.why_not_quiet()
         if reason is not None:
             raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
+        if args.keep_memory:
+            keep_freed_memory()
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', with_data=False)
         picture = read_picture(args.picture, args.size)
         runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train)

@@ -1,5 +1,6 @@
-"""Which devices there are, and what the processor is."""
+"""Which devices there are, what the processor is, and how a process keeps memory."""
 
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -18,6 +19,22 @@ def processor() -> str:
     features = ', '.join([torch.backends.cpu.get_cpu_capability(), *extra])
     run_by = f'{os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}'
     return f'{name}{family} ({features}), {run_by}'
+
+
+# Of glibc's malloc.h, and the values that keep memory.
+KEEPING = {'M_MMAP_MAX': (-4, 0), 'M_TRIM_THRESHOLD': (-1, -1), 'M_TOP_PAD': (-2, 1 << 26), 'M_ARENA_MAX': (-8, 1)}
+
+
+def keep_freed_memory() -> None:
+    """Let this process use memory that it freed again, in place of giving it back; where malloc is glibc's.
+
+    A map of more than 32 MB is memory that glibc gets from the kernel, and that goes back to it when the map is freed.
+    So each such map costs a page fault for every 4 KB of it, in which the kernel fills the page with zeros. What the
+    process holds does not shrink any more; its peak was 0 to 6 % higher (Swin-T in Mask R-CNN and UPerNet).
+    """
+    if platform.libc_ver()[0] == 'glibc':
+        for parameter, value in KEEPING.values():
+            ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def require_device(device: str) -> None:

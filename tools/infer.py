@@ -65,7 +65,7 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     whole,
 )
-from swin_backbone.devices import default_device
+from swin_backbone.devices import default_device, keep_freed_memory
 from swin_backbone.export.predictor import ExportedPredictor, is_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder
@@ -176,7 +176,10 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     cfg = runtime.load_config(
         config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
     )
-    return Predictor(cfg, checkpoint, args.device or default_device(), args.unsafe_load, args.allow_missing, args.amp)
+    device = args.device or default_device()
+    if device == 'cpu':
+        keep_freed_memory()
+    return Predictor(cfg, checkpoint, device, args.unsafe_load, args.allow_missing, args.amp)
 
 
 def reduced(frame: media.Frame) -> str:

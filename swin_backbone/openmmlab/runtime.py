@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
+from ..devices import keep_freed_memory
 from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_config, check_fit
@@ -142,6 +143,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
     if not _has_accelerator():
+        keep_freed_memory()
         prepare_convolutions(runner.model)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
