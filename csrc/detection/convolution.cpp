@@ -1,69 +1,133 @@
-// Winograd's F(4x4, 3x3) (Lavin and Gray 2016, arXiv 1509.09308): 36 products for 16 outputs of a channel, not 144.
+// Winograd's F(4x4, 3x3) and F(6x6, 3x3) (Lavin and Gray 2016, arXiv 1509.09308): 36 products for 16 outputs of a
+// channel, or 64 for 36 outputs, not 144 or 324.
 //
-// One row of 4 outputs of a filter of 3 taps is the product of two polynomials, computed from their values in 6 points:
-// 0, +-a, +-b and infinity. With a^2 = 1/2 and b^2 = 2 the error of rounding is a quarter of that with the usual 1 and
-// 2. A tile of 6x6 inputs is transformed along both axes; then each of its 36 numbers needs a product over the
-// channels, which all tiles together make a matrix product. Points and products are float32 for maps of bf16 too: 8
-// bits would lose in the points what they save, and with a quarter of the products float32 takes less time than bf16
-// alone.
+// One row of outputs of a filter of 3 taps is the product of two polynomials, computed from their values in points: 0,
+// infinity, and pairs +-p. A tile of inputs is transformed along both axes; then each of its numbers needs a product
+// over the channels, which all tiles together make a matrix product. Points and products are float32 for maps of bf16
+// too: 8 bits would lose in the points what they save, and with a quarter of the products float32 takes less time than
+// bf16 alone.
 //
-// Layout: C channels, N output channels, P = 36 points.
+// The squares of p were chosen for the error of rounding: 1/2 and 2 have a quarter of that of the usual 1 and 4. A tile
+// of 6x6 outputs has eight times the error of 4x4, a 200th part of the rounding of bf16.
+//
+// Layout: C channels, N output channels, P points of a tile.
 #include "detection/convolution.h"
+
+#include <array>
 
 #include "products/gemm.h"
 
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t OUT = 4, IN = 6, P = IN * IN;     // sides of a tile
-constexpr int64_t BLOCK_BYTES = int64_t{8} << 20;   // of a block's inputs and outputs in all points
-constexpr float A = 0.707106781f, B = 1.41421356f;  // a and b
+constexpr int64_t BLOCK_BYTES = int64_t{12} << 20;  // of a block's inputs and outputs in all points
 
-using Line = Vec[IN];
-
-// The values in the points of a polynomial with these 6 coefficients, times what `filter_points` divides by.
-inline void input_points(Line& d) {
-  const Vec even_a = fmadd(Vec(-2.f), d[2], d[4]), odd_a = Vec(A) * fmadd(Vec(-2.f), d[1], d[3]);
-  const Vec even_b = fmadd(Vec(-.5f), d[2], d[4]), odd_b = Vec(B) * fmadd(Vec(-.5f), d[1], d[3]);
-  d[0] = fmadd(Vec(-2.5f), d[2], d[0] + d[4]);
-  d[5] = fmadd(Vec(-2.5f), d[3], d[1] + d[5]);
-  d[1] = even_a + odd_a, d[2] = even_a - odd_a;
-  d[3] = even_b + odd_b, d[4] = even_b - odd_b;
+// A pair's points +-p, and p^2.
+struct Pair {
+  float p, square;
+};
+template <int64_t OUT>
+constexpr std::array<Pair, OUT / 2> pairs_of() {
+  if constexpr (OUT == 4)
+    return {{{.707106781f, .5f}, {1.41421356f, 2.f}}};
+  else
+    return {{{.5f, .25f}, {1.f, 1.f}, {2.f, 4.f}}};
 }
 
-// Of a filter's 3 taps.
-inline void filter_points(Line& g) {
-  const Vec even_a = Vec(-2.f / 3) * fmadd(Vec(.5f), g[2], g[0]), odd_a = Vec(-2.f / 3 * A) * g[1];
-  const Vec even_b = Vec(1.f / 6) * fmadd(Vec(2.f), g[2], g[0]), odd_b = Vec(B / 6) * g[1];
-  g[5] = g[2];
-  g[1] = even_a + odd_a, g[2] = even_a - odd_a;
-  g[3] = even_b + odd_b, g[4] = even_b - odd_b;
-}
-
-// The 4 outputs.
-inline void outputs_of(Line& m) {
-  const Vec sum_a = m[1] + m[2], minus_a = m[1] - m[2], sum_b = m[3] + m[4], minus_b = m[3] - m[4];
-  m[0] = m[0] + sum_a + sum_b;
-  m[1] = fmadd(Vec(A), minus_a, Vec(B) * minus_b);
-  m[2] = fmadd(Vec(.5f), sum_a, Vec(2.f) * sum_b);
-  m[3] = fmadd(Vec(.5f * A), minus_a, fmadd(Vec(2.f * B), minus_b, m[5]));
-}
-
-// `transform` of the first `count` columns of a tile.
-template <class F>
-inline void each_column(Line (&tile)[IN], int64_t count, const F& transform) {
-  SWIN_UNROLL
-  for (int64_t j = 0; j < count; j++) {
-    Line column;
-    SWIN_UNROLL
-    for (int64_t i = 0; i < IN; i++) column[i] = tile[i][j];
-    transform(column);
-    SWIN_UNROLL
-    for (int64_t i = 0; i < IN; i++) tile[i][j] = column[i];
+// The coefficients of the product of (x - p^2) over the pairs, the highest first: in row i over all but pair i, in the
+// last over all.
+template <size_t PAIRS>
+constexpr std::array<std::array<float, PAIRS + 1>, PAIRS + 1> products_of(const std::array<Pair, PAIRS>& pairs) {
+  std::array<std::array<float, PAIRS + 1>, PAIRS + 1> of{};
+  for (size_t i = 0; i <= PAIRS; i++) {
+    of[i][0] = 1;
+    for (size_t j = 0; j < PAIRS; j++)
+      for (size_t k = PAIRS; k > 0 && i != j; k--) of[i][k] -= pairs[j].square * of[i][k - 1];
   }
+  return of;
 }
+
+// The transforms of tiles of OUT x OUT outputs.
+template <int64_t OUT>
+struct Winograd {
+  static constexpr int64_t IN = OUT + 2, P = IN * IN, PAIRS = OUT / 2;
+  static constexpr auto POINTS = pairs_of<OUT>();
+  static constexpr auto PRODUCTS = products_of(POINTS);
+  using Line = Vec[IN];
+
+  // The sum of `terms` numbers, every second one down from the highest, times the coefficients of a product.
+  static Vec sum(int64_t terms, const Vec* highest, int64_t product) {
+    Vec sum = highest[0];
+    SWIN_UNROLL
+    for (int64_t k = 1; k < terms; k++) sum = fmadd(Vec(PRODUCTS[product][k]), highest[-2 * k], sum);
+    return sum;
+  }
+
+  // The values in the points of a polynomial with these coefficients, times what `filter_points` divides by.
+  static void input_points(Line& d) {
+    Line values;
+    const Vec at_zero = sum(PAIRS + 1, d + OUT, PAIRS);
+    values[0] = PAIRS % 2 ? Vec(0.f) - at_zero : at_zero;
+    values[IN - 1] = sum(PAIRS + 1, d + OUT + 1, PAIRS);
+    SWIN_UNROLL
+    for (int64_t i = 0; i < PAIRS; i++) {
+      const Vec even = sum(PAIRS, d + OUT, i), odd = Vec(POINTS[i].p) * sum(PAIRS, d + OUT - 1, i);
+      values[2 * i + 1] = even + odd, values[2 * i + 2] = even - odd;
+    }
+    std::copy_n(values, IN, d);
+  }
+
+  // Of a filter's 3 taps.
+  static void filter_points(Line& g) {
+    Line values;
+    values[0] = g[0], values[IN - 1] = g[2];
+    for (int64_t i = 0; i < PAIRS; i++) {
+      const auto [p, square] = POINTS[i];
+      float divisor = 2 * square;
+      for (int64_t j = 0; j < PAIRS; j++)
+        if (j != i) divisor *= square - POINTS[j].square;
+      const Vec even = Vec(1 / divisor) * fmadd(Vec(square), g[2], g[0]), odd = Vec(p / divisor) * g[1];
+      values[2 * i + 1] = even + odd, values[2 * i + 2] = even - odd;
+    }
+    std::copy_n(values, IN, g);
+  }
+
+  // The outputs.
+  static void outputs_of(Line& m) {
+    Vec even[PAIRS], odd[PAIRS];
+    SWIN_UNROLL
+    for (int64_t i = 0; i < PAIRS; i++)
+      even[i] = m[2 * i + 1] + m[2 * i + 2], odd[i] = Vec(POINTS[i].p) * (m[2 * i + 1] - m[2 * i + 2]);
+    const Vec zero = m[0], infinity = m[IN - 1];
+    SWIN_UNROLL
+    for (int64_t j = 0; j < OUT; j += 2) {
+      m[j] = even[0], m[j + 1] = odd[0];
+      SWIN_UNROLL
+      for (int64_t i = 1; i < PAIRS; i++) m[j] = m[j] + even[i], m[j + 1] = m[j + 1] + odd[i];
+      SWIN_UNROLL
+      for (int64_t i = 0; i < PAIRS; i++)
+        even[i] = Vec(POINTS[i].square) * even[i], odd[i] = Vec(POINTS[i].square) * odd[i];
+    }
+    m[0] = m[0] + zero, m[OUT - 1] = m[OUT - 1] + infinity;
+  }
+
+  // `transform` of the first `count` columns of a tile.
+  template <class F>
+  static void each_column(Line (&tile)[IN], int64_t count, const F& transform) {
+    SWIN_UNROLL
+    for (int64_t j = 0; j < count; j++) {
+      Line column;
+      SWIN_UNROLL
+      for (int64_t i = 0; i < IN; i++) column[i] = tile[i][j];
+      transform(column);
+      SWIN_UNROLL
+      for (int64_t i = 0; i < IN; i++) tile[i][j] = column[i];
+    }
+  }
+};
 
 // The tiles of all maps, from left to right, from top to bottom.
+template <int64_t OUT>
 struct Tiles {
   int64_t height, width;
   int64_t rows, columns;
@@ -80,8 +144,11 @@ struct Tiles {
 };
 
 // The points of a tile's inputs, `stride` apart.
-template <class T>
-void read_tile(const T* x, const Tiles& tiles, const Tiles::Place& at, int64_t C, float* to, int64_t stride) {
+template <int64_t OUT, class T>
+void read_tile(const T* x, const Tiles<OUT>& tiles, int64_t number, int64_t C, float* to, int64_t stride) {
+  using Tile = Winograd<OUT>;
+  constexpr int64_t IN = Tile::IN;
+  const auto at = tiles.place(number);
   const auto offset = [&](int64_t i, int64_t j) {
     return ((at.image * tiles.height + at.y - 1 + i) * tiles.width + at.x - 1 + j) * C;
   };
@@ -89,7 +156,7 @@ void read_tile(const T* x, const Tiles& tiles, const Tiles::Place& at, int64_t C
   const int64_t bottom = std::min(IN, tiles.height + 1 - at.y), right = std::min(IN, tiles.width + 1 - at.x);
   const bool inside = !top && !left && bottom == IN && right == IN;
   over_columns(C, [&](int64_t c, int64_t lanes) {
-    Line tile[IN];
+    typename Tile::Line tile[IN];
     SWIN_UNROLL
     for (int64_t i = 0; i < IN; i++) {
       SWIN_UNROLL
@@ -97,10 +164,10 @@ void read_tile(const T* x, const Tiles& tiles, const Tiles::Place& at, int64_t C
         tile[i][j] =
             inside || (i >= top && i < bottom && j >= left && j < right) ? load(x + offset(i, j) + c, lanes) : Vec(0.f);
     }
-    each_column(tile, IN, input_points);
+    Tile::each_column(tile, IN, Tile::input_points);
     SWIN_UNROLL
     for (int64_t i = 0; i < IN; i++) {
-      input_points(tile[i]);
+      Tile::input_points(tile[i]);
       SWIN_UNROLL
       for (int64_t j = 0; j < IN; j++) store(to + (i * IN + j) * stride + c, tile[i][j], lanes);
     }
@@ -108,20 +175,23 @@ void read_tile(const T* x, const Tiles& tiles, const Tiles::Place& at, int64_t C
 }
 
 // A tile's outputs from their points, which are `stride` apart.
-template <class T>
-void write_tile(const float* from, int64_t stride, const float* bias, const Tiles& tiles, const Tiles::Place& at,
+template <int64_t OUT, class T>
+void write_tile(const float* from, int64_t stride, const float* bias, const Tiles<OUT>& tiles, int64_t number,
                 int64_t N, T* y) {
+  using Tile = Winograd<OUT>;
+  constexpr int64_t IN = Tile::IN;
+  const auto at = tiles.place(number);
   const int64_t tall = std::min(OUT, tiles.height - at.y), wide = std::min(OUT, tiles.width - at.x);
   T* to = y + ((at.image * tiles.height + at.y) * tiles.width + at.x) * N;
   over_columns(N, [&](int64_t n, int64_t lanes) {
-    Line tile[IN];
+    typename Tile::Line tile[IN];
     SWIN_UNROLL
     for (int64_t i = 0; i < IN; i++) {
       SWIN_UNROLL
       for (int64_t j = 0; j < IN; j++) tile[i][j] = load(from + (i * IN + j) * stride + n, lanes);
-      outputs_of(tile[i]);
+      Tile::outputs_of(tile[i]);
     }
-    each_column(tile, OUT, outputs_of);
+    Tile::each_column(tile, OUT, Tile::outputs_of);
     const Vec shift = bias ? load(bias + n, lanes) : Vec(0.f);
     for (int64_t i = 0; i < tall; i++)
       for (int64_t j = 0; j < wide; j++) store(to + (i * tiles.width + j) * N + n, tile[i][j] + shift, lanes);
@@ -129,16 +199,17 @@ void write_tile(const float* from, int64_t stride, const float* bias, const Tile
 }
 
 // Tiles of a block: as many as stay in cache, and each thread has about as many.
-int64_t tiles_of_block(int64_t tiles, int64_t C, int64_t N, int64_t threads) {
+int64_t tiles_of_block(int64_t tiles, int64_t P, int64_t C, int64_t N, int64_t threads) {
   const int64_t fitting = BLOCK_BYTES / (P * (C + N) * static_cast<int64_t>(sizeof(float)));
   const int64_t most = std::clamp(fitting, ROW_STEP, MAX_ROWS);
   const int64_t blocks = round_up((tiles + most - 1) / most, threads);
   return (tiles + blocks - 1) / blocks;
 }
 
-}  // namespace
-
-void pack_convolution(const float* weight, int64_t N, int64_t C, int64_t threads, float* packed) {
+template <int64_t OUT>
+void pack_tiles(const float* weight, int64_t N, int64_t C, int64_t threads, float* packed) {
+  using Tile = Winograd<OUT>;
+  constexpr int64_t IN = Tile::IN, P = Tile::P;
   each_part((N + STRIP - 1) / STRIP, threads, [&](int64_t begin, int64_t end) {
     float* points = nullptr;  // (P, STRIP, C)
     Memory memory;
@@ -147,12 +218,12 @@ void pack_convolution(const float* weight, int64_t N, int64_t C, int64_t threads
       const int64_t columns = std::min(STRIP, N - n);
       for (int64_t r = 0; r < columns; r++)
         over_columns(C, [&](int64_t c, int64_t lanes) {
-          Line filter[IN] = {};
+          typename Tile::Line filter[IN] = {};
           for (int64_t i = 0; i < 3; i++)
             for (int64_t j = 0; j < 3; j++) filter[i][j] = load(weight + (((n + r) * 3 + i) * 3 + j) * C + c, lanes);
-          each_column(filter, 3, filter_points);
+          Tile::each_column(filter, 3, Tile::filter_points);
           for (int64_t i = 0; i < IN; i++) {
-            filter_points(filter[i]);
+            Tile::filter_points(filter[i]);
             for (int64_t j = 0; j < IN; j++) store(points + ((i * IN + j) * STRIP + r) * C + c, filter[i][j], lanes);
           }
         });
@@ -162,11 +233,12 @@ void pack_convolution(const float* weight, int64_t N, int64_t C, int64_t threads
   });
 }
 
-template <class T>
-void convolve(const swin_convolution& of, const T* x, T* y) {
+template <int64_t OUT, class T>
+void convolve_tiles(const swin_convolution& of, const T* x, T* y) {
+  constexpr int64_t P = Winograd<OUT>::P;
   const int64_t C = of.channels, N = of.outputs;
-  const Tiles tiles(of);
-  const int64_t count = of.batch * tiles.rows * tiles.columns, step = tiles_of_block(count, C, N, of.threads);
+  const Tiles<OUT> tiles(of);
+  const int64_t count = of.batch * tiles.rows * tiles.columns, step = tiles_of_block(count, P, C, N, of.threads);
   // Points lie a cache line further apart than they need: at a multiple of 4 KiB they would have one place in L1.
   const int64_t rows = round_up(step, ROW_STEP), in_stride = rows * C + LINE / 4, out_stride = rows * N + LINE / 4;
   each_part((count + step - 1) / step, of.threads, [&](int64_t begin, int64_t end) {
@@ -181,15 +253,27 @@ void convolve(const swin_convolution& of, const T* x, T* y) {
     });
     for (int64_t first = begin * step; first < std::min(count, end * step); first += step) {
       const int64_t some = std::min(step, count - first);
-      for (int64_t t = 0; t < some; t++) read_tile(x, tiles, tiles.place(first + t), C, in + t * C, in_stride);
+      for (int64_t t = 0; t < some; t++) read_tile(x, tiles, first + t, C, in + t * C, in_stride);
       for (int64_t p = 0; p < P; p++) {
         const Linear<float> filter{of.weight + p * N * C, nullptr, N, C, STRIP};
         linear_to(in + p * in_stride, C, some, filter, workspace, out + p * out_stride, N);
       }
-      for (int64_t t = 0; t < some; t++)
-        write_tile(out + t * N, out_stride, of.bias, tiles, tiles.place(first + t), N, y);
+      for (int64_t t = 0; t < some; t++) write_tile(out + t * N, out_stride, of.bias, tiles, first + t, N, y);
     }
   });
+}
+
+}  // namespace
+
+void pack_convolution(const float* weight, int32_t tile, int64_t N, int64_t C, int64_t threads, float* packed) {
+  const auto pack_all = tile == 4 ? pack_tiles<4> : pack_tiles<6>;
+  pack_all(weight, N, C, threads, packed);
+}
+
+template <class T>
+void convolve(const swin_convolution& of, const T* x, T* y) {
+  const auto convolve_all = of.tile == 4 ? convolve_tiles<4, T> : convolve_tiles<6, T>;
+  convolve_all(of, x, y);
 }
 template void convolve(const swin_convolution&, const float*, float*);
 #if SWIN_HAS_BF16

@@ -8,7 +8,7 @@
 namespace swin::SWIN_ISA {
 
 // What `convolve` takes for a weight (N, 3, 3, C).
-void pack_convolution(const float* weight, int64_t N, int64_t C, int64_t threads, float* packed);
+void pack_convolution(const float* weight, int32_t tile, int64_t N, int64_t C, int64_t threads, float* packed);
 
 // The arguments are those of swin.h, and have been checked.
 template <class T>

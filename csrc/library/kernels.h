@@ -35,7 +35,8 @@ struct Kernels {
                                const float* weight, float eps, int64_t threads, float* grad_x, float* grad_weight,
                                float* grad_bias);
 
-  void (*pack_convolution)(const float* weight, int64_t outputs, int64_t channels, int64_t threads, float* packed);
+  void (*pack_convolution)(const float* weight, int32_t tile, int64_t outputs, int64_t channels, int64_t threads,
+                           float* packed);
   void (*convolve)(const swin_convolution& of, const void* x, void* y);
   void (*roi_align_forward)(const swin_roi_align& of, const void* maps, void* pooled);
   void (*roi_align_backward)(const swin_roi_align& of, const void* grad_pooled, float* grad_maps);

@@ -316,12 +316,14 @@ const swin_projection_gradients& check_projection_gradients(const swin_projectio
   return *gradients;
 }
 
-constexpr int64_t POINTS = 36;  // of a tile, for each of which a packed weight has the numbers of a 1x1 one
+// For each of which a packed weight has the numbers of a 1x1 one.
+int64_t points_of(int32_t tile) { return tile == 4 || tile == 6 ? (tile + 2) * (tile + 2) : 0; }
 
-int64_t convolution_numbers(int64_t outputs, int64_t channels) {
+int64_t convolution_numbers(int32_t tile, int64_t outputs, int64_t channels) {
+  if (!points_of(tile)) fail(SWIN_INVALID, "tile must be 4 or 6, got %d", tile);
   within("outputs", outputs, 1, MAX_SIZE);
   within("channels", channels, 1, MAX_SIZE);
-  return product_within("the numbers of a packed weight", outputs, channels, POINTS, MAX_COUNT);
+  return product_within("the numbers of a packed weight", outputs, channels, points_of(tile), MAX_COUNT);
 }
 
 void zero(float* to, int64_t count) { std::memset(to, 0, count * sizeof(float)); }
@@ -645,21 +647,23 @@ int32_t swin_output_norm_backward(const float* x, const float* grad_y, int64_t b
   });
 }
 
-int64_t swin_packed_convolution_size(int64_t outputs, int64_t channels) {
-  const bool fits = outputs > 0 && channels > 0 && outputs <= MAX_COUNT / POINTS / channels;
-  return fits ? POINTS * outputs * channels : 0;
+int64_t swin_packed_convolution_size(int32_t tile, int64_t outputs, int64_t channels) {
+  const int64_t points = points_of(tile);
+  const bool fits = points && outputs > 0 && channels > 0 && outputs <= MAX_COUNT / points / channels;
+  return fits ? points * outputs * channels : 0;
 }
 
-int32_t swin_pack_convolution(const float* weight, int64_t outputs, int64_t channels, int32_t threads, float* packed) {
+int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs, int64_t channels, int32_t threads,
+                              float* packed) {
   return guarded([&] {
     const Kernels& kernels = kernels_for(SWIN_FLOAT32);
     within("threads", threads, 1, MAX_THREADS);
-    const int64_t numbers = convolution_numbers(outputs, channels);
+    const int64_t numbers = convolution_numbers(tile, outputs, channels);
     Arrays arrays;
     arrays.read("weight", weight, 9 * outputs * channels);
     arrays.write("packed", packed, numbers);
     arrays.check_overlaps();
-    kernels.pack_convolution(weight, outputs, channels, threads, packed);
+    kernels.pack_convolution(weight, tile, outputs, channels, threads, packed);
   });
 }
 
@@ -672,7 +676,7 @@ int32_t swin_convolution_forward(const swin_convolution* convolution, const void
     within("threads", of.threads, 1, MAX_THREADS);
     Arrays arrays;
     arrays.read("x", x, check_maps(of.batch, of.height, of.width, of.channels), size);
-    arrays.read("the weight", of.weight, convolution_numbers(of.outputs, of.channels));
+    arrays.read("the weight", of.weight, convolution_numbers(of.tile, of.outputs, of.channels));
     arrays.read_if("bias", of.bias, of.outputs);
     arrays.write("y", y, check_maps(of.batch, of.height, of.width, of.outputs), size);
     arrays.check_overlaps();

@@ -499,19 +499,21 @@ void fuzz_roi_align(bool backward) {
   judge(call, swin_roi_align_backward(&of, grad, argmax_y, argmax_x, grad_maps));
 }
 
+int32_t any_tile() { return draw(0, 1) ? 4 : 6; }
+
 void fuzz_convolution() {
   ProjectionCall call("swin_convolution_forward");
   swin_convolution of{};
-  of.dtype = any_dtype(), of.threads = static_cast<int32_t>(draw(1, 3));
+  of.dtype = any_dtype(), of.threads = static_cast<int32_t>(draw(1, 3)), of.tile = any_tile();
   of.batch = draw(0, 2), of.height = draw(1, 20), of.width = draw(1, 20);
   of.channels = draw(1, 70), of.outputs = draw(1, 120);
-  change(call, &of.dtype, &of.threads, &of.batch, &of.height, &of.width, &of.channels, &of.outputs);
-  const int64_t size = swin_packed_convolution_size(of.outputs, of.channels);
+  change(call, &of.dtype, &of.threads, &of.tile, &of.batch, &of.height, &of.width, &of.channels, &of.outputs);
+  const int64_t size = swin_packed_convolution_size(of.tile, of.outputs, of.channels);
   if (size < 0 || size > INT32_MAX) stop("swin_packed_convolution_size", "no weight is so large", 0);
   const void* x = nullptr;
   void* y = nullptr;
   call.field(x, "x", product({of.batch, of.height, of.width, of.channels}), bytes_of(of.dtype));
-  call.field(of.weight, "weight", product({36, of.outputs, of.channels}));
+  call.field(of.weight, "weight", product({of.tile == 4 ? 36 : 64, of.outputs, of.channels}));
   call.field(of.bias, "bias", of.outputs, 4, false, false);
   call.field(y, "y", product({of.batch, of.height, of.width, of.outputs}), bytes_of(of.dtype), true);
   call.corrupt(call.all);
@@ -520,15 +522,15 @@ void fuzz_convolution() {
 
 void fuzz_convolution_weights() {
   ProjectionCall call("swin_pack_convolution");
-  int32_t threads = static_cast<int32_t>(draw(1, 3));
+  int32_t threads = static_cast<int32_t>(draw(1, 3)), tile = any_tile();
   int64_t outputs = draw(1, 120), channels = draw(1, 70);
-  change(call, &threads, &outputs, &channels);
+  change(call, &threads, &tile, &outputs, &channels);
   const float* weight = nullptr;
   float* packed = nullptr;
   call.field(weight, "weight", product({9, outputs, channels}));
-  call.field(packed, "packed", product({36, outputs, channels}), 4, true);
+  call.field(packed, "packed", product({tile == 4 ? 36 : 64, outputs, channels}), 4, true);
   call.corrupt(call.all);
-  judge(call, swin_pack_convolution(weight, outputs, channels, threads, packed));
+  judge(call, swin_pack_convolution(weight, tile, outputs, channels, threads, packed));
 }
 
 void fuzz_nms() {

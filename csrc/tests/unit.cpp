@@ -551,15 +551,18 @@ void test_convolution(const std::array<int64_t, 5>& sizes, bool has_bias, int32_
   const Numbers<double> truth = plain_convolution(x, weight, bias, sizes);
   const int64_t in_a_row[] = {1, 1, 1, static_cast<int64_t>(x.size())}, ones[] = {1, 1, 1, 1};
   const Stored maps(dtype, x, in_a_row, ones);
-  for (const int threads : {1, 3}) {
-    Numbers<float> packed(swin_packed_convolution_size(N, C));
-    Numbers<char> y(B * H * W * N * (dtype == SWIN_BFLOAT16 ? 2 : 4), '\xff');  // not a number
-    expect(static_cast<int64_t>(packed.size()) == 36 * N * C, "swin_packed_convolution_size");
-    ok(swin_pack_convolution(weight.data(), N, C, threads, packed.data()), "swin_pack_convolution");
-    const swin_convolution of{dtype, threads, B, H, W, C, N, packed.data(), or_null(bias)};
-    ok(swin_convolution_forward(&of, maps.bytes.data(), y.data()), "swin_convolution_forward");
-    // Of bfloat16, only the outputs are rounded: by at most 2^-8 of a number.
-    expect_close(read_back(dtype, y), truth, dtype == SWIN_BFLOAT16 ? 4e-3 : allowed(SWIN_FLOAT32), "y");
+  for (const int32_t tile : {4, 6}) {
+    Numbers<float> packed(swin_packed_convolution_size(tile, N, C));
+    expect(static_cast<int64_t>(packed.size()) == (tile + 2) * (tile + 2) * N * C, "swin_packed_convolution_size");
+    for (const int threads : {1, 3}) {
+      Numbers<char> y(B * H * W * N * (dtype == SWIN_BFLOAT16 ? 2 : 4), '\xff');  // not a number
+      ok(swin_pack_convolution(weight.data(), tile, N, C, threads, packed.data()), "swin_pack_convolution");
+      const swin_convolution of{dtype, threads, tile, B, H, W, C, N, packed.data(), or_null(bias)};
+      ok(swin_convolution_forward(&of, maps.bytes.data(), y.data()), "swin_convolution_forward");
+      // Of bfloat16, only the outputs are rounded: by at most 2^-8 of a number. Larger tiles have larger points.
+      const double of_float32 = (tile == 4 ? 1 : 3) * allowed(SWIN_FLOAT32);
+      expect_close(read_back(dtype, y), truth, dtype == SWIN_BFLOAT16 ? 4e-3 : of_float32, "y");
+    }
   }
 }
 

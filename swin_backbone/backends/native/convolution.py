@@ -1,4 +1,5 @@
-"""The library's 3x3 convolutions, with their gradients: Winograd's F(4x4, 3x3) (Lavin and Gray 2016, arXiv 1509.09308).
+"""The library's 3x3 convolutions, with their gradients: Winograd's F(4x4, 3x3) and, of large bfloat16 maps, F(6x6, 3x3)
+(Lavin and Gray 2016, arXiv 1509.09308).
 
 Layout: B maps, H W their sides, C channels, N output channels.
 """
@@ -21,7 +22,9 @@ from .gradients import operate
 from .library import DTYPES, Convolution, load
 from .operators import address, dtype_number, empty, library, maps, vector, within
 
-POINTS = 36  # of a tile
+TILES = 4, 6  # outputs along the sides of a tile
+POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and each pair of channels
+PACKING = 500  # tiles: see `tile_for`
 # With fewer, transforming takes more time than the products save.
 MIN_CHANNELS = 32
 MIN_TILES = 32
@@ -41,12 +44,27 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
     return bool(
         channels == C
         and min(N, C) >= MIN_CHANNELS
-        and POINTS * N * C <= MAX_NUMBERS
-        and B * ((H + 3) // 4) * ((W + 3) // 4) >= MIN_TILES
+        and POINTS[max(TILES)] * N * C <= MAX_NUMBERS
+        and num_tiles(4, B, H, W) >= MIN_TILES
         and x_BCHW.is_cpu
         and torch.backends.mkldnn.enabled
         and _takes_dtype(_dtype_of(x_BCHW, weight_NC33, bias_N))
     )
+
+
+def num_tiles(side: int, B: int, H: int, W: int) -> int:
+    return B * -(-H // side) * -(-W // side)
+
+
+def tile_for(x_BHWC: Tensor, is_packed: bool) -> int:
+    """The side of the tiles that take the least time: those that need the fewest products, and a weight that is packed
+    now as the products of `PACKING` tiles. In float32 it is 4: 6 has several times its error of rounding, which that of
+    bfloat16 hides.
+    """
+    if x_BHWC.dtype is not torch.bfloat16:
+        return 4
+    more = 0 if is_packed else PACKING
+    return min(TILES, key=lambda side: POINTS[side] * (num_tiles(side, *x_BHWC.shape[:3]) + more))
 
 
 def _dtype_of(*tensors: Optional[Tensor]) -> Optional[torch.dtype]:
@@ -71,8 +89,8 @@ def convolve(
 
     Maps are float32 or bfloat16, or become what autocast asks for. Weight and bias may have another floating dtype:
     products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, those of bfloat16 by its
-    rounding. The packed weight has 4 times the memory of a float32 one. It stays in the `cache`, if there is one, until
-    the weight changes.
+    rounding. The packed weight has 4 times the memory of a float32 one, and 7 times that for large bfloat16 maps. It
+    stays in the `cache`, if there is one, until the weight changes.
 
     Raises:
         ValueError: an argument does not fit, or has another dtype or device.
@@ -84,19 +102,24 @@ def convolve(
     if x_BCHW.dim() != 4 or x_BCHW.shape[1] != weight_NC33.shape[1]:
         raise ValueError(f'x must be (B, {weight_NC33.shape[1]}, H, W), got {list(x_BCHW.shape)}')
 
+    is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
+
     def compute(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
+        tile = tile_for(x_BHWC, cache is not None and not is_trained)
         if cache is None:
-            packed = pack(weight)
+            packed = pack(weight, tile)
         else:
-            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight)], cache)
-        return (convolution(x_BHWC, packed, bias, len(weight)),)
+            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3', tile), lambda: [pack(weight, tile)], cache)
+        return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
 
     def gradients(
         grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]
     ) -> Sequence[Optional[Tensor]]:
         of_x = of_weight = of_bias = None
         if needed[0]:
-            of_x = convolution(grad_BHWN, pack(weight.flip(2, 3).transpose(0, 1)), None, weight.shape[1])
+            tile = tile_for(grad_BHWN, False)
+            turned = pack(weight.flip(2, 3).transpose(0, 1), tile)
+            of_x = convolution(grad_BHWN, turned, tile, None, weight.shape[1])
         if needed[1] or needed[2]:
             _, of_weight, of_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.permute(0, 3, 1, 2),
@@ -115,24 +138,24 @@ def convolve(
     return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2)
 
 
-def pack(weight_NC33: Tensor) -> Tensor:
-    """A weight in the order in which `convolution` reads it: 36 N C numbers."""
+def pack(weight_NC33: Tensor, tile: int) -> Tensor:
+    """A weight in the order in which `convolution` reads it for tiles of this side: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
-    within("a packed weight's numbers", POINTS * N * C, MAX_NUMBERS)
-    packed = empty(POINTS * N * C)
-    library().pack_convolution(first, N, C, torch.get_num_threads(), packed.data_ptr())
+    within("a packed weight's numbers", POINTS[tile] * N * C, MAX_NUMBERS)
+    packed = empty(POINTS[tile] * N * C)
+    library().pack_convolution(first, tile, N, C, torch.get_num_threads(), packed.data_ptr())
     return packed
 
 
-def convolution(x_BHWC: Tensor, packed: Tensor, bias_N: Optional[Tensor], outputs: int) -> Tensor:
+def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], outputs: int) -> Tensor:
     """Maps (B, H, W, N), where N is `outputs`, of the dtype of x."""
     kept: list[Tensor] = []
     number, first = dtype_number('x', x_BHWC.dtype), maps('x', x_BHWC, x_BHWC.dtype)
     y_BHWN = empty(*x_BHWC.shape[:3], outputs, dtype=x_BHWC.dtype)
     described = Convolution(
-        *(number, torch.get_num_threads(), *x_BHWC.shape, outputs),
-        address('packed', packed, (POINTS * outputs * x_BHWC.shape[3],)),
+        *(number, torch.get_num_threads(), tile, *x_BHWC.shape, outputs),
+        address('packed', packed, (POINTS[tile] * outputs * x_BHWC.shape[3],)),
         vector('bias', bias_N, outputs, kept),
     )
     library().convolution_forward(byref(described), first, y_BHWN.data_ptr())

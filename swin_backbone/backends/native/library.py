@@ -17,7 +17,7 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
-VERSION = 5
+VERSION = 6
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
 
 
@@ -84,7 +84,7 @@ class Convolution(ctypes.Structure):
     """`swin_convolution`."""
 
     kept: list[torch.Tensor]  # as in `Block`
-    _fields_ = _fields(i32='dtype threads', i64='batch height width channels outputs', p='weight bias')
+    _fields_ = _fields(i32='dtype threads tile', i64='batch height width channels outputs', p='weight bias')
 
 
 class RoiAlign(ctypes.Structure):
@@ -117,7 +117,7 @@ SIGNATURES = {  # of the functions that return a `swin_status`
     'swin_output_norm_backward': [
         *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_float, c_int32, c_void_p, c_void_p, c_void_p),
     ],
-    'swin_pack_convolution': [c_void_p, c_int64, c_int64, c_int32, c_void_p],
+    'swin_pack_convolution': [c_void_p, c_int32, c_int64, c_int64, c_int32, c_void_p],
     'swin_convolution_forward': [POINTER(Convolution), c_void_p, c_void_p],
     'swin_roi_align_forward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],
     'swin_roi_align_backward': [POINTER(RoiAlign), c_void_p, c_void_p, c_void_p, c_void_p],

@@ -67,7 +67,7 @@ def test_other_convolutions_are_mmsegs_own():
 
 def test_a_weight_is_packed_once(monkeypatch):
     packed, pack = [], convolution.pack
-    monkeypatch.setattr(convolution, 'pack', lambda weight: packed.append(weight.shape) or pack(weight))
+    monkeypatch.setattr(convolution, 'pack', lambda *of: packed.append(of) or pack(*of))
     _, ours = heads(channels=32)
     for module in ours.modules():
         use_winograd(module)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone.backends.native import convolution
 from swin_backbone.backends.native.availability import why_not_in
-from swin_backbone.backends.native.convolution import convolve, pack, takes_maps
+from swin_backbone.backends.native.convolution import TILES, convolve, pack, takes_maps, tile_for
 from swin_backbone.backends.weight_cache import WeightCache
 
 # Of the largest number: those of float32 with sums of 1 to 9 * 300 products, transformed.
@@ -56,6 +56,29 @@ def test_outputs_and_gradients_are_those_of_double_precision(B, H, W, C, N, has_
     truth = outputs_and_gradients(by_torch, *(None if t is None else t.double() for t in tensors))
     for found, wanted in zip(outputs_and_gradients(convolve, *tensors), truth):
         assert_close(found, wanted)
+
+
+@given(
+    st.sampled_from(TILES), st.integers(1, 3), st.integers(1, 25), st.integers(1, 25), st.integers(1, 70), st.booleans()
+)
+def test_tiles_of_both_sides(tile, B, H, W, C, has_bias):
+    x, weight, bias = drawn(B, C, H, W), drawn(40, C, 3, 3, seed=1), drawn(40, seed=2) if has_bias else None
+    y = convolution.convolution(x.permute(0, 2, 3, 1).contiguous(), pack(weight, tile), tile, bias, 40)
+    truth = by_torch(x.double(), weight.double(), None if bias is None else bias.double())
+    # A tile of 6x6 outputs is computed in larger points.
+    most = {4: ROUNDING, 6: 5 * ROUNDING}[tile] * truth.abs().max().clamp(min=1)
+    assert (y.permute(0, 3, 1, 2) - truth).abs().max() <= most
+
+
+def test_tiles_have_the_side_that_needs_the_fewest_products_where_bfloat16_hides_its_rounding():
+    def tile(dtype, *sizes, is_packed=True):
+        return tile_for(torch.empty(*sizes, 1, dtype=dtype), is_packed)
+
+    assert tile(torch.float32, 1, 200, 336) == 4
+    assert tile(torch.bfloat16, 1, 200, 336) == tile(torch.bfloat16, 1, 12, 12) == 6
+    assert tile(torch.bfloat16, 100, 14, 14) == 4  # 16 * 36 products, as 9 * 64
+    assert tile(torch.bfloat16, 1, 12, 12, is_packed=False) == 4
+    assert tile(torch.bfloat16, 1, 200, 336, is_packed=False) == 6
 
 
 @pytest.mark.parametrize('threads', [1, 2, 5])
@@ -233,5 +256,6 @@ def test_wrong_arguments(arguments):
         convolve(*arguments)
 
 
-def test_a_weight_takes_four_times_its_memory():
-    assert pack(drawn(40, 24, 3, 3)).numel() == 4 * 40 * 24 * 9
+def test_a_weight_takes_four_or_seven_times_its_memory():
+    weight = drawn(40, 24, 3, 3)
+    assert [pack(weight, tile).numel() / weight.numel() for tile in TILES] == [4, 64 / 9]
