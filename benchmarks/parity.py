@@ -168,7 +168,8 @@ def train(folder: str, spec: Spec) -> list[float]:
     """
     told, found = (Path(tempfile.mkdtemp(dir=folder)) / name for name in ('spec.json', 'losses.json'))
     told.write_text(json.dumps(asdict(replace(spec, work_dir=str(told.parent / 'work')))))
-    env = dict(os.environ, OMP_NUM_THREADS=str(spec.threads), **(AVX2 if spec.avx2 else {}))
+    # Threads that wait sleep: two of them would spin on the cores that other trainings have.
+    env = dict(os.environ, OMP_NUM_THREADS=str(spec.threads), OMP_WAIT_POLICY='passive', **(AVX2 if spec.avx2 else {}))
     command = [sys.executable, '-m', 'benchmarks.one_training', str(told), str(found)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
