@@ -168,17 +168,18 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
     """Of a config and a checkpoint, or of an exported folder."""
     if args.weights:
         args.model.append(find_published(args.weights).weights)
-    if len(args.model) == 1:
+    exported = len(args.model) == 1
+    device = args.device or ('cpu' if exported else default_device())
+    if device == 'cpu':
+        keep_freed_memory()
+    if exported:
         if args.amp:
             raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
-        return ExportedPredictor(args.model[0], args.device or 'cpu', args.threads, args.batch_size)
+        return ExportedPredictor(args.model[0], device, args.threads, args.batch_size)
     config, checkpoint = args.model
     cfg = runtime.load_config(
         config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
     )
-    device = args.device or default_device()
-    if device == 'cpu':
-        keep_freed_memory()
     return Predictor(cfg, checkpoint, device, args.unsafe_load, args.allow_missing, args.amp)
 
 
