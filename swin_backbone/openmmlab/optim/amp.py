@@ -71,7 +71,9 @@ def mixed_precision(model: nn.Module) -> Iterator[None]:
         if device == 'cpu':
             for module in model.modules():
                 stack.enter_context(_methods_of(module))
-        stack.enter_context(torch.autocast(device, torch.bfloat16 if device == 'cpu' else torch.float16))
+        dtype = torch.bfloat16 if device == 'cpu' else torch.float16
+        # Autocast's cache keeps the copies of weights until its end: around a training those of the first step.
+        stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
         yield
 
 

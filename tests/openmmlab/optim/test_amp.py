@@ -264,3 +264,13 @@ def test_metrics_of_the_demos(demo, config, metrics, tmp_path, monkeypatch):
         found.append({name: float(re.search(rf'^{name}: (.+)$', output, re.MULTILINE)[1]) for name in metrics})
     for name, point in metrics.items():
         assert found[1][name] == pytest.approx(found[0][name], abs=0.3 * point)
+
+
+@pytest.mark.parametrize('grad', [True, False])
+def test_weights_that_change_while_it_lasts_are_used(grad):
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    with mixed_precision(model), torch.set_grad_enabled(grad):
+        before = model(x)
+        with torch.no_grad():
+            model.weight += 1  # as an optimizer's step does
+        torch.testing.assert_close(model(x) - before, torch.full((1, 2), 3.0), atol=0.05, rtol=0, check_dtype=False)
