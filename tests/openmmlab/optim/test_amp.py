@@ -3,7 +3,7 @@
 import copy
 import re
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import pytest
@@ -274,3 +274,26 @@ def test_weights_that_change_while_it_lasts_are_used(grad):
         with torch.no_grad():
             model.weight += 1  # as an optimizer's step does
         torch.testing.assert_close(model(x) - before, torch.full((1, 2), 3.0), atol=0.05, rtol=0, check_dtype=False)
+
+
+def test_a_whole_training_inside_is_that_of_a_context_for_each_step():
+    images = torch.rand(3, 1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+    def trained(around_all, around_each):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with around_all(model):
+            for x in images:
+                with around_each(model):
+                    _, scores = model(x)
+                scores.float().square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return list(model.parameters())
+
+    def nothing(model):
+        return nullcontext()
+
+    for found, wanted in zip(trained(mixed_precision, nothing), trained(nothing, mixed_precision)):
+        assert torch.equal(found, wanted)
