@@ -194,7 +194,7 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
 
 /* A convolution of 3x3 taps with a stride of 1, of maps with a row and a column of zeros around them, by Winograd's
  * minimal filtering, in tiles of 4 x 4 or 6 x 6 outputs. It is rounded otherwise than by other implementations: in
- * float32 to 3e-6 of the largest output, with 6 x 6 to 1e-5. With 6 x 6 a large map takes 0.79 times the products. A
+ * float32 to 3e-6 of the largest output, with 6 x 6 to 3e-5. With 6 x 6 a large map takes 0.79 times the products. A
  * number that is not finite makes NaN of all tiles that read it, up to 2 x 2, and numbers above 1e36 may overflow. */
 typedef struct swin_convolution {
   int32_t dtype, threads;                          /* of the maps; products are float32, for bfloat16 too */
