@@ -1,11 +1,13 @@
 """A machine is quiet only if nothing else runs and the same work takes the same time."""
 
 import itertools
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.in_process import run
 
 from benchmarks import machine
 from swin_backbone.devices import processor
@@ -67,3 +69,11 @@ def test_where_nobody_tells_it_is_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, 'triton.runtime', None)
     assert machine.peak_bandwidth(torch.device('cuda', 0)) is None
     assert machine.peak_bandwidth(torch.device('cpu')) is None
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='this system keeps no process on some CPUs')
+def test_a_tool_that_the_tests_run_leaves_them_all_cpus(tmp_path):
+    cpus, tool = os.sched_getaffinity(0), tmp_path / 'tool.py'
+    tool.write_text(f'import os; os.sched_setaffinity(0, {{{min(cpus)}}}); print(os.sched_getaffinity(0))')
+    assert run(str(tool)).stdout == f'{{{min(cpus)}}}\n'
+    assert os.sched_getaffinity(0) == cpus

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import runpy
 import sys
 from functools import lru_cache
@@ -36,6 +37,7 @@ def run(tool, *arguments):
     """What `python TOOL ARGUMENTS` ends with and prints; a tool without a slash is run as `python -m TOOL`."""
     stdout, stderr = io.StringIO(), io.StringIO()
     code = 0
+    cpus = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, 'argv', [tool, *map(str, arguments)])
         patch.syspath_prepend(ROOT / 'tools')
@@ -52,4 +54,6 @@ def run(tool, *arguments):
                 code = 1
         finally:
             forget_instances()
+            if cpus:  # a benchmark keeps its process on as many as it has threads: all other tests would share one
+                os.sched_setaffinity(0, cpus)
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
