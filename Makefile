@@ -16,7 +16,7 @@
 # make demo-seg  the same with UPerNet
 # make demo-cls  the same with a classifier
 # make demo-deploy  what the two demos trained, exported with free sizes and run without torch
-# make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: half an hour
+# make parity    train with mmdet's and mmseg's own Swin and with this one, and compare: an hour
 # make docs      build the documentation's site into build/site; make docs-serve shows it while you write
 # make docs-pictures   draw the pictures of docs/explanation/pictures.md, from the code and the two demos' checkpoints
 # make lint      pre-commit, which runs ruff, mypy, clang-format, clang-tidy and codespell
