@@ -4,7 +4,7 @@
 Layout: B maps, H W their sides, C channels, N output channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref
 from typing import Optional
 
@@ -83,14 +83,15 @@ def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
 
 
 def convolve(
-    x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], cache: Optional[WeightCache] = None
+    x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], caches: Optional[Mapping[int, WeightCache]] = None
 ) -> Tensor:
     """`F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
 
     Maps are float32 or bfloat16, or become what autocast asks for. Weight and bias may have another floating dtype:
     products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, those of bfloat16 by its
     rounding. The packed weight has 4 times the memory of a float32 one, and 7 times that for large bfloat16 maps. It
-    stays in the `cache`, if there is one, until the weight changes.
+    stays in the cache of its tiles, if there are `caches`, until the weight changes: a head may have maps of many
+    sizes.
 
     Raises:
         ValueError: an argument does not fit, or has another dtype or device.
@@ -105,11 +106,11 @@ def convolve(
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
 
     def compute(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
-        tile = tile_for(x_BHWC, cache is not None and not is_trained)
-        if cache is None:
+        tile = tile_for(x_BHWC, caches is not None and not is_trained)
+        if caches is None:
             packed = pack(weight, tile)
         else:
-            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3', tile), lambda: [pack(weight, tile)], cache)
+            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight, tile)], caches[tile])
         return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
 
     def gradients(

@@ -1,11 +1,12 @@
 """Convolutions behind a Swin on a CPU."""
 
+from collections.abc import Mapping
 from typing import Any, Optional
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...backends.native.convolution import convolve, takes_maps
+from ...backends.native.convolution import TILES, convolve, takes_maps
 from ...backends.weight_cache import WeightCache
 
 SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, padding_mode='zeros')
@@ -17,18 +18,18 @@ class Conv3x3(nn.Conv2d):
     It is made from one that a model has, by `use_winograd`, and has its parameters and hooks.
     """
 
-    cache: WeightCache
+    caches: dict[int, WeightCache]  # by the side of tiles
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, H, W) to (B, N, H, W)."""
-        return conv_3x3(input, self.weight, self.bias, self.cache)
+        return conv_3x3(input, self.weight, self.bias, self.caches)
 
 
 def use_winograd(conv: nn.Module) -> None:
     """Make a convolution of torch, if it is one of 3x3 taps, a `Conv3x3`."""
     if is_plain(conv):
         conv.__class__ = Conv3x3
-        conv.cache = WeightCache()  # type: ignore[assignment]
+        conv.caches = {tile: WeightCache() for tile in TILES}  # type: ignore[assignment]
 
 
 def is_plain(conv: Any) -> bool:
@@ -36,8 +37,10 @@ def is_plain(conv: Any) -> bool:
     return type(conv) in (nn.Conv2d, Conv3x3) and all(getattr(conv, name) == value for name, value in SETTINGS.items())
 
 
-def conv_3x3(x: Tensor, weight: Tensor, bias: Optional[Tensor], cache: Optional[WeightCache] = None) -> Tensor:
+def conv_3x3(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], caches: Optional[Mapping[int, WeightCache]] = None
+) -> Tensor:
     """`F.conv2d(x, weight, bias, padding=1)`, up to rounding."""
     if takes_maps(x, weight, bias):
-        return convolve(x, weight, bias, cache)
+        return convolve(x, weight, bias, caches)
     return F.conv2d(x, weight, bias, padding=1)

@@ -3,7 +3,7 @@
 Letters: B images, C channels, D output channels, h w and H W height and width before and after resizing; K a tap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import torch
@@ -67,7 +67,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
 def _fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
     """A ConvModule of maps that are resized to the first and concatenated."""
     conv = module.conv
-    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, getattr(conv, 'cache', None))
+    y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, getattr(conv, 'caches', None))
     if module.with_norm:
         y = module.norm(y)
     return module.activate(y) if module.with_activation else y
@@ -78,7 +78,7 @@ def conv_of_resized(
     weight: Tensor,
     bias: Optional[Tensor],
     align_corners: bool,
-    cache: Optional[WeightCache] = None,
+    caches: Optional[Mapping[int, WeightCache]] = None,
 ) -> Tensor:
     """A 3x3 convolution, padded by 1, of maps resized bilinearly to the first one's size and concatenated.
 
@@ -90,14 +90,14 @@ def conv_of_resized(
         maps: (B, C_i, h_i, w_i), the first of the size (H, W).
         weight: (D, the sum of C_i, 3, 3).
         bias: (D,) or None.
-        cache: of the weight's part for the first map, see `conv_3x3`.
+        caches: of the weight's part for the first map, see `conv_3x3`.
 
     Returns:
         (B, D, H, W).
     """
     finest, *coarse = maps
     weights = weight.split([x.shape[1] for x in maps], 1)
-    y_BDHW = conv_3x3(finest, weights[0], bias, cache)
+    y_BDHW = conv_3x3(finest, weights[0], bias, caches)
     for x, weight_of_x in zip(coarse, weights[1:]):
         if x.shape[2:] == finest.shape[2:]:
             y_BDHW = y_BDHW + conv_3x3(x, weight_of_x, None)

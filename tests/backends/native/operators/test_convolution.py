@@ -106,14 +106,25 @@ def test_maps_and_weights_in_any_memory():
 
 
 def test_weights_that_changed_are_packed_again():
-    x, weight, cache = drawn(1, 32, 16, 16), drawn(32, 32, 3, 3, seed=1), WeightCache()
-    first = convolve(x, weight, None, cache)
-    packed = cache.made
-    assert torch.equal(convolve(x, weight, None, cache), first)
-    assert cache.made is packed
+    x, weight, caches = drawn(1, 32, 16, 16), drawn(32, 32, 3, 3, seed=1), {tile: WeightCache() for tile in TILES}
+    first = convolve(x, weight, None, caches)
+    packed = caches[4].made
+    assert torch.equal(convolve(x, weight, None, caches), first)
+    assert caches[4].made is packed
     np.asarray(weight)[3, 2, 1, 0] += 1  # which leaves no trace in the tensor
-    assert_close(convolve(x, weight, None, cache), by_torch(x.double(), weight.double(), None))
-    assert cache.made is not packed
+    assert_close(convolve(x, weight, None, caches), by_torch(x.double(), weight.double(), None))
+    assert caches[4].made is not packed
+
+
+@needs_bfloat16
+def test_a_head_of_maps_of_many_sizes_packs_its_weight_once_for_each_tile(monkeypatch):
+    packed, weight, caches = [], drawn(32, 32, 3, 3), {tile: WeightCache() for tile in TILES}
+    monkeypatch.setattr(convolution, 'pack', lambda weight, tile: packed.append(tile) or pack(weight, tile))
+    with torch.no_grad():
+        for _ in range(2):
+            for side in (72, 30, 16):
+                convolve(drawn(2, 32, side, side).bfloat16(), weight, None, caches)
+    assert packed == [6, 4]
 
 
 def test_a_gradient_alone_and_a_second_derivative():
