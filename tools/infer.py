@@ -170,7 +170,7 @@ def open_predictor(args: argparse.Namespace) -> Predictor:
         args.model.append(find_published(args.weights).weights)
     exported = len(args.model) == 1
     device = args.device or ('cpu' if exported else default_device())
-    if device == 'cpu':
+    if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
     if exported:
         if args.amp:

@@ -19,7 +19,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData
 from PIL import Image
 
-from swin_backbone import swap_backbone
+from swin_backbone import devices, swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.inference import predict as inference
@@ -403,3 +403,15 @@ def test_the_video_of_a_camera_takes_as_long_as_what_it_shows(tmp_path, monkeypa
     assert written == [1, 1, 2, 22, 22, 122]
     writer.close()
     assert (tmp_path / 'x.mp4').is_file()
+
+
+@pytest.mark.parametrize('more', [[], ['--device', 'cpu:0']])
+def test_on_a_cpu_freed_memory_is_kept(more, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(devices, 'keep_freed_memory', lambda: kept.append(True))
+    monkeypatch.setattr(devices, 'default_device', lambda: 'cpu')
+    cv2.imwrite(str(tmp_path / 'a.png'), np.zeros((8, 8, 3), np.uint8))
+    config = ROOT / 'configs/demo/mask-rcnn_swin-nano_fpn_shapes.py'
+    result = run('tools/infer.py', tmp_path / 'a.png', config, tmp_path / 'missing.pth', *more, '--out-dir', tmp_path)
+    assert result.returncode == 1
+    assert kept == [True]
