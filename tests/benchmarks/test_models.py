@@ -5,19 +5,25 @@ import json
 import pytest
 from helpers.in_process import ROOT, run
 
+from swin_backbone import devices
+
 SMALL = '--size', '64', '--runs', '1', '--busy-machine'
 STEPS = ['toolbox', 'backbone', 'layers', 'convolutions', 'bfloat16']
 
 
 @pytest.mark.parametrize(
-    ('name', 'more'), [('mask-rcnn_swin-nano_fpn_shapes.py', ['--train']), ('swin-nano_upernet_shapes.py', [])]
+    ('name', 'more'),
+    [('mask-rcnn_swin-nano_fpn_shapes.py', ['--train']), ('swin-nano_upernet_shapes.py', ['--keep-memory'])],
 )
-def test_each_step_is_timed(name, more, tmp_path):
+def test_each_step_is_timed(name, more, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(devices, 'keep_freed_memory', lambda: kept.append(True))
     pytest.importorskip('mmseg', reason='mmseg is not installed')
     result = run('benchmarks.models', ROOT / 'configs/demo' / name, *SMALL, *more, '--json', tmp_path / 'found.json')
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / 'found.json').read_text())['rows']
     assert [row['model'] for row in rows] == STEPS
+    assert bool(kept) == ('--keep-memory' in more)
 
 
 def test_what_has_no_swin_is_said():

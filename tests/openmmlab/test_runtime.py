@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT
+from helpers.openmmlab import toy_training
 from mmengine.config import Config
 from mmengine.utils import is_installed
 
@@ -151,3 +152,12 @@ def test_a_detector_gets_flipping_as_its_test_time_augmentation():
     assert cfg.model.type == 'DetTTAModel'
     assert cfg.model.module.backbone.type == 'SwinBackbone'
     assert cfg.test_dataloader.dataset.pipeline[-1].type == 'TestTimeAug'
+
+
+@pytest.mark.parametrize('accelerator', [False, True])
+def test_a_runner_on_a_cpu_alone_keeps_freed_memory(accelerator, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(runtime, 'keep_freed_memory', lambda: kept.append(True))
+    monkeypatch.setattr(runtime, '_has_accelerator', lambda: accelerator)
+    runtime.build_runner(toy_training.config(tmp_path, epochs=1))
+    assert kept == [True] * (not accelerator)
