@@ -60,10 +60,11 @@ $(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
 	@touch $@
 
 # Two processes with a thread each: with two threads each they would slow one another many times. They keep the memory that
-# they free, as the tools do, and take files in the order of their names: those with few tests may take longest.
+# they free, as the tools do, and take files in the order of their names: those with few tests may take longest. Dozens of
+# tests start a tool in a process of its own, which without bytecode compiles the package anew.
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=67108864 MALLOC_ARENA_MAX=1
 test: install
-	$(KEEP_MEMORY) OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(KEEP_MEMORY) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	$(RUN) -m pytest -m slow

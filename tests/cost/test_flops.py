@@ -1,13 +1,11 @@
 """Parameters and multiply-adds against the published tables, and against closed forms."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from helpers import ROOT
+from helpers.in_process import run
 
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
 from swin_backbone.cost.flops import attention_costs, build, count
@@ -163,24 +161,30 @@ def test_what_is_counted_is_what_mmengine_counts():
     assert (ours.params, ours.flops) == (theirs['params'], theirs['flops'])
 
 
-def run_tool(config, path):
-    command = [sys.executable, 'tools/flops.py', config, '--shape', '800', '1280', '--json', path]
-    environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '120', 'PYTHONPATH': str(ROOT)}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    return result.stdout, json.loads(path.read_text())
+@pytest.fixture
+def report_of(tmp_path, monkeypatch):
+    """A function: what tools/flops.py prints and writes for a detector."""
+    monkeypatch.setenv('COLUMNS', '120')
+
+    def report(name):
+        config, file = ROOT / 'configs' / 'mask_rcnn' / f'{name}.py', tmp_path / 'flops.json'
+        result = run('tools/flops.py', config, '--shape', '800', '1280', '--json', file)
+        assert result.returncode == 0, result.stderr
+        return result.stdout, json.loads(file.read_text())
+
+    return report
 
 
-def test_tool_counts_swin_v2(tmp_path):
-    text, data = run_tool('configs/mask_rcnn/mask-rcnn_swinv2-t-p4-w8_fpn_1x_coco.py', tmp_path / 'flops.json')
+def test_tool_counts_swin_v2(report_of):
+    text, data = report_of('mask-rcnn_swinv2-t-p4-w8_fpn_1x_coco')
     assert 'global' in text
     assert [(row['height'], row['width']) for row in data['attention']] == [(200, 320), (100, 160), (50, 80), (25, 40)]
     of_attention = sum(row['counted'] for row in data['attention'])
     assert of_attention < data['parts']['backbone']['flops'] < data['total']['flops']
 
 
-def test_tool_writes_text_and_json(tmp_path):
-    text, data = run_tool('configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', tmp_path / 'flops.json')
+def test_tool_writes_text_and_json(report_of):
+    text, data = report_of('mask-rcnn_swin-t-p4-w7_fpn_1x_coco')
     assert '47.79 M' in text
     assert '266.09 G' in text
     assert data['total'] == {'params': 47794602, 'flops': 266086365184}

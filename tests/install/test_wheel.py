@@ -53,6 +53,7 @@ def installed(tmp_path_factory):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--no-index']
+    command.append('--no-compile')  # of four hundred modules, for two processes
     environment = {**os.environ, 'SWIN_BACKBONE_NATIVE': '0'}  # compiling is test_a_wheel_brings_the_operators' matter
     result = subprocess.run(
         [*command, '--target', folder / 'site', source], env=environment, capture_output=True, text=True, timeout=240
