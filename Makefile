@@ -78,7 +78,8 @@ test-faults: install
 test-nightly: install
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --hypothesis-profile nightly -m hypothesis
 
-# NEON runs where zig (make install-wheels) and qemu-aarch64-static are, and what is written for AMX with loops in its place.
+# NEON runs where zig (make install-wheels) and qemu-aarch64-static are, the library for Windows where zig and Wine are, and
+# what is written for AMX with loops in its place.
 test-native: install
 	$(RUN) -m pytest -m '' tests/backends/native/test_unit.py
 

@@ -33,7 +33,7 @@ inline Var operator*(Var a, Var b) { return {a.value * b.value, a, b.value, b, a
 inline Var operator/(Var a, Var b) { return {a.value / b.value, a, 1 / b.value, b, -a.value / (b.value * b.value)}; }
 inline Var exp(Var a) { return {std::exp(a.value), a, std::exp(a.value)}; }
 inline Var sqrt(Var a) { return {std::sqrt(a.value), a, 0.5 / std::sqrt(a.value)}; }
-inline Var erf(Var a) { return {std::erf(a.value), a, 2 / std::sqrt(M_PI) * std::exp(-a.value * a.value)}; }
+inline Var erf(Var a) { return {std::erf(a.value), a, 2 / std::sqrt(std::acos(-1.0)) * std::exp(-a.value * a.value)}; }
 inline double value_of(double a) { return a; }
 inline double value_of(Var a) { return a.value; }
 

@@ -1,5 +1,6 @@
 """The library's own test, a C++ program (csrc/tests/unit.cpp): each function of its interface against plain loops."""
 
+import os
 import platform
 import re
 import shutil
@@ -12,24 +13,27 @@ import pytest
 from helpers import ROOT
 
 import swin_backbone.backends.native
-from swin_backbone.backends.native.build import Target, compile_sources
+from swin_backbone.backends.native.build import NAMES, Target, compile_sources, link_library
 from swin_backbone.backends.native.library import NAME, load
 
 UNIT = ROOT / 'csrc' / 'tests' / 'unit.cpp'
+WINE = shutil.which('wine64') or shutil.which('wine') or shutil.which('/usr/lib/wine/wine64')  # where Debian has it
 needs_compiler = pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
+needs_zig = pytest.mark.skipif(find_spec('ziglang') is None, reason='zig, which compiles for it, is not installed')
 
 
 def compile_unit(compiler: list[str], parts: list[str], folder: Path) -> Path:
     """The program, made of its source and the objects, or the library, that it tests."""
-    command = [*compiler, '-std=c++17', '-O1', '-Wall', '-Wextra', '-Werror', UNIT, *parts, '-o', folder / 'unit']
+    command = [*compiler, '-std=c++17', '-O1', '-Wall', '-Wextra', '-Werror', UNIT, *parts, '-o', folder / 'unit.exe']
     made = subprocess.run(command, capture_output=True, text=True, timeout=900)  # zig first compiles its libraries
     assert made.returncode == 0, made.stderr
-    return folder / 'unit'
+    return folder / 'unit.exe'  # as Windows wants it
 
 
-def check(command: list) -> list[str]:
+def check(command: list, **environment: str) -> list[str]:
     """Run the program, and return the instruction sets that it has tested."""
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    env = {**os.environ, **environment}
+    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout + found.stderr
     tested = re.findall(r'^(\w+), (\w+): (\d+) checks', found.stdout, re.MULTILINE)
     assert all(int(count) > 500 for _, _, count in tested)
@@ -47,13 +51,30 @@ def test_each_function_computes_what_plain_loops_compute(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec('ziglang') is None, reason='zig, which compiles for ARM64, is not installed')
+@needs_zig
 @pytest.mark.skipif(shutil.which('qemu-aarch64-static') is None, reason='qemu-aarch64-static is not installed')
 def test_neon_under_an_emulator(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', 'aarch64-linux-musl', '-static']
     objects = compile_sources(tmp_path, Target('aarch64', 'linux', zig), [])
     assert check(['qemu-aarch64-static', compile_unit(zig, objects, tmp_path)]) == ['neon']
+
+
+@pytest.mark.slow
+@needs_zig
+@pytest.mark.skipif(WINE is None, reason='Wine, which runs programs for Windows, is not installed')
+@pytest.mark.skipif(platform.machine() != 'x86_64', reason='Wine runs programs for its own kind of processor')
+def test_the_library_for_windows_under_wine(tmp_path, monkeypatch):
+    """As a wheel has it: through what it exports, and with threads of its own."""
+    monkeypatch.chdir(ROOT)
+    zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', 'x86_64-windows-gnu']
+    target = Target('x86_64', 'windows', zig)
+    link_library(tmp_path / NAMES['windows'], compile_sources(tmp_path / 'objects', target, []), target, ['-s'])
+    (imported,) = tmp_path.glob('*.lib')
+    unit = compile_unit(zig, [imported], tmp_path)
+    tested = check([WINE, unit], WINEPREFIX=str(tmp_path / 'prefix'), WINEDEBUG='-all')
+    here = [isa for isa in load()[0].isas if isa != 'amx']  # the library asks Linux alone for it
+    assert tested == here
 
 
 @pytest.mark.slow
