@@ -59,12 +59,11 @@ $(VENV)/.installed-%: setup.py $(CONSTRAINTS) | install
 	@SWIN_BACKBONE_NATIVE=0 $(PIP) install --quiet --constraint $(VENV)/constraints.txt --no-build-isolation --editable '.[$*]'
 	@touch $@
 
-# Two processes with a thread each: with two threads each they would slow one another many times. They keep the memory that
-# they free, as the tools do, and take files in the order of their names: those with few tests may take longest. Dozens of
-# tests start a tool in a process of its own, which without bytecode compiles the package anew.
-KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=67108864 MALLOC_ARENA_MAX=1
+# Two processes with a thread each: with two threads each they would slow one another many times. They take files in the
+# order of their names: those with few tests may take longest. Dozens of tests start a tool in a process of its own, which
+# without bytecode compiles the package anew.
 test: install
-	$(KEEP_MEMORY) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: install
 	$(RUN) -m pytest -m slow
