@@ -52,17 +52,6 @@ inline void pack_keys(const float* k, int64_t N, int64_t d, float* to) {
 }
 inline const float* pack_values(const float* v, int64_t, int64_t, float*) { return v; }
 #if SWIN_HAS_BF16
-// (M, 2 N) numbers, of which each pair is moved as one of 32 bits, to (N, M) pairs.
-inline void transpose_pairs(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
-  transpose_blocks(
-      M, N,
-      [=](int64_t m, int64_t n, int64_t count) {
-        return Vec(_mm512_maskz_loadu_ps(first_lanes(count), from + m * from_stride + 2 * n));
-      },
-      [=](int64_t n, int64_t m, Vec v, int64_t count) {
-        _mm512_mask_storeu_ps(to + n * to_stride + 2 * m, first_lanes(count), v);
-      });
-}
 inline void pack_keys(const bf16* k, int64_t N, int64_t d, bf16* to) {
   const int64_t S = bias_stride(N);
   transpose_pairs(k, d, N, d / 2, to, 2 * S);

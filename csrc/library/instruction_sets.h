@@ -8,6 +8,11 @@
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
+#if defined(SWIN_WITH_NEON_BF16) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(SWIN_WITH_NEON_BF16) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #if defined(SWIN_WITH_AMX) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,6 +30,9 @@ namespace avx512_bf16 {
 extern const Kernels kernels;
 }
 namespace amx {
+extern const Kernels kernels;
+}
+namespace neon_bf16 {
 extern const Kernels kernels;
 }
 namespace neon {
@@ -89,6 +97,20 @@ inline bool has_amx() {
 #endif
 }
 #endif
+#ifdef SWIN_WITH_NEON_BF16
+inline bool has_neon_bf16() {
+#if defined(__linux__)
+  constexpr unsigned long BF16 = 1ul << 14;
+  return getauxval(AT_HWCAP2) & BF16;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has;
+#else
+  return false;
+#endif
+}
+#endif
 #ifdef SWIN_WITH_NEON
 inline bool has_neon() { return true; }  // every ARM64 processor has it
 #endif
@@ -106,6 +128,9 @@ inline constexpr InstructionSet INSTRUCTION_SETS[] = {
 #endif
 #ifdef SWIN_WITH_AVX2
     {&avx2::kernels, has_avx2},
+#endif
+#ifdef SWIN_WITH_NEON_BF16
+    {&neon_bf16::kernels, has_neon_bf16},
 #endif
 #ifdef SWIN_WITH_NEON
     {&neon::kernels, has_neon},

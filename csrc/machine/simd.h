@@ -15,7 +15,7 @@
 #include <arm_neon.h>
 #endif
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define SWIN_HAS_BF16 1
 #define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float) instantiate(bf16)
 #else
@@ -259,7 +259,13 @@ inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t
       [=](int64_t n, int64_t m, Vec v, int64_t count) { store(to + n * to_stride + m, v, count); });
 }
 
+// --- bf16 ------------------------------------------------------------------------------------------------------------
+// Products take pairs of terms that lie side by side: a PairVec has LANES pairs.
+
 #if SWIN_HAS_BF16
+#if defined(__AVX512F__)
+using PairVec = __m512i;
+
 inline __mmask32 first_halves(int64_t count) { return static_cast<__mmask32>((uint64_t{1} << count) - 1); }
 
 inline Vec load(const bf16* from, int64_t count = LANES) {
@@ -272,6 +278,26 @@ inline void store(bf16* to, Vec v, int64_t count = LANES) {
   _mm256_mask_storeu_epi16(to, first_lanes(count), bits);
 }
 
+// The first `count` pairs, and zeros.
+inline PairVec load_pairs(const bf16* from, int64_t count = LANES) {
+  return count == LANES ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi32(first_lanes(count), from);
+}
+inline void store_pairs(bf16* to, PairVec pairs, int64_t count = LANES) {
+  _mm512_mask_storeu_epi32(to, first_lanes(count), pairs);
+}
+// One pair in all lanes.
+inline PairVec broadcast_pair(const bf16* a) {
+  int32_t both;
+  std::memcpy(&both, a, sizeof both);
+  return _mm512_set1_epi32(both);
+}
+// Sums of pairs: each lane has two terms.
+inline Vec dot_pairs(Vec sum, PairVec a, PairVec b) {
+  return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
+}
+// Two vectors, rounded, one after the other.
+inline __m512i round_pair(Vec first, Vec second) { return bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)); }
+
 // Two rows of 32 numbers as 32 pairs, in two vectors: the layout in which products of bf16 take their second operand
 // (VNNI).
 struct Pairs {
@@ -283,40 +309,27 @@ inline Pairs interleave(__m512i even, __m512i odd) {
   const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   return {_mm512_permutex2var_epi64(a, first, b), _mm512_permutex2var_epi64(a, second, b)};
 }
-// The same for any number of columns: 2 * columns numbers at `to`.
+// 32 numbers of which the first `count` are at `from`, and the others 0; all are if there is no row.
+inline __m512i load_row(const bf16* from, int64_t count) {
+  return from ? _mm512_maskz_loadu_epi16(first_halves(count), from) : _mm512_setzero_si512();
+}
+// Two rows, of which the second may not be there, as pairs: 2 * columns numbers at `to`.
 inline void interleave_rows(const bf16* even, const bf16* odd, int64_t columns, bf16* to) {
   for (int64_t c = 0; c < columns; c += 32) {
     const int64_t count = columns - c < 32 ? columns - c : 32;
-    const __mmask32 some = first_halves(count);
-    const auto [first, second] = interleave(_mm512_maskz_loadu_epi16(some, even + c),
-                                            odd ? _mm512_maskz_loadu_epi16(some, odd + c) : _mm512_setzero_si512());
-    if (count == 32) {
-      _mm512_storeu_si512(to + 2 * c, first);
-      _mm512_storeu_si512(to + 2 * c + 32, second);
-    } else {
-      _mm512_mask_storeu_epi16(to + 2 * c, first_halves(2 * count < 32 ? 2 * count : 32), first);
-      if (count > 16) _mm512_mask_storeu_epi16(to + 2 * c + 32, first_halves(2 * count - 32), second);
-    }
+    const auto [first, second] = interleave(load_row(even + c, count), load_row(odd ? odd + c : nullptr, count));
+    store_pairs(to + 2 * c, first, count < 16 ? count : 16);
+    if (count > 16) store_pairs(to + 2 * c + 32, second, count - 16);
   }
 }
-
-// Two vectors, rounded, one after the other.
-inline __m512i round_pair(Vec first, Vec second) { return bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)); }
-
-// Sums of pairs: each lane has two terms.
-inline Vec dot_pairs(Vec sum, __m512i a, __m512i b) {
-  return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
+// The same of at most 32 columns, filled up with zeros: 16 pairs go to `left`, 16 to `right`. A row may not be there.
+inline void interleave_32(const bf16* even, const bf16* odd, int64_t columns, bf16* left, bf16* right) {
+  const auto [first, second] = interleave(load_row(even, columns), load_row(odd, columns));
+  store_pairs(left, first);
+  store_pairs(right, second);
 }
 
-// One pair in all lanes.
-inline __m512i broadcast_pair(const bf16* a) {
-  int32_t both;
-  std::memcpy(&both, a, sizeof both);
-  return _mm512_set1_epi32(both);
-}
-
-// A block of at most 32 x 32 numbers, in pairs of rows (VNNI) that are moved as numbers of 32 bits. After `transpose`,
-// its column n is `column(n)`, filled up with zeros.
+// A block of at most 32 x 32 numbers, filled up with zeros, in pairs of rows that are moved as numbers of 32 bits.
 class TransposedBlock {
  public:
   TransposedBlock(const bf16* from, int64_t stride, int64_t rows, int64_t columns) {
@@ -328,8 +341,8 @@ class TransposedBlock {
       pairs[1][m / 2] = _mm512_unpackhi_epi16(even, odd);
     }
   }
-  // The sums of the first 16 columns, and of the others. Call it before `transpose`.
-  void sums(Vec& first, Vec& second) const {
+  // Adds the sums of the columns. Call it before `transpose`.
+  void add_sums(int64_t columns, float* to) const {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
     Vec low(0.f), high(0.f);
     for (int64_t m = 0; m < 16; m++) {
@@ -337,8 +350,10 @@ class TransposedBlock {
       high = dot_pairs(high, pairs[1][m], ones);
     }
     const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    first = _mm512_permutex2var_ps(low, order, high);
-    second = _mm512_permutex2var_ps(low, _mm512_add_epi32(order, _mm512_set1_epi32(8)), high);
+    const Vec sums[2] = {_mm512_permutex2var_ps(low, order, high),
+                         _mm512_permutex2var_ps(low, _mm512_add_epi32(order, _mm512_set1_epi32(8)), high)};
+    over_columns(columns,
+                 [&](int64_t c, int64_t count) { store(to + c, load(to + c, count) + sums[c / LANES], count); });
   }
   void transpose() {
     for (auto& half : pairs) {
@@ -350,11 +365,118 @@ class TransposedBlock {
       for (int64_t i = 0; i < 16; i++) half[i] = _mm512_castps_si512(rows[i]);
     }
   }
-  __m512i column(int64_t n) const { return pairs[n / 4 % 2][n / 8 * 4 + n % 4]; }
+  // Column n, after `transpose`.
+  void store_column(int64_t n, bf16* to, int64_t count = 32) const {
+    _mm512_mask_storeu_epi16(to, first_halves(count), pairs[n / 4 % 2][n / 8 * 4 + n % 4]);
+  }
 
  private:
   __m512i pairs[2][16];  // [i] has every second four of columns
 };
+
+#else
+using PairVec = uint16x8_t;
+
+inline const uint16_t* bits_of(const bf16* from) { return reinterpret_cast<const uint16_t*>(from); }
+inline uint16_t* bits_of(bf16* to) { return reinterpret_cast<uint16_t*>(to); }
+
+inline Vec load(const bf16* from, int64_t count = LANES) {
+  uint16_t some[LANES] = {};
+  if (count != LANES) std::memcpy(some, from, count * sizeof(bf16));
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(count == LANES ? bits_of(from) : some), 16));
+}
+inline void store(bf16* to, Vec v, int64_t count = LANES) {
+  const uint16x4_t bits = vreinterpret_u16_bf16(vcvt_bf16_f32(v));
+  if (count == LANES) return vst1_u16(bits_of(to), bits);
+  std::memcpy(to, &bits, count * sizeof(bf16));
+}
+
+inline PairVec load_pairs(const bf16* from, int64_t count = LANES) {
+  uint16_t some[2 * LANES] = {};
+  if (count != LANES) std::memcpy(some, from, 2 * count * sizeof(bf16));
+  return vld1q_u16(count == LANES ? bits_of(from) : some);
+}
+inline void store_pairs(bf16* to, PairVec pairs, int64_t count = LANES) {
+  if (count == LANES) return vst1q_u16(bits_of(to), pairs);
+  std::memcpy(to, &pairs, 2 * count * sizeof(bf16));
+}
+inline PairVec broadcast_pair(const bf16* a) {
+  uint32_t both;
+  std::memcpy(&both, a, sizeof both);
+  return vreinterpretq_u16_u32(vdupq_n_u32(both));
+}
+inline Vec dot_pairs(Vec sum, PairVec a, PairVec b) {
+  return vbfdotq_f32(sum, vreinterpretq_bf16_u16(a), vreinterpretq_bf16_u16(b));
+}
+
+inline void interleave_rows(const bf16* even, const bf16* odd, int64_t columns, bf16* to) {
+  int64_t c = 0;
+  for (; c + 8 <= columns; c += 8) {
+    const uint16x8x2_t both = {{vld1q_u16(bits_of(even + c)), odd ? vld1q_u16(bits_of(odd + c)) : vdupq_n_u16(0)}};
+    vst2q_u16(bits_of(to + 2 * c), both);
+  }
+  for (; c < columns; c++) to[2 * c] = even[c], to[2 * c + 1] = odd ? odd[c] : bf16{0};
+}
+inline void interleave_32(const bf16* even, const bf16* odd, int64_t columns, bf16* left, bf16* right) {
+  bf16 rows[2][32] = {}, pairs[64];
+  if (even) std::memcpy(rows[0], even, columns * sizeof(bf16));
+  if (odd) std::memcpy(rows[1], odd, columns * sizeof(bf16));
+  interleave_rows(rows[0], rows[1], 32, pairs);
+  std::memcpy(left, pairs, 32 * sizeof(bf16));
+  std::memcpy(right, pairs + 32, 32 * sizeof(bf16));
+}
+
+class TransposedBlock {
+ public:
+  TransposedBlock(const bf16* from, int64_t stride, int64_t rows, int64_t columns) {
+    for (int64_t m = 0; m < rows; m++) std::memcpy(numbers[m], from + m * stride, columns * sizeof(bf16));
+  }
+  void add_sums(int64_t columns, float* to) const {
+    over_columns(columns, [&](int64_t c, int64_t count) {
+      Vec sum(0.f);
+      for (const auto& row : numbers) sum = sum + load(row + c);
+      store(to + c, load(to + c, count) + sum, count);
+    });
+  }
+  void transpose() {
+    for (int64_t m = 0; m < 32; m += 8)
+      for (int64_t n = 0; n <= m; n += 8) {
+        uint16x8_t block[8], mirrored[8];
+        transpose_8(m, n, block), transpose_8(n, m, mirrored);
+        for (int64_t i = 0; i < 8; i++) {
+          vst1q_u16(bits_of(numbers[n + i] + m), block[i]);
+          vst1q_u16(bits_of(numbers[m + i] + n), mirrored[i]);
+        }
+      }
+  }
+  void store_column(int64_t n, bf16* to, int64_t count = 32) const {
+    std::memcpy(to, numbers[n], count * sizeof(bf16));
+  }
+
+ private:
+  // The columns of the 8 x 8 numbers at row m, column n.
+  void transpose_8(int64_t m, int64_t n, uint16x8_t (&columns)[8]) const {
+    uint32x4_t a[8];
+    uint64x2_t b[8];
+    for (int64_t i = 0; i < 8; i += 2) {
+      const uint16x8x2_t two =
+          vtrnq_u16(vld1q_u16(bits_of(numbers[m + i] + n)), vld1q_u16(bits_of(numbers[m + i + 1] + n)));
+      a[i] = vreinterpretq_u32_u16(two.val[0]), a[i + 1] = vreinterpretq_u32_u16(two.val[1]);
+    }
+    for (int64_t i = 0; i < 8; i += 4)
+      for (int64_t j = 0; j < 2; j++) {  // columns j, j + 2, j + 4 and j + 6 of four rows
+        const uint32x4x2_t two = vtrnq_u32(a[i + j], a[i + j + 2]);
+        b[i + j] = vreinterpretq_u64_u32(two.val[0]), b[i + j + 2] = vreinterpretq_u64_u32(two.val[1]);
+      }
+    for (int64_t j = 0; j < 4; j++) {
+      columns[j] = vreinterpretq_u16_u64(vtrn1q_u64(b[j], b[j + 4]));
+      columns[j + 4] = vreinterpretq_u16_u64(vtrn2q_u64(b[j], b[j + 4]));
+    }
+  }
+
+  bf16 numbers[32][32] = {};
+};
+#endif
 
 // (M, N) to (N, M), rows from_stride and to_stride apart.
 inline void transpose(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
@@ -363,9 +485,20 @@ inline void transpose(const bf16* from, int64_t from_stride, int64_t M, int64_t 
       const int64_t rows = M - m < 32 ? M - m : 32, columns = N - n < 32 ? N - n : 32;
       TransposedBlock block(from + m * from_stride + n, from_stride, rows, columns);
       block.transpose();
-      for (int64_t i = 0; i < columns; i++)
-        _mm512_mask_storeu_epi16(to + (n + i) * to_stride + m, first_halves(rows), block.column(i));
+      for (int64_t i = 0; i < columns; i++) block.store_column(i, to + (n + i) * to_stride + m, rows);
     }
+}
+
+// (M, N) pairs to (N, M) pairs, rows from_stride and to_stride numbers apart.
+inline void transpose_pairs(const bf16* from, int64_t from_stride, int64_t M, int64_t N, bf16* to, int64_t to_stride) {
+  transpose_blocks(
+      M, N,
+      [=](int64_t m, int64_t n, int64_t count) {
+        return Vec(bit_cast<decltype(Vec::v)>(load_pairs(from + m * from_stride + 2 * n, count)));
+      },
+      [=](int64_t n, int64_t m, Vec v, int64_t count) {
+        store_pairs(to + n * to_stride + 2 * m, bit_cast<PairVec>(v.v), count);
+      });
 }
 #endif
 

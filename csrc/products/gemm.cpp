@@ -12,11 +12,9 @@ Vec load_terms(const float* b, int64_t lanes) { return load(b, lanes); }
 #if SWIN_HAS_BF16
 template <>
 constexpr int64_t TERMS<bf16> = 2;
-Vec add_products(Vec sum, __m512i a, __m512i b) { return dot_pairs(sum, a, b); }
-__m512i broadcast_term(const bf16* a) { return broadcast_pair(a); }
-__m512i load_terms(const bf16* b, int64_t lanes) {
-  return lanes == LANES ? _mm512_loadu_si512(b) : _mm512_maskz_loadu_epi32(first_lanes(lanes), b);
-}
+Vec add_products(Vec sum, PairVec a, PairVec b) { return dot_pairs(sum, a, b); }
+PairVec broadcast_term(const bf16* a) { return broadcast_pair(a); }
+PairVec load_terms(const bf16* b, int64_t lanes) { return load_pairs(b, lanes); }
 #endif
 
 // c (rows, columns) = a b, or c += a b, with all of c in registers. The last vector of columns has `last` numbers.

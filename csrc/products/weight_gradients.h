@@ -114,29 +114,18 @@ class Kept<bf16> {
 
  private:
   void interleave_block(const bf16* from, int64_t tokens, int64_t channels, bf16* to) const {
-    const __mmask32 some = first_halves(channels);
-    for (int64_t m = 0; m < BLOCK; m += 2, to += TILE_TERMS) {
-      const __m512i even = _mm512_maskz_loadu_epi16(m < tokens ? some : 0, from + m * in);
-      const __m512i odd = _mm512_maskz_loadu_epi16(m + 1 < tokens ? some : 0, from + (m + 1) * in);
-      const auto [left, right] = interleave(even, odd);
-      _mm512_store_si512(to, left);
-      _mm512_store_si512(to + depth * TILE, right);
-    }
+    const auto row = [=](int64_t m) { return m < tokens ? from + m * in : nullptr; };
+    for (int64_t m = 0; m < BLOCK; m += 2, to += TILE_TERMS)
+      interleave_32(row(m), row(m + 1), channels, to, to + depth * TILE);
   }
 
-  // Sums of pairs are those of a channel.
   void transpose_block(const bf16* from, int64_t tokens, int64_t channels, bf16* to, float* bias_sum) const {
     TransposedBlock rows(from, out, tokens, channels);
-    Vec sums[2];
-    rows.sums(sums[0], sums[1]);
+    rows.add_sums(channels, bias_sum);
     rows.transpose();
     SWIN_UNROLL
     for (int64_t n = 0; n < BLOCK; n++)
-      _mm512_store_si512(to + n / TILE_ROWS * depth * TILE + n % TILE_ROWS * TILE_TERMS, rows.column(n));
-    for (int64_t i = 0; i < 2; i++) {
-      const int64_t count = std::clamp<int64_t>(channels - i * LANES, 0, LANES);
-      store(bias_sum + i * LANES, load(bias_sum + i * LANES, count) + sums[i], count);
-    }
+      rows.store_column(n, to + n / TILE_ROWS * depth * TILE + n % TILE_ROWS * TILE_TERMS);
   }
 };
 
@@ -168,27 +157,32 @@ inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float
 }
 #else
 inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
-  constexpr int64_t ROWS = 8;  // at once
+  constexpr int64_t VECTORS = Kept<bf16>::BLOCK / LANES, ROWS = 16 / VECTORS;  // at once
   for (int64_t r = 0; r < Kept<bf16>::BLOCK; r += ROWS) {
-    Vec sums[ROWS][2];
+    Vec sums[ROWS][VECTORS];
     SWIN_UNROLL
-    for (int64_t i = 0; i < 2 * ROWS; i++)
-      sums[i / 2][i % 2] = accumulate ? load(c + (r + i / 2) * ldc + i % 2 * LANES) : Vec(0.f);
+    for (int64_t i = 0; i < ROWS * VECTORS; i++)
+      sums[i / VECTORS][i % VECTORS] = accumulate ? load(c + (r + i / VECTORS) * ldc + i % VECTORS * LANES) : Vec(0.f);
     for (int64_t i = 0; i < groups.count; i++) {
       const Kept<bf16>& g = *groups.first[i];
       const bf16 *a = g.transposed + g.block(0, n + r) + r % TILE_ROWS * TILE_TERMS, *b = g.vnni + g.block(0, k);
       for (int64_t tile = 0; tile < g.depth; tile++, a += TILE, b += TILE)
         for (int64_t p = 0; p < TILE_TERMS; p += 2) {
-          const __m512i columns[2] = {_mm512_load_si512(b + p * TILE_ROWS),
-                                      _mm512_load_si512(b + g.depth * TILE + p * TILE_ROWS)};
+          PairVec columns[VECTORS];
           SWIN_UNROLL
-          for (int64_t i = 0; i < 2 * ROWS; i++)
-            sums[i / 2][i % 2] =
-                dot_pairs(sums[i / 2][i % 2], broadcast_pair(a + i / 2 * TILE_TERMS + p), columns[i % 2]);
+          for (int64_t v = 0; v < VECTORS; v++) {
+            const int64_t column = v * LANES;
+            columns[v] = load_pairs(b + column / TILE_ROWS * g.depth * TILE + p * TILE_ROWS + column % TILE_ROWS * 2);
+          }
+          SWIN_UNROLL
+          for (int64_t i = 0; i < ROWS * VECTORS; i++)
+            sums[i / VECTORS][i % VECTORS] = dot_pairs(
+                sums[i / VECTORS][i % VECTORS], broadcast_pair(a + i / VECTORS * TILE_TERMS + p), columns[i % VECTORS]);
         }
     }
     SWIN_UNROLL
-    for (int64_t i = 0; i < 2 * ROWS; i++) store(c + (r + i / 2) * ldc + i % 2 * LANES, sums[i / 2][i % 2]);
+    for (int64_t i = 0; i < ROWS * VECTORS; i++)
+      store(c + (r + i / VECTORS) * ldc + i % VECTORS * LANES, sums[i / VECTORS][i % VECTORS]);
   }
 }
 #endif

@@ -19,7 +19,7 @@ def why_not_in(dtype: torch.dtype) -> Optional[str]:
     if library is None:
         return reason
     if library.why_not(dtype):
-        return 'The compiled operators need AVX-512 with bf16 to compute in bfloat16.'
+        return 'The compiled operators need AVX-512 or NEON with bf16 to compute in bfloat16.'
     if library.isa == 'amx' and not multiplies(dtype):
         return f'AMX multiplies wrongly here: please report it. {ISA}=avx512_bf16 takes other instructions.'
     return None

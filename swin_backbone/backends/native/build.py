@@ -33,7 +33,7 @@ AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
 BF16 = [*AVX512, '-mavx512bf16']
 INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {  # each with the compiler's flags, the best first
     'x86_64': {'amx': [*BF16, '-mamx-tile', '-mamx-bf16'], 'avx512_bf16': BF16, 'avx512': AVX512, 'avx2': AVX2},
-    'aarch64': {'neon': []},
+    'aarch64': {'neon_bf16': ['-march=armv8.2-a+bf16'], 'neon': []},
 }
 # The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose, and
 # Clang does not know all of them.
@@ -47,6 +47,9 @@ ZIG_TARGETS = {  # by the platform of a wheel; manylinux2014 is glibc 2.17
     'macosx_11_0_arm64': 'aarch64-macos.11.0',
     'win_amd64': 'x86_64-windows-gnu',
 }
+
+
+ZIG_FLAGS = {'-march=armv8.2-a+bf16': '-mcpu=generic+bf16'}  # what it takes in place of these
 
 
 class Target(NamedTuple):
@@ -134,8 +137,11 @@ def supported_sets(of: Target, folder: Path) -> dict[str, list[str]]:
         command = [*of.compiler, *flags, '-c', str(empty), '-o', str(folder / 'empty.o')]
         return subprocess.run(command, capture_output=True).returncode == 0
 
+    sets = INSTRUCTION_SETS[of.machine]
+    if 'ziglang' in of.compiler:
+        sets = {isa: [ZIG_FLAGS.get(flag, flag) for flag in flags] for isa, flags in sets.items()}
     try:
-        return {isa: flags for isa, flags in INSTRUCTION_SETS[of.machine].items() if compiles(flags)}
+        return {isa: flags for isa, flags in sets.items() if compiles(flags)}
     except OSError as error:
         raise CompileError(str(error)) from error
 

@@ -57,7 +57,8 @@ def test_neon_under_an_emulator(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', 'aarch64-linux-musl', '-static']
     objects = compile_sources(tmp_path, Target('aarch64', 'linux', zig), [])
-    assert check(['qemu-aarch64-static', compile_unit(zig, objects, tmp_path)]) == ['neon']
+    command = ['qemu-aarch64-static', '-cpu', 'max', compile_unit(zig, objects, tmp_path)]
+    assert check(command) == ['neon_bf16', 'neon']
 
 
 @pytest.mark.slow

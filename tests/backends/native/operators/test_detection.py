@@ -258,7 +258,7 @@ def test_arguments_of_any_kind_are_results_or_sentences(record_fault):
     record_fault('direct_calls', results + len(said))
 
 
-@pytest.fixture(params=['avx2', 'avx512', 'avx512_bf16', 'amx', 'neon'])
+@pytest.fixture(params=['avx2', 'avx512', 'avx512_bf16', 'amx', 'neon_bf16', 'neon'])
 def _each_isa(request):
     library = load()[0]
     before = library.isa
