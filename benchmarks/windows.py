@@ -28,7 +28,7 @@ from swin_backbone.backends.reference import window_partition, window_reverse
 from swin_backbone.command_line import positive, run, size, stop_on_user_errors
 from swin_backbone.devices import processor
 from swin_backbone.models.pyramid import SwinStage
-from swin_backbone.windows.grid import Geometry, Size
+from swin_backbone.windows.grid import Geometry
 
 from . import machine, timing
 
@@ -61,17 +61,8 @@ class SlidingWindows(RolledWindows):
 class UnshiftedWindows(RolledWindows):
     """Windows that do not shift."""
 
-    def __init__(
-        self,
-        batch: int,
-        height: int,
-        width: int,
-        window_size: Size,
-        shift: Size,
-        mask_padding: bool,
-        device: torch.device,
-    ):
-        super().__init__(batch, height, width, window_size, (0, 0), mask_padding, device)
+    def __init__(self, geometry: Geometry):
+        super().__init__(geometry._replace(shift=(0, 0)))
 
 
 class PaddedWindows(RolledWindows):
@@ -106,7 +97,7 @@ class Literal(Graph):
 
     def windows(self, geometry: Geometry, kind: str) -> RolledWindows:
         """See `Backend`."""
-        return self.kind(*geometry)
+        return self.kind(geometry)
 
 
 WAYS: dict[str, Union[str, Backend]] = {

@@ -180,16 +180,15 @@ class TableWindows:
 
     @classmethod
     @bounded_cache
-    def cut(cls, _fake_mode: Any, window_tokens: Optional[int], *geometry: Any) -> 'list[TableWindows]':
+    def cut(cls, _fake_mode: Any, geometry: Geometry, window_tokens: Optional[int]) -> 'list[TableWindows]':
         """Cut all windows of a batch of maps into pieces of about equal size; each token is in exactly one.
 
         Args:
             _fake_mode: see `bounded_cache`.
             window_tokens: the most places (tokens and padding) of a piece, which has at least one window; None: one
                 piece with all windows, whose tokens are in the order of the maps.
-            geometry: the arguments of `WindowGrid`.
         """
-        grid = cls.grid_kind(*geometry)
+        grid = cls.grid_kind(geometry)
         if window_tokens is None:
             return [cls._between(grid, 0, grid.num_windows, as_the_maps=True)]
         num_pieces = -(-grid.num_windows // max(1, window_tokens // grid.window_area))
@@ -315,7 +314,7 @@ class Eager:
         cache: WeightCache,
     ) -> Tensor:
         """See `Backend`."""
-        pieces = self.tables(geometry, settings.kind).cut(fake_mode(), plan.strip_tokens, *geometry)
+        pieces = self.tables(geometry, settings.kind).cut(fake_mode(), geometry, plan.strip_tokens)
         compute = partial(BLOCKS[settings.kind], settings=settings)
         if plan.dtype is not None:
             w = in_dtype(w, plan.dtype)
@@ -354,7 +353,7 @@ class Eager:
 
     def windows(self, geometry: Geometry, kind: str) -> Windows:
         """See `Backend`."""
-        return self.tables(geometry, kind).cut(fake_mode(), None, *geometry)[0]
+        return self.tables(geometry, kind).cut(fake_mode(), geometry, None)[0]
 
     def tables(self, geometry: Geometry, kind: str) -> type[TableWindows]:
         """The windows of a kind of block. On a CPU two batched products are quicker than torch's fused attention."""

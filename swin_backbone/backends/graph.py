@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..compat import is_exporting
-from ..windows.grid import Geometry, Size, count_windows, places_before
+from ..windows.grid import Geometry, count_windows, places_before
 from .functions import patches
 from .functions.block import BLOCKS, in_dtype, linear
 from .protocol import (
@@ -36,22 +36,11 @@ ROW_MAJOR = torch.contiguous_format  # by `clone`, since `contiguous()` asks fir
 
 
 class RolledWindows:
-    """All windows of a batch of maps, row by row; tokens are maps (B, H, W, C).
+    """All windows of a batch of maps, row by row; tokens are maps (B, H, W, C)."""
 
-    Args: see `WindowGrid`.
-    """
-
-    def __init__(
-        self,
-        batch: int,
-        height: int,
-        width: int,
-        window_size: Size,
-        shift: Size,
-        mask_padding: bool,
-        device: torch.device,
-    ):
-        self.batch, self.size, self.window_size, self.shift = batch, (height, width), window_size, shift
+    def __init__(self, geometry: Geometry):
+        self.batch, height, width, window_size, self.shift, mask_padding, device = geometry
+        self.size, self.window_size = (height, width), window_size
         # How many windows, and from that how much padding: symbols stay products, which are quick to reason about.
         self.counts = tuple((length + window - 1) // window for length, window in zip(self.size, window_size))
         self.padded_size = tuple(n * window for n, window in zip(self.counts, window_size))
@@ -134,8 +123,6 @@ class ExportedWindows(RolledWindows):
     in the graph, from its sizes, and are alike in all blocks of a stage: once for shifted ones, once for the others. A
     block computes on tokens (B, T, C) from its input to its output: where a norm and a residual of other dimensions
     share their input, OpenVINO copies it. Tokens go to their windows before qkv, when they are a third as wide.
-
-    Args: see `WindowGrid`.
     """
 
     def read(self, x_BHWC: Tensor) -> Tensor:
@@ -203,20 +190,11 @@ class ExportedWindows(RolledWindows):
 class PaddedInGraph(ExportedWindows):
     """Windows that shift by padding, as `PaddedGrid` has them."""
 
-    def __init__(
-        self,
-        batch: int,
-        height: int,
-        width: int,
-        window_size: Size,
-        shift: Size,
-        mask_padding: bool,
-        device: torch.device,
-    ):
-        super().__init__(batch, height, width, window_size, (0, 0), False, device)
-        self.before = places_before(window_size, shift)
-        self.counts = tuple(map(count_windows, self.size, window_size, self.before))
-        self.padded_size = tuple(n * side for n, side in zip(self.counts, window_size))
+    def __init__(self, geometry: Geometry):
+        super().__init__(geometry._replace(shift=(0, 0), mask_padding=False))
+        self.before = places_before(geometry.window_size, geometry.shift)
+        self.counts = tuple(map(count_windows, self.size, self.window_size, self.before))
+        self.padded_size = tuple(n * side for n, side in zip(self.counts, self.window_size))
 
     def _unrolled(self, axis: int, device: torch.device) -> Tensor:
         """The coordinate on the map of each place of each window of an axis: (n, W).
@@ -280,5 +258,5 @@ class Graph:
     def windows(self, geometry: Geometry, kind: str) -> Windows:
         """See `Backend`."""
         if kind == 'mlp':
-            return PaddedInGraph(*geometry)
-        return ExportedWindows(*geometry) if is_exporting() else RolledWindows(*geometry)
+            return PaddedInGraph(geometry)
+        return ExportedWindows(geometry) if is_exporting() else RolledWindows(geometry)

@@ -180,15 +180,15 @@ class Reference:
 
     def windows(self, geometry: Geometry, kind: str) -> Windows:
         """See `Backend`."""
-        return Graph().windows(geometry, kind) if kind == 'mlp' else LiteralWindows(*geometry)
+        return Graph().windows(geometry, kind) if kind == 'mlp' else LiteralWindows(geometry)
 
 
 class LiteralWindows(RolledWindows):
     """Windows in which attention is the paper's algorithm: for a block whose layers are called one by one."""
 
-    def __init__(self, *geometry: Any):
-        super().__init__(*geometry)
-        self.mask_padding = Geometry(*geometry).mask_padding
+    def __init__(self, geometry: Geometry):
+        super().__init__(geometry)
+        self.mask_padding = geometry.mask_padding
 
     def attend(
         self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None

@@ -174,9 +174,9 @@ def strides_of(model: nn.Module) -> list[int]:
 class _RecordedWindows(RolledWindows):
     """Windows that keep their attention weights."""
 
-    def __init__(self, *geometry: Any):
-        super().__init__(*geometry)
-        self.device = geometry[-1]
+    def __init__(self, geometry: Geometry):
+        super().__init__(geometry)
+        self.device = geometry.device
         self.weights_LhNN: Optional[Tensor] = None
 
     def attend(
@@ -206,7 +206,7 @@ class _Recorder(Graph):
         self.shift, self.recorded = shift, list[_RecordedWindows]()
 
     def windows(self, geometry: Geometry, kind: str) -> Windows:
-        self.recorded.append(_RecordedWindows(*(geometry if self.shift else geometry._replace(shift=(0, 0)))))
+        self.recorded.append(_RecordedWindows(geometry if self.shift else geometry._replace(shift=(0, 0))))
         return self.recorded[-1]
 
 

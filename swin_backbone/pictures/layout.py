@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..windows.grid import Size, WindowGrid, fit_window
+from ..windows.grid import Geometry, Size, WindowGrid, fit_window
 
 PADDING = -1
 MOST_TOKENS = 1 << 18  # an image of 2048x2048 pixels in stage 1
@@ -91,7 +91,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     shift = half
     if small_map == 'shrink':
         window_size, shift = fit_window(*size, window_size, half)
-    grid = WindowGrid(1, *size, window_size, shift, mask_padding, torch.device('cpu'))
+    grid = WindowGrid(Geometry(1, *size, window_size, shift, mask_padding, torch.device('cpu')))
     token_LN = grid.token_at_LN.numpy()
     (Wh, Ww), counts = window_size, [-(-length // side) for length, side in zip(size, window_size)]
     padded = counts[0] * Wh, counts[1] * Ww

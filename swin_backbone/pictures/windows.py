@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..backends.eager import TableWindows
-from ..windows.grid import Size
+from ..windows.grid import Geometry, Size
 from .layout import PADDING, REGIONS, Layout
 
 # Of Okabe and Ito, told apart by the colour-blind too: the four regions, and padding.
@@ -86,9 +86,10 @@ def strips(layout: Layout, strip_tokens: int) -> NDArray[Any]:
     """The number of the strip that each token of the map is computed in."""
     if strip_tokens < 1:
         raise ValueError(f'strip_tokens must be 1 or more, got {strip_tokens}')
-    geometry = 1, *layout.size, layout.window_size, layout.shift, layout.mask_padding, torch.device('cpu')
+    size, window_size, shift, mask_padding = layout[:4]
+    geometry = Geometry(1, *size, window_size, shift, mask_padding, torch.device('cpu'))
     strip_T = torch.full((layout.size[0] * layout.size[1],), PADDING)
-    for number, piece in enumerate(TableWindows.cut(None, strip_tokens, *geometry)):
+    for number, piece in enumerate(TableWindows.cut(None, geometry, strip_tokens)):
         strip_T[slice(None) if piece.tokens_T is None else piece.tokens_T] = number
     return strip_T.view(layout.size).numpy()
 

@@ -21,15 +21,17 @@ Size = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """Where the windows of a batch of maps lie: the arguments of `WindowGrid`."""
+    """Where the windows of a batch of maps lie."""
 
-    batch: int
+    batch: int  # B maps of H x W tokens
     height: int
     width: int
-    window_size: Size
-    shift: Size
+    window_size: Size  # (Wh, Ww) tokens
+    shift: Size  # by how many tokens the padded map is rolled up and left first; (0, 0) in a block without shift
+    # Make padding a region of its own, to which no token attends. False is how all published weights were trained:
+    # padding takes part as a key.
     mask_padding: bool
-    device: torch.device
+    device: torch.device  # where index tables live
 
 
 class WindowGroup(NamedTuple):
@@ -40,27 +42,10 @@ class WindowGroup(NamedTuple):
 
 
 class WindowGrid:
-    """The windows of a batch of maps; windows of one kind stand together, and take turns among the images.
+    """The windows of a batch of maps; windows of one kind stand together, and take turns among the images."""
 
-    Args:
-        batch, height, width: B maps of H x W tokens.
-        window_size: (Wh, Ww) tokens.
-        shift: by how many tokens the padded map is rolled up and left first; (0, 0) in a block without shift.
-        mask_padding: make padding a region of its own, to which no token attends. False is how all published
-            weights were trained: padding takes part as a key.
-        device: where the index tables live.
-    """
-
-    def __init__(
-        self,
-        batch: int,
-        height: int,
-        width: int,
-        window_size: Size,
-        shift: Size,
-        mask_padding: bool,
-        device: torch.device,
-    ):
+    def __init__(self, geometry: Geometry):
+        batch, height, width, window_size, shift, mask_padding, device = geometry
         self.tokens_per_image = height * width
         self.window_area = window_size[0] * window_size[1]
         rows_of, row_pieces, same_row = _axis(height, window_size[0], shift[0], mask_padding, device)
@@ -99,21 +84,12 @@ class PaddedGrid(WindowGrid):
     """Windows that are shifted by padding and not by rolling, as in Swin-MLP (microsoft/Swin-Transformer).
 
     Windows of side w that are shifted by s places begin w - s places before the map. So tokens of opposite edges are
-    never in one window, and no window needs a mask, but an axis can have one more window.
-
-    Args: see `WindowGrid`. `mask_padding` has no effect, since padding is zeros.
+    never in one window, and no window needs a mask, but an axis can have one more window. `mask_padding` has no effect,
+    since padding is zeros.
     """
 
-    def __init__(
-        self,
-        batch: int,
-        height: int,
-        width: int,
-        window_size: Size,
-        shift: Size,
-        mask_padding: bool,
-        device: torch.device,
-    ):
+    def __init__(self, geometry: Geometry):
+        batch, height, width, window_size, shift, _, device = geometry
         self.tokens_per_image = height * width
         self.window_area = window_size[0] * window_size[1]
         rows_nW, columns_nW = (

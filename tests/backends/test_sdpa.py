@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from swin_backbone import SwinBackbone, compat
 from swin_backbone.backends.eager import Eager, SdpaWindows
+from swin_backbone.windows.grid import Geometry
 
 FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')
 has_flag = pytest.mark.skipif(
@@ -79,7 +80,7 @@ def test_windows_of_8x8_with_a_very_low_log_sum_exp(dtype):
     qkv_T3hd[:, 0, :, 0], qkv_T3hd[:, 1, :, 0] = 1.0, -120 * math.sqrt(d)
     qkv_T3C = qkv_T3hd.flatten(1).requires_grad_()
     bias_hNN = torch.zeros(heads, N, N, device='cuda', dtype=dtype)
-    (windows,) = SdpaWindows.cut(None, None, 1, 16, 16, (8, 8), (4, 4), False, qkv_T3C.device)
+    (windows,) = SdpaWindows.cut(None, Geometry(1, 16, 16, (8, 8), (4, 4), False, qkv_T3C.device), None)
     out_TC = windows.attend(qkv_T3C, bias_hNN, d**-0.5, 0.0)
     (grad_T3C,) = torch.autograd.grad(out_TC, qkv_T3C, torch.randn_like(out_TC))
     assert out_TC.isfinite().all()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import windows as benchmark
+from swin_backbone.windows.grid import Geometry
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_padding_and_rolling_are_the_same_number_as_this_package(windows):
 def test_a_token_attends_to_the_window_around_it(windows):
     qkv = torch.randn(1, 12, 15, 3 * 8)
     bias_hNN = torch.randn(2, 49, 49)
-    sliding = windows.SlidingWindows(1, 12, 15, (7, 7), (0, 0), False, qkv.device)
+    sliding = windows.SlidingWindows(Geometry(1, 12, 15, (7, 7), (0, 0), False, qkv.device))
     out_BHWC = sliding.attend(qkv, bias_hNN, 0.5, 0.0)
     q, k, v = qkv[0].unflatten(-1, (3, 2, 4)).permute(2, 0, 1, 3, 4)
     for y, x in ((0, 0), (5, 7), (11, 14), (2, 13)):

@@ -11,7 +11,7 @@ import torch
 
 from swin_backbone.pictures.explorer import explorer_html
 from swin_backbone.pictures.layout import map_size
-from swin_backbone.windows.grid import WindowGrid, fit_window
+from swin_backbone.windows.grid import Geometry, WindowGrid, fit_window
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 NODE = shutil.which('node')
@@ -101,7 +101,7 @@ def test_500_settings(tmp_path, found_in):
         window = given
         if setting['smallMap'] == 'shrink':
             window, shift = fit_window(*size, given, shift)
-        grid = WindowGrid(1, *size, window, shift, setting['maskPadding'], torch.device('cpu'))
+        grid = WindowGrid(Geometry(1, *size, window, shift, setting['maskPadding'], torch.device('cpu')))
         masks = [mask for length, mask in grid.groups for _ in range(length)]
         expected = dict(zip(map(tuple, grid.token_at_LN.tolist()), masks))
         assert sorted(expected) == sorted(map(tuple, shown['windows']))

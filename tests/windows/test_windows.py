@@ -10,7 +10,7 @@ from swin_backbone.backends import reference
 from swin_backbone.backends.eager import TableWindows
 from swin_backbone.backends.functions.position import CACHED_TABLES, relative_position_bias
 from swin_backbone.models.layers.swin_block import WindowCut
-from swin_backbone.windows.grid import WindowGrid, fit_window
+from swin_backbone.windows.grid import Geometry, WindowGrid, fit_window
 from swin_backbone.windows.position import relative_position_index
 
 CPU = torch.device('cpu')
@@ -27,13 +27,13 @@ geometries = st.tuples(
 def make_grid(geometry):
     batch, height, width, window, shifted, mask_padding = geometry
     shift = (window[0] // 2, window[1] // 2) if shifted else (0, 0)
-    return WindowGrid(batch, height, width, window, shift, mask_padding, CPU), shift
+    return WindowGrid(Geometry(batch, height, width, window, shift, mask_padding, CPU)), shift
 
 
 def cut(geometry, window_tokens=None):
     batch, height, width, window, shifted, mask_padding = geometry
     shift = (window[0] // 2, window[1] // 2) if shifted else (0, 0)
-    return TableWindows.cut(None, window_tokens, batch, height, width, window, shift, mask_padding, CPU)
+    return TableWindows.cut(None, Geometry(batch, height, width, window, shift, mask_padding, CPU), window_tokens)
 
 
 @settings(deadline=None, max_examples=150)

@@ -34,7 +34,7 @@ def attend_in_windows(
         qkv_T3C: query, key and value of each token of the maps, concatenated; inside each, the heads are concatenated.
         padding_3C: those of padding, where the maps are not a whole number of windows; None: zeros.
         bias_hNN: the relative position bias; the kernel reads it in float32.
-        batch, height, width, window_size, shift, mask_padding: see `WindowGrid`.
+        batch, height, width, window_size, shift, mask_padding: see `Geometry`.
 
     Returns:
         The attended tokens (T, C); and (L, h, N) float32, the log2 of the sum that the softmax divides

@@ -14,14 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...compat import constant_when_compiled
-from ...windows.grid import Geometry, Size
+from ...windows.grid import Geometry
 from ..functions import block
 from ..functions.block import BLOCKS, LINEAR, in_dtype, linear
 from ..graph import Graph
 from ..protocol import BlockSettings, BlockWeights, Plan, Request, Windows
 from ..strips import checkpointed
 from ..weight_cache import WeightCache
+from .attention import attend_in_windows
 from .cast import cast_together
+from .hidden import bias_gelu
+from .residual import add_norm
 from .trial import why_unfit, why_unusable
 
 # Fusions besides attention. SWIN_BACKBONE_FUSE lists those to use, separated by commas. None is on by default, since
@@ -45,7 +48,7 @@ class Triton(Graph):
         self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
     ) -> Tensor:
         """See `Backend`."""
-        fused, windows = fusions(), TritonWindows(*geometry)
+        fused, windows = fusions(), TritonWindows(geometry)
         windows.fuses_gelu = 'gelu' in fused
         if 'weights' in fused and plan.dtype is not None and not torch.compiler.is_compiling():
             w = _cast_at_once(w, plan.dtype)
@@ -59,7 +62,7 @@ class Triton(Graph):
 
     def windows(self, geometry: Geometry, kind: str) -> Windows:
         """See `Backend`."""
-        return TritonWindows(*geometry)
+        return TritonWindows(geometry)
 
 
 def _cast_at_once(w: BlockWeights, dtype: torch.dtype) -> BlockWeights:
@@ -71,23 +74,12 @@ def _cast_at_once(w: BlockWeights, dtype: torch.dtype) -> BlockWeights:
 
 
 class TritonWindows:
-    """All windows of a batch of maps, without a table of indices. The kernel has no dropout of attention weights.
-
-    Args: see `WindowGrid`.
-    """
+    """All windows of a batch of maps, without a table of indices. The kernel has no dropout of attention weights."""
 
     fuses_gelu = False
 
-    def __init__(
-        self,
-        batch: int,
-        height: int,
-        width: int,
-        window_size: Size,
-        shift: Size,
-        mask_padding: bool,
-        device: torch.device,
-    ):
+    def __init__(self, geometry: Geometry):
+        batch, height, width, window_size, shift, mask_padding, _ = geometry
         self.settings = batch, height, width, list(window_size), list(shift), mask_padding
         self.tokens_per_image, self.num_tokens = height * width, batch * height * width
         # A graph for all sizes must not test whether sizes are multiples of the window.
@@ -105,8 +97,6 @@ class TritonWindows:
         is_exact = isinstance(activation, nn.GELU) and activation.approximate == 'none'
         if bias_D is None or not is_exact or not self.fuses_gelu:
             return linear(x_TC, weight_DC, bias_D, activation)
-        from .hidden import bias_gelu
-
         y_TD: Tensor = bias_gelu(linear(x_TC, weight_DC, None), bias_D)
         return y_TD
 
@@ -126,8 +116,6 @@ class TritonWindows:
         self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
     ) -> Tensor:
         """See `Windows`."""
-        from .attention import attend_in_windows  # here, since torch before 2.4 cannot define this operator
-
         padding_3C = qkv_bias_3C if self.padded else None
         if len(qkv_T3C) > self.num_tokens:  # the module before this one computed that of the zero token
             qkv_T3C, row_13C = qkv_T3C.split((self.num_tokens, 1))
@@ -166,8 +154,6 @@ def fused_block(
     gradient_only: bool = False,
 ) -> Tensor:
     """`block.swin_block`, where each residual sum, with its drop path and its norm, is one pass over memory."""
-    from .residual import add_norm
-
     if w.norm1_weight is None or w.norm2_weight is None:
         return block.swin_block(x_TC, windows, w, settings, gradient_only)
     factors_2B, dtype = w.drop_path_2B if w.drop_path_2B is not None else (None, None), w.qkv_weight.dtype

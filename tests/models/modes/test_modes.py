@@ -63,8 +63,8 @@ def count_strips(monkeypatch):
     cuts = []
     original = TableWindows.cut.__func__
 
-    def cut(cls, fake_mode, window_tokens, *geometry):
-        pieces = original(cls, fake_mode, window_tokens, *geometry)
+    def cut(cls, fake_mode, geometry, window_tokens):
+        pieces = original(cls, fake_mode, geometry, window_tokens)
         cuts.append((window_tokens, len(pieces)))
         return pieces
 
