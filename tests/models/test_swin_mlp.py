@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from helpers.backends import paper
 from helpers.backends.errors import relative_error
 from mmengine.registry import MODELS
 from torch import nn
 
 from swin_backbone import ARCHS_MLP, SwinBackbone, SwinMLPBackbone, convert_checkpoint, load_checkpoint
-from swin_backbone.backends import reference, strips
+from swin_backbone.backends import strips
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 
 
@@ -49,7 +50,7 @@ def test_a_forward_is_the_literal_blocks_one_behind_the_other(small_map):
     for index, (stage, output) in enumerate(zip(backbone.stages, backbone(x))):
         for block in stage.blocks:
             weights, cut = dict(block.named_parameters()), block.cut
-            y_BHWC = reference.swin_mlp_block(
+            y_BHWC = paper.swin_mlp_block(
                 y_BHWC, weights, ARCHS_MLP['nano'].num_heads[index], cut.window_size, cut.shift, small_map
             )
         torch.testing.assert_close(output, getattr(backbone, f'norm{index}')(y_BHWC).permute(0, 3, 1, 2))

@@ -5,12 +5,12 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.backends import paper
 from mmengine.registry import MODELS
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
-from swin_backbone.backends import reference
 
 
 def nano(**arguments):
@@ -249,7 +249,7 @@ def literally(backbone, image):
             window = backbone.window_size[index]
             shift = (window[0] // 2, window[1] // 2) if number % 2 else (0, 0)
             heads, pretrained = block.attn.w_msa.num_heads, backbone.pretrained_window_sizes[index]
-            x_BHWC = reference.swin_v2_block(x_BHWC, block.state_dict(), heads, window, shift, pretrained)
+            x_BHWC = paper.swin_v2_block(x_BHWC, block.state_dict(), heads, window, shift, pretrained)
         outputs.append(getattr(backbone, f'norm{index}')(x_BHWC).permute(0, 3, 1, 2))
     return outputs
 

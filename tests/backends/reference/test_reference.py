@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.backends import paper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,7 @@ def make_block(window_size, shift, small_map='pad', mask_padding=False, strip_to
 
 def run_reference(block, x_BHWC):
     attention = block.attn
-    return reference.swin_block(
+    return paper.swin_block(
         x_BHWC,
         dict(block.named_parameters()),
         HEADS,
@@ -128,7 +129,7 @@ def test_masked_padding_reaches_no_output(dtype, **case):
         msa = block.attn.w_msa
         q, k, v = msa.qkv(x_LNC).view(L, N, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         logits = msa.scale * q @ k.transpose(-2, -1)
-        logits = logits + reference._bias_from_table(msa.relative_position_bias_table, (Wh, Ww), (Wh, Ww))
+        logits = logits + paper.bias_from_table(msa.relative_position_bias_table, (Wh, Ww), (Wh, Ww))
         logits = logits.masked_fill((regions_LN[:, :, None] != regions_LN[:, None])[:, None], -torch.inf)
         attended = msa.proj((logits.softmax(-1) @ v).transpose(1, 2).reshape(L, N, C))
         attended = reference.window_reverse(attended, (Wh, Ww), tuple(padded.shape[1:3])).roll(shift, (1, 2))

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from helpers.backends import paper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends import BACKENDS, Plan, StageOptions, reference
+from swin_backbone.backends import BACKENDS, Plan, StageOptions
 from swin_backbone.models.layers import SwinMLPBlock
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -56,7 +57,7 @@ def make_case(batch, height, width, window_size, shifted, small_map, strip_token
 
 def run_reference(block, x_BHWC):
     cut = block.cut
-    return reference.swin_mlp_block(
+    return paper.swin_mlp_block(
         x_BHWC, dict(block.named_parameters()), HEADS, cut.window_size, cut.shift, cut.small_map
     )
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.backends import paper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_backbone.backends import BACKENDS, Plan, StageOptions, reference
+from swin_backbone.backends import BACKENDS, Plan, StageOptions
 from swin_backbone.backends.functions.cosine import cosine_scale, normalise_qk
 from swin_backbone.models.layers import PatchMerging, SwinV2Block
 
@@ -53,7 +54,7 @@ def make_block(
 
 def run_reference(block, x_BHWC):
     attention = block.attn
-    return reference.swin_v2_block(
+    return paper.swin_v2_block(
         x_BHWC,
         dict(block.named_parameters()),
         HEADS,

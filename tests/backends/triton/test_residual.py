@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from helpers.backends import paper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_backbone import SwinBackbone
-from swin_backbone.backends import reference
 from swin_backbone.backends.functions import block
 from swin_backbone.backends.triton import backend as fused
 from swin_backbone.backends.triton import trial
@@ -45,7 +45,7 @@ def results_and_gradients(outputs, inputs, weights):
 def assert_equal_with_gradients(case, dtype, tolerance):
     summed, normed, _, _ = add_norm(*case, dtype)
     twin = exact(case)
-    literal_sum, literal_norm = reference.add_norm(*twin)
+    literal_sum, literal_norm = paper.add_norm(*twin)
     pairs = [(summed, literal_sum)] * (case[1] is not None) + [(normed, literal_norm)] * (case[3] is not None)
     weights = [torch.randn(x.shape, device=DEVICE, dtype=torch.float64) for x, _ in pairs]
     results = results_and_gradients([x for x, _ in pairs], case, weights)
@@ -74,7 +74,7 @@ def test_a_branch_in_half_precision_beside_a_sum_in_float32(kind, dtype):
 def test_a_sum_in_half_precision_is_normalised_as_it_is_kept():
     case = make_case('branch and norm', dtype=torch.bfloat16, of_sum=torch.bfloat16)
     summed, normed, _, _ = add_norm(*case, torch.float32)
-    _, expected = reference.add_norm(summed.double(), None, None, *case[3:])
+    _, expected = paper.add_norm(summed.double(), None, None, *case[3:])
     torch.testing.assert_close(normed.double(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from swin_backbone.backends import Plan, reference
+from helpers.backends import paper
+from swin_backbone.backends import Plan
 from swin_backbone.backends.functions.cosine import cosine_scale
 from swin_backbone.backends.functions.position import relative_position_bias
 from swin_backbone.backends.native import why_not_in
@@ -57,9 +58,9 @@ def cases(draw) -> tuple:
 
 def by_reference(x_BHWC: Tensor, weights: dict, heads: int, window, shift, mask_padding: bool) -> Tensor:
     if 'attn.w_msa.logit_scale' in weights:
-        return reference.swin_v2_block(x_BHWC, weights, heads, window, shift, mask_padding=mask_padding)
+        return paper.swin_v2_block(x_BHWC, weights, heads, window, shift, mask_padding=mask_padding)
     scale = (x_BHWC.shape[-1] // heads) ** -0.5
-    return reference.swin_block(x_BHWC, weights, heads, window, shift, scale, mask_padding=mask_padding)
+    return paper.swin_block(x_BHWC, weights, heads, window, shift, scale, mask_padding=mask_padding)
 
 
 def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple[BlockWeights, BlockSettings]:
@@ -68,7 +69,7 @@ def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple
     C = len(weights['norm1.weight'])
     if 'logit_scale' in attention:
         qkv_bias = torch.cat([attention['q_bias'], torch.zeros(C), attention['v_bias']])
-        bias_hNN, scale = reference._continuous_bias(weights, window, window), 1.0
+        bias_hNN, scale = paper.continuous_bias(weights, window, window), 1.0
         cosine_scale_h = cosine_scale(attention['logit_scale'])
     else:
         qkv_bias, cosine_scale_h, scale = attention['qkv.bias'], None, (C // heads) ** -0.5
