@@ -134,35 +134,19 @@ _LAYERS_ANCHOR_V2 = r'layers[._]0\.blocks\.0\.attn\.logit_scale'
 _STAGES_ANCHOR_V2 = r'stages\.0\.blocks\.0\.attn\.w_msa\.logit_scale'
 _HF_BLOCK_V2 = _HF_BLOCK.replace('swin.', 'swinv2.')
 
-OWN_V2 = Format(  # whose names are the toolboxes', had they a Swin V2
-    'mmdet',
-    'SwinV2Backbone',
-    _STAGES_ANCHOR_V2,
-    (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
-    merging='channels',
+# Own names are the toolboxes', had they a Swin V2.
+OWN_V2 = MMDET._replace(origin='SwinV2Backbone', anchor=_STAGES_ANCHOR_V2, family=V2)
+MMPRETRAIN_V2 = MMPRETRAIN._replace(origin='mmpretrain, Swin V2', anchor=_STAGES_ANCHOR_V2, family=V2)
+OFFICIAL_V2 = OFFICIAL._replace(
+    origin='microsoft/Swin-Transformer, Swin V2',
+    anchor=_LAYERS_ANCHOR_V2,
+    rows=(*_LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
     family=V2,
 )
-MMPRETRAIN_V2 = Format(
-    'mmpretrain',
-    'mmpretrain, Swin V2',
-    _STAGES_ANCHOR_V2,
-    (*_STAGES, ('norm', 'norm3'), ('norm', 'norm'), ('head', 'head.fc')),
-    merging='channels',
-    family=V2,
-)
-OFFICIAL_V2 = Format(
-    'official',
-    'microsoft/Swin-Transformer, Swin V2',
-    _LAYERS_ANCHOR_V2,
-    (*_LAYERS, ('stages.{s+1}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
-    family=V2,
-)
-TIMM_V2 = Format(
-    'timm',
-    'timm, Swin V2',
-    _LAYERS_ANCHOR_V2,
-    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
-    spellings=((r'^layers_(?=\d)', 'layers.'),),  # features_only=True
+TIMM_V2 = TIMM._replace(
+    origin='timm, Swin V2',
+    anchor=_LAYERS_ANCHOR_V2,
+    rows=(*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head.fc')),
     family=V2,
 )
 HUGGING_FACE_V2 = Format(
@@ -194,21 +178,11 @@ HUGGING_FACE_V2 = Format(
 )
 
 # Swin-MLP
-OFFICIAL_MLP = Format(
-    'official',
-    'microsoft/Swin-Transformer, Swin-MLP',
-    r'layers\.0\.blocks\.0\.spatial_mlp\.weight',
-    (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
-    family=MLP,
+_MLP_BLOCK = r'\.0\.blocks\.0\.spatial_mlp\.weight'
+OFFICIAL_MLP = OFFICIAL._replace(
+    origin='microsoft/Swin-Transformer, Swin-MLP', anchor=rf'layers{_MLP_BLOCK}', family=MLP
 )
-OWN_MLP = Format(  # whose names are the toolboxes', had they a Swin-MLP
-    'mmdet',
-    'SwinMLPBackbone',
-    r'stages\.0\.blocks\.0\.spatial_mlp\.weight',
-    (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
-    merging='channels',
-    family=MLP,
-)
+OWN_MLP = MMDET._replace(origin='SwinMLPBackbone', anchor=rf'stages{_MLP_BLOCK}', family=MLP)
 
 # All that is recognised; of those that share an anchor, the first.
 ALL = (
