@@ -21,8 +21,8 @@ from ..weight_cache import WeightCache
 from . import operators
 from .availability import why_not_in
 from .gradients import operate
+from .operators import LARGEST_WINDOW
 
-LARGEST_WINDOW = 16
 HEAD_DIMS = range(8, 65, 8)
 # How many columns must stay together in a panel, for each weight: for q, k and v, those of a head.
 Units = Sequence[int]

@@ -47,9 +47,6 @@ def _block_backward(
     transposed: list[Tensor],
     vectors: list[Optional[Tensor]],
     position_bias: Tensor,
-    cosine_scale: Optional[Tensor],
-    drop_path: Optional[Tensor],
-    heads: int,
     *_: Any,
 ) -> list[Tensor]:
     C = x_BHWC.shape[-1]
@@ -57,20 +54,13 @@ def _block_backward(
     D = packed[2].numel() // C
     linear = [(3 * C, C), (C, C), (D, C), (C, D)]
     of_vectors = [(C,), (C,), (3 * C,), (C,), (C,), (C,), (D,), (C,), (C,), (C,)]
-    shapes = [x_BHWC.shape, *linear, *of_vectors, position_bias.shape, (heads,)]
+    shapes = [x_BHWC.shape, *linear, *of_vectors, position_bias.shape, position_bias.shape[:1]]
     return [x_BHWC.new_empty(shape) for shape in shapes]
 
 
 @register('swin_backbone::embed')
-def _embed(
-    image_BCHW: Tensor,
-    packed: Tensor,
-    bias: Optional[Tensor],
-    norm_weight: Optional[Tensor],
-    norm_bias: Optional[Tensor],
-    eps: Optional[float],
-    patch: list[int],
-) -> Tensor:
+def _embed(image_BCHW: Tensor, packed: Tensor, *others: Any) -> Tensor:
+    *_, patch = others
     B, channels, H, W = image_BCHW.shape
     inputs = channels * patch[0] * patch[1]
     if packed.dtype == torch.bfloat16:
@@ -80,16 +70,9 @@ def _embed(
 
 @register('swin_backbone::embed_backward')
 def _embed_backward(
-    image_BCHW: Tensor,
-    grad_BHWC: Tensor,
-    packed: Tensor,
-    transposed: Optional[Tensor],
-    bias: Optional[Tensor],
-    norm_weight: Optional[Tensor],
-    norm_bias: Optional[Tensor],
-    eps: Optional[float],
-    patch: list[int],
+    image_BCHW: Tensor, grad_BHWC: Tensor, packed: Tensor, transposed: Optional[Tensor], *others: Any
 ) -> list[Tensor]:
+    *_, eps, patch = others
     channels, K = grad_BHWC.shape[-1], image_BCHW.shape[1] * patch[0] * patch[1]
     return _project_backward(image_BCHW, grad_BHWC, transposed, K, 0 if eps is None else channels)
 
@@ -102,15 +85,9 @@ def _merge(x_BHWC: Tensor, packed: Tensor, *_: Any) -> Tensor:
 
 @register('swin_backbone::merge_backward')
 def _merge_backward(
-    x_BHWC: Tensor,
-    grad_BHWC: Tensor,
-    packed: Tensor,
-    transposed: Optional[Tensor],
-    norm_weight: Optional[Tensor],
-    norm_bias: Optional[Tensor],
-    eps: Optional[float],
-    post_norm: bool,
+    x_BHWC: Tensor, grad_BHWC: Tensor, packed: Tensor, transposed: Optional[Tensor], *others: Any
 ) -> list[Tensor]:
+    *_, eps, post_norm = others
     K = 4 * x_BHWC.shape[-1]
     normed = 0 if eps is None else grad_BHWC.shape[-1] if post_norm else K
     return _project_backward(x_BHWC, grad_BHWC, transposed, K, normed)

@@ -45,18 +45,8 @@ def attend_in_windows(
 
 
 @attend_in_windows.register_fake
-def _(
-    qkv_T3C: Tensor,
-    padding_3C: Optional[Tensor],
-    bias_hNN: Tensor,
-    batch: int,
-    height: int,
-    width: int,
-    window_size: List[int],
-    shift: List[int],
-    mask_padding: bool,
-    scale: float,
-) -> Tuple[Tensor, Tensor]:
+def _(qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, *others: Any) -> Tuple[Tensor, Tensor]:
+    batch, height, width, window_size, *_ = others
     rows, columns = -(-height // window_size[0]), -(-width // window_size[1])
     lse_shape = batch * rows * columns, bias_hNN.shape[0], window_size[0] * window_size[1]
     out_TC = qkv_T3C.new_empty(qkv_T3C.shape[0], qkv_T3C.shape[1] // 3)

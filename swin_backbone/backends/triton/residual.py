@@ -55,15 +55,8 @@ def add_norm(
 
 
 @add_norm.register_fake
-def _(
-    x_TC: Tensor,
-    branch_TC: Optional[Tensor],
-    factors_B: Optional[Tensor],
-    weight_C: Optional[Tensor],
-    bias_C: Optional[Tensor],
-    eps: float,
-    dtype: torch.dtype,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x_TC: Tensor, branch_TC: Optional[Tensor], *others: Any) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, weight_C, _, _, dtype = others
     return _outputs(x_TC, branch_TC, weight_C, dtype)
 
 
