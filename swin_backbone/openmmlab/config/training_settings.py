@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config, ConfigDict
 
-from ..errors import ConfigError, kind_of
+from ..errors import ConfigError, kind_of, parts_of
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 WARM_UP = 0.1  # the largest share of a training that a warm-up takes
@@ -58,7 +58,7 @@ def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], in
     if settings.epochs is not None:
         for part in _steps(cfg.train_dataloader.get('dataset')):
             if kind_of(part) == 'RepeatDataset':
-                part.times = 1  # else an epoch would have each picture several times
+                part['times'] = 1  # else an epoch would have each picture several times
         fit_schedule(cfg, pictures_of(), processes, settings.epochs)
 
 
@@ -224,14 +224,14 @@ def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
     tested = [step for phase in ('test', 'val') for step in _steps(cfg.get(f'{phase}_dataloader')) if _is_resize(step)]
     if not tested:
         raise ConfigError('--img-scale sets the scale of Resize in test_dataloader, whose pipeline has none')
-    old = sorted(_pair(tested[0].scale))
+    old = sorted(_pair(tested[0]['scale']))
     factors = min(scale) / old[0], max(scale) / old[1]
     for node in (cfg.get('train_dataloader'), cfg.get('custom_hooks'), cfg.get('tta_pipeline')):
         for step in _steps(node):
             _scale_sides(step, factors)
     for step in tested:
-        if sorted(_pair(step.scale)) == old:
-            step.scale = scale
+        if sorted(_pair(step['scale'])) == old:
+            step['scale'] = scale
         else:
             _scale_sides(step, factors)
     for phase in ('test', 'val'):
@@ -258,16 +258,9 @@ def _pair(scale: Any) -> tuple[int, int]:
     return (scale, scale) if isinstance(scale, int) else (scale[0], scale[1])
 
 
-def _steps(node: Any) -> Iterator[ConfigDict]:
+def _steps(node: Any) -> Iterator[dict[str, Any]]:
     """Whatever has a type in a part of a config, as data sets and transforms, those in others too."""
-    if isinstance(node, dict):
-        if 'type' in node:
-            yield node
-        for child in node.values():
-            yield from _steps(child)
-    elif isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _steps(child)
+    return (part for _, part in parts_of(node, '-'))
 
 
 def _scale_sides(step: dict[str, Any], factors: tuple[float, float]) -> None:

@@ -78,7 +78,7 @@ class Predictor:
         with DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
-                set_num_classes(cfg, len(self.meta['classes']))
+                set_num_classes(cfg.model, len(self.meta['classes']))
             if 'data_preprocessor' in cfg:  # of mmpretrain, as its runner does
                 cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
             self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))

@@ -106,7 +106,7 @@ def _fill_coco(cfg: Config, own: ConfigDict) -> None:
         evaluator = dict(kept) if kept else dict(type='CocoMetric', metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
         evaluator.pop('backend_args', None)
         cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ann_file=path)
-    set_num_classes(cfg, len(names))
+    set_num_classes(cfg.model, len(names))
 
 
 def _leave_out_semantics(cfg: Config) -> None:
@@ -198,7 +198,7 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
         kept = next((one for _, one in metrics_in(cfg, phase) if one.get('type') == 'IoUMetric'), None)
         evaluator = dict(kept) if kept else dict(type='IoUMetric', iou_metrics=['mIoU'])
         cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ignore_index=ignored)
-    set_num_classes(cfg, len(classes))
+    set_num_classes(cfg.model, len(classes))
 
 
 def _heads(cfg: Config) -> Iterator[ConfigDict]:
@@ -255,19 +255,15 @@ def _transforms(node: Any, in_pipeline: bool = False) -> Iterator[ConfigDict]:
             yield from _transforms(child, in_pipeline)
 
 
-def set_num_classes(cfg: Config, number: int) -> None:
-    """Write a number of classes wherever a model's config has one, in place, and so many weights of classes.
+def set_num_classes(node: Any, number: int) -> None:
+    """Write a number of classes wherever a part of a model's config has one, in place, and so many weights of classes.
 
     What a config weighs by class is left as it is where all weights are equal, but for the background's, and else
     taken out: those weights are of other classes.
     """
-    _set_classes(cfg.model, number)
-
-
-def _set_classes(node: Any, number: int) -> None:
     if isinstance(node, (list, tuple)):
         for child in node:
-            _set_classes(child, number)
+            set_num_classes(child, number)
         return
     if not isinstance(node, dict) or 'language_model' in node or node.get('type') == EDGES:
         return
@@ -280,7 +276,7 @@ def _set_classes(node: Any, number: int) -> None:
         node['class_weight'] = _weights(node['class_weight'], number)
     for name, child in node.items():
         if name not in OTHER_CLASSES:
-            _set_classes(child, number)
+            set_num_classes(child, number)
 
 
 def _weights(weights: Sequence[float], number: int) -> Any:

@@ -174,7 +174,7 @@ def test_classes_count_everywhere_but_where_they_are_not_the_datas():
         decode_head=dict(num_classes=19, loss_decode=dict(class_weight=[0.8, 0.9, 1.1])),
         auxiliary_head=[dict(type='STDCHead', num_classes=2), dict(num_classes=2, out_channels=1)],
     )))  # fmt: skip
-    set_num_classes(cfg, 5)
+    set_num_classes(cfg.model, 5)
     assert cfg.model.rpn_head.num_classes == 1
     assert [head.num_classes for head in cfg.model.bbox_head] == [5, 5]
     assert cfg.model.panoptic_head.loss_cls.class_weight == [1.0] * 5 + [0.1]
