@@ -209,15 +209,11 @@ def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> l
         height, width: of the image.
     """
     module: Any = counts.model.get_submodule(backbone)
-    stages, stride = module.stages, module.patch_embed.patch_size[0]
     costs = []
-    for index, stage in enumerate(stages):
-        if index:  # patch merging is the first of a stage, or the last of the one before
-            stride *= (stage if module.merging_first else stages[index - 1]).downsample.stride
+    for index, (C, h, w) in enumerate(module.map_sizes(height, width)):
         area = math.prod(module.window_size[index])
         name = f'{backbone}.stages.{index}' if backbone else f'stages.{index}'
-        h, w, C = -(-height // stride), -(-width // stride), module.num_features[index]
-        layers = len(stage.blocks)
+        layers = len(module.stages[index].blocks)
         counted = sum(counts.cost(f'{name}.blocks.{i}.attn').flops for i in range(layers))
         if counted:
             linear = 4 * h * w * C**2

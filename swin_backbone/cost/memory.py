@@ -147,8 +147,8 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.itemsize
 
 
-def kept_by_strips(backbone: SwinPyramid, shape_BCHW: tuple[int, int, int, int], itemsize: int = 4) -> int:
-    """Bytes that a backbone keeps for backward where layers are computed in strips or by compiled operators.
+def kept_by_strips(backbone: SwinPyramid, shape_BCHW: tuple[int, int, int, int]) -> int:
+    """Bytes that a float32 backbone keeps for backward where layers are computed in strips or by compiled operators.
 
     These are the inputs of blocks, of patch merging and of the outputs' norms, and the outputs.
     """
@@ -157,7 +157,7 @@ def kept_by_strips(backbone: SwinPyramid, shape_BCHW: tuple[int, int, int, int],
     for index, (channels, H, W) in enumerate(backbone.map_sizes(height, width)):
         kept = len(backbone.stages[index].blocks) + 1 + (index in backbone.out_indices)
         total += kept * images * channels * H * W
-    return total * itemsize
+    return total * 4
 
 
 def memory_report(model: dict[str, Any], scope: str, size: Size, images: int) -> dict[str, Any]:
