@@ -5,6 +5,7 @@ Its head reads one vector an image: the mean of the last map, or what a backbone
 
 from mmengine.config import ConfigDict
 
+from ..errors import kind_of
 from .probe import Level, type_name
 
 CLASSIFIERS = ('ImageClassifier', 'BaseReID')
@@ -13,7 +14,7 @@ POOLING = ('GlobalAveragePooling', 'GeneralizedMeanPooling')  # necks of no chan
 
 def is_classifier(model: ConfigDict, scope: str) -> bool:
     """Whether a model of a config is to be treated as one; of mmpretrain any is, or else it is refused."""
-    return scope == 'mmpretrain' or type_name(model).rpartition('.')[2] in CLASSIFIERS
+    return scope == 'mmpretrain' or kind_of(model) in CLASSIFIERS
 
 
 def require_classifier(model: ConfigDict, key: str) -> None:
@@ -22,7 +23,7 @@ def require_classifier(model: ConfigDict, key: str) -> None:
     Raises:
         ValueError: naming its type.
     """
-    if type_name(model).rpartition('.')[2] not in CLASSIFIERS:
+    if kind_of(model) not in CLASSIFIERS:
         raise ValueError(f'{key}.type: a {type_name(model)} asks more of its backbone than maps; classifiers do not')
 
 
@@ -54,7 +55,7 @@ def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: s
         neck.in_channels = width
         if 'out_channels' in neck:
             return  # and the head reads what it did
-    elif type_name(neck).rpartition('.')[2] not in POOLING:
+    elif kind_of(neck) not in POOLING:
         raise ValueError(f'{key}.{neck_name}: a {type_name(neck)} without in_channels, which say what it reads')
     if head.in_channels != old:
         raise ValueError(f'{key}.head.in_channels is {head.in_channels}, and the backbone emits {old} channels')

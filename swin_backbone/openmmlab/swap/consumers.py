@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from mmengine.config import ConfigDict
 
+from ..errors import kind_of
 from .probe import Level, neck_levels, type_name
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: they read every map, whatever in_index says
@@ -57,7 +58,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     old = old[: len(channels)]
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
     used = list(range(start, len(old) if end < 0 else min(end + 1, len(old))))
-    if start and type_name(neck).rpartition('.')[2] in READ_FROM_START and used[-1] == len(old) - 1:
+    if start and kind_of(neck) in READ_FROM_START and used[-1] == len(old) - 1:
         neck.start_level = 0
     else:
         used = list(range(len(old)))

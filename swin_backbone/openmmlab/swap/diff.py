@@ -5,6 +5,8 @@ from typing import Any
 
 from mmengine.config import Config
 
+from .probe import type_name
+
 WIDTH = 100  # characters of a value in the summary
 
 
@@ -53,6 +55,5 @@ def _shown(value: Any) -> str:
 
 
 def _call(cfg: dict[str, Any]) -> str:
-    kind = cfg['type'] if isinstance(cfg['type'], str) else cfg['type'].__name__
     arguments = (f'{name}={_shown(value)}' for name, value in cfg.items() if name != 'type')
-    return f'{kind}({", ".join(arguments)})'
+    return f'{type_name(cfg)}({", ".join(arguments)})'

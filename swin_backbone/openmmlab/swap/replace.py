@@ -12,6 +12,7 @@ from mmengine.registry import MODELS
 from ...archs import ARCHS
 from ...cost.meta import on_device
 from ..config.files import read_config
+from ..errors import kind_of
 from ..layers.replace import replace_layers
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
@@ -270,7 +271,7 @@ def _normalize_as_imagenet(preprocessor: Any) -> None:
         _normalize_as_imagenet(preprocessor['data_preprocessor'])
     else:
         preprocessor.pop('rgb_to_bgr', None)
-        kind = type_name(preprocessor).rpartition('.')[2] if 'type' in preprocessor else FOR_CLASSIFIERS[0]
+        kind = kind_of(preprocessor) if 'type' in preprocessor else FOR_CLASSIFIERS[0]
         preprocessor.update(copy.deepcopy(IMAGENET))
         preprocessor['to_rgb' if kind in FOR_CLASSIFIERS else 'bgr_to_rgb'] = True
 
