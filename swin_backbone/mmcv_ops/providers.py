@@ -33,14 +33,6 @@ def _find(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]:
     return None
 
 
-def who_computes(name: str, device: str, dtype: torch.dtype = torch.float32) -> str:
-    """The name of the provider, or 'torch'."""
-    for title, provider in PROVIDERS.items():
-        if provider(name, device, dtype) is not None:
-            return title
-    return 'torch'
-
-
 # --- The compiled library, for CPUs -----------------------------------------------------------------------------------
 
 

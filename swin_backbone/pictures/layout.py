@@ -48,28 +48,22 @@ class Layout(NamedTuple):
         """A rolled map as it lies on the image."""
         return np.roll(map_HW, self.shift, axis=(0, 1))
 
-    def mask_stack(self) -> NDArray[Any]:
-        """The masks of all windows, row by row: (L, N, N), what implementations without kinds of windows keep."""
-        stack_LNN: NDArray[Any] = np.stack([kind.mask_NN for kind in self.kinds])[self.kind_RC.ravel()]
-        return stack_LNN
-
 
 # Regions: where the roll brought no tokens, where it brought columns, rows, or both; and padding that is masked.
 REGIONS = ('not wrapped', 'columns wrapped around', 'rows wrapped around', 'both wrapped around', 'masked padding')
 
 
-def map_size(image_size: Size, stage: int, strides: Sequence[int] = (4, 2, 2, 2)) -> Size:
+def map_size(image_size: Size, stage: int) -> Size:
     """Height and width, in tokens, of the map in stage 1, 2, ... for an image of (height, width) pixels.
 
     Raises:
         ValueError: if there is no such stage.
     """
-    if not 1 <= stage <= len(strides):
-        raise ValueError(f'stage must be from 1 to {len(strides)}, got {stage}')
+    if not 1 <= stage <= 4:
+        raise ValueError(f'stage must be from 1 to 4, got {stage}')
     height, width = image_size
-    for stride in strides[:stage]:
-        height, width = -(-height // stride), -(-width // stride)
-    return height, width
+    stride = 2 ** (stage + 1)
+    return -(-height // stride), -(-width // stride)
 
 
 def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False, small_map: str = 'pad') -> Layout:

@@ -43,6 +43,11 @@ LAYOUTS = [
 ]
 
 
+def mask_stack(layout):
+    """The masks of all windows, row by row: (L, N, N), what implementations without kinds of windows keep."""
+    return np.stack([kind.mask_NN for kind in layout.kinds])[layout.kind_RC.ravel()]
+
+
 @pytest.mark.parametrize('strip_tokens', [1, 120, 10_000])
 @pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)
 def test_a_strip_has_whole_windows_and_every_token_is_in_one(size, window, shifted, mask_padding, strip_tokens):
@@ -81,7 +86,7 @@ def test_masks_and_regions_are_the_reference_s(size, window, shifted, mask_paddi
     together_LNN = regions_LN[:, :, None] == regions_LN[:, None]
     # Two places of masked padding: nobody sees what they put out.
     matters_LNN = (tokens_LN[:, :, None] != PADDING) | (tokens_LN[:, None] != PADDING) | (not mask_padding)
-    assert np.array_equal(layout.mask_stack()[matters_LNN], together_LNN[matters_LNN])
+    assert np.array_equal(mask_stack(layout)[matters_LNN], together_LNN[matters_LNN])
     drawn_LN = in_windows(layout.region_HW)
     assert np.array_equal((drawn_LN[:, :, None] == drawn_LN[:, None])[matters_LNN], together_LNN[matters_LNN])
 
@@ -101,7 +106,7 @@ def test_what_is_drawn_is_the_layout(size, window, shifted, mask_padding):
     rows, columns = layout.kind_RC.shape
     N = window[0] * window[1]
     stack_LNN = drawn[-1].reshape(rows, N, columns, N).swapaxes(1, 2).reshape(-1, N, N)
-    assert np.array_equal(stack_LNN, layout.mask_stack())
+    assert np.array_equal(stack_LNN, mask_stack(layout))
     drawn = windows_figure(layout).axes[0].get_images()[0].get_array()
     assert drawn.shape == (*layout.token_HW.shape, 3)
     present = {REGIONS[i] for i in np.unique(layout.region_HW)} if shifted else {'windows 1', 'windows 2'}
@@ -113,7 +118,7 @@ def test_names_and_bytes_of_the_kinds():
     assert [kind.name for kind in layout.kinds] == ['interior', 'right edge', 'bottom edge', 'corner']
     assert [int((layout.kind_RC == i).sum()) for i in range(4)] == [28 * 47, 28, 47, 1]
     assert mask_bytes(layout) == (29 * 48 * 49 * 49 * 4, 3 * 49 * 49)
-    assert layout.mask_stack().size * 4 == mask_bytes(layout)[0]
+    assert mask_stack(layout).size * 4 == mask_bytes(layout)[0]
     assert max(mosaic(layout).shape) <= 2400
     names = {kind.name for kind in lay_out((15, 15), (7, 7), True, True).kinds}
     assert {
