@@ -66,7 +66,7 @@ class Outputs:
     def is_own(self, path: Union[str, Path]) -> bool:
         """Whether a file has the bytes that a command wrote there."""
         digests, path = self._digests.get(self._name(path), []), Path(path)
-        return bool(digests) and path.is_file() and not path.is_symlink() and _digest(path) in digests
+        return bool(digests) and path.is_file() and not path.is_symlink() and file_digest(path) in digests
 
     def write(self, path: Union[str, Path], data: bytes) -> None:
         """Write `data` to `path`; see `write_by`."""
@@ -85,14 +85,14 @@ class Outputs:
 
         def write_and_record(partial: Path) -> None:
             write(partial)
-            self._record(path, _digest(partial))
+            self._record(path, file_digest(partial))
 
         write_whole_by(path, write_and_record)
 
     def adopt(self, *paths: Path) -> None:
         """Record files that were written for the command by others, as by a toolbox."""
         for path in paths:
-            self._record(path, _digest(path))
+            self._record(path, file_digest(path))
 
     def _record(self, path: Union[str, Path], digest: str) -> None:
         record = self.folder / RECORD
@@ -133,7 +133,8 @@ def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:
     return found.st_dev, found.st_ino
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, 'rb') as file:
         while block := file.read(1 << 20):

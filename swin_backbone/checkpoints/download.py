@@ -21,6 +21,7 @@ from filelock import FileLock
 from mmengine.logging import print_log
 from tqdm import tqdm
 
+from ..outputs import file_digest
 from ..whole_files import PARTIAL, write_whole_by
 from .errors import CheckpointError, RefusedCheckpoint
 from .hugging_face import file_in
@@ -139,13 +140,7 @@ def _file_name(url: str) -> str:
 
 def _hash_is_right(path: Path, name: str) -> bool:
     expected = _HASH.search(name)
-    if expected is None:
-        return True
-    digest = hashlib.sha256()
-    with path.open('rb') as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest().startswith(expected[1])
+    return expected is None or file_digest(path).startswith(expected[1])
 
 
 class _Cut(Exception):
