@@ -226,7 +226,9 @@ class SwinPyramid(BaseModule):
                         outputs.append(out[len(outputs)])
                 if index == wanted[-1]:
                     break  # later stages have no output
-                x_BHWC = _call((self.stages[index + 1] if self.merging_first else stage).downsample, x_BHWC, plan)
+                downsample = (self.stages[index + 1] if self.merging_first else stage).downsample
+                # One that a user put in place of ours is called without the plan
+                x_BHWC = downsample(x_BHWC, plan) if isinstance(downsample, PatchMerging) else downsample(x_BHWC)
         return tuple(outputs)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
@@ -317,9 +319,3 @@ class SwinPyramid(BaseModule):
             module.eval().requires_grad_(False)
         if self.absolute_pos_embed is not None:
             self.absolute_pos_embed.requires_grad_(False)
-
-
-def _call(layer: nn.Module, x: Tensor, plan: Plan) -> Tensor:
-    """A layer's output. A layer that a user put in place of one of ours is called without the plan."""
-    y: Tensor = layer(x, plan) if isinstance(layer, (PatchEmbed, PatchMerging)) else layer(x)
-    return y

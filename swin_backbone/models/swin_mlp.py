@@ -70,10 +70,4 @@ class SwinMLPBackbone(SwinPyramid):
         def make_block(stage: int, index: int, **block: Any) -> SwinMLPBlock:
             return SwinMLPBlock(**block)
 
-        super().__init__(
-            checked,
-            kind='mlp',
-            make_block=make_block,
-            merging_first=False,
-            post_norm=False,
-        )
+        super().__init__(checked, kind='mlp', make_block=make_block, merging_first=False, post_norm=False)

@@ -95,11 +95,5 @@ class SwinV2Backbone(SwinPyramid):
                 **block,
             )
 
-        super().__init__(
-            checked,
-            kind='v2',
-            make_block=make_block,
-            merging_first=True,
-            post_norm=True,
-        )
+        super().__init__(checked, kind='v2', make_block=make_block, merging_first=True, post_norm=True)
         self.pretrained_window_sizes = checked.pretrained_window_sizes  # of each stage
