@@ -23,7 +23,7 @@ CALIBRATION_PICTURES = 64
 Feed = list[NDArray[Any]]
 
 
-def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[NDArray[Any]]:
+def training_pictures(cfg: Config) -> list[NDArray[Any]]:
     """Pictures of a config's training set, chosen at equal distances.
 
     Raises:
@@ -35,7 +35,7 @@ def training_pictures(cfg: Config, most: int = CALIBRATION_PICTURES) -> list[NDA
     try:
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
-        chosen = np.unique(np.linspace(0, len(dataset) - 1, most).astype(int))
+        chosen = np.unique(np.linspace(0, len(dataset) - 1, CALIBRATION_PICTURES).astype(int))
         paths = [dataset.get_data_info(int(index))['img_path'] for index in chosen]
         pictures = [read_picture(path) for path in paths]
     except (TypeError, OSError, KeyError) as error:

@@ -26,6 +26,7 @@ from .check_labels import LabelRule, read_label
 from .guard import build_error, label_rule, unreadable
 from .media import picture_size
 
+PHASES = ('train', 'val')
 CLASSES_SHOWN = 30
 
 
@@ -52,13 +53,7 @@ class Report:
         return [f'{self.name}: {sentence}' for sentence in found.sentences()]
 
 
-def check_data(
-    cfg: Config,
-    phases: Sequence[str] = ('train', 'val'),
-    max_files: int = 2000,
-    seconds: float = 60,
-    skip_unreadable: bool = False,
-) -> list[Report]:
+def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unreadable: bool = False) -> list[Report]:
     """Look through the data sets of a config, each whatever is wrong with the others.
 
     Args:
@@ -69,13 +64,13 @@ def check_data(
     Raises:
         ValueError: if the config has no data, or files or folders that it names are not there.
     """
-    require_data(cfg, phases)
-    if not any(datasets_in(cfg, phase) for phase in phases):
-        raise ValueError(f'the config has no data: none of {", ".join(f"{phase}_dataloader" for phase in phases)}')
+    require_data(cfg, PHASES)
+    if not any(datasets_in(cfg, phase) for phase in PHASES):
+        raise ValueError('the config has no data: none of train_dataloader, val_dataloader')
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     reports = []
     limits = _Limits(max_files, seconds, skip_unreadable)
-    for phase in phases:
+    for phase in PHASES:
         sets = datasets_in(cfg, phase)
         evaluated = {
             path: form
