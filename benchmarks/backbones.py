@@ -222,7 +222,7 @@ def show_kernels(
     args: argparse.Namespace, name: str, model: torch.nn.Module, shape: tuple[int, int]
 ) -> list[dict[str, Any]]:
     """A table of what a run of this backbone is made of, and what it would cost at the least."""
-    from swin_backbone.cost.operations import count_flops, least_bytes, operations
+    from .gpu.counts import count_flops, least_bytes, operations
 
     x_BCHW, dtype = torch.randn(args.batch, 3, *shape, device=args.device), getattr(torch, args.dtype)
     bytes_a_second = args.peak_gbs * 1e9 if args.peak_gbs else machine.peak_bandwidth(x_BCHW.device)

@@ -12,7 +12,7 @@
 set -uo pipefail
 OUT=${OUT:-work_dirs/gpu} LIMIT=${LIMIT:-570} PYTHON=${PYTHON:-python3}
 PEERS=mmdet,timm,transformers,torchvision
-TESTS=(tests/backends/triton tests/cost/test_operations.py tests/benchmarks/gpu/test_{gpu_models,checks}.py)
+TESTS=(tests/backends/triton tests/benchmarks/gpu/test_{operations,gpu_models,checks}.py)
 
 stop() {
     echo "on_device: $*" >&2

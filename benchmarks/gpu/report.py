@@ -30,11 +30,11 @@ if '--count' in sys.argv or not torch.cuda.is_available():
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.backends.triton.backend import FUSIONS
 from swin_backbone.backends.triton.trial import DTYPES, why_unusable
-from swin_backbone.cost.traffic import count_traffic
 from swin_backbone.outputs import claim
 
 from ..peers import PEERS, PEERS_V2, build_peer
 from . import checks, kernels, models, nvidia
+from .counts import count_traffic
 
 OURS, OURS_V2 = 'swin_backbone', 'swin_backbone V2'
 # What compute-sanitizer runs: it is slow. Windows of one tile and of several, shifted, at the edge and padded.

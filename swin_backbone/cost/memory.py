@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,11 +23,12 @@ from ..compat import DataDependentError, backward_under_modes, fake_tensors
 from ..models.pyramid import SwinPyramid
 from ..windows.grid import Size
 from .flops import build, forward
-from .traffic import AsOnCuda
 
 SAMPLED = 512  # regions of an image that a box head is trained on
 SAMPLED_MASKS = 128  # and of these, with an object in them, a mask head, at the most
 MOMENTS = 2  # that AdamW keeps of each parameter, in its dtype
+# What autocast on CUDA computes in float32, and on a CPU in the dtype that comes.
+IN_FLOAT32 = F.layer_norm, F.softmax, torch.softmax, Tensor.softmax
 
 
 class Memory(NamedTuple):
@@ -67,6 +69,15 @@ def count_memory(model: nn.Module, shape_BCHW: tuple[int, int, int, int], dtype:
     trained = sum(_bytes(parameter) for parameter in model.parameters() if parameter.requires_grad)
     moments = MOMENTS * trained
     return Memory(kept, trained, moments, activations, kept + moments + max(storages.peak, trained))
+
+
+class AsOnCuda(TorchFunctionMode):
+    """Autocast to float32 what CUDA's autocast does; the operators that it casts to half precision are the same."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in IN_FLOAT32 and torch.is_autocast_enabled('cpu'):
+            args = (args[0].float(), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 class _Sizes(TorchFunctionMode):

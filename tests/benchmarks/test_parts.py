@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.gpu.counts import count_flops
 from benchmarks.parts import REST, backbone_shares, detector_shares
 from swin_backbone import SwinBackbone
 from swin_backbone.backends.native import Native, why_not_in
-from swin_backbone.cost.operations import count_flops
 from swin_backbone.models.pyramid import SwinStage
 
 

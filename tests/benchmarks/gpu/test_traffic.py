@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.gpu.counts import count_traffic
 from swin_backbone import SwinBackbone
 from swin_backbone.backends.triton import trial
-from swin_backbone.cost.traffic import count_traffic
 
 needs_kernel = pytest.mark.skipif(
     trial._try(torch.device('cpu'), torch.bfloat16, (3, 3), 16, False) is not None,

@@ -1,17 +1,25 @@
-"""What each kind of operation of a run costs: calls, bytes, time; and what the run costs at the least."""
+"""What each kind of operation of a run costs: calls, bytes, time; and what the run costs at the least.
+
+What a backbone moves through a GPU's memory is counted from shapes too, without a GPU.
+
+Layout: B batch, C channels, H W height and width.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # its __all__ leaves it out
+from torch.func import functional_call
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
-from ..backends.triton import attention as _attention  # noqa: F401 - defines the operators
+from swin_backbone.backends.triton import attention as _attention  # noqa: F401 - defines the operators
+from swin_backbone.compat import fake_tensors
+from swin_backbone.cost.memory import AsOnCuda
 
 # Of a block, each tensor of all tokens that goes through memory if everything between two GEMMs is fused, in widths of
 # the map: norm and qkv 1 + 3, attention 3 + 1, projection and sum 2 + 1, norm, fc1 and GELU 1 + 4, fc2 and sum 5 + 1.
@@ -101,6 +109,49 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (tuple, list)):
             yield from _tensors(value)
+
+
+class Counted(NamedTuple):
+    """Of one run, by the name of the operator."""
+
+    calls: Counter[str]
+    bytes: Counter[str]  # read and written, each argument and each result once a call
+
+
+def count_traffic(model: nn.Module, shape_BCHW: tuple[int, ...], train: bool, dtype: torch.dtype) -> Counted:
+    """Count a forward in eval mode, or a forward and backward in training mode, under CUDA's rules of autocast.
+
+    The model's tensors stand in as shapes alone, so this takes seconds at any size. What an operator launches beyond
+    its first kernel is not seen, and one that torch implements by several counts once. Run with TRITON_INTERPRET=1,
+    without a GPU, a backbone with backend='triton' is counted with its kernels.
+
+    `Eager` cannot be counted: its tables of indices need values.
+
+    Args:
+        shape_BCHW: of the images.
+        dtype: of autocast; float32 for none.
+    """
+    model.train(train)
+    with fake_tensors(), AsOnCuda(), torch.backends.mkldnn.flags(enabled=False):
+        tensors = {name: _fake(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        x_BCHW = torch.empty(shape_BCHW)
+
+        def run() -> None:
+            with torch.autocast('cpu', dtype, enabled=dtype != torch.float32), torch.set_grad_enabled(train):
+                maps = functional_call(model, tensors, (x_BCHW,))
+            if train:
+                torch.autograd.backward(maps, [torch.empty_like(x) for x in maps])
+
+        run()  # what is made once is not counted: tables of indices, and casts of weights that are kept
+        for tensor in tensors.values():
+            tensor.grad = None
+        with Traffic() as traffic:
+            run()
+    return Counted(traffic.calls, traffic.bytes)
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)
 
 
 @register_flop_formula(torch.ops.swin_backbone.attend_in_windows)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from benchmarks.gpu.counts import count_flops, least_bytes, operations
 from benchmarks.timing import peak_device_growth
 from swin_backbone import SwinBackbone
 from swin_backbone.backends.triton.attention import attend_in_windows
-from swin_backbone.cost.operations import count_flops, least_bytes, operations
 
 CPU = torch.device('cpu')
 
