@@ -74,13 +74,7 @@ def _convolve(
     return out.view(batch, out_height, out_width, -1).permute(0, 3, 1, 2).to(x.dtype)
 
 
-def deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    ones: Tensor,
+def _settings(
     kW: int,
     kH: int,
     dW: int,
@@ -92,9 +86,15 @@ def deform_conv_forward(
     group: int,
     deformable_group: int,
     im2col_step: int,
+) -> tuple[Pair, Pair, Pair, int, int]:
+    return (dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group
+
+
+def deform_conv_forward(
+    input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
     """A deformable convolution (DCN v1) into `output`. `columns`, `ones`, `im2col_step`: mmcv's scratch, unused."""
-    settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    settings = _settings(**sizes)
     for image in _images(input):
         output[image] = _convolve(input[image], offset[image], None, weight, None, *settings)
 
@@ -107,20 +107,10 @@ def deform_conv_backward_input(
     gradOffset: Tensor,
     weight: Tensor,
     columns: Tensor,
-    kW: int,
-    kH: int,
-    dW: int,
-    dH: int,
-    padW: int,
-    padH: int,
-    dilationW: int,
-    dilationH: int,
-    group: int,
-    deformable_group: int,
-    im2col_step: int,
+    **sizes: int,
 ) -> None:
     """Its gradients in the map, added to `gradInput`, and in the offsets, into `gradOffset`."""
-    settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    settings = _settings(**sizes)
     for image in _images(input):
         with torch.enable_grad():
             x, by = input[image].detach().requires_grad_(), offset[image].detach().requires_grad_()
@@ -137,26 +127,32 @@ def deform_conv_backward_parameters(
     gradWeight: Tensor,
     columns: Tensor,
     ones: Tensor,
-    kW: int,
-    kH: int,
-    dW: int,
-    dH: int,
-    padW: int,
-    padH: int,
-    dilationW: int,
-    dilationH: int,
-    group: int,
-    deformable_group: int,
+    *,
     scale: float,
-    im2col_step: int,
+    **sizes: int,
 ) -> None:
     """Its gradient in the weight, times `scale`, added to `gradWeight`."""
-    settings = ((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    settings = _settings(**sizes)
     for image in _images(input):
         with torch.enable_grad():
             weight = torch.zeros_like(gradWeight).requires_grad_()
             out = _convolve(input[image].detach(), offset[image].detach(), None, weight, None, *settings)
         gradWeight += scale * torch.autograd.grad(out, weight, gradOutput[image])[0]
+
+
+def _modulated_settings(
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    group: int,
+    deformable_group: int,
+) -> tuple[Pair, Pair, Pair, int, int]:
+    return (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group
 
 
 def modulated_deform_conv_forward(
@@ -168,20 +164,12 @@ def modulated_deform_conv_forward(
     mask: Tensor,
     output: Tensor,
     columns: Tensor,
-    kernel_h: int,
-    kernel_w: int,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    group: int,
-    deformable_group: int,
+    *,
     with_bias: bool,
+    **sizes: int,
 ) -> None:
     """A deformable convolution whose samples have weights (DCN v2) into `output`."""
-    settings = ((stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group)
+    settings = _modulated_settings(**sizes)
     for image in _images(input):
         some_bias = bias if with_bias else None
         output[image] = _convolve(input[image], offset[image], mask[image], weight, some_bias, *settings)
@@ -201,20 +189,12 @@ def modulated_deform_conv_backward(
     grad_offset: Tensor,
     grad_mask: Tensor,
     grad_output: Tensor,
-    kernel_h: int,
-    kernel_w: int,
-    stride_h: int,
-    stride_w: int,
-    pad_h: int,
-    pad_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    group: int,
-    deformable_group: int,
+    *,
     with_bias: bool,
+    **sizes: int,
 ) -> None:
     """Its gradients: those of input, weight and bias are added to what is there, those of offset and mask written."""
-    settings = ((stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group)
+    settings = _modulated_settings(**sizes)
     for image in _images(input):
         with torch.enable_grad():
             of = [x.detach().requires_grad_() for x in (input[image], offset[image], mask[image], weight)]

@@ -5,9 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def carafe_naive_forward(
-    features: Tensor, masks: Tensor, output: Tensor, kernel_size: int, group_size: int, scale_factor: int
-) -> None:
+def carafe_naive_forward(features: Tensor, masks: Tensor, output: Tensor, **sizes: int) -> None:
     """CARAFE's upsampling: each output is a sum over the kernel around its source, with weights of its own.
 
     Args:
@@ -15,41 +13,26 @@ def carafe_naive_forward(
         masks: (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor).
         output: (B, C, H * scale_factor, W * scale_factor).
     """
-    output.copy_(_reassemble(features, masks, kernel_size, group_size, scale_factor))
+    output.copy_(_reassemble(features, masks, **sizes))
 
 
 def carafe_naive_backward(
-    top_grad: Tensor,
-    features: Tensor,
-    masks: Tensor,
-    bottom_grad: Tensor,
-    mask_grad: Tensor,
-    kernel_size: int,
-    group_size: int,
-    scale_factor: int,
+    top_grad: Tensor, features: Tensor, masks: Tensor, bottom_grad: Tensor, mask_grad: Tensor, **sizes: int
 ) -> None:
     """Its gradients, into `bottom_grad` and `mask_grad`."""
     with torch.enable_grad():
         of = features.detach().requires_grad_(), masks.detach().requires_grad_()
-        out = _reassemble(*of, kernel_size, group_size, scale_factor)
+        out = _reassemble(of[0], of[1], **sizes)
     for grad, found in zip((bottom_grad, mask_grad), torch.autograd.grad(out, of, top_grad)):
         grad.copy_(found)
 
 
 def carafe_forward(
-    features: Tensor,
-    masks: Tensor,
-    rfeatures: Tensor,
-    routput: Tensor,
-    rmasks: Tensor,
-    output: Tensor,
-    kernel_size: int,
-    group_size: int,
-    scale_factor: int,
+    features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor, rmasks: Tensor, output: Tensor, **sizes: int
 ) -> None:
     """The same; `rfeatures` keeps the features for `carafe_backward`, the other scratch of mmcv is unused."""
     rfeatures.copy_(features)
-    carafe_naive_forward(features, masks, output, kernel_size, group_size, scale_factor)
+    carafe_naive_forward(features, masks, output, **sizes)
 
 
 def carafe_backward(
@@ -62,21 +45,19 @@ def carafe_backward(
     rmask_grad: Tensor,
     bottom_grad: Tensor,
     mask_grad: Tensor,
-    kernel_size: int,
-    group_size: int,
-    scale_factor: int,
+    **sizes: int,
 ) -> None:
     """Its gradients, into `bottom_grad` and `mask_grad`."""
-    carafe_naive_backward(top_grad, rfeatures, masks, bottom_grad, mask_grad, kernel_size, group_size, scale_factor)
+    carafe_naive_backward(top_grad, rfeatures, masks, bottom_grad, mask_grad, **sizes)
 
 
-def _reassemble(features: Tensor, masks: Tensor, kernel_size: int, groups: int, scale: int) -> Tensor:
+def _reassemble(features: Tensor, masks: Tensor, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
     batch, channels, height, width = features.shape
     around = F.unfold(features, kernel_size, padding=kernel_size // 2)
-    around = around.view(batch, groups, channels // groups, kernel_size**2, height, width)
-    weights = masks.view(batch, groups, kernel_size**2, height, scale, width, scale)
+    around = around.view(batch, group_size, channels // group_size, kernel_size**2, height, width)
+    weights = masks.view(batch, group_size, kernel_size**2, height, scale_factor, width, scale_factor)
     out = torch.einsum('bgckhw,bgkhiwj->bgchiwj', around, weights)
-    return out.reshape(batch, channels, height * scale, width * scale)
+    return out.reshape(batch, channels, height * scale_factor, width * scale_factor)
 
 
 def masked_im2col_forward(
@@ -103,44 +84,22 @@ def masked_col2im_forward(
     im[0][:, mask_h_idx, mask_w_idx] = col
 
 
-def psamask_forward(
-    input: Tensor,
-    output: Tensor,
-    psa_type: int,
-    num_: int,
-    h_feature: int,
-    w_feature: int,
-    h_mask: int,
-    w_mask: int,
-    half_h_mask: int,
-    half_w_mask: int,
-) -> None:
+def psamask_forward(input: Tensor, output: Tensor, *, psa_type: int, num_: int, **sizes: int) -> None:
     """PSANet's attention maps from masks around each position: (B, h_mask * w_mask, H, W) into (B, H * W, H, W).
 
     Args:
         psa_type: 0 'collect', where a channel is the position that is looked at; 1 'distribute', its transpose.
     """
-    index, inside = _psa_index(input, h_feature, w_feature, h_mask, w_mask, half_h_mask, half_w_mask)
+    index, inside = _psa_index(input, **sizes)
     collected = input.flatten(2).gather(1, index.expand(num_, -1, -1)) * inside
     if psa_type == 1:
         collected = collected.transpose(1, 2)
     output.copy_(collected.reshape(output.shape))
 
 
-def psamask_backward(
-    grad_output: Tensor,
-    grad_input: Tensor,
-    psa_type: int,
-    num_: int,
-    h_feature: int,
-    w_feature: int,
-    h_mask: int,
-    w_mask: int,
-    half_h_mask: int,
-    half_w_mask: int,
-) -> None:
+def psamask_backward(grad_output: Tensor, grad_input: Tensor, *, psa_type: int, num_: int, **sizes: int) -> None:
     """Its gradient, added to `grad_input`."""
-    index, inside = _psa_index(grad_input, h_feature, w_feature, h_mask, w_mask, half_h_mask, half_w_mask)
+    index, inside = _psa_index(grad_input, **sizes)
     grad = grad_output.flatten(2)
     if psa_type == 1:
         grad = grad.transpose(1, 2)
@@ -149,16 +108,16 @@ def psamask_backward(
 
 
 def _psa_index(
-    x: Tensor, height: int, width: int, h_mask: int, w_mask: int, half_h: int, half_w: int
+    x: Tensor, h_feature: int, w_feature: int, h_mask: int, w_mask: int, half_h_mask: int, half_w_mask: int
 ) -> tuple[Tensor, Tensor]:
     """For each position that is looked at and each that looks, (H * W, H * W): the place in the mask, and whether there
     is one."""
-    rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
-    down = (rows[:, None] - rows + half_h)[:, None, :, None]
-    right = (columns[:, None] - columns + half_w)[None, :, None, :]
+    rows, columns = torch.arange(h_feature, device=x.device), torch.arange(w_feature, device=x.device)
+    down = (rows[:, None] - rows + half_h_mask)[:, None, :, None]
+    right = (columns[:, None] - columns + half_w_mask)[None, :, None, :]
     inside = (down >= 0) & (down < h_mask) & (right >= 0) & (right < w_mask)
     index = torch.where(inside, down * w_mask + right, 0)
-    return index.view(height * width, -1), inside.view(height * width, -1)
+    return index.view(h_feature * w_feature, -1), inside.view(h_feature * w_feature, -1)
 
 
 def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor) -> None:
