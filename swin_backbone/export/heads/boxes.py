@@ -4,7 +4,7 @@ Layout: B batch, M boxes, K classes, R regions, n objects, C channels, H W heigh
 """
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from mmengine.config import ConfigDict
@@ -75,6 +75,15 @@ def suppress(
     final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
     scores_BN, index_BN = final_BM.topk(most, dim=1)
     return scores_BN, torch.where(scores_BN > NEVER, index_BN, 0)
+
+
+def suppress_large(cfg: ConfigDict, boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor) -> tuple[Tensor, Tensor]:
+    """See `suppress`: of the boxes whose sides are larger than a head's `min_bbox_size`, with its other settings."""
+    least = cfg.get('min_bbox_size', -1)
+    if least >= 0:
+        is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > least).all(-1)
+        scores_BM = torch.where(is_large_BM, scores_BM, NEVER)
+    return suppress(boxes_BM4, scores_BM, group_BM, cfg.nms.iou_threshold, NEVER / 2, cfg.max_per_img)
 
 
 class Regions(nn.Module):
@@ -167,13 +176,3 @@ def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
 def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
     """Height and width as float values (2,); they may be symbolic."""
     return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
-
-
-def optional_min_size(cfg: ConfigDict, boxes: Tensor) -> Optional[Tensor]:
-    """Which boxes have sides larger than the head's `min_bbox_size`; None: there is no minimum."""
-    least = cfg.get('min_bbox_size', -1)
-    if least < 0:
-        return None
-    sides = boxes[..., 2:] - boxes[..., :2]
-    is_large: Tensor = (sides > least).all(-1)
-    return is_large

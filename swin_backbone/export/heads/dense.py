@@ -62,11 +62,6 @@ class DenseHead(nn.Module):
                 scores_BN = torch.where(scores_BN > boxes.NEVER, weighed_BN, boxes.NEVER)
             parts.append((scores_BN, found_BN4 / zoom_4, label_BN))
         scores_BN, found_BN4, label_BN = (torch.cat(part, 1) for part in zip(*parts))
-        large = boxes.optional_min_size(cfg, found_BN4)
-        if large is not None:
-            scores_BN = torch.where(large, scores_BN, boxes.NEVER)
-        scores_BN, index_BN = boxes.suppress(
-            found_BN4, scores_BN, label_BN, cfg.nms.iou_threshold, boxes.NEVER / 2, cfg.max_per_img
-        )
+        scores_BN, index_BN = boxes.suppress_large(cfg, found_BN4, scores_BN, label_BN)
         found_BN4, label_BN = boxes.take(found_BN4, index_BN), label_BN.gather(1, index_BN)
         return boxes.objects(scores_BN, found_BN4, label_BN)

@@ -98,12 +98,7 @@ class RegionHead(nn.Module):
             found_BN4 = boxes.decode(rpn.bbox_coder, prior_M4[index_BN], deltas_BN4, image_size)
             parts.append((scores_BN, found_BN4, torch.full_like(index_BN, level)))
         scores_BM, found_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
-        large = boxes.optional_min_size(cfg, found_BM4)
-        if large is not None:
-            scores_BM = torch.where(large, scores_BM, boxes.NEVER)
-        scores_BN, index_BN = boxes.suppress(
-            found_BM4, scores_BM, level_BM, cfg.nms.iou_threshold, boxes.NEVER / 2, cfg.max_per_img
-        )
+        scores_BN, index_BN = boxes.suppress_large(cfg, found_BM4, scores_BM, level_BM)
         return boxes.take(found_BM4, index_BN), scores_BN > boxes.NEVER
 
     def _refine(self, maps: Sequence[Tensor], found_BN4: Tensor, image_size: Tensor) -> tuple[Tensor, Tensor]:
