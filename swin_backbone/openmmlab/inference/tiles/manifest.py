@@ -177,9 +177,9 @@ class Part:
 
     def _lines_and_ends(self) -> Iterator[tuple[Done, int]]:
         """Each finished tile, and where its line ends."""
-        offset = end = 0
+        offset = 0
         with open(self.lines_path, 'rb') as file:
-            end += len(file.readline())
+            end = len(file.readline())
             for tile, line in zip(self.tiles, file):
                 try:
                     found = json.loads(line)
@@ -197,11 +197,10 @@ class Part:
 
     def _skim(self) -> int:
         """Count the finished tiles of which the blocks are there and right; give where the line of the last ends."""
-        end = 0
-        with open(self.lines_path, 'rb') as file:
-            end = len(file.readline())
         if not self.blocks_path.exists():
             return 0
+        with open(self.lines_path, 'rb') as file:
+            end = len(file.readline())
         stored = self.blocks_path.stat().st_size
         with open(self.blocks_path, 'rb') as file:
             for done, line_end in self._lines_and_ends():
