@@ -17,7 +17,6 @@ from swin_backbone.backends.triton import check, trial
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
-BY_STAGE = dict(depths=(1, 2), num_heads=(2, 4), out_indices=(0, 1), window_size=((7, 7), (4, 6)))
 needs_triton = pytest.mark.skipif(
     trial._try(DEVICE, torch.float32, (7, 7), 16, False) is not None, reason='the Triton kernel does not run here'
 )

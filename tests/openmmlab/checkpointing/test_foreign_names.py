@@ -44,11 +44,6 @@ def change(work, name='epoch_1.pth', **info):
     torch.save(saved, work / name)
 
 
-def one_fast(cases):
-    """The second of the cases in `make test`, all of them in `make test-faults`."""
-    return [case if index == 1 else pytest.param(case, marks=pytest.mark.slow) for index, case in enumerate(cases)]
-
-
 KEPT = [
     ['notes', 1], ['../../notes', '../notes', 1], ['/etc/passwd', 1], ['notes'] * 9, [None, 1.5, True, b'notes', {}],
     'notes', 5, None, {'notes': 1}, [-1, '1_iter_notes', ''],
