@@ -23,6 +23,7 @@ PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
 CAMERA_RATE = 10.0  # frames a second of the video that is made of a camera
 LONGEST_S = 10.0  # that one of them is shown, where the machine has slept
+UPRIGHT, TURNED = 4, 8  # orientations of EXIF to these: 1 to 4 keep the sides of a picture, 5 to 8 exchange them
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
 
 
@@ -242,7 +243,8 @@ def require_whole(path: Path) -> None:
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """Height and width of a picture as it is shown, from its header.
+    """Height and width of a picture as `read_picture` gives it: from its header, unless that says of an orientation
+    what libraries read in different ways. Then it is read.
 
     Raises:
         OSError: if it is not there or no picture, naming it.
@@ -251,12 +253,21 @@ def picture_size(path: Path) -> tuple[int, int]:
     try:
         with Image.open(path) as image:
             width, height = image.size
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            orientation, is_jpeg = image.getexif().get(ExifTags.Base.Orientation), image.format in ('JPEG', 'MPO')
+            if is_jpeg and orientation is not None:  # which Pillow also takes from XMP
+                exif = Image.Exif()
+                exif.load(image.info.get('exif', b''))
+                orientation = exif.get(ExifTags.Base.Orientation)
     except UnidentifiedImageError as error:
         raise OSError(f'{path} cannot be read as a picture') from error
-    except Image.DecompressionBombError as error:
+    except Exception as error:  # Pillow's decoders raise many kinds, without the name
         raise OSError(f'{path} cannot be read as a picture: {error}') from error
-    return (width, height) if turned else (height, width)
+    if orientation is None or (type(orientation) is int and orientation <= UPRIGHT):
+        return height, width
+    if is_jpeg and type(orientation) is int and orientation <= TURNED:
+        return width, height
+    pixels = read_picture(path)
+    return pixels.shape[0], pixels.shape[1]
 
 
 class VideoWriter:

@@ -1,0 +1,67 @@
+"""Pictures as OpenCV shows them, which is what models are trained on."""
+
+import struct
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from swin_backbone.openmmlab.data.media import picture_size, read_picture
+
+ORIENTATION = ExifTags.Base.Orientation
+PIXELS = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
+# How a tag of EXIF is stored (type, count, four bytes): a camera's short, and what other programs write
+STORED = {
+    'short': (3, 1, b'\6\0\0\0'),
+    'long': (4, 1, b'\6\0\0\0'),
+    'text': (2, 2, b'6\0\0\0'),
+    'byte': (1, 1, b'\6\0\0\0'),
+    'undefined': (7, 1, b'\6\0\0\0'),
+    'float': (11, 1, struct.pack('<f', 6)),
+}
+
+
+def written(path, orientation):
+    """A picture of 30x20 pixels with this tag."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    PIXELS.save(path, **(dict(tiffinfo=exif) if path.suffix == '.tif' else dict(exif=exif)))
+    return path
+
+
+@pytest.mark.parametrize('suffix', ['.jpg', '.png', '.webp', '.tif'])
+def test_the_size_of_a_turned_picture_is_that_of_its_pixels(suffix, tmp_path, record_fault):
+    """Which formats OpenCV and Pillow turn, and whether Pillow's size is that of the turned picture, differs."""
+    orientations = [*range(10), 65535]
+    for orientation in orientations:
+        path = written(tmp_path / f'{orientation}{suffix}', orientation)
+        assert picture_size(path) == read_picture(path).shape[:2], orientation
+    record_fault('bad_data', len(orientations))
+
+
+@pytest.mark.parametrize('stored', STORED)
+def test_the_size_of_a_picture_whose_orientation_is_stored_unusually(stored, tmp_path, record_fault):
+    kind, count, value = STORED[stored]
+    tag = struct.pack('<HHI', ORIENTATION, kind, count) + value
+    exif = b'Exif\0\0II*\0\10\0\0\0\1\0' + tag + b'\0\0\0\0'
+    PIXELS.save(tmp_path / 'a.jpg')
+    begin, rest = (tmp_path / 'a.jpg').read_bytes()[:2], (tmp_path / 'a.jpg').read_bytes()[2:]
+    (tmp_path / 'a.jpg').write_bytes(begin + b'\xff\xe1' + struct.pack('>H', len(exif) + 2) + exif + rest)
+    assert picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2]
+    record_fault('bad_data')
+
+
+def test_the_size_of_a_picture_that_is_turned_by_xmp_alone(tmp_path):
+    """Pillow reads that, and OpenCV does not."""
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    PIXELS.save(tmp_path / 'a.jpg', xmp=xmp)
+    assert picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2] == (20, 30)
+
+
+@pytest.mark.parametrize('length', [1, 3, 24, 100, 200])
+def test_a_header_that_stops_is_an_error_that_names_the_picture(length, tmp_path, record_fault):
+    PIXELS.save(tmp_path / 'a.jpg')
+    (tmp_path / 'a.jpg').write_bytes((tmp_path / 'a.jpg').read_bytes()[:length])
+    with pytest.raises(OSError, match=r'a\.jpg cannot be read as a picture'):
+        picture_size(tmp_path / 'a.jpg')
+    record_fault('bad_data')
