@@ -1,6 +1,7 @@
 """Boxes and masks of objects, in COCO's format, YOLO's or Pascal VOC's: which files are for training and validation."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -187,7 +188,9 @@ def find_yolo(place: Place, with_masks: bool, one_file: Optional[Path]) -> Optio
     if one_file is not None and one_file.suffix.lower() == '.json':
         return None
     settings, names = _yolo_settings(place, one_file)
-    texts = {path: place.ann_root / path for path in place.ann_files if path.suffix.lower() == '.txt'}
+    texts = {
+        path.with_suffix('.txt'): place.ann_root / path for path in place.ann_files if path.suffix.lower() == '.txt'
+    }
     annotated = [Annotated(picture, _yolo_text(place, picture, texts)) for picture in place.pictures]
     files = [one.file for one in annotated if one.file is not None]
     if not any(map(is_yolo, files[:SAMPLE])):
@@ -199,18 +202,20 @@ def find_yolo(place: Place, with_masks: bool, one_file: Optional[Path]) -> Optio
         source = f'from {path}' if path else 'called by their numbers: no data.yaml and no classes.txt has names'
     names = names or [f'class {number}' for number in range(yolo_classes(files))]
     by_split = _yolo_splits(place, settings, annotated)
-    read = partial(read_yolo, classes=names)
+    read = partial(read_yolo, classes=names, points=_yolo_points(settings))
     return _converted(place, 'YOLO', by_split, names, source, read, with_masks)
 
 
 def _yolo_settings(place: Place, one_file: Optional[Path]) -> tuple[dict[str, Any], Optional[list[str]]]:
     """A data.yaml, and the names of the classes in it; none where there is no such file."""
-    paths = [one_file] if one_file is not None else sorted(p for p in place.of_suffix('.yaml', '.yml'))
-    for path in paths:
+    paths = [one_file] if one_file is not None else place.of_suffix('.yaml', '.yml')
+    for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
         try:
             with open(path, encoding='utf-8') as file:
                 settings = yaml.load(file, Loader=PlainLoader)
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            if one_file is None and path.stem != 'data':  # it says something else than what the data are
+                continue
             raise DataError(f'{path} cannot be read: {" ".join(str(error).split())}') from error
         names = settings.get('names') if isinstance(settings, dict) else None
         if isinstance(names, dict):
@@ -224,6 +229,14 @@ def _yolo_settings(place: Place, one_file: Optional[Path]) -> tuple[dict[str, An
         if one_file is not None:
             raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
     return {}, None
+
+
+def _yolo_points(settings: dict[str, Any]) -> int:
+    """How many numbers of points are behind each box: `kpt_shape` says how many points of how many numbers."""
+    shape = settings.get('kpt_shape', ())
+    if not isinstance(shape, (list, tuple)) or not all(type(number) is int and number > 0 for number in shape):
+        raise DataError(f'kpt_shape of data.yaml takes two whole numbers from 1, got {shape!r:.80}')
+    return math.prod(shape) if shape else 0
 
 
 def _yolo_text(place: Place, picture: Path, texts: dict[Path, Path]) -> Optional[Path]:
@@ -243,6 +256,7 @@ def _yolo_splits(
 ) -> dict[Optional[str], list[Annotated]]:
     """As data.yaml says, else as the folders are called."""
     said: dict[str, str] = {}
+    named = ''  # the first picture or folder of them
     base = Path(str(settings.get('path') or ''))
     for name in ('train', 'val', 'test'):
         given = settings.get(name)
@@ -255,8 +269,10 @@ def _yolo_splits(
             listed = path.read_text(encoding='utf-8').split('\n') if path.is_file() else []
             for line in filter(None, map(str.strip, listed)):
                 said[str((path.parent / line).resolve())] = name
+                named = named or line
             if path.is_dir():
                 said[str(path.resolve())] = name
+                named = named or str(entry)
     by_split: dict[Optional[str], list[Annotated]] = {}
     for one in annotated:
         path = (place.root / one.picture).resolve()
@@ -265,6 +281,11 @@ def _yolo_splits(
             split = folder_split(one.picture)
         if split is not None or not said:
             by_split.setdefault(split, []).append(one)
+    if not by_split:
+        raise DataError(
+            f'none of the {len(annotated)} pictures below {place.root} is among those that train and val of data.yaml '
+            f'name, as {named!r}'
+        )
     return by_split
 
 

@@ -17,6 +17,7 @@ from ...errors import DataError
 from ..media import picture_size
 
 BEYOND = 0.01  # of a side: how far a box of YOLO may go beyond its picture, by rounding; it is cut there
+MOST_CLASSES = 1 << 16  # that have no names: a text file of YOLO's form may hold something else
 
 
 class Annotated(NamedTuple):
@@ -71,24 +72,30 @@ def coco_of(root: Path, pictures: Iterable[Annotated], classes: Sequence[str], r
     return dict(images=images, annotations=annotations, categories=categories)
 
 
-def read_yolo(file: Path, size: tuple[int, int], classes: Sequence[str]) -> list[Box]:
+def read_yolo(file: Path, size: tuple[int, int], classes: Sequence[str], points: int = 0) -> list[Box]:
     """The boxes of a text file of YOLO: CLASS X Y WIDTH HEIGHT a line, or CLASS and the points of an outline.
 
     Positions are shares of the picture's width and height, X and Y the centre.
+
+    Args:
+        points: how many numbers are behind each box, of the points of a pose, which are left out.
 
     Raises:
         DataError: naming file and line.
     """
     height, width = size
+    takes = 'CLASS X Y WIDTH HEIGHT' + (f' and {points} numbers of points' if points else ', or CLASS and points')
     boxes = []
     for number, line in enumerate(_lines(file), 1):
         words = line.split()
         if not words:
             continue
         values = _numbers(words)
-        if values is None or not (len(values) == 5 or (len(values) >= 7 and len(values) % 2)):
-            takes = 'CLASS X Y WIDTH HEIGHT, or CLASS and points'
+        is_outline = not points and len(values or ()) >= 7 and len(values or ()) % 2 == 1
+        if values is None or not (is_outline or len(values) == 5 + points):
             raise DataError(f'{file}, line {number}, takes {takes}; got {line!r:.80}')
+        if points:
+            values = values[:5]
         if values[0] % 1 or not 0 <= values[0] < len(classes):
             raise DataError(
                 f'{file}, line {number}: the class is a whole number from 0 to {len(classes) - 1}, got {words[0]!r}'
@@ -114,7 +121,7 @@ def yolo_classes(files: Iterable[Path]) -> int:
     """How many classes text files of YOLO name: the largest number in them, and one.
 
     Raises:
-        DataError: if a line does not begin with a number.
+        DataError: if a line does not begin with a number, or with one that is too large.
     """
     largest = -1.0
     for file in files:
@@ -122,6 +129,10 @@ def yolo_classes(files: Iterable[Path]) -> int:
             values = _numbers(line.split()[:1])
             if values is None:
                 raise DataError(f'{file}, line {number}, takes CLASS X Y WIDTH HEIGHT, got {line!r:.80}')
+            if max(values, default=0.0) >= MOST_CLASSES:
+                raise DataError(
+                    f'{file}, line {number}: {values[0]:.0f} is no class: at most {MOST_CLASSES:,} are taken'
+                )
             largest = max([largest, *values])
     return int(largest) + 1
 

@@ -212,6 +212,16 @@ def broken(root, how):
         (root / 'labels' / 'train' / 'train_0.txt').write_text('7 0.5 0.5 0.1 0.1\n')
     elif how == 'pixels':
         (root / 'labels' / 'train' / 'train_0.txt').write_text('0 32 32 10 10\n')
+    elif how == 'far class':
+        (root / 'data.yaml').unlink()
+        (root / 'labels' / 'train' / 'train_0.txt').write_text('1700000000000 0.5 0.5 0.1 0.1\n')
+    elif how == 'listed elsewhere':
+        (root / 'train.txt').write_text('data/obj/a.jpg\ndata/obj/b.jpg\n')
+        (root / 'data.yaml').write_text('train: train.txt\nval: train.txt\nnames: [nut, bolt]\n')
+    elif how == 'other points':
+        (root / 'data.yaml').write_text('names: [nut, bolt]\nkpt_shape: [4, 3]\n')
+    elif how == 'broken yaml':
+        (root / 'data.yaml').write_text('names: [nut, bolt\n')
     elif how == 'half a line':
         (root / 'labels' / 'train' / 'train_0.txt').write_text('0 0.5 0.5 0.1 0.1\n1 0.5\n')
     elif how == 'no box':
@@ -244,6 +254,10 @@ def broken(root, how):
     (BOXES, 'yolo', 'class beyond', r'train_0\.txt, line 1: the class is a whole number from 0 to 1, got .7'),
     (BOXES, 'yolo', 'pixels', r'train_0\.txt, line 1, takes shares of the picture, from 0 to 1'),
     (BOXES, 'yolo', 'half a line', r'train_0\.txt, line 2, takes CLASS X Y WIDTH HEIGHT'),
+    (BOXES, 'yolo', 'far class', r'train_0\.txt, line 1: 1700000000000 is no class'),
+    (BOXES, 'yolo', 'listed elsewhere', r"none of the 6 pictures .* is among .*, as 'data/obj/a\.jpg'"),
+    (BOXES, 'yolo', 'other points', r'train_0\.txt, line 1, takes CLASS X Y WIDTH HEIGHT and 12 numbers of points'),
+    (BOXES, 'yolo', 'broken yaml', r'data\.yaml cannot be read'),
     (BOXES, 'voc', 'no box', r'train_0\.xml: bndbox of object 0 takes xmin'),
     (BOXES, 'voc', 'no picture', r'train_0\.xml belongs to a picture of its name, and below .* there is no picture'),
     (BOXES, 'voc', 'no xml', r'train_0\.xml cannot be read as XML'),
@@ -340,6 +354,43 @@ def test_folders_as_people_have_them(layout, change, pictures, tmp_path):
     cfg, _ = found(BOXES, root, work)
     assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
+
+
+def with_points(numbers):
+    """Points of a pose behind each box, as many numbers as `kpt_shape` says."""
+
+    def change(root):
+        with open(root / 'data.yaml', 'a') as file:
+            file.write(f'kpt_shape: {list(numbers)}\n')
+        points = ' 0.25 0.75' + ' 1' * (numbers[1] - 2)
+        for path in (root / 'labels').rglob('*.txt'):
+            path.write_text(path.read_text().replace('\n', points * numbers[0] + '\n'))
+
+    return change
+
+
+def in_upper_case(root):
+    for path in [*root.rglob('*.txt')]:
+        path.rename(path.with_suffix('.TXT'))
+
+
+def beside_other_files(root):
+    """YAML that says nothing of pictures, and sorts before data.yaml."""
+    (root / 'a.yaml').write_text('names: [somebody, else]\n')
+    (root / 'b.yaml').write_text('key: !Ref value\n')
+    (root / 'c.yml').write_text('---\nkey: 1\n---\nkey: 2\n')
+    (root / 'c2.yml').write_bytes(b'key: \xe4\n')
+
+
+@pytest.mark.parametrize('change', [with_points((2, 2)), with_points((4, 3)), in_upper_case, beside_other_files])
+def test_the_same_boxes_of_yolo(change, tmp_path, record_fault):
+    truth, _ = found(BOXES, layouts.made('yolo', tmp_path), tmp_path / 'work')
+    change(tmp_path / 'yolo')
+    cfg, _ = found(BOXES, tmp_path / 'yolo', tmp_path / 'changed')
+    assert [boxes(read(cfg, phase)) for phase in ('train', 'val')] == [
+        boxes(read(truth, phase)) for phase in ('train', 'val')
+    ]
+    record_fault('bad_data')
 
 
 def cityscapes(root):
