@@ -15,7 +15,7 @@ from ..archs import DEFAULT_WINDOW
 from ..windows.grid import Size
 from .errors import CheckpointError, first_of
 from .formats import MLP, V1, V2
-from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
+from .recognise import OUTSIDE, SwinWeights, find_swin, plain_name, storage_fault, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
 
 OF_A_CLASSIFIER = (
@@ -79,10 +79,11 @@ def _say_once(note: str) -> None:
 def backbones_of(model: nn.Module) -> dict[str, str]:
     """The prefixes, among a model's names, of the backbones of this package in it, and which family of Swin each is.
 
-    The toolboxes' own Swins are left out: they do not tell the size of their window.
+    Names are plain ones, also where layers are wrapped. The toolboxes' own Swins are left out: they do not tell the
+    size of their window.
     """
     found = {}
-    for name in model.state_dict():
+    for name in map(plain_name, model.state_dict()):
         for family, anchor in _ANCHORS.items():
             prefix = name.removesuffix(anchor)
             is_anchor = prefix != name and (not prefix or prefix.endswith('.'))
@@ -105,7 +106,8 @@ def fit(
         CheckpointError: if there is no Swin backbone in the checkpoint, or one that does not fit the model's, or
             weights are not finite.
     """
-    own = model.state_dict()
+    wrapped = {plain_name(key): key for key in model.state_dict()}  # the names of the model where layers are wrapped
+    own = {plain_name(key): value for key, value in model.state_dict().items()}
     fitted: Any = OrderedDict()  # of tensors; torch keeps _metadata on such a dict
     report = LoadReport(checkpoint)
     try:
@@ -135,23 +137,32 @@ def fit(
                 ignored = [key for key in ignored if not key.startswith(inside)]
             if ignored:
                 report.ignored[reason] = list(dict.fromkeys([*report.ignored.get(reason, []), *ignored]))
+    missing = [key for key in own if key not in fitted]
+    report.missing = [wrapped[key] for key in missing if key.startswith(tuple(found))]
+    report.missing_elsewhere = [wrapped[key] for key in missing if not key.startswith(tuple(found))]
+    report.other_shapes = {wrapped[key]: shape for key, shape in report.other_shapes.items()}
+    fitted = OrderedDict((wrapped[key], value) for key, value in fitted.items())
     fitted._metadata = getattr(tensors, '_metadata', {})
     check_finite(model, fitted, checkpoint)
     report.loaded = list(fitted)
-    report.missing = [key for key in own if key not in fitted and key.startswith(tuple(found))]
-    report.missing_elsewhere = [key for key in own if key not in fitted and not key.startswith(tuple(found))]
     return fitted, report
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Refuse weights that are NaN or infinite: outputs would be NaN, which some metrics silently leave out.
+    """Refuse weights that are NaN or infinite: outputs would be NaN, which some metrics silently leave out; and weights
+    that are quantised.
 
     Buffers may be infinite, as some masks are.
 
     Raises:
-        CheckpointError: if there are NaN or infinite numbers in weights of the model, NaN in its buffers.
+        CheckpointError: if there are NaN or infinite numbers in weights of the model, NaN in its buffers, or weights
+            that are no floating numbers.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    floating = (key for key, parameter in parameters.items() if key in weights and parameter.is_floating_point())
+    fault = storage_fault({key: weights[key] for key in floating})
+    if fault:
+        raise CheckpointError(f'checkpoint {checkpoint!r}: {fault}')
     broken = [
         key
         for key, value in weights.items()

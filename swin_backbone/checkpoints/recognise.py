@@ -2,6 +2,7 @@
 
 import re
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -31,6 +32,9 @@ from .resize import window_of_coordinates, window_of_index
 # What may hold the weights in a training script's checkpoint, first the averaged ones (timm's, then DeiT's name). In
 # mmengine's `state_dict` are the averaged ones already, and `ema_state_dict` has the others.
 CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
+# What torch.compile, FSDP and activation checkpointing put into the names of what is inside the layers that they wrap.
+WRAPPERS = {'_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # What some implementations save and this one computes.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
 OUTSIDE = 'outside the backbone'  # a reason to ignore
@@ -53,13 +57,14 @@ class SwinWeights:
 
 
 def tensors_of(loaded: Any) -> dict[str, Tensor]:
-    """The named tensors in what a file held, without the `module.` that data-parallel wrappers put before them.
+    """The named tensors in what a file held, without the `module.` that data-parallel wrappers put before them, and
+    without WRAPPERS.
 
     Raises:
         CheckpointError: if there are none.
     """
     while isinstance(loaded, dict):
-        inner = next((loaded[name] for name in CONTAINERS if isinstance(loaded.get(name), dict)), None)
+        inner = next((loaded[name] for name in CONTAINERS if isinstance(loaded.get(name), dict)), _container(loaded))
         if inner is None:
             break
         loaded = inner
@@ -69,13 +74,41 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
             if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # detectron2's; in this machine's order
                 value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
             if isinstance(value, Tensor):
-                tensors[str(key).removeprefix('module.')] = value.detach()
+                tensors[_outside_ddp(str(key))] = value.detach()
         # As torch does: the versions of modules, by which some rename.
-        tensors._metadata = getattr(loaded, '_metadata', {})  # type: ignore[attr-defined]
+        versions = getattr(loaded, '_metadata', {})
+        tensors._metadata = {_outside_ddp(name): of for name, of in versions.items()}  # type: ignore[attr-defined]
     if not tensors:
         inside = f'a dict with {list(loaded)[:5]}' if isinstance(loaded, dict) else f'a {type(loaded).__name__}'
         raise CheckpointError(f'it holds no weights: a dict of tensors was expected, it is {inside}')
     return tensors
+
+
+def plain_name(key: str) -> str:
+    """The name of a tensor without those of what wraps layers around it."""
+    return '.'.join(part for part in key.split('.') if part not in WRAPPERS)
+
+
+def _outside_ddp(key: str) -> str:
+    return plain_name(key).removeprefix('module.')
+
+
+def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
+    """The entry of a checkpoint that holds a Swin under a name that a script gave it, first the averaged weights."""
+    entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
+    found = [name for name, held in entries.items() if _prefixes(_outside_ddp(str(key)) for key in held)]
+    return entries[min(found, key=lambda name: not _AVERAGED.search(name))] if found else None
+
+
+def storage_fault(weights: Mapping[str, Tensor]) -> Optional[str]:
+    """Which weights are stored as numbers that torch would copy without what scales them; None: none."""
+    key = next((key for key, value in weights.items() if value.dtype not in FLOATING), None)
+    if key is None:
+        return None
+    return (
+        f'{key} is stored as {weights[key].dtype}, as of a quantised model, which says elsewhere by what it is scaled: '
+        'save the model in float32, float16 or bfloat16'
+    )
 
 
 def holds_swin(tensors: dict[str, Tensor]) -> bool:
@@ -99,7 +132,7 @@ def find_swin(
         family: of Swin. Default: any.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is none, or its weights are no floating numbers.
     """
     any_family = _prefixes(tensors)
     found = {prefix: format for prefix, format in any_family.items() if family in (None, format.family)}
@@ -132,16 +165,19 @@ def find_swin(
             backbone[here] = value
         else:
             ignored['no part of a Swin backbone' if is_inside else OUTSIDE].append(key)
+    fault = storage_fault({**backbone, **classifier})
+    if fault:
+        raise CheckpointError(fault)
     known = {key: window for key, window in windows.items() if window}
     weights = SwinWeights(format, prefix, to_here(backbone, format), classifier, dict(ignored), known)
     _flatten_position_map(weights)
     return weights
 
 
-def _prefixes(tensors: dict[str, Tensor]) -> dict[str, Format]:
+def _prefixes(names: Iterable[str]) -> dict[str, Format]:
     anchors = {format.anchor: format for format in ALL[::-1]}  # of those that share an anchor, the first
     found = {}
-    for key in tensors:
+    for key in names:
         for anchor, format in anchors.items():
             match = re.fullmatch(rf'((?:.+?\.)??)(?:{anchor})', key)
             if match:

@@ -1,5 +1,8 @@
 """Loading at other sizes, the errors, and what is reported."""
 
+import itertools
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,7 @@ from helpers.models.small_models import Detector, lines, randomised
 import swin_backbone
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
+from swin_backbone.checkpoints.fit import fit
 
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 
@@ -279,3 +283,71 @@ def test_a_classifiers_weights_are_said_to_be_so(weights, small_map):
     notes = load_checkpoint(nano(small_map=small_map), weights).notes
     assert [note for note in notes if "small_map='shrink'" in note] == notes
     assert len(notes) == (small_map == 'pad')
+
+
+QUANTISED = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize('key', ['backbone.patch_embed.norm.bias', f'backbone.{TABLE}', 'neck.fpn.weight'])
+def test_quantised_weights_are_an_error(key, record_fault):
+    """torch would copy the numbers without what scales them."""
+    source, detector = Detector(randomised()).state_dict(), Detector(nano())
+    for dtype in QUANTISED:
+        with pytest.raises(CheckpointError, match=rf'a\.pth.*{key.removeprefix("backbone.")} is stored as {dtype}'):
+            fit(detector, {**source, key: source[key].to(dtype)}, 'a.pth')
+    record_fault('damages', len(QUANTISED))
+
+
+WRAPPERS = ('_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module')
+WRAPPED = ('', r'backbone\.', r'stages\.\d\.', r'stages\.2\.', r'blocks\.1\.', r'neck\.')
+
+
+def test_names_of_wrapped_layers():
+    """torch.compile of each block, FSDP and checkpointing put a name of their own between others."""
+    source, detector = Detector(randomised()).state_dict(), Detector(nano())
+    for wrapper, wrapped in itertools.product(WRAPPERS, WRAPPED):
+        insert = re.compile(f'({wrapped})(.*)')
+        state = {insert.sub(rf'\1{wrapper}.\2', key, count=1): value for key, value in source.items()}
+        assert state.keys() != source.keys()
+        fitted, report = fit(detector, state, 'a.pth')
+        assert not report.missing + report.missing_elsewhere
+        assert all(torch.equal(value, fitted[key]) for key, value in source.items())
+
+
+@pytest.mark.parametrize('part', ['', 'backbone', 'backbone.stages.2.blocks.1', 'neck'])
+def test_into_a_model_with_compiled_layers(weights, part):
+    source, detector = Detector(randomised()), Detector(nano())
+    torch.save(source.state_dict(), weights)
+    owner, _, name = part.rpartition('.')
+    model = detector
+    if part:
+        setattr(detector.get_submodule(owner), name, torch.compile(detector.get_submodule(part)))
+    else:
+        model = torch.compile(detector)
+    report = load_checkpoint(model, weights)
+    assert not report.missing + report.missing_elsewhere
+    assert set(report.loaded) == set(model.state_dict())
+    for ours, theirs in zip(model.state_dict().values(), source.state_dict().values()):
+        assert torch.equal(ours, theirs)
+
+
+def test_into_the_average_of_a_model(weights):
+    """Its one layer is called as what data-parallel wrappers put before names."""
+    source, average = Detector(randomised()), torch.optim.swa_utils.AveragedModel(Detector(nano()))
+    torch.save(source.state_dict(), weights)
+    assert not load_checkpoint(average, weights).missing
+    assert torch.equal(average.module.backbone.norm3.weight, source.backbone.norm3.weight)
+
+
+@pytest.mark.parametrize('name', ['model_state_dict', 'net', 'params', 'student', 'my_model'])
+def test_weights_under_a_name_of_ones_own(weights, name):
+    source = randomised()
+    moments = {'state': {0: {'exp_avg': torch.zeros(3)}}, 'param_groups': []}
+    other = {key: value + 1 for key, value in source.state_dict().items()}
+    torch.save({'epoch': 3, 'optimizer': moments, name: source.state_dict(), 'older': other}, weights)
+    backbone = nano()
+    load_checkpoint(backbone, weights)
+    assert torch.equal(backbone.norm3.weight, source.norm3.weight)
+    torch.save({name: other, f'{name}_ema': source.state_dict()}, weights)  # averaged ones first
+    load_checkpoint(backbone, weights)
+    assert torch.equal(backbone.norm3.weight, source.norm3.weight)
