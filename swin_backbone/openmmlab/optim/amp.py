@@ -3,11 +3,13 @@
 Its list of operations for float32 lacks softmax, sums and powers there, and mmcv's compiled operators take no bfloat16.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from mmengine.hooks import Hook
@@ -61,7 +63,7 @@ def mixed_precision(model: nn.Module) -> Iterator[None]:
 
     Convolutions and linear layers compute in bfloat16. What a head's forward returns is float32, and so is all that
     follows: softmax and sigmoid, losses, assignment, boxes, NMS and masks. docs/explanation/mixed_precision.md has the
-    table.
+    table. One model may be in several of these at a time, in a thread each.
 
     Args:
         model: of mmdet, mmseg or mmpretrain. On a GPU it runs under torch's autocast alone, in float16.
@@ -77,9 +79,41 @@ def mixed_precision(model: nn.Module) -> Iterator[None]:
         yield
 
 
+class _Replaced(NamedTuple):
+    """The methods of a module that stand in the place of its own."""
+
+    contexts: int  # that are open: of this thread, and of others
+    names: list[str]
+    before: dict[str, Method]  # that the module itself had, not its class
+
+
+_replaced: WeakKeyDictionary[nn.Module, _Replaced] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
 @contextmanager
 def _methods_of(module: nn.Module) -> Iterator[None]:
-    """Methods in float32 in the place of a module's own: of a head what is behind its forward, else what it needs."""
+    """Methods in float32 in the place of a module's own: of a head what is behind its forward, else what it needs.
+
+    The last context of the module puts its own back: threads may have one each.
+    """
+    with _lock:
+        found = _replaced.get(module) or _replace(module)
+        _replaced[module] = found._replace(contexts=found.contexts + 1)
+    try:
+        yield
+    finally:
+        with _lock:
+            found = _replaced.pop(module)
+            if found.contexts > 1:
+                _replaced[module] = found._replace(contexts=found.contexts - 1)
+            else:
+                for name in found.names:
+                    delattr(module, name)
+                vars(module).update(found.before)
+
+
+def _replace(module: nn.Module) -> _Replaced:
     behind = [name for name in BEHIND_FORWARD if callable(getattr(type(module), name, None))]
     methods: dict[str, Callable[[Method], Method]] = dict.fromkeys(behind, in_float32)
     if takes_float32_maps(module):
@@ -94,12 +128,7 @@ def _methods_of(module: nn.Module) -> Iterator[None]:
             setattr(module, name, change(before[name]))
         else:  # a method of this module, which a copy of the module has as its own
             setattr(module, name, MethodType(change(getattr(type(module), name)), module))
-    try:
-        yield
-    finally:
-        for name in methods:
-            delattr(module, name)
-        vars(module).update(before)
+    return _Replaced(0, list(methods), before)
 
 
 def in_float32(method: Method) -> Method:

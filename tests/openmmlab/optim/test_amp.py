@@ -2,7 +2,9 @@
 
 import copy
 import re
+import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
@@ -297,3 +299,35 @@ def test_a_whole_training_inside_is_that_of_a_context_for_each_step():
 
     for found, wanted in zip(trained(mixed_precision, nothing), trained(nothing, mixed_precision)):
         assert torch.equal(found, wanted)
+
+
+def test_one_model_in_several_threads():
+    """Each has a context of its own, and the first that ends its own takes nothing from the others."""
+
+    class Head(nn.Linear):
+        def loss_by_feat(self, x):
+            return x
+
+    head, x = Head(64, 64), torch.randn(3, 64)
+    given = head.forward = lambda x: nn.functional.linear(x, head.weight)
+    all_are_inside, one_is_out = threading.Barrier(3), threading.Event()
+
+    def call(is_first):
+        with mixed_precision(head):
+            all_are_inside.wait(60)
+            if is_first:
+                return None
+            one_is_out.wait(60)
+            y = head(x)
+            return y, head.loss_by_feat(y.bfloat16())
+
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = [pool.submit(call, number == 0) for number in range(3)]
+        first.result(60)
+        one_is_out.set()
+        for other in others:
+            y, behind = other.result(60)
+            assert y.dtype == behind.dtype == torch.float32
+            assert torch.equal(y, y.bfloat16().float())  # it was computed in bfloat16
+    assert head.forward is given
+    assert 'loss_by_feat' not in vars(head)
