@@ -15,7 +15,7 @@ quotes, or the number of a camera, as 0, which is read until Ctrl-C. Written are
     D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video, camera_0.mp4 for a camera
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
                            of a classifier: class and score of each picture, which are printed too, and the five best
-    D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0
+    D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0; 16 bits of more than 256 classes
 
 A picture with more pixels than --max-pixels is reduced for the model and the overlay, and a line says so; this limits
 the memory. Boxes, masks and labels are written in the pixels of the picture itself.
@@ -72,7 +72,7 @@ from swin_backbone.openmmlab.config.paths import make_folder
 from swin_backbone.openmmlab.config.published import find_published
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
-from swin_backbone.openmmlab.inference.predict import Predictor, Results
+from swin_backbone.openmmlab.inference.predict import COLOURS, Predictor, Results
 from swin_backbone.openmmlab.inference.tiles import Progress as TileProgress
 from swin_backbone.openmmlab.inference.tiles import TiledInference
 from swin_backbone.outputs import Outputs
@@ -401,7 +401,7 @@ def main() -> int:
         f'{len(results.images)} pictures and frames of {len(found) - len(job.bad)} files in {seconds:.1f} s, {seen}'
         f'{len(job.bad)} files unreadable; see {args.out_dir}'
     )
-    if predictor.scope == 'mmseg' and results.images:
+    if predictor.scope == 'mmseg' and results.images and len(predictor.meta['classes']) <= COLOURS:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if job.bad:
         return 1

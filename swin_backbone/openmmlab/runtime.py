@@ -22,7 +22,7 @@ from .config.check import check_config, check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
 from .config.training_settings import Settings, apply_settings, fit_schedule
-from .data.guard import count_pictures, guard_runner
+from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own.fill import fill_own_data
 from .data.own.find import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
@@ -314,8 +314,11 @@ def write_predictions(cfg: Config, out: str) -> None:
     folder `out`.
 
     Raises:
-        ValueError: if `out` is no name for that.
+        ValueError: if `out` is no name for that, or mmseg cannot write so many classes.
     """
+    rule = label_rule(cfg)
+    if rule is not None and rule.num_classes > 256:
+        raise ValueError(f'--out: mmseg writes 8 bits of {rule.num_classes} classes; tools/infer.py writes 16')
     if cfg.get('default_scope') == 'mmseg':
         cfg.test_evaluator.update(output_dir=out, keep_results=True)
     elif not out.endswith(('.pkl', '.pickle')):

@@ -144,6 +144,10 @@ def test_drawing_and_predictions_of_both_toolboxes(tmp_path):
         assert target == str(Path('pictures').absolute())
     with pytest.raises(ValueError, match=r'\.pkl'):
         runtime.write_predictions(Config.fromfile(MASK_RCNN), 'results.json')
+    cfg = Config.fromfile(UPERNET)
+    cfg.model.decode_head.num_classes = 257
+    with pytest.raises(ValueError, match='--out: mmseg writes 8 bits of 257 classes'):
+        runtime.write_predictions(cfg, 'labels')
 
 
 def test_a_detector_gets_flipping_as_its_test_time_augmentation():

@@ -1,5 +1,6 @@
 """tools/infer.py, browse_dataset.py and print_config.py, with a user's command lines."""
 
+import io
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from mmdet.structures import DetDataSample
+from mmseg.structures import SegDataSample
 
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
@@ -43,7 +45,9 @@ def checkpoints(tmp_path_factory):
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             model = MODELS.build(cfg.model)
             model.init_weights()
-        meta = dict(dataset_meta=dict(cfg.train_dataloader.dataset.metainfo))
+        metainfo = dict(cfg.train_dataloader.dataset.metainfo)
+        metainfo['palette'] = [list(colour) for colour in metainfo['palette']]  # as a config in JSON has it
+        meta = dict(dataset_meta=metainfo)
         torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{path.stem}.pth')
     return folder
 
@@ -195,6 +199,19 @@ def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
     results.close()
     assert np.asarray(Image.open(tmp_path / 'labels' / 'a.png')).tolist() == [[0, 0, 2], [1, 1, 0]]
     assert json.loads((tmp_path / 'results.json').read_text()) == []
+
+
+@pytest.mark.parametrize('classes', [256, 257, 1000])
+def test_labels_of_many_classes(classes, tmp_path):
+    """A palette has 256 colours: more classes are 16 bits of grey."""
+    names = tuple(map(str, range(classes)))
+    predictor = SimpleNamespace(scope='mmseg', meta=dict(classes=names, palette=[(7, 7, 7)] * classes))
+    sample = SegDataSample(pred_sem_seg=PixelData(data=torch.tensor([[[0, 43, classes - 1]]])))
+    frame = media.Frame(media.Medium(tmp_path / 'a.png', 'a', False), 0, np.zeros((1, 3, 3), np.uint8), (2, 6))
+    _, png = inference.Results(Outputs(tmp_path), predictor, 0.3).data_of(frame, sample, 1)
+    image = Image.open(io.BytesIO(png))
+    assert image.mode == ('P' if classes == 256 else 'I;16')
+    assert np.asarray(image).tolist() == [[0, 0, 43, 43, classes - 1, classes - 1]] * 2
 
 
 def test_browse_dataset_draws_what_is_trained_on(tmp_path):

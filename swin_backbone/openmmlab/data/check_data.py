@@ -195,7 +195,7 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
     except DataError as error:
         report.errors.add('labels that cannot be trained on', str(error))
         return
-    pixels = np.bincount(rule.classes_of_values()[values.ravel()], minlength=256)
+    pixels = np.bincount(rule.classes_of_values()[values.ravel()], minlength=max(256, len(classes)))
     kept = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
     if not sum(kept.values()):
         report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))

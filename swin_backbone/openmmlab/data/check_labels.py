@@ -73,6 +73,7 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
         with Image.open(path) as image:
             kind, mode = image.format, image.mode
             values = np.asarray(image)
+            values = values.astype(np.uint8) if mode == '1' else values
     except (OSError, SyntaxError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or str(error)
         about = '' if reason.startswith(str(path)) else f'{path} cannot be read: '
@@ -108,8 +109,8 @@ def has_8_bits(path: str) -> bool:
 
 
 def _palette_that_fits(values: NDArray[Any]) -> str:
-    """Which known palette has all the colours of a picture, or what its colours are; (H, W, 3 or 4) uint8."""
-    pixels, counts = np.unique(values[..., :3].reshape(-1, 3), axis=0, return_counts=True)
+    """Which known palette has all the colours of a picture, or what its colours are; (H, W, 2 to 4) uint8."""
+    pixels, counts = np.unique(values.reshape(-1, values.shape[2])[:, :3], axis=0, return_counts=True)
     colours = [tuple(map(int, colour)) for colour in pixels[np.argsort(-counts)]]
     known = set(colours) - VOID
     fitting = sorted((len(palette), name) for name, palette in _palettes() if known and palette >= known)

@@ -53,6 +53,7 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
     @wraps(build)
     def build_guarded(dataloader: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         if isinstance(dataloader, dict):
+            make_colours_tuples(dataloader.get('dataset'))
             for sentence in check_datasets(dataloader.get('dataset'), with_masks):
                 if 'own_data' not in runner.cfg:  # which was looked through before: check_own_data
                     runner.logger.warning(sentence)
@@ -85,6 +86,7 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
         DataError: if it cannot be built.
     """
     dataset = cfg[f'{phase}_dataloader'].dataset
+    make_colours_tuples(dataset)
     check_datasets(dataset, uses_masks(cfg), beyond=())  # a mask that is wrong is an error of its picture alone
     try:
         built = DATASETS.build(dataset)
@@ -135,6 +137,14 @@ def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('mas
             require_classes(path, cls, (base.get('metainfo') or {}).get('classes'), with_masks)
             warnings += [f'{path} has {sentence}' for sentence in found.warnings.sentences()]
     return warnings
+
+
+def make_colours_tuples(dataset: Any) -> None:
+    """Make the colours of a config's data sets tuples, in place: mmdet draws no others, and JSON has lists."""
+    for _, base in datasets_of(dataset, 'dataset'):
+        metainfo = base.get('metainfo')
+        if isinstance(metainfo, dict) and isinstance(metainfo.get('palette'), (list, tuple)):
+            metainfo['palette'] = [tuple(one) if isinstance(one, list) else one for one in metainfo['palette']]
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:

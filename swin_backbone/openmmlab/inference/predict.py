@@ -38,6 +38,7 @@ from ..optim.amp import mixed_precision
 # COCO's 80 classes have the ids 1 to 90 without these.
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
+COLOURS = 256  # of a palette
 TOP = 5  # classes that are written of a classifier's picture
 
 
@@ -187,7 +188,7 @@ class Results:
                              classifier: (file_name, class, score) of each picture, with the five best classes
         images.json          the images and categories that the ids in results.json stand for, in COCO's format
         labels/NAME.png      of a segmentor, and of a panoptic head: the class of each pixel, numbered from 0, with the
-                             classes' colours as the palette
+                             classes' colours as the palette; of more than 256 classes in 16 bits of grey
 
     Args:
         outputs: their folder is made if it is not there.
@@ -253,7 +254,8 @@ class Results:
                 labels = field.get('data' if name == 'pred_sem_seg' else 'sem_seg')[0].cpu().numpy()
                 if name == 'pred_panoptic_seg':
                     labels = labels % 1000  # of class and instance together, mmdet's INSTANCE_OFFSET
-                labels = _enlarge(labels.astype(np.uint8), frame.size)
+                dtype = np.uint8 if len(self.predictor.meta['classes']) <= COLOURS else np.uint16
+                labels = _enlarge(labels.astype(dtype), frame.size)
                 labels_png = _encode_labels(labels, self.predictor.meta['palette'])
         if 'pred_score' in sample:
             objects.append(self._best_classes(sample.pred_score, file_name_of(frame)))
@@ -345,6 +347,7 @@ def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[
         raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo says what the classes are')
     if not meta.get('palette'):
         meta['palette'] = distinct_colours(len(meta['classes']))
+    meta['palette'] = [tuple(colour) for colour in meta['palette']]  # mmdet draws no lists
     return meta
 
 
@@ -365,17 +368,20 @@ def _encode(mask: NDArray[Any]) -> dict[str, Any]:
 
 
 def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
-    """Classes or a mask, (H, W) uint8, at another height and width."""
+    """Classes or a mask, (H, W) uint8 or uint16, at another height and width."""
     return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
 def _encode_labels(labels: NDArray[Any], palette: Sequence[Sequence[int]]) -> bytes:
-    """Classes as a PNG with a palette of RGB colours, which viewers show; Pillow reads classes, OpenCV the colours."""
+    """Classes as a PNG with a palette of RGB colours, which viewers show; Pillow reads classes, OpenCV the colours.
+
+    Those of 16 bits are grey."""
     # All 256 colours: Pillow writes fewer bits a pixel for a short palette, and changes values that are beyond it.
-    colours = np.zeros((256, 3), np.uint8)
-    colours[: len(palette)] = palette[:256]
-    image = Image.fromarray(labels.astype(np.uint8))
-    image.putpalette(colours.tobytes())
+    colours = np.zeros((COLOURS, 3), np.uint8)
+    colours[: len(palette)] = palette[:COLOURS]
+    image = Image.fromarray(labels)
+    if labels.dtype == np.uint8:
+        image.putpalette(colours.tobytes())
     encoded = io.BytesIO()
     image.save(encoded, 'PNG')
     return encoded.getvalue()

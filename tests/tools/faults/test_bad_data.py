@@ -103,12 +103,29 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
     palette_label(folder / '0.png')
     Image.fromarray(np.ones((SIZE, SIZE), np.uint16)).save(folder / '1.png')
     Image.fromarray(np.full((SIZE, SIZE), 255, np.uint8)).save(folder / '2.png')
+    Image.fromarray(np.ones((SIZE, SIZE), bool)).save(folder / '3.png')
     reports = check_data(config(segmentation(own)))
     assert not reports[0].errors
     assert list(reports[0].warnings.counts) == ['labels with every pixel ignored, whose loss is 0']
-    assert reports[0].classes['nut'] == 2 * SIZE * SIZE + 24 * 24
+    assert reports[0].classes['nut'] == 3 * SIZE * SIZE
     assert reports[0].classes['(ignored)'] == SIZE * SIZE
     first_item(segmentation(own))
+
+
+def test_colours_that_are_lists_can_be_drawn(own):
+    """As a config in JSON or YAML has them, or --cfg-options; mmdet draws tuples alone."""
+    cfg = config(detection(own))
+    cfg.train_dataloader.dataset.metainfo.palette = [[1, 2, 3], [4, 5, 6]]
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        assert build_dataset(cfg, 'train').metainfo['palette'] == [(1, 2, 3), (4, 5, 6)]
+
+
+def test_more_classes_than_a_label_has_values(own):
+    names = ','.join(f'class {number}' for number in range(300))
+    reports = check_data(config(segmentation(own, f'own_data.classes=[{names}]')))
+    assert not reports[0].errors
+    assert reports[0].classes['class 1'] == 4 * 24 * 24
+    assert reports[0].classes['class 299'] == 0
 
 
 def test_labels_counted_from_one_are_checked_as_they_are_trained_on(own):
