@@ -130,6 +130,8 @@ class Model:
             ValueError: if there is no checkpoint, or no such picture.
             OSError: if a picture cannot be read.
         """
+        import numpy as np
+
         from .devices import default_device
         from .openmmlab.inference.predict import Predictor
 
@@ -139,7 +141,7 @@ class Model:
         predictions = []
         for path, frame in _frames(pictures):
             (sample,) = self._predictor.predict([self._predictor.prepare(frame)])
-            drawn = self._predictor.draw(frame, sample, score_thr)[..., ::-1]
+            drawn = np.ascontiguousarray(self._predictor.draw(frame, sample, score_thr)[..., ::-1])
             predictions.append(Prediction(path, sample.cpu(), drawn, tuple(self._predictor.meta['classes'])))
         return predictions
 
@@ -226,7 +228,7 @@ def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:
                 frames += [(str(medium.path), frame) for frame in read_frames(medium)]
             continue
         pixels = np.asarray(one)
-        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
             raise TypeError(
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'
             )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +49,8 @@ def test_from_a_name_to_predictions(tmp_path):
     assert len(one.sample.pred_instances)
     assert more[1].path is None
     assert more[1].drawn.shape == picture.shape
+    assert torch.from_numpy(more[1].drawn).is_contiguous()
+    assert_threads_see_what_one_does(model)
     again = load(RETINANET, model.checkpoint, backbone='swin-nano', data=root, work_dir=tmp_path / 'work2',
                  options={**SMALL, 'test_dataloader.dataset.pipeline.1.scale': (64, 64)})  # fmt: skip
     metrics = again.test()
@@ -55,6 +58,21 @@ def test_from_a_name_to_predictions(tmp_path):
     assert model.test() == metrics  # on pictures of the size that was trained on
     boxes = [found.predict(picture)[0].sample.pred_instances.bboxes for found in (model, again)]
     assert (boxes[0] == boxes[1]).all()
+
+
+def assert_threads_see_what_one_does(model):
+    pictures = [np.random.default_rng(side).integers(0, 256, (side, 60, 3), np.uint8) for side in range(40, 48)]
+    alone = [model.predict(picture)[0] for picture in pictures]
+    with ThreadPoolExecutor(4) as pool:
+        for (one,), expected in zip(pool.map(model.predict, pictures), alone):
+            assert (one.drawn == expected.drawn).all()
+            assert (one.sample.pred_instances.scores == expected.sample.pred_instances.scores).all()
+
+
+@pytest.mark.parametrize('shape', [(0, 5, 3), (5, 0, 3), (5, 5), (5, 5, 4)])
+def test_what_is_no_picture(shape):
+    with pytest.raises(TypeError, match='pictures takes paths, or pixels'):
+        _frames(np.zeros(shape, np.uint8))
 
 
 def test_export(tmp_path):

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -40,10 +41,11 @@ COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
 COLOURS = 256  # of a palette
 TOP = 5  # classes that are written of a classifier's picture
+_one_at_a_time = threading.RLock()  # mmengine's scope is one for all threads, and a visualizer holds one picture
 
 
 class Predictor:
-    """A model of a config with a checkpoint's weights.
+    """A model of a config with a checkpoint's weights. Several threads may use it, one at a time.
 
     Args:
         cfg: of mmdet, mmseg or mmpretrain.
@@ -76,7 +78,7 @@ class Predictor:
         if amp:
             replace_layers(cfg.model)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
-        with DefaultScope.overwrite_default_scope(self.scope):
+        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
             if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
                 set_num_classes(cfg.model, len(self.meta['classes']))
@@ -108,7 +110,7 @@ class Predictor:
             OSError: if the test pipeline cannot make it, as of a picture that is a thousand times as wide as high.
         """
         try:
-            with DefaultScope.overwrite_default_scope(self.scope):
+            with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
                 size = frame.pixels.shape[:2]
                 prepared: dict[str, Any] = self.pipeline(
                     dict(img=frame.pixels, img_id=0, img_shape=size, ori_shape=size)
@@ -129,7 +131,7 @@ class Predictor:
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
         """What the model sees on each of a batch of frames."""
         precision = mixed_precision(self.model) if self.amp else nullcontext()
-        with DefaultScope.overwrite_default_scope(self.scope), precision:
+        with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
             samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
             return samples
 
@@ -172,11 +174,12 @@ class Predictor:
         """The frame with its predictions on it, (H, W, 3) uint8 BGR."""
         more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
         pixels = cv2.cvtColor(frame.pixels, cv2.COLOR_BGR2RGB)
-        if self.scope == 'mmpretrain':
-            self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
-        else:
-            self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
-        drawn: NDArray[np.uint8] = cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
+        with _one_at_a_time:
+            if self.scope == 'mmpretrain':
+                self.visualizer.visualize_cls(pixels, sample.cpu(), draw_gt=False, name=frame.name)
+            else:
+                self.visualizer.add_datasample(frame.name, pixels, sample.cpu(), draw_gt=False, **more)
+            drawn: NDArray[np.uint8] = cv2.cvtColor(self.visualizer.get_image(), cv2.COLOR_RGB2BGR)
         return drawn
 
 
