@@ -69,6 +69,7 @@ def request_of(options: StageOptions, x: Tensor, blocks: Sequence[BlockSettings]
         has_dropout=any(block.has_dropout for block in blocks),
         exact_gelu=all(is_exact_gelu(block.activation) for block in blocks),
         strip_tokens=options.strip_tokens,
+        has_all_heads=all(block.attention_channels in (None, options.channels) for block in blocks),
     )
 
 

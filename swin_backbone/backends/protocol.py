@@ -67,6 +67,7 @@ class BlockSettings(NamedTuple):
     proj_drop: float  # behind the attention
     hidden_drop: float  # of the MLP's hidden tokens
     ffn_drop: float  # behind the MLP
+    attention_channels: Optional[int] = None  # of the queries of all heads; None: those of the block
 
     @property
     def has_dropout(self) -> bool:
@@ -107,6 +108,7 @@ class Request(NamedTuple):
     has_dropout: bool  # whether any dropout is active
     exact_gelu: bool  # whether this is each block's activation
     strip_tokens: StripTokens
+    has_all_heads: bool = True  # whether the queries of each block have as many channels as its tokens
 
 
 def recorder_of(x: Tensor) -> Optional[str]:

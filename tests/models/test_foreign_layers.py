@@ -113,6 +113,43 @@ def test_an_mlp_of_another_class(backbone):
     assert_same(model, expected, x)
 
 
+def take_out_a_head(block):
+    """As structured pruning does: the first head of a block's attention."""
+    attention = block.attn.w_msa
+    C, h = attention.proj.weight.shape[0], attention.num_heads
+    d = C // h
+    kept = torch.arange(C).view(h, d)[1:].flatten()
+    of_qkv = torch.cat([kept, C + kept, 2 * C + kept])
+    parts = [(attention.qkv, 'weight', of_qkv), (attention.proj, 'weight', (slice(None), kept))]
+    if hasattr(attention, 'logit_scale'):
+        parts += [(attention, 'logit_scale', slice(1, None)), (attention.cpb_mlp[2], 'weight', slice(1, None))]
+        parts += [(attention, name, kept) for name in ('q_bias', 'v_bias')]
+    else:
+        parts += [(attention, 'relative_position_bias_table', (slice(None), slice(1, None)))]
+        parts += [(attention.qkv, 'bias', of_qkv)]
+    for owner, name, index in parts:
+        setattr(owner, name, nn.Parameter(getattr(owner, name)[index].detach()))
+    attention.num_heads = h - 1
+
+
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_a_head_that_was_taken_out(backbone):
+    model, x = make(backbone), torch.randn(1, 3, 40, 50)
+    block = model.stages[1].blocks[1]
+    silent = copy.deepcopy(model)
+    with torch.no_grad():  # its values do not reach the output
+        silent.stages[1].blocks[1].attn.w_msa.proj.weight[:, :16] = 0
+    take_out_a_head(block)
+    assert_same(model, maps(silent, x), x)
+    kept, whole = (one.stages[1].blocks[1].attn.w_msa.qkv for one in (model, silent))
+    for one in (model, silent):
+        sum(output.square().mean() for output in one(x)).backward()
+    assert relative_error(kept.weight.grad[:48], whole.weight.grad[16:64]) < 1e-4
+    model.backend = 'native'
+    with pytest.raises(ValueError, match=r"'native' cannot compute this: .* some were taken out"):
+        model(x)
+
+
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_a_bias_where_there_was_none_is_not_forgotten(backbone):
     model, x = make(backbone), torch.randn(1, 3, 40, 50)

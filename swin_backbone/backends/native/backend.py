@@ -64,6 +64,8 @@ class Native:
             return f'The compiled operators take windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {Wh}x{Ww}.'
         if head_dim not in HEAD_DIMS:
             return f'The compiled operators take heads of 8, 16, ... 64 channels, not {head_dim}.'
+        if not request.has_all_heads:
+            return 'The compiled operators take all heads of a block, and some were taken out.'
         if request.hidden_channels % 8:
             return f'The compiled operators take MLPs of a multiple of 8 channels, not {request.hidden_channels}.'
         if request.has_dropout:

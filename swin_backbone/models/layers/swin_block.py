@@ -211,6 +211,7 @@ class SwinBlock(BackendLayer):
             proj_drop=rates[0],
             hidden_drop=rates[1],
             ffn_drop=rates[2],
+            attention_channels=attention.proj.weight.shape[-1],
         )
 
     def _weights(self, x_BHWC: Tensor, window_size: Size) -> Any:
