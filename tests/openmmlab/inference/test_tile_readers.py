@@ -40,6 +40,8 @@ def tiffs():
     yield '16 bits', deep, dict(tile=(64, 64), photometric='rgb'), '16 bits a channel'
     yield '16 bits, big endian', deep, dict(byteorder='>', photometric='rgb'), '16 bits a channel'
     yield 'BigTIFF', RGB, dict(bigtiff=True, tile=(32, 32), photometric='rgb'), ''
+    turned = [(274, 'H', 1, 6, True)]
+    yield 'turned', RGB, dict(photometric='rgb', extratags=turned), 'orientation 6'
     alpha = np.dstack([RGB, RGB[..., 0]])
     yield '4 channels', alpha, dict(tile=(32, 32), photometric='rgb', extrasamples=['unspecified']), '4 channels'
     yield (

@@ -70,6 +70,8 @@ def _coco_files(place: Place, one_file: Optional[Path]) -> tuple[Optional[Path],
         except DataError as error:
             errors.append(error)
             continue
+        if not annotated.images and annotated.errors:
+            errors.append(DataError(f'{path} has {annotated.errors.sentences()[0]}'))
         if annotated.images:
             by_split.setdefault(split_of(path.relative_to(place.ann_root)), []).append(path)
     if not by_split:

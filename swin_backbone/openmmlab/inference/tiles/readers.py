@@ -23,6 +23,7 @@ SLIDES = ('.bif', '.mrxs', '.ndpi', '.scn', '.svs', '.svslide', '.vms', '.vmu')
 TIFFS = ('.btf', '.tf2', '.tf8', '.tif', '.tiff')
 OPENCV = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.webp')
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)  # scale, tie points, transformation; keys, and their values
+ORIENTATION = 274
 SEPARATE, MINISWHITE, PALETTE = 2, 0, 3  # planar configuration; photometric interpretations
 MOST_BYTES = 1 << 28  # that are decoded at once: a file that is one strip would be read whole
 CACHE = 64  # MB, of GDAL
@@ -154,6 +155,9 @@ def _open_tiff(path: Path, level: int) -> Picture:
         return _to_bgr(~pixels if invert else pixels)
 
     notes = _notes(path, 3 if palette else channels, 'uint8' if palette else pages[0].dtype)
+    orientation = first.tags.valueof(ORIENTATION, 1)
+    if orientation != 1:
+        notes += (f'{path} is shown turned or mirrored (orientation {orientation}), and is taken as it is stored',)
     return Picture(path, (height, width), read, notes)
 
 

@@ -195,6 +195,9 @@ def broken(root, how):
     elif how == 'broken json':
         (root / 'annotations' / 'instances_train.json').write_text('{"images": [')
         (root / 'annotations' / 'instances_val.json').unlink()
+    elif how == 'no sizes':
+        for path in (root / 'annotations').iterdir():
+            path.write_text(path.read_text().replace('"height"', '"rows"'))
     elif how == 'panoptic':
         for path in (root / 'annotations').iterdir():
             data = json.loads(path.read_text())
@@ -248,6 +251,7 @@ def broken(root, how):
     (BOXES, 'coco', 'pictures elsewhere', "names 4 pictures, as 'train_0.jpg', and none of those looked for is below"),
     (BOXES, 'coco', 'several files', 'several annotation files for training: .*name one: --data FILE'),
     (BOXES, 'coco', 'broken json', r'instances_train\.json is no JSON'),
+    (BOXES, 'coco', 'no sizes', r"instances_train\.json has images without 'height': 4, as image 1"),
     *((config, 'coco', 'panoptic', r'panoptic_train\.json is panoptic, .* instances_\*\.json.* PNG of labels')
       for config in (BOXES, MASKS, PANOPTIC, LABELS)),
     (BOXES, 'coco', 'empty', 'there is no picture below .*, which has nothing'),
