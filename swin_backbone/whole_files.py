@@ -1,6 +1,7 @@
 """Writing files that are complete or not there at all, whatever happens meanwhile."""
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Union
 from mmengine.fileio import LocalBackend, register_backend
 
 PARTIAL = '.partial-'
+MOST_BYTES = 255  # of a name in a folder
 # What an OSError says of a disk or folder that takes no more, or of a name that a folder has
 CANNOT_WRITE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
@@ -32,7 +34,7 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(PARTIAL + path.name)
+    partial = path.with_name(PARTIAL + _shortened(path.name))
     try:
         partial.unlink(missing_ok=True)  # a link of that name leads elsewhere
         write(partial)
@@ -44,6 +46,13 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
             error.filename = str(path)  # a write does not say of what
         raise
     _flush(path.parent)  # its list of names, without which a power cut undoes the renaming
+
+
+def _shortened(name: str) -> str:
+    """A name that is too long for `PARTIAL` before it, as a short one of its own with the same suffix."""
+    encoded = os.fsencode(name)
+    fits = len(PARTIAL) + len(encoded) <= MOST_BYTES
+    return name if fits else hashlib.sha256(encoded).hexdigest() + Path(name).suffix
 
 
 def write_between(document: Path, begin: str, end: str, text: str) -> None:

@@ -151,6 +151,15 @@ def test_a_record_that_is_none(record_fault, mine):
     Outputs(mine.parent).write(mine.parent / 'new', b'2')
 
 
+@pytest.mark.parametrize('stem', ['x' * 251, '图' * 83, 'é' * 125])
+def test_names_as_long_as_a_folder_takes(stem, tmp_path):
+    """The file beside them must not have a longer one."""
+    outputs = Outputs(tmp_path)
+    outputs.write(tmp_path / f'{stem}.jpg', b'data')
+    outputs.write_by(tmp_path / f'{stem}.png', lambda partial: partial.with_suffix('.png').write_bytes(b'more'))
+    assert sorted(path.read_bytes() for path in tmp_path.iterdir() if path.name != RECORD) == [b'data', b'more']
+
+
 def test_what_was_stopped_between_record_and_name_is_not_lost(tmp_path):
     """The line is there before the file has its name; the file that has it still counts as written."""
     path = tmp_path / 'a'
