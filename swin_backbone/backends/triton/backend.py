@@ -1,5 +1,6 @@
 """Whole maps on a GPU: attention is a kernel that computes where the tokens of a window are. Residual sums and norms
-can be kernels too.
+can be kernels too. Operators are imported where they are called: to define them takes a fifth of a second, which importing
+the package does not.
 
 Layout: B batch, H W height and width of a map, C channels, T = B*H*W tokens, h heads, N places of a window.
 """
@@ -21,10 +22,7 @@ from ..graph import Graph
 from ..protocol import BlockSettings, BlockWeights, Plan, Request, Windows
 from ..strips import checkpointed
 from ..weight_cache import WeightCache
-from .attention import attend_in_windows
 from .cast import cast_together
-from .hidden import bias_gelu
-from .residual import add_norm
 from .trial import why_unfit, why_unusable
 
 # Fusions besides attention. SWIN_BACKBONE_FUSE lists those to use, separated by commas. None is on by default, since
@@ -97,6 +95,8 @@ class TritonWindows:
         is_exact = isinstance(activation, nn.GELU) and activation.approximate == 'none'
         if bias_D is None or not is_exact or not self.fuses_gelu:
             return linear(x_TC, weight_DC, bias_D, activation)
+        from .hidden import bias_gelu
+
         y_TD: Tensor = bias_gelu(linear(x_TC, weight_DC, None), bias_D)
         return y_TD
 
@@ -116,6 +116,8 @@ class TritonWindows:
         self, qkv_T3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
     ) -> Tensor:
         """See `Windows`."""
+        from .attention import attend_in_windows
+
         padding_3C = qkv_bias_3C if self.padded else None
         if len(qkv_T3C) > self.num_tokens:  # the module before this one computed that of the zero token
             qkv_T3C, row_13C = qkv_T3C.split((self.num_tokens, 1))
@@ -154,6 +156,8 @@ def fused_block(
     gradient_only: bool = False,
 ) -> Tensor:
     """`block.swin_block`, where each residual sum, with its drop path and its norm, is one pass over memory."""
+    from .residual import add_norm
+
     if w.norm1_weight is None or w.norm2_weight is None:
         return block.swin_block(x_TC, windows, w, settings, gradient_only)
     factors_2B, dtype = w.drop_path_2B if w.drop_path_2B is not None else (None, None), w.qkv_weight.dtype
