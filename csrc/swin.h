@@ -53,7 +53,7 @@ SWIN_API const char* swin_error(void);
 
 enum swin_dtype { SWIN_FLOAT32 = 0, SWIN_BFLOAT16 = 1 };
 
-/* The instruction set in use: amx, avx512_bf16, avx512, avx2, neon_bf16 or neon; "" if the processor has none of them. */
+/* The instruction set in use: amx, avx512_bf16, avx512, avx2, neon_bf16 or neon; "" if the processor has none. */
 SWIN_API const char* swin_isa(void);
 /* All that the library has kernels for, the best first, with a space between two: what the compiler had flags for. */
 SWIN_API const char* swin_isas(void);

@@ -19,12 +19,12 @@ def faults(rounds):
             torch.empty(size).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-print(faults(3))
+print(faults(12))
 keep_freed_memory()
-faults(2)
-print(faults(3))
+faults(4)
+print(faults(12))
 """
-PAGES = 3 * (120 << 20) // 4096  # of all blocks
+PAGES = 12 * (120 << 20) // 4096  # of all blocks; a heap that is still in pieces may grow by some of them
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='malloc is not glibc here')

@@ -1,6 +1,6 @@
 """Whole maps on a GPU: attention is a kernel that computes where the tokens of a window are. Residual sums and norms
-can be kernels too. Operators are imported where they are called: to define them takes a fifth of a second, which importing
-the package does not.
+can be kernels too. Operators are imported where they are called: to define them takes a fifth of a second, for which
+importing the package does not wait.
 
 Layout: B batch, H W height and width of a map, C channels, T = B*H*W tokens, h heads, N places of a window.
 """
