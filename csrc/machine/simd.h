@@ -377,8 +377,8 @@ class TransposedBlock {
 #else
 using PairVec = uint16x8_t;
 
-inline const uint16_t* bits_of(const bf16* from) { return reinterpret_cast<const uint16_t*>(from); }
-inline uint16_t* bits_of(bf16* to) { return reinterpret_cast<uint16_t*>(to); }
+inline const uint16_t* bits_of(const bf16* from) { return &from->bits; }
+inline uint16_t* bits_of(bf16* to) { return &to->bits; }
 
 inline Vec load(const bf16* from, int64_t count = LANES) {
   uint16_t some[LANES] = {};
