@@ -17,7 +17,7 @@ NAME = 'mmcv._ext'
 
 
 def put_in_place() -> None:
-    """Let `ext.py` be `mmcv._ext`, if this mmcv has none that loads and has `mmcv.ops`, which mmcv-lite has not."""
+    """Let `ext.py` be `mmcv._ext`, if this mmcv has `mmcv.ops` and no such module that loads."""
     import mmcv
     import torch  # noqa: F401 - the compiled one is linked to its libraries
 
