@@ -20,6 +20,7 @@ import torch._dynamo  # an optimizer imports it, which takes as long as a traini
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, OPTIM_WRAPPERS
@@ -237,6 +238,7 @@ def start(function, *args, log=os.devnull, **environment):
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             sys.stdout = sys.stderr = file
+            MMLogger._instance_dict.clear()  # those of this process print to what a test had in the place of stdout
             os.environ.update({key: str(value) for key, value in environment.items()})
             torch.set_num_threads(1)  # the threads of OpenMP do not come along with a fork
             try:
