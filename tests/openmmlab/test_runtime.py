@@ -33,7 +33,12 @@ def test_every_config_builds_its_model(name):
     assert not any(str(base).startswith(('mmdet::', 'mmseg::')) for base in cfg.get('_base_', []))
     init_default_scope(cfg.default_scope)
     model = build(cfg.model, cfg.default_scope)  # without memory: the largest have 300 M parameters
-    kinds = {'swinv2': 'SwinV2Backbone', 'swin-mlp': 'SwinMLPBackbone'}
+    kinds = {
+        'simmim_swin-': 'SimMIMSwinBackbone',
+        'simmim_swinv2': 'SimMIMSwinV2Backbone',
+        'swinv2': 'SwinV2Backbone',
+        'swin-mlp': 'SwinMLPBackbone',
+    }
     wanted = next((kind for part, kind in kinds.items() if part in name), 'SwinBackbone')
     assert type(model.backbone).__name__ == wanted
 

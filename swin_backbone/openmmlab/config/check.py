@@ -91,18 +91,18 @@ RANGES_WITHIN = {
         (Range(-1), 'last_step'),
     ),
     'sampler': _ranges(
-        (FROM_1, 'num num_bins num_sample_class num_datasets min_kept context'),
+        (FROM_1, 'num num_bins num_sample_class num_datasets min_kept context num_repeats'),
         (SHARE, 'pos_fraction floor_fraction thresh iou_thr score_thr'),
         (FROM_0, 'source_ratio dataset_ratio bias k'),
         (Range(-1), 'neg_pos_ub floor_thr dataset_size'),
     ),
     'log_processor': _ranges((FROM_1, 'window_size')),
     'data_preprocessor': _ranges(
-        (ABOVE_0, 'std'),
+        (ABOVE_0, 'std second_std'),
         (FROM_1, 'size size_divisor mask_stride pairwise_size pairwise_dilation'),
         (FROM_0, 'bottom_pixels_removed'),
         (SHARE, 'pairwise_color_thresh'),
-        (ANY, 'mean'),
+        (ANY, 'mean second_mean'),
     ),
 }
 OR_MINUS_1 = dict(interval='never', max_keep_ckpts='all')  # else at least 1; what -1 stands for

@@ -72,4 +72,4 @@ def start_from_published(cfg: Config, name: str) -> None:
 
 def _scores(results: Any) -> dict[str, float]:
     results = results if isinstance(results, list) else [results]
-    return {metric: score for result in results for metric, score in result['Metrics'].items()}
+    return {metric: score for result in results for metric, score in (result['Metrics'] or {}).items()}

@@ -50,6 +50,14 @@ def test_another_name_is_told_by_its_like(name):
         find_published(name)
 
 
+def test_a_model_without_scores_has_none(tmp_path):
+    """As mmpretrain's for self-supervised training."""
+    metafile = tmp_path / 'metafile.yml'
+    metafile.write_text('Models: [{Name: a, Weights: https://x/a.pth, Config: a.py, Results: [{Metrics: null}]}]')
+    (found,) = published_in(metafile)
+    assert found.scores == {}
+
+
 def test_a_training_begins_with_them_alone():
     cfg = Config(dict(model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='imagenet.pth')))))
     start_from_published(cfg, 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco')
