@@ -11,6 +11,7 @@ from mmengine.fileio import LocalBackend, register_backend
 
 PARTIAL = '.partial-'
 MOST_BYTES = 255  # of a name in a folder
+LONGEST_SUFFIX = 16  # characters, with the point
 # What an OSError says of a disk or folder that takes no more, or of a name that a folder has
 CANNOT_WRITE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
@@ -49,10 +50,13 @@ def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> N
 
 
 def _shortened(name: str) -> str:
-    """A name that is too long for `PARTIAL` before it, as a short one of its own with the same suffix."""
+    """A name that is too long for `PARTIAL` before it, as a short one of its own with the same suffix.
+
+    What is longer than a suffix of a format is none, as after the point in a long name.
+    """
     encoded = os.fsencode(name)
     fits = len(PARTIAL) + len(encoded) <= MOST_BYTES
-    return name if fits else hashlib.sha256(encoded).hexdigest() + Path(name).suffix
+    return name if fits else hashlib.sha256(encoded).hexdigest() + Path(name).suffix[:LONGEST_SUFFIX]
 
 
 def write_between(document: Path, begin: str, end: str, text: str) -> None:

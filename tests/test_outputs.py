@@ -160,6 +160,12 @@ def test_names_as_long_as_a_folder_takes(stem, tmp_path):
     assert sorted(path.read_bytes() for path in tmp_path.iterdir() if path.name != RECORD) == [b'data', b'more']
 
 
+@pytest.mark.parametrize('name', ['a.' + 'x' * 253, '图.' + '图' * 83, '.' + 'x' * 254])
+def test_a_long_name_may_be_all_behind_its_point(name, tmp_path):
+    Outputs(tmp_path).write(tmp_path / name, b'data')
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, RECORD])
+
+
 def test_what_was_stopped_between_record_and_name_is_not_lost(tmp_path):
     """The line is there before the file has its name; the file that has it still counts as written."""
     path = tmp_path / 'a'
