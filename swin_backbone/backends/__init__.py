@@ -1,6 +1,5 @@
-"""The ways to compute a layer, behind one protocol: `Backend`."""
+"""The ways to compute a layer: plain torch in `models`, and here attention, the compiled library and Triton."""
 
-from .choose import BACKENDS, StageOptions, plan_stage, request_of
-from .protocol import Backend, Plan, Request
+from .choose import BACKENDS
 
-__all__ = ['BACKENDS', 'Backend', 'Plan', 'Request', 'StageOptions', 'plan_stage', 'request_of']
+__all__ = ['BACKENDS']

@@ -1,118 +1,102 @@
-"""Which backend computes a stage: decided here alone, once a stage and forward."""
+"""The way to compute a layer: the compiled library, a Triton kernel for attention, or plain torch.
+
+A layer asks once in each forward, and gets the reason in one sentence if the answer is no.
+"""
 
 import warnings
-from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import NamedTuple, Union
+from typing import Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..compat import constant_when_compiled
-from ..windows.grid import Size
-from .eager import Eager
-from .functions.autocast import autocast_dtype
-from .graph import Graph
-from .native import Native
-from .protocol import Backend, BlockSettings, Plan, Request, StripTokens, recorder_of
-from .reference import Reference
-from .strips import strip_tokens_of
-from .triton import Triton
-from .triton.trial import why_unfit
+from ..compat import constant_when_compiled, is_exporting, is_transformed
+from ..windows.grid import Windows
+from .native.availability import why_not_in
+from .triton.trial import why_unfit, why_unusable
 
-AUTO = 'auto'
-BACKENDS: dict[str, Backend] = {b.name: b for b in (Native(), Eager(), Graph(), Triton(), Reference())}
+BACKENDS = ('auto', 'native', 'torch', 'triton')
+# Backends of earlier releases, with what takes their place.
+REPLACED = {
+    'eager': "write backend='torch'",
+    'graph': "write backend='torch'",
+    'reference': "the literal algorithms are in tests/helpers/reference.py; write backend='torch'",
+}
 
 
-class StageOptions(NamedTuple):
-    """What is known of a stage before it gets an input."""
-
-    backend: Union[str, Backend]  # 'auto', a name of `BACKENDS`, or one itself
-    strip_tokens: StripTokens
-    with_cp: bool
-    kind: str  # of the blocks: 'v1', 'v2' or 'mlp'
-    channels: int
-    hidden_channels: int  # of the MLP
-    head_dim: int
-    window_size: Size
+def recorder_of(x: Tensor) -> Optional[str]:
+    """Return what records or transforms the operations on `x`, in words; None: they are just computed."""
+    if torch.compiler.is_compiling():
+        return 'torch.export' if is_exporting() else 'torch.compile'
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
+        return 'torch.jit.trace'
+    if x.device.type == 'meta':
+        return 'the meta device'
+    return 'torch.func' if is_transformed() else None
 
 
-def plan_stage(options: StageOptions, x: Tensor, blocks: Sequence[BlockSettings]) -> Plan:
-    """How a stage computes an input of this device, dtype and mode.
-
-    Args:
-        x: the stage's map, or the images from which it will come.
-        blocks: the settings of the stage's blocks in their mode now; not of those whose layers a user has changed.
-
-    Raises:
-        ValueError: if the backend that `options` names cannot compute the stage. The message says why.
-    """
-    request = request_of(options, x, blocks)
-    backend = choose(options.backend, request)
-    with_cp = options.with_cp and request.recorded != 'torch.func'  # which torch's checkpoint does not support
-    return Plan(backend, autocast_dtype(x.device.type), strip_tokens_of(request), with_cp)
+def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
+    """Return the dtype of linear layers under autocast; None where autocast is off, or the device has none."""
+    if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
 
 
-def request_of(options: StageOptions, x: Tensor, blocks: Sequence[BlockSettings]) -> Request:
-    """What a stage asks of a backend for an input of this device, dtype and mode; see `plan_stage`."""
-    return Request(
-        kind=options.kind,
-        device=x.device,
-        dtype=autocast_dtype(x.device.type) or x.dtype,
-        weight_dtypes=frozenset(block.weight_dtype for block in blocks),
-        recorded=recorder_of(x),
-        channels=options.channels,
-        hidden_channels=options.hidden_channels,
-        head_dim=options.head_dim,
-        window_size=options.window_size,
-        attn_drop=max([0.0, *[block.attn_drop for block in blocks]]),
-        has_dropout=any(block.has_dropout for block in blocks),
-        exact_gelu=all(is_exact_gelu(block.activation) for block in blocks),
-        strip_tokens=options.strip_tokens,
-        has_all_heads=all(block.attention_channels in (None, options.channels) for block in blocks),
-    )
+@constant_when_compiled  # torch.compile of torch 2.11 cannot trace the call
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
 
 
-def choose(backend: Union[str, Backend], request: Request) -> Backend:
-    """The backend for a stage.
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Switch autocast off: operations keep the dtypes of their inputs."""
+    return nullcontext() if autocast_dtype(device_type) is None else torch.autocast(device_type, enabled=False)
+
+
+def linear_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which linear layers compute with `x` now."""
+    return autocast_dtype(x.device.type) or x.dtype
+
+
+def why_not_native(x: Tensor) -> Optional[str]:
+    """Return why the library computes no layer for maps of this device, dtype and mode; None: it computes them."""
+    if x.device.type != 'cpu':
+        return f'The compiled library is for CPUs, not {x.device.type}.'
+    recorder = recorder_of(x)
+    if recorder is not None:
+        return f'The compiled library is no part of what {recorder} records.'
+    if not torch.backends.mkldnn.enabled:
+        return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
+    return why_not_in(linear_dtype(x))
+
+
+def takes_triton(backend: str, x: Tensor, bias_hNN: Tensor, windows: Windows, dropout: float) -> bool:
+    """Return whether the Triton kernel computes attention for these maps.
+
+    'auto' takes the kernel on CUDA, unless in float32 without TF32, where tensor cores are of no use.
 
     Raises:
-        ValueError: if `backend` is not 'auto' and cannot compute the stage. The message says why.
+        ValueError: if `backend` is 'triton' and the kernel cannot compute this. The message has the reason.
     """
-    if isinstance(backend, str) and backend == AUTO:
-        return _fastest(request)
-    chosen = BACKENDS[backend] if isinstance(backend, str) else backend
-    reason = chosen.why_not(request)
-    if reason is not None:
-        raise ValueError(f'backend={chosen.name!r} cannot compute this: {reason}')
-    return chosen
-
-
-def _fastest(request: Request) -> Backend:
-    """Triton on CUDA, unless in float32 without TF32, which cannot use tensor cores; compiled operators on a CPU."""
-    if request.device.type == 'cuda' and (request.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32):
-        triton = BACKENDS['triton']
-        reason = triton.why_not(request)
-        if reason is None:
-            return triton
-        if why_unfit(request) is None:  # it was to be expected here
-            _warn_once(f"backend='auto' computes without the Triton kernels: {reason}")
-    if request.recorded is not None:
-        return BACKENDS['graph']
-    native = BACKENDS['native']
-    return native if native.why_not(request) is None else BACKENDS['eager']
-
-
-def is_exact_gelu(activation: object) -> bool:
-    """Whether a layer is GELU by the error function, which kernels have."""
-    return type(activation) is nn.GELU and activation.approximate == 'none'
+    if backend in ('torch', 'native') or (backend == 'auto' and x.device.type != 'cuda'):
+        return False
+    dtype, head_dim = linear_dtype(x), x.shape[-1] // len(bias_hNN)
+    if backend == 'auto' and dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+        return False
+    unfit = why_unfit(recorder_of(x), dtype, windows.window_size, head_dim, dropout)
+    reason = unfit or why_unusable(x.device, dtype, windows.window_size, head_dim)
+    if reason is not None and backend == 'triton':
+        raise ValueError(f"backend='triton' cannot compute this: {reason}")
+    if reason is not None and unfit is None:
+        _warn_once(f"backend='auto' computes without the Triton kernel: {reason}")
+    return reason is None
 
 
 @constant_when_compiled
 def _warn_once(message: str) -> None:
-    _warned(message)
+    _warn(message)
 
 
 @lru_cache(maxsize=256)
-def _warned(message: str) -> None:
+def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)

@@ -1,4 +1,4 @@
-"""What a backend made last from the weights of a layer."""
+"""Cache of packed weights, one entry per layer."""
 
 from typing import Any, Optional
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 class WeightCache:
-    """Tensors that a backend made from a layer's weights, by a key of its own; not in copies and pickles."""
+    """Tensors made from a layer's weights, with their key; copies and pickles have none."""
 
     def __init__(self) -> None:
         self.made: Optional[tuple[tuple[Any, ...], list[Tensor]]] = None
 
     def clear(self) -> None:
-        """Forget them."""
+        """Drop the entry."""
         self.made = None
 
     def __getstate__(self) -> dict[str, Any]:

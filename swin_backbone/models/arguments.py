@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..archs import Arch
-from ..backends.functions.autocast import autocast_dtype
-from ..backends.protocol import Backend
+from ..backends.choose import autocast_dtype
 from . import ranges
 from .ranges import Range, or_none, read
 
@@ -38,12 +37,12 @@ Norm = Annotated[dict[str, Any], lambda size: ranges.norm(size.embed_dims)]
 Checkpoint = Annotated[Optional[str], or_none(ranges.TEXT)]
 InitCfg = Annotated[Union[dict[str, Any], list[dict[str, Any]], None], or_none(ranges.INIT_CFG)]
 SmallMap = Annotated[str, ranges.choice('pad', 'shrink')]
-Strips = Annotated[Union[int, str, None], or_none(ranges.STRIP_TOKENS)]
-BackendName = Annotated[Union[str, Backend], ranges.BACKEND]
+BackendName = Annotated[str, ranges.BACKEND]
 
 SIZE = ('arch', 'embed_dims', 'depths', 'num_heads')  # make the size, which the ranges of others depend on
 RENAMED = {
-    'attention_backend': "is called backend now: write backend='eager' for 'sdpa'; 'auto' and 'triton' are as before",
+    'attention_backend': "is called backend now: write backend='torch' for 'sdpa'; 'auto' and 'triton' are as before",
+    'strip_tokens': 'is gone, since whole maps take less time: leave it out, or write with_cp=True for the least memory',
 }
 
 

@@ -6,68 +6,35 @@ Layout: B batch, C channels, H W height and width.
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Optional, Union
+from typing import Optional
 
 import torch
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
 
-from ..backends import StageOptions, plan_stage, request_of
-from ..backends.protocol import Backend, BlockSettings, Plan, Request
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..compat import symbolic_views
 from ..windows.position import resize_absolute_position_embedding
 from . import arguments, ranges
-from .layers import (
-    PatchEmbed,
-    PatchMerging,
-    SwinBlock,
-    is_unmodified,
-    known_layer,
-    normalised_output,
-    take_snapshot,
-    write_normalised_output,
-)
+from .layers import PatchEmbed, PatchMerging, SwinBlock, normalise_output, write_normalised_output
 
 
-@known_layer
 class SwinStage(BaseModule):
     """Blocks at one resolution, where every other block shifts its windows, and a patch merging after or before them.
 
     `forward` runs the blocks alone; the pyramid calls the patch merging.
     """
 
-    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging], options: StageOptions):
+    def __init__(self, blocks: list[SwinBlock], downsample: Optional[PatchMerging]):
         super().__init__()
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
-        self.options = options
 
-    def plan(self, x: Tensor, unmodified: bool = False) -> Plan:
-        """How this stage computes an input of this device, dtype and mode.
-
-        Args:
-            unmodified: whether each layer of the backbone is known to be the one it was built with.
-        """
-        plan = plan_stage(self.options, x, self._settings(unmodified))
-        # Activations between layers may be overwritten unless a gradient needs them or a hook keeps them. A layer that
-        # a user put in place of one of ours may return the images themselves, which must not be overwritten.
-        overwrite = unmodified and plan.strip_tokens is not None and not torch.is_grad_enabled()
-        return plan._replace(unmodified=unmodified, overwrite=overwrite)
-
-    def request(self, x: Tensor) -> Request:
-        """What this stage asks of a backend, for an input of this device, dtype and mode."""
-        return request_of(self.options, x, self._settings())
-
-    def _settings(self, unmodified: bool = False) -> list[BlockSettings]:
-        ours = [block for block in self.blocks if unmodified or (isinstance(block, SwinBlock) and is_unmodified(block))]
-        return [block.settings() for block in ours]
-
-    def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
-        """Run the blocks as `plan` says, or each as it decides; the output has the shape of the input."""
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
         for block in self.blocks:
-            x_BHWC = block(x_BHWC, plan) if isinstance(block, SwinBlock) else block(x_BHWC)
+            x_BHWC = block(x_BHWC)
         return x_BHWC
 
 
@@ -76,7 +43,6 @@ class SwinPyramid(BaseModule):
 
     Args:
         settings: a backbone's arguments, as `arguments.check` gives them.
-        kind: of the blocks: 'v1', 'v2' or 'mlp'.
         make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that all kinds
             of block share.
         merging_first: whether a stage owns the patch merging before it, as in mmpretrain's Swin V2, or the one after
@@ -88,7 +54,6 @@ class SwinPyramid(BaseModule):
     def __init__(
         self,
         settings: SimpleNamespace,
-        kind: str,
         make_block: Callable[..., SwinBlock],
         merging_first: bool,
         post_norm: bool,
@@ -124,16 +89,6 @@ class SwinPyramid(BaseModule):
         for stage, (width, depth, heads, window_size) in enumerate(
             zip(self.num_features, depths, num_heads, s.window_size)
         ):
-            options = StageOptions(
-                backend=s.backend,
-                strip_tokens=s.strip_tokens,
-                with_cp=s.with_cp,
-                kind=kind,
-                channels=width,
-                hidden_channels=int(s.mlp_ratio * width),
-                head_dim=width // heads,
-                window_size=window_size,
-            )
             blocks = [
                 make_block(
                     stage=stage,
@@ -142,7 +97,7 @@ class SwinPyramid(BaseModule):
                     num_heads=heads,
                     window_size=window_size,
                     shift=(window_size[0] // 2, window_size[1] // 2) if index % 2 else (0, 0),
-                    feedforward_channels=options.hidden_channels,
+                    feedforward_channels=int(s.mlp_ratio * width),
                     drop_rate=s.drop_rate,
                     attn_drop_rate=s.attn_drop_rate,
                     drop_path_rate=next(drop_path_rates),
@@ -150,7 +105,7 @@ class SwinPyramid(BaseModule):
                     norm_cfg=s.norm_cfg,
                     small_map=s.small_map,
                     mask_padding=s.mask_padding,
-                    options=options,
+                    with_cp=s.with_cp,
                 )
                 for index in range(depth)
             ]
@@ -160,14 +115,13 @@ class SwinPyramid(BaseModule):
                 to = self.num_features[coarser]
                 merging_norm_cfg = s.norm_cfg if merging_norm else None
                 downsample = PatchMerging(to // 2, to, s.strides[coarser], merging_norm_cfg, post_norm)
-            self.stages.append(SwinStage(blocks, downsample, options))
+            self.stages.append(SwinStage(blocks, downsample))
         for stage in self.out_indices:
             self.add_module(f'norm{stage}', build_norm_layer(s.norm_cfg, self.num_features[stage])[1])
 
         self._register_load_state_dict_pre_hook(adapt_state_dict)
         self._freeze()
-        blocks = [block for stage in self.stages for block in stage.blocks]
-        take_snapshot(self, tuple(activation for block in blocks for activation in block.activations))
+        self.backend = s.backend
 
     def forward(
         self,
@@ -196,16 +150,12 @@ class SwinPyramid(BaseModule):
             TypeError, ValueError: if the input or `out` is not such tensors. The message says what it is.
         """
         arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
-        wanted = self.out_indices if out_indices is None else sorted(set(out_indices))
+        stages = self.out_indices if out_indices is None else sorted(set(out_indices))
         if out is not None:
             sizes = self.map_sizes(*x_BCHW.shape[2:])
-            arguments.check_out(out, [(len(x_BCHW), *sizes[stage]) for stage in wanted])
+            arguments.check_out(out, [(len(x_BCHW), *sizes[stage]) for stage in stages])
         with symbolic_views():
-            unmodified = is_unmodified(self)
-            plans = [stage.plan(x_BCHW, unmodified) for stage in self.stages]
-            x_BHWC = (
-                self.patch_embed(x_BCHW, plans[0]) if type(self.patch_embed) is PatchEmbed else self.patch_embed(x_BCHW)
-            )
+            x_BHWC = self.patch_embed(x_BCHW)
             if hide is not None:
                 x_BHWC = hide(x_BHWC)
             if self.absolute_pos_embed is not None:
@@ -215,20 +165,19 @@ class SwinPyramid(BaseModule):
             x_BHWC = self.drop_after_pos(x_BHWC)
 
             outputs = []
-            for index, (stage, plan) in enumerate(zip(self.stages, plans)):
-                x_BHWC = stage(x_BHWC, plan)
-                if index in wanted:
+            for index, stage in enumerate(self.stages):
+                x_BHWC = stage(x_BHWC)
+                if index in stages:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
                     if out is None:
-                        outputs.append(normalised_output(norm, x_BHWC, plan))
+                        outputs.append(normalise_output(norm, x_BHWC, self.backend))
                     else:
-                        write_normalised_output(norm, x_BHWC, plan, out[len(outputs)])
+                        write_normalised_output(norm, x_BHWC, self.backend, out[len(outputs)])
                         outputs.append(out[len(outputs)])
-                if index == wanted[-1]:
+                if index == stages[-1]:
                     break  # later stages have no output
                 downsample = (self.stages[index + 1] if self.merging_first else stage).downsample
-                # One that a user put in place of ours is called without the plan
-                x_BHWC = downsample(x_BHWC, plan) if isinstance(downsample, PatchMerging) else downsample(x_BHWC)
+                x_BHWC = downsample(x_BHWC)
         return tuple(outputs)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
@@ -244,30 +193,27 @@ class SwinPyramid(BaseModule):
         return sizes
 
     @property
-    def backend(self) -> Union[str, Backend]:
-        """What computes: see `SwinBackbone`. It can be set to another name at any time."""
-        backend: Union[str, Backend] = self.stages[0].options.backend
-        return backend
+    def backend(self) -> str:
+        """The way to compute the layers, see `SwinBackbone`; another name can be set at any time."""
+        return self._backend
 
     @backend.setter
-    def backend(self, backend: Union[str, Backend]) -> None:
-        ranges.read('backend', backend, ranges.BACKEND)
-        self._set_options(backend=backend)
-
-    def _set_options(self, **options: Any) -> None:
+    def backend(self, backend: str) -> None:
+        self._backend: str = ranges.read('backend', backend, ranges.BACKEND)
         for module in self.modules():
-            if isinstance(module, (SwinStage, SwinBlock)):
-                module.options = module.options._replace(**options)
+            if module is not self and hasattr(module, 'backend'):
+                module.backend = backend
 
     @property
     def with_cp(self) -> bool:
-        """Whether blocks are recomputed in backward: see `SwinBackbone`. It can be set at any time."""
-        options: StageOptions = self.stages[0].options
-        return options.with_cp
+        """Whether blocks are recomputed in backward, see `SwinBackbone`; another value can be set at any time."""
+        return any(block.with_cp for stage in self.stages for block in stage.blocks)
 
     @with_cp.setter
     def with_cp(self, with_cp: bool) -> None:
-        self._set_options(with_cp=bool(with_cp))
+        for module in self.modules():
+            if isinstance(module, SwinBlock):
+                module.with_cp = bool(with_cp)
 
     def layer_order(self) -> list[list[str]]:
         """The layers from input to output; each is a list of prefixes of its parameters' names.

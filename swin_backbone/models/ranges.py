@@ -16,7 +16,7 @@ from mmengine.model import PretrainedInit
 from mmengine.registry import WEIGHT_INITIALIZERS, build_from_cfg
 from torch import Tensor, nn
 
-from ..backends.choose import AUTO, BACKENDS
+from ..backends.choose import BACKENDS, REPLACED
 from ..windows.grid import Size
 
 DEFAULT_STRIDES = (4, 2, 2, 2)
@@ -245,16 +245,11 @@ def _positives(value: object) -> tuple[int, ...]:
     return values
 
 
-def _strip_tokens(value: object) -> Any:
-    return value if isinstance(value, str) and value == 'auto' else POSITIVE.keep(value)
-
-
-def _backend(value: object) -> Any:
-    if isinstance(value, str):
-        if value != AUTO and value not in BACKENDS:
-            raise ValueError
-    elif not all(callable(getattr(value, name, None)) for name in ('why_not', 'embed', 'block', 'merge', 'windows')):
+def _backend(value: object) -> str:
+    if not isinstance(value, str):
         raise TypeError
+    if value not in BACKENDS:
+        raise ValueError(REPLACED.get(value, ''))
     return value
 
 
@@ -301,6 +296,5 @@ EPS = number('a finite number of at least 0', lambda eps: eps >= 0)
 RATE = number('a probability, at least 0 and less than 1', lambda rate: 0 <= rate < 1)
 FLAG = Range('a bool', _flag)
 TEXT = Range('a path or URL', _text)
-STRIP_TOKENS = Range("'auto' or an int of at least 1", _strip_tokens)
-BACKEND = Range(f'one of {[AUTO, *BACKENDS]}, or a `swin_backbone.backends.Backend`', _backend)
+BACKEND = Range(f'one of {list(BACKENDS)}', _backend)
 INIT_CFG = Range('a dict(type=...) or a list of these', _init_cfg)

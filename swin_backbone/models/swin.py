@@ -38,7 +38,7 @@ class SwinBackbone(SwinPyramid):
         use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
         act_cfg: activation of the MLPs.
         norm_cfg: all norms; they are over the last dimension, so each token is normalised by itself.
-        with_cp: recompute each block in backward instead of storing its activations; strips always do this.
+        with_cp: recompute each block in backward instead of storing its activations.
         pretrained: deprecated in mmdet; the same as init_cfg=dict(type='Pretrained', checkpoint=pretrained).
         convert_weights: accepted, but has no effect: official weights are recognised by their parameter names.
         frozen_stages: -1: none; 0: the patch embedding; n: the patch embedding and the first n stages, with their
@@ -51,20 +51,12 @@ class SwinBackbone(SwinPyramid):
             microsoft/Swin-Transformer's classifiers.
         mask_padding: keep tokens from attending to the zeros that pad a map to whole windows. All published weights
             were trained with False.
-        strip_tokens: how many tokens (in windows, padding included) run through a block at a time. Strips store only
-            a block's input for backward and recompute the rest there, strip by strip.
-            'auto': strips that fit in cache on a CPU, the same as None on other devices. None: the whole map at once;
-            autograd stores what it needs, or only the input if `with_cp`. With 'auto' and None, compiled operators
-            compute a block on a CPU where they can (docs/measurements/native.md); they store only the block's input.
-        backend: what computes the layers, decided anew for each stage and forward: one of `swin_backbone.backends`.
-            'auto': on CUDA 'triton', in half precision or TF32; what torch.compile, export, tracing or torch.func
-            record 'graph'; on a CPU 'native'; else, and where these cannot compute a stage, 'eager'. A backend that is
-            named and cannot compute raises a ValueError that says why; `python -m swin_backbone info` asks all of them.
-            'native': compiled operators for CPUs. 'eager': torch, in strips, or as a whole with
-            scaled_dot_product_attention. 'graph': torch, whole maps in one graph. 'triton': attention by a kernel that
-            stores no attention weights for backward, for windows of at most 16x16 and heads of 16, 24, 32 or 64
-            channels. 'reference': the paper's algorithm, literally. Fused kernels, ours and torch's, have no second
-            derivative. An object with the methods of `Backend` computes too.
+        backend: the way to compute the layers, chosen anew for each layer and forward. 'auto': the compiled library
+            ('native') where it can compute a layer, else plain torch ('torch'); on CUDA, in half precision or TF32,
+            attention by a kernel ('triton'). A backend that is named and cannot compute raises a ValueError with the
+            reason; `python -m swin_backbone info` lists all of them. 'native': CPUs, float32 and autocast to bfloat16
+            (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows of at most 16x16 and
+            heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
 
     Raises:
         ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
@@ -111,7 +103,6 @@ class SwinBackbone(SwinPyramid):
         arch: Annotated[Optional[str], or_none(choice(*ARCHS))] = None,
         small_map: takes.SmallMap = 'pad',
         mask_padding: takes.Flag = False,
-        strip_tokens: takes.Strips = 'auto',
         backend: takes.BackendName = 'auto',
     ):
         checked = takes.check(SwinBackbone.__init__, locals(), ARCHS)
@@ -121,7 +112,6 @@ class SwinBackbone(SwinPyramid):
 
         super().__init__(
             checked,
-            kind='v1',
             make_block=make_block,
             merging_first=False,
             post_norm=False,

@@ -61,7 +61,6 @@ class SwinMLPBackbone(SwinPyramid):
         init_cfg: takes.InitCfg = None,
         arch: Annotated[Optional[str], or_none(choice(*ARCHS_MLP))] = None,
         small_map: takes.SmallMap = 'pad',
-        strip_tokens: takes.Strips = 'auto',
         backend: takes.BackendName = 'auto',
     ):
         checked = takes.check(SwinMLPBackbone.__init__, locals(), ARCHS_MLP)
@@ -70,4 +69,4 @@ class SwinMLPBackbone(SwinPyramid):
         def make_block(stage: int, index: int, **block: Any) -> SwinMLPBlock:
             return SwinMLPBlock(**block)
 
-        super().__init__(checked, kind='mlp', make_block=make_block, merging_first=False, post_norm=False)
+        super().__init__(checked, make_block=make_block, merging_first=False, post_norm=False)

@@ -79,7 +79,6 @@ class SwinV2Backbone(SwinPyramid):
         extra_norm_every_n_blocks: takes.Every = None,
         small_map: takes.SmallMap = 'pad',
         mask_padding: takes.Flag = False,
-        strip_tokens: takes.Strips = 'auto',
         backend: takes.BackendName = 'auto',
     ):
         checked = takes.check(SwinV2Backbone.__init__, locals(), ARCHS_V2)
@@ -95,5 +94,5 @@ class SwinV2Backbone(SwinPyramid):
                 **block,
             )
 
-        super().__init__(checked, kind='v2', make_block=make_block, merging_first=True, post_norm=True)
+        super().__init__(checked, make_block=make_block, merging_first=True, post_norm=True)
         self.pretrained_window_sizes = checked.pretrained_window_sizes  # of each stage

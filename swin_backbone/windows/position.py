@@ -1,17 +1,20 @@
-"""Relative positions of the places of a window, and position tables resized. Functions here are pure and not cached.
+"""Relative positions of the places of a window, the position bias, and position tables resized.
 
 Layout: T tokens, C channels, R offsets between places of a window, N places of a window, h heads.
 """
 
 import math
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .cache import cached_table
 from .grid import Size
 
 
+@cached_table
 def relative_position_index(window_size: Size, table_window: Size, device: torch.device) -> Tensor:
     """For each pair of places (query, key) of a window its row in the bias table: (N*N,).
 
@@ -47,6 +50,7 @@ def resize_relative_position_bias_table(table_Rh: Tensor, source_window: Size, t
     return resized[0].flatten(1).t().contiguous()
 
 
+@cached_table
 def log_spaced_coordinates(window_size: Size, pretrained_window: Size, device: torch.device) -> Tensor:
     """The offset of each row of a bias table on a log scale (Liu et al. 2022, equation 4): (R, 2) in float64.
 
@@ -58,3 +62,21 @@ def log_spaced_coordinates(window_size: Size, pretrained_window: Size, device: t
         offsets = torch.arange(1 - length, length, device=device, dtype=torch.float64) * (8 / max(1, pretrained - 1))
         axes.append(offsets.sign() * torch.log2(offsets.abs() + 1) / math.log2(8))
     return torch.cartesian_prod(*axes)
+
+
+def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Optional[Size] = None) -> Tensor:
+    """Return the bias (h, N, N) of a window, from a table ((2Wh-1)*(2Ww-1), h).
+
+    Args:
+        table_window: the window of the table; a smaller `window_size` reads the table's centre.
+    """
+    (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
+    if recorded or not (torch.is_grad_enabled() and table_Rh.requires_grad):
+        index = relative_position_index(window_size, (table_height, table_width), table_Rh.device)
+        return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
+    # The biases of a query are a window of the table, turned round. Backward of these views sums in order; backward of
+    # the lookup adds atomically on CUDA.
+    table_hYX: Tensor = table_Rh.t().unflatten(1, (2 * table_height - 1, 2 * table_width - 1))
+    centre_hYX = table_hYX.narrow(1, table_height - Wh, 2 * Wh - 1).narrow(2, table_width - Ww, 2 * Ww - 1)
+    return centre_hYX.unfold(1, Wh, 1).unfold(2, Ww, 1).flip(3, 4).reshape(-1, Wh * Ww, Wh * Ww)

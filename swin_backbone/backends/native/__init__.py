@@ -1,9 +1,4 @@
-"""The compiled operators' Python side.
+"""The compiled library's Python side.
 
-They are optional (`build.py`). `SWIN_BACKBONE_NATIVE=0` turns them off.
+The library is optional (`build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
 """
-
-from .availability import why_not_in
-from .backend import Native
-
-__all__ = ['Native', 'why_not_in']

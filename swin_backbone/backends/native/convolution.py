@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...compat import operators_are_replaced
-from ..protocol import recorder_of
+from ..choose import recorder_of
 from ..weight_cache import WeightCache
 from .availability import why_not_in
-from .backend import made_from
+from .layers import made_from
 from .gradients import operate
 from .library import DTYPES, Convolution, load
 from .operators import address, dtype_number, empty, library, maps, vector, within

@@ -1,5 +1,1 @@
-"""Triton's kernels for CUDA. Importing this does not import Triton."""
-
-from .backend import Triton
-
-__all__ = ['Triton']
+"""Attention inside windows as a Triton kernel, for CUDA."""

@@ -5,13 +5,12 @@ Layout: T tokens, C channels, L windows, h heads, N places of a window, P progra
 
 # ruff: noqa: UP006, UP035 - torch 2.4 infers an operator's schema from these names alone
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, List, Optional, Protocol, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..functions.gradients import Context
 from .tiles import Tiles
 
 
@@ -34,7 +33,7 @@ def attend_in_windows(
         qkv_T3C: query, key and value of each token of the maps, concatenated; inside each, the heads are concatenated.
         padding_3C: those of padding, where the maps are not a whole number of windows; None: zeros.
         bias_hNN: the relative position bias; the kernel reads it in float32.
-        batch, height, width, window_size, shift, mask_padding: see `Geometry`.
+        batch, height, width, window_size, shift, mask_padding: see `Windows`.
 
     Returns:
         The attended tokens (T, C); and (L, h, N) float32, the log2 of the sum that the softmax divides
@@ -154,16 +153,12 @@ def launch_backward(
     return grad_qkv_T3C, grad_padding_3C, grad_bias_hNN
 
 
-class _Saved(Context, Protocol):
-    others: List[Any]  # the inputs that are no tensors
-
-
-def _keep_for_backward(ctx: _Saved, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
+def _keep_for_backward(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
     qkv_T3C, padding_3C, bias_hNN, *ctx.others = inputs
     ctx.save_for_backward(qkv_T3C, padding_3C, bias_hNN, *output)
 
 
-def _backward(ctx: _Saved, grad_TC: Tensor, _grad_lse: Tensor) -> Tuple[Optional[Tensor], ...]:
+def _backward(ctx: Any, grad_TC: Tensor, _grad_lse: Tensor) -> Tuple[Optional[Tensor], ...]:
     _, needs_padding, needs_bias, *_ = ctx.needs_input_grad
     needs = needs_padding, needs_bias
     grad_qkv, grad_padding, grad_bias = attend_in_windows_backward(grad_TC, *ctx.saved_tensors, *ctx.others, *needs)

@@ -1,4 +1,4 @@
-"""Compare the kernels with the reference algorithm on a few windows, before they are used on a device.
+"""Compare the kernels with torch operations in float64 on a few windows, before they are used on a device.
 
 Layout: T tokens, C channels, h heads, N places of a window.
 """
@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ...windows.grid import Size
-from .. import reference
+from ...windows.grid import Size, Windows
+from ..attention import attend
 from .attention import launch_backward, launch_forward
 from .tiles import Tiles, is_interpreted
 
@@ -60,7 +59,7 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
         grads = launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, padded, True)
         wanted = [x.double().requires_grad_() for x in inputs[:-1]]
         exact_qkv, exact_padding, exact_bias = wanted
-        exact = attend_literally(exact_qkv, exact_padding, exact_bias, *settings, scale)
+        exact = attend_by_torch(exact_qkv, exact_padding, exact_bias, *settings, scale)
         expected = exact, *torch.autograd.grad(exact, wanted, inputs[-1].double())
         for what, result, x in zip(RESULTS, (out_TC, *grads), (x.detach() for x in expected)):
             if what == 'gradient of padding' and not padded:
@@ -72,7 +71,7 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
     return None
 
 
-def attend_literally(
+def attend_by_torch(
     qkv_T3C: Tensor,
     padding_3C: Optional[Tensor],
     bias_hNN: Tensor,
@@ -84,18 +83,12 @@ def attend_literally(
     mask_padding: bool,
     scale: float,
 ) -> Tensor:
-    """The output of `attend_in_windows`, computed by `backends/reference.py`."""
-    token_BHW = torch.arange(batch * height * width, device=qkv_T3C.device).view(batch, height, width)
-    padding = (0, -width % window_size[1], 0, -height % window_size[0])
-    token_BHW = F.pad(token_BHW, padding, value=batch * height * width)
-    row_13C = torch.zeros_like(qkv_T3C[:1]) if padding_3C is None else padding_3C[None]
-    x_BHWC = reference.attend_in_shifted_windows(
-        torch.cat([qkv_T3C, row_13C])[token_BHW],
-        bias_hNN,
-        scale,
-        (height, width),
-        (window_size[0], window_size[1]),
-        (shift[0], shift[1]),
-        mask_padding,
-    )
-    return x_BHWC.flatten(0, 2)
+    """Return the output of `attend_in_windows`, by torch operations."""
+    row_3C = qkv_T3C.new_zeros(qkv_T3C.shape[1]) if padding_3C is None else padding_3C
+    flagged_BHWC = torch.cat([torch.ones_like(qkv_T3C[:, :1]), qkv_T3C], dim=1).view(batch, height, width, -1)
+
+    def project(flagged_LNC: Tensor) -> Tensor:  # padding has no flag
+        return torch.where(flagged_LNC[..., :1] > 0, flagged_LNC[..., 1:], row_3C)
+
+    windows = Windows(height, width, (window_size[0], window_size[1]), (shift[0], shift[1]), mask_padding)
+    return attend(flagged_BHWC, project, bias_hNN, scale, windows, backend='torch').flatten(0, 2)

@@ -7,7 +7,6 @@ import torch
 
 from ...compat import constant_when_compiled
 from ...windows.grid import Size
-from ..protocol import Request
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = (16, 24, 32, 64)
@@ -15,23 +14,25 @@ LARGEST_WINDOW = 16
 SMALLEST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
 
 
-def why_unfit(request: Request) -> Optional[str]:
-    """Why the kernels do not compute such a stage on any GPU, in one sentence; None: they do."""
-    window, head_dim = request.window_size, request.head_dim
-    if request.kind == 'mlp':
-        return 'It has no kernel for the blocks of Swin-MLP.'
-    if request.recorded not in (None, 'torch.compile', 'torch.export'):
-        return f'Its kernels have no version for {request.recorded}.'
-    if isinstance(request.strip_tokens, int):
-        return f'It computes whole maps, and strip_tokens={request.strip_tokens} asks for strips.'
-    if request.attn_drop:
-        return f'It drops no attention weights, and attn_drop_rate is {request.attn_drop}.'
-    if request.dtype not in DTYPES:
-        return f'It takes half precision and float32, not {request.dtype}.'
+def why_unfit(
+    recorder: Optional[str], dtype: torch.dtype, window_size: Size, head_dim: int, dropout: float
+) -> Optional[str]:
+    """Return why the kernel computes no such attention on any GPU, in one sentence; None: some GPU computes it.
+
+    Args:
+        recorder: what records the forward, in words; None: nothing.
+        dropout: of attention weights.
+    """
+    if recorder not in (None, 'torch.compile', 'torch.export'):
+        return f'The kernel has no version for {recorder}.'
+    if dropout:
+        return f'The kernel drops no attention weights, and attn_drop_rate is {dropout}.'
+    if dtype not in DTYPES:
+        return f'The kernel takes half precision and float32, not {dtype}.'
     if head_dim not in HEAD_DIMS:
-        return f'It takes heads of {", ".join(map(str, HEAD_DIMS))} channels, not {head_dim}.'
-    if max(window) > LARGEST_WINDOW:
-        return f'It takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {window[0]}x{window[1]}.'
+        return f'The kernel takes heads of {", ".join(map(str, HEAD_DIMS))} channels, not {head_dim}.'
+    if max(window_size) > LARGEST_WINDOW:
+        return f'The kernel takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {window_size[0]}x{window_size[1]}.'
     return None
 
 
@@ -42,7 +43,7 @@ def why_unusable(device: torch.device, dtype: torch.dtype, window_size: Size, he
     try:
         return _try(device, dtype, tuple(window_size), head_dim, allow_tf32)
     except _Capturing:
-        return 'It was not compared with the reference yet: run a forward before you capture a CUDA graph.'
+        return 'The kernel was not compared with torch yet: run a forward before you capture a CUDA graph.'
 
 
 class _Capturing(Exception):
@@ -57,15 +58,15 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
         from .check import why_wrong
         from .tiles import is_interpreted
     except Exception as error:  # whatever a broken installation raises
-        return f'It cannot be imported ({type(error).__name__}: {error}).'
+        return f'Triton cannot be imported ({type(error).__name__}: {error}).'
     if is_interpreted() and device.type != 'cpu':
-        return 'TRITON_INTERPRET=1 runs it on a CPU alone.'
+        return 'TRITON_INTERPRET=1 runs the kernel on a CPU alone.'
     if not is_interpreted():
         if device.type != 'cuda':
-            return f'It needs a CUDA device, not {device.type}, or TRITON_INTERPRET=1 to be interpreted.'
+            return f'The kernel needs a CUDA device, not {device.type}, or TRITON_INTERPRET=1 to be interpreted.'
         capability = torch.cuda.get_device_capability(device)
         if capability < SMALLEST_CAPABILITY:
-            return f'It needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}.'
+            return f'The kernel needs a GPU of compute capability {SMALLEST_CAPABILITY}, and this one has {capability}.'
         if torch.cuda.is_current_stream_capturing():
             raise _Capturing
     try:
@@ -74,5 +75,5 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
         raise
     except Exception as error:  # a compiler's errors have no common type
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''
-        return f'It does not run ({type(error).__name__}: {first_line}).'
-    return wrong and f'On this device it computes something else than the reference: {wrong}.'
+        return f'The kernel does not run ({type(error).__name__}: {first_line}).'
+    return wrong and f'On this device the kernel differs from torch: {wrong}.'

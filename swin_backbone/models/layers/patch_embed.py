@@ -5,17 +5,17 @@ Layout: B batch, C channels, H W height and width.
 
 from typing import Any, Optional
 
+import torch
+import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
-from ...backends.functions.patches import pad_to_patches
-from ...backends.protocol import EmbeddingWeights, Plan
-from .layer import BackendLayer, norm_values
-from .snapshot import is_unmodified, known_layer, take_snapshot
+from ...backends.choose import linear_dtype, recorder_of
+from ...backends.native import layers as native
+from .layer import Layer, norm_values, why_not_in_float32
 
 
-@known_layer
-class PatchEmbed(BackendLayer):
+class PatchEmbed(Layer):
     """Cut an image into patches and project each to a token.
 
     The image is zero-padded to whole patches on the right and at the bottom.
@@ -34,26 +34,31 @@ class PatchEmbed(BackendLayer):
         self.patch_size = patch_size
         self.projection = nn.Conv2d(in_channels, embed_dims, kernel_size=patch_size, stride=patch_size)
         self.norm = build_norm_layer(norm_cfg, embed_dims)[1] if norm_cfg else nn.Identity()
-        take_snapshot(self)
+        self.record_modules()
 
-    def forward(self, image_BCHW: Tensor, plan: Optional[Plan] = None) -> Tensor:
-        """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens.
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
+        if self.by_library(image_BCHW):
+            conv, dtype = self.projection, linear_dtype(image_BCHW)
+            return native.embed(image_BCHW, conv.weight, conv.bias, norm_values(self.norm), dtype, self.cache)
+        x_BHWC: Tensor = self.norm(self.projection(self._pad(image_BCHW)).permute(0, 2, 3, 1))
+        return x_BHWC
 
-        Args:
-            plan: how it is computed; None: each module is called.
-        """
-        if plan is None or not self._is_unmodified():
-            image_BCHW = pad_to_patches(image_BCHW, self.patch_size)
-            x_BHWC: Tensor = self.norm(self.projection(image_BCHW).permute(0, 2, 3, 1))
-            return x_BHWC
-        norm_weight, norm_bias, eps = norm_values(self.norm)
-        weights = EmbeddingWeights(self.projection.weight, self.projection.bias, norm_weight, norm_bias)
-        return plan.backend.embed(image_BCHW, weights, eps, plan, self.cache)
+    def _pad(self, image_BCHW: Tensor) -> Tensor:
+        """Return images padded to whole patches, in the memory format in which a convolution takes the least time."""
+        missing = -image_BCHW.shape[-2] % self.patch_size[0], -image_BCHW.shape[-1] % self.patch_size[1]
+        one_graph = recorder_of(image_BCHW) is not None
+        if one_graph or any(missing):  # a graph takes all sizes and compares none
+            image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
+        # From channels_last memory the convolution writes tokens in the order in which norms read them.
+        return image_BCHW if one_graph else image_BCHW.contiguous(memory_format=torch.channels_last)
 
-    def _is_unmodified(self) -> bool:
-        """Whether the projection is still the original convolution over patches that do not overlap."""
-        conv = self.projection
-        return is_unmodified(self) and (
-            (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-            == (self.patch_size, self.patch_size, (0, 0), (1, 1), 1)
-        )
+    def why_not_native(self) -> Optional[str]:
+        """See `Layer`."""
+        conv, patch = self.projection, self.patch_size
+        reason = super().why_not_native() or why_not_in_float32(conv.weight)
+        if reason is None and (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups) != (
+            *(patch, patch, (0, 0), (1, 1), 1),
+        ):
+            return f'The compiled library takes patches that do not overlap, not {conv}.'
+        return reason

@@ -1,6 +1,6 @@
 """Patch merging between stages, and the norm of a stage's output.
 
-Layout: B batch, C channels, H W height and width.
+Layout: B batch, C channels, H W height and width of a map.
 """
 
 from typing import Any, Optional
@@ -10,16 +10,14 @@ import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
 from torch import Tensor, nn
 
-from ...backends.functions.block import contiguous_copy
-from ...backends.protocol import MergingWeights, Plan
-from .layer import BackendLayer, norm_values
-from .snapshot import is_changed, is_unmodified, known_layer, take_snapshot
+from ...backends.choose import linear_dtype, why_not_native
+from ...backends.native import layers as native
+from .layer import Layer, is_hooked, norm_values, why_not_in_float32
 
 WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
 
 
-@known_layer
-class PatchMerging(BackendLayer):
+class PatchMerging(Layer):
     """Concatenate 2 x 2 neighbours and project them to `out_channels`, at half the resolution.
 
     The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg. A map that the
@@ -45,58 +43,63 @@ class PatchMerging(BackendLayer):
         num_normed = out_channels if post_norm else 4 * in_channels
         self.norm: nn.Module = build_norm_layer(norm_cfg, num_normed)[1] if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * in_channels, out_channels, bias=False)
-        take_snapshot(self)
+        self.record_modules()
 
-    def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
-        """(B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels).
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
+        if self.by_library(x_BHWC):
+            weight, dtype = self.reduction.weight, linear_dtype(x_BHWC)
+            return native.merge(x_BHWC, weight, norm_values(self.norm), self.post_norm, dtype, self.cache)
+        x_BHWC = self._concatenate_neighbours(x_BHWC)
+        y_BHWC: Tensor = self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
+        return y_BHWC
 
-        Args:
-            plan: how it is computed; None: each module is called.
-        """
-        if plan is None or self.stride != 2 or not (plan.unmodified or is_unmodified(self)):
-            return self._by_modules(x_BHWC)
-        norm_weight, norm_bias, eps = norm_values(self.norm)
-        weights = MergingWeights(self.reduction.weight, norm_weight, norm_bias)
-        return plan.backend.merge(x_BHWC, weights, eps, self.post_norm, plan, self.cache)
-
-    def _by_modules(self, x_BHWC: Tensor) -> Tensor:
+    def _concatenate_neighbours(self, x_BHWC: Tensor) -> Tensor:
+        """Return (B, ceil(H / stride), ceil(W / stride), 4C)."""
         stride, (H, W) = self.stride, x_BHWC.shape[1:3]
-        out_height, out_width = -(-H // stride), -(-W // stride)
-        reach_height, reach_width = (out_height - 1) * stride + 1, (out_width - 1) * stride + 1
+        rows, columns = (H + stride - 1) // stride, (W + stride - 1) // stride
+        reach_height, reach_width = (rows - 1) * stride + 1, (columns - 1) * stride + 1  # of the first neighbours
         x_BHWC = F.pad(x_BHWC, (0, 0, 0, max(0, reach_width + 1 - W), 0, max(0, reach_height + 1 - H)))
         neighbours = [
             x_BHWC[:, dy : dy + reach_height : stride, dx : dx + reach_width : stride] for dy in (0, 1) for dx in (0, 1)
         ]
-        x_BHWC = torch.stack(neighbours, dim=-1).flatten(3)
-        y_BHWC: Tensor = self.norm(self.reduction(x_BHWC)) if self.post_norm else self.reduction(self.norm(x_BHWC))
-        return y_BHWC
+        return torch.stack(neighbours, dim=-1).flatten(3)
+
+    def why_not_native(self) -> Optional[str]:
+        """See `Layer`."""
+        if self.stride != 2:
+            return f'The compiled library merges patches with a stride of 2, not {self.stride}.'
+        reason = super().why_not_native()
+        if reason is None and self.reduction.bias is not None:
+            return 'The compiled library merges patches without a bias, and the reduction has one.'
+        return reason or why_not_in_float32(self.reduction.weight)
 
 
-def normalised_output(norm: nn.Module, x_BHWC: Tensor, plan: Plan) -> Tensor:
-    """Normalise a stage's output and return it as necks and heads read it: (B, C, H, W).
+def normalise_output(norm: nn.Module, x_BHWC: Tensor, backend: str) -> Tensor:
+    """Normalise a stage's output and return the map that necks and heads read: (B, C, H, W), contiguous.
 
-    The result is in contiguous memory, not a channels_last view, because mmcv's RoIAlign reads any memory as if it were
-    contiguous (B, C, H, W).
+    The map is no channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
     """
-    if isinstance(norm, nn.LayerNorm) and _is_layer_norm(norm, plan):  # the first is for mypy
-        return plan.backend.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps, plan)
-    return contiguous_copy(norm(x_BHWC).permute(0, 3, 1, 2))
+    if backend in ('auto', 'native') and is_plain_norm(norm) and why_not_native(x_BHWC) is None:
+        return native.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
+    # `clone`: `contiguous` compares sizes, which is a guard of torch.compile
+    return norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
-def write_normalised_output(norm: nn.Module, x_BHWC: Tensor, plan: Plan, out_BCHW: Tensor) -> None:
-    """`normalised_output`, put into `out_BCHW` some rows at a time, so that no other memory is as large as a map.
+def write_normalised_output(norm: nn.Module, x_BHWC: Tensor, backend: str, out_BCHW: Tensor) -> None:
+    """`normalise_output` into `out_BCHW`, some rows at a time, so that no other memory is as large as a map.
 
-    A norm that a user put there may look at more than one token: it gets the whole map.
+    A norm of a user's own may read more than one token and gets the whole map.
     """
     B, H, W, C = x_BHWC.shape
-    by_token = type(norm) is nn.Identity or _is_layer_norm(norm, plan)
+    by_token = type(norm) is nn.Identity or is_plain_norm(norm)
     rows = max(1, WRITTEN_AT_ONCE // (W * C)) if by_token else H
     for image in range(B):
         for top in range(0, H, rows):
             part_1HWC = x_BHWC[image : image + 1, top : top + rows]
-            out_BCHW[image : image + 1, :, top : top + rows] = normalised_output(norm, part_1HWC, plan)
+            out_BCHW[image : image + 1, :, top : top + rows] = normalise_output(norm, part_1HWC, backend)
 
 
-def _is_layer_norm(norm: nn.Module, plan: Plan) -> bool:
-    """Whether it is the norm that a backend computes."""
-    return type(norm) is nn.LayerNorm and (plan.unmodified or not is_changed(norm))
+def is_plain_norm(norm: nn.Module) -> bool:
+    """Return whether a norm is torch's layer norm, without hooks."""
+    return type(norm) is nn.LayerNorm and not is_hooked(norm)

@@ -1,51 +1,31 @@
-"""The Swin block of figure 3b of the paper (Liu et al. 2021, arXiv 2103.14030): W-MSA or SW-MSA, then an MLP, each with
-a norm before it and a shortcut around it.
+"""The Swin block of figure 3b of the paper (Liu et al. 2021, arXiv 2103.14030).
 
-The modules here hold parameters under mmdet's names. A block gives them to a function of `backends/block.py` that
-computes it. If a layer inside was replaced or has a hook, the block calls its modules one by one instead.
+W-MSA or SW-MSA, then an MLP, each with a norm before and a shortcut around. Parameter names are mmdet's.
 
-Layout: B batch, H W height and width of a map, C channels, T tokens, N places of a window, h heads.
+Layout: B batch, H W height and width of a map, C channels, N places of a window, h heads.
 """
 
-from typing import Any, NamedTuple, Optional
+from functools import partial
+from typing import Any, Optional
 
 import torch
 from mmcv.cnn import build_norm_layer
-from mmcv.cnn.bricks.drop import DropPath, build_dropout
+from mmcv.cnn.bricks.drop import build_dropout
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from ...backends import StageOptions, plan_stage
-from ...backends.functions.block import draw_drop_path
-from ...backends.functions.position import relative_position_bias
-from ...backends.protocol import BlockSettings, BlockWeights, Plan, Windows
-from ...backends.strips import checkpointed
-from ...windows.grid import Geometry, Size, fit_window
-from .layer import BackendLayer, Norm
-from .snapshot import is_unmodified, known_layer, take_snapshot
-
-
-class WindowCut(NamedTuple):
-    """How a block cuts maps into windows."""
-
-    window_size: Size
-    shift: Size  # (rows, columns) of the shift; (0, 0) for none
-    small_map: str  # 'pad': a map smaller than the window is padded to it; 'shrink': see `fit_window`
-    mask_padding: bool  # keep tokens from attending to padding
-    fixed_window: bool  # see `SwinBlock`
-
-    def of(self, x_BHWC: Tensor) -> Geometry:
-        """The windows of these maps."""
-        B, H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[:3])  # a tracer's sizes are tensors
-        window_size, shift = self.window_size, self.shift
-        if self.small_map == 'shrink':  # under 'pad' no size is read: reading one would be a guard for torch.compile
-            window_size, shift = fit_window(H, W, window_size, shift)
-        window_size = self.window_size if self.fixed_window else window_size
-        return Geometry(B, H, W, window_size, shift, self.mask_padding, x_BHWC.device)
+from ...backends.attention import attend
+from ...backends.choose import linear_dtype
+from ...backends.native import layers as native
+from ...compat import is_transformed
+from ...windows.grid import Size, Windows, fit_window
+from ...windows.position import relative_position_bias
+from .layer import Layer, Norm, known, why_not_in_float32
 
 
-@known_layer
+@known
 class WindowAttention(BaseModule):
     """Multi-head self-attention with a relative position bias, inside each of many windows (W-MSA).
 
@@ -58,6 +38,8 @@ class WindowAttention(BaseModule):
         attn_drop_rate: dropout of attention weights.
         proj_drop_rate: dropout after the output projection.
     """
+
+    backend = 'auto'
 
     def __init__(
         self,
@@ -82,22 +64,20 @@ class WindowAttention(BaseModule):
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
     def position_bias(self, window_size: Size) -> Tensor:
-        """The relative position bias (h, N, N) of windows of `window_size`, which is at most the table's window."""
+        """Return the relative position bias (h, N, N) of windows no larger than the table's."""
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
 
-    def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        """Attend inside windows: take their normalised tokens, return as many tokens."""
-        qkv = self.qkv(windows.pad(x))
-        bias_hNN = self.position_bias(window_size)
-        y: Tensor = self.proj_drop(
-            self.proj(windows.attend(qkv, bias_hNN, self.scale, self.attn_drop_rate if self.training else 0.0))
-        )
-        return y
+    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
+        """Attend inside windows (equation 4): normalised tokens (B, H, W, C) to as many tokens."""
+        bias_hNN, dropout = self.position_bias(windows.window_size), self.attn_drop_rate if self.training else 0.0
+        y_BHWC = attend(x_BHWC, self.qkv, bias_hNN, self.scale, windows, dropout, self.backend)
+        z_BHWC: Tensor = self.proj_drop(self.proj(y_BHWC))
+        return z_BHWC
 
 
-@known_layer
+@known
 class ShiftedWindowAttention(BaseModule):
-    """Window attention on a map cut into windows that may be shifted (SW-MSA). mmdet's module of this place and name.
+    """Window attention on a map whose windows may be shifted (SW-MSA). mmdet's module of this place and name.
 
     Args:
         w_msa: the attention inside windows.
@@ -107,31 +87,30 @@ class ShiftedWindowAttention(BaseModule):
         super().__init__()
         self.w_msa = w_msa
 
-    def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        """Take the normalised tokens of some windows, return as many tokens."""
-        y: Tensor = self.w_msa(x, windows, window_size)
-        return y
+    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
+        """Attend inside windows: normalised tokens (B, H, W, C) to as many tokens."""
+        y_BHWC: Tensor = self.w_msa(x_BHWC, windows)
+        return y_BHWC
 
 
-@known_layer
-class SwinBlock(BackendLayer):
+class SwinBlock(Layer):
     """One block (equation 3).
 
     Args:
         embed_dims: C.
         num_heads: h.
         window_size: (Wh, Ww).
-        shift, small_map, mask_padding: see `WindowCut`.
+        shift: (rows, columns) of the shift; (0, 0) for none.
         feedforward_channels: hidden channels of the MLP.
         drop_rate: dropout after the attention's and the MLP's linear layers.
         drop_path_rate: probability with which a branch is dropped, for each sample.
-        options: what is known of the stage when its backend is chosen.
+        small_map: 'pad': a map smaller than the window is padded to the window; 'shrink': see `fit_window`.
+        mask_padding: whether padding is masked as a key.
+        with_cp: whether a training step stores the block's input alone and recomputes the rest.
         attention: further arguments of `WindowAttention`.
     """
 
-    kind = 'v1'  # other kinds of block override these three
     attention_kind: type[BaseModule] = WindowAttention
-    fixed_window = False  # whether the weights are for one window alone, which then does not shrink
 
     def __init__(
         self,
@@ -146,14 +125,14 @@ class SwinBlock(BackendLayer):
         norm_cfg: dict[str, Any],
         small_map: str,
         mask_padding: bool,
-        options: StageOptions,
+        with_cp: bool = False,
         **attention: Any,
     ):
         super().__init__()
-        self.options = options
+        self.window_size, self.shift = window_size, shift
+        self.small_map, self.mask_padding, self.with_cp = small_map, mask_padding, with_cp
         self.norm1: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
-        self.cut = WindowCut(window_size, shift, small_map, mask_padding, self.fixed_window)
-        self._make_mixing(embed_dims, num_heads, proj_drop_rate=drop_rate, **attention)
+        self._build_mixing(embed_dims, num_heads, proj_drop_rate=drop_rate, **attention)
         self.norm2: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
         self.ffn = FFN(
             embed_dims=embed_dims,
@@ -162,62 +141,77 @@ class SwinBlock(BackendLayer):
             act_cfg=act_cfg,
             add_identity=False,
         )
-        self.drop_path: DropPath = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
-        take_snapshot(self, self.activations)
+        self.drop_path = build_dropout(dict(type='DropPath', drop_prob=drop_path_rate))
+        self.record_modules()
 
-    def _make_mixing(self, embed_dims: int, num_heads: int, **attention: Any) -> None:
-        """Make the layer that mixes the places of a window: attention."""
-        self.attn = ShiftedWindowAttention(
-            self.attention_kind(
-                embed_dims=embed_dims, num_heads=num_heads, window_size=self.cut.window_size, **attention
-            )
+    def _build_mixing(self, embed_dims: int, num_heads: int, **attention: Any) -> None:
+        """Build the module that mixes the places of a window: attention."""
+        w_msa = self.attention_kind(
+            embed_dims=embed_dims, num_heads=num_heads, window_size=self.window_size, **attention
         )
+        self.attn = ShiftedWindowAttention(w_msa)
 
-    @property
-    def activations(self) -> tuple[nn.Module, ...]:
-        """The modules that the block's function calls."""
-        return (self.ffn.layers[0][1],)
-
-    @property
-    def with_cp(self) -> bool:
-        """Whether the block is recomputed in backward where it is not run in strips; under mmdet's name."""
-        return self.options.with_cp
-
-    def forward(self, x_BHWC: Tensor, plan: Optional[Plan] = None) -> Tensor:
-        """Run the block on a batch of maps; the output has the same shape.
+    def forward(self, x_BHWC: Tensor, recomputes: bool = False) -> Tensor:
+        """Run the block on a batch of maps (B, H, W, C); the output has the same shape.
 
         Args:
-            plan: how the stage is computed in this forward; None: decided for this block alone.
+            recomputes: whether this call is `with_cp`'s own.
         """
-        unmodified = (plan is not None and plan.unmodified) or is_unmodified(self)
-        plan = plan or plan_stage(self.options, x_BHWC, [self.settings()] if unmodified else [])
-        if not unmodified:
-            return self._by_modules(x_BHWC, plan)
-        geometry = self.cut.of(x_BHWC)
-        weights = self._weights(x_BHWC, geometry.window_size)
-        return plan.backend.block(x_BHWC, weights, self.settings(), geometry, plan, self.cache)
+        y_BHWC = self.in_another_way(x_BHWC, recomputes)
+        if y_BHWC is not None:
+            return y_BHWC
+        windows = self.windows(x_BHWC)
+        x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), windows))
+        return x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
 
-    def settings(self) -> BlockSettings:
-        """What a backend must know besides the weights, in the current mode."""
-        attention, ((_, activation, hidden_drop), _, ffn_drop) = self.attn.w_msa, self.ffn.layers
-        rates = [drop.p if drop.training else 0.0 for drop in (attention.proj_drop, hidden_drop, ffn_drop)]
-        return BlockSettings(
-            kind=self.kind,
-            weight_dtype=attention.qkv.weight.dtype,
-            scale=attention.scale,
-            eps=(self.norm1.eps, self.norm2.eps),
-            activation=activation,
-            attn_drop=attention.attn_drop_rate if attention.training else 0.0,
-            proj_drop=rates[0],
-            hidden_drop=rates[1],
-            ffn_drop=rates[2],
-            attention_channels=attention.proj.weight.shape[-1],
+    def in_another_way(self, x_BHWC: Tensor, recomputes: bool) -> Optional[Tensor]:
+        """Return the output of the block by the compiled library or by `with_cp`; None: neither is due."""
+        if self.by_library(x_BHWC):
+            windows, drop_path_2B = self.windows(x_BHWC), self._draw_drop_path(x_BHWC)
+            weights = self.weights(windows.window_size)._replace(drop_path_2B=drop_path_2B)
+            dtype = linear_dtype(x_BHWC)
+            return native.block(x_BHWC, weights, self.settings(), windows, dtype, self.cache, self.with_cp)
+        if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
+            return None
+        y_BHWC: Tensor = checkpoint(partial(self.forward, recomputes=True), x_BHWC, use_reentrant=False)
+        return y_BHWC
+
+    def windows(self, x_BHWC: Tensor) -> Windows:
+        """Return the windows of these maps."""
+        H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
+        window_size, shift = self.window_size, self.shift
+        if self.small_map == 'shrink':  # 'pad' reads no size: a comparison is a guard of torch.compile
+            window_size, shift = fit_window(H, W, window_size, shift)
+        return Windows(H, W, window_size, shift, self.mask_padding)
+
+    def why_not_native(self) -> Optional[str]:
+        """See `Layer`."""
+        reason = super().why_not_native()
+        if reason is not None:
+            return reason
+        attention, ((fc1, activation, *_), fc2, *_) = self.attn.w_msa, self.ffn.layers
+        C, w = fc2.weight.shape[0], attention.proj.weight
+        if type(activation) is not nn.GELU or activation.approximate != 'none':
+            return 'The compiled library has one activation, exact GELU.'
+        if w.shape[1] != C:
+            return 'The compiled library takes all heads of a block, and some were taken out.'
+        drops = attention.proj_drop, self.ffn.layers[0][2], self.ffn.layers[2]
+        if any(drop.p and drop.training for drop in drops) or (attention.attn_drop_rate and attention.training):
+            return 'The compiled library has no dropout, and a dropout rate is above 0.'
+        if self.drop_path.drop_prob >= 1 and self.drop_path.training:
+            return 'The compiled library drops no branch for certain, and a drop path rate is 1.'
+        return native.why_not_block(C, attention.num_heads, fc1.weight.shape[0], self.window_size) or (
+            why_not_in_float32(w)
         )
 
-    def _weights(self, x_BHWC: Tensor, window_size: Size) -> Any:
+    def settings(self) -> native.BlockSettings:
+        """Return the numbers of the block beside its weights."""
+        return native.BlockSettings(self.attn.w_msa.scale, (self.norm1.eps, self.norm2.eps))
+
+    def weights(self, window_size: Size) -> native.BlockWeights:
+        """Return the tensors that the library reads, with the position bias of windows of this size."""
         attention, fc1, fc2 = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1]
-        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
-        return BlockWeights(
+        return native.BlockWeights(
             norm1_weight=self.norm1.weight,
             norm1_bias=self.norm1.bias,
             qkv_weight=attention.qkv.weight,
@@ -231,26 +225,14 @@ class SwinBlock(BackendLayer):
             fc1_bias=fc1.bias,
             fc2_weight=fc2.weight,
             fc2_bias=fc2.bias,
-            drop_path_2B=draw_drop_path(rate, x_BHWC.shape[0], x_BHWC.device) if rate else None,
         )
 
-    def _by_modules(self, x_BHWC: Tensor, plan: Plan) -> Tensor:
-        """Compute whole maps by calling each module inside, of whatever type; the backend attends in windows."""
-        geometry = self.cut.of(x_BHWC)
-        windows = plan.backend.windows(geometry, self.kind)
+    def _draw_drop_path(self, x_BHWC: Tensor) -> Optional[Tensor]:
+        """Return the factors of both branches for each image, 0 or 1 / (1 - rate): (2, B); None: 1.
 
-        def compute(x: Tensor, windows: Windows, _weights: tuple[()]) -> Tensor:
-            return self._compute_by_modules(x, windows, geometry.window_size)
-
-        if plan.with_cp and torch.is_grad_enabled():
-            return checkpointed(compute, x_BHWC, windows, ())
-        return windows.write(compute(windows.read(x_BHWC), windows, ()), x_BHWC, None)
-
-    def _compute_by_modules(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        x = x + self._drop_path_by_module(self.attn(self.norm1(x), windows, window_size), windows)
-        return x + self._drop_path_by_module(self.ffn(self.norm2(x)), windows)
-
-    def _drop_path_by_module(self, y: Tensor, windows: Windows) -> Tensor:
-        """Apply mmcv's DropPath, which draws one value for each entry of the first dimension: here an image."""
-        dropped: Tensor = self.drop_path(windows.per_image(y))
-        return dropped.reshape(y.shape)
+        On a CPU mmcv's DropPath draws the same numbers, first for attention, then for the MLP.
+        """
+        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
+        if not rate:
+            return None
+        return torch.rand(2, x_BHWC.shape[0], device=x_BHWC.device).add_(1 - rate).floor_().div_(1 - rate)

@@ -13,19 +13,19 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from ...backends.functions.autocast import without_autocast
-from ...backends.functions.cosine import cosine_scale, normalise_qk
-from ...backends.functions.position import position_coordinates, relative_position_bias
-from ...backends.protocol import BlockSettings, BlockWeights, Windows
-from ...windows.grid import Size
-from .layer import Norm
-from .snapshot import known_layer, take_snapshot
+from ...backends.attention import attend
+from ...backends.choose import without_autocast
+from ...backends.cosine import cosine_scale, normalise_qk
+from ...backends.native import layers as native
+from ...windows.grid import Size, Windows
+from ...windows.position import log_spaced_coordinates, relative_position_bias
+from .layer import Norm, known
 from .swin_block import SwinBlock
 
 CPB_HIDDEN = 512  # channels inside the MLP that gives the position bias
 
 
-@known_layer
+@known
 class WindowAttentionV2(BaseModule):
     """Scaled cosine attention inside each of many windows (sections 3.3 and 3.4).
 
@@ -42,7 +42,8 @@ class WindowAttentionV2(BaseModule):
         proj_drop_rate: dropout after the output projection.
     """
 
-    scale = 1.0  # of q k^T; `cosine_scale` is already in q, as its length
+    backend = 'auto'
+    scale = 1.0  # of q k^T; `cosine_scale` is in the length of q
 
     def __init__(
         self,
@@ -69,23 +70,23 @@ class WindowAttentionV2(BaseModule):
 
     @property
     def qkv_bias(self) -> Optional[Tensor]:
-        """The biases of query, key and value, concatenated: (3C,). The key's bias is 0."""
+        """The biases of query, key and value, concatenated: (3C,); the key's is 0."""
         if self.q_bias is None or self.v_bias is None:
             return None
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
     def cosine_scale(self) -> Tensor:
-        """The factor on the cosines of each head: (h,)."""
+        """Return the factor on the cosines of each head: (h,)."""
         return cosine_scale(self.logit_scale)
 
     def position_bias(self, window_size: Size) -> Tensor:
-        """The relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
+        """Return the relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
 
-        It is computed in at least float32, also under autocast: in half precision many offsets would get the same bias.
+        The MLP computes in at least float32, also under autocast: half precision gives many offsets the same bias.
         """
         device, dtype = self.logit_scale.device, self.logit_scale.dtype
         wide = torch.promote_types(dtype, torch.float32)
-        coordinates_R2 = position_coordinates(window_size, self.pretrained_window or window_size, device).to(wide)
+        coordinates_R2 = log_spaced_coordinates(window_size, self.pretrained_window or window_size, device).to(wide)
         with without_autocast(device.type):
             if dtype == wide:
                 table_Rh = self.cpb_mlp(coordinates_R2)
@@ -95,20 +96,21 @@ class WindowAttentionV2(BaseModule):
                 table_Rh = F.linear(hidden, last.weight.to(wide))
             return relative_position_bias(16 * table_Rh.sigmoid(), window_size).to(dtype)
 
-    def forward(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        """Attend inside windows: take their tokens, return as many tokens."""
-        qkv = self.qkv(windows.pad(x))
+    def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
+        """Attend inside windows (equation 2): tokens (B, H, W, C) to as many tokens."""
+        bias_hNN, dropout = self.position_bias(windows.window_size), self.attn_drop_rate if self.training else 0.0
+        y_BHWC = attend(x_BHWC, self.project, bias_hNN, self.scale, windows, dropout, self.backend)
+        z_BHWC: Tensor = self.proj_drop(self.proj(y_BHWC))
+        return z_BHWC
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Return queries of the length of the cosine scale, keys of length 1, and values, concatenated."""
+        qkv: Tensor = self.qkv(tokens)
         if self.qkv_bias is not None:
             qkv = qkv + self.qkv_bias.to(qkv.dtype)
-        qkv = normalise_qk(qkv, self.cosine_scale())
-        bias_hNN = self.position_bias(window_size)
-        y: Tensor = self.proj_drop(
-            self.proj(windows.attend(qkv, bias_hNN, self.scale, self.attn_drop_rate if self.training else 0.0))
-        )
-        return y
+        return normalise_qk(qkv, self.cosine_scale())
 
 
-@known_layer
 class SwinV2Block(SwinBlock):
     """One block, with residual post-norm and scaled cosine attention.
 
@@ -120,7 +122,6 @@ class SwinV2Block(SwinBlock):
         block: arguments of `SwinBlock`, and of `WindowAttentionV2`.
     """
 
-    kind = 'v2'
     attention_kind = WindowAttentionV2
 
     def __init__(self, embed_dims: int, norm_cfg: dict[str, Any], extra_norm: bool, **block: Any):
@@ -129,20 +130,32 @@ class SwinV2Block(SwinBlock):
         for norm in (self.norm1, self.norm2):
             for parameter in norm.parameters():
                 nn.init.zeros_(parameter)
-        take_snapshot(self, self.activations)
+        self.record_modules()
 
-    def settings(self) -> BlockSettings:
+    def forward(self, x_BHWC: Tensor, recomputes: bool = False) -> Tensor:
+        """See `SwinBlock`; the norms are behind attention and MLP."""
+        y_BHWC = self.in_another_way(x_BHWC, recomputes)
+        if y_BHWC is not None:
+            return y_BHWC
+        windows = self.windows(x_BHWC)
+        x_BHWC = x_BHWC + self.drop_path(self.norm1(self.attn(x_BHWC, windows)))
+        x_BHWC = x_BHWC + self.drop_path(self.norm2(self.ffn(x_BHWC)))
+        return x_BHWC if self.norm3 is None else self.norm3(x_BHWC)
+
+    def why_not_native(self) -> Optional[str]:
+        """See `Layer`."""
+        if self.attn.w_msa.qkv.bias is not None:
+            return 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
+        return super().why_not_native()
+
+    def settings(self) -> native.BlockSettings:
         """See `SwinBlock`."""
-        settings = super().settings()
-        return settings if self.norm3 is None else settings._replace(eps=(*settings.eps, self.norm3.eps))
+        scale, eps = super().settings()
+        return native.BlockSettings(scale, eps if self.norm3 is None else (*eps, self.norm3.eps))
 
-    def _weights(self, x_BHWC: Tensor, window_size: Size) -> BlockWeights:
-        weights: BlockWeights = super()._weights(x_BHWC, window_size)
-        msa, norm3 = self.attn.w_msa, self.norm3
-        weights = weights._replace(qkv_bias=msa.qkv_bias, cosine_scale_h=msa.cosine_scale())
+    def weights(self, window_size: Size) -> native.BlockWeights:
+        """See `SwinBlock`."""
+        w_msa, norm3 = self.attn.w_msa, self.norm3
+        weights = super().weights(window_size)
+        weights = weights._replace(qkv_bias=w_msa.qkv_bias, cosine_scale_h=w_msa.cosine_scale())
         return weights if norm3 is None else weights._replace(norm3_weight=norm3.weight, norm3_bias=norm3.bias)
-
-    def _compute_by_modules(self, x: Tensor, windows: Windows, window_size: Size) -> Tensor:
-        x = x + self._drop_path_by_module(self.norm1(self.attn(x, windows, window_size)), windows)
-        x = x + self._drop_path_by_module(self.norm2(self.ffn(x)), windows)
-        return x if self.norm3 is None else self.norm3(x)

@@ -12,10 +12,10 @@ from mmseg.models.utils import resize
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...backends.protocol import recorder_of
+from ...backends.choose import recorder_of
 from ...backends.weight_cache import WeightCache
 from ...compat import has_global_hooks
-from ...models.layers.snapshot import is_changed
+from ...models.layers.layer import is_hooked
 from .conv3x3 import conv_3x3, is_plain
 
 
@@ -60,7 +60,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
         and recorder_of(x) is None
         and is_plain(conv)
         and module.order == ('conv', 'norm', 'act')
-        and not (has_global_hooks() or is_changed(module) or is_changed(conv))
+        and not (has_global_hooks() or is_hooked(module) or is_hooked(conv))
     )
 
 

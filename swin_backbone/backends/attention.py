@@ -1,0 +1,70 @@
+"""Attention inside the windows of maps, with a variant for each kind of device.
+
+Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels of a
+head.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..compat import without_cudnn_attention
+from ..windows.grid import Windows
+from .choose import recorder_of, takes_triton
+
+
+def attend(
+    x_BHWC: Tensor,
+    project: Callable[[Tensor], Tensor],
+    bias_hNN: Tensor,
+    scale: float,
+    windows: Windows,
+    dropout: float = 0.0,
+    backend: str = 'auto',
+) -> Tensor:
+    """Return softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4): (B, H, W, C).
+
+    Args:
+        x_BHWC: normalised tokens. Padding is zeros, so that a padded token has the biases of `project`.
+        project: makes query, key and value, concatenated; in each of the three, the heads are concatenated.
+        bias_hNN: the relative position bias.
+        dropout: probability with which an attention weight is dropped.
+        backend: 'auto', 'torch' or 'triton'; the last raises a ValueError if the kernel cannot compute this.
+    """
+    if takes_triton(backend, x_BHWC, bias_hNN, windows, dropout):
+        return _attend_by_triton(x_BHWC, project, bias_hNN, scale, windows)
+    qkv_LN3C = project(windows.partition(x_BHWC))
+    q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
+    bias_LhNN = bias_hNN.to(q.dtype)[None]
+    mask_L1NN = windows.mask(q.device)
+    if mask_L1NN is not None:
+        bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+    if q.device.type == 'cpu' or recorder_of(q) is not None:
+        # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
+        weights_LhNN = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
+        y_LhNd = F.dropout(weights_LhNN, dropout) @ v
+    else:
+        with without_cudnn_attention():
+            y_LhNd = F.scaled_dot_product_attention(q, k, v, bias_LhNN, dropout, scale=scale)
+    return windows.reverse(y_LhNd.transpose(1, 2).flatten(2), x_BHWC.shape[0])
+
+
+def _attend_by_triton(
+    x_BHWC: Tensor, project: Callable[[Tensor], Tensor], bias_hNN: Tensor, scale: float, windows: Windows
+) -> Tensor:
+    """Return `attend` by the kernel, which reads the tokens of a window where they are on the map."""
+    from .triton.attention import attend_in_windows
+
+    B, H, W, C = x_BHWC.shape
+    (Wh, Ww), padding_3C = windows.window_size, None
+    # A graph for all sizes must not compare sizes with the window.
+    if torch.compiler.is_compiling() or H % Wh or W % Ww:
+        qkv_T3C, row_13C = project(F.pad(x_BHWC.reshape(B * H * W, C), (0, 0, 0, 1))).split((B * H * W, 1))
+        padding_3C = row_13C[0]
+    else:
+        qkv_T3C = project(x_BHWC.reshape(B * H * W, C))
+    sizes = B, H, W, [Wh, Ww], list(windows.shift), windows.mask_padding
+    y_TC: Tensor = attend_in_windows(qkv_T3C, padding_3C, bias_hNN, *sizes, scale)[0]
+    return y_TC.view(B, H, W, y_TC.shape[-1])

@@ -1,1 +1,0 @@
-"""Blocks, patch layers and position biases as functions of tensors, which several backends share."""
