@@ -207,7 +207,6 @@ docs-pictures: install $(SHAPES)/annotations/instances_val.json
 	$(LOOK) windows --size 75 100 $(DRAWN) --out $(PICTURES)/windows-plain.png
 	$(LOOK) windows --size 75 100 --shift $(DRAWN) --out $(PICTURES)/windows.png
 	$(LOOK) windows --size 75 100 --shift --mask-padding $(DRAWN) --out $(PICTURES)/mask-padding.png
-	$(LOOK) strips --size 200 320 --shift $(DRAWN) --out $(PICTURES)/strips.png
 	$(LOOK) masks --size 75 100 --shift $(DRAWN) --out $(PICTURES)/masks.png
 	$(LOOK) attention $(SHAPE) $(DEMO) $(CKPT) --at 150,135 $(DRAWN) --out $(PICTURES)/attention.png
 	$(LOOK) features $(SHAPE) $(DEMO) $(CKPT) $(DRAWN) --out $(PICTURES)/features.png

@@ -159,18 +159,19 @@ def _device_names() -> list[str]:
         return ['cpu']
 
 
+CAN_COMPUTE = 'can compute'
+
+
 def _backends() -> Iterator[Fact]:
     """What `backend='auto'` takes, and which backends can compute, on each device."""
     yield 'compiled library', _try(_library)
     for device in _device_names():
         for dtype_name in ('float32', 'bfloat16'):
-            for training in (False, True):
-                mode = 'training' if training else 'inference'
-                yield f'auto on {device}, {dtype_name}, {mode}', _try(_taken, device, dtype_name, training)
-    for name in ('native', 'eager', 'graph', 'triton', 'reference'):  # which cannot be asked for where torch is missing
+            yield f'auto on {device}, {dtype_name}', _try(_chosen_backend, device, dtype_name)
+    for name in ('native', 'triton'):  # torch computes everything
         for device in _device_names():
             for dtype_name in ('float32', 'bfloat16'):
-                yield f'{name} on {device}, {dtype_name}', _try(_can_compute, name, device, dtype_name)
+                yield f'{name} on {device}, {dtype_name}', _try(_why_not, name, device, dtype_name)
 
 
 def _library() -> str:
@@ -182,35 +183,28 @@ def _library() -> str:
     return f'computes by {library.isa}; was built with {", ".join(library.isas)}'
 
 
-def _taken(device: str, dtype_name: str, training: bool) -> str:
-    from .backends import plan_stage
-
-    plan = _ask(plan_stage, device, dtype_name, training)
-    in_strips = plan.backend.name == 'eager' and plan.strip_tokens is not None
-    return f'{plan.backend.name}, strips of {plan.strip_tokens} tokens' if in_strips else str(plan.backend.name)
+def _chosen_backend(device: str, dtype_name: str) -> str:
+    """Return the backend that 'auto' chooses."""
+    computes = [name for name in ('native', 'triton') if _why_not(name, device, dtype_name) == CAN_COMPUTE]
+    return computes[0] if computes and not (computes == ['triton'] and device == 'cpu') else 'torch'
 
 
-def _can_compute(name: str, device: str, dtype_name: str) -> str:
-    from .backends import BACKENDS, request_of
-
-    return BACKENDS[name].why_not(_ask(request_of, device, dtype_name)) or 'can compute'
-
-
-def _ask(question: Callable[..., Any], device: str, dtype_name: str, training: bool = False) -> Any:
-    """The answer for the first stage of a Swin-T, and an image on a device."""
+def _why_not(name: str, device: str, dtype_name: str) -> str:
+    """Return why a backend computes no Swin-T on a device, or that it can compute."""
     import torch
 
-    from .backends import StageOptions
-    from .backends.protocol import BlockSettings
+    from .backends.choose import takes_triton, why_not_native
+    from .windows.grid import Windows
 
-    kind, low = torch.device(device).type, dtype_name != 'float32'
-    options = StageOptions(
-        'auto', 'auto', False, 'v1', channels=96, hidden_channels=384, head_dim=32, window_size=(7, 7)
-    )
-    gelu = torch.nn.GELU()
-    block = BlockSettings('v1', torch.float32, 32**-0.5, (1e-5, 1e-5), gelu, 0.0, 0.0, 0.0, 0.0)
-    with torch.set_grad_enabled(training), torch.autocast(kind, getattr(torch, dtype_name), enabled=low):
-        return question(options, torch.empty(1, 3, 8, 8, device=device), [block])
+    kind, x = torch.device(device).type, torch.empty(1, 7, 7, 96, device=device)
+    with torch.autocast(kind, getattr(torch, dtype_name), enabled=dtype_name != 'float32'):
+        if name == 'native':
+            return why_not_native(x) or CAN_COMPUTE
+        try:
+            takes_triton('triton', x, x.new_empty(3, 49, 49), Windows(7, 7, (7, 7)), 0.0)
+        except ValueError as error:
+            return str(error).partition(': ')[2]
+    return CAN_COMPUTE
 
 
 PARTS: dict[str, Callable[[], Iterable[Fact]]] = {

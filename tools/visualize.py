@@ -2,7 +2,6 @@
 
 python tools/visualize.py windows --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
 python tools/visualize.py masks --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
-python tools/visualize.py strips --size H W [--tokens 1024] [--window 7] [--stage 1] [--shift] [--mask-padding]
 python tools/visualize.py explore --size H W [--window 7] [--stage 1]
 python tools/visualize.py attention IMAGE CONFIG [CKPT] --at X,Y [--stage 1] [--block 1] [--head 1]
 python tools/visualize.py features IMAGE CONFIG CKPT
@@ -50,7 +49,6 @@ def parse_args() -> argparse.Namespace:
     for name, draw, what in (
         ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
         ('masks', draw_masks, 'the attention mask of each kind of window, and the stack of all'),
-        ('strips', draw_strips, 'the strips of windows that a CPU computes one after the other'),
         ('explore', explorer_page, 'an HTML page that shows what each token attends to'),
     ):
         command = _command(commands, name, draw, what)
@@ -171,12 +169,6 @@ def draw_masks(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.pictures.windows import masks_figure
 
     return masks_figure(_layout(args))
-
-
-def draw_strips(args: argparse.Namespace) -> 'Figure':
-    from swin_backbone.pictures.windows import strips_figure
-
-    return strips_figure(_layout(args), args.tokens)
 
 
 def explorer_page(args: argparse.Namespace) -> bytes:

@@ -35,12 +35,7 @@ def attend(
     """
     if takes_triton(backend, x_BHWC, bias_hNN, windows, dropout):
         return _attend_by_triton(x_BHWC, project, bias_hNN, scale, windows)
-    qkv_LN3C = project(windows.partition(x_BHWC))
-    q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-    bias_LhNN = bias_hNN.to(q.dtype)[None]
-    mask_L1NN = windows.mask(q.device)
-    if mask_L1NN is not None:
-        bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+    q, k, v, bias_LhNN = _in_windows(x_BHWC, project, bias_hNN, windows)
     if q.device.type == 'cpu' or recorder_of(q) is not None:
         # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
         weights_LhNN = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
@@ -49,6 +44,26 @@ def attend(
         with without_cudnn_attention():
             y_LhNd = F.scaled_dot_product_attention(q, k, v, bias_LhNN, dropout, scale=scale)
     return windows.reverse(y_LhNd.transpose(1, 2).flatten(2), x_BHWC.shape[0])
+
+
+def attention_weights(
+    x_BHWC: Tensor, project: Callable[[Tensor], Tensor], bias_hNN: Tensor, scale: float, windows: Windows
+) -> Tensor:
+    """Return the attention weights of `attend`, (L, h, N, N): rows sum to 1."""
+    q, k, _, bias_LhNN = _in_windows(x_BHWC, project, bias_hNN, windows)
+    return torch.softmax((q * scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
+
+
+def _in_windows(
+    x_BHWC: Tensor, project: Callable[[Tensor], Tensor], bias_hNN: Tensor, windows: Windows
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return query, key and value, (L, h, N, d) each, and the bias with the mask, (1 or L, h, N, N)."""
+    qkv_LN3C = project(windows.partition(x_BHWC))
+    q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
+    bias_LhNN, mask_L1NN = bias_hNN.to(q.dtype)[None], windows.mask(q.device)
+    if mask_L1NN is not None:
+        bias_LhNN = bias_LhNN.masked_fill(~mask_L1NN, -torch.inf).repeat(x_BHWC.shape[0], 1, 1, 1)
+    return q, k, v, bias_LhNN
 
 
 def _attend_by_triton(

@@ -1,23 +1,25 @@
 """The attention weights of a forward, block by block, and what tokens see through several blocks.
 
-A usual forward keeps no attention weights. `attention_maps` runs one by a backend whose windows keep them.
+A usual forward keeps no attention weights. `attention_maps` computes them from the inputs of each attention module.
 
 Layout: B batch, H W height and width of a map, L windows of all images, N places of a window, h heads, C channels.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Optional
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..backends.graph import Graph, RolledWindows
-from ..backends.protocol import Windows
+from ..backends.attention import attention_weights
+from ..models.layers.swin_block import WindowAttention
+from ..models.layers.swin_v2_block import WindowAttentionV2
 from ..models.pyramid import SwinPyramid
-from ..windows.grid import Geometry, Size
+from ..windows.grid import Size, Windows, find_indices
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,34 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
         torch.Size([2, 14, 14])
     """
     backbone = find_backbone(model)
-    recorders = [_Recorder(shift) for _ in backbone.stages]
-    with _in_eval_mode(backbone), _computed_by(backbone, recorders), torch.no_grad():
+    maps: list[AttentionMap] = []
+    with _in_eval_mode(backbone), ExitStack() as hooks, torch.no_grad():
+        for stage_index, stage in enumerate(backbone.stages[: max(backbone.out_indices) + 1]):
+            for number, block in enumerate(stage.blocks, 1):
+                attention = getattr(getattr(block, 'attn', None), 'w_msa', None)
+                if not isinstance(attention, (WindowAttention, WindowAttentionV2)):
+                    raise ValueError(f'stages.{stage_index} has a block whose attention is not of this package')
+                record = partial(_record, maps, stage_index + 1, number, shift)
+                hooks.callback(attention.register_forward_pre_hook(record).remove)
         backbone(images_BCHW)
-    maps = []
-    for stage_index, (stage, recorder) in enumerate(zip(backbone.stages, recorders)):
-        if stage_index > max(backbone.out_indices):
-            break
-        if len(recorder.recorded) != len(stage.blocks) or any(w.weights_LhNN is None for w in recorder.recorded):
-            raise ValueError(f'stages.{stage_index} has a block whose attention is not of this package')
-        maps += [windows.attention_map(stage_index + 1, number) for number, windows in enumerate(recorder.recorded, 1)]
     return maps
+
+
+def _record(
+    maps: list[AttentionMap], stage: int, block: int, shift: bool, attention: Any, inputs: tuple[Tensor, Windows]
+) -> tuple[Tensor, Windows]:
+    """Append the attention map of a module's call to `maps`; return the inputs, without the shift if so asked."""
+    x_BHWC, windows = inputs
+    windows = windows if shift else windows._replace(shift=(0, 0))
+    bias_hNN = attention.position_bias(windows.window_size)
+    weights_LhNN = attention_weights(x_BHWC, attention.project, bias_hNN, attention.scale, windows)
+    batch, size = x_BHWC.shape[0], (windows.height, windows.width)
+    token_at_P, tokens = find_indices(windows, x_BHWC.device)[0], size[0] * size[1]
+    first_B1 = torch.arange(batch, device=x_BHWC.device)[:, None] * tokens
+    token_at_LN = torch.where(token_at_P < tokens, token_at_P + first_B1, -1).view(len(weights_LhNN), -1)
+    window = windows.window_size
+    maps.append(AttentionMap(stage, block, weights_LhNN, token_at_LN, batch, size, window, windows.shift))
+    return x_BHWC, windows
 
 
 def receptive_fields(maps: Sequence[AttentionMap], y: int, x: int, image: int = 0) -> list[Tensor]:
@@ -169,57 +188,6 @@ def strides_of(model: nn.Module) -> list[int]:
     strides = [backbone.patch_embed.projection.stride[0]]
     strides += [merge.stride for merge in merges if merge is not None]
     return [math.prod(strides[: index + 1]) for index in range(len(strides))]
-
-
-class _RecordedWindows(RolledWindows):
-    """Windows that keep their attention weights."""
-
-    def __init__(self, geometry: Geometry):
-        super().__init__(geometry)
-        self.device = geometry.device
-        self.weights_LhNN: Optional[Tensor] = None
-
-    def attend(
-        self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Any = None
-    ) -> Tensor:
-        q, k, v = self.to_windows(qkv_BHW3C).unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
-        bias = bias_hNN if self.mask_L1NN is None else bias_hNN.masked_fill(~self.mask_L1NN, -torch.inf)
-        self.weights_LhNN = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias, dim=-1, dtype=q.dtype)
-        return self.to_tokens((self.weights_LhNN @ v).transpose(1, 2).flatten(2))
-
-    def attention_map(self, stage: int, block: int) -> AttentionMap:
-        assert self.weights_LhNN is not None
-        H, W = self.size
-        number_BHW1 = torch.arange(1, self.batch * H * W + 1, device=self.device).view(self.batch, H, W, 1)
-        token_at_LN = self.to_windows(self.pad(number_BHW1))[..., 0] - 1
-        return AttentionMap(
-            stage, block, self.weights_LhNN, token_at_LN, self.batch, self.size, self.window_size, self.shift
-        )
-
-
-class _Recorder(Graph):
-    """A backend that remembers the windows of a stage's blocks."""
-
-    name = 'recorder'
-
-    def __init__(self, shift: bool):
-        self.shift, self.recorded = shift, list[_RecordedWindows]()
-
-    def windows(self, geometry: Geometry, kind: str) -> Windows:
-        self.recorded.append(_RecordedWindows(geometry if self.shift else geometry._replace(shift=(0, 0))))
-        return self.recorded[-1]
-
-
-@contextmanager
-def _computed_by(backbone: SwinPyramid, recorders: list[_Recorder]) -> Iterator[None]:
-    options = [stage.options for stage in backbone.stages]
-    try:
-        for stage, recorder in zip(backbone.stages, recorders):
-            stage.options = stage.options._replace(backend=recorder)
-        yield
-    finally:
-        for stage, of_before in zip(backbone.stages, options):
-            stage.options = of_before
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Where the tokens of a map sit in windows, and which may attend to each other, laid out as maps to look at.
 
-All of it is read from the `WindowGrid` that the model computes with.
+All of it is read from the `Windows` that the model computes with.
 
 Layout: H W height and width of a map padded to whole windows, L windows, N places of a window, R C rows and columns of
 windows.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..windows.grid import Geometry, Size, WindowGrid, fit_window
+from ..windows.grid import Size, Windows, find_indices, fit_window
 
 PADDING = -1
 MOST_TOKENS = 1 << 18  # an image of 2048x2048 pixels in stage 1
@@ -85,47 +85,31 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     shift = half
     if small_map == 'shrink':
         window_size, shift = fit_window(*size, window_size, half)
-    grid = WindowGrid(Geometry(1, *size, window_size, shift, mask_padding, torch.device('cpu')))
-    token_LN = grid.token_at_LN.numpy()
-    (Wh, Ww), counts = window_size, [-(-length // side) for length, side in zip(size, window_size)]
-    padded = counts[0] * Wh, counts[1] * Ww
+    windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
+    (rows, columns), (Wh, Ww) = windows.counts(), window_size
+    token_at, _ = find_indices(windows, cpu)
+    token_LN = token_at.view(rows * columns, Wh * Ww).where(token_at.view(rows * columns, -1) < math.prod(size), PADDING)
+    regions = [windows.regions(axis, cpu).numpy() for axis in (0, 1)]
 
-    kinds: list[Kind] = []
-    kind_RC = np.zeros(counts, int)
-    token_HW, region_HW = np.full(padded, PADDING), np.zeros(padded, int)
-    first = 0
-    for length, mask in grid.groups:
-        mask_NN = np.ones((Wh * Ww,) * 2, bool) if mask is None else mask.numpy()
-        row_labels, column_labels = _labels(mask_NN, window_size)
-        regions = 2 * (row_labels[:, None] > 0) + (column_labels > 0)
-        for token_N in token_LN[first : first + length]:
-            row, column = _position(token_N, size, window_size, shift, padded)
-            here = slice(row * Wh, (row + 1) * Wh), slice(column * Ww, (column + 1) * Ww)
-            tokens = token_N.reshape(window_size)
-            token_HW[here] = tokens
-            region_HW[here] = np.where((tokens == PADDING) & mask_padding, REGIONS.index('masked padding'), regions)
-            kind_RC[row, column] = len(kinds)
-        cut = bool(row_labels.any()), bool(column_labels.any())
-        kinds.append(Kind(_name(cut, (row, column), counts), mask_NN))
-        first += length
-    rows, columns = np.divmod(np.arange(padded[0]), Wh)[0], np.divmod(np.arange(padded[1]), Ww)[0]
-    window_HW = rows[:, None] * counts[1] + columns
-    return Layout(size, window_size, shift, mask_padding, token_HW, window_HW, region_HW, kind_RC, tuple(kinds))
-
-
-def _position(token_N: NDArray[Any], size: Size, window_size: Size, shift: Size, padded: Size) -> tuple[int, int]:
-    """The row and column of a window of the rolled map; each window has at least one token."""
-    token = token_N[token_N != PADDING][0]
-    y, x = divmod(int(token), size[1])
-    return (y - shift[0]) % padded[0] // window_size[0], (x - shift[1]) % padded[1] // window_size[1]
-
-
-def _labels(mask_NN: NDArray[Any], window_size: Size) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Numbers from 0, in their order, of the regions that the rows of a window are in, and the columns."""
-    mask = mask_NN.reshape(*window_size, *window_size)
-    parts = mask[:, 0, :, 0], mask[0, :, 0, :]
-    rows, columns = (np.unique(part.argmax(1), return_inverse=True)[1] for part in parts)
-    return rows, columns
+    kinds: dict[tuple[bytes, bytes], Kind] = {}
+    kind_RC = np.zeros((rows, columns), int)
+    token_HW, region_HW = np.full((rows * Wh, columns * Ww), PADDING), np.zeros((rows * Wh, columns * Ww), int)
+    for row, column in np.ndindex(rows, columns):
+        row_labels, column_labels = (
+            np.unique(regions[axis][number], return_inverse=True)[1] for axis, number in enumerate((row, column))
+        )
+        here = slice(row * Wh, (row + 1) * Wh), slice(column * Ww, (column + 1) * Ww)
+        token_HW[here] = token_LN[row * columns + column].view(window_size).numpy()
+        region_HW[here] = 2 * (row_labels[:, None] > 0) + (column_labels > 0)
+        pattern = row_labels.tobytes(), column_labels.tobytes()
+        if pattern not in kinds:
+            cut = bool(row_labels.any()), bool(column_labels.any())
+            label_N = (row_labels[:, None] * Ww + column_labels).ravel()
+            kinds[pattern] = Kind(_name(cut, (row, column), (rows, columns)), label_N[:, None] == label_N)
+        kind_RC[row, column] = list(kinds).index(pattern)
+    region_HW[(token_HW == PADDING) & mask_padding] = REGIONS.index('masked padding')
+    window_HW = np.divmod(np.arange(rows * Wh), Wh)[0][:, None] * columns + np.divmod(np.arange(columns * Ww), Ww)[0]
+    return Layout(size, window_size, shift, mask_padding, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values()))
 
 
 def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:

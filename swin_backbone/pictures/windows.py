@@ -17,8 +17,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..backends.eager import TableWindows
-from ..windows.grid import Geometry, Size
+from ..windows.grid import Size
 from .layout import PADDING, REGIONS, Layout
 
 # Of Okabe and Ito, told apart by the colour-blind too: the four regions, and padding.
@@ -58,40 +57,6 @@ def windows_figure(layout: Layout) -> Figure:
         f'{block}: {layout.kind_RC.size} windows of {Wh}x{Ww}, the map padded to {padded}', fontsize=12, wrap=True
     )
     return figure
-
-
-def strips_figure(layout: Layout, strip_tokens: int) -> Figure:
-    """A map in the colours of the strips that a CPU computes it in, one after the other.
-
-    Args:
-        strip_tokens: tokens of a strip at the most, padding included, as in `SwinBackbone`.
-
-    Raises:
-        ValueError: if that is not positive.
-    """
-    strip_HW = strips(layout, strip_tokens)
-    count = int(strip_HW.max()) + 1
-    colours = matplotlib.colormaps['viridis'](strip_HW / max(count - 1, 1))[..., :3]
-    figure, (axis,) = _panels(1, strip_HW.shape)
-    H, W = layout.size
-    number_HW = layout.rolled_back(layout.window_HW)[:H, :W]
-    _draw_map(axis, colours, number_HW, np.zeros((H, W), bool))
-    axis.set_title(f'map {H}x{W}, at most {strip_tokens} tokens a strip, the first one dark', fontsize=9)
-    windows = f'{layout.kind_RC.size} windows in {count} strip{"s" if count > 1 else ""}'
-    figure.suptitle(f'{windows}, {"with" if any(layout.shift) else "without"} shift', fontsize=12, wrap=True)
-    return figure
-
-
-def strips(layout: Layout, strip_tokens: int) -> NDArray[Any]:
-    """The number of the strip that each token of the map is computed in."""
-    if strip_tokens < 1:
-        raise ValueError(f'strip_tokens must be 1 or more, got {strip_tokens}')
-    size, window_size, shift, mask_padding = layout[:4]
-    geometry = Geometry(1, *size, window_size, shift, mask_padding, torch.device('cpu'))
-    strip_T = torch.full((layout.size[0] * layout.size[1],), PADDING)
-    for number, piece in enumerate(TableWindows.cut(None, geometry, strip_tokens)):
-        strip_T[slice(None) if piece.tokens_T is None else piece.tokens_T] = number
-    return strip_T.view(layout.size).numpy()
 
 
 def masks_figure(layout: Layout) -> Figure:

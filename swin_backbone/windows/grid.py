@@ -60,7 +60,7 @@ class Windows(NamedTuple):
         if not self.rolls or not (any(self.shift) or self.mask_padding):
             return None
         (rows, columns), (Wh, Ww) = self.counts(), self.window_size
-        rows_nW, columns_nW = self._regions(0, device), self._regions(1, device)
+        rows_nW, columns_nW = self.regions(0, device), self.regions(1, device)
         region_LN = (rows_nW[:, None, :, None] * 3 + columns_nW[None, :, None, :]).view(rows * columns, Wh * Ww)
         return (region_LN[:, :, None] == region_LN[:, None])[:, None]
 
@@ -80,8 +80,9 @@ class Windows(NamedTuple):
         return above, left
 
     def _has_padding(self) -> bool:
-        """Return whether some place is padding; True for symbols, which a graph must not compare."""
-        if any(self._places_before()) or not (isinstance(self.height, int) and isinstance(self.width, int)):
+        """Return whether some place is padding; True in a graph of symbols, which must not compare them."""
+        has_symbols = not (isinstance(self.height, int) and isinstance(self.width, int))
+        if has_symbols or torch.compiler.is_dynamo_compiling() or any(self._places_before()):
             return True
         return bool(self.height % self.window_size[0] or self.width % self.window_size[1])
 
@@ -97,8 +98,8 @@ class Windows(NamedTuple):
             place_P = torch.where(place_P >= count * window - shift, place_P + shift - count * window, place_P + shift)
         return place_P.view(count, window)
 
-    def _regions(self, axis: int, device: torch.device) -> Tensor:
-        """Return 0 for places before the cut of the roll, 1 behind the cut, 2 for masked padding: (n, W)."""
+    def regions(self, axis: int, device: torch.device) -> Tensor:
+        """Return the region of each place of an axis: 0, behind the cut of the roll 1, in masked padding 2: (n, W)."""
         window, shift, count = self.window_size[axis], self.shift[axis], self.counts()[axis]
         region_P = (torch.arange(count * window, device=device) >= count * window - shift).long()
         region_nW = region_P.view(count, window)

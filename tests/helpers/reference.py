@@ -1,200 +1,248 @@
-"""The paper's algorithms written literally, step by step: slow, plain, and the truth that fast backends are held to.
+"""The paper's algorithms written literally, step by step, on state dicts: slow, plain, and the truth of all comparisons.
 
-Nothing is shared with them: no index tables, no kinds of windows, no strips.
+Nothing is shared with the package: no index tables, no modules. The position bias is looked up pair by pair.
 
-Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels
-of a head.
+Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels of a
+head.
 """
 
+import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..windows.grid import Geometry, Size
-from .graph import Graph, RolledWindows
-from .protocol import BlockSettings, EmbeddingWeights, MergingWeights, Plan, Request, Windows
-from .weight_cache import WeightCache
+Size = tuple[int, int]
+Weights = dict[str, Tensor]
 
 
-class Reference:
-    """The layers of a backbone, one step after the other."""
-
-    name = 'reference'
-
-    def why_not(self, request: Request) -> Optional[str]:
-        """See `Backend`."""
-        if request.recorded is not None:
-            return f'The reference is not written for {request.recorded}.'
-        if request.has_dropout:
-            return 'The reference has no dropout, and a dropout rate is above 0.'
-        return None
-
-    def embed(
-        self, image_BCHW: Tensor, w: EmbeddingWeights, eps: Optional[float], plan: Plan, cache: WeightCache
-    ) -> Tensor:
-        """See `Backend`."""
-        patch = tuple(w.projection_weight.shape[2:])
-        rows, columns = (-(-length // side) for length, side in zip(image_BCHW.shape[2:], patch))
-        padding = 0, columns * patch[1] - image_BCHW.shape[3], 0, rows * patch[0] - image_BCHW.shape[2]
-        patches_BTP = F.unfold(F.pad(image_BCHW, padding), patch, stride=patch).transpose(1, 2)
-        x_BTC = F.linear(patches_BTP, w.projection_weight.flatten(1), w.projection_bias)
-        if eps is not None:
-            x_BTC = F.layer_norm(x_BTC, x_BTC.shape[-1:], w.norm_weight, w.norm_bias, eps)
-        x_BHWC: Tensor = x_BTC.unflatten(1, (rows, columns))
-        return x_BHWC
-
-    def block(
-        self, x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry, plan: Plan, cache: WeightCache
-    ) -> Tensor:
-        """See `Backend`."""
-        mix = partial(_mix_places if settings.kind == 'mlp' else _attention, w=w, settings=settings, geometry=geometry)
-        mlp = partial(_mlp, w=w, activation=settings.activation)
-        vectors = (w.norm1_weight, w.norm1_bias), (w.norm2_weight, w.norm2_bias)
-        norm1, norm2 = (partial(_layer_norm, vectors=v, eps=eps) for v, eps in zip(vectors, settings.eps))
-        # Stochastic depth, an image each
-        factors = (1.0, 1.0) if w.drop_path_2B is None else w.drop_path_2B[:, :, None, None, None]
-        if settings.kind != 'v2':  # norms before mixing and MLP (Liu et al. 2021, equation 3)
-            x_BHWC = x_BHWC + factors[0] * mix(norm1(x_BHWC))
-            return x_BHWC + factors[1] * mlp(norm2(x_BHWC))
-        # Behind them (Liu et al. 2022, figure 1)
-        x_BHWC = x_BHWC + factors[0] * norm1(mix(x_BHWC))
-        x_BHWC = x_BHWC + factors[1] * norm2(mlp(x_BHWC))
-        has_norm3 = len(settings.eps) == 3
-        return _layer_norm(x_BHWC, (w.norm3_weight, w.norm3_bias), settings.eps[2]) if has_norm3 else x_BHWC
-
-    def merge(
-        self, x_BHWC: Tensor, w: MergingWeights, eps: Optional[float], post_norm: bool, plan: Plan, cache: WeightCache
-    ) -> Tensor:
-        """See `Backend`."""
-
-        def normalise(x_BTC: Tensor) -> Tensor:
-            return x_BTC if eps is None else F.layer_norm(x_BTC, x_BTC.shape[-1:], w.norm_weight, w.norm_bias, eps)
-
-        H, W = x_BHWC.shape[1:3]
-        padded_BCHW = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2)).permute(0, 3, 1, 2)
-        x_BTC = F.unfold(padded_BCHW, 2, stride=2).transpose(1, 2)
-        x_BTC = F.linear(x_BTC if post_norm else normalise(x_BTC), w.reduction_weight)
-        merged_BHWC: Tensor = (normalise(x_BTC) if post_norm else x_BTC).unflatten(1, (-(-H // 2), -(-W // 2)))
-        return merged_BHWC
-
-    def output_norm(
-        self, x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, plan: Plan
-    ) -> Tensor:
-        """See `Backend`."""
-        return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], weight, bias, eps).permute(0, 3, 1, 2).contiguous()
-
-    def windows(self, geometry: Geometry, kind: str) -> Windows:
-        """See `Backend`."""
-        return Graph().windows(geometry, kind) if kind == 'mlp' else LiteralWindows(geometry)
+# --- A backbone -------------------------------------------------------------------------------------------------------
 
 
-class LiteralWindows(RolledWindows):
-    """Windows in which attention is the paper's algorithm: for a block whose layers are called one by one."""
+def maps(model: nn.Module, x_BCHW: Tensor, drop_paths: Optional[list[Tensor]] = None) -> list[Tensor]:
+    """Return the maps of a backbone of this package, from its parameters and settings.
 
-    def __init__(self, geometry: Geometry):
-        super().__init__(geometry)
-        self.mask_padding = geometry.mask_padding
-
-    def attend(
-        self, qkv_BHW3C: Tensor, bias_hNN: Tensor, scale: float, dropout: float, qkv_bias_3C: Optional[Tensor] = None
-    ) -> Tensor:
-        """See `Windows`."""
-        geometry = self.size, self.window_size, self.shift, self.mask_padding
-        return attend_in_shifted_windows(qkv_BHW3C, bias_hNN, scale, *geometry)
-
-
-def _cosines(q: Tensor, k: Tensor, scale_h11: Tensor) -> Tensor:
-    """Scaled cosine attention (Liu et al. 2022, equation 2)."""
-    return scale_h11 * (_directions(q) @ _directions(k).transpose(-2, -1))
-
-
-def _directions(x: Tensor) -> Tensor:
-    """Vectors divided by their lengths. One shorter than 1e-12 has no direction: it and its derivatives are 0."""
-    is_short = x.detach().norm(dim=-1, keepdim=True) <= 1e-12
-    others = x.masked_fill(is_short, 1.0)
-    directions: Tensor = others / others.norm(dim=-1, keepdim=True)
-    return directions.masked_fill(is_short, 0.0)
+    Args:
+        drop_paths: for each block the factors (2, B) of its branches; None: 1.
+    """
+    factors = iter(drop_paths or [])
+    x_BHWC = patch_embedding(model.patch_embed, x_BCHW)
+    if model.absolute_pos_embed is not None:
+        x_BHWC = x_BHWC + absolute_position(model, x_BHWC.shape[1:3])
+    outputs = []
+    for index, stage in enumerate(model.stages):
+        for module in stage.blocks:
+            x_BHWC = block(module, x_BHWC, next(factors, None))
+        if index in model.out_indices:
+            outputs.append(layer_norm(x_BHWC, getattr(model, f'norm{index}')).permute(0, 3, 1, 2))
+        if index + 1 < len(model.stages):
+            x_BHWC = patch_merging((model.stages[index + 1] if model.merging_first else stage).downsample, x_BHWC)
+    return outputs
 
 
-def _mix_places(x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry) -> Tensor:
-    """Swin-MLP's grouped convolution over the places of each window.
+def patch_embedding(module: nn.Module, image_BCHW: Tensor) -> Tensor:
+    """Project each patch of an image, padded with zeros at right and bottom, to a token."""
+    patch, weight = module.patch_size, module.projection.weight
+    rows, columns = (-(-length // side) for length, side in zip(image_BCHW.shape[2:], patch))
+    padding = 0, columns * patch[1] - image_BCHW.shape[3], 0, rows * patch[0] - image_BCHW.shape[2]
+    patches_BTP = F.unfold(F.pad(image_BCHW, padding), patch, stride=patch).transpose(1, 2)
+    x_BTC = F.linear(patches_BTP, weight.flatten(1), module.projection.bias)
+    return layer_norm(x_BTC, module.norm).unflatten(1, (rows, columns))
+
+
+def patch_merging(module: nn.Module, x_BHWC: Tensor) -> Tensor:
+    """Concatenate 2 x 2 neighbours as `nn.Unfold` does, normalise and project, or the other way round."""
+    H, W = x_BHWC.shape[1:3]
+    padded_BCHW = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2)).permute(0, 3, 1, 2)
+    x_BTC = F.unfold(padded_BCHW, 2, stride=2).transpose(1, 2)
+    if module.post_norm:
+        x_BTC = layer_norm(F.linear(x_BTC, module.reduction.weight), module.norm)
+    else:
+        x_BTC = F.linear(layer_norm(x_BTC, module.norm), module.reduction.weight)
+    return x_BTC.unflatten(1, (-(-H // 2), -(-W // 2)))
+
+
+def absolute_position(model: nn.Module, size: Size) -> Tensor:
+    """Resize the absolute position embedding to a map: (1, H, W, C)."""
+    embedding_1CHW = model.absolute_pos_embed.transpose(1, 2).unflatten(2, model.pretrain_map_size)
+    if model.pretrain_map_size != tuple(size):
+        embedding_1CHW = F.interpolate(embedding_1CHW, size=tuple(size), mode='bicubic', align_corners=False)
+    return embedding_1CHW.permute(0, 2, 3, 1)
+
+
+def layer_norm(x: Tensor, norm: nn.Module) -> Tensor:
+    return x if isinstance(norm, nn.Identity) else F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+
+
+def block(module: nn.Module, x_BHWC: Tensor, factors_2B: Optional[Tensor] = None) -> Tensor:
+    """Return the output of a block module of any kind."""
+    weights, settings = dict(module.named_parameters()), (module.window_size, module.shift)
+    if hasattr(module, 'spatial_mlp'):
+        return swin_mlp_block(x_BHWC, weights, module.num_heads, *settings, module.small_map, factors_2B)
+    attention, cut = module.attn.w_msa, (module.small_map, module.mask_padding)
+    if hasattr(attention, 'logit_scale'):
+        pretrained = attention.pretrained_window
+        return swin_v2_block(x_BHWC, weights, attention.num_heads, *settings, pretrained, *cut, factors_2B)
+    return swin_block(x_BHWC, weights, attention.num_heads, *settings, attention.scale, *cut, factors_2B)
+
+
+# --- Blocks, on state dicts in mmdet's and mmpretrain's names ---------------------------------------------------------
+
+
+def swin_block(
+    x_BHWC: Tensor,
+    weights: Weights,
+    num_heads: int,
+    window_size: Size,
+    shift: Size,
+    scale: float,
+    small_map: str = 'pad',
+    mask_padding: bool = False,
+    factors_2B: Optional[Tensor] = None,
+) -> Tensor:
+    """One Swin block (Liu et al. 2021, equation 3) with exact GELU, no dropout and LayerNorms of eps 1e-5."""
+    table_window = window_size
+    window_size, shift = _fit(x_BHWC, window_size, shift, small_map)
+    bias_hNN = bias_from_table(weights['attn.w_msa.relative_position_bias_table'], window_size, table_window)
+
+    def logits(q: Tensor, k: Tensor) -> Tensor:
+        return scale * q @ k.transpose(-2, -1) + bias_hNN
+
+    def attention(x: Tensor) -> Tensor:
+        qkv_bias = weights.get('attn.w_msa.qkv.bias')
+        return _attention(x, weights, qkv_bias, num_heads, logits, window_size, shift, mask_padding)
+
+    a, b = _factors(factors_2B)
+    x_BHWC = x_BHWC + a * attention(_norm(x_BHWC, weights, 'norm1'))
+    return x_BHWC + b * _mlp(_norm(x_BHWC, weights, 'norm2'), weights)
+
+
+def swin_v2_block(
+    x_BHWC: Tensor,
+    weights: Weights,
+    num_heads: int,
+    window_size: Size,
+    shift: Size,
+    pretrained_window: Optional[Size] = None,
+    small_map: str = 'pad',
+    mask_padding: bool = False,
+    factors_2B: Optional[Tensor] = None,
+) -> Tensor:
+    """One Swin V2 block (Liu et al. 2022, figure 1), with `norm3` on the shortcut if there are weights for it.
+
+    Args:
+        pretrained_window: the window whose largest offset is 8 on the linear scale of coordinates; None: the window.
+    """
+    window_size, shift = _fit(x_BHWC, window_size, shift, small_map)
+    bias_hNN = continuous_bias(weights, window_size, pretrained_window or window_size)
+    scale_h11 = weights['attn.w_msa.logit_scale'].clamp(max=math.log(100)).exp()
+    q_bias, v_bias = weights.get('attn.w_msa.q_bias'), weights.get('attn.w_msa.v_bias')
+    qkv_bias = None if q_bias is None else torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+
+    def logits(q: Tensor, k: Tensor) -> Tensor:  # equation 2
+        return scale_h11 * (_directions(q) @ _directions(k).transpose(-2, -1)) + bias_hNN
+
+    a, b = _factors(factors_2B)
+    mixed = _attention(x_BHWC, weights, qkv_bias, num_heads, logits, window_size, shift, mask_padding)
+    x_BHWC = x_BHWC + a * _norm(mixed, weights, 'norm1')
+    x_BHWC = x_BHWC + b * _norm(_mlp(x_BHWC, weights), weights, 'norm2')
+    return _norm(x_BHWC, weights, 'norm3') if 'norm3.weight' in weights else x_BHWC
+
+
+def swin_mlp_block(
+    x_BHWC: Tensor,
+    weights: Weights,
+    num_heads: int,
+    window_size: Size,
+    shift: Size,
+    small_map: str = 'pad',
+    factors_2B: Optional[Tensor] = None,
+) -> Tensor:
+    """One block of Swin-MLP (microsoft/Swin-Transformer): a grouped convolution over the places of each window.
 
     A shift pads the map with window - shift zeros at top and left, and at bottom and right to whole windows.
     """
-    (H, W), window_size, (num_heads, N, _) = x_BHWC.shape[1:3], geometry.window_size, w.mix_weight_hNN.shape
-    weight, bias = w.mix_weight_hNN.reshape(num_heads * N, N, 1), w.mix_bias_hN.flatten()
-    top, left = (side - by if by else 0 for side, by in zip(window_size, geometry.shift))
-    bottom, right = -(top + H) % window_size[0], -(left + W) % window_size[1]
-    padded = F.pad(x_BHWC, (0, 0, left, right, top, bottom))
-    mixed = []
-    for x_NC in window_partition(padded, window_size):
-        heads_hNd = x_NC.unflatten(1, (num_heads, -1)).transpose(0, 1)
-        places_hNd = F.conv1d(heads_hNd.flatten(0, 1), weight, bias, groups=num_heads).view(heads_hNd.shape)
-        mixed.append(places_hNd.transpose(0, 1).flatten(1))
-    mixed_BHWC = window_reverse(torch.stack(mixed), window_size, (padded.shape[1], padded.shape[2]))
-    return mixed_BHWC[:, top : top + H, left : left + W]
+    _, shift = _fit(x_BHWC, window_size, shift, small_map)
+
+    def mix(x_BHWC: Tensor) -> Tensor:
+        H, W = x_BHWC.shape[1:3]
+        top, left = (side - by if by else 0 for side, by in zip(window_size, shift))
+        bottom, right = -(top + H) % window_size[0], -(left + W) % window_size[1]
+        padded = F.pad(x_BHWC, (0, 0, left, right, top, bottom))
+        mixed = []
+        for x_NC in window_partition(padded, window_size):
+            heads_hNd = x_NC.unflatten(1, (num_heads, -1)).transpose(0, 1)
+            weight, bias = weights['spatial_mlp.weight'], weights['spatial_mlp.bias']
+            places_hNd = F.conv1d(heads_hNd.flatten(0, 1), weight, bias, groups=num_heads).view(heads_hNd.shape)
+            mixed.append(places_hNd.transpose(0, 1).flatten(1))
+        whole_BHWC = window_reverse(torch.stack(mixed), window_size, (padded.shape[1], padded.shape[2]))
+        return whole_BHWC[:, top : top + H, left : left + W]
+
+    a, b = _factors(factors_2B)
+    x_BHWC = x_BHWC + a * mix(_norm(x_BHWC, weights, 'norm1'))
+    return x_BHWC + b * _mlp(_norm(x_BHWC, weights, 'norm2'), weights)
 
 
-def _attention(x_BHWC: Tensor, w: Any, settings: BlockSettings, geometry: Geometry) -> Tensor:
-    """Pad, project to q, k and v, attend inside shifted windows, project."""
-
-    def logits(q: Tensor, k: Tensor) -> Tensor:
-        bias_hNN: Tensor = w.position_bias_hNN
-        if w.cosine_scale_h is not None:
-            return _cosines(q, k, w.cosine_scale_h[:, None, None]) + bias_hNN
-        return settings.scale * q @ k.transpose(-2, -1) + bias_hNN
-
-    _, H, W, window_size, shift, mask_padding, _ = geometry
-    padded_height, padded_width = (-(-length // side) * side for length, side in zip((H, W), window_size))
-    x_BHWC = F.pad(x_BHWC, (0, 0, 0, padded_width - W, 0, padded_height - H))
-    qkv_BHW3C = F.linear(x_BHWC, w.qkv_weight, w.qkv_bias)
-    x_BHWC = _attend(qkv_BHW3C, len(w.position_bias_hNN), logits, (H, W), window_size, shift, mask_padding)
-    return F.linear(x_BHWC, w.proj_weight, w.proj_bias)
+def _fit(x_BHWC: Tensor, window_size: Size, shift: Size, small_map: str) -> tuple[Size, Size]:
+    H, W = x_BHWC.shape[1:3]
+    if small_map == 'shrink' and (H <= window_size[0] or W <= window_size[1]):
+        return (min(H, W, window_size[0]), min(H, W, window_size[1])), (0, 0)
+    return window_size, shift
 
 
-def _mlp(x_BHWC: Tensor, w: Any, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    return F.linear(activation(F.linear(x_BHWC, w.fc1_weight, w.fc1_bias)), w.fc2_weight, w.fc2_bias)
+def _factors(factors_2B: Optional[Tensor]) -> Any:
+    return (1.0, 1.0) if factors_2B is None else factors_2B[:, :, None, None, None]
 
 
-def _layer_norm(x_BHWC: Tensor, vectors: tuple[Optional[Tensor], Optional[Tensor]], eps: float) -> Tensor:
-    return F.layer_norm(x_BHWC, x_BHWC.shape[-1:], *vectors, eps)
+def _norm(x: Tensor, weights: Weights, name: str) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weights[f'{name}.weight'], weights[f'{name}.bias'], 1e-5)
 
 
-def attend_in_shifted_windows(
-    qkv_BHW3C: Tensor,
-    bias_hNN: Tensor,
-    scale: float,
-    size: Size,
+def _mlp(x: Tensor, weights: Weights) -> Tensor:
+    hidden = F.gelu(F.linear(x, weights['ffn.layers.0.0.weight'], weights['ffn.layers.0.0.bias']))
+    return F.linear(hidden, weights['ffn.layers.1.weight'], weights['ffn.layers.1.bias'])
+
+
+# --- Attention in shifted windows -------------------------------------------------------------------------------------
+
+
+def _attention(
+    x_BHWC: Tensor,
+    weights: Weights,
+    qkv_bias: Optional[Tensor],
+    num_heads: int,
+    logits: Callable[[Tensor, Tensor], Tensor],
     window_size: Size,
     shift: Size,
-    mask_padding: bool = False,
+    mask_padding: bool,
 ) -> Tensor:
-    """Softmax(scale q k^T + bias) v in each window of maps that are padded to whole windows already: (B, H, W, C).
-
-    Args:
-        size: (H, W), without padding.
-    """
-
-    def products(q: Tensor, k: Tensor) -> Tensor:
-        return scale * q @ k.transpose(-2, -1) + bias_hNN
-
-    return _attend(qkv_BHW3C, len(bias_hNN), products, size, window_size, shift, mask_padding)
+    """Pad, project to q, k and v, attend inside shifted windows, project."""
+    H, W = x_BHWC.shape[1:3]
+    padded_height, padded_width = (-(-length // side) * side for length, side in zip((H, W), window_size))
+    x_BHWC = F.pad(x_BHWC, (0, 0, 0, padded_width - W, 0, padded_height - H))
+    qkv_BHW3C = F.linear(x_BHWC, weights['attn.w_msa.qkv.weight'], qkv_bias)
+    y_BHWC = attend(qkv_BHW3C, num_heads, logits, (H, W), window_size, shift, mask_padding)
+    return F.linear(y_BHWC, weights['attn.w_msa.proj.weight'], weights['attn.w_msa.proj.bias'])
 
 
-def _attend(
+def attend(
     qkv_BHW3C: Tensor,
     num_heads: int,
     logits: Callable[[Tensor, Tensor], Tensor],
     size: Size,
     window_size: Size,
     shift: Size,
-    mask_padding: bool,
+    mask_padding: bool = False,
 ) -> Tensor:
-    """Roll, partition, attend under the mask of regions, reverse, roll back, crop."""
+    """Roll, partition, attend under the mask of regions, reverse, roll back, crop: (B, H, W, C).
+
+    Args:
+        qkv_BHW3C: of maps that are padded to whole windows.
+        logits: of q and k, (L, h, N, d), before the mask.
+        size: (H, W), without padding.
+    """
     B, padded_height, padded_width, _ = qkv_BHW3C.shape
     qkv_LN3C = window_partition(qkv_BHW3C.roll((-shift[0], -shift[1]), dims=(1, 2)), window_size)
     L, N, _ = qkv_LN3C.shape
@@ -207,6 +255,23 @@ def _attend(
     x_LNC = (weights_LhNN.to(v.dtype) @ v).transpose(1, 2).reshape(L, N, -1)
     x_BHWC = window_reverse(x_LNC, window_size, padded)
     return x_BHWC.roll(shift, dims=(1, 2))[:, : size[0], : size[1]]
+
+
+def attend_to_products(
+    qkv_BHW3C: Tensor,
+    bias_hNN: Tensor,
+    scale: float,
+    size: Size,
+    window_size: Size,
+    shift: Size,
+    mask_padding: bool = False,
+) -> Tensor:
+    """`attend`, by softmax(scale q k^T + bias) v."""
+
+    def logits(q: Tensor, k: Tensor) -> Tensor:
+        return scale * q @ k.transpose(-2, -1) + bias_hNN
+
+    return attend(qkv_BHW3C, len(bias_hNN), logits, size, window_size, shift, mask_padding)
 
 
 def window_partition(x_BHWC: Tensor, window_size: Size) -> Tensor:
@@ -225,7 +290,7 @@ def window_reverse(x_LNC: Tensor, window_size: Size, map_size: Size) -> Tensor:
 
 
 def _regions(size: Size, padded: Size, window_size: Size, shift: Size, mask_padding: bool) -> Tensor:
-    """The number of the region each token of the rolled map is in; tokens attend within theirs (figure 4)."""
+    """The number of the region of each token of the rolled map; tokens attend within theirs (figure 4)."""
     regions_HW = torch.zeros(padded, dtype=torch.long)
     number = 0
     for rows in _slices(padded[0], window_size[0], shift[0]):
@@ -243,3 +308,39 @@ def _slices(length: int, window: int, shift: int) -> tuple[slice, ...]:
     if not shift:
         return (slice(None),)
     return slice(0, length - window), slice(length - window, length - shift), slice(length - shift, length)
+
+
+def _directions(x: Tensor) -> Tensor:
+    """Vectors divided by their lengths. A vector shorter than 1e-12 has no direction: it and its derivatives are 0."""
+    is_short = x.detach().norm(dim=-1, keepdim=True) <= 1e-12
+    others = x.masked_fill(is_short, 1.0)
+    directions: Tensor = others / others.norm(dim=-1, keepdim=True)
+    return directions.masked_fill(is_short, 0.0)
+
+
+# --- Position bias ----------------------------------------------------------------------------------------------------
+
+
+def continuous_bias(weights: Weights, window_size: Size, pretrained_window: Size) -> Tensor:
+    """16 sigmoid(MLP(log-spaced offset)) of each pair of places, one pair at a time: (h, N, N)."""
+    places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
+    rows = [[_log_spaced(a - b, w) for a, b, w in zip(q, k, pretrained_window)] for q in places for k in places]
+    first, bias, last = (weights[f'attn.w_msa.cpb_mlp.{name}'] for name in ('0.weight', '0.bias', '2.weight'))
+    hidden = F.relu(F.linear(torch.tensor(rows, dtype=first.dtype, device=first.device), first, bias))
+    return 16 * F.linear(hidden, last).sigmoid().view(len(places), len(places), -1).permute(2, 0, 1)
+
+
+def _log_spaced(offset: int, window: int) -> float:
+    """The sign of an offset times log2(1 + |offset|) / 3, with the largest of the window at 8 (or, of 1, none)."""
+    return math.copysign(math.log2(1 + abs(8 * offset / max(1, window - 1))) / math.log2(8), offset)
+
+
+def bias_from_table(table: Tensor, window_size: Size, table_window: Size) -> Tensor:
+    """The bias of each pair of places, by its offset, one pair at a time: (h, N, N)."""
+    places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
+    rows = [
+        (qy - ky + table_window[0] - 1) * (2 * table_window[1] - 1) + qx - kx + table_window[1] - 1
+        for qy, qx in places
+        for ky, kx in places
+    ]
+    return table[torch.tensor(rows, device=table.device)].view(len(places), len(places), -1).permute(2, 0, 1)

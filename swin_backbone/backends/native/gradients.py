@@ -50,7 +50,7 @@ def needs_autograd(grad: Tensor) -> bool:
     """Whether a backward must be computed by operations that autograd sees.
 
     They have a second derivative (`create_graph=True`), and take a batch of gradients at once, as for a vectorised
-    Jacobian. Compiled operators and strips do neither.
+    Jacobian. The compiled operators do neither.
     """
     return torch.is_grad_enabled() or is_batched(grad)
 

@@ -70,9 +70,14 @@ class WindowAttention(BaseModule):
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
         """Attend inside windows (equation 4): normalised tokens (B, H, W, C) to as many tokens."""
         bias_hNN, dropout = self.position_bias(windows.window_size), self.attn_drop_rate if self.training else 0.0
-        y_BHWC = attend(x_BHWC, self.qkv, bias_hNN, self.scale, windows, dropout, self.backend)
+        y_BHWC = attend(x_BHWC, self.project, bias_hNN, self.scale, windows, dropout, self.backend)
         z_BHWC: Tensor = self.proj_drop(self.proj(y_BHWC))
         return z_BHWC
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Return query, key and value of tokens, concatenated: (..., 3C)."""
+        qkv: Tensor = self.qkv(tokens)
+        return qkv
 
 
 @known

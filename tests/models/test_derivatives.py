@@ -1,15 +1,17 @@
-"""Second derivatives and vectorised Jacobians, whatever computes a block: strips, compiled operators, torch."""
+"""Second derivatives and vectorised Jacobians, by the compiled library and by torch."""
 
 import pytest
 import torch
-from test_reference_v2 import CHANNELS, make_block, run_reference
+from helpers import reference
+from test_blocks import CHANNELS, make_block
 from torch.autograd import functional
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.backends.functions.cosine import normalise_qk
+from swin_backbone.backends.cosine import normalise_qk
+from swin_backbone.models.layers import SwinV2Block
 
 BACKBONES = [SwinBackbone, SwinV2Backbone, SwinMLPBackbone]
-WAYS = [dict(strip_tokens='auto'), dict(strip_tokens=None, with_cp=True), dict(strip_tokens=60)]
+WAYS = [dict(), dict(with_cp=True), dict(backend='torch'), dict(backend='torch', with_cp=True)]
 TWO_STAGES = dict(depths=(1, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1), drop_path_rate=0.0)
 
 
@@ -26,10 +28,9 @@ def assert_near(found, expected):
 
 @pytest.mark.parametrize('mask_padding', [False, True])
 @pytest.mark.parametrize('shift', [(0, 0), (1, 2)])
-@pytest.mark.parametrize('strip_tokens', [None, 24])
-def test_swin_v2s_second_derivative_where_a_map_is_padded(strip_tokens, shift, mask_padding):
+def test_swin_v2s_second_derivative_where_a_map_is_padded(shift, mask_padding):
     """The key of padding is 0, and a zero's length has no derivative."""
-    block = make_block((3, 4), shift, strip_tokens=strip_tokens, mask_padding=mask_padding).double()
+    block = make_block(SwinV2Block, (3, 4), shift, mask_padding=mask_padding).double()
     x_BHWC = torch.randn(1, 4, 5, CHANNELS, dtype=torch.double, requires_grad=True)
     msa = block.attn.w_msa
     weights = msa.qkv.weight, msa.q_bias, msa.logit_scale, msa.cpb_mlp[2].weight
@@ -40,14 +41,14 @@ def test_swin_v2s_second_derivative_where_a_map_is_padded(strip_tokens, shift, m
     assert torch.autograd.gradgradcheck(run, (x_BHWC, *weights), fast_mode=True)
     ours, truth = (
         torch.autograd.grad(once.square().sum(), (x_BHWC, *weights))
-        for y in (block(x_BHWC), run_reference(block, x_BHWC))
+        for y in (block(x_BHWC), reference.block(block, x_BHWC))
         for (once,) in [torch.autograd.grad(y.sin().sum(), x_BHWC, create_graph=True)]
     )
     for a, b in zip(ours, truth):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize('length', [0.0, 1e-13, 2e-12, 1e-6, 1.0, 1e6, 1e18])
+@pytest.mark.parametrize('length', [0.0, 1e-13, 2e-12, 1.0, 1e18])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.double])
 def test_derivatives_of_directions_are_finite(dtype, length):
     qkv_T3C, scale_h = torch.randn(2, 24, dtype=torch.double), torch.tensor([3.0, 4.0], dtype=torch.double)
@@ -74,16 +75,17 @@ def test_jacobians_and_hessians(backbone, way):
         return model(image + shift_3.view(1, 3, 1, 1))[0].sin().mean()
 
     expected = torch.func.jacrev(outputs, (0, 1))(image, weight)
-    for vectorize in (False, True):
+    vectorizes = (False,) if way.get('with_cp') and 'backend' in way else (False, True)  # torch's checkpoint refuses
+    for vectorize in vectorizes:
         for found, truth in zip(functional.jacobian(outputs, (image, weight), vectorize=vectorize), expected):
             assert_near(found, truth)
     expected = torch.func.hessian(loss)(torch.zeros(3))
-    for vectorize in (False, True):
+    for vectorize in vectorizes:
         assert_near(functional.hessian(loss, torch.zeros(3), vectorize=vectorize), expected)
 
 
 @pytest.mark.parametrize('way', WAYS, ids=str)
-def test_the_second_derivative_of_a_shared_weight_counts_each_use_once(way):
+def test_a_shared_weights_second_derivative_counts_each_use_once(way):
     """A block that follows itself: its input was computed from its weights."""
     model, image = make(SwinBackbone, **way), torch.randn(1, 3, 20, 36)
     model.stages[1].blocks[1] = model.stages[1].blocks[0]
@@ -104,21 +106,10 @@ def test_the_second_derivative_of_a_shared_weight_counts_each_use_once(way):
     assert_near(product(weight), expected)
 
 
-def test_strips_differentiated_twice_draw_the_same_again():
-    model = make(SwinBackbone, strip_tokens=60, drop_rate=0.3).train().double()
-    image = torch.randn(1, 3, 20, 36, dtype=torch.double)
-
-    def loss(shift_3):
-        torch.manual_seed(1)
-        return model(image + shift_3.view(1, 3, 1, 1))[0].sin().mean()
-
-    assert torch.autograd.gradgradcheck(loss, torch.zeros(3, dtype=torch.double, requires_grad=True))
-
-
 @pytest.mark.parametrize('way', WAYS, ids=str)
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_the_gradient_of_each_parameter_alone(backbone, way):
-    """As where the others are frozen: what computes the gradients of several may leave one out."""
+    """As where the others are frozen: the gradients of several may leave one out."""
     model, image = make(backbone, **way), torch.randn(1, 3, 21, 36)
 
     def gradients(parameters):

@@ -1,0 +1,203 @@
+"""Blocks of all kinds against the literal algorithms: outputs and gradients, over shapes that hypothesis draws."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import reference
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from swin_backbone.backends.cosine import cosine_scale, normalise_qk
+from swin_backbone.models.layers import SwinBlock, SwinMLPBlock, SwinV2Block
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+HEADS, CHANNELS = 2, 16  # the compiled library takes heads of 8 channels
+KINDS = {
+    SwinBlock: dict(qkv_bias=True, qk_scale=None, attn_drop_rate=0.0),
+    SwinV2Block: dict(qkv_bias=True, pretrained_window=None, extra_norm=False, attn_drop_rate=0.0),
+    SwinMLPBlock: {},
+}
+
+
+def make_block(kind, window_size, shift, backend='auto', **arguments):
+    """A block whose every parameter is far from its initialisation, so that none can be left out unnoticed."""
+    arguments = {**dict(small_map='pad', mask_padding=False), **KINDS[kind], **arguments}
+    block = kind(
+        embed_dims=CHANNELS,
+        num_heads=HEADS,
+        window_size=window_size,
+        shift=shift,
+        feedforward_channels=24,
+        drop_rate=0.0,
+        drop_path_rate=0.0,
+        act_cfg=dict(type='GELU'),
+        norm_cfg=dict(type='LN'),
+        **arguments,
+    )
+    for name, parameter in block.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.1 if 'cpb' in name else 0.5)
+    if kind is SwinV2Block:
+        torch.nn.init.uniform_(block.attn.w_msa.logit_scale, 0, 6)  # on both sides of the clamp, log 100 = 4.6
+    block.backend = backend
+    return block.eval()
+
+
+cases = dict(
+    kind=st.sampled_from(list(KINDS)),
+    batch=st.integers(1, 3),
+    height=st.integers(1, 17),
+    width=st.integers(1, 17),
+    window_size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    shifted=st.booleans(),
+    small_map=st.sampled_from(['pad', 'shrink']),
+    mask_padding=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+    backend=st.sampled_from(['auto', 'torch']),
+)
+of_v1 = dict(qkv_bias=st.booleans())
+of_v2 = dict(
+    qkv_bias=st.booleans(),
+    extra_norm=st.booleans(),
+    pretrained_window=st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9))),
+)
+
+
+def make_case(kind, batch, height, width, window_size, shifted, dtype, **block):
+    shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
+    torch.manual_seed(0)
+    return make_block(kind, window_size, shift, **block).to(dtype), torch.randn(batch, height, width, CHANNELS).to(dtype)
+
+
+@settings(max_examples=250)
+@given(data=st.data(), with_cp=st.booleans(), **cases)
+def test_block_equals_reference_with_all_gradients(data, dtype, kind, with_cp, **case):
+    arguments = data.draw(st.fixed_dictionaries({SwinBlock: of_v1, SwinV2Block: of_v2, SwinMLPBlock: {}}[kind]))
+    block, x_BHWC = make_case(kind=kind, dtype=dtype, with_cp=with_cp, **arguments, **case)
+    inputs = [x_BHWC.requires_grad_(), *block.parameters()]
+    outputs = block(x_BHWC), reference.block(block, x_BHWC)
+    weight = torch.randn_like(x_BHWC)
+    gradients = [torch.autograd.grad((output * weight).sum(), inputs) for output in outputs]
+    assert (outputs[0] - outputs[1]).abs().max() < TOLERANCE[dtype] * outputs[1].abs().max()
+    largest = max(gradient.abs().max() for gradient in gradients[1])
+    for fast, literal in zip(*gradients):  # a bias of the keys has no gradient but rounding's
+        assert (fast - literal).abs().max() <= TOLERANCE[dtype] * max(literal.abs().max(), 1e-2 * largest)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x_BHWC), outputs[0])
+
+
+@pytest.mark.parametrize('kind', list(KINDS))
+def test_a_hooked_block_is_computed_by_its_modules(kind):
+    block, x_BHWC = make_block(kind, (4, 3), (2, 1)), torch.randn(2, 7, 9, CHANNELS)
+    seen = []
+    block.ffn.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(block(x_BHWC), reference.block(block, x_BHWC), rtol=1e-4, atol=1e-4)
+    assert seen
+
+
+@settings(max_examples=60)
+@given(**{**cases, 'kind': st.just(SwinBlock), 'mask_padding': st.just(True), 'small_map': st.just('pad')})
+def test_masked_padding_reaches_no_output(window_size, shifted, **case):
+    """Without a shift, windows of a map alone give what masked padding gives."""
+    assume(not shifted)
+    block, x_BHWC = make_case(window_size=window_size, shifted=False, **case)
+    H, W = x_BHWC.shape[1:3]
+    with torch.no_grad():
+        whole = block(x_BHWC)
+        for top in range(0, H, window_size[0]):
+            for left in range(0, W, window_size[1]):
+                alone = x_BHWC[:, top : top + window_size[0], left : left + window_size[1]]
+                found = whole[:, top : top + window_size[0], left : left + window_size[1]]
+                garbage = F.pad(alone, (0, 0, 0, window_size[1] - alone.shape[2], 0, window_size[0] - alone.shape[1]))
+                rows, columns = alone.shape[1:3]
+                garbage[:, rows:], garbage[:, :, columns:] = 3.0, 3.0
+                expected = block_without(block, garbage, rows, columns)
+                assert (found - expected).abs().max() < 10 * TOLERANCE[case['dtype']] * expected.abs().max()
+
+
+def block_without(block, window_BHWC, rows, columns):
+    """The tokens of one window, where no token attends to places from `rows` and `columns` on."""
+    attention, (B, Wh, Ww, C) = block.attn.w_msa, window_BHWC.shape
+    q, k, v = attention.qkv(block.norm1(window_BHWC)).view(B, Wh * Ww, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    logits = attention.scale * q @ k.transpose(-2, -1)
+    logits = logits + reference.bias_from_table(attention.relative_position_bias_table, (Wh, Ww), (Wh, Ww))
+    there = torch.zeros(Wh, Ww, dtype=torch.bool)
+    there[:rows, :columns] = True
+    weights = logits.masked_fill(~there.flatten(), -torch.inf).softmax(-1)
+    y_BHWC = window_BHWC + attention.proj((weights @ v).transpose(1, 2).reshape(B, Wh, Ww, C))
+    return (y_BHWC + block.ffn(block.norm2(y_BHWC)))[:, :rows, :columns]
+
+
+@pytest.mark.parametrize('backend', ['auto', 'torch'])
+@pytest.mark.parametrize('size', [(8, 8), (7, 6)])
+@pytest.mark.parametrize('kind', [SwinBlock, SwinV2Block])
+def test_a_far_token_changes_nothing_across_the_wrap(kind, size, backend):
+    """Also where the map is no multiple of the window: padding after the roll would let the far edges meet."""
+    block, x_BHWC = make_block(kind, (4, 4), (2, 2), backend), torch.randn(1, *size, CHANNELS)
+    changed = x_BHWC.clone()
+    changed[:, -1, -1, 0] += 1.0  # of all channels alike LayerNorm would take it away
+    with torch.no_grad():
+        difference_HW = (block(changed) - block(x_BHWC)).abs().sum(-1)[0]
+    assert difference_HW[-1, -1] > 0
+    assert (difference_HW[:2] == 0).all()
+    assert (difference_HW[:, :2] == 0).all()
+
+
+@pytest.mark.parametrize(('shifted', 'edge'), [(False, 8), (True, 10)])
+def test_swin_mlps_windows_keep_to_themselves(shifted, edge):
+    """`edge` is where the last window begins."""
+    block = make_block(SwinMLPBlock, (4, 4), (2, 2) if shifted else (0, 0)).double()
+    x_BHWC = torch.randn(1, 12, 12, CHANNELS, dtype=torch.double)
+    changed = x_BHWC.clone()
+    changed[:, -1, -1, 0] += 1.0
+    with torch.no_grad():
+        difference_HW = (block(changed) - block(x_BHWC)).abs().sum(-1)[0]
+    assert (difference_HW[edge:, edge:] > 0).all()
+    difference_HW[edge:, edge:] = 0
+    assert (difference_HW == 0).all()
+
+
+def test_masked_padding_of_v2_is_as_smaller_windows():
+    """A 5 x 5 map in windows of 8, padding masked, is the same map in windows of 5 at the same coordinates."""
+    block = make_block(SwinV2Block, (8, 8), (0, 0), pretrained_window=(6, 6), mask_padding=True)
+    free = make_block(SwinV2Block, (5, 5), (0, 0), pretrained_window=(6, 6))
+    free.load_state_dict(block.state_dict())
+    x_BHWC = torch.randn(2, 5, 5, CHANNELS)
+    torch.testing.assert_close(block(x_BHWC), free(x_BHWC))
+
+
+def test_the_references_regions_are_the_papers_nine():
+    regions_HW = reference._regions((8, 8), (8, 8), (4, 4), (2, 2), False)
+    assert regions_HW.unique().numel() == 9
+    assert (regions_HW[:4, :4] == 0).all()
+
+
+def test_queries_and_keys_have_their_lengths_and_padding_no_gradient():
+    qkv_T3C = torch.randn(6, 3 * CHANNELS, dtype=torch.float64)
+    qkv_T3C[-1, : 2 * CHANNELS] = 0  # padding under a backbone at its initialisation
+    logit_scale = torch.tensor([1.0, 7.0], dtype=torch.float64).view(2, 1, 1)
+    grad = torch.randn_like(qkv_T3C)
+    inputs = qkv_T3C.requires_grad_(), cosine_scale(logit_scale).requires_grad_()
+    y_T3C = normalise_qk(*inputs)
+    (expected, _) = torch.autograd.grad(y_T3C, inputs, grad)
+    torch.autograd.gradcheck(normalise_qk, (qkv_T3C[:-1].detach().requires_grad_(), inputs[1]))
+    assert (expected[-1, : 2 * CHANNELS] == 0).all()
+    q, k, _ = y_T3C[:-1].unflatten(1, (3, 2, -1)).unbind(1)
+    literal_q, literal_k, _ = qkv_T3C[:-1].unflatten(1, (3, 2, -1)).unbind(1)
+    torch.testing.assert_close(q, F.normalize(literal_q, dim=-1) * torch.tensor([[2.718281828459045], [100.0]]))
+    torch.testing.assert_close(k, F.normalize(literal_k, dim=-1))
+
+
+@pytest.mark.parametrize('name', ['drop_path.drop_prob', 'ffn.layers.2.p', 'attn.w_msa.proj_drop.p'])
+def test_a_rate_of_one_set_by_hand_is_torchs(name):
+    """The library and torch agree on what is finite."""
+    found = []
+    for backend in ('auto', 'torch'):
+        torch.manual_seed(0)
+        block, x_BHWC = make_block(SwinBlock, (4, 4), (0, 0), backend).train(), torch.randn(2, 8, 8, CHANNELS)
+        owner, _, attribute = name.rpartition('.')
+        setattr(block.get_submodule(owner), attribute, 1.0)
+        torch.manual_seed(1)
+        y_BHWC = block(x_BHWC.requires_grad_())
+        found.append((y_BHWC, *torch.autograd.grad(y_BHWC.sum(), [x_BHWC, *block.parameters()])))
+    for auto, by_torch in zip(*found):
+        assert torch.equal(auto.isfinite(), by_torch.isfinite())
