@@ -27,7 +27,6 @@ def facts(printed):
 def test_a_report_of_this_environment(capsys, monkeypatch):
     import torch
 
-    from swin_backbone.backends import BACKENDS
     from swin_backbone.backends.native import why_not_in
     from swin_backbone.backends.native.library import load
 
@@ -45,9 +44,9 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     for name in ('float32', 'bfloat16'):
         reason = why_not_in(getattr(torch, name))
         assert found['backends', f'native on cpu, {name}'] == (reason or 'can compute')
-        computes = found['backends', f'auto on cpu, {name}, inference']
-        assert computes == 'native' if reason is None else computes.startswith('eager, strips of ')
-        assert {f'{backend} on cpu, {name}' for backend in BACKENDS} < {
+        computes = found['backends', f'auto on cpu, {name}']
+        assert computes == 'native' if reason is None else computes == 'torch'
+        assert {f'{backend} on cpu, {name}' for backend in ('auto', 'native', 'triton')} < {
             fact for part, fact in found if part == 'backends'
         }
     assert not [value for value in found.values() if value.startswith('fails: ')]
@@ -57,9 +56,9 @@ def test_a_backend_says_why_it_cannot(monkeypatch):
     from swin_backbone.backends.triton import trial
 
     monkeypatch.setattr(trial, '_try', lambda *_: None)
-    assert info._can_compute('triton', 'cpu', 'bfloat16') == 'can compute'
+    assert info._why_not('triton', 'cpu', 'bfloat16') == 'can compute'
     monkeypatch.setattr(trial, '_try', lambda *_: 'It does not run (because).')
-    assert info._can_compute('triton', 'cpu', 'bfloat16') == 'It does not run (because).'
+    assert info._why_not('triton', 'cpu', 'bfloat16') == 'It does not run (because).'
 
 
 def report_without(folder, *modules):

@@ -36,14 +36,18 @@ def attend(
     if takes_triton(backend, x_BHWC, bias_hNN, windows, dropout):
         return _attend_by_triton(x_BHWC, project, bias_hNN, scale, windows)
     q, k, v, bias_LhNN = _in_windows(x_BHWC, project, bias_hNN, windows)
-    if q.device.type == 'cpu' or recorder_of(q) is not None:
-        # Autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway.
-        weights_LhNN = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
-        y_LhNd = F.dropout(weights_LhNN, dropout) @ v
-    else:
+    if takes_fused_attention(q):
         with without_cudnn_attention():
             y_LhNd = F.scaled_dot_product_attention(q, k, v, bias_LhNN, dropout, scale=scale)
+    else:  # autocast computes a softmax in float32 unless the dtype is given; sums are in float32 anyway
+        weights_LhNN = torch.softmax((q * scale) @ k.transpose(-2, -1) + bias_LhNN, dim=-1, dtype=q.dtype)
+        y_LhNd = F.dropout(weights_LhNN, dropout) @ v
     return windows.reverse(y_LhNd.transpose(1, 2).flatten(2), x_BHWC.shape[0])
+
+
+def takes_fused_attention(q: Tensor) -> bool:
+    """Return whether torch's scaled_dot_product_attention computes. On a CPU two batched products take less time."""
+    return q.device.type != 'cpu' and recorder_of(q) is None
 
 
 def attention_weights(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..compat import symbolic_views
 from ..models.layers import SwinBlock
-from ..models.layers.swin_block import WindowCut
 from ..models.pyramid import SwinPyramid
 from ..windows.grid import Size
 
@@ -127,14 +126,14 @@ def example_size(backbone: Any) -> Size:
 
     The captured graph is valid for all sizes only if this size is not special: torch would broadcast a length of 1.
     """
-    windows = [max(cut.window_size) for cut in _cuts(backbone)]
+    windows = [max(block.window_size) for block in _blocks(backbone)]
     least = 2 * LARGEST_STRIDE * max(windows, default=8)
     return least + 5, least + 2 * LARGEST_STRIDE + 14
 
 
-def _cuts(backbone: Any) -> list[WindowCut]:
-    """How the blocks of a backbone cut maps into windows; empty for a backbone of another package."""
-    return [layer.cut for layer in backbone.modules() if isinstance(layer, SwinBlock)]
+def _blocks(backbone: Any) -> list[SwinBlock]:
+    """Return the blocks of a backbone; none for a backbone of another package."""
+    return [layer for layer in backbone.modules() if isinstance(layer, SwinBlock)]
 
 
 def check_shape(backbone: Any, shape: Optional[Size]) -> None:
@@ -144,7 +143,7 @@ def check_shape(backbone: Any, shape: Optional[Size]) -> None:
         ExportError: for a shape below one patch; for free sizes, if what is computed depends on them.
     """
     if shape is None:
-        if any(cut.small_map == 'shrink' for cut in _cuts(backbone)):
+        if any(block.small_map == 'shrink' for block in _blocks(backbone)):
             raise ExportError(
                 "small_map='shrink' makes windows smaller on small maps, which one graph cannot do for every size: "
                 'give --shape H W'

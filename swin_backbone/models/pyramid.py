@@ -14,10 +14,19 @@ from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
 
 from ..checkpoints import adapt_state_dict, load_checkpoint
-from ..compat import symbolic_views
+from ..compat import has_global_hooks, symbolic_views
 from ..windows.position import resize_absolute_position_embedding
 from . import arguments, ranges
-from .layers import PatchEmbed, PatchMerging, SwinBlock, normalise_output, write_normalised_output
+from .layers import (
+    PatchEmbed,
+    PatchMerging,
+    SwinBlock,
+    SwinMLPBlock,
+    SwinV2Block,
+    normalise_output,
+    write_normalised_output,
+)
+from .layers.layer import is_hooked
 
 
 class SwinStage(BaseModule):
@@ -31,11 +40,19 @@ class SwinStage(BaseModule):
         self.blocks = ModuleList(blocks)
         self.downsample = downsample
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Run the blocks; the output has the shape of the input, (B, H, W, C)."""
+    def forward(self, x_BHWC: Tensor, overwrites: bool = False) -> Tensor:
+        """Run the blocks; the output has the shape of the input, (B, H, W, C).
+
+        Args:
+            overwrites: whether the output may take the memory of the input.
+        """
         for block in self.blocks:
-            x_BHWC = block(x_BHWC)
+            x_BHWC = block(x_BHWC, overwrites=overwrites) if overwrites else block(x_BHWC)
         return x_BHWC
+
+
+# Layers that keep no map beyond their call.
+_OWN = {PatchEmbed, nn.Dropout, SwinStage, SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging}
 
 
 class SwinPyramid(BaseModule):
@@ -164,9 +181,9 @@ class SwinPyramid(BaseModule):
                 x_BHWC = x_BHWC + embedding.view(1, H, W, C)
             x_BHWC = self.drop_after_pos(x_BHWC)
 
-            outputs = []
+            outputs, overwrites = [], not torch.is_grad_enabled() and self._owns_maps()
             for index, stage in enumerate(self.stages):
-                x_BHWC = stage(x_BHWC)
+                x_BHWC = stage(x_BHWC, overwrites) if overwrites else stage(x_BHWC)
                 if index in stages:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
                     if out is None:
@@ -179,6 +196,13 @@ class SwinPyramid(BaseModule):
                 downsample = (self.stages[index + 1] if self.merging_first else stage).downsample
                 x_BHWC = downsample(x_BHWC)
         return tuple(outputs)
+
+    def _owns_maps(self) -> bool:
+        """Return whether no hook and no layer of a user's own may keep a map that a block would overwrite."""
+        layers = [self.patch_embed, self.drop_after_pos]
+        for stage in self.stages:
+            layers += [stage, *stage.blocks] if stage.downsample is None else [stage, *stage.blocks, stage.downsample]
+        return not has_global_hooks() and not any(type(x) not in _OWN or is_hooked(x) for x in layers)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
         """Channels, height and width of each stage's map, for images of this size in pixels."""

@@ -234,7 +234,7 @@ def test_detr(adapter, transformers):
 def test_gradient_checkpointing_enable(adapter, transformers):
     model = upernet(adapter, transformers)
     assert model.supports_gradient_checkpointing or small(adapter).supports_gradient_checkpointing
-    backbone = small(adapter, arguments=dict(strip_tokens=None, backend='graph')).train()
+    backbone = small(adapter, arguments=dict(backend='torch')).train()
     stored = []
     for enable in (backbone.gradient_checkpointing_disable, backbone.gradient_checkpointing_enable):
         enable()

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import reference
 
 from swin_backbone import SwinBackbone, compat
-from swin_backbone.backends.eager import Eager, SdpaWindows
-from swin_backbone.windows.grid import Geometry
+from swin_backbone.backends import attention
+from swin_backbone.windows.grid import Windows
 
 FLAGS = ('flash', 'mem_efficient', 'math', 'cudnn')
 has_flag = pytest.mark.skipif(
@@ -20,16 +21,10 @@ def flags():
     return {name: getattr(torch.backends.cuda, f'{name}_sdp_enabled')() for name in FLAGS}
 
 
-class Sdpa(Eager):
-    """What a GPU takes, on any device."""
-
-    def tables(self, geometry, kind):
-        return SdpaWindows
-
-
 @pytest.fixture
 def seen(monkeypatch):
-    """The backends that were enabled at each call of SDPA."""
+    """The backends that were enabled at each call of SDPA, which a GPU takes, here on any device."""
+    monkeypatch.setattr(attention, 'takes_fused_attention', lambda q: True)
     calls, original = [], F.scaled_dot_product_attention
 
     def attend(*arguments, **others):
@@ -43,7 +38,7 @@ def seen(monkeypatch):
 @has_flag
 @pytest.mark.parametrize('training', [False, True])
 def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
-    model = SwinBackbone(arch='nano', backend=Sdpa(), strip_tokens=None).train(training)
+    model = SwinBackbone(arch='nano', backend='torch').train(training)
     before = flags()
     assert before['cudnn']
     with torch.set_grad_enabled(training):
@@ -55,7 +50,7 @@ def test_it_is_left_out_and_the_caller_keeps_it(seen, training):
 
 @has_flag
 def test_what_the_caller_switched_off_stays_off(seen):
-    block = SwinBackbone(arch='nano', backend=Sdpa()).stages[0].blocks[1]
+    block = SwinBackbone(arch='nano', backend='torch').stages[0].blocks[1]
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     try:
         block(torch.randn(1, 8, 9, 32))
@@ -63,6 +58,14 @@ def test_what_the_caller_switched_off_stays_off(seen):
         assert not any(call['mem_efficient'] or call['cudnn'] for call in seen)
     finally:
         torch.backends.cuda.enable_mem_efficient_sdp(True)
+
+
+@torch.no_grad()
+def test_it_computes_what_torch_operations_compute(seen):
+    model, x = SwinBackbone(arch='nano', backend='torch').eval(), torch.randn(2, 3, 60, 70)
+    for y, expected in zip(model(x), reference.maps(model, x)):
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    assert seen
 
 
 def test_a_torch_without_such_a_backend_chooses_as_it_does(monkeypatch, seen):
@@ -80,8 +83,8 @@ def test_windows_of_8x8_with_a_very_low_log_sum_exp(dtype):
     qkv_T3hd[:, 0, :, 0], qkv_T3hd[:, 1, :, 0] = 1.0, -120 * math.sqrt(d)
     qkv_T3C = qkv_T3hd.flatten(1).requires_grad_()
     bias_hNN = torch.zeros(heads, N, N, device='cuda', dtype=dtype)
-    (windows,) = SdpaWindows.cut(None, Geometry(1, 16, 16, (8, 8), (4, 4), False, qkv_T3C.device), None)
-    out_TC = windows.attend(qkv_T3C, bias_hNN, d**-0.5, 0.0)
+    x_BHWC, windows = qkv_T3C.view(1, 16, 16, -1), Windows(16, 16, (8, 8), (4, 4))
+    out_TC = attention.attend(x_BHWC, lambda x: x, bias_hNN, d**-0.5, windows, backend='torch')
     (grad_T3C,) = torch.autograd.grad(out_TC, qkv_T3C, torch.randn_like(out_TC))
     assert out_TC.isfinite().all()
     assert grad_T3C.isfinite().all()

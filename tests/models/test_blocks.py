@@ -68,7 +68,7 @@ def make_case(kind, batch, height, width, window_size, shifted, dtype, **block):
     return make_block(kind, window_size, shift, **block).to(dtype), torch.randn(batch, height, width, CHANNELS).to(dtype)
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(data=st.data(), with_cp=st.booleans(), **cases)
 def test_block_equals_reference_with_all_gradients(data, dtype, kind, with_cp, **case):
     arguments = data.draw(st.fixed_dictionaries({SwinBlock: of_v1, SwinV2Block: of_v2, SwinMLPBlock: {}}[kind]))
@@ -94,7 +94,7 @@ def test_a_hooked_block_is_computed_by_its_modules(kind):
     assert seen
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(**{**cases, 'kind': st.just(SwinBlock), 'mask_padding': st.just(True), 'small_map': st.just('pad')})
 def test_masked_padding_reaches_no_output(window_size, shifted, **case):
     """Without a shift, windows of a map alone give what masked padding gives."""

@@ -19,7 +19,7 @@ def files(folder, shapes, dtype=torch.float32):
     ]
 
 
-@pytest.mark.parametrize('backend', ['auto', 'eager', 'graph', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'torch'])
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 def test_files_get_what_is_returned_otherwise(tmp_path, monkeypatch, kind, backend):
     monkeypatch.setattr(patch_merging, 'WRITTEN_AT_ONCE', 5 * 32 * 25)  # five rows of the first map

@@ -11,7 +11,7 @@ import torch
 
 from swin_backbone.pictures.explorer import explorer_html
 from swin_backbone.pictures.layout import map_size
-from swin_backbone.windows.grid import Geometry, WindowGrid, fit_window
+from swin_backbone.windows.grid import Windows, find_indices, fit_window
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 NODE = shutil.which('node')
@@ -101,9 +101,12 @@ def test_500_settings(tmp_path, found_in):
         window = given
         if setting['smallMap'] == 'shrink':
             window, shift = fit_window(*size, given, shift)
-        grid = WindowGrid(Geometry(1, *size, window, shift, setting['maskPadding'], torch.device('cpu')))
-        masks = [mask for length, mask in grid.groups for _ in range(length)]
-        expected = dict(zip(map(tuple, grid.token_at_LN.tolist()), masks))
+        windows, cpu = Windows(*size, window, shift, setting['maskPadding']), torch.device('cpu')
+        token_at = find_indices(windows, cpu)[0].view(-1, window[0] * window[1])
+        token_at[token_at == size[0] * size[1]] = -1
+        masks = windows.mask(cpu)
+        masks = [None] * len(token_at) if masks is None else masks[:, 0]
+        expected = dict(zip(map(tuple, token_at.tolist()), masks))
         assert sorted(expected) == sorted(map(tuple, shown['windows']))
         for tokens, regions in zip(shown['windows'], shown['regions']):
             mask = expected[tuple(tokens)]

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import reference
 from matplotlib.text import Text
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends import reference
 from swin_backbone.pictures import attention_maps
 from swin_backbone.pictures.attention import strides_of
 from swin_backbone.pictures.bias import bias_tables
@@ -23,8 +23,6 @@ from swin_backbone.pictures.windows import (
     mask_bytes,
     masks_figure,
     mosaic,
-    strips,
-    strips_figure,
     windows_figure,
 )
 from swin_backbone.windows.position import resize_relative_position_bias_table
@@ -46,29 +44,6 @@ LAYOUTS = [
 def mask_stack(layout):
     """The masks of all windows, row by row: (L, N, N), what implementations without kinds of windows keep."""
     return np.stack([kind.mask_NN for kind in layout.kinds])[layout.kind_RC.ravel()]
-
-
-@pytest.mark.parametrize('strip_tokens', [1, 120, 10_000])
-@pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)
-def test_a_strip_has_whole_windows_and_every_token_is_in_one(size, window, shifted, mask_padding, strip_tokens):
-    layout = lay_out(size, window, shifted, mask_padding)
-    strip_HW = strips(layout, strip_tokens)
-    assert strip_HW.shape == size
-    assert set(strip_HW.ravel()) == set(range(strip_HW.max() + 1))
-    number_HW = layout.rolled_back(layout.window_HW)[: size[0], : size[1]]
-    area, most = window[0] * window[1], 0
-    for strip in range(strip_HW.max() + 1):
-        inside = np.unique(number_HW[strip_HW == strip])
-        assert not np.isin(number_HW[strip_HW != strip], inside).any()
-        most = max(most, len(inside) * area)
-    assert most <= max(strip_tokens, area)
-    title = strips_figure(layout, strip_tokens).get_suptitle()
-    assert title.startswith(f'{layout.kind_RC.size} windows in {strip_HW.max() + 1} strip')
-
-
-def test_strips_of_no_tokens_are_refused():
-    with pytest.raises(ValueError, match='strip_tokens must be 1 or more, got 0'):
-        strips(lay_out((14, 14), (7, 7), False), 0)
 
 
 @pytest.mark.parametrize(('size', 'window', 'shifted', 'mask_padding'), LAYOUTS)

@@ -2,3 +2,7 @@
 
 The library is optional (`build.py`). `SWIN_BACKBONE_NATIVE=0` turns it off.
 """
+
+from .availability import why_not_in
+
+__all__ = ['why_not_in']

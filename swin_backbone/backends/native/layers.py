@@ -70,6 +70,7 @@ def block(
     dtype: torch.dtype,
     cache: WeightCache,
     with_cp: bool = False,
+    overwrites: bool = False,
 ) -> Tensor:
     """Return the output (B, H, W, C) of a Swin block, V1 or V2.
 
@@ -77,10 +78,15 @@ def block(
         dtype: of the matrix products, float32 or bfloat16.
         cache: of packed weights.
         with_cp: whether a training step stores the input alone.
+        overwrites: whether the output may take the memory of the input, where no gradient is recorded.
     """
     x_BHWC = x_BHWC.float().contiguous()
     if not torch.is_grad_enabled():
-        y_BHWC: Tensor = _operators().block(x_BHWC, *_arguments(w, settings, windows, dtype, cache))
+        arguments = _arguments(w, settings, windows, dtype, cache)
+        if overwrites:
+            _operators().block_(x_BHWC, *arguments)
+            return x_BHWC
+        y_BHWC: Tensor = _operators().block(x_BHWC, *arguments)
         return y_BHWC
     stores = not with_cp and is_stored(dtype, x_BHWC.shape[3])
     stores = stores and any(t is not None and t.requires_grad for t in (x_BHWC, *w))

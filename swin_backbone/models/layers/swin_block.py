@@ -156,26 +156,27 @@ class SwinBlock(Layer):
         )
         self.attn = ShiftedWindowAttention(w_msa)
 
-    def forward(self, x_BHWC: Tensor, recomputes: bool = False) -> Tensor:
+    def forward(self, x_BHWC: Tensor, recomputes: bool = False, overwrites: bool = False) -> Tensor:
         """Run the block on a batch of maps (B, H, W, C); the output has the same shape.
 
         Args:
             recomputes: whether this call is `with_cp`'s own.
+            overwrites: whether the output may take the memory of the input; without gradients.
         """
-        y_BHWC = self.in_another_way(x_BHWC, recomputes)
+        y_BHWC = self.in_another_way(x_BHWC, recomputes, overwrites)
         if y_BHWC is not None:
             return y_BHWC
         windows = self.windows(x_BHWC)
         x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), windows))
         return x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
 
-    def in_another_way(self, x_BHWC: Tensor, recomputes: bool) -> Optional[Tensor]:
+    def in_another_way(self, x_BHWC: Tensor, recomputes: bool, overwrites: bool) -> Optional[Tensor]:
         """Return the output of the block by the compiled library or by `with_cp`; None: neither is due."""
         if self.by_library(x_BHWC):
             windows, drop_path_2B = self.windows(x_BHWC), self._draw_drop_path(x_BHWC)
             weights = self.weights(windows.window_size)._replace(drop_path_2B=drop_path_2B)
-            dtype = linear_dtype(x_BHWC)
-            return native.block(x_BHWC, weights, self.settings(), windows, dtype, self.cache, self.with_cp)
+            how = linear_dtype(x_BHWC), self.cache, self.with_cp, overwrites
+            return native.block(x_BHWC, weights, self.settings(), windows, *how)
         if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
             return None
         y_BHWC: Tensor = checkpoint(partial(self.forward, recomputes=True), x_BHWC, use_reentrant=False)

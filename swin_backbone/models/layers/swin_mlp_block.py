@@ -30,9 +30,9 @@ class SwinMLPBlock(SwinBlock):
         places = num_heads * self.window_size[0] * self.window_size[1]
         self.spatial_mlp: Any = nn.Conv1d(places, places, kernel_size=1, groups=num_heads)
 
-    def forward(self, x_BHWC: Tensor, recomputes: bool = False) -> Tensor:
+    def forward(self, x_BHWC: Tensor, recomputes: bool = False, overwrites: bool = False) -> Tensor:
         """See `SwinBlock`."""
-        y_BHWC = self.in_another_way(x_BHWC, recomputes)
+        y_BHWC = self.in_another_way(x_BHWC, recomputes, overwrites)
         if y_BHWC is not None:
             return y_BHWC
         windows = self.windows(x_BHWC)

@@ -132,9 +132,9 @@ class SwinV2Block(SwinBlock):
                 nn.init.zeros_(parameter)
         self.record_modules()
 
-    def forward(self, x_BHWC: Tensor, recomputes: bool = False) -> Tensor:
+    def forward(self, x_BHWC: Tensor, recomputes: bool = False, overwrites: bool = False) -> Tensor:
         """See `SwinBlock`; the norms are behind attention and MLP."""
-        y_BHWC = self.in_another_way(x_BHWC, recomputes)
+        y_BHWC = self.in_another_way(x_BHWC, recomputes, overwrites)
         if y_BHWC is not None:
             return y_BHWC
         windows = self.windows(x_BHWC)

@@ -10,7 +10,7 @@ import torch
 from helpers import ROOT
 from helpers.backends.native_blocks import block_weights, random_weights
 
-from swin_backbone.backends.native.backend import pack
+from swin_backbone.backends.native.layers import pack
 from swin_backbone.backends.weight_cache import WeightCache
 
 CALLS = ROOT / 'tests' / 'helpers' / 'backends' / 'direct_calls.py'

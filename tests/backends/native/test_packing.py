@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends.native.backend import pack
+from swin_backbone.backends.native.layers import pack
 from swin_backbone.backends.weight_cache import WeightCache
 
 BACKBONES = SwinBackbone, SwinV2Backbone

@@ -2,18 +2,19 @@
 
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import reference
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.timing import bytes_kept
-from swin_backbone import SwinBackbone
-from swin_backbone.backends import Request, choose
-from swin_backbone.backends.eager import SdpaWindows, TableWindows
-from swin_backbone.backends.graph import RolledWindows
+from swin_backbone import SwinBackbone, SwinV2Backbone
+from swin_backbone.backends import choose
 from swin_backbone.backends.triton import check, trial
+from swin_backbone.windows.grid import Windows
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 TINY = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), drop_path_rate=0.0)
@@ -45,8 +46,50 @@ def assert_near(results, expected, tolerance):
 @pytest.fixture
 def expect_kernel(monkeypatch):
     """Fail where something else than the kernel attends."""
-    for kind in (TableWindows, SdpaWindows, RolledWindows):
-        monkeypatch.setattr(kind, 'attend', None)
+    monkeypatch.setattr(Windows, 'partition', None)
+
+
+def literal_maps_and_gradients(model, x_BCHW):
+    maps = reference.maps(model, x_BCHW)
+    return [*maps, *torch.autograd.grad(sum(x.float().square().mean() for x in maps), list(model.parameters()))]
+
+
+CASES = {
+    'shifted windows, padding': dict(),
+    'masked padding': dict(mask_padding=True, window_size=(3, 4)),
+    'no biases': dict(qkv_bias=False),
+    'recomputed': dict(with_cp=True),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+def test_it_computes_what_the_reference_does(expect_kernel, backbone, case):
+    model, x = make_backbone('triton', backbone, **{'window_size': 4, **CASES[case]}), torch.randn(2, 3, 18, 37)
+    x = x.to(DEVICE)
+    assert_near(maps_and_gradients(model, x), literal_maps_and_gradients(model.double(), x.double()), 1e-4)
+
+
+class Adapted(nn.Linear):
+    """A layer of a user's, which gives for zeros something else than its bias."""
+
+    def forward(self, x):
+        return super().forward(x + 0.5)
+
+
+@needs_triton
+def test_padding_has_what_another_qkv_gives_for_zeros():
+    results, x = [], torch.ones(1, 3, 18, 22, device=DEVICE)
+    for backend in ('triton', 'torch'):
+        model = make_backbone(backend, window_size=4)
+        for block in model.stages[0].blocks:
+            attention = block.attn.w_msa
+            other = Adapted(32, 96).to(DEVICE)
+            other.load_state_dict(attention.qkv.state_dict())
+            attention.qkv = other
+        results.append(maps_and_gradients(model, x))
+    assert_near(*results, 1e-4)
 
 
 @needs_triton
@@ -59,7 +102,7 @@ def test_under_autocast(expect_kernel, dtype):
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.dtype == torch.float32
-    expected = maps_and_gradients(make_backbone('reference'), x)
+    expected = literal_maps_and_gradients(make_backbone('triton'), x)
     assert_near(results, expected, 0.1)
 
 
@@ -124,7 +167,7 @@ class Counts(TorchDispatchMode):
 
 @needs_triton
 @pytest.mark.parametrize('training', [False, True])
-def test_a_block_launches_eleven_kernels_and_makes_no_attention_matrix(expect_kernel, training):
+def test_a_block_makes_no_attention_matrix(expect_kernel, training):
     block = make_backbone('triton', window_size=7).stages[0].blocks[1]
     x_BHWC = torch.randn(2, 20, 23, 32, device=DEVICE)
     forward, backward = Counts(), Counts()
@@ -132,10 +175,10 @@ def test_a_block_launches_eleven_kernels_and_makes_no_attention_matrix(expect_ke
         block(x_BHWC)  # tables and probes
         with forward:
             output = block(x_BHWC)
-    # The bias looked up, in training by two; norm, projection, attention, projection, sum; norm, two linear and GELU,
-    # sum.
+    # The bias looked up, in training by two; norm, padding, projection, attention, projection, sum; norm, two linear
+    # and GELU, sum.
     assert forward.computes.count('swin_backbone.attend_in_windows') == 1
-    assert len(forward.computes) <= 11 + training, forward.computes
+    assert len(forward.computes) <= 13 + training, forward.computes
     if training:
         with backward:
             output.sum().backward()
@@ -146,7 +189,7 @@ def test_a_block_launches_eleven_kernels_and_makes_no_attention_matrix(expect_ke
 
 
 @needs_triton
-def test_training_keeps_no_attention_weights_and_with_cp_an_eighth_of_what_mmdets_keeps(expect_kernel):
+def test_training_keeps_no_attention_weights(expect_kernel):
     mmdet_swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed')
     x = torch.randn(1, 3, 80, 80, device=DEVICE)
     sizes = dict(depths=(2,), num_heads=(3,), out_indices=(0,), drop_path_rate=0.0)
@@ -158,28 +201,15 @@ def test_training_keeps_no_attention_weights_and_with_cp_an_eighth_of_what_mmdet
     assert bytes_kept(make_backbone('triton', with_cp=True, **arguments), x, torch.float32) < 0.13 * peer
 
 
-def request(**changes):
-    arguments = dict(
-        kind='v1',
-        device=DEVICE,
-        dtype=torch.float32,
-        weight_dtypes=frozenset([torch.float32]),
-        recorded=None,
-        channels=64,
-        hidden_channels=256,
-        head_dim=32,
-        window_size=(7, 7),
-        attn_drop=0.0,
-        has_dropout=False,
-        exact_gelu=True,
-        strip_tokens='auto',
-    )
-    return Request(**{**arguments, **changes})
+def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=(7, 7), dropout=0.0):
+    """`takes_triton` for maps of which only device, dtype and width are read."""
+    x = SimpleNamespace(device=device, dtype=dtype, shape=(1, 7, 7, 2 * head_dim))
+    return choose.takes_triton(backend, x, [None] * 2, Windows(7, 7, window_size), dropout)
 
 
 @pytest.fixture
 def nothing_tried():
-    caches = choose._warned, trial._try  # as they are before a test puts others in their places
+    caches = choose._warn, trial._try  # as they are before a test puts others in their places
     for cache in caches:
         cache.cache_clear()
     yield
@@ -191,54 +221,47 @@ def nothing_tried():
 @pytest.mark.parametrize(
     ('changes', 'said'),
     [
-        (dict(attn_drop=0.1), 'attn_drop_rate is 0.1'),
+        (dict(dropout=0.1), 'attn_drop_rate is 0.1'),
         (dict(head_dim=40), 'not 40'),
         (dict(window_size=(24, 24)), 'not 24x24'),
         (dict(dtype=torch.float64), 'not torch.float64'),
-        (dict(strip_tokens=100), 'strip_tokens=100'),
-        (dict(recorded='torch.func'), 'torch.func'),
-        (dict(kind='mlp'), 'Swin-MLP'),
     ],
 )
 def test_what_the_kernel_does_not_take_is_refused(changes, said):
     with pytest.raises(ValueError, match=f"backend='triton' .*{said}"):
-        choose.choose('triton', request(**changes))
-    assert choose.choose('triton', request()).name == 'triton'
+        takes('triton', **changes)
+    assert takes('triton')
 
 
 def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tried):
     monkeypatch.setattr(trial, '_try', lambda *args: None)
     cuda = torch.device('cuda', 0)
     for dtype in (torch.float16, torch.bfloat16):
-        assert choose.choose('auto', request(device=cuda, dtype=dtype)).name == 'triton'
+        assert takes('auto', cuda, dtype)
+        assert not takes('torch', cuda, dtype)
     allowed = torch.backends.cuda.matmul.allow_tf32
     try:
         for allow in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = allow
-            assert choose.choose('auto', request(device=cuda)).name == ('triton' if allow else 'eager')
+            assert takes('auto', cuda) == allow
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    half = dict(device=cuda, dtype=torch.float16)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        for changes in (dict(attn_drop=0.1), dict(head_dim=40), dict(strip_tokens=9), dict(device=torch.device('cpu'))):
-            assert choose.choose('auto', request(**{**half, **changes})).name in ('eager', 'native')
-        assert choose.choose('auto', request(**half, recorded='torch.func')).name == 'graph'
+        for changes in (dict(dropout=0.1), dict(head_dim=40), dict(device=torch.device('cpu'))):
+            assert not takes('auto', **{**dict(device=cuda, dtype=torch.float16), **changes})
 
 
-def test_where_the_kernel_was_expected_one_warning_says_why_it_is_not_used(monkeypatch, nothing_tried):
-    monkeypatch.setattr(trial, '_try', lambda *args: 'It does not run (because).')
-    half = request(device=torch.device('cuda', 0), dtype=torch.float16)
-    with pytest.warns(
-        UserWarning, match=r"backend='auto' computes without the Triton kernels: It does not run"
-    ) as warned:
-        assert [choose.choose('auto', half).name for _ in range(2)] == ['eager', 'eager']
+def test_one_warning_says_why_the_expected_kernel_is_not_used(monkeypatch, nothing_tried):
+    monkeypatch.setattr(trial, '_try', lambda *args: 'The kernel does not run (because).')
+    with pytest.warns(UserWarning, match="'auto' computes without the Triton kernel: The kernel does not run") as warned:
+        assert [takes('auto', torch.device('cuda', 0), torch.float16) for _ in range(2)] == [False, False]
     assert len(warned) == 1
 
 
 def test_without_triton_it_says_that_it_cannot_be_imported(monkeypatch, nothing_tried):
     monkeypatch.setitem(sys.modules, 'triton', None)
-    with pytest.raises(ValueError, match=r'It cannot be imported .*triton'):
+    with pytest.raises(ValueError, match=r'Triton cannot be imported .*triton'):
         make_backbone('triton')(torch.randn(1, 3, 40, 50, device=DEVICE))
 
 
@@ -248,5 +271,5 @@ def test_where_it_does_not_compile_it_says_so(monkeypatch, nothing_tried):
         raise RuntimeError('ptxas says no\nand more')
 
     monkeypatch.setattr(check, 'launch_backward', fail)
-    with pytest.raises(ValueError, match=r'It does not run \(RuntimeError: ptxas says no\)'):
+    with pytest.raises(ValueError, match=r'The kernel does not run \(RuntimeError: ptxas says no\)'):
         make_backbone('triton')(torch.randn(1, 3, 36, 36, device=DEVICE))

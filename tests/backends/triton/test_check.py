@@ -101,7 +101,7 @@ def test_a_backbone_that_names_it_refuses(monkeypatch):
     model = SwinBackbone(backend='triton', **arguments).to(DEVICE)
     x = torch.randn(1, 3, 36, 28, device=DEVICE)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"'triton' .* something else than the reference: .* is off by nan"):
+        with pytest.raises(ValueError, match=r"'triton' .* the kernel differs from torch: .* is off by nan"):
             model(x)
     model.backend = 'auto'
     assert all(output.isfinite().all() for output in model(x))
@@ -173,4 +173,4 @@ def test_a_compiled_graph_has_nothing_of_it():
     torch._dynamo.reset()
     assert sum('attend_in_windows' in name for name in seen) == 1
     assert trial._try.cache_info().misses == 1
-    assert not any('roll' in name or 'softmax' in name or 'randn' in name for name in seen)
+    assert not any('softmax' in name or 'randn' in name for name in seen)

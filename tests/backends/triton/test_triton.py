@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.timing import bytes_kept
 from swin_backbone.backends.triton.attention import attend_in_windows, attend_in_windows_backward
-from swin_backbone.backends.triton.check import attend_literally
+from swin_backbone.backends.triton.check import attend_by_torch
 from swin_backbone.backends.triton.tiles import PROGRAMS_OF_A_CPU, Tiles, Tiling
 
 pytest.importorskip('triton', reason='triton is not installed')
@@ -32,7 +32,7 @@ def make_case(batch, height, width, window_size, shifted, mask_padding, heads, h
 def assert_equal_with_gradients(qkv_T3C, padding_3C, bias_hNN, settings, tolerance, message=''):
     inputs = [x.requires_grad_() for x in (qkv_T3C, padding_3C, bias_hNN)]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    outputs = attend_in_windows(*inputs, *settings)[0], attend_literally(*exact, *settings)
+    outputs = attend_in_windows(*inputs, *settings)[0], attend_by_torch(*exact, *settings)
     weight = torch.randn_like(outputs[0])
     results = [[x, *torch.autograd.grad(x, i, weight.to(x.dtype))] for x, i in zip(outputs, (inputs, exact))]
     names = 'output', 'gradient of qkv', 'gradient of padding', 'gradient of the bias'
@@ -84,7 +84,7 @@ def test_logits_beyond_half_precision_and_far_apart():
     qkv_T3C, _, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.float16)
     qkv_T3C[:, :64] *= 60  # q k^T reaches beyond 65504
     out_TC, lse_LhN = attend_in_windows(qkv_T3C, None, bias_hNN, *settings)
-    literal = attend_literally(qkv_T3C.double(), None, bias_hNN.double(), *settings)
+    literal = attend_by_torch(qkv_T3C.double(), None, bias_hNN.double(), *settings)
     assert lse_LhN.isfinite().all()
     assert (out_TC.double() - literal).abs().max() < 2e-3 * literal.abs().max()
 

@@ -1,20 +1,20 @@
 """Blocks of random weights, by the reference and by the compiled operator."""
 
 import math
+from unittest import mock
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from helpers.backends import paper
-from swin_backbone.backends import Plan
-from swin_backbone.backends.functions.cosine import cosine_scale
-from swin_backbone.backends.functions.position import relative_position_bias
-from swin_backbone.backends.native import why_not_in
-from swin_backbone.backends.native.backend import Native
-from swin_backbone.backends.protocol import BlockSettings, BlockWeights, EmbeddingWeights, MergingWeights
+from helpers import reference
+from swin_backbone.backends.cosine import cosine_scale
+from swin_backbone.backends.native import layers
+from swin_backbone.backends.native.availability import why_not_in
+from swin_backbone.backends.native.layers import BlockSettings, BlockWeights
 from swin_backbone.backends.weight_cache import WeightCache
-from swin_backbone.windows.grid import Geometry
+from swin_backbone.windows.grid import Windows
+from swin_backbone.windows.position import relative_position_bias
 
 
 def random_weights(channels: int, heads: int, window: tuple[int, int], v2: bool, norm3: bool = False) -> dict:
@@ -58,9 +58,9 @@ def cases(draw) -> tuple:
 
 def by_reference(x_BHWC: Tensor, weights: dict, heads: int, window, shift, mask_padding: bool) -> Tensor:
     if 'attn.w_msa.logit_scale' in weights:
-        return paper.swin_v2_block(x_BHWC, weights, heads, window, shift, mask_padding=mask_padding)
+        return reference.swin_v2_block(x_BHWC, weights, heads, window, shift, mask_padding=mask_padding)
     scale = (x_BHWC.shape[-1] // heads) ** -0.5
-    return paper.swin_block(x_BHWC, weights, heads, window, shift, scale, mask_padding=mask_padding)
+    return reference.swin_block(x_BHWC, weights, heads, window, shift, scale, mask_padding=mask_padding)
 
 
 def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple[BlockWeights, BlockSettings]:
@@ -69,7 +69,7 @@ def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple
     C = len(weights['norm1.weight'])
     if 'logit_scale' in attention:
         qkv_bias = torch.cat([attention['q_bias'], torch.zeros(C), attention['v_bias']])
-        bias_hNN, scale = paper.continuous_bias(weights, window, window), 1.0
+        bias_hNN, scale = reference.continuous_bias(weights, window, window), 1.0
         cosine_scale_h = cosine_scale(attention['logit_scale'])
     else:
         qkv_bias, cosine_scale_h, scale = attention['qkv.bias'], None, (C // heads) ** -0.5
@@ -81,15 +81,7 @@ def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple
         *(drop_path_2B, cosine_scale_h, weights.get('norm3.weight'), weights.get('norm3.bias')),
     )
     eps = (1e-5,) * (3 if 'norm3.weight' in weights else 2)
-    kind = 'v1' if cosine_scale_h is None else 'v2'
-    return w, BlockSettings(kind, torch.float32, scale, eps, nn.GELU(), 0.0, 0.0, 0.0, 0.0)
-
-
-class Saving(Native):
-    """It saves what backward needs of any block."""
-
-    def saves(self, dtype, channels):
-        return True
+    return w, BlockSettings(scale, eps)
 
 
 def by_operator(
@@ -101,15 +93,13 @@ def by_operator(
     mask_padding,
     dtype=torch.float32,
     drop_path_2B=None,
-    overwrite=False,
     save=False,
 ) -> Tensor:
     assert why_not_in(dtype) is None  # which also loads the library
     w, settings = block_weights(weights, heads, window, drop_path_2B)
-    strips = None if save else 1000  # without strips, a forward may store what backward needs
-    plan = Plan(Saving() if save else Native(), dtype, strips, overwrite=overwrite)
-    geometry = Geometry(*x_BHWC.shape[:3], window, shift, mask_padding, x_BHWC.device)
-    return plan.backend.block(x_BHWC, w, settings, geometry, plan, WeightCache())
+    windows = Windows(*x_BHWC.shape[1:3], window, shift, mask_padding)
+    with mock.patch.object(layers, 'is_stored', lambda *_: save):
+        return layers.block(x_BHWC, w, settings, windows, dtype, WeightCache())
 
 
 def rms(x: Tensor) -> float:
@@ -125,18 +115,13 @@ def gradients(run, x_BHWC: Tensor, weights: dict, grad_BHWC: Tensor) -> dict[str
     return dict(zip(('x', *weights), found))
 
 
-NATIVE = Native()
+def embed(image, weight, bias, norm_weight, norm_bias, eps, dtype=torch.float32, cache=None):
+    return layers.embed(image, weight, bias, (norm_weight, norm_bias, eps), dtype, cache or WeightCache())
 
 
-def embed(image, *weights, eps, dtype=torch.float32, cache=None):
-    weights = EmbeddingWeights(*weights)
-    return NATIVE.embed(image, weights, eps, Plan(NATIVE, dtype), cache or WeightCache())
-
-
-def merge(x, *weights, eps, post_norm=False, dtype=torch.float32, cache=None):
-    weights = MergingWeights(*weights)
-    return NATIVE.merge(x, weights, eps, post_norm, Plan(NATIVE, dtype), cache or WeightCache())
+def merge(x, weight, norm_weight, norm_bias, eps, post_norm=False, dtype=torch.float32, cache=None):
+    return layers.merge(x, weight, (norm_weight, norm_bias, eps), post_norm, dtype, cache or WeightCache())
 
 
 def output_norm(*tensors):
-    return NATIVE.output_norm(*tensors, 1e-5, Plan(NATIVE))
+    return layers.output_norm(*tensors, 1e-5)

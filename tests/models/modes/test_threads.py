@@ -13,7 +13,7 @@ from swin_backbone.models import SimMIMSwinBackbone, SimMIMSwinV2Backbone
 
 SIZES = [(40, 60), (33, 21), (96, 64)]
 ROUNDS = 3
-WAYS = [dict(strip_tokens='auto'), dict(strip_tokens=60), dict(strip_tokens=None, with_cp=True)]
+WAYS = [dict(), dict(backend='torch'), dict(backend='torch', with_cp=True)]
 
 
 def make(backbone, **arguments):

@@ -8,7 +8,7 @@ from helpers.backends.native_blocks import block_weights, by_operator, by_refere
 from hypothesis import assume, given, settings
 
 from swin_backbone.backends.native import why_not_in
-from swin_backbone.backends.native.backend import pack
+from swin_backbone.backends.native.layers import pack
 from swin_backbone.backends.weight_cache import WeightCache
 
 
@@ -28,17 +28,6 @@ def test_bfloat16_is_nearer_to_float32_than_autocast(case):
     with torch.autocast('cpu', torch.bfloat16):
         autocast = by_reference(*case)
     assert rms(by_operator(*case, dtype=torch.bfloat16) - truth) < rms(autocast - truth)
-
-
-@pytest.mark.parametrize('v2', [False, True])
-@torch.no_grad()
-def test_overwriting_gives_the_same(v2):
-    x, weights = torch.randn(2, 17, 20, 64), random_weights(64, 2, (7, 7), v2)
-    separate = by_operator(x, weights, 2, (7, 7), (3, 3), False)
-    given = x.clone()
-    in_place = by_operator(given, weights, 2, (7, 7), (3, 3), False, overwrite=True)
-    assert in_place.data_ptr() == given.data_ptr()
-    assert torch.equal(in_place, separate)
 
 
 @pytest.mark.parametrize('v2', [False, True])

@@ -6,24 +6,12 @@ Where the processor has no AMX, the same tests hold for the products in float32.
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.backends.native_blocks import rms
-
-from swin_backbone.backends import BACKENDS, Plan
-from swin_backbone.backends.protocol import EmbeddingWeights
-from swin_backbone.backends.weight_cache import WeightCache
-
-NATIVE = BACKENDS['native']
+from helpers.backends.native_blocks import embed, rms
 
 
 def project(x_TC, weight):
     """A linear layer by the operator: patches of one pixel, of which each has C channels."""
-    y_BHWC = NATIVE.embed(
-        x_TC.T[None, :, None],
-        EmbeddingWeights(weight[..., None, None], None, None, None),
-        None,
-        Plan(NATIVE),
-        WeightCache(),
-    )
+    y_BHWC = embed(x_TC.T[None, :, None], weight[..., None, None], None, None, None, None)
     return y_BHWC[0, 0]
 
 

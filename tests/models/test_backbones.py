@@ -1,0 +1,91 @@
+"""Whole backbones against the literal algorithm: outputs and gradients, by each backend that runs here."""
+
+import pytest
+import torch
+from helpers import reference
+from torch import nn
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone.backends.native import why_not_in
+
+BACKENDS = ['native', 'torch']
+SMALL = dict(embed_dims=32, depths=(2, 1), num_heads=(2, 2), strides=(4, 2), out_indices=(0, 1), window_size=4)
+CASES = {
+    'plain': dict(),
+    'rectangular windows, masked padding': dict(mask_padding=True, window_size=(3, 4)),
+    'small maps': dict(small_map='shrink', window_size=9),
+    'windows of each stage, recomputed': dict(with_cp=True, window_size=((5, 4), (3, 3))),
+    'no biases, no norm of patches': dict(qkv_bias=False, patch_norm=False),
+    'drop path': dict(drop_path_rate=0.5),
+    'position embedding': dict(use_abs_pos_embed=True, pretrain_img_size=32),
+}
+OF_ATTENTION = ('mask_padding', 'qkv_bias')
+
+
+def build(backbone, backend, arguments):
+    reason = why_not_in(torch.float32)
+    if backend == 'native' and reason is not None:
+        pytest.skip(reason)
+    if backbone is SwinMLPBackbone:
+        arguments = {name: value for name, value in arguments.items() if name not in OF_ATTENTION}
+    torch.manual_seed(0)
+    model = backbone(backend=backend, **{**SMALL, 'drop_path_rate': 0.0, **arguments})
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, std=0.05 if 'cpb_mlp' in name else 0.3)
+    return model.train()
+
+
+def with_gradients(model, maps):
+    """Maps, and gradients of all parameters, by name."""
+    named = dict(model.named_parameters())
+    loss = sum((x.float() * torch.linspace(-1, 1, x.numel()).view(x.shape)).sum() for x in maps)
+    grads = torch.autograd.grad(loss, list(named.values()))
+    return {**{f'map {i}': x.detach() for i, x in enumerate(maps)}, **dict(zip(named, grads))}
+
+
+def drop_path_factors(model, batch):
+    """What the model draws for each block, as mmcv's DropPath draws it."""
+    factors = []
+    for stage in model.stages:
+        for block in stage.blocks:
+            rate = block.drop_path.drop_prob
+            factors.append(torch.rand(2, batch).add_(1 - rate).floor_().div_(1 - rate) if rate else torch.ones(2, batch))
+    return factors
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_it_computes_what_the_reference_does(backend, backbone, case):
+    x, model = torch.randn(2, 3, 30, 37), build(backbone, backend, CASES[case])
+    if backend == 'native' and backbone is SwinMLPBackbone:
+        with pytest.raises(ValueError, match=r"'native' cannot compute this: .* has no block of Swin-MLP\."):
+            model(x)
+        return
+    torch.manual_seed(1)
+    results = with_gradients(model, model(x))
+    torch.manual_seed(1)
+    factors = [f.double() for f in drop_path_factors(model, 2)]
+    truth = with_gradients(model.double(), reference.maps(model, x.double(), factors))
+    largest = max(float(y.abs().max()) for name, y in truth.items() if not name.startswith('map'))
+    for name, y in truth.items():
+        # A bias of keys has no gradient but rounding's, so small ones are measured against the largest.
+        scale = max(float(y.abs().max()), 0 if name.startswith('map') else 1e-2 * largest)
+        assert float((results[name] - y).abs().max()) <= 1e-4 * scale, name
+
+
+@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_under_autocast_it_is_as_near_as_half_precision(backend, backbone):
+    x, model = torch.randn(1, 3, 30, 37), build(backbone, backend, {})
+    reason = why_not_in(torch.bfloat16)
+    if backend == 'native' and reason is not None:
+        pytest.skip(reason)
+    with torch.autocast('cpu', torch.bfloat16):
+        results = with_gradients(model, model(x))
+    truth = with_gradients(model.double(), reference.maps(model, x.double()))
+    for name, y in truth.items():
+        if name.startswith('map'):
+            assert (results[name].double() - y).square().mean().sqrt() / y.square().mean().sqrt() < 0.03, name
+        else:
+            assert results[name].dtype == torch.float32
