@@ -88,7 +88,9 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     windows, cpu = Windows(*size, window_size, shift, mask_padding), torch.device('cpu')
     (rows, columns), (Wh, Ww) = windows.counts(), window_size
     token_at, _ = find_indices(windows, cpu)
-    token_LN = token_at.view(rows * columns, Wh * Ww).where(token_at.view(rows * columns, -1) < math.prod(size), PADDING)
+    token_LN = token_at.view(rows * columns, Wh * Ww).where(
+        token_at.view(rows * columns, -1) < math.prod(size), PADDING
+    )
     regions = [windows.regions(axis, cpu).numpy() for axis in (0, 1)]
 
     kinds: dict[tuple[bytes, bytes], Kind] = {}
@@ -109,7 +111,9 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
         kind_RC[row, column] = list(kinds).index(pattern)
     region_HW[(token_HW == PADDING) & mask_padding] = REGIONS.index('masked padding')
     window_HW = np.divmod(np.arange(rows * Wh), Wh)[0][:, None] * columns + np.divmod(np.arange(columns * Ww), Ww)[0]
-    return Layout(size, window_size, shift, mask_padding, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values()))
+    return Layout(
+        size, window_size, shift, mask_padding, token_HW, window_HW, region_HW, kind_RC, tuple(kinds.values())
+    )
 
 
 def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:

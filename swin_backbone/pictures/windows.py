@@ -6,9 +6,7 @@ Layout: H W height and width of a map, N places of a window, h heads.
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, to_rgb

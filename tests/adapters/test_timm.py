@@ -150,9 +150,7 @@ def test_grad_checkpointing_stores_less_and_changes_nothing(timm):
     grads, stored = [], []
     for enable in (False, True):
         torch.manual_seed(0)
-        model = timm.create_model(
-            'swin_backbone_nano', features_only=True, drop_path_rate=0.0, backend='torch'
-        )
+        model = timm.create_model('swin_backbone_nano', features_only=True, drop_path_rate=0.0, backend='torch')
         model.set_grad_checkpointing(enable)
         held = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: (held.append(t.numel()), t)[1], lambda t: t):

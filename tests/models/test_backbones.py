@@ -49,7 +49,9 @@ def drop_path_factors(model, batch):
     for stage in model.stages:
         for block in stage.blocks:
             rate = block.drop_path.drop_prob
-            factors.append(torch.rand(2, batch).add_(1 - rate).floor_().div_(1 - rate) if rate else torch.ones(2, batch))
+            factors.append(
+                torch.rand(2, batch).add_(1 - rate).floor_().div_(1 - rate) if rate else torch.ones(2, batch)
+            )
     return factors
 
 

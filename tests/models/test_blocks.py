@@ -65,7 +65,9 @@ of_v2 = dict(
 def make_case(kind, batch, height, width, window_size, shifted, dtype, **block):
     shift = (window_size[0] // 2, window_size[1] // 2) if shifted else (0, 0)
     torch.manual_seed(0)
-    return make_block(kind, window_size, shift, **block).to(dtype), torch.randn(batch, height, width, CHANNELS).to(dtype)
+    return make_block(kind, window_size, shift, **block).to(dtype), torch.randn(batch, height, width, CHANNELS).to(
+        dtype
+    )
 
 
 @settings(max_examples=120)

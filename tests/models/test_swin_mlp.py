@@ -7,7 +7,7 @@ from helpers.backends.errors import relative_error
 from mmengine.registry import MODELS
 from torch import nn
 
-from swin_backbone import ARCHS_MLP, SwinBackbone, SwinMLPBackbone, convert_checkpoint, load_checkpoint
+from swin_backbone import SwinBackbone, SwinMLPBackbone, convert_checkpoint, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError, read_checkpoint
 
 

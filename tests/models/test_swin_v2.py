@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers import reference
 from mmengine.registry import MODELS
 from torch import nn

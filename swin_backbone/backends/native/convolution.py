@@ -17,8 +17,8 @@ from ...compat import operators_are_replaced
 from ..choose import recorder_of
 from ..weight_cache import WeightCache
 from .availability import why_not_in
-from .layers import made_from
 from .gradients import operate
+from .layers import made_from
 from .library import DTYPES, Convolution, load
 from .operators import address, dtype_number, empty, library, maps, vector, within
 

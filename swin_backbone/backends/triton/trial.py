@@ -32,7 +32,9 @@ def why_unfit(
     if head_dim not in HEAD_DIMS:
         return f'The kernel takes heads of {", ".join(map(str, HEAD_DIMS))} channels, not {head_dim}.'
     if max(window_size) > LARGEST_WINDOW:
-        return f'The kernel takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {window_size[0]}x{window_size[1]}.'
+        return (
+            f'The kernel takes windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {window_size[0]}x{window_size[1]}.'
+        )
     return None
 
 

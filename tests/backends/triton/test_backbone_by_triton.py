@@ -254,7 +254,9 @@ def test_auto_takes_the_kernel_on_cuda_in_half_precision(monkeypatch, nothing_tr
 
 def test_one_warning_says_why_the_expected_kernel_is_not_used(monkeypatch, nothing_tried):
     monkeypatch.setattr(trial, '_try', lambda *args: 'The kernel does not run (because).')
-    with pytest.warns(UserWarning, match="'auto' computes without the Triton kernel: The kernel does not run") as warned:
+    with pytest.warns(
+        UserWarning, match="'auto' computes without the Triton kernel: The kernel does not run"
+    ) as warned:
         assert [takes('auto', torch.device('cuda', 0), torch.float16) for _ in range(2)] == [False, False]
     assert len(warned) == 1
 
