@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
-from .errors import CheckpointError
+from .errors import CheckpointError, first_of, not_finite
 from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
 from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
 from .reading.safe import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
+from .shapes import check_shapes, missing_weights
 
 FORMATS = (*NAMES, 'mmseg')  # what `convert_checkpoint` writes
 HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # what these call the head of a Mask2Former
@@ -50,13 +51,13 @@ def convert_checkpoint(
         overwrite: replace a target that is there already, also if no conversion wrote it; never the source.
 
     Returns:
-        What was done, in a sentence.
+        A sentence with both formats, the number of tensors, and what was left out or missing.
 
     Raises:
         ValueError: if there is no such format.
         FileExistsError: if the target is the source, or is there already and `overwrite` does not allow to replace it.
-        CheckpointError: if the source cannot be read, or holds no Swin, or one that the format has not; if the target
-            cannot be written.
+        CheckpointError: if the source cannot be read, holds no Swin or a damaged one (a shape that does not fit,
+            NaN), or a family that the format lacks; if the target cannot be written.
 
     Examples:
         >>> import tempfile, torch
@@ -82,8 +83,9 @@ def convert_checkpoint(
         around, used = _around(weights, tensors, HEADS[to]) if to in HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
             weights.classifier.clear()  # the last norm of its Swin, which no head reads
+        missing = _check(weights, around)
+        config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
-        config = config_json(weights) if folder else b''
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
     if around:
@@ -95,9 +97,27 @@ def convert_checkpoint(
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
     left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - used
-    return f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: ' + (
-        ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
+    report = (
+        f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: '
+        + (', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing')
     )
+    return report + (f'; missing: {first_of(missing)}' if missing else '')
+
+
+def _check(weights: SwinWeights, around: dict[str, Tensor]) -> list[str]:
+    """Return the names of missing weights.
+
+    Raises:
+        CheckpointError: if a shape does not fit the others, or a number is not finite. Buffers of heads may be
+            infinite.
+    """
+    own = {**weights.backbone, **weights.classifier}
+    check_shapes(own, weights.format.family)
+    broken = [key for key, value in own.items() if not value.isfinite().all()]
+    broken += [key for key, value in around.items() if value.is_floating_point() and value.isnan().any()]
+    if broken:
+        raise CheckpointError(not_finite(broken, len(own) + len(around)))
+    return missing_weights(own, weights.format.family)
 
 
 def _written(to: str, family: str) -> Format:

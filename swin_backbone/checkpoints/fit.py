@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..windows.grid import Size
-from .errors import CheckpointError, first_of
+from .errors import CheckpointError, first_of, not_finite
 from .formats import MLP, V1, V2
 from .recognise import OUTSIDE, SwinWeights, find_swin, plain_name, storage_fault, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
+from .shapes import sizes_of
 
 OF_A_CLASSIFIER = (
     "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
@@ -120,7 +121,9 @@ def fit(
             )
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
-            _check_arch(weights.backbone, own_backbone)
+            theirs, ours = sizes_of(weights.backbone, family), sizes_of(own_backbone, family)
+            if theirs != ours:
+                raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
             for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():
                 fitted[own_prefix + key] = value
     except CheckpointError as error:
@@ -170,10 +173,7 @@ def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
         and ((key in parameters and not value.isfinite().all()) or (key in buffers and value.isnan().any()))
     ]
     if broken:
-        raise CheckpointError(
-            f'checkpoint {checkpoint!r}: {len(broken)} of its {len(weights)} weights are not finite (NaN or infinite): '
-            f'{first_of(broken)}; its training has diverged, or the file is damaged'
-        )
+        raise CheckpointError(f'checkpoint {checkpoint!r}: {not_finite(broken, len(weights))}')
 
 
 def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:
@@ -264,36 +264,6 @@ def _note_unused(key: str, report: LoadReport) -> None:
     else:
         report.ignored.setdefault('the backbone has no such weight', []).append(key)
         report.warnings.append(f'The checkpoint has {key}, the backbone has not: its outputs will be others')
-
-
-def _check_arch(weights: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    theirs, ours = _arch(weights), _arch(own)
-    if theirs != ours:
-        raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
-
-
-def _arch(weights: dict[str, Tensor]) -> str:
-    depths: dict[int, int] = {}
-    heads: dict[int, int] = {}
-    width = 0
-    for key, value in weights.items():
-        match = re.match(r'stages\.(\d+)\.blocks\.(\d+)\.(.*)', key)
-        if match:
-            stage, block, leaf = int(match[1]), int(match[2]), match[3]
-            depths[stage] = max(depths.get(stage, 0), block + 1)
-            if leaf == TABLE:
-                heads[stage] = value.shape[-1]
-            elif leaf == 'attn.w_msa.logit_scale':
-                heads[stage] = value.shape[0]
-            elif leaf == 'spatial_mlp.weight':  # (heads * places, places, 1)
-                heads[stage] = value.shape[0] // value.shape[1]
-            elif stage == 0 and leaf == 'norm1.weight':
-                width = value.shape[0]
-    return f'width {width}, depths {_in_order(depths)} and heads {_in_order(heads)}'
-
-
-def _in_order(by_stage: dict[int, int]) -> tuple[int, ...]:
-    return tuple(by_stage[stage] for stage in sorted(by_stage))
 
 
 def _fit_elsewhere(

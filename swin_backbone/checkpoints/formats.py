@@ -235,6 +235,8 @@ def _fuse_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             parts = [weights[name] for name in (f'{stem}{part}.{leaf}' for part in _QKV) if name in weights]
             if len(parts) < len(_QKV):
                 raise CheckpointError(f'{stem}query.{leaf} is there without its key or value')
+            if any(part.dim() == 0 for part in parts):
+                raise CheckpointError(f'{stem}query.{leaf}, or its key or value, has shape (): the file is damaged')
             fused[f'{stem}qkv.{leaf}'] = torch.cat(parts)
         elif part not in ('key', 'value'):
             fused[key] = value
@@ -310,8 +312,12 @@ def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
     reduction = weights.get(f'{owner}.downsample.reduction.weight')
     if not downsample or reduction is None:
         return False
+    if leaf == 'reduction.weight' and (reduction.dim() != 2 or reduction.shape[1] % 4):
+        raise CheckpointError(
+            f'{key} has shape {tuple(reduction.shape)}, and its columns are four neighbours: the file is damaged'
+        )
     # A norm behind the reduction, as in Swin V2, is as wide as what the reduction gives, and has no such order.
-    return leaf == 'reduction.weight' or weights[key].shape[-1] == reduction.shape[-1]
+    return leaf == 'reduction.weight' or weights[key].shape[-1:] == reduction.shape[-1:]
 
 
 def _columns_to_channels(value: Tensor) -> Tensor:
