@@ -15,8 +15,7 @@ from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
 from ...checkpoints.reading.safe import are_checkpoints_trusted, read_file
 from ...compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, fit_to_model
-from .exact_resume import fit_to_run
-from .fields import ANEW, check_resumable
+from .exact_resume import ANEW, check_resumable, fit_to_run
 
 WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # torch.load obeys it, whatever its arguments say
 
