@@ -14,7 +14,7 @@ from .errors import CheckpointError, first_of, not_finite
 from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
 from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
-from .reading.safe import read_checkpoint
+from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
 from .shapes import check_shapes, missing_weights

@@ -6,7 +6,7 @@ from typing import Any, Optional, Union
 from torch import Tensor, nn
 
 from .fit import LoadReport, backbones_of, fit
-from .reading.safe import read_checkpoint
+from .reading import read_checkpoint
 from .recognise import INDEX_TABLES
 
 

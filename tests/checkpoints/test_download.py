@@ -38,7 +38,11 @@ def answer(body, status='200 OK', *headers, length=None):
 
 class Handler(socketserver.BaseRequestHandler):
     def handle(self):
-        head = self.request.recv(4096).decode('latin-1')
+        head = ''
+        while '\r\n\r\n' not in head and (more := self.request.recv(4096)):
+            head += more.decode('latin-1')
+        if not head:
+            return
         self.server.paths.append(head.split()[1])
         body = self.server.answers.get(head.split()[1].partition('?')[0], self.server.answer)
         if body is None:

@@ -12,7 +12,7 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import CheckpointLoader, Runner
 
 from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
-from ...checkpoints.reading.safe import are_checkpoints_trusted, read_file
+from ...checkpoints.reading import are_checkpoints_trusted, read_file
 from ...compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, fit_to_model
 from .exact_resume import ANEW, check_resumable, fit_to_run
