@@ -1,11 +1,11 @@
-"""A checkpoint into a model."""
+"""Load a checkpoint into a model."""
 
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .fit import LoadReport, backbones_of, fit
+from .adapt import LoadReport, adapt_weights, backbones_of
 from .reading import read_checkpoint
 from .recognise import INDEX_TABLES
 
@@ -54,13 +54,13 @@ def load_checkpoint(
             'model must be a SwinBackbone, SwinV2Backbone or SwinMLPBackbone, or have one; '
             f'got a {type(model).__name__} without'
         )
-    fitted, report = fit(model, read_checkpoint(checkpoint, unsafe_load=unsafe_load), str(checkpoint), prefix)
+    fitted, report = adapt_weights(model, read_checkpoint(checkpoint, unsafe_load=unsafe_load), str(checkpoint), prefix)
     model.load_state_dict(fitted, strict=False)
     report.log()
     return report
 
 
 def adapt_state_dict(state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """A load_state_dict pre-hook: index tables in a checkpoint are ignored, also with strict=True."""
+    """Remove index tables from a state_dict, also with strict=True: a pre-hook of load_state_dict."""
     for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
         del state_dict[key]

@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from ...checkpoints import CheckpointError
+from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
 from ...checkpoints.errors import first_of
-from ...checkpoints.fit import backbones_of, check_finite, fit
 
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
@@ -54,7 +54,7 @@ def fit_to_model(
             weights are missing or have another shape, or if model and data have another number of classes.
     """
     if backbones_of(model):
-        weights, report = fit(model, loaded, checkpoint)
+        weights, report = adapt_weights(model, loaded, checkpoint)
         report.log()
         shapes = {**{key: tuple(value.shape) for key, value in weights.items()}, **report.other_shapes}
     else:

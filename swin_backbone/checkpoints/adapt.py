@@ -1,4 +1,4 @@
-"""A checkpoint's weights under the names and in the shapes of a model."""
+"""Adapt the weights of a checkpoint to a model: its names, window, image size and input channels."""
 
 import logging
 import re
@@ -25,7 +25,7 @@ OF_A_CLASSIFIER = (
     "small_map='shrink' gives the classifier's features"
 )
 TABLE = 'attn.w_msa.relative_position_bias_table'
-# A name that every Swin backbone has, by the family of Swin; it tells where in a model the backbone is.
+# A name in every Swin backbone, by family, which tells the place of the backbone in a model.
 _ANCHORS = {
     V1: f'stages.0.blocks.0.{TABLE}',
     V2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
@@ -35,7 +35,7 @@ _ANCHORS = {
 
 @dataclass
 class LoadReport:
-    """What was loaded from a checkpoint, and what was not."""
+    """Names of loaded, resized, ignored and missing weights."""
 
     checkpoint: str
     origin: str = ''  # whose format it is, and the prefix of the backbone's names in it
@@ -46,7 +46,7 @@ class LoadReport:
     missing_elsewhere: list[str] = field(default_factory=list)  # names in the model, outside its backbone
     other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not loaded: names in the model
     warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a user may want to know, said once in a process
+    notes: list[str] = field(default_factory=list)  # logged once in a process
 
     def __str__(self) -> str:
         resized = ', '.join(dict.fromkeys(self.resized.values()))
@@ -59,7 +59,7 @@ class LoadReport:
         )
 
     def log(self) -> None:
-        """One line, and warnings for whatever a user should look at."""
+        """Log one line, and warnings."""
         print_log(str(self), logger='current')
         warnings = [*self.warnings]
         if self.missing:
@@ -78,10 +78,9 @@ def _say_once(note: str) -> None:
 
 
 def backbones_of(model: nn.Module) -> dict[str, str]:
-    """The prefixes, among a model's names, of the backbones of this package in it, and which family of Swin each is.
+    """Return the prefix and the family of each backbone of this package in a model.
 
-    Names are plain ones, also where layers are wrapped. The toolboxes' own Swins are left out: they do not tell the
-    size of their window.
+    Prefixes have no WRAPPERS. The toolboxes' own Swins are left out, because they do not tell the size of their window.
     """
     found = {}
     for name in map(plain_name, model.state_dict()):
@@ -93,13 +92,13 @@ def backbones_of(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def fit(
+def adapt_weights(
     model: nn.Module, loaded: Any, checkpoint: str, prefix: Optional[str] = None
 ) -> tuple[dict[str, Tensor], LoadReport]:
-    """What of a checkpoint goes into a model that has a Swin backbone. The model is not touched.
+    """Return the weights for a model with a Swin backbone, and a report. The model is not changed.
 
     Args:
-        loaded: what the file held.
+        loaded: contents of the file, or a state_dict.
         checkpoint: its name, for the report and for errors.
         prefix: of the backbone's names in the checkpoint. Default: it is found.
 
@@ -152,10 +151,7 @@ def fit(
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Refuse weights that are NaN or infinite: outputs would be NaN, which some metrics silently leave out; and weights
-    that are quantised.
-
-    Buffers may be infinite, as some masks are.
+    """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
 
     Raises:
         CheckpointError: if there are NaN or infinite numbers in weights of the model, NaN in its buffers, or weights
@@ -209,9 +205,9 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
 
 
 def _note_unasked_windows(trained: dict[str, Size], backbone: Any, report: LoadReport) -> None:
-    """A backbone that says another window wants tables of that window, but one that says nothing wants the weights.
+    """Warn about resized tables where the backbone has the default window, or the checkpoint several windows.
 
-    Nor does one that says one window know that the checkpoint has several.
+    A backbone with another window than the default has chosen this window.
     """
     windows = tuple(trained.get(f'stages.{s}.blocks.0.{TABLE}', own) for s, own in enumerate(backbone.window_size))
     for stage, (source, own) in enumerate(zip(windows, backbone.window_size)):
@@ -225,7 +221,7 @@ def _note_unasked_windows(trained: dict[str, Size], backbone: Any, report: LoadR
 
 
 def _shortest(windows: tuple[Size, ...]) -> Any:
-    """Windows of each stage as `window_size` takes them; it takes two ints for (height, width)."""
+    """Return windows of each stage in the shortest form of `window_size`, where two ints are (height, width)."""
     sides = tuple(window[0] if window[0] == window[1] else window for window in windows)
     if len(set(sides)) == 1:
         return sides[0]
@@ -237,7 +233,7 @@ def _stage(key: str) -> int:
 
 
 def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
-    """Swin V2's position bias needs no resizing, but it must be told by which window offsets are scaled."""
+    """Warn if a Swin V2 scales its offsets by another window than in training."""
     if weights.format.family != V2:
         return
     trained = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(backbone.stages))]
@@ -250,7 +246,7 @@ def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) ->
 
 
 def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: Any) -> tuple[Tensor, str]:
-    """A weight at the backbone's sizes, and what was done to it, '' for nothing."""
+    """Return a weight at the backbone's sizes, and the change in words, '' for none."""
     if key == 'absolute_pos_embed' and value.shape[2:] == own.shape[2:]:
         return resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
     if key == 'patch_embed.projection.weight' and value.dim() == own.dim():
