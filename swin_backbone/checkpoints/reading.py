@@ -208,6 +208,12 @@ def _make_array(*_: Any) -> _Array:
     return _Array()
 
 
+def _make_array_from_buffer(data: Any, dtype: _DType, shape: Any, order: Any) -> _Array:
+    array = _Array()
+    array.array = dtype.numbers(data).reshape(shape, order=order)
+    return array
+
+
 def _make_scalar(dtype: _DType, data: Any) -> Any:
     return dtype.numbers(data)[0]
 
@@ -238,6 +244,7 @@ _ORIGINALS = {
     'numpy.dtype': _DType,
     'numpy.ndarray': _Array,
     **{f'numpy.{core}.multiarray._reconstruct': _make_array for core in ('core', '_core')},  # numpy 1 and 2
+    **{f'numpy.{core}.numeric._frombuffer': _make_array_from_buffer for core in ('core', '_core')},
     **{f'numpy.{core}.multiarray.scalar': _make_scalar for core in ('core', '_core')},
 }
 STAND_INS = {path: _named(stand_in, path) for path, stand_in in _ORIGINALS.items()}
