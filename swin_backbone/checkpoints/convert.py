@@ -1,4 +1,4 @@
-"""A checkpoint in another origin's format."""
+"""Write a checkpoint in the format of another origin."""
 
 import shutil
 from pathlib import Path
@@ -19,8 +19,8 @@ from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
 from .shapes import check_shapes, missing_weights
 
-FORMATS = (*NAMES, 'mmseg')  # what `convert_checkpoint` writes
-HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # what these call the head of a Mask2Former
+FORMATS = (*NAMES, 'mmseg')  # values of `to`
+HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # name of a Mask2Former's head
 
 
 def convert_checkpoint(
@@ -82,7 +82,7 @@ def convert_checkpoint(
         format = _written('mmdet' if to == 'mmseg' else to, weights.format.family)
         around, used = _around(weights, tensors, HEADS[to]) if to in HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
-            weights.classifier.clear()  # the last norm of its Swin, which no head reads
+            weights.classifier.clear()  # the last norm of the Swin, unused by the heads
         missing = _check(weights, around)
         config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
@@ -128,19 +128,19 @@ def _written(to: str, family: str) -> Format:
 
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
-    """A Swin's weights as another origin names and orders them."""
+    """Return weights under the names and in the orders of a format."""
     ours = {**weights.backbone, **weights.classifier}
     if format is TORCHVISION:
         ours.update(_index_tables(weights))
     renamed = from_here(ours, format)
     if format.name == 'hf' and 'head.weight' not in ours:  # a bare model of transformers, and no part of a classifier
         renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
-    # Copies: neither file format takes kindly to tensors that share memory.
+    # Copies, because files with shared memory are larger (torch.save) or an error (safetensors)
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}
 
 
 def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], int]:
-    """The neck and heads of the model whose backbone this is, and of how many tensors in the checkpoint they are."""
+    """Return neck and heads of the model around a backbone, and the number of their tensors in the checkpoint."""
     outside = {key: tensors[key] for key in weights.ignored.get(OUTSIDE, [])}
     heads = find_heads(outside)
     if heads is not None:
@@ -154,7 +154,7 @@ def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tupl
 
 
 def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
-    """What looks up the bias tables; torchvision loads no checkpoint without it."""
+    """Return the index of each bias table, required by torchvision."""
     indices = {}
     for key, table in weights.backbone.items():
         if key.endswith('.relative_position_bias_table'):
@@ -167,10 +167,10 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format, outputs: Outputs) -> None:
-    """Write a file that is whole or not there.
+    """Write a complete file or none.
 
     Raises:
-        CheckpointError: if it cannot be written, as on a full disk.
+        CheckpointError: if the disk is full, or the file cannot be written.
     """
 
     def write(partial: Path) -> None:

@@ -1,4 +1,4 @@
-"""A folder as transformers keeps a model in: its weights, and the config.json that `from_pretrained` builds it of."""
+"""Folders of transformers: a file of weights and the config.json that `from_pretrained` reads."""
 
 import json
 import math
@@ -18,12 +18,12 @@ _FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
 
 
 def is_folder(target: Path) -> bool:
-    """Whether a target names a folder: it is one, or does not end as files of weights do."""
+    """Return whether a target is a folder, or has no suffix of a file of weights."""
     return target.is_dir() or target.suffix not in _FILE_SUFFIXES
 
 
 def file_in(folder: Path) -> Path:
-    """The file of weights in a folder of transformers.
+    """Return the file of weights in a folder of transformers.
 
     Raises:
         CheckpointError: if there is none, or the weights are in several.
@@ -37,10 +37,10 @@ def file_in(folder: Path) -> Path:
 
 
 def config_of(weights: SwinWeights) -> dict[str, Any]:
-    """What `transformers.SwinConfig` or `Swinv2Config` takes, from names and shapes of a Swin's weights.
+    """Return the arguments of `transformers.SwinConfig` or `Swinv2Config`, from names and shapes of weights.
 
     Raises:
-        CheckpointError: if transformers has no such model, or the weights do not say which it is.
+        CheckpointError: if transformers has no such model, or the window is unknown.
     """
     named = weights.backbone
     is_v2 = weights.format.family == V2
@@ -56,7 +56,7 @@ def config_of(weights: SwinWeights) -> dict[str, Any]:
     config = dict(
         architectures=[f'{name}{kind}'],
         model_type=name.lower(),
-        # The map of the last stage is a window, as that of all published ones: transformers shrinks larger windows.
+        # The map of the last stage is one window, because transformers shrinks larger windows.
         image_size=last * patch * 2 ** (len(depths) - 1),
         patch_size=patch,
         num_channels=projection_DCHW.shape[1],
@@ -100,7 +100,7 @@ def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
 
 
 def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
-    """The side of the window of all stages, and of the last one, which may be smaller in Swin V2."""
+    """Return the side of the window of all stages, and of the last one, which may be smaller in Swin V2."""
     windows: list[Size] = []
     for stage in range(stages):
         key = f'stages.{stage}.blocks.0.attn.w_msa.relative_position_bias_table'

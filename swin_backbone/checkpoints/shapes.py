@@ -70,7 +70,8 @@ PATCHES: Shapes = {
     'patch_embed.norm.bias': 'C',
     'absolute_pos_embed': '1 tokens C',
 }
-CLASSIFIER: Shapes = {'norm.weight': 'C', 'norm.bias': 'C', 'head.weight': 'classes C', 'head.bias': 'classes'}
+# A head may follow a layer of another width.
+CLASSIFIER: Shapes = {'norm.weight': 'C', 'norm.bias': 'C', 'head.weight': 'classes features', 'head.bias': 'classes'}
 
 # Weights that a Swin may lack altogether. A bias of attention is in all blocks or in none.
 _OPTIONAL = re.compile(r'patch_embed\.norm\.|absolute_pos_embed|norm|head\.')

@@ -169,7 +169,8 @@ DAMAGES = [
     ('layers.1.blocks.0.attn.relative_position_bias_table', lambda value: value[:-1], 'table has shape .168'),
     ('layers.1.blocks.0.attn.relative_position_bias_table', lambda value: value[:, 1:], 'table has shape .169, 3'),
     ('layers.0.blocks.0.norm1.weight', first, r'norm1\.weight has shape \(\)'),
-    (HEAD, lambda value: value[:, :-1], r'head\.weight has shape \(1000, 255\)'),
+    (HEAD, lambda value: value[:-1], r'head\.\w+ has shape'),
+    (HEAD, first, r'head\.weight has shape \(\)'),
 ]
 
 
