@@ -42,8 +42,8 @@ def convert_checkpoint(
 
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.
-        target: the file to write, of safetensors if that is what its name ends in, else of torch.save. Missing folders
-            are made. With `to='hf'` a name that does not end as a file of weights (.safetensors, .pth, .bin, ...) is a
+        target: the file to write: safetensors if the name ends in .safetensors, else torch.save. Missing folders are
+            made. With `to='hf'` a name that does not end as a file of weights (.safetensors, .pth, .bin, ...) is a
             folder with config.json and model.safetensors, which transformers' `from_pretrained` opens.
         to: 'official', 'mmdet', 'mmseg', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a
             Swin V2 the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
@@ -184,6 +184,6 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format, outputs: Ou
         outputs.write_by(target, write)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch and safetensors have their own kinds
         why = error.strerror if isinstance(error, OSError) else None
-        if not why:  # torch only says that it could not
+        if not why:  # torch gives no reason
             why = f'{shutil.disk_usage(target.parent).free:,} bytes are free'
         raise CheckpointError(f'{target} cannot be written ({why})') from error

@@ -36,7 +36,7 @@ from .errors import CheckpointError
 
 Rows = tuple[tuple[str, str], ...]
 
-V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families, whose weights fit no other
+V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
 
 
 class Format(NamedTuple):
@@ -337,7 +337,7 @@ def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
         raise CheckpointError(
             f'{key} has shape {tuple(reduction.shape)}, and its columns are four neighbours: the file is damaged'
         )
-    # A norm behind the reduction, as in Swin V2, is as wide as what the reduction gives, and has no such order.
+    # The norm of Swin V2 comes behind the reduction, and has its width.
     return leaf == 'reduction.weight' or weights[key].shape[-1:] == reduction.shape[-1:]
 
 

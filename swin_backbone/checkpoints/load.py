@@ -22,11 +22,11 @@ def load_checkpoint(
     repositories, SimMIM, mmdet, mmseg, mmpretrain, timm, torchvision, Hugging Face; Swin V1 into a `SwinBackbone`, V2
     into a `SwinV2Backbone`, Swin-MLP into a `SwinMLPBackbone`. Bias tables of another window and a position embedding
     of another image size are resized, as microsoft/Swin-Transformer does; the patch embedding is adapted to the number
-    of input channels. One line in the log says what was done, and warnings name what needs attention.
+    of input channels. One line in the log reports the result, and warnings name problems.
 
     Args:
         model: a `SwinBackbone`, `SwinV2Backbone` or `SwinMLPBackbone`, or a detector or segmentor with one. After an
-            error it is as it was before.
+            error the model is unchanged.
         checkpoint: a path, file://, http:// or https:// address; of torch.save or safetensors.
         unsafe_load: allow the file to run any code when it is read. Default: False, unless a tool was called with
             --unsafe-load.

@@ -1,4 +1,4 @@
-"""Resume a training so that it gives the bits of an uninterrupted one."""
+"""Resume a training bit for bit."""
 
 import hashlib
 import math
@@ -52,7 +52,7 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
     Random numbers are a function of the run's seed, which mmengine keeps, and of the iteration (seeds.py).
 
     Returns:
-        None for a loop that is not of this package, else a dict:
+        None for a foreign loop, else a dict:
             sampler_seed: seed of the order, or None.
             batches_done: batches of each rank up to here, of this epoch or, by iterations, of the whole training.
             by_epoch, batch_size, ranks: units of `batches_done`.
@@ -72,9 +72,9 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
 
 
 def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
-    """Change a checkpoint in place so that mmengine's Runner resumes it in this run.
+    """Convert a checkpoint in place for this run, for mmengine's Runner to resume.
 
-    Tensors are compared with those of this run, the position with this loop. Settings of the optimizer, of schedules
+    Tensors are compared with this run's tensors, the position with this loop. Settings of the optimizer, of schedules
     and of a loss scaler become the config's. A line in the log names every change.
 
     Raises:
@@ -156,7 +156,7 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
         if isinstance(state['batch_size'], int) and isinstance(now['batch_size'], int):
             before = state['batches_done'] * state['batch_size'] * state['ranks']
             state['batches_done'] = before // (now['batch_size'] * now['ranks'])
-        if isinstance(loop, PlacedEpochLoop):  # whose iterations are counted as if all epochs had been like this
+        if isinstance(loop, PlacedEpochLoop):  # all epochs count as long as this one
             length = len(loop.dataloader)
             if state['by_epoch']:
                 state['batches_done'] = min(state['batches_done'], length)
