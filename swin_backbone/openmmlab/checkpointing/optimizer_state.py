@@ -85,7 +85,7 @@ def _moments_of_a_step(
     # Adagrad has moments before the first step
     probe.state = defaultdict(dict, {zeros: copy.deepcopy(optimizer.state.get(parameter, {}))})
     try:
-        probe.step()
+        type(probe).step(probe)  # not a method that a scheduler has put on the optimizer
     except Exception:  # of any kind
         return None
     return probe.state[zeros]
