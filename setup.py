@@ -81,7 +81,6 @@ setup(
         'docs': ['mkdocs-material>=9.6', 'mkdocstrings[python]>=1.0'],
         # What tools/export.py writes with, and the runtimes of what it writes
         'deploy': ['onnx>=1.18', 'onnxscript>=0.5', 'onnxruntime>=1.22', 'openvino>=2025.0', 'nncf>=2.16'],
-        'fuzz': ['atheris'],  # finds the ways into tests/helpers/checkpoints/fuzz.py; wheels are for Linux
         # Other implementations, which the tests compare with, and the frameworks of swin_backbone/adapters
         'peers': [
             *('timm>=1.0', 'transformers>=4.40', 'torchvision'),

@@ -1,8 +1,7 @@
-"""Files that a command writes, without harm to others: what a user made stays, and what is read is not written.
+"""Output files of a command: files of the user and input files are never replaced.
 
-A command replaces a file only if it holds the bytes that a command of this package wrote there. A record beside the
-files, `RECORD`, has their SHA-256, in the format of `sha256sum`: a line for each, added before the file gets its name.
-A file that was changed since is the user's.
+A command replaces a file only if a command of this package wrote the present contents. The file `RECORD` beside the
+outputs has their SHA-256 in the format of `sha256sum`. Each line is added before the output gets its name.
 """
 
 import hashlib
@@ -16,19 +15,19 @@ from typing import Optional, Union
 from .whole_files import write_whole, write_whole_by
 
 RECORD = '.swin_backbone.sha256'
-KEPT = 2  # lines for each file: the last may be of a file that never got its name
+KEPT = 2  # lines for each file: the last may be of an interrupted write
 
 
 class Outputs:
-    """What a command writes below a folder: every file once, and none that was there without it.
+    """Output files of a command below a folder. Each is written once.
 
     Args:
-        folder: where the record is; made when the first file is written.
-        inputs: paths of files that the command reads. None of these files is ever written, under whatever name.
+        folder: folder of the record, made with the first file.
+        inputs: paths of input files, which are never written, also by other names.
         overwrite: replace files of the user too, but no folder, device or pipe.
 
     Raises:
-        FileExistsError: if the record is something else than a file.
+        FileExistsError: if the record is no regular file.
     """
 
     def __init__(self, folder: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overwrite: bool = False):
@@ -40,14 +39,14 @@ class Outputs:
         self._digests = _read_record(self.folder / RECORD)
 
     def protect(self, *inputs: Union[str, Path]) -> None:
-        """Add files that the command reads."""
+        """Add input files."""
         self._inputs.update(filter(None, map(_identity, inputs)))
 
     def check(self, *paths: Union[str, Path]) -> None:
-        """See that files may be written, before the work is done.
+        """Check that files may be written, before the work is done.
 
         Raises:
-            FileExistsError: if not, naming the first.
+            FileExistsError: naming the first file that may not be written.
         """
         for path in map(Path, paths):
             if not os.path.lexists(path):
@@ -64,7 +63,7 @@ class Outputs:
                 )
 
     def is_own(self, path: Union[str, Path]) -> bool:
-        """Whether a file has the bytes that a command wrote there."""
+        """Return whether a command wrote the present contents of a file."""
         digests, path = self._digests.get(self._name(path), []), Path(path)
         return bool(digests) and path.is_file() and not path.is_symlink() and file_digest(path) in digests
 
@@ -73,11 +72,11 @@ class Outputs:
         self.write_by(path, lambda partial: partial.write_bytes(data))
 
     def write_by(self, path: Union[str, Path], write: Callable[[Path], object]) -> None:
-        """Let `write` write a file that is whole or not there; see `whole_files.write_whole_by`.
+        """Let `write` write a file in one step; see `whole_files.write_whole_by`.
 
         Raises:
-            FileExistsError: if it may not be written; see `check`.
-            OSError: if it cannot be written.
+            FileExistsError: if the file may not be written; see `check`.
+            OSError: if the file cannot be written.
         """
         if self._name(path) in self._written:
             raise FileExistsError(f'{path} would be written twice, for two inputs of one name')
@@ -90,7 +89,7 @@ class Outputs:
         write_whole_by(path, write_and_record)
 
     def adopt(self, *paths: Path) -> None:
-        """Record files that were written for the command by others, as by a toolbox."""
+        """Record files that a toolbox wrote for the command."""
         for path in paths:
             self._record(path, file_digest(path))
 
@@ -114,7 +113,7 @@ class Outputs:
 
 
 def claim(path: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overwrite: bool = False) -> Outputs:
-    """`Outputs` for one file, which is checked.
+    """Return `Outputs` for one file, after its check.
 
     Raises:
         FileExistsError: see `Outputs`.
@@ -125,7 +124,7 @@ def claim(path: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overw
 
 
 def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:
-    """What two names of one file have in common: links, hard links, upper and lower case where that is the same."""
+    """Return device and inode of a file, equal for all of its names; None if there is no file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # not there, or an address
@@ -134,7 +133,7 @@ def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, 'rb') as file:
         while block := file.read(1 << 20):
@@ -143,7 +142,7 @@ def file_digest(path: Path) -> str:
 
 
 def _read_record(path: Path) -> dict[str, list[str]]:
-    """The digests of each file, the latest last; lines that are none are left out."""
+    """Return the digests of each file, the latest last. Damaged lines are left out."""
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise FileExistsError(f'{path}, where the tools record what they write, is no regular file: move it away')
     digests: dict[str, list[str]] = {}
@@ -157,6 +156,6 @@ def _read_record(path: Path) -> dict[str, list[str]]:
 
 
 def _line(name: str, digest: str) -> bytes:
-    """A line of `sha256sum`."""
+    """Format a line of `sha256sum`."""
     escaped = os.fsencode(name).replace(b'\\', b'\\\\').replace(b'\n', b'\\n')
     return (b'\\' if escaped != os.fsencode(name) else b'') + digest.encode() + b'  ' + escaped + b'\n'

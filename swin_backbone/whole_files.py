@@ -1,4 +1,4 @@
-"""Writing files that are complete or not there at all, whatever happens meanwhile."""
+"""Write files in one step: after a crash a file is the old one or the new one."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from mmengine.fileio import LocalBackend, register_backend
 PARTIAL = '.partial-'
 MOST_BYTES = 255  # of a name in a folder
 LONGEST_SUFFIX = 16  # characters, with the point
-# What an OSError says of a disk or folder that takes no more, or of a name that a folder has
+# Numbers of an OSError for a full or read-only disk, or a folder in the place of the file
 CANNOT_WRITE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
     *(errno.EISDIR, errno.ENOTEMPTY),
@@ -27,32 +27,32 @@ def write_whole(path: Union[str, Path], data: bytes) -> None:
 def write_whole_by(path: Union[str, Path], write: Callable[[Path], object]) -> None:
     """Let `write` write to a temporary file beside `path`, flush it to the disk, then rename it to `path`.
 
-    Folders that are missing are made. The temporary file's name ends as that of `path`.
+    Missing folders are made. The temporary file has the suffix of `path`. After any error the old file stays, and the
+    temporary file is removed.
 
     Raises:
-        OSError: if it cannot be written, as on a full disk. What was there stays, and nothing is left beside it, as for
-            any other error of `write`.
+        OSError: if the file cannot be written, as on a full disk.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(PARTIAL + _shortened(path.name))
     try:
-        partial.unlink(missing_ok=True)  # a link of that name leads elsewhere
+        partial.unlink(missing_ok=True)  # it may be a link
         write(partial)
         _flush(partial)
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # a write does not say of what
+            error.filename = str(path)  # absent in errors of a write
         raise
-    _flush(path.parent)  # its list of names, without which a power cut undoes the renaming
+    _flush(path.parent)  # else a power cut undoes the renaming
 
 
 def _shortened(name: str) -> str:
-    """A name that is too long for `PARTIAL` before it, as a short one of its own with the same suffix.
+    """Return a name with room for `PARTIAL`: a long name becomes a hash with the same suffix.
 
-    What is longer than a suffix of a format is none, as after the point in a long name.
+    The suffix has at most `LONGEST_SUFFIX` characters.
     """
     encoded = os.fsencode(name)
     fits = len(PARTIAL) + len(encoded) <= MOST_BYTES
@@ -60,10 +60,10 @@ def _shortened(name: str) -> str:
 
 
 def write_between(document: Path, begin: str, end: str, text: str) -> None:
-    """Put `text` between two markers of a document, in the place of what is there.
+    """Replace the text between two markers of a document.
 
     Raises:
-        ValueError: if it does not have both, in this order.
+        ValueError: if the markers are missing.
     """
     before, found, rest = document.read_text(encoding='utf-8').partition(begin)
     _, found_end, after = rest.partition(end)
@@ -82,7 +82,7 @@ def _flush(path: Path) -> None:
 
 
 class WholeFileBackend(LocalBackend):
-    """mmengine's access to local files, whose `put` leaves no half-written file."""
+    """mmengine's backend of local files, with `write_whole` for `put`."""
 
     def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
         write_whole(filepath, obj)

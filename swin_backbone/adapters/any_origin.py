@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoints.fit import fit
+from ..checkpoints.adapt import adapt_weights
 from ..checkpoints.recognise import find_swin, holds_swin, tensors_of
 
 
@@ -27,7 +27,7 @@ def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
     tensors = {key.removeprefix(prefix): state_dict[key] for key in theirs}
     if all(key in tensors for key in own) or not holds_swin(tensors):
         return
-    fitted, report = fit(module, tensors, 'state_dict')
+    fitted, report = adapt_weights(module, tensors, 'state_dict')
     names = getattr(module, 'classifier_names', {})
     if names:
         for key, value in find_swin(tensors_of(tensors)).classifier.items():

@@ -1,14 +1,13 @@
 """Published weights in, published formats out. Names and shapes only: nothing here knows the modules.
 
-A checkpoint is read (safe.py, download.py), recognised (recognise.py, by the tables of formats.py), fitted to a model
-(fit.py, resize.py) and loaded (load.py), or written in another format (convert.py).
+A checkpoint is read (reading.py, download.py), recognised (recognise.py, by the tables of formats.py), adapted to a
+model and loaded (adapt.py, resize.py, shapes.py), or written in another format (convert.py).
 """
 
+from .adapt import LoadReport, adapt_state_dict, load_checkpoint
 from .convert import FORMATS, convert_checkpoint
 from .errors import CheckpointError
-from .fit import LoadReport
-from .load import adapt_state_dict, load_checkpoint
-from .reading.safe import read_checkpoint, trust_checkpoints
+from .reading import read_checkpoint, trust_checkpoints
 
 __all__ = [
     'FORMATS',

@@ -1,4 +1,4 @@
-"""A checkpoint in another origin's format."""
+"""Write a checkpoint in the format of another origin."""
 
 import shutil
 from pathlib import Path
@@ -10,16 +10,17 @@ from torch import Tensor
 
 from ..outputs import Outputs, claim
 from ..windows.position import relative_position_index
-from .errors import CheckpointError
+from .errors import CheckpointError, first_of, not_finite
 from .formats import NAMES, TORCHVISION, WRITTEN, Format, from_here
 from .heads import LEFT_OUT, find_heads, heads_to_here
 from .hugging_face import CONFIG, WEIGHTS, config_json, is_folder
-from .reading.safe import read_checkpoint
+from .reading import read_checkpoint
 from .recognise import OUTSIDE, SwinWeights, find_swin, tensors_of
 from .resize import window_of_table
+from .shapes import check_shapes, missing_weights
 
-FORMATS = (*NAMES, 'mmseg')  # what `convert_checkpoint` writes
-HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # what these call the head of a Mask2Former
+FORMATS = (*NAMES, 'mmseg')  # values of `to`
+HEADS = {'mmdet': 'panoptic_head', 'mmseg': 'decode_head'}  # name of a Mask2Former's head
 
 
 def convert_checkpoint(
@@ -41,8 +42,8 @@ def convert_checkpoint(
 
     Args:
         source: a checkpoint of any origin, see `load_checkpoint`.
-        target: the file to write, of safetensors if that is what its name ends in, else of torch.save. Missing folders
-            are made. With `to='hf'` a name that does not end as a file of weights (.safetensors, .pth, .bin, ...) is a
+        target: the file to write: safetensors if the name ends in .safetensors, else torch.save. Missing folders are
+            made. With `to='hf'` a name that does not end as a file of weights (.safetensors, .pth, .bin, ...) is a
             folder with config.json and model.safetensors, which transformers' `from_pretrained` opens.
         to: 'official', 'mmdet', 'mmseg', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a
             Swin V2 the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
@@ -50,13 +51,13 @@ def convert_checkpoint(
         overwrite: replace a target that is there already, also if no conversion wrote it; never the source.
 
     Returns:
-        What was done, in a sentence.
+        A sentence with both formats, the number of tensors, and what was left out or missing.
 
     Raises:
         ValueError: if there is no such format.
         FileExistsError: if the target is the source, or is there already and `overwrite` does not allow to replace it.
-        CheckpointError: if the source cannot be read, or holds no Swin, or one that the format has not; if the target
-            cannot be written.
+        CheckpointError: if the source cannot be read, holds no Swin or a damaged one (a shape that does not fit,
+            NaN), or a family that the format lacks; if the target cannot be written.
 
     Examples:
         >>> import tempfile, torch
@@ -81,9 +82,10 @@ def convert_checkpoint(
         format = _written('mmdet' if to == 'mmseg' else to, weights.format.family)
         around, used = _around(weights, tensors, HEADS[to]) if to in HEADS else ({}, 0)
         if around and weights.format.name == 'hf':
-            weights.classifier.clear()  # the last norm of its Swin, which no head reads
+            weights.classifier.clear()  # the last norm of the Swin, unused by the heads
+        missing = _check(weights, around)
+        config = config_json(weights, missing) if folder else b''
         converted = _convert(weights, format)
-        config = config_json(weights) if folder else b''
     except CheckpointError as error:
         raise CheckpointError(f'checkpoint {str(source)!r}: {error}') from error.__cause__
     if around:
@@ -95,9 +97,27 @@ def convert_checkpoint(
         reason: len(keys) for reason, keys in weights.ignored.items() if not reason.startswith('classification')
     }
     left_out[OUTSIDE] = left_out.get(OUTSIDE, 0) - used
-    return f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: ' + (
-        ', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing'
+    report = (
+        f'{source} ({weights.format.origin}) to {target} ({format.origin}): {len(converted)} tensors; left out: '
+        + (', '.join(f'{number} {reason}' for reason, number in left_out.items() if number) or 'nothing')
     )
+    return report + (f'; missing: {first_of(missing)}' if missing else '')
+
+
+def _check(weights: SwinWeights, around: dict[str, Tensor]) -> list[str]:
+    """Return the names of missing weights.
+
+    Raises:
+        CheckpointError: if a shape does not fit the others, or a number is not finite. Buffers of heads may be
+            infinite.
+    """
+    own = {**weights.backbone, **weights.classifier}
+    check_shapes(own, weights.format.family)
+    broken = [key for key, value in own.items() if not value.isfinite().all()]
+    broken += [key for key, value in around.items() if value.is_floating_point() and value.isnan().any()]
+    if broken:
+        raise CheckpointError(not_finite(broken, len(own) + len(around)))
+    return missing_weights(own, weights.format.family)
 
 
 def _written(to: str, family: str) -> Format:
@@ -108,19 +128,19 @@ def _written(to: str, family: str) -> Format:
 
 
 def _convert(weights: SwinWeights, format: Format) -> dict[str, Tensor]:
-    """A Swin's weights as another origin names and orders them."""
+    """Return weights under the names and in the orders of a format."""
     ours = {**weights.backbone, **weights.classifier}
     if format is TORCHVISION:
         ours.update(_index_tables(weights))
     renamed = from_here(ours, format)
     if format.name == 'hf' and 'head.weight' not in ours:  # a bare model of transformers, and no part of a classifier
         renamed = {key.removeprefix('swin.').removeprefix('swinv2.'): value for key, value in renamed.items()}
-    # Copies: neither file format takes kindly to tensors that share memory.
+    # Copies, because files with shared memory are larger (torch.save) or an error (safetensors)
     return {key: v.clone(memory_format=torch.contiguous_format) for key, v in renamed.items()}
 
 
 def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tuple[dict[str, Tensor], int]:
-    """The neck and heads of the model whose backbone this is, and of how many tensors in the checkpoint they are."""
+    """Return neck and heads of the model around a backbone, and the number of their tensors in the checkpoint."""
     outside = {key: tensors[key] for key in weights.ignored.get(OUTSIDE, [])}
     heads = find_heads(outside)
     if heads is not None:
@@ -134,7 +154,7 @@ def _around(weights: SwinWeights, tensors: dict[str, Tensor], head: str) -> tupl
 
 
 def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
-    """What looks up the bias tables; torchvision loads no checkpoint without it."""
+    """Return the index of each bias table, required by torchvision."""
     indices = {}
     for key, table in weights.backbone.items():
         if key.endswith('.relative_position_bias_table'):
@@ -147,10 +167,10 @@ def _index_tables(weights: SwinWeights) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], target: Path, format: Format, outputs: Outputs) -> None:
-    """Write a file that is whole or not there.
+    """Write a complete file or none.
 
     Raises:
-        CheckpointError: if it cannot be written, as on a full disk.
+        CheckpointError: if the disk is full, or the file cannot be written.
     """
 
     def write(partial: Path) -> None:
@@ -164,6 +184,6 @@ def _write(weights: dict[str, Tensor], target: Path, format: Format, outputs: Ou
         outputs.write_by(target, write)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:  # torch and safetensors have their own kinds
         why = error.strerror if isinstance(error, OSError) else None
-        if not why:  # torch only says that it could not
+        if not why:  # torch gives no reason
             why = f'{shutil.disk_usage(target.parent).free:,} bytes are free'
         raise CheckpointError(f'{target} cannot be written ({why})') from error

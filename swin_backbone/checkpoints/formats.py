@@ -1,8 +1,28 @@
-"""The names that published Swin checkpoints give their weights: one table an origin, used in both directions.
+"""Names of the weights of a Swin in each origin: one table for each, read in both directions.
 
-A row is (name here, name there). Names here are mmdet's and mmseg's; `norm` and `head`, which no backbone has, stand
-for a classifier's last norm and its head. {s} is a stage and {b} a block; {s+1}, {2s+1}, {2s+2} are numbers that an
-origin counts otherwise. A name is renamed by the first row that it, or what it begins with, matches.
+A row is (name here, name there). Names here are mmdet's and mmseg's. `norm` and `head` stand for a classifier's last
+norm and its head, which a backbone lacks. {s} is a stage, {b} a block; {s+1}, {2s+1}, {2s+2} are an origin's numbers
+for stage s. The first row that matches the beginning of a name renames it; the rest of the name is kept.
+
+Names decide alone: `recognise.find_names` maps the names of a live module as well as those of a file. Values differ
+from ours in two ways, which `to_here` and `from_here` convert. All other tensors are equal.
+
+| origin | block | patch merging behind stage s | columns of merging | query, key, value |
+|---|---|---|---|---|
+| here, mmdet, mmseg, mmpretrain | stages.{s}.blocks.{b} | stages.{s}.downsample | channels | one `qkv` |
+| microsoft, also detectors and SimMIM | layers.{s}.blocks.{b} | layers.{s}.downsample | columns | one `qkv` |
+| timm from 0.9 | the same; layers_{s} with features_only | layers.{s+1}.downsample | columns | one `qkv` |
+| torchvision | features.{2s+1}.{b} | features.{2s+2} | columns | one `qkv` |
+| transformers | encoder.layers.{s}.blocks.{b} | encoder.layers.{s}.downsample | columns | three layers |
+
+- Columns of merging: `downsample.reduction.weight` (2C, 4C) and, in Swin V1 and Swin-MLP, `downsample.norm` (4C) are
+  permuted; `reorder_merging` has both orders. The norm of Swin V2 (2C) comes behind the reduction and stays.
+- Three layers: `query`, `key` and `value`, each (C, C) and (C), are concatenated in this order to `qkv` (3C, C), (3C).
+  Swin V2 has biases of query and value only, `q_bias` and `v_bias`, in all origins.
+- Swin V2 here and in mmpretrain begins a stage with its merging: stages.{s+1}.downsample for the merging behind
+  stage s. timm does the same, microsoft and transformers do not.
+- The last norm of a classifier is `norm3` in mmpretrain, the name of an output norm elsewhere.
+- `relative_position_index`, `relative_coords_table` and `attn_mask` are computed here, and not loaded.
 """
 
 import re
@@ -16,17 +36,19 @@ from .errors import CheckpointError
 
 Rows = tuple[tuple[str, str], ...]
 
-V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families, whose weights fit no other
+V1, V2, MLP = 'Swin V1', 'Swin V2', 'Swin-MLP'  # families; weights of a family fit no other
 
 
 class Format(NamedTuple):
-    name: str  # what --to takes
-    origin: str  # what a report says
-    anchor: str  # regular expression of a name that every checkpoint of this origin has, less its prefix
+    """The names and orders of an origin."""
+
+    name: str  # a value of --to
+    origin: str  # title in reports
+    anchor: str  # regular expression of a name in every checkpoint of this origin, without its prefix
     rows: Rows
-    merging: str = 'columns'  # the order of merged channels, see `reorder_merging`
+    merging: str = 'columns'  # order of merged channels, see `reorder_merging`
     separate_qkv: bool = False  # query, key and value are three linear layers
-    spellings: tuple[tuple[str, str], ...] = ()  # of other releases of the origin, to those of the rows
+    spellings: tuple[tuple[str, str], ...] = ()  # (regular expression, name in the rows) for other releases
     family: str = V1
 
 
@@ -58,7 +80,7 @@ MMDET = Format(
     (*_STAGES, ('norm{s}', 'norm{s}'), ('norm', 'norm'), ('head', 'head')),
     merging='channels',
 )
-MMPRETRAIN = Format(  # its classifiers call their last norm what a detector calls the last stage's output norm
+MMPRETRAIN = Format(  # the last norm of its classifiers has the name of an output norm
     'mmpretrain',
     'mmpretrain',
     _STAGES_ANCHOR,
@@ -71,7 +93,7 @@ OFFICIAL = Format(
     _LAYERS_ANCHOR,
     (*_LAYERS, ('stages.{s}.downsample', 'layers.{s}.downsample'), ('head', 'head')),
 )
-TIMM = Format(  # patches are merged before the blocks of a stage; before timm 0.9 they were merged after them
+TIMM = Format(  # before timm 0.9: the names of microsoft/Swin-Transformer
     'timm',
     'timm',
     _LAYERS_ANCHOR,
@@ -118,7 +140,7 @@ HUGGING_FACE = Format(
     separate_qkv=True,
     spellings=(
         (r'^(?=(embeddings|encoder\.layers|layernorm)\.)', 'swin.'),
-        # What the modules of transformers 5 are called in memory; its files keep the names above.
+        # Modules of transformers 5 in memory; its files have the names above.
         (r'\.attention\.q_proj\.', '.attention.self.query.'),
         (r'\.attention\.k_proj\.', '.attention.self.key.'),
         (r'\.attention\.v_proj\.', '.attention.self.value.'),
@@ -129,12 +151,11 @@ HUGGING_FACE = Format(
     ),
 )
 
-# Swin V2. Names here are mmpretrain's `SwinTransformerV2`'s: a stage begins with the patch merging that leads to it.
+# Swin V2. Names here are those of mmpretrain's `SwinTransformerV2`: a stage begins with patch merging.
 _LAYERS_ANCHOR_V2 = r'layers[._]0\.blocks\.0\.attn\.logit_scale'
 _STAGES_ANCHOR_V2 = r'stages\.0\.blocks\.0\.attn\.w_msa\.logit_scale'
 _HF_BLOCK_V2 = _HF_BLOCK.replace('swin.', 'swinv2.')
 
-# Own names are the toolboxes', had they a Swin V2.
 OWN_V2 = MMDET._replace(origin='SwinV2Backbone', anchor=_STAGES_ANCHOR_V2, family=V2)
 MMPRETRAIN_V2 = MMPRETRAIN._replace(origin='mmpretrain, Swin V2', anchor=_STAGES_ANCHOR_V2, family=V2)
 OFFICIAL_V2 = OFFICIAL._replace(
@@ -164,7 +185,7 @@ HUGGING_FACE_V2 = Format(
         (f'{_BLOCK}.attn.w_msa.proj', f'{_HF_BLOCK_V2}.attention.output.dense'),
         (f'{_BLOCK}.attn.w_msa', f'{_HF_BLOCK_V2}.attention.self'),
         (f'{_BLOCK}.norm2', f'{_HF_BLOCK_V2}.layernorm_after'),
-        (f'{_BLOCK}.norm3', f'{_HF_BLOCK_V2}.norm3'),  # which Hugging Face's own models have not
+        (f'{_BLOCK}.norm3', f'{_HF_BLOCK_V2}.norm3'),  # not in Hugging Face's own models
         (f'{_BLOCK}.ffn.layers.0.0', f'{_HF_BLOCK_V2}.intermediate.dense'),
         (f'{_BLOCK}.ffn.layers.1', f'{_HF_BLOCK_V2}.output.dense'),
         ('stages.{s+1}.downsample', 'swinv2.encoder.layers.{s}.downsample'),
@@ -184,35 +205,35 @@ OFFICIAL_MLP = OFFICIAL._replace(
 )
 OWN_MLP = MMDET._replace(origin='SwinMLPBackbone', anchor=rf'stages{_MLP_BLOCK}', family=MLP)
 
-# All that is recognised; of those that share an anchor, the first.
+# Origins that are recognised. Where two share an anchor, the first is taken, and `recognise` tells them apart.
 ALL = (
     *(OFFICIAL, MMDET, TIMM, TORCHVISION, HUGGING_FACE, MMPRETRAIN),
     *(OFFICIAL_V2, OWN_V2, TIMM_V2, HUGGING_FACE_V2, MMPRETRAIN_V2),
     *(OFFICIAL_MLP, OWN_MLP),
 )
-# By family and name, what can be written: what mmpretrain reads is named as in mmdet too.
+# Formats to write, by family and name. mmpretrain's is missing, because mmpretrain reads mmdet's.
 WRITTEN = {(format.family, format.name): format for format in ALL if format.name != 'mmpretrain'}
-NAMES = tuple(name for family, name in WRITTEN if family == V1)  # which the other families have some of
+NAMES = tuple(name for family, name in WRITTEN if family == V1)  # the other families have some of these
 
 _QKV = ('query', 'key', 'value')
 
 
 def name_here(key: str, format: Format) -> Optional[str]:
-    """The name here of what an origin calls `key`; None for what is no weight of a Swin Transformer."""
+    """Return our name of an origin's weight; None if no row matches."""
     for pattern, spelling in format.spellings:
         key = re.sub(pattern, spelling, key)
     return rename(key, format.rows, source=1)
 
 
 def to_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
-    """Weights under their names here, their values as an origin has them, made ours: merged channels, qkv."""
+    """Convert the values of an origin's weights, under our names: permute merged channels, concatenate qkv."""
     if format.separate_qkv:
         weights = _fuse_qkv(weights)
     return reorder_merging(weights, format.merging, 'channels')
 
 
 def from_here(weights: dict[str, Tensor], format: Format) -> dict[str, Tensor]:
-    """Our weights, and a classifier's `norm` and `head`, as an origin names and orders them."""
+    """Convert our weights, and a classifier's `norm` and `head`, to the names and orders of an origin."""
     weights = reorder_merging(weights, 'channels', format.merging)
     if format.separate_qkv:
         weights = _split_qkv(weights)
@@ -235,6 +256,8 @@ def _fuse_qkv(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             parts = [weights[name] for name in (f'{stem}{part}.{leaf}' for part in _QKV) if name in weights]
             if len(parts) < len(_QKV):
                 raise CheckpointError(f'{stem}query.{leaf} is there without its key or value')
+            if any(part.dim() == 0 for part in parts):
+                raise CheckpointError(f'{stem}query.{leaf}, or its key or value, has shape (): the file is damaged')
             fused[f'{stem}qkv.{leaf}'] = torch.cat(parts)
         elif part not in ('key', 'value'):
             fused[key] = value
@@ -256,7 +279,7 @@ _NUMBER = re.compile(r'\{(\d*)([sb])(?:\+(\d+))?\}')
 
 
 def rename(key: str, rows: Rows, source: int) -> Optional[str]:
-    """What a name in column `source` of `rows` is in the other; None: no row has it."""
+    """Translate a name from column `source` of `rows` to the other; None if no row matches."""
     for row in rows:
         match = _pattern(row[source]).match(key)
         numbers = _numbers(row[source], match) if match else None
@@ -266,7 +289,7 @@ def rename(key: str, rows: Rows, source: int) -> Optional[str]:
 
 
 def _numbers(template: str, match: re.Match[str]) -> Optional[dict[str, int]]:
-    """Stage and block in a name that matches a row's, or None if there is no such stage."""
+    """Return stage and block in a name, or None if the number is of no stage."""
     numbers = {}
     for factor, letter, offset in _NUMBER.findall(template):
         numbers[letter], remainder = divmod(int(match[letter]) - int(offset or 0), int(factor or 1))
@@ -281,7 +304,7 @@ def _fill(template: str, numbers: dict[str, int]) -> str:
 
 @lru_cache(maxsize=256)
 def _pattern(template: str) -> re.Pattern[str]:
-    """What matches a row's name at the start of a key, up to a dot or the end."""
+    """Compile a row's name; the match ends at a dot or the end of the key."""
     literals = [re.escape(literal) for literal in _NUMBER.sub('\0', template).split('\0')]
     letters = [letter for _, letter, _ in _NUMBER.findall(template)]
     numbers = [f'(?P<{letter}>\\d+)' for letter in letters]
@@ -289,15 +312,15 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def reorder_merging(weights: dict[str, Tensor], source: str, target: str) -> dict[str, Tensor]:
-    """Weights under their names here, with the channels that patch merging concatenates in the order `target`.
+    """Permute the channels that patch merging concatenates, from order `source` to `target`.
 
-    A map's neighbours (dy, dx) with C channels each become 4 C channels:
+    Four neighbours (dy, dx) with C channels each become 4 C channels:
 
-    - 'channels', of mmdet, mmseg and mmpretrain, is `nn.Unfold`'s: (C, dy, dx), each channel's neighbours together;
+    - 'channels', of mmdet, mmseg and mmpretrain, is the order of `nn.Unfold`: (C, dy, dx);
     - 'columns', of microsoft/Swin-Transformer, timm, torchvision and transformers, is (dx, dy, C): they concatenate
-      [0::2, 0::2], [1::2, 0::2], [0::2, 1::2], [1::2, 1::2] (timm by a permutation that amounts to the same).
+      [0::2, 0::2], [1::2, 0::2], [0::2, 1::2], [1::2, 1::2].
 
-    The weights that see merged channels are the norm over them and the reduction's columns.
+    Permuted are the columns of the reduction, and the norm over merged channels.
     """
     if source == target:
         return weights
@@ -310,8 +333,12 @@ def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
     reduction = weights.get(f'{owner}.downsample.reduction.weight')
     if not downsample or reduction is None:
         return False
-    # A norm behind the reduction, as in Swin V2, is as wide as what the reduction gives, and has no such order.
-    return leaf == 'reduction.weight' or weights[key].shape[-1] == reduction.shape[-1]
+    if leaf == 'reduction.weight' and (reduction.dim() != 2 or reduction.shape[1] % 4):
+        raise CheckpointError(
+            f'{key} has shape {tuple(reduction.shape)}, and its columns are four neighbours: the file is damaged'
+        )
+    # The norm of Swin V2 comes behind the reduction, and has its width.
+    return leaf == 'reduction.weight' or weights[key].shape[-1:] == reduction.shape[-1:]
 
 
 def _columns_to_channels(value: Tensor) -> Tensor:

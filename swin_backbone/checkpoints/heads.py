@@ -1,15 +1,14 @@
-"""The necks and heads of whole models of transformers and detectron2, under the names of mmdet's and mmseg's.
+"""Names of necks and heads of transformers, detectron2 and Co-DETR, translated to those of mmdet and mmseg.
 
-One table an origin, of rows (name here, name there) as formats.py has them. The mathematics is the same, and so are the
-orders of levels, points, heads and classes ('no object' is last in all of them); read from
+Each origin has a table of rows (name here, name there), as in formats.py. Values are equal: all have the same orders of
+levels, points, heads and classes, with 'no object' last. Sources:
 
 - facebookresearch/Mask2Former at 9b0651c: `MSDeformAttnPixelDecoder`, `MultiScaleMaskedTransformerDecoder`
 - Sense-X/Co-DETR at 2665352: `CoDINOHead`; projects/CO-DETR of mmdetection 3.3, which is made of it
 - transformers 5.23: `Mask2FormerForUniversalSegmentation`, `UperNetForSemanticSegmentation`
 - mmdet 3.3, `Mask2FormerHead`; mmseg 1.2, `UPerHead`, `FCNHead`
 
-What mmdet 2 and mmseg 0.x call necks and heads is what mmdet 3 and mmseg 1 call them; the background is the last class
-since mmdet 2.0.
+mmdet 2 and mmseg 0.x have the names of mmdet 3 and mmseg 1; the background is the last class since mmdet 2.0.
 """
 
 import re
@@ -26,10 +25,10 @@ LEFT_OUT = re.compile(r'criterion\.|.*\.fed_loss_weight$')  # weights of the cla
 
 
 class Heads(NamedTuple):
-    """How an origin names what is around the backbone."""
+    """Names of an origin around the backbone."""
 
     origin: str
-    anchor: str  # regular expression of a name that each of its checkpoints has
+    anchor: str  # regular expression of a name in each of its checkpoints
     rows: Rows
 
 
@@ -136,19 +135,19 @@ ORIGINS = (
 
 
 def find_heads(tensors: dict[str, Tensor]) -> Optional[Heads]:
-    """Whose necks and heads are among `tensors`; None: mmdet's or mmseg's own, or ones of no name here."""
+    """Return the origin of necks and heads; None for those of mmdet and mmseg, and for unknown ones."""
     return next((heads for heads in ORIGINS if any(re.fullmatch(heads.anchor, key) for key in tensors)), None)
 
 
 def heads_to_here(tensors: dict[str, Tensor], heads: Heads, head: str) -> dict[str, Tensor]:
-    """Necks and heads under their names here.
+    """Return necks and heads under their names here.
 
     Args:
-        tensors: what is outside the backbone, less what `LEFT_OUT` matches.
-        head: what the model calls a Mask2Former's head: 'panoptic_head' in mmdet, 'decode_head' in mmseg.
+        tensors: tensors outside the backbone, without those of `LEFT_OUT`.
+        head: name of a Mask2Former's head: 'panoptic_head' in mmdet, 'decode_head' in mmseg.
 
     Raises:
-        CheckpointError: if there is one that has no name here.
+        CheckpointError: if a tensor has no name here.
     """
     renamed = {}
     for key, value in _fuse_in_proj(tensors).items():
@@ -160,7 +159,7 @@ def heads_to_here(tensors: dict[str, Tensor], heads: Heads, head: str) -> dict[s
 
 
 def _fuse_in_proj(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Query, key and value as one, as `nn.MultiheadAttention` has them."""
+    """Concatenate query, key and value, as in `nn.MultiheadAttention`."""
     fused = {}
     for key, value in tensors.items():
         owner, _, part_leaf = key.rpartition('_proj.')

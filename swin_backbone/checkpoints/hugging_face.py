@@ -1,17 +1,16 @@
-"""A folder as transformers keeps a model in: its weights, and the config.json that `from_pretrained` builds it of."""
+"""Folders of transformers: a file of weights and the config.json that `from_pretrained` reads."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ..windows.grid import Size
-from .errors import CheckpointError
+from .errors import CheckpointError, first_of
 from .formats import V2
 from .recognise import SwinWeights
 from .resize import window_of_table
+from .shapes import sizes_of
 
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
 FILES = (WEIGHTS, 'pytorch_model.bin')  # which transformers looks for, in this order
@@ -19,12 +18,12 @@ _FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
 
 
 def is_folder(target: Path) -> bool:
-    """Whether a target names a folder: it is one, or does not end as files of weights do."""
+    """Return whether a target is a folder, or has no suffix of a file of weights."""
     return target.is_dir() or target.suffix not in _FILE_SUFFIXES
 
 
 def file_in(folder: Path) -> Path:
-    """The file of weights in a folder of transformers.
+    """Return the file of weights in a folder of transformers.
 
     Raises:
         CheckpointError: if there is none, or the weights are in several.
@@ -38,16 +37,16 @@ def file_in(folder: Path) -> Path:
 
 
 def config_of(weights: SwinWeights) -> dict[str, Any]:
-    """What `transformers.SwinConfig` or `Swinv2Config` takes, from names and shapes of a Swin's weights.
+    """Return the arguments of `transformers.SwinConfig` or `Swinv2Config`, from names and shapes of weights.
 
     Raises:
-        CheckpointError: if transformers has no such model, or the weights do not say which it is.
+        CheckpointError: if transformers has no such model, or the window is unknown.
     """
     named = weights.backbone
     is_v2 = weights.format.family == V2
     projection_DCHW = named['patch_embed.projection.weight']
-    depths, heads = _depths_and_heads(named, is_v2)
-    width, patch = projection_DCHW.shape[0], projection_DCHW.shape[2]
+    width, depths, heads = sizes_of(named, weights.format.family)
+    patch = projection_DCHW.shape[2]
     window, last = _windows(weights, len(depths), is_v2)
     head = weights.classifier.get('head.weight')
     name = 'Swinv2' if is_v2 else 'Swin'
@@ -57,13 +56,13 @@ def config_of(weights: SwinWeights) -> dict[str, Any]:
     config = dict(
         architectures=[f'{name}{kind}'],
         model_type=name.lower(),
-        # The map of the last stage is a window, as that of all published ones: transformers shrinks larger windows.
+        # The map of the last stage is one window, because transformers shrinks larger windows.
         image_size=last * patch * 2 ** (len(depths) - 1),
         patch_size=patch,
         num_channels=projection_DCHW.shape[1],
         embed_dim=width,
-        depths=depths,
-        num_heads=heads,
+        depths=list(depths),
+        num_heads=list(heads),
         window_size=window,
         mlp_ratio=named['stages.0.blocks.0.ffn.layers.0.0.weight'].shape[0] / width,
         qkv_bias=any(f'stages.0.blocks.0.attn.w_msa.{bias}' in named for bias in ('qkv.bias', 'q_bias')),
@@ -89,23 +88,19 @@ def config_of(weights: SwinWeights) -> dict[str, Any]:
     return config
 
 
-def config_json(weights: SwinWeights) -> bytes:
+def config_json(weights: SwinWeights, missing: list[str]) -> bytes:
+    """Return the bytes of config.json.
+
+    Raises:
+        CheckpointError: if weights are missing; see also `config_of`.
+    """
+    if missing:
+        raise CheckpointError(f'{CONFIG} needs complete weights; missing: {first_of(missing)}')
     return (json.dumps(config_of(weights), indent=2) + '\n').encode()
 
 
-def _depths_and_heads(named: dict[str, Tensor], is_v2: bool) -> tuple[list[int], list[int]]:
-    depths: list[int] = []
-    while f'stages.{len(depths)}.blocks.0.norm1.weight' in named:
-        stage, blocks = len(depths), 1
-        while f'stages.{stage}.blocks.{blocks}.norm1.weight' in named:
-            blocks += 1
-        depths.append(blocks)
-    leaf, axis = ('logit_scale', 0) if is_v2 else ('relative_position_bias_table', 1)
-    return depths, [named[f'stages.{s}.blocks.0.attn.w_msa.{leaf}'].shape[axis] for s in range(len(depths))]
-
-
 def _windows(weights: SwinWeights, stages: int, is_v2: bool) -> tuple[int, int]:
-    """The side of the window of all stages, and of the last one, which may be smaller in Swin V2."""
+    """Return the side of the window of all stages, and of the last one, which may be smaller in Swin V2."""
     windows: list[Size] = []
     for stage in range(stages):
         key = f'stages.{stage}.blocks.0.attn.w_msa.relative_position_bias_table'

@@ -1,4 +1,4 @@
-"""Whose checkpoint this is, and which of its tensors are a Swin backbone's: by names and shapes alone."""
+"""Recognise the origin of a Swin by the names of its weights, and find the weights of its backbone."""
 
 import re
 from collections import OrderedDict, defaultdict
@@ -29,36 +29,48 @@ from .formats import (
 )
 from .resize import window_of_coordinates, window_of_index
 
-# What may hold the weights in a training script's checkpoint, first the averaged ones (timm's, then DeiT's name). In
-# mmengine's `state_dict` are the averaged ones already, and `ema_state_dict` has the others.
+# Entries of a checkpoint with weights, averaged weights first (timm, DeiT). mmengine stores averaged weights in
+# `state_dict` and the others in `ema_state_dict`.
 CONTAINERS = ('state_dict_ema', 'model_ema', 'state_dict', 'model', 'ema_state_dict', 'module')
-# What torch.compile, FSDP and activation checkpointing put into the names of what is inside the layers that they wrap.
+# Parts of names of layers inside torch.compile, FSDP and activation checkpointing.
 WRAPPERS = {'_orig_mod', '_fsdp_wrapped_module', '_checkpoint_wrapped_module'}
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# What some implementations save and this one computes.
+# Saved by some implementations, computed here.
 INDEX_TABLES = re.compile(r'(^|\.)(relative_position_index|relative_coords_table|attn_mask)$')
 OUTSIDE = 'outside the backbone'  # a reason to ignore
 _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
 
 @dataclass
-class SwinWeights:
-    """The Swin backbone in a checkpoint, under its names here."""
+class SwinNames:
+    """Names of a Swin backbone: each dict has a name there as key, a name here as value."""
 
     format: Format
-    prefix: str  # of the backbone's names in the checkpoint: 'backbone.', 'module.encoder.', ...
+    prefix: str  # of the names there: 'backbone.', 'module.encoder.', ...
+    backbone: dict[str, str] = field(default_factory=dict)  # with `query`, `key`, `value` where they are three layers
+    classifier: dict[str, str] = field(default_factory=dict)  # a classifier's `norm` and `head`
+    tables: dict[str, Optional[str]] = field(default_factory=dict)  # index tables and masks
+    ignored: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # names there, by reason
+
+
+@dataclass
+class SwinWeights:
+    """A Swin backbone under our names, in our orders."""
+
+    format: Format
+    prefix: str  # of the names there
     backbone: dict[str, Tensor]
     classifier: dict[str, Tensor]  # a classifier's `norm` and `head`
-    ignored: dict[str, list[str]] = field(default_factory=dict)  # names in the checkpoint, by the reason
-    # Of those bias tables whose index is in the checkpoint too; in Swin V2, of those logit scales whose table of
-    # coordinates is, the window by which these are scaled.
+    ignored: dict[str, list[str]] = field(default_factory=dict)  # names there, by reason
+    # V1: window of each bias table with an index table; V2: window that scales the offsets, by the logit scale.
     windows: dict[str, Size] = field(default_factory=dict)
-    map_size: Optional[Size] = None  # of an absolute position embedding that is saved as a map
+    map_size: Optional[Size] = None  # (height, width) of an absolute position embedding stored as a map
 
 
 def tensors_of(loaded: Any) -> dict[str, Tensor]:
-    """The named tensors in what a file held, without the `module.` that data-parallel wrappers put before them, and
-    without WRAPPERS.
+    """Return the named tensors in the contents of a file or in a state_dict.
+
+    Names lose `module.` of data-parallel wrappers, and WRAPPERS.
 
     Raises:
         CheckpointError: if there are none.
@@ -85,7 +97,7 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
 
 
 def plain_name(key: str) -> str:
-    """The name of a tensor without those of what wraps layers around it."""
+    """Return a name without WRAPPERS."""
     return '.'.join(part for part in key.split('.') if part not in WRAPPERS)
 
 
@@ -94,14 +106,14 @@ def _outside_ddp(key: str) -> str:
 
 
 def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
-    """The entry of a checkpoint that holds a Swin under a name that a script gave it, first the averaged weights."""
+    """Return the entry of a checkpoint with a Swin, averaged weights first."""
     entries = {str(name): value for name, value in loaded.items() if isinstance(value, dict)}
     found = [name for name, held in entries.items() if _prefixes(_outside_ddp(str(key)) for key in held)]
     return entries[min(found, key=lambda name: not _AVERAGED.search(name))] if found else None
 
 
 def storage_fault(weights: Mapping[str, Tensor]) -> Optional[str]:
-    """Which weights are stored as numbers that torch would copy without what scales them; None: none."""
+    """Describe a weight that is stored in a quantised dtype, whose scale torch would lose; None if there is none."""
     key = next((key for key, value in weights.items() if value.dtype not in FLOATING), None)
     if key is None:
         return None
@@ -112,70 +124,92 @@ def storage_fault(weights: Mapping[str, Tensor]) -> Optional[str]:
 
 
 def holds_swin(tensors: dict[str, Tensor]) -> bool:
-    """Whether a Swin backbone of any origin is among `tensors`."""
+    """Return whether a Swin backbone of any origin is among `tensors`."""
     return bool(_prefixes(tensors))
 
 
-def find_swin(
-    tensors: dict[str, Tensor],
+def find_names(
+    names: Iterable[str],
     prefer: str = 'backbone.',
     prefix: Optional[str] = None,
     is_own: bool = False,
     family: Optional[str] = None,
-) -> SwinWeights:
-    """The Swin backbone among `tensors`, the one at `prefix` if that is given.
+) -> SwinNames:
+    """Find a Swin backbone among the names of a checkpoint or of a live module, and translate its names.
 
-    Else of several the one at the prefix `prefer`, or an averaged one (EMA, teacher), or that of the shortest prefix.
+    Of several backbones, the first of these is taken: at `prefix`, at `prefer`, an averaged one (EMA, teacher), at the
+    shortest prefix.
 
     Args:
-        is_own: the model they are for has all these names itself, so `norm3` is the norm of an output.
-        family: of Swin. Default: any.
+        is_own: the names are those of our model, with `norm3` the norm of an output.
+        family: family of Swin. Default: any.
 
     Raises:
-        CheckpointError: if there is none, or its weights are no floating numbers.
+        CheckpointError: if there is none.
     """
-    any_family = _prefixes(tensors)
+    names = list(names)
+    any_family = _prefixes(names)
     found = {prefix: format for prefix, format in any_family.items() if family in (None, format.family)}
     if not found:
         if any_family:
             other = next(iter(any_family.values())).family
             raise CheckpointError(f'it holds a {other}, whose weights fit no {family}')
-        raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {list(tensors)[:5]}')
+        raise CheckpointError(f'it holds no weight of a Swin Transformer; its first names are {names[:5]}')
     if prefix is None:
         prefix = min(found, key=lambda prefix: (prefix != prefer, not _AVERAGED.search(prefix), len(prefix)))
     elif (prefix := f'{prefix.rstrip(".")}.'.lstrip('.')) not in found:
         raise CheckpointError(f'it holds no Swin Transformer at prefix {prefix!r}, but at {sorted(found)}')
-    names = {key: key.removeprefix(prefix) for key in tensors}
-    inside = {name for key, name in names.items() if key.startswith(prefix)}
-    format = found[prefix] if is_own else _refine(found[prefix], inside, set(names.values()))
+    short = {key: key.removeprefix(prefix) for key in names}
+    inside = {name for key, name in short.items() if key.startswith(prefix)}
+    format = found[prefix] if is_own else _refine(found[prefix], inside, set(short.values()))
 
-    backbone, classifier, ignored, windows = {}, {}, defaultdict(list), {}
-    for key, value in tensors.items():
-        here, is_inside = name_here(names[key], format), key.startswith(prefix)
+    result = SwinNames(format, prefix)
+    for key, name in short.items():
+        here, is_inside = name_here(name, format), key.startswith(prefix)
         if is_inside and INDEX_TABLES.search(key):
-            ignored['index tables and masks'].append(key)
-            if here and key.endswith('relative_position_index'):
-                windows[here.replace('_index', '_bias_table')] = window_of_index(value)
-            elif here and key.endswith('relative_coords_table'):
-                windows[here.replace('relative_coords_table', 'logit_scale')] = window_of_coordinates(value)
+            result.tables[key] = here
+            result.ignored['index tables and masks'].append(key)
         elif here and here.startswith(('head.', 'norm.')) and (is_inside or here.startswith('head.')):
-            classifier[here] = value
-            ignored['classification head' if here.startswith('head.') else 'classification norm'].append(key)
+            result.classifier[key] = here
+            result.ignored['classification head' if here.startswith('head.') else 'classification norm'].append(key)
         elif here and is_inside:
-            backbone[here] = value
+            result.backbone[key] = here
         else:
-            ignored['no part of a Swin backbone' if is_inside else OUTSIDE].append(key)
+            result.ignored['no part of a Swin backbone' if is_inside else OUTSIDE].append(key)
+    return result
+
+
+def find_swin(tensors: dict[str, Tensor], **how: Any) -> SwinWeights:
+    """Return the weights of the Swin backbone among `tensors`, under our names and in our orders.
+
+    Args:
+        how: keyword arguments of `find_names`.
+
+    Raises:
+        CheckpointError: if there is none, or its weights are no floating numbers.
+    """
+    names = find_names(tensors, **how)
+    backbone = {here: tensors[key] for key, here in names.backbone.items()}
+    classifier = {here: tensors[key] for key, here in names.classifier.items()}
     fault = storage_fault({**backbone, **classifier})
     if fault:
         raise CheckpointError(fault)
+    windows = {}
+    for key, here in names.tables.items():
+        if here and here.endswith('relative_position_index'):
+            windows[here.replace('_index', '_bias_table')] = window_of_index(tensors[key])
+        elif here and here.endswith('relative_coords_table'):
+            windows[here.replace('relative_coords_table', 'logit_scale')] = window_of_coordinates(tensors[key])
     known = {key: window for key, window in windows.items() if window}
-    weights = SwinWeights(format, prefix, to_here(backbone, format), classifier, dict(ignored), known)
+    weights = SwinWeights(
+        names.format, names.prefix, to_here(backbone, names.format), classifier, dict(names.ignored), known
+    )
     _flatten_position_map(weights)
     return weights
 
 
 def _prefixes(names: Iterable[str]) -> dict[str, Format]:
-    anchors = {format.anchor: format for format in ALL[::-1]}  # of those that share an anchor, the first
+    anchors = {format.anchor: format for format in ALL[::-1]}  # the first of formats with one anchor
     found = {}
     for key in names:
         for anchor, format in anchors.items():
@@ -186,7 +220,7 @@ def _prefixes(names: Iterable[str]) -> dict[str, Format]:
 
 
 def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:
-    """Tell apart the origins that share their blocks' names."""
+    """Tell origins with the same names of blocks apart."""
     official, timm, own, mmpretrain = (OFFICIAL, TIMM, MMDET, MMPRETRAIN)
     if format.family == V2:
         official, timm, own, mmpretrain = (OFFICIAL_V2, TIMM_V2, OWN_V2, MMPRETRAIN_V2)
@@ -202,7 +236,7 @@ def _refine(format: Format, inside: set[str], everywhere: set[str]) -> Format:
 
 
 def _flatten_position_map(weights: SwinWeights) -> None:
-    """The official detectors save the absolute position embedding as a map (1, C, H, W): make it (1, H * W, C)."""
+    """Flatten the absolute position embedding of the official detectors, (1, C, H, W), to (1, H * W, C)."""
     embedding = weights.backbone.get('absolute_pos_embed')
     if embedding is not None and embedding.dim() == 4:
         weights.map_size = (embedding.shape[2], embedding.shape[3])

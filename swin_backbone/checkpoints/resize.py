@@ -1,4 +1,4 @@
-"""A checkpoint's tensors at the sizes of another backbone: another window, image, or number of input channels."""
+"""Resize tensors of a checkpoint for another window, image, or number of input channels."""
 
 import math
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from .errors import CheckpointError
 
 
 def num_offsets(window_size: Size) -> int:
-    """The rows of a window's relative position bias table."""
+    """Return the rows of the relative position bias table of a window."""
     return (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
 
 
 def trained_window(table_Rh: Tensor, known: Optional[Size], target: Size) -> Size:
-    """The window that a relative position bias table is for.
+    """Return the window of a relative position bias table.
 
     Args:
-        known: what the checkpoint says of it.
-        target: the window it is wanted for, which it is taken for if that has as many rows; else for a square.
+        known: the window that the checkpoint names, or None.
+        target: the window of the backbone, which is assumed if it has as many rows. Otherwise a square is assumed.
 
     Raises:
         CheckpointError: if the table is for a rectangle, and it is not known which.
@@ -38,7 +38,7 @@ def trained_window(table_Rh: Tensor, known: Optional[Size], target: Size) -> Siz
 
 
 def resize_table(table_Rh: Tensor, source: Size, target: Size) -> tuple[Tensor, str]:
-    """A relative position bias table of the window `source` for the window `target`, and what was done, '' for nothing.
+    """Resize a relative position bias table from window `source` to `target`; also return the change, '' for none.
 
     Bicubic, each head by itself, as microsoft/Swin-Transformer does.
     """
@@ -49,7 +49,7 @@ def resize_table(table_Rh: Tensor, source: Size, target: Size) -> tuple[Tensor, 
 
 
 def resize_embedding(embedding_1TC: Tensor, source: Optional[Size], target: Size) -> tuple[Tensor, str]:
-    """An absolute position embedding for `target` (height, width) patches, and what was done; as `resize_table`."""
+    """Resize an absolute position embedding to `target` (height, width) patches; see `resize_table`."""
     tokens = embedding_1TC.shape[1]
     if source is None:
         side = math.isqrt(tokens)
@@ -66,12 +66,11 @@ def resize_embedding(embedding_1TC: Tensor, source: Optional[Size], target: Size
 
 
 def adapt_input_channels(weight_DCHW: Tensor, channels: int) -> tuple[Tensor, str]:
-    """The patch embedding's weight for images of another number of channels, and what was done.
+    """Adapt the weight of the patch embedding to another number of channels; also return the change, '' for none.
 
-    The response to a grey image, whose channels are all equal, is kept: a pixel's weights have the sum they had.
-    More channels repeat the old ones in turn, and those that repeat the same one share its weight; fewer channels
-    get the sum of those old ones that fall on them in turn. For one channel, and for multiples of the old number,
-    this is what timm does.
+    The response to a grey image is kept. More channels repeat the old channels in turn, and repetitions share the
+    weight. Fewer channels get the sum of old channels in turn. For one channel, and for multiples of the old number,
+    the result is timm's.
     """
     old = weight_DCHW.shape[1]
     if channels == old:
@@ -86,12 +85,12 @@ def adapt_input_channels(weight_DCHW: Tensor, channels: int) -> tuple[Tensor, st
 
 
 def window_of_index(index: Tensor) -> Optional[Size]:
-    """The window that a `relative_position_index`, (N, N) or flat, belongs to; N places, height times width."""
+    """Return the window of a `relative_position_index`, (N, N) or flat, of N = height x width places."""
     offsets = index.flatten().tolist()
     places = math.isqrt(len(offsets))
     for width in (width for width in range(1, places + 1) if places % width == 0):
         window = places // width, width
-        # Place 0 sees itself in the middle of the table, and the place below it a row of offsets earlier.
+        # The index of place 0 to itself is the middle of the table, to the place below a row of offsets earlier.
         middle = num_offsets(window) // 2
         if offsets[0] == middle and (window[0] == 1 or offsets[width] == middle - (2 * width - 1)):
             return window
@@ -99,7 +98,7 @@ def window_of_index(index: Tensor) -> Optional[Size]:
 
 
 def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
-    """The window whose largest offset is 8 before the logarithm in a Swin V2's `relative_coords_table`."""
+    """Return the window that scales the offsets in the `relative_coords_table` of a Swin V2."""
     if table_1YX2.dim() != 4 or table_1YX2.shape[-1] != 2:
         return None
     window = []
@@ -110,23 +109,23 @@ def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
 
 
 def is_ambiguous(table_Rh: Tensor, window_size: Size) -> bool:
-    """Whether a table has as many rows for a rectangular window as for a square one, as 5 x 13 and 8 x 8 do."""
+    """Return whether a table fits both a rectangular window and a square one, as 5 x 13 and 8 x 8."""
     square = window_of_table(table_Rh)
     return square is not None and square != window_size and table_Rh.shape[0] == num_offsets(window_size)
 
 
 def window_of_table(table_Rh: Tensor) -> Optional[Size]:
-    """The square window that a bias table is for, or None."""
+    """Return the square window of a bias table, or None."""
     side = (math.isqrt(table_Rh.shape[0]) + 1) // 2
     return (side, side) if num_offsets((side, side)) == table_Rh.shape[0] else None
 
 
 def _in_float32(resize: Callable[[Tensor, Size, Size], Tensor], tensor: Tensor, source: Size, target: Size) -> Tensor:
-    """In float32 at least: not every device interpolates half precision, and it would lose accuracy."""
+    """Resize in float32 at least, since some devices do not interpolate half precision."""
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     return resize(tensor.to(dtype), source, target).to(tensor.dtype)
 
 
 def times(size: Size) -> str:
-    """A size in words."""
+    """Format a size."""
     return f'{size[0]}x{size[1]}'

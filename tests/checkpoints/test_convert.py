@@ -4,11 +4,12 @@ import errno
 import os
 
 import pytest
+import safetensors.torch
 import torch
 from helpers.checkpoints.origins import ORIGINS, official, official_backbone
 from helpers.models.small_models import randomised
 
-from swin_backbone import convert_checkpoint
+from swin_backbone import SwinMLPBackbone, SwinV2Backbone, convert_checkpoint
 from swin_backbone.checkpoints import FORMATS, CheckpointError, read_checkpoint
 from swin_backbone.outputs import RECORD
 
@@ -119,3 +120,105 @@ def test_a_disk_that_takes_no_more_leaves_what_was_there(tmp_path, monkeypatch, 
         convert_checkpoint(tmp_path / 'source.pth', target, 'timm', overwrite=True)
     assert target.read_bytes() == b'mine'
     assert names_in(tmp_path) == {'source.pth', target.name}
+
+
+QKV, HEAD = 'layers.1.blocks.1.attn.qkv.bias', 'head.weight'
+
+
+def damaged(folder, changes, state=None, suffix='pth'):
+    """A file of a classifier whose weights `changes` replaces; None removes a weight."""
+    state = dict(state or official(randomised(False).state_dict())['model'])
+    for name, change in changes.items():
+        value = state.pop(name)
+        if change is not None:
+            state[name] = change(value).clone()
+    path = folder / f'source.{suffix}'
+    write = torch.save if suffix == 'pth' else safetensors.torch.save_file
+    write(state, path)
+    return path
+
+
+def with_nan(value):
+    value = value.clone()
+    value.view(-1)[0] = float('nan')
+    return value
+
+
+def first(value):
+    return value.flatten()[0]
+
+
+@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
+@pytest.mark.parametrize('to', FORMATS)
+def test_a_conversion_names_missing_weights(tmp_path, record_fault, to, suffix):
+    changes = dict.fromkeys(['layers.0.blocks.0.norm1.weight', QKV, 'head.bias', 'layers.2.downsample.norm.bias'])
+    report = convert_checkpoint(damaged(tmp_path, changes, suffix=suffix), tmp_path / 'out.safetensors', to)
+    assert report.endswith(
+        'missing: stages.0.blocks.0.norm1.weight, stages.1.blocks.1.attn.w_msa.qkv.bias, '
+        'stages.2.downsample.norm.bias and 1 more'
+    )
+    record_fault('damages')
+
+
+DAMAGES = [
+    (QKV, with_nan, r'1 of its \d+ weights are not finite .*qkv\.bias'),
+    (HEAD, with_nan, 'not finite .*head.weight'),
+    (QKV, first, r'qkv\.bias has shape \(\)'),
+    ('layers.0.downsample.reduction.weight', lambda value: value[:, :-1], r'reduction\.weight has shape \(64, 127\)'),
+    ('layers.0.downsample.norm.weight', first, r'norm\.weight has shape \(\)'),
+    ('layers.1.blocks.0.attn.relative_position_bias_table', lambda value: value[:-1], 'table has shape .168'),
+    ('layers.1.blocks.0.attn.relative_position_bias_table', lambda value: value[:, 1:], 'table has shape .169, 3'),
+    ('layers.0.blocks.0.norm1.weight', first, r'norm1\.weight has shape \(\)'),
+    (HEAD, lambda value: value[:-1], r'head\.\w+ has shape'),
+    (HEAD, first, r'head\.weight has shape \(\)'),
+]
+
+
+def assert_refused(path, to, message):
+    with pytest.raises(CheckpointError, match=message) as error:
+        convert_checkpoint(path, path.with_name('out.safetensors'), to)
+    assert str(path) in str(error.value)
+    assert not path.with_name('out.safetensors').exists()
+
+
+@pytest.mark.parametrize(('name', 'change', 'message'), DAMAGES)
+def test_damaged_weights_are_an_error(tmp_path, record_fault, name, change, message):
+    for to in FORMATS:
+        suffix = 'pth' if to in ('mmdet', 'official', 'torchvision') else 'safetensors'
+        assert_refused(damaged(tmp_path, {name: change}, suffix=suffix), to, message)
+        record_fault('damages')
+
+
+@pytest.mark.parametrize(
+    ('family', 'name', 'change', 'message'),
+    [
+        (SwinV2Backbone, 'blocks.0.attn.w_msa.logit_scale', first, r'logit_scale has shape \(\)'),
+        (SwinV2Backbone, 'downsample.reduction.weight', lambda value: value[:, :-1], r'reduction.* \(64, 127\)'),
+        (SwinV2Backbone, 'blocks.0.attn.w_msa.q_bias', with_nan, 'not finite .*q_bias'),
+        (SwinV2Backbone, 'blocks.0.attn.w_msa.cpb_mlp.2.weight', lambda value: value[:1], r'cpb_mlp\.2\.weight has'),
+        (SwinMLPBackbone, 'blocks.0.spatial_mlp.weight', lambda value: value[:-1], r'spatial_mlp\.\w+ has'),
+        (SwinMLPBackbone, 'blocks.0.spatial_mlp.bias', first, r'spatial_mlp\.bias has'),
+    ],
+)
+def test_damaged_weights_of_other_families(tmp_path, record_fault, family, name, change, message):
+    state = family(arch='nano').state_dict()
+    for to in ('official', 'mmdet'):
+        assert_refused(damaged(tmp_path, {f'stages.1.{name}': change}, state), to, message)
+        report = convert_checkpoint(damaged(tmp_path, {f'stages.1.{name}': None}, state), tmp_path / 'part.pth', to)
+        assert report.endswith(f'missing: stages.1.{name}')
+    record_fault('damages', 4)
+
+
+@pytest.mark.parametrize('stage', [1, 3])
+def test_a_missing_stage_is_named(tmp_path, record_fault, stage):
+    names = [key for key in official(randomised(False).state_dict())['model'] if key.startswith(f'layers.{stage}.')]
+    report = convert_checkpoint(damaged(tmp_path, dict.fromkeys(names)), tmp_path / 'out.pth', 'mmdet')
+    assert f'missing: stages.{stage}.blocks.0.' in report
+    record_fault('damages')
+
+
+def test_a_folder_needs_complete_weights(tmp_path, record_fault):
+    for name in ('patch_embed.proj.weight', 'layers.0.blocks.0.mlp.fc1.weight', 'layers.0.blocks.0.norm1.weight'):
+        with pytest.raises(CheckpointError, match=r'config\.json needs complete weights; missing: '):
+            convert_checkpoint(damaged(tmp_path, {name: None}), tmp_path / 'out', 'hf')
+        record_fault('damages')

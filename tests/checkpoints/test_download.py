@@ -1,54 +1,64 @@
-"""Addresses, against a server on this machine that misbehaves in what ways a test asks for."""
+"""Addresses, against a server on this machine: the checkpoint or one sentence, and nothing half-written is kept."""
 
 import hashlib
 import io
 import os
 import signal
+import socketserver
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from filelock import FileLock
 from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, load_checkpoint
-from swin_backbone.checkpoints import CheckpointError, download
+from swin_backbone.checkpoints import CheckpointError, download, read_checkpoint
+from swin_backbone.openmmlab.checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
+
+TIMEOUT_S = 0.3
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        server = self.server
-        server.requests.append((self.path, self.headers.get('Range')))
-        status, body = server.files.get(self.path.partition('?')[0], (404, b'gone'))
-        start, total = 0, len(body)
-        if server.etag and self.headers.get('Range') and self.headers.get('If-Range') == server.etag:
-            start, status = int(self.headers['Range'].removeprefix('bytes=').rstrip('-')), 206
-        self.send_response(status)
-        self.send_header('Content-Length', str(total - start))
-        if status == 206:
-            self.send_header('Content-Range', f'bytes {start}-{total - 1}/{total}')
-        if server.etag:
-            self.send_header('ETag', server.etag)
-        self.end_headers()
-        cut = server.cuts.pop(0) if server.cuts else None  # how many bytes are sent before the connection ends
-        self.wfile.write(body[start:] if cut is None else body[start : start + cut])
-        if cut is not None and server.on_cut:
-            server.on_cut()
+def saved(**options):
+    torch.save({'state_dict': {'weight': torch.arange(1000.0)}}, buffer := io.BytesIO(), **options)
+    return buffer.getvalue()
 
-    def log_message(self, *_):
-        pass
+
+ZIP, LEGACY = saved(), saved(_use_new_zipfile_serialization=False)
+SAFETENSORS = safetensors.torch.save({'weight': torch.arange(1000.0)})
+FLIPPED = bytearray(ZIP)
+FLIPPED[ZIP.index(torch.arange(1000.0).numpy().tobytes()) + 100] ^= 1
+
+
+def answer(body, status='200 OK', *headers, length=None):
+    length = len(body) if length is None else length
+    return '\r\n'.join([f'HTTP/1.1 {status}', f'Content-Length: {length}', *headers, '', '']).encode() + body
+
+
+class Handler(socketserver.BaseRequestHandler):
+    def handle(self):
+        head = ''
+        while '\r\n\r\n' not in head and (more := self.request.recv(4096)):
+            head += more.decode('latin-1')
+        if not head:
+            return
+        self.server.paths.append(head.split()[1])
+        body = self.server.answers.get(head.split()[1].partition('?')[0], self.server.answer)
+        if body is None:
+            self.request.recv(1)  # until the client closes the connection
+        else:
+            self.request.sendall(body)
 
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
-    monkeypatch.setattr(download, 'PAUSE_S', 0.0)
+    monkeypatch.setattr(download, '_timeout', TIMEOUT_S)
     monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path / 'hub'))
-    server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-    server.files, server.requests, server.cuts, server.etag, server.on_cut = {}, [], [], '"one"', None
-    server.url = f'http://127.0.0.1:{server.server_port}'
+    server = socketserver.ThreadingTCPServer(('127.0.0.1', 0), Handler)
+    server.daemon_threads, server.block_on_close = True, False
+    server.paths, server.answers, server.answer = [], {}, answer(ZIP)
+    server.url = f'http://127.0.0.1:{server.server_address[1]}'
     server.cache = tmp_path / 'hub' / 'checkpoints'
     thread = threading.Thread(target=server.serve_forever, kwargs={'poll_interval': 0.01})
     thread.start()
@@ -58,154 +68,143 @@ def server(monkeypatch, tmp_path):
     server.server_close()
 
 
-def contents(**arguments):
-    torch.save(randomised(**arguments).state_dict(), buffer := io.BytesIO())
-    return buffer.getvalue()
-
-
 def cached(server):
-    """The files that are kept, by their names without what stands for the address."""
-    return {path.name.partition('-')[2]: path for path in server.cache.iterdir() if path.suffix != '.lock'}
+    """The files that are kept, by their names without the hash of the address."""
+    files = server.cache.iterdir() if server.cache.exists() else ()
+    return {path.name.partition('-')[2]: path for path in files if path.suffix != '.lock'}
 
 
-def load(url):
-    return load_checkpoint(SwinBackbone(arch='nano'), url)
+BAD = {
+    'a page': (answer(b'<!DOCTYPE html><html>Sign in</html>'), 'web page'),
+    'a page behind blanks': (answer(b'\n\n  <html>Sign in</html>'), 'web page'),
+    'an error in JSON': (answer(b'{"error": "no such file"}'), 'no checkpoint'),
+    'a pointer of Git LFS': (answer(b'version https://git-lfs.github.com/spec/v1\noid'), 'Git LFS'),
+    'nothing': (answer(b''), 'empty'),
+    'half a zip archive': (answer(ZIP[: len(ZIP) // 2], length=len(ZIP)), 'truncated'),
+    'half a legacy file': (answer(LEGACY[: len(LEGACY) // 2], length=len(LEGACY)), 'truncated'),
+    'half of safetensors': (answer(SAFETENSORS[: len(SAFETENSORS) // 2], length=len(SAFETENSORS)), 'truncated'),
+    'a flipped bit': (answer(bytes(FLIPPED)), 'CRC'),
+    'no HTTP': (b'SSH-2.0-OpenSSH_9.6\r\n', 'could not be downloaded'),
+    'no answer': (None, 'could not be downloaded .*time'),
+    'to a file': (answer(b'', '302 Found', 'Location: file:///etc/passwd'), 'could not be downloaded .*302'),
+    'not found': (answer(b'', '404 Not Found'), 'could not be downloaded .*404'),
+    'busy': (answer(b'', '503 busy'), 'could not be downloaded .*503'),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_a_bad_answer_is_one_sentence_and_not_kept(record_fault, server, name):
+    server.answer, message = BAD[name]
+    url = f'{server.url}/swin.pth'
+    with pytest.raises(CheckpointError, match=message) as error:
+        read_checkpoint(url)
+    assert str(error.value).startswith(f'checkpoint {url!r}: ')
+    assert len(str(error.value).splitlines()) == 1
+    assert not cached(server)
+    server.answer = answer(ZIP)
+    assert read_checkpoint(url)['state_dict']['weight'][999] == 999
+    record_fault('servers')
 
 
 def test_a_file_is_downloaded_once(server):
-    server.files['/a/swin.pth'] = (200, contents())
-    for _ in range(2):
-        assert not load(f'{server.url}/a/swin.pth?download=true').missing
-    assert len(server.requests) == 1
-    assert list(cached(server)) == ['swin.pth']
-
-
-def test_init_cfg_and_safetensors(server):
-    server.files['/swin.safetensors'] = (200, safetensors.torch.save(randomised().state_dict()))
-    cfg = dict(type='Pretrained', checkpoint=f'{server.url}/swin.safetensors')
-    SwinBackbone(arch='nano', init_cfg=cfg).init_weights()
-    assert list(cached(server)) == ['swin.safetensors']
-
-
-def test_a_cut_connection_goes_on_where_it_was(server):
-    body = contents()
-    server.files['/swin.pth'] = (200, body)
-    server.cuts = [1000, 2000]
-    assert not load(f'{server.url}/swin.pth').missing
-    assert [span for _, span in server.requests] == [None, 'bytes=1000-', 'bytes=3000-']
-    assert cached(server)['swin.pth'].read_bytes() == body
-
-
-def test_a_server_that_cannot_resume_is_asked_anew(server):
-    server.etag = None
-    server.files['/swin.pth'] = (200, contents())
-    server.cuts = [1000]
-    assert not load(f'{server.url}/swin.pth').missing
-    assert [span for _, span in server.requests] == [None, None]
-
-
-def test_a_file_that_changed_meanwhile_is_begun_anew(server):
-    server.files['/swin.pth'] = (200, contents())
-    server.cuts = [1000]
-    body = contents()
-
-    def exchange():
-        server.etag, server.files['/swin.pth'] = '"two"', (200, body)
-
-    server.on_cut = exchange
-    assert not load(f'{server.url}/swin.pth').missing
-    assert cached(server)['swin.pth'].read_bytes() == body
-
-
-def test_it_gives_up_and_leaves_nothing(server):
-    server.files['/swin.pth'] = (200, contents())
-    server.cuts = [0] * 99
-    with pytest.raises(CheckpointError, match=r'could not be downloaded in 5 attempts: .* cut after 0 of \d+ bytes'):
-        load(f'{server.url}/swin.pth')
-    assert len(server.requests) == download.ATTEMPTS
-    assert not cached(server)
-
-
-@pytest.mark.parametrize(('status', 'requests'), [(404, 1), (403, 1), (503, 5)])
-def test_what_the_server_answers_is_said(server, status, requests):
-    server.files['/swin.pth'] = (status, b'')
-    with pytest.raises(CheckpointError, match=rf'/swin\.pth.*{status}'):
-        load(f'{server.url}/swin.pth')
-    assert len(server.requests) == requests
-    assert not cached(server)
-
-
-def test_nobody_there(server, monkeypatch):
-    with pytest.raises(CheckpointError, match='could not be downloaded in 5 attempts'):
-        load('http://127.0.0.1:9/swin.pth')
-
-
-def test_a_page_instead_of_weights(server):
-    server.files['/swin.pth'] = (200, b'<html>Sign in</html>')
-    with pytest.raises(CheckpointError, match=r'a web page \(HTML\)'):
-        load(f'{server.url}/swin.pth')
+    torch.save(randomised().state_dict(), buffer := io.BytesIO())
+    server.answers = {
+        '/a/swin.pth': answer(buffer.getvalue()),
+        '/swin.safetensors': answer(safetensors.torch.save(randomised().state_dict())),
+        '/moved.pth': answer(b'', '302 Found', 'Location: /a/swin.pth'),
+    }
+    for path in ('/a/swin.pth?download=true', '/swin.safetensors', '/moved.pth'):
+        for _ in range(2):
+            assert not load_checkpoint(SwinBackbone(arch='nano'), server.url + path).missing
+    assert len(server.paths) == 4
+    assert set(cached(server)) == {'swin.pth', 'swin.safetensors', 'moved.pth'}
 
 
 @pytest.mark.parametrize('name', ['swin_20220317-{}.pth', 'mask-rcnn_swin-t_20210902_120937-{}.pth', 'swin_t-{}.pth'])
-def test_the_hash_in_a_name_is_checked(server, name):
-    body = contents()
+def test_the_hash_in_a_name_is_checked(record_fault, server, name):
+    body, number = ZIP, 0
     while not (digest := hashlib.sha256(body).hexdigest()[:8]).strip('0123456789'):
-        body = contents()
+        number += 1
+        torch.save({'number': number}, buffer := io.BytesIO())
+        body = buffer.getvalue()
+    server.answer = answer(body)
     right, wrong = name.format(digest), name.format('deadbeef')
-    server.files = {f'/{right}': (200, body), f'/{wrong}': (200, body)}
-    assert not load(f'{server.url}/{right}').missing
-    with pytest.raises(CheckpointError, match='does not have the SHA-256 its name says, deadbeef'):
-        load(f'{server.url}/{wrong}')
+    read_checkpoint(f'{server.url}/{right}')
+    with pytest.raises(CheckpointError, match='does not have the SHA-256 of its name, deadbeef'):
+        read_checkpoint(f'{server.url}/{wrong}')
     assert list(cached(server)) == [right]
-    cached(server)[right].write_bytes(body[:-1])  # what an earlier program left there
-    assert not load(f'{server.url}/{right}').missing
-    assert len(server.requests) == 3
+    record_fault('servers')
 
 
 @pytest.mark.parametrize('name', ['swin-20220317.pth', 'swin_tiny_patch4_window7_224_22k.pth', 'swin-224.pth'])
-def test_what_is_no_hash_is_not_taken_for_one(server, name):
-    server.files[f'/{name}'] = (200, contents())
-    assert not load(f'{server.url}/{name}').missing
+def test_a_date_or_size_is_no_hash(server, name):
+    assert read_checkpoint(f'{server.url}/{name}')
 
 
-def test_files_of_one_name_in_two_repositories_are_two(server):
-    for number, owner in enumerate(('microsoft', 'timm')):
-        body = safetensors.torch.save({**randomised().state_dict(), 'norm0.bias': torch.full((32,), float(number))})
-        server.files[f'/{owner}/swin-tiny/resolve/main/model.safetensors'] = (200, body)
-    for number, owner in enumerate(('microsoft', 'timm')):
-        backbone = SwinBackbone(arch='nano')
-        load_checkpoint(backbone, f'{server.url}/{owner}/swin-tiny/resolve/main/model.safetensors')
-        assert backbone.norm0.bias[0] == number
+@pytest.mark.parametrize('before', [b'', b'<html>Sign in</html>', ZIP[:-100], bytes(FLIPPED), SAFETENSORS[:-1], b'PK'])
+def test_a_bad_file_in_the_cache_is_downloaded_again(record_fault, server, before):
+    url = f'{server.url}/swin.pth'
+    read_checkpoint(url)
+    cached(server)['swin.pth'].write_bytes(before)
+    assert read_checkpoint(url)['state_dict']['weight'][999] == 999
+    assert cached(server)['swin.pth'].read_bytes() == ZIP
+    record_fault('servers')
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_download(record_fault, server):
-    """But no file of others, and none that a process goes on with, which holds its lock."""
-    server.files['/swin.pth'] = (200, contents())
+def test_files_of_one_name_at_two_addresses_are_two(server):
+    addresses = ['/a/swin.pth', '/b/swin.pth', '/a/swin.pth?version=2', '/A/swin.pth']
+    for number, address in enumerate(addresses):
+        torch.save({'number': number}, buffer := io.BytesIO())
+        server.answer = answer(buffer.getvalue())
+        assert read_checkpoint(server.url + address)['number'] == number
 
-    def begin_and_die(url, partial):
-        partial.write_bytes(contents()[:100_000])
+
+@pytest.mark.parametrize(
+    'address',
+    ['http://', 'http://[::1/swin.pth', 'http://127.0.0.1:http/swin.pth', 'http://127.0.0.1:9/swin.pth',
+     'http://127.0.0.1/a b/swin.pth', 'http://127.0.0.1/schön/swin.pth', 'http://127.0.0.1/folder/', 'file://',
+     'ftp://127.0.0.1/swin.pth'],
+)  # fmt: skip
+def test_a_bad_address_is_one_sentence(record_fault, server, address):
+    with pytest.raises(CheckpointError) as error:
+        read_checkpoint(address)
+    assert len(str(error.value).splitlines()) == 1
+    assert not cached(server)
+    record_fault('servers')
+
+
+def test_a_killed_download_leaves_nothing_behind_the_next(record_fault, server):
+    url = f'{server.url}/swin.pth'
+
+    def begin_and_die(url, partial, progress):
+        Path(f'{partial}.1234.partial').write_bytes(ZIP[:1000])
         os.kill(os.getpid(), signal.SIGKILL)
 
     process = os.fork()
     if not process:
-        download._download = begin_and_die
-        download.fetch(f'{server.url}/killed.pth', Path.read_bytes)
+        torch.hub.download_url_to_file = begin_and_die
+        download.fetch(url, Path.read_bytes)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
-    (left,) = server.cache.glob('.partial-*killed.pth')
-    for name in ('.partial-mine.pth', f'.partial-{"0" * 16}-going-on.pth'):
-        (server.cache / name).touch()
-    with FileLock(server.cache / f'{"0" * 16}-going-on.pth.lock'):
-        assert not load(f'{server.url}/swin.pth').missing
-    assert not left.exists()
-    assert {path.name for path in server.cache.glob('.partial-*')} == {
-        '.partial-mine.pth', f'.partial-{"0" * 16}-going-on.pth',
-    }  # fmt: skip
+    assert list(server.cache.glob('.partial-*'))
+    read_checkpoint(url)
+    assert not list(server.cache.glob('.partial-*'))
     record_fault('kills')
 
 
+def test_an_interrupted_download_leaves_nothing(record_fault, server, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(download, '_check_hash', interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            read_checkpoint(f'{server.url}/swin.pth')
+    assert not cached(server)
+    record_fault('servers')
+
+
 def test_processes_wait_for_the_first(server):
-    server.files['/swin.pth'] = (200, contents())
     sizes: list[int] = []
     threads = [
         threading.Thread(target=lambda: sizes.append(len(download.fetch(f'{server.url}/swin.pth', Path.read_bytes))))
@@ -215,5 +214,71 @@ def test_processes_wait_for_the_first(server):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sizes == [len(server.files['/swin.pth'][1])] * 3
-    assert len(server.requests) == 1
+    assert sizes == [len(ZIP)] * 3
+    assert len(server.paths) == 1
+
+
+def test_a_folder_that_takes_no_file(record_fault, server, tmp_path):
+    (tmp_path / 'hub').write_text('precious')
+    with pytest.raises(CheckpointError, match=r'cannot be kept in .*TORCH_HOME names another'):
+        read_checkpoint(f'{server.url}/swin.pth')
+    assert (tmp_path / 'hub').read_text() == 'precious'
+    record_fault('servers')
+
+
+class Runs:
+    def __init__(self, made):
+        self.made = made
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.made),)
+
+
+def test_a_refused_file_is_kept_for_unsafe_load(record_fault, server, tmp_path):
+    torch.save({'state_dict': Runs(tmp_path / 'made')}, buffer := io.BytesIO())
+    server.answer = answer(buffer.getvalue())
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match='refused, because it is more than weights'):
+            read_checkpoint(f'{server.url}/swin.pth')
+    assert not (tmp_path / 'made').exists()
+    read_checkpoint(f'{server.url}/swin.pth', unsafe_load=True)
+    assert (tmp_path / 'made').exists()
+    assert len(server.paths) == 1
+    record_fault('servers')
+
+
+def through_mmengine(prefix):
+    def load(url):
+        from mmengine.runner import CheckpointLoader, checkpoint
+
+        with pytest.MonkeyPatch.context() as patch:
+            for models in ('get_external_models', 'get_mmcls_models', 'get_torchvision_models'):
+                patch.setattr(checkpoint, models, lambda: {'swin': url})
+            read_checkpoints_safely()
+            return CheckpointLoader.load_checkpoint(f'{prefix}swin' if prefix else url)
+
+    return load
+
+
+WAYS = {
+    'init_cfg': lambda url: SwinBackbone(arch='nano', init_cfg=dict(type='Pretrained', checkpoint=url)).init_weights(),
+    'load_from': load_from_file_or_address,
+    **{prefix or 'http://': through_mmengine(prefix) for prefix in ('', 'open-mmlab://', 'mmcls://', 'torchvision://')},
+}
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_every_way_in_downloads_so(record_fault, server, way):
+    torch.save(randomised().state_dict(), buffer := io.BytesIO())
+    for path, body, message in (
+        ('swin.pth', b'<html>Sign in</html>', 'web page'),
+        ('swin_20220317-deadbeef.pth', buffer.getvalue(), 'SHA-256'),
+    ):
+        server.answer = answer(body)
+        with pytest.raises(CheckpointError, match=message):
+            WAYS[way](f'{server.url}/{path}')
+        assert not cached(server)
+        record_fault('servers')
+    server.answer = answer(buffer.getvalue())
+    WAYS[way](f'{server.url}/swin.pth')
+    assert list(cached(server)) == ['swin.pth']

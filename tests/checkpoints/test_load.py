@@ -12,7 +12,7 @@ from helpers.models.small_models import Detector, lines, randomised
 import swin_backbone
 from swin_backbone import SwinBackbone, load_checkpoint
 from swin_backbone.checkpoints import CheckpointError
-from swin_backbone.checkpoints.fit import fit
+from swin_backbone.checkpoints.adapt import adapt_weights
 
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 
@@ -294,7 +294,7 @@ def test_quantised_weights_are_an_error(key, record_fault):
     source, detector = Detector(randomised()).state_dict(), Detector(nano())
     for dtype in QUANTISED:
         with pytest.raises(CheckpointError, match=rf'a\.pth.*{key.removeprefix("backbone.")} is stored as {dtype}'):
-            fit(detector, {**source, key: source[key].to(dtype)}, 'a.pth')
+            adapt_weights(detector, {**source, key: source[key].to(dtype)}, 'a.pth')
     record_fault('damages', len(QUANTISED))
 
 
@@ -309,7 +309,7 @@ def test_names_of_wrapped_layers():
         insert = re.compile(f'({wrapped})(.*)')
         state = {insert.sub(rf'\1{wrapper}.\2', key, count=1): value for key, value in source.items()}
         assert state.keys() != source.keys()
-        fitted, report = fit(detector, state, 'a.pth')
+        fitted, report = adapt_weights(detector, state, 'a.pth')
         assert not report.missing + report.missing_elsewhere
         assert all(torch.equal(value, fitted[key]) for key, value in source.items())
 

@@ -30,7 +30,6 @@ class Kind(NamedTuple):
 KINDS = {
     'doors': Kind('malicious checkpoints, through each way in', 'nothing executed, no file written, no socket opened'),
     'mutations': Kind('mutated checkpoints read', 'loaded, or refused by `CheckpointError`'),
-    'memory': Kind('the same files, for the memory that reading takes', 'no more than 64 MiB and 8 times its size'),
     'damages': Kind('damaged, bare or foreign checkpoints', 'one sentence that says what is wrong'),
     'kills': Kind('`kill -9`, also while a checkpoint is written', 'a whole checkpoint is left, `--resume` takes it'),
     'signals': Kind('SIGTERM, SIGINT and SIGUSR1 during training', 'the step is finished and saved'),

@@ -1,1 +1,1 @@
-"""The checkpoints of a training: what they keep, written whole, the latest found, loaded, and continued bit by bit."""
+"""Checkpoints of a training: save, find the latest, load, resume."""

@@ -1,4 +1,4 @@
-"""Saving checkpoints so that at any moment there is a complete one."""
+"""Save checkpoints so that a complete one exists at any moment."""
 
 import os
 from pathlib import Path
@@ -14,21 +14,17 @@ from .names import partials
 
 
 class WholeCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook, which removes an old checkpoint only once the new one is on the disk.
+    """mmengine's CheckpointHook; an old checkpoint is removed after the new one is on the disk. Same arguments.
 
-    The checkpoint is written to a temporary file and renamed, then `last_checkpoint` is, then the oldest checkpoint is
-    removed. mmengine's own hook removes first and writes in place: if it is interrupted, no checkpoint is left.
-    `max_keep_ckpts=n` therefore needs room for n + 1. What is needed to resume exactly is in
-    `meta['exact_resume']`.
-
-    Args:
-        those of mmengine's.
+    The checkpoint is written to a temporary file and renamed, then `last_checkpoint`; then the oldest checkpoint is
+    removed. mmengine's own hook removes first and writes in place: an interruption leaves no checkpoint.
+    `max_keep_ckpts=n` needs room for n + 1. `meta['exact_resume']` has the position in the data.
     """
 
-    # Of the newest checkpoint that is whole; mmengine's `last_ckpt` is set before it is written
+    # Of the newest complete checkpoint; mmengine sets `last_ckpt` before it writes
     saved_iter = -1
     saved_path: Optional[str] = None
-    file_backend: Any  # mmengine's, or what stands in its place
+    file_backend: Any  # mmengine's, or `_RemovesLater`
 
     def __init__(
         self,
@@ -43,7 +39,7 @@ class WholeCheckpointHook(CheckpointHook):
         super().__init__(*args, out_dir=out_dir, file_client_args=file_client_args, backend_args=backend_args, **kwargs)
 
     def before_train(self, runner: Runner) -> None:
-        kept = runner.message_hub.runtime_info.pop('keep_ckpt_ids', [])  # else mmengine's removes what is too much
+        kept = runner.message_hub.runtime_info.pop('keep_ckpt_ids', [])  # mmengine's hook removes surplus files
         super().before_train(runner)
         if is_main_process() and '://' not in str(self.out_dir):
             for partial in partials(Path(self.out_dir), PARTIAL, self.filename_tmpl):
@@ -54,13 +50,13 @@ class WholeCheckpointHook(CheckpointHook):
                 self._remove([self._path(step) for step in kept[: -self.max_keep_ckpts]])
 
     def folder(self, runner: Runner) -> str:
-        """Where checkpoints are, also before training, when mmengine's hook works it out."""
+        """Return the folder of the checkpoints, also before training."""
         if self.out_dir in (None, runner.work_dir):
             return str(runner.work_dir)
         return os.path.join(str(self.out_dir), os.path.basename(runner.work_dir.rstrip(os.sep)))
 
     def save_now(self, runner: Runner, iteration: int) -> None:
-        """Save between two of the intervals, when `iteration` iterations are complete, unless they are saved."""
+        """Save after `iteration` complete iterations, unless a checkpoint of them exists."""
         if self.saved_iter == iteration:
             return
         step: Union[int, str] = iteration
@@ -112,26 +108,26 @@ class WholeCheckpointHook(CheckpointHook):
                 self.file_backend.remove(path)
 
     def _best(self) -> dict[Optional[str], Optional[str]]:
-        """Path of the best checkpoint by metric; mmengine keeps that of a single one apart, here by None."""
+        """Return the path of the best checkpoint by metric; the key of a single metric is None."""
         if self.save_best is None:
             return {}
         return {None: self.best_ckpt_path} if len(self.key_indicators) == 1 else self.best_ckpt_path_dict
 
 
 def find_checkpoint_hook(runner: Runner) -> Optional[WholeCheckpointHook]:
-    """The runner's hook that saves checkpoints, if it has one."""
+    """Return the runner's hook that saves checkpoints, or None."""
     return next((hook for hook in runner.hooks if isinstance(hook, WholeCheckpointHook)), None)
 
 
 def name_of_last(hook: Optional[WholeCheckpointHook]) -> str:
-    """A sentence that says where a training that stops can go on."""
+    """Return a sentence with the last complete checkpoint."""
     if hook is None or hook.saved_path is None:
         return 'No checkpoint has been written.'
     return f'The last whole checkpoint is {hook.saved_path}; --resume goes on from there.'
 
 
 class _RemovesLater:
-    """A file backend that keeps a list of what it should remove."""
+    """A file backend that lists paths instead of removing them."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend

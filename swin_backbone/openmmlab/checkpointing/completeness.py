@@ -1,14 +1,14 @@
-"""Whether a checkpoint has all weights of a model; those that it leaves random are named."""
+"""Compare a checkpoint with a whole model: missing weights, other shapes, other classes."""
 
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
 from torch import Tensor, nn
 
 from ...checkpoints import CheckpointError
+from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
 from ...checkpoints.errors import first_of
-from ...checkpoints.fit import backbones_of, check_finite, fit
-from .fields import dataset_meta_of
 
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
@@ -17,23 +17,44 @@ HEADS = ('bbox_head', 'decode_head', 'head')
 OTHER_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')
 
 
+def dataset_meta_of(loaded: Any) -> dict[str, Any]:
+    """Return the metainfo of the training data in a checkpoint of mmengine, its keys in small letters; {} if none.
+
+    Classes that are no names are left out, and so is a palette with another form than a colour for each class.
+    """
+    for part in ('meta', 'dataset_meta'):
+        loaded = loaded.get(part) if isinstance(loaded, dict) else None
+    if not isinstance(loaded, dict):
+        return {}
+    meta = {str(key).lower(): value for key, value in loaded.items() if value is not None}
+    classes = meta.get('classes', ())
+    if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) for name in classes):
+        del meta['classes']
+        classes = ()
+    palette = meta.pop('palette', None)
+    is_list = isinstance(palette, (list, tuple, np.ndarray)) and len(palette) >= max(len(classes), 1)
+    if is_list and all(np.size(colour) == 3 for colour in palette):
+        meta['palette'] = palette
+    return meta
+
+
 def fit_to_model(
     model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str], data: Mapping[str, Any]
 ) -> Optional[dict[str, Tensor]]:
-    """A checkpoint's weights under the names and in the shapes of a model with a Swin of this package; else None.
+    """Return weights under the names and in the shapes of a model with a Swin of this package; else None.
 
     Args:
-        loaded: what the file held.
+        loaded: contents of the file.
         checkpoint: its name, for the log and for errors.
-        instead: what to do where a checkpoint leaves weights of the model random, which is refused; None: nothing.
-        data: metainfo of the data that the model is tested on.
+        instead: advice for an error if weights of the model are missing. None: they stay random.
+        data: metainfo of the test data.
 
     Raises:
         CheckpointError: if a weight is not finite or the backbone does not fit, and with `instead`: if
             weights are missing or have another shape, or if model and data have another number of classes.
     """
     if backbones_of(model):
-        weights, report = fit(model, loaded, checkpoint)
+        weights, report = adapt_weights(model, loaded, checkpoint)
         report.log()
         shapes = {**{key: tuple(value.shape) for key, value in weights.items()}, **report.other_shapes}
     else:
@@ -55,7 +76,7 @@ def _check_shapes(
     wrong = [key for key in own if key in shapes and shapes[key] != own[key]]
     if not missing and not wrong:
         return
-    theirs, ours = _numbers_of_classes(model, shapes, own, wrong, dataset_meta_of(loaded, checkpoint))
+    theirs, ours = _numbers_of_classes(model, shapes, own, wrong, dataset_meta_of(loaded))
     if theirs != ours:
         raise CheckpointError(
             f'checkpoint {checkpoint!r} was trained with {theirs} classes, the model of the config has {ours}; '
@@ -70,7 +91,7 @@ def _check_shapes(
 
 
 def _trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of what training changes; other buffers are computed."""
+    """Return the shapes of parameters and running statistics; other buffers are computed."""
     buffers = {key: value for key, value in model.named_buffers() if key.endswith(('running_mean', 'running_var'))}
     both = {**dict(model.named_parameters()), **buffers}
     return {key: tuple(value.shape) for key, value in both.items()}
@@ -83,7 +104,7 @@ def _numbers_of_classes(
     wrong: list[str],
     meta: dict[str, Any],
 ) -> tuple[Optional[int], Optional[int]]:
-    """Of a checkpoint and of the model: where they say so, and where a head's weights tell."""
+    """Return the numbers of classes of a checkpoint and of the model, from the shapes of a head."""
     for key in wrong:
         ours = _classes_at(model, key) if any(head in key.split('.') for head in HEADS) else None
         if not ours or shapes[key][1:] != own[key][1:]:
@@ -96,7 +117,7 @@ def _numbers_of_classes(
 
 
 def _classes_at(model: nn.Module, key: str) -> Optional[int]:
-    """`num_classes` of the innermost module around a weight that has one."""
+    """Return `num_classes` of the innermost module around a weight."""
     parts = key.split('.')[:-1]
     for end in range(len(parts), 0, -1):
         number = getattr(model.get_submodule('.'.join(parts[:end])), 'num_classes', None)
@@ -106,7 +127,7 @@ def _classes_at(model: nn.Module, key: str) -> Optional[int]:
 
 
 def check_classes(model: nn.Module, data: Mapping[str, Any], checkpoint: str) -> None:
-    """Compare a model's number of classes with the names of a data set's.
+    """Compare the numbers of classes of a model and of a data set.
 
     Raises:
         CheckpointError: if they differ.

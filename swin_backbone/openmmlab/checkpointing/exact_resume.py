@@ -1,8 +1,8 @@
-"""What a checkpoint keeps beside mmengine's, so that a resumed training gives the bits of an uninterrupted one."""
+"""Resume a training bit for bit."""
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,29 +13,52 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from .fields import check_resumable, dataset_meta_of, not_resumable, shown
+from ...checkpoints import CheckpointError
+from .completeness import dataset_meta_of
 from .loops import PlacedEpochLoop, PlacedIterLoop
 from .names import keep_own_names
-from .optimizer_state import fit_optimizer, is_alike
+from .optimizer_state import describe, fit_optimizer, is_alike
 from .schedule import rates, wind
 
+ANEW = 'to start anew from its weights, leave out --resume and set load_from'
+PARTS = ('meta', 'message_hub', 'state_dict')  # dicts of every checkpoint of a training
 MAX_NAMES = 64  # of pictures, by which data sets are told apart
 MAX_REPEATED = 1024  # batches that one iteration may have become, when batches were made smaller
 
 
+def check_resumable(checkpoint: Mapping[str, Any], name: str) -> None:
+    """Check that a checkpoint is of a training.
+
+    Raises:
+        CheckpointError: if it holds weights alone, or no position.
+    """
+    if not all(isinstance(checkpoint.get(part), dict) for part in PARTS):
+        raise CheckpointError(
+            f'checkpoint {name!r} holds weights, and not the state of a training run: it cannot be resumed; {ANEW}'
+        )
+    for key in ('epoch', 'iter'):
+        value = checkpoint['meta'].get(key)
+        if type(value) is not int or value < 0:
+            raise _not_resumable(name, f'meta.{key} takes a whole number from 0, got {describe(value)}')
+
+
+def _not_resumable(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(f'checkpoint {name!r} cannot be resumed: {reason}; {ANEW}')
+
+
 def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
-    """Where the data is and what it is drawn by; called on all ranks, and complete on the first.
+    """Return the position in the data. All ranks call this function; the result of the first is complete.
 
     Random numbers are a function of the run's seed, which mmengine keeps, and of the iteration (seeds.py).
 
     Returns:
-        None for a loop that is not of this package, else a dict:
-            sampler_seed: by which the order is drawn, or None.
-            batches_done: batches that the order has behind it on each rank, of this epoch or, by iterations, of all.
-            by_epoch, batch_size, ranks: what `batches_done` counts in.
-            batches_a_step: that are accumulated.
-            images, pictures: how many images the data has, and a hash of the names of some.
-            gradients: of each rank, by parameter, in the middle of an accumulation; else None.
+        None for a foreign loop, else a dict:
+            sampler_seed: seed of the order, or None.
+            batches_done: batches of each rank up to here, of this epoch or, by iterations, of the whole training.
+            by_epoch, batch_size, ranks: units of `batches_done`.
+            batches_a_step: number of accumulated batches.
+            images, pictures: number of images in the data, and a hash of some of their names.
+            gradients: by parameter, for each rank, in the middle of an accumulation; else None.
     """
     loop = runner.train_loop
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
@@ -49,16 +72,16 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
 
 
 def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
-    """Make of a checkpoint, in place, what mmengine's Runner can resume as it is: the one door for its fields.
+    """Convert a checkpoint in place for this run, for mmengine's Runner to resume.
 
-    Every field is compared with its schema, every tensor with this run's own. Settings become the config's: of the
-    optimizer, of schedules, of a loss scaler. What is no longer the same is said in one line.
+    Tensors are compared with this run's tensors, the position with this loop. Settings of the optimizer, of schedules
+    and of a loss scaler become the config's. A line in the log names every change.
 
     Raises:
-        CheckpointError: naming what does not fit.
+        CheckpointError: naming a field that does not fit.
     """
     check_resumable(checkpoint, name)
-    classes = dataset_meta_of(checkpoint, name).get('classes')
+    classes = dataset_meta_of(checkpoint).get('classes')
     runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     if runner.param_schedulers is not None:
         runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
@@ -76,10 +99,11 @@ def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
             changes += _other_rates(rates(saved), rates(checkpoint['optimizer']))
         changes += _fit_averages(runner, checkpoint)
         _fit_gradients(runner, meta.get('exact_resume') or {})
-    except ValueError as error:
-        raise not_resumable(name, str(error)) from error
-    checkpoint.pop('param_schedulers', None)  # they stand where they should
-    keep_own_names(runner, checkpoint['message_hub'])
+        keep_own_names(runner, checkpoint['message_hub'])
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        reason = str(error) if type(error) is ValueError else f'a field has another structure ({error!r:.200})'
+        raise _not_resumable(name, reason) from error
+    checkpoint.pop('param_schedulers', None)  # `wind` has placed the schedules
     metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None)
     if classes is not None and list(classes) != list((metainfo or {}).get('classes') or ()):
         changes.append('other classes')
@@ -89,7 +113,7 @@ def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
 
 
 def restore(runner: Runner, meta: dict[str, Any]) -> None:
-    """Place a resumed runner's data where a checkpoint's was: see `fit_to_run`, which has checked it."""
+    """Place the data of a resumed runner, after `fit_to_run`."""
     loop = runner.train_loop
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
         runner.logger.info(f'{type(loop).__name__} is a loop of its own kind: what it draws is not resumed exactly.')
@@ -114,11 +138,11 @@ def restore(runner: Runner, meta: dict[str, Any]) -> None:
 
 
 def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
-    """Bring epoch, iteration and batches of a checkpoint to what this run counts in, and say what changed."""
+    """Convert epoch, iteration and batches of a checkpoint to the units of this run, and yield the changes."""
     loop, state = runner.train_loop, meta.get('exact_resume')
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)) or state is None:
         return
-    if state['batches_done'] > MAX_REPEATED * max(meta['iter'], 1):
+    if not 0 <= state['batches_done'] <= MAX_REPEATED * max(meta['iter'], 1):
         raise ValueError(f'{state["batches_done"]} batches are no position after {meta["iter"]} iterations')
     now = _drawn_from(runner)
     for key, value in now.items():
@@ -132,7 +156,7 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
         if isinstance(state['batch_size'], int) and isinstance(now['batch_size'], int):
             before = state['batches_done'] * state['batch_size'] * state['ranks']
             state['batches_done'] = before // (now['batch_size'] * now['ranks'])
-        if isinstance(loop, PlacedEpochLoop):  # whose iterations are counted as if all epochs had been like this
+        if isinstance(loop, PlacedEpochLoop):  # all epochs count as long as this one
             length = len(loop.dataloader)
             if state['by_epoch']:
                 state['batches_done'] = min(state['batches_done'], length)
@@ -157,7 +181,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def _drawn_from(runner: Runner) -> dict[str, Any]:
-    """What a position in the data counts in, and which data."""
+    """Return the units of a position in the data, and marks of the data."""
     loader = runner.train_loop.dataloader
     return dict(
         by_epoch=isinstance(runner.train_loop, PlacedEpochLoop),
@@ -170,7 +194,7 @@ def _drawn_from(runner: Runner) -> dict[str, Any]:
 
 
 def _hash_of_names(dataset: Any) -> str:
-    """Of the file names of some pictures, without their folders: data may move."""
+    """Hash the file names of some pictures, without their folders, since data may move."""
     from ..data.guard import base_datasets  # here: a lite installation saves checkpoints too, and lacks what it imports
 
     names = []
@@ -181,23 +205,23 @@ def _hash_of_names(dataset: Any) -> str:
 
 
 def _keep_seed(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
-    """Have mmengine take a checkpoint's seed, by which all that was random so far was drawn."""
+    """Let mmengine take the seed of the checkpoint."""
     asked = runner._randomness_cfg.get('seed')
     if meta.get('seed') is not None and asked is not None and asked != meta['seed']:
         yield f'its seed {meta["seed"]} and not {asked}'
-        runner._randomness_cfg['seed'] = None  # mmengine says nothing then
+        runner._randomness_cfg['seed'] = None  # prevents a second line of mmengine
 
 
 def _other_rates(before: list[Any], now: list[Any]) -> Iterator[str]:
     for then, rate in zip(before, now):
         is_number = isinstance(then, (int, float)) and not isinstance(then, bool)
         if not is_number or not math.isclose(then, rate, rel_tol=1e-6):
-            yield f'the learning rate {rate:.3g} of the config instead of {shown(then)}'
+            yield f'the learning rate {rate:.3g} of the config instead of {describe(then)}'
             return
 
 
 def _fit_averages(runner: Runner, checkpoint: dict[str, Any]) -> Iterator[str]:
-    """Of an EMAHook. It stores the averages as the weights, and those that are trained under the averages' names."""
+    """Compare the moving average of an EMAHook, which stores averages as weights, and weights as averages."""
     saved = checkpoint.get('ema_state_dict')
     hook = next((hook for hook in runner.hooks if isinstance(hook, EMAHook)), None)
     if saved is None:
@@ -225,16 +249,7 @@ def _fit_gradients(runner: Runner, state: dict[str, Any]) -> None:
     for name, parameter in _unwrapped(runner.model).named_parameters():
         gradient = state['gradients'][get_rank()].get(name)
         if gradient is not None:
-            _check_alike(gradient, parameter, f'gradients.{name}', is_finite=False)  # a step skips what is not
-
-
-def _check_alike(value: Any, own: Tensor, where: str, is_finite: bool = True) -> None:
-    if not is_alike(value, own):
-        raise ValueError(f'{where} takes {shown(own)}, got {shown(value)}')
-    if is_finite and not own.isnan().any() and value.isnan().any():
-        raise ValueError(f'{where} is not finite (NaN)')
-    if is_finite and own.isfinite().all() and not value.isfinite().all():
-        raise ValueError(f'{where} is not finite (infinite)')
+            _check_alike(gradient, parameter, f'gradients.{name}')
 
 
 def _gather_gradients(runner: Runner) -> Optional[list[dict[str, Tensor]]]:
@@ -258,3 +273,8 @@ def _unwrapped(model: Any) -> nn.Module:
 def _sampler(runner: Runner) -> Any:
     batches = runner.train_loop.dataloader.batch_sampler
     return getattr(batches, 'sampler', None)
+
+
+def _check_alike(value: Any, own: Tensor, where: str) -> None:
+    if not is_alike(value, own):
+        raise ValueError(f'{where} takes {describe(own)}, got {describe(value)}')

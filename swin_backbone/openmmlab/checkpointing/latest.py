@@ -1,4 +1,4 @@
-"""Which checkpoint `--resume` goes on from, when some are damaged, missing or elsewhere."""
+"""The checkpoint that `--resume` takes, where some are damaged, missing or elsewhere."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from mmengine.dist import broadcast_object_list, is_main_process
 from mmengine.logging import MMLogger
 
 from ...checkpoints import CheckpointError, read_checkpoint
-from .fields import check_resumable
+from .exact_resume import check_resumable
 from .names import EPOCHS, ITERATIONS, is_own_file, number_in
 
 LAST = 'last_checkpoint'
@@ -16,23 +16,20 @@ MAX_PATH = 4096  # bytes
 
 
 def newest_whole_checkpoint(work_dir: str, out_dir: str, template: str, iterations_an_epoch: int) -> Optional[str]:
-    """The checkpoint to resume, on all ranks the first one's choice.
+    """Return the path of the checkpoint to resume, the same on all ranks; None if there is no checkpoint.
 
-    That is the one whose name `last_checkpoint` has, in this folder; else the newest of those here that are not newer,
-    and only then newer ones, which may be of an earlier training. Each is read before it is taken. What has another
-    name, is elsewhere or is a link is none of them.
+    First comes the checkpoint that `last_checkpoint` names, then older ones, the newest first. Newer ones come last,
+    because they may be left of an earlier training. Damaged checkpoints are skipped. Links and files with other names
+    are not considered.
 
     Args:
-        work_dir: where `last_checkpoint` is.
-        out_dir: where the checkpoints are.
-        template: how they are called, with {} for a number, beside mmengine's epoch_{}.pth and iter_{}.pth.
+        work_dir: folder of `last_checkpoint`.
+        out_dir: folder of the checkpoints.
+        template: name of a checkpoint, with {} for a number; epoch_{}.pth and iter_{}.pth are taken too.
         iterations_an_epoch: to compare epochs with iterations.
 
-    Returns:
-        Its path, or None where there is none at all.
-
     Raises:
-        CheckpointError: if there are checkpoints, and none is whole.
+        CheckpointError: if all checkpoints are damaged.
     """
     answer: list[Optional[str]] = [None, None]
     if is_main_process():
@@ -51,12 +48,12 @@ def _choose(work_dir: str, out_dir: str, template: str, iterations_an_epoch: int
     pointer = Path(work_dir, LAST)
     named = _read(pointer)
     templates = (template, EPOCHS, ITERATIONS)
-    if '://' in out_dir:  # of another backend than this machine's disk, which the config names
+    if '://' in out_dir:  # a file backend of the config
         is_here = named.startswith(f'{out_dir.rstrip("/")}/') and number_in(named.rpartition('/')[2], templates)
         return named if is_here else None
 
     def progress(name: str) -> Optional[int]:
-        """How many iterations are behind a checkpoint, by its name."""
+        """Return the iterations before a checkpoint, by its name."""
         match = number_in(name, templates)
         if match is None:
             return None
@@ -70,7 +67,7 @@ def _choose(work_dir: str, out_dir: str, template: str, iterations_an_epoch: int
     name = Path(named).name
     last = progress(name)
     newest_first = sorted(found, key=lambda path: (last is None or found[path] <= last, found[path]), reverse=True)
-    newest = Path(out_dir, name)  # not where it was: folders are moved and copied
+    newest = Path(out_dir, name)  # a folder may have moved
     candidates = sorted(newest_first, key=lambda path: path != newest)
     if named and newest not in candidates:
         logger.warning(f'{pointer} names {named}, and {out_dir} has no checkpoint of that name.')

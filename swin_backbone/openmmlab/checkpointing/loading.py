@@ -1,4 +1,4 @@
-"""Checkpoints through mmengine's Runner: read without executing anything, and fitted to the model."""
+"""Load checkpoints through mmengine's Runner: safely, and adapted to the model."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,27 +12,24 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import CheckpointLoader, Runner
 
 from ...checkpoints import CheckpointError, read_checkpoint, trust_checkpoints
-from ...checkpoints.reading.safe import are_checkpoints_trusted, read_file
+from ...checkpoints.reading import are_checkpoints_trusted, read_file
 from ...compat import checkpoint_loaders, download_by
 from .completeness import ALLOW_MISSING, fit_to_model
-from .exact_resume import fit_to_run
-from .fields import ANEW, check_resumable
+from .exact_resume import ANEW, check_resumable, fit_to_run
 
-WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # torch.load obeys it, whatever its arguments say
+WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # overrides the argument of torch.load
 
-# Configs as text: `Runner.resume` and mmengine's Inferencer run them as Python.
+# Configs as text, which mmengine's Runner and Inferencer run as Python.
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
 
 
 def read_checkpoints_safely(unless: bool = False) -> None:
-    """Have everything in this process that goes through mmengine read checkpoints as `load_checkpoint` does.
+    """Replace mmengine's loaders of checkpoints in this process by loaders that execute nothing.
 
-    That is the Runner's `resume` and `load_from`, and `init_cfg=dict(type='Pretrained')` of any module. mmengine's own
-    loaders of files and addresses are replaced, by its registry of them. The OneDL release of mmengine falls back to
-    unsafe loading when safe loading fails; its loaders of other schemes ('open-mmlab://', 's3://', ...) stay, but
-    download by ours where they lead to an http address, and for as long as one runs `torch.load` reads as
-    `read_checkpoint` does; where they cannot be told apart, it loads nothing but weights for good. All of them leave
-    out configs: see `without_code`.
+    This covers `resume` and `load_from` of the Runner, and `init_cfg=dict(type='Pretrained')` of any module. The OneDL
+    release of mmengine falls back to unsafe loading if safe loading fails. Loaders of other schemes ('open-mmlab://',
+    's3://', ...) stay: while they run, `torch.load` reads as `read_checkpoint`, and http addresses are downloaded by
+    ours. All loaders leave configs out: see `without_code`.
 
     Args:
         unless: load unsafely: the tools' --unsafe-load.
@@ -50,9 +47,7 @@ def read_checkpoints_safely(unless: bool = False) -> None:
 
 
 def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any) -> Any:
-    """A loader for mmengine, which calls it by what comes after `load_from_`.
-
-    Where downloads are kept is not mmengine's to say.
+    """Load a file or an address: a loader of mmengine's registry, which uses the name after `load_from_`.
 
     Raises:
         CheckpointError: see `read_checkpoint`; and if the file holds no dict.
@@ -66,7 +61,7 @@ def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any)
 
 
 def without_code(checkpoint: Any) -> Any:
-    """What a checkpoint holds, less the configs in it, which mmengine would run as Python: the same object.
+    """Remove the configs from a checkpoint, in place, because mmengine runs them as Python.
 
     With the tools' --unsafe-load they stay.
     """
@@ -82,10 +77,9 @@ def without_code(checkpoint: Any) -> Any:
 
 
 class FitCheckpointHook(Hook):
-    """Before the Runner loads a checkpoint: bring it to the names and shapes of a model with a `SwinBackbone`.
+    """Adapt a checkpoint to the model before the Runner loads it, so that `load_from` and `resume` take any origin.
 
-    With it `load_from` and `resume` take whatever `load_checkpoint` does, and say the same about it. It comes before
-    EMAHook, which makes a copy.
+    The hook comes before EMAHook, which copies the weights.
 
     Args:
         whole: refuse a checkpoint that leaves weights of the model random.
@@ -123,9 +117,9 @@ def _read_safely(loader: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _torch_loads_safely() -> Iterator[None]:
-    """For as long as this lasts `torch.load` reads as `read_checkpoint` does, also with weights_only=False.
+    """Let `torch.load` read as `read_checkpoint` does, also with weights_only=False.
 
-    What another module has imported as its own loads nothing but weights.
+    A module with its own import of `torch.load` loads weights only.
     """
     before, load = os.environ.get(WEIGHTS_ONLY), torch.load
     torch.load = _read_instead

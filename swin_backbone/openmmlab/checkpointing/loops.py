@@ -1,4 +1,4 @@
-"""mmengine's training loops, which can begin in the middle, each step with random numbers of its own."""
+"""mmengine's training loops with a start in the middle, and random numbers that depend on the iteration alone."""
 
 from collections.abc import Sequence
 from typing import Any, Optional, Union
@@ -12,11 +12,7 @@ from ..data.seeds import STEP, seed_generators
 
 
 class PlacedEpochLoop(EpochBasedTrainLoop):
-    """mmengine's EpochBasedTrainLoop, which can begin in the middle of an epoch.
-
-    Args:
-        those of mmengine's.
-    """
+    """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch; same arguments."""
 
     batches_done = 0  # of this epoch
 
@@ -42,13 +38,9 @@ class PlacedEpochLoop(EpochBasedTrainLoop):
 
 
 class PlacedIterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, which begins anywhere without loading what comes before.
+    """mmengine's IterBasedTrainLoop, with a start at any iteration, without loading earlier batches; same arguments."""
 
-    Args:
-        those of mmengine's.
-    """
-
-    batches_done = 0  # of the whole training, which has a single order
+    batches_done = 0  # of the whole training
 
     def __init__(
         self, runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], *args: Any, **kwargs: Any
@@ -67,7 +59,7 @@ class PlacedIterLoop(IterBasedTrainLoop):
 
 
 def begin_at(loop: Union[PlacedEpochLoop, PlacedIterLoop], gone: int) -> bool:
-    """Place a loop's data after `gone` batches, if it can be."""
+    """Place a loop's data after `gone` batches; return whether its sampler allows this."""
     sampler = loop.dataloader.batch_sampler
     if not isinstance(sampler, PlacedBatchSampler):
         return False
@@ -76,7 +68,7 @@ def begin_at(loop: Union[PlacedEpochLoop, PlacedIterLoop], gone: int) -> bool:
 
 
 class _Batches:
-    """What the loop draws from. mmengine's own would first load what training has behind it."""
+    """Iterator of the loop. mmengine's own first loads all earlier batches."""
 
     def __init__(self, loader: DataLoader[Any], gone: int) -> None:
         self.loader = loader
@@ -84,11 +76,11 @@ class _Batches:
         self.iterator: Optional[Any] = None
 
     def skip_iter(self, num_iters: int) -> None:
-        """How mmengine 0.10.12 asks to skip."""
+        """Skip earlier batches: a call of mmengine 0.10.12."""
         self.gone = 0
 
     def __next__(self) -> Any:
-        if self.gone:  # how mmengine 0.10.7 does
+        if self.gone:  # mmengine 0.10.7 draws earlier batches
             self.gone -= 1
             return None
         if self.iterator is None:
@@ -97,10 +89,10 @@ class _Batches:
 
 
 def placed(loop: dict[str, Any]) -> dict[str, Any]:
-    """A training loop's config, with the loop of this file that stands for mmengine's; others stay.
+    """Replace mmengine's loop by ours in the config of a training loop. Other loops stay.
 
     Raises:
-        ValueError: if a number of epochs or iterations is none from 1, with which it would train nothing.
+        ValueError: if a number of epochs or iterations is below 1 or no whole number.
     """
     cfg = dict(loop)
     for name in ('max_epochs', 'max_iters', 'val_interval'):

@@ -1,4 +1,4 @@
-"""The names of checkpoints: no file of another name is read, written over or removed because a checkpoint says so."""
+"""Names of checkpoints. Files with other names are neither read, replaced nor removed."""
 
 import os
 import re
@@ -14,27 +14,27 @@ EPOCHS, ITERATIONS = 'epoch_{}.pth', 'iter_{}.pth'
 
 
 def number_in(name: str, templates: Iterable[str]) -> Optional[re.Match[str]]:
-    """The match of a name with the first template that has made it, `STEP` in the place of its {}."""
+    """Match a name with templates, `STEP` in the place of {}; return the first match."""
     return next(filter(None, (re.fullmatch(_pattern(template), name) for template in templates)), None)
 
 
 def is_own_file(path: Any) -> bool:
-    """Whether it is a plain file, and no link to one elsewhere."""
+    """Return whether a path is a regular file and no link."""
     return os.path.isfile(path) and not os.path.islink(path)
 
 
 def keep_own_names(runner: Runner, hub: dict[str, dict[str, Any]]) -> None:
-    """Leave of a checkpoint's message hub only what this run's CheckpointHook could have noted, in place.
+    """Remove names of other files from a checkpoint's message hub, in place.
 
-    mmengine's removes the files that it finds there: those of `keep_ckpt_ids`, and `best_ckpt`. A best checkpoint is
-    looked for where the folder is now.
+    mmengine's CheckpointHook removes the files of `keep_ckpt_ids` and `best_ckpt`. A best checkpoint is searched in the
+    present folder.
     """
     hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
     info = hub['runtime_info']
     for key in [key for key in info if key == 'keep_ckpt_ids' or key.startswith('best_ckpt')]:
         value = info.pop(key)
         if hook is None or not hasattr(hook, 'folder'):
-            pass  # of another package: where it writes is not known
+            pass  # a hook of another package, whose folder is unknown
         elif key == 'keep_ckpt_ids':
             steps = value if isinstance(value, (list, tuple)) else []
             info[key] = [step for step in steps if type(step) in (int, str) and re.fullmatch(STEP, str(step))]
@@ -48,7 +48,7 @@ def keep_own_names(runner: Runner, hub: dict[str, dict[str, Any]]) -> None:
 
 
 def partials(folder: Path, prefix: str, template: str) -> Iterable[Path]:
-    """What a process that was killed left of the checkpoints that it was writing."""
+    """Yield half-written checkpoints of a killed process."""
     for path in folder.glob(f'{prefix}*'):
         name = path.name.removeprefix(prefix)
         if is_own_file(path) and re.fullmatch(r'(best_[^/\\]+_)?' + _pattern(template), name):

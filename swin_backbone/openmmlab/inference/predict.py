@@ -27,8 +27,7 @@ from ...outputs import Outputs
 from ...pictures.attention import find_backbone, strides_of
 from ...pictures.colours import distinct_colours
 from ...windows.grid import Size
-from ..checkpointing.completeness import ALLOW_MISSING, check_classes, fit_to_model
-from ..checkpointing.fields import dataset_meta_of
+from ..checkpointing.completeness import ALLOW_MISSING, check_classes, dataset_meta_of, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
 from ..data.own.fill import set_num_classes
@@ -340,7 +339,7 @@ def _pipeline_of_pixels(pipeline: Sequence[dict[str, Any]], scope: str) -> list[
 
 def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[str, Any]:
     """Classes and colours: of the checkpoint, else of the config's data set."""
-    meta = dataset_meta_of(loaded, checkpoint)
+    meta = dataset_meta_of(loaded)
     if 'classes' not in meta:
         dataset = cfg.test_dataloader.dataset
         with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:

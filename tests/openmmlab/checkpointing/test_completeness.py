@@ -10,7 +10,6 @@ from mmengine.registry import MODELS, DefaultScope, init_default_scope
 
 from swin_backbone.checkpoints import CheckpointError
 from swin_backbone.openmmlab.checkpointing.completeness import ALLOW_MISSING, fit_to_model
-from swin_backbone.openmmlab.checkpointing.fields import dataset_meta_of
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
@@ -101,8 +100,3 @@ def test_the_toolboxes_own_swin_too(detector):
     state.pop('backbone.norm0.bias')
     with pytest.raises(CheckpointError, match=r'does not have 1 of the \d+ weights of the model \(backbone\.norm0'):
         fits(model, {'state_dict': state})
-
-
-@pytest.mark.parametrize('meta', [None, 5, {}, {'dataset_meta': [1]}, {'dataset_meta': {'classes': None}}])
-def test_what_a_checkpoint_says_of_its_data_may_be_anything(meta):
-    assert not dataset_meta_of({'meta': meta}, 'weights.pth').get('classes')

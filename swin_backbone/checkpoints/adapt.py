@@ -1,4 +1,4 @@
-"""A checkpoint's weights under the names and in the shapes of a model."""
+"""Load a checkpoint into a model: adapt names, window, image size and input channels."""
 
 import logging
 import re
@@ -6,17 +6,20 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Optional
+from pathlib import Path
+from typing import Any, Optional, Union
 
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..archs import DEFAULT_WINDOW
 from ..windows.grid import Size
-from .errors import CheckpointError, first_of
+from .errors import CheckpointError, first_of, not_finite
 from .formats import MLP, V1, V2
-from .recognise import OUTSIDE, SwinWeights, find_swin, plain_name, storage_fault, tensors_of
+from .reading import read_checkpoint
+from .recognise import INDEX_TABLES, OUTSIDE, SwinWeights, find_swin, plain_name, storage_fault, tensors_of
 from .resize import adapt_input_channels, is_ambiguous, resize_embedding, resize_table, times, trained_window
+from .shapes import sizes_of
 
 OF_A_CLASSIFIER = (
     "These are a classifier's weights. On a map no larger than a window, as the last one of a picture of 224x224, "
@@ -24,7 +27,7 @@ OF_A_CLASSIFIER = (
     "small_map='shrink' gives the classifier's features"
 )
 TABLE = 'attn.w_msa.relative_position_bias_table'
-# A name that every Swin backbone has, by the family of Swin; it tells where in a model the backbone is.
+# A name in every Swin backbone, by family, which tells the place of the backbone in a model.
 _ANCHORS = {
     V1: f'stages.0.blocks.0.{TABLE}',
     V2: 'stages.0.blocks.0.attn.w_msa.logit_scale',
@@ -34,7 +37,7 @@ _ANCHORS = {
 
 @dataclass
 class LoadReport:
-    """What was loaded from a checkpoint, and what was not."""
+    """Names of loaded, resized, ignored and missing weights."""
 
     checkpoint: str
     origin: str = ''  # whose format it is, and the prefix of the backbone's names in it
@@ -45,7 +48,7 @@ class LoadReport:
     missing_elsewhere: list[str] = field(default_factory=list)  # names in the model, outside its backbone
     other_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # not loaded: names in the model
     warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a user may want to know, said once in a process
+    notes: list[str] = field(default_factory=list)  # logged once in a process
 
     def __str__(self) -> str:
         resized = ', '.join(dict.fromkeys(self.resized.values()))
@@ -58,7 +61,7 @@ class LoadReport:
         )
 
     def log(self) -> None:
-        """One line, and warnings for whatever a user should look at."""
+        """Log one line, and warnings."""
         print_log(str(self), logger='current')
         warnings = [*self.warnings]
         if self.missing:
@@ -77,10 +80,9 @@ def _say_once(note: str) -> None:
 
 
 def backbones_of(model: nn.Module) -> dict[str, str]:
-    """The prefixes, among a model's names, of the backbones of this package in it, and which family of Swin each is.
+    """Return the prefix and the family of each backbone of this package in a model.
 
-    Names are plain ones, also where layers are wrapped. The toolboxes' own Swins are left out: they do not tell the
-    size of their window.
+    Prefixes have no WRAPPERS. The toolboxes' own Swins are left out, because they do not tell the size of their window.
     """
     found = {}
     for name in map(plain_name, model.state_dict()):
@@ -92,13 +94,69 @@ def backbones_of(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def fit(
-    model: nn.Module, loaded: Any, checkpoint: str, prefix: Optional[str] = None
-) -> tuple[dict[str, Tensor], LoadReport]:
-    """What of a checkpoint goes into a model that has a Swin backbone. The model is not touched.
+def load_checkpoint(
+    model: nn.Module,
+    checkpoint: Union[str, Path],
+    unsafe_load: Optional[bool] = None,
+    prefix: Optional[str] = None,
+) -> LoadReport:
+    """Load a published or trained Swin checkpoint into a backbone, or into a model that has one.
+
+    The origin is recognised by names and shapes: microsoft/Swin-Transformer and its detection and segmentation
+    repositories, SimMIM, mmdet, mmseg, mmpretrain, timm, torchvision, Hugging Face; Swin V1 into a `SwinBackbone`, V2
+    into a `SwinV2Backbone`, Swin-MLP into a `SwinMLPBackbone`. Bias tables of another window and a position embedding
+    of another image size are resized, as microsoft/Swin-Transformer does; the patch embedding is adapted to the number
+    of input channels. One line in the log reports the result, and warnings name problems.
 
     Args:
-        loaded: what the file held.
+        model: a `SwinBackbone`, `SwinV2Backbone` or `SwinMLPBackbone`, or a detector or segmentor with one. After an
+            error the model is unchanged.
+        checkpoint: a path, file://, http:// or https:// address; of torch.save or safetensors.
+        unsafe_load: allow the file to run any code when it is read. Default: False, unless a tool was called with
+            --unsafe-load.
+        prefix: of the backbone's names in the checkpoint. Default: it is found.
+
+    Returns:
+        What was loaded, resized, ignored and missing.
+
+    Raises:
+        CheckpointError: (a ValueError) if the file cannot be read, is not safe, or holds no Swin, or one of another
+            family, depth or width.
+        ValueError: if the model has no backbone of this package.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from swin_backbone import SwinBackbone, load_checkpoint
+        >>> path = tempfile.mkdtemp() + '/window7.pth'
+        >>> torch.save(SwinBackbone(arch='nano').state_dict(), path)
+        >>> report = load_checkpoint(SwinBackbone(arch='nano', window_size=12), path)
+        >>> len(report.loaded), set(report.resized.values())
+        (125, {'bias tables from window 7x7 to 12x12'})
+    """
+    if not backbones_of(model):
+        raise ValueError(
+            'model must be a SwinBackbone, SwinV2Backbone or SwinMLPBackbone, or have one; '
+            f'got a {type(model).__name__} without'
+        )
+    fitted, report = adapt_weights(model, read_checkpoint(checkpoint, unsafe_load=unsafe_load), str(checkpoint), prefix)
+    model.load_state_dict(fitted, strict=False)
+    report.log()
+    return report
+
+
+def adapt_state_dict(state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Remove index tables from a state_dict, also with strict=True: a pre-hook of load_state_dict."""
+    for key in [key for key in state_dict if key.startswith(prefix) and INDEX_TABLES.search(key)]:
+        del state_dict[key]
+
+
+def adapt_weights(
+    model: nn.Module, loaded: Any, checkpoint: str, prefix: Optional[str] = None
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """Return the weights for a model with a Swin backbone, and a report. The model is not changed.
+
+    Args:
+        loaded: contents of the file, or a state_dict.
         checkpoint: its name, for the report and for errors.
         prefix: of the backbone's names in the checkpoint. Default: it is found.
 
@@ -120,7 +178,9 @@ def fit(
             )
             backbone = model.get_submodule(own_prefix.rstrip('.'))
             own_backbone = {key.removeprefix(own_prefix): v for key, v in own.items() if key.startswith(own_prefix)}
-            _check_arch(weights.backbone, own_backbone)
+            theirs, ours = sizes_of(weights.backbone, family), sizes_of(own_backbone, family)
+            if theirs != ours:
+                raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
             for key, value in _fit_backbone(weights, own_backbone, backbone, report).items():
                 fitted[own_prefix + key] = value
     except CheckpointError as error:
@@ -149,10 +209,7 @@ def fit(
 
 
 def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Refuse weights that are NaN or infinite: outputs would be NaN, which some metrics silently leave out; and weights
-    that are quantised.
-
-    Buffers may be infinite, as some masks are.
+    """Refuse weights that are NaN, infinite or quantised. Buffers may be infinite, as some masks are.
 
     Raises:
         CheckpointError: if there are NaN or infinite numbers in weights of the model, NaN in its buffers, or weights
@@ -170,10 +227,7 @@ def check_finite(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: st
         and ((key in parameters and not value.isfinite().all()) or (key in buffers and value.isnan().any()))
     ]
     if broken:
-        raise CheckpointError(
-            f'checkpoint {checkpoint!r}: {len(broken)} of its {len(weights)} weights are not finite (NaN or infinite): '
-            f'{first_of(broken)}; its training has diverged, or the file is damaged'
-        )
+        raise CheckpointError(f'checkpoint {checkpoint!r}: {not_finite(broken, len(weights))}')
 
 
 def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, report: LoadReport) -> dict[str, Tensor]:
@@ -209,9 +263,9 @@ def _fit_backbone(weights: SwinWeights, own: dict[str, Tensor], backbone: Any, r
 
 
 def _note_unasked_windows(trained: dict[str, Size], backbone: Any, report: LoadReport) -> None:
-    """A backbone that says another window wants tables of that window, but one that says nothing wants the weights.
+    """Warn about resized tables where the backbone has the default window, or the checkpoint several windows.
 
-    Nor does one that says one window know that the checkpoint has several.
+    A backbone with another window than the default has chosen this window.
     """
     windows = tuple(trained.get(f'stages.{s}.blocks.0.{TABLE}', own) for s, own in enumerate(backbone.window_size))
     for stage, (source, own) in enumerate(zip(windows, backbone.window_size)):
@@ -225,7 +279,7 @@ def _note_unasked_windows(trained: dict[str, Size], backbone: Any, report: LoadR
 
 
 def _shortest(windows: tuple[Size, ...]) -> Any:
-    """Windows of each stage as `window_size` takes them; it takes two ints for (height, width)."""
+    """Return windows of each stage in the shortest form of `window_size`, where two ints are (height, width)."""
     sides = tuple(window[0] if window[0] == window[1] else window for window in windows)
     if len(set(sides)) == 1:
         return sides[0]
@@ -237,7 +291,7 @@ def _stage(key: str) -> int:
 
 
 def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) -> None:
-    """Swin V2's position bias needs no resizing, but it must be told by which window offsets are scaled."""
+    """Warn if a Swin V2 scales its offsets by another window than in training."""
     if weights.format.family != V2:
         return
     trained = [weights.windows.get(f'stages.{s}.blocks.0.attn.w_msa.logit_scale') for s in range(len(backbone.stages))]
@@ -250,7 +304,7 @@ def _compare_windows(weights: SwinWeights, backbone: Any, report: LoadReport) ->
 
 
 def _at_size_of(own: Tensor, key: str, value: Tensor, weights: SwinWeights, backbone: Any) -> tuple[Tensor, str]:
-    """A weight at the backbone's sizes, and what was done to it, '' for nothing."""
+    """Return a weight at the backbone's sizes, and the change in words, '' for none."""
     if key == 'absolute_pos_embed' and value.shape[2:] == own.shape[2:]:
         return resize_embedding(value, weights.map_size, backbone.pretrain_map_size)
     if key == 'patch_embed.projection.weight' and value.dim() == own.dim():
@@ -264,36 +318,6 @@ def _note_unused(key: str, report: LoadReport) -> None:
     else:
         report.ignored.setdefault('the backbone has no such weight', []).append(key)
         report.warnings.append(f'The checkpoint has {key}, the backbone has not: its outputs will be others')
-
-
-def _check_arch(weights: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    theirs, ours = _arch(weights), _arch(own)
-    if theirs != ours:
-        raise CheckpointError(f'it is a Swin of {theirs}; the backbone has {ours}')
-
-
-def _arch(weights: dict[str, Tensor]) -> str:
-    depths: dict[int, int] = {}
-    heads: dict[int, int] = {}
-    width = 0
-    for key, value in weights.items():
-        match = re.match(r'stages\.(\d+)\.blocks\.(\d+)\.(.*)', key)
-        if match:
-            stage, block, leaf = int(match[1]), int(match[2]), match[3]
-            depths[stage] = max(depths.get(stage, 0), block + 1)
-            if leaf == TABLE:
-                heads[stage] = value.shape[-1]
-            elif leaf == 'attn.w_msa.logit_scale':
-                heads[stage] = value.shape[0]
-            elif leaf == 'spatial_mlp.weight':  # (heads * places, places, 1)
-                heads[stage] = value.shape[0] // value.shape[1]
-            elif stage == 0 and leaf == 'norm1.weight':
-                width = value.shape[0]
-    return f'width {width}, depths {_in_order(depths)} and heads {_in_order(heads)}'
-
-
-def _in_order(by_stage: dict[int, int]) -> tuple[int, ...]:
-    return tuple(by_stage[stage] for stage in sorted(by_stage))
 
 
 def _fit_elsewhere(

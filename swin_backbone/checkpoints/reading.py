@@ -1,0 +1,294 @@
+"""Read a checkpoint file without executing its contents.
+
+Files of torch.save are read by `torch.load(weights_only=True)`, which builds tensors and plain Python values only.
+Training scripts store two more kinds of values: numpy's numbers and arrays, and mmengine's HistoryBuffer. The stand-ins
+below rebuild both from plain values.
+"""
+
+import pickle
+import re
+import tarfile
+import zipfile
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+from typing import Any, BinaryIO, Optional, Union
+
+import numpy as np
+import safetensors.torch
+import torch
+from mmengine.logging import HistoryBuffer
+from numpy.typing import NDArray
+
+from .download import fetch
+from .errors import CheckpointError, RefusedCheckpoint
+
+START_BYTES = 512  # of a file, enough to tell its kind
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # first pickle in a file of torch before 1.6
+NUMBERS = 'biufc'  # kinds of numpy's dtypes
+_original_load = torch.load  # openmmlab/checkpointing/loading.py puts another function in its place
+_trusted = False
+
+
+def trust_checkpoints(trusted: bool) -> None:
+    """Set the default of `unsafe_load` in this process: the tools' --unsafe-load."""
+    global _trusted
+    _trusted = trusted
+
+
+def are_checkpoints_trusted() -> bool:
+    return _trusted
+
+
+def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
+    """Return the contents of a checkpoint file, usually a dict.
+
+    They are tensors, arrays of numbers, numbers, strings, lists, tuples, sets and dicts, and mmengine's HistoryBuffer;
+    a file with other objects is refused. The checksums of a zip archive are checked.
+
+    Args:
+        checkpoint: path, file://, http:// or https:// address; a file of `torch.save`, safetensors or a pickle of
+            detectron2. The contents tell the kind. Downloads are kept in the cache folder of torch.hub.
+        map_location: as of `torch.load`.
+        unsafe_load: let the file execute code. Default: False, or the setting of `trust_checkpoints`.
+
+    Raises:
+        CheckpointError: if there is no such file, or it is damaged, no checkpoint or not safe.
+    """
+
+    def read(path: Path) -> Any:
+        with path.open('rb') as file:
+            if is_safetensors(file.read(START_BYTES)):
+                return _read_safetensors(path, map_location)
+            return read_file(file, str(checkpoint), map_location, unsafe_load)
+
+    try:
+        return fetch(str(checkpoint), read)
+    except CheckpointError as error:
+        kind = RefusedCheckpoint if isinstance(error, RefusedCheckpoint) else CheckpointError
+        raise kind(f'checkpoint {str(checkpoint)!r}: {error}') from error.__cause__
+
+
+def read_file(file: BinaryIO, path: str, map_location: Any = 'cpu', unsafe_load: Optional[bool] = None) -> Any:
+    """Return the contents of an open file of torch.save: see `read_checkpoint`. `path` is its name in an error."""
+    file.seek(0)
+    start = file.read(START_BYTES)
+    file.seek(0)
+    check_start(start)
+    unsafe_load = _trusted if unsafe_load is None else unsafe_load
+    try:
+        if unsafe_load:
+            return _original_load(file, map_location=map_location, weights_only=False)
+        if start.startswith(b'PK'):
+            _check_archive(file)
+        elif (plain := _read_pickle(file)) is not None:
+            return plain
+        file.seek(0)
+        with _stand_ins():
+            return _finish(_original_load(file, map_location=map_location, weights_only=True), {})
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        name = re.search(r'GLOBAL ([\w.]+)', str(error))
+        reason = re.search(r'WeightsUnpickler error:\s*(.+)', str(error))
+        why = f'it wants {name[1]}' if name else reason[1] if reason else str(error).split('\n')[0]
+        raise RefusedCheckpoint(
+            f'refused, because it is more than weights ({why}) and could execute anything; if you trust whoever made '
+            f'it, make weights of it with `python tools/convert_checkpoint.py {path} OUT --to mmdet --unsafe-load` and '
+            'use OUT, or pass --unsafe-load (in Python unsafe_load=True)'
+        ) from error
+    except Exception as error:  # torch, zipfile and pickle raise any kind for a damaged file
+        if unsafe_load and isinstance(error, (ImportError, AttributeError)):
+            raise RefusedCheckpoint(f'it needs a module that is not installed ({_first_sentence(error)})') from error
+        raise CheckpointError(f'the file is truncated, damaged or no checkpoint ({_first_sentence(error)})') from error
+
+
+def is_safetensors(start: bytes) -> bool:
+    """Return whether a file begins with the length of a header of safetensors and the header."""
+    return start[8:9] == b'{' and int.from_bytes(start[:8], 'little') < 1 << 32
+
+
+def check_start(start: bytes) -> None:
+    """Check the first bytes of a file.
+
+    Raises:
+        CheckpointError: if they are not of a checkpoint, naming the kind of file.
+    """
+    if not start:
+        raise CheckpointError('the file is empty')
+    if start.lstrip().startswith(b'<'):
+        raise CheckpointError('it is a web page (HTML) and no weights: the address may need a login, or be gone')
+    if start.startswith(b'version https://git-lfs'):
+        raise CheckpointError('it is a pointer of Git LFS and no weights: get the file itself with `git lfs pull`')
+    if not start.startswith((b'PK', b'\x80')) and not is_safetensors(start):  # zip archive, pickle
+        raise CheckpointError('it is no checkpoint: neither a file of torch.save nor of safetensors')
+
+
+def _read_safetensors(path: Path, map_location: Any) -> dict[str, torch.Tensor]:
+    device = map_location if isinstance(map_location, (str, torch.device)) else 'cpu'
+    try:
+        return {name: tensor.to(device) for name, tensor in safetensors.torch.load_file(path).items()}
+    except Exception as error:  # of any kind
+        raise CheckpointError(f'the file is truncated or damaged ({_first_sentence(error)})') from error
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Check a zip archive for what torch.load does not: checksums, compression, programs."""
+    with zipfile.ZipFile(file) as archive:
+        records = archive.infolist()
+        if any(record.filename.endswith('/constants.pkl') for record in records):
+            raise pickle.UnpicklingError('a TorchScript program')
+        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+            raise CheckpointError('its records are compressed, and may take any memory; save it again with torch.save')
+        damaged = archive.testzip()
+        if damaged:
+            raise zipfile.BadZipFile(f'Bad CRC-32 for file {damaged!r}')
+
+
+def _read_pickle(file: BinaryIO) -> Any:
+    """Return the contents of a pickle of detectron2; None for a file of torch before 1.6."""
+    if tarfile.is_tarfile(file):  # torch before 2.6 unpacks it
+        raise CheckpointError('it is no checkpoint: a tar archive')
+    file.seek(0)
+    first = _Unpickler(file).load()
+    if first == MAGIC_NUMBER:
+        return None
+    if not isinstance(first, dict) or not isinstance(first.get('model'), dict):
+        raise ValueError('a pickle, but none of torch.save')
+    return _finish(first, {})
+
+
+def _first_sentence(error: Exception) -> str:
+    sentence = re.split(r'\.\s|\n', str(error))[0]
+    return f'{type(error).__name__}: {sentence[:200]}' if sentence else type(error).__name__
+
+
+class _DType:
+    """Stand-in for numpy.dtype: plain numbers only."""
+
+    def __init__(self, kind: Any, *_: Any):
+        self.dtype = np.dtype(str(kind))
+        if self.dtype.kind not in NUMBERS:
+            raise pickle.UnpicklingError(f'GLOBAL numpy.dtype {kind!r:.20}')
+
+    def __setstate__(self, state: Any) -> None:
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+    def numbers(self, data: Any) -> NDArray[Any]:
+        """Return bytes as a flat array of its own, in this machine's order of bytes."""
+        data = data.encode('latin1') if type(data) is str else data  # of Python 2
+        return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder('='))
+
+
+class _Array:
+    """Stand-in for numpy.ndarray: its state is its contents."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, by_columns, data = state
+        self.array = dtype.numbers(data).reshape(shape, order='F' if by_columns else 'C')
+
+    def finish(self) -> NDArray[Any]:
+        return self.array
+
+
+class _History:
+    """Stand-in for mmengine's HistoryBuffer. The methods in the file are left out."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def finish(self) -> HistoryBuffer:
+        values, counts = (self.state[name].finish() for name in ('_log_history', '_count_history'))
+        return HistoryBuffer(values, counts, int(self.state.get('max_length', 1_000_000)))
+
+
+def _make_array(*_: Any) -> _Array:
+    return _Array()
+
+
+def _make_array_from_buffer(data: Any, dtype: _DType, shape: Any, order: Any) -> _Array:
+    array = _Array()
+    array.array = dtype.numbers(data).reshape(shape, order=order)
+    return array
+
+
+def _make_scalar(dtype: _DType, data: Any) -> Any:
+    return dtype.numbers(data)[0]
+
+
+def _make_empty_bytes() -> bytes:
+    return b''
+
+
+def _leave_out(owner: Any, name: Any) -> None:
+    """Stand-in for getattr, by which a HistoryBuffer refers to its methods."""
+    if owner is not _History:
+        raise pickle.UnpicklingError('GLOBAL builtins.getattr')
+
+
+def _named(stand_in: Any, path: str) -> Any:
+    """Give a stand-in the name of its original, by which `torch.load` finds it."""
+    if isinstance(stand_in, FunctionType):
+        stand_in = FunctionType(stand_in.__code__, stand_in.__globals__)  # one for each name
+    stand_in.__module__, _, stand_in.__qualname__ = path.rpartition('.')
+    stand_in.__name__ = stand_in.__qualname__
+    return stand_in
+
+
+_ORIGINALS = {
+    'mmengine.logging.history_buffer.HistoryBuffer': _History,
+    'builtins.getattr': _leave_out,
+    'builtins.bytes': _make_empty_bytes,
+    'numpy.dtype': _DType,
+    'numpy.ndarray': _Array,
+    **{f'numpy.{core}.multiarray._reconstruct': _make_array for core in ('core', '_core')},  # numpy 1 and 2
+    **{f'numpy.{core}.numeric._frombuffer': _make_array_from_buffer for core in ('core', '_core')},
+    **{f'numpy.{core}.multiarray.scalar': _make_scalar for core in ('core', '_core')},
+}
+STAND_INS = {path: _named(stand_in, path) for path, stand_in in _ORIGINALS.items()}
+_PLAIN = {'collections.OrderedDict': OrderedDict, '_codecs.encode': lambda text, _: text.encode('latin1')}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Python's unpickler, which finds the stand-ins alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        path = f'{module}.{name}'
+        if path not in STAND_INS and path not in _PLAIN:
+            raise pickle.UnpicklingError(f'GLOBAL {path}')
+        return STAND_INS.get(path) or _PLAIN[path]
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Let `torch.load` find the stand-ins."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals([*before, *STAND_INS.values()])
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
+def _finish(value: Any, finished: dict[int, Any]) -> Any:
+    """Put the values of stand-ins in their places, in lists and dicts as they are. Shared objects stay shared."""
+    if id(value) in finished:
+        return finished[id(value)]
+    result = value
+    if isinstance(value, (_Array, _History)):
+        result = value.finish()
+    elif isinstance(value, (_DType, type, FunctionType)):
+        raise pickle.UnpicklingError(f'GLOBAL {value}')
+    finished[id(value)] = result
+    if type(value) in (dict, OrderedDict, Counter):
+        for key, item in value.items():
+            value[key] = _finish(item, finished)
+    elif type(value) is list:
+        value[:] = [_finish(item, finished) for item in value]
+    elif type(value) is tuple:
+        result = finished[id(value)] = tuple(_finish(item, finished) for item in value)
+    return result
