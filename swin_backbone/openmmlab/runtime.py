@@ -16,6 +16,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
 from ..devices import keep_freed_memory
+from ..outputs import mark_folder
 from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_config, check_fit
@@ -142,6 +143,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
+    mark_folder(runner.log_dir)
     if not _has_accelerator():
         keep_freed_memory()
         prepare_convolutions(runner.model)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional, TypeVar, Union
 
+from ....outputs import RECORD, RESULTS, Outputs
 from ...errors import DataError
 
 MAX_FILES = 2_000_000
@@ -22,27 +23,41 @@ NUMBERED = re.compile(r'(\d+)[\s:,]+(\S.*)')
 T = TypeVar('T')
 
 
-def files_below(root: Path, work_dir: Path = Path('work_dirs')) -> list[Path]:
-    """Every file below a folder, relative to it and sorted, links included.
+def files_below(root: Path) -> tuple[list[Path], list[str]]:
+    """List the files below a folder, relative to it and sorted. Links are followed.
 
-    Hidden files and folders are left out, and what trainings wrote: `work_dir`, and any folder called work_dirs.
+    Hidden files, folders called work_dirs, folders with a mark of results and files that a command wrote are left out.
+
+    Returns:
+        The files, and the results that were left out: folders, and numbers of files.
 
     Raises:
         DataError: if there are more than MAX_FILES.
     """
-    found: list[Path] = []
-    seen = {os.path.realpath(work_dir)} - {os.path.realpath(root)}
+    files: list[Path] = []
+    results: list[str] = []
+    written: set[Path] = set()
+    seen: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:  # or a link to where it came from
+        if real in seen:  # a link to a folder above
             folders.clear()
             continue
         seen.add(real)
+        if RESULTS in names and Path(folder) != root:
+            results.append(str(Path(folder).relative_to(root)))
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith('.') and name != 'work_dirs')
-        found += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
-        if len(found) > MAX_FILES:
+        files += [Path(folder, name).relative_to(root) for name in names if not name.startswith('.')]
+        if len(files) > MAX_FILES:
             raise DataError(f'{root} has more than {MAX_FILES:,} files: name the folder that holds the data alone')
-    return sorted(found)
+        if RECORD in names:
+            written.update(Path(os.path.relpath(path, root)) for path in Outputs(folder).own_files())
+    written &= set(files)
+    if written:
+        results.append(f'{len(written)} files, as {min(written)}')
+    return sorted(path for path in files if path not in written), results
 
 
 def words_of(name: str) -> list[str]:

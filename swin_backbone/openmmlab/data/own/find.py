@@ -11,14 +11,14 @@ from typing import Optional, Union
 from filelock import FileLock
 from mmengine.config import Config
 
-from ....outputs import Outputs
+from ....outputs import Outputs, mark_folder
 from ...errors import DataError
 from ..annotations import uses_masks
 from .boxes import find_coco, find_voc, find_yolo
 from .files import files_below
 from .label_files import pairs_of
 from .labels import find_areas, find_labels
-from .place import Found, Place, folders_of, has_pictures, kinds_of
+from .place import Found, Place, folders_of, has_pictures, kinds_of, line_of
 
 LOOKED_FOR = (
     'a JSON in the format of COCO, text files of YOLO, XML of Pascal VOC, or a PNG of labels for each picture, in '
@@ -49,6 +49,7 @@ def find_data(
             raise ValueError(f'{argument}: there is no {str(given)!r}')
     outputs = Outputs(folder)
     outputs.folder.mkdir(parents=True, exist_ok=True)
+    mark_folder(outputs.folder)
     with FileLock(outputs.folder / '.lock'):  # each process of a distributed run looks, and writes the same
         return _find(cfg, scope, Path(data), None if annotations is None else Path(annotations), outputs)
 
@@ -61,17 +62,20 @@ def _find(cfg: Config, scope: str, data: Path, annotations: Optional[Path], outp
     if data.is_file() and not has_pictures(root):
         root = root.parent  # annotations/instances_train.json
     ann_root = root if annotations is None else annotations if annotations.is_dir() else annotations.parent
-    work_dir = outputs.folder.parent
-    files = files_below(root, work_dir)
-    place = Place(root, files, ann_root, files if ann_root == root else files_below(ann_root, work_dir), outputs)
+    files, results = files_below(root)
+    ann_files, ann_results = (files, []) if ann_root == root else files_below(ann_root)
+    place = Place(root, files, ann_root, ann_files, outputs, [*results, *ann_results])
+    left_out = f'; not read, as results of earlier commands: {", ".join(place.results)}' if place.results else ''
     if not place.pictures:
-        raise DataError(f'there is no picture below {root}, which has {kinds_of(place.files)}')
+        raise DataError(f'there is no picture below {root}, which has {kinds_of(place.files)}{left_out}')
     finders: Sequence[Finder] = (find_labels, find_areas) if scope == 'mmseg' else (find_coco, find_yolo, find_voc)
     for find in finders:
         if one_file is not None and find is find_labels:
             continue
         found = find(place, uses_masks(cfg) or 'LoadPanopticAnnotations' in str(cfg.train_dataloader), one_file)
         if found:
+            if place.results:
+                found.lines.append(line_of('not read', f'results of earlier commands: {", ".join(place.results)}'))
             return found
     pairs = pairs_of(place.pictures) if scope == 'mmdet' else []
     if pairs:
@@ -83,5 +87,5 @@ def _find(cfg: Config, scope: str, data: Path, annotations: Optional[Path], outp
         raise DataError(f'the annotations of {root} are boxes, which are for a config of mmdet without masks')
     raise DataError(
         f'no annotations were found in {ann_root}: looked for {LOOKED_FOR}; found {kinds_of(place.ann_files)} in '
-        f'{folders_of(place.ann_files)}'
+        f'{folders_of(place.ann_files)}{left_out}'
     )

@@ -32,6 +32,7 @@ class Place(NamedTuple):
     ann_root: Path
     ann_files: list[Path]  # below ann_root, relative to it
     outputs: Outputs
+    results: list[str]  # of earlier commands, which are not read
 
     @property
     def pictures(self) -> list[Path]:
@@ -50,7 +51,7 @@ class Place(NamedTuple):
 
 
 def has_pictures(root: Path) -> bool:
-    return bool(pictures_in(files_below(root)))
+    return bool(pictures_in(files_below(root)[0]))
 
 
 def kinds_of(files: Sequence[Path]) -> str:

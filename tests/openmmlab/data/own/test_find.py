@@ -1,6 +1,7 @@
 """`--data`: what a folder holds, for any config of mmdet or mmseg; and sentences where it is not understood."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ from swin_backbone.openmmlab.data.annotations import check_annotations
 from swin_backbone.openmmlab.data.own.files import split_by_chance
 from swin_backbone.openmmlab.data.own.fill import fill_own_data, set_num_classes
 from swin_backbone.openmmlab.data.own.find import find_data
+from swin_backbone.outputs import Outputs, mark_folder
 
 BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
@@ -44,6 +46,13 @@ def read(cfg, phase='train'):
     for image in data['images']:
         assert cv2.imread(f'{dataset.data_root}/{dataset.data_prefix.img}/{image["file_name"]}') is not None
     return data
+
+
+def labels_of(cfg, phase='train'):
+    """The pictures of a segmentor's data set with their labels."""
+    dataset = DATASETS.build(dict(cfg[f'{phase}_dataloader'].dataset, type='mmseg.BaseSegDataset', pipeline=[]))
+    items = map(dataset.get_data_info, range(len(dataset)))
+    return {Path(item['img_path']).name: cv2.imread(item['seg_map_path'], cv2.IMREAD_UNCHANGED) for item in items}
 
 
 def boxes(data):
@@ -294,6 +303,38 @@ def in_its_own_folder(root):
     found(BOXES, root, root / 'runs' / 'data')
     (root / 'back').symlink_to(root)
     return root
+
+
+@pytest.mark.parametrize(('config', 'layout'), [(BOXES, 'coco'), (BOXES, 'yolo'), (BOXES, 'voc'), (LABELS, 'labels')])
+def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
+    """Labels that an earlier run wrote, pictures that the tools drew, and a generated data set, which is read."""
+    root = layouts.made(layout, tmp_path)
+    before, _ = found(config, root, tmp_path / 'work')
+    found(config, root, root / 'run1' / 'data')
+    log = root / 'run2' / '20261124_030759'
+    layouts.write_picture(log, 'curves', np.zeros((8, 8, 3), np.uint8), '.png')
+    mark_folder(log)
+    seen = Outputs(root)
+    for name in ('overlays/train_0.jpg', 'labels/train_0.png', 'masks/train_0.png', 'a_mask.png', 'a.png'):
+        seen.write(root / name, cv2.imencode(Path(name).suffix, np.zeros((64, 64), np.uint8))[1].tobytes())
+    seen.write(root / 'results.json', b'[]')
+    if layout == 'yolo':
+        path = root / 'labels' / 'train' / 'train_0.txt'
+        path.write_text('0 0.5 0.5 0.25 0.25\n')
+    cfg, said = found(config, root, root / 'run2' / 'data')
+    assert f'run1{os.sep}data, run2{os.sep}20261124_030759, ' in said
+    assert '6 files, as' in said
+    if config == LABELS:
+        assert len(labels_of(cfg)) == 4
+        assert len(labels_of(cfg, 'val')) == 2
+        assert 'left out' not in said
+    else:
+        now, then = boxes(read(cfg)), boxes(read(before))
+        assert len(now) == len(read(cfg)['images']) == 4
+        assert (now == then) == (layout != 'yolo')
+        if layout == 'yolo':
+            assert now.pop('train_0.jpg') == [('nut', 24, 24, 16, 16)]
+    record_fault('bad_data')
 
 
 def through_links(root):
