@@ -24,8 +24,9 @@ from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
 from .config.training_settings import Settings, apply_settings, fit_schedule
 from .data.guard import count_pictures, guard_runner, label_rule
-from .data.own.fill import fill_own_data
-from .data.own.find import find_data
+from .data.own_data.config import fill_own_data
+from .data.own_data.folder import OwnData
+from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
 from .layers.maps import prepare_convolutions
@@ -76,7 +77,8 @@ def load_config(
     said_dir = work_dir or options.get('work_dir') or options.get('+work_dir')
     cfg.work_dir = said_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     if data is not None:
-        _put_data(cfg, data, annotations, launcher)
+        names = options.get('own_data.classes') or options.get('+own_data.classes')
+        _put_data(cfg, find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data', names), launcher)
     elif annotations is not None:
         raise ValueError(f'--annotations {annotations} belongs to pictures, and there is no --data')
     if settings is not None and (settings != Settings() or data is not None):
@@ -97,13 +99,12 @@ def load_config(
     return cfg
 
 
-def _put_data(cfg: Config, data: Union[str, Path], annotations: Optional[Union[str, Path]], launcher: str) -> None:
-    """Put the user's own data into a config, in place, and print what was found."""
-    found = find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data')
-    cfg.own_data = found.own_data
+def _put_data(cfg: Config, own: OwnData, launcher: str) -> None:
+    """Put the user's own data into a config, in place, and print the report."""
+    cfg.own_data = own.own_data
     fill_own_data(cfg)
     if not rank(launcher):
-        print('\n'.join(found.lines), flush=True)
+        print('\n'.join(own.lines), flush=True)
 
 
 def _put_settings(cfg: Config, settings: Settings, options: dict[str, Any], launcher: str) -> None:

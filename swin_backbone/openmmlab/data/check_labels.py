@@ -1,6 +1,7 @@
 """Labels of segmentation, one picture of class numbers each: what is wrong with one, in a sentence."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -59,6 +60,9 @@ class LabelRule(NamedTuple):
         return f'{self.num_classes} classes and ignore_index={self.ignore_index} allow {values}'
 
 
+ANY_VALUE = LabelRule(256)
+
+
 def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[Any]:
     """The values of a label file, (H, W) uint8.
 
@@ -68,16 +72,10 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
     Raises:
         DataError: if it cannot be read, is lossy or coloured, has another size or a value without a class.
     """
-    try:
-        require_whole(path)
-        with Image.open(path) as image:
-            kind, mode = image.format, image.mode
-            values = np.asarray(image)
-            values = values.astype(np.uint8) if mode == '1' else values
-    except (OSError, SyntaxError, ValueError) as error:
-        reason = getattr(error, 'strerror', None) or str(error)
-        about = '' if reason.startswith(str(path)) else f'{path} cannot be read: '
-        raise DataError(f'the label {about}{reason}') from error
+    with _open_label(path) as image:
+        kind, mode = image.format, image.mode
+        values = np.asarray(image)
+        values = values.astype(np.uint8) if mode == '1' else values
     if kind == 'JPEG':
         raise DataError(f'the label {path} is a JPEG, which changes values: write labels as PNG')
     if mode not in GREY_OR_PALETTE:
@@ -99,6 +97,30 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
         bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if wrong[-1][0] > 255 else ''
         raise DataError(f'the label {path} has the values {found}{more}; {rule}.{bits}')
     return values.astype(np.uint8)
+
+
+def read_colours(path: Path) -> Optional[NDArray[np.uint8]]:
+    """Return the colours of a label file with colours or a palette, (H, W, 3) RGB; None for one channel of numbers.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    with _open_label(path) as image:
+        return np.asarray(image.convert('RGB')) if image.mode in ('P', 'RGB', 'RGBA') else None
+
+
+@contextmanager
+def _open_label(path: Path) -> Iterator[Image.Image]:
+    try:
+        require_whole(path)
+        with Image.open(path) as image:
+            yield image
+    except DataError:
+        raise
+    except (OSError, SyntaxError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or str(error)
+        about = '' if reason.startswith(str(path)) else f'{path} cannot be read: '
+        raise DataError(f'the label {about}{reason}') from error
 
 
 def has_8_bits(path: str) -> bool:
