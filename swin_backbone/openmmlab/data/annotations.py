@@ -198,11 +198,11 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, 
 def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool) -> Annotations:
     data = _read(path, form)
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
-    images = _entries('image', data['images'], _check_image if form == 'COCO' else _check_size, errors)
+    images = _entries('images', data['images'], _check_image if form == 'COCO' else _check_size, errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
     if len({type(number) is str for number in sizes}) > 1:
         errors.add('ids of images that are strings beside others that are numbers', 'they must be of one kind')
-    names = {one['id']: one['name'] for _, one in _entries('category', data['categories'], _check_category, errors)}
+    names = {one['id']: one['name'] for _, one in _entries('categories', data['categories'], _check_category, errors)}
     for name, count in Counter(names.values()).items():
         if count > 1:
             errors.add('categories of one name', repr(name))
@@ -212,7 +212,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
     filled, strays = set(), Faults()
     all_ids = {image.get('id') for image in data['images'] if type(image) is dict and type(image.get('id')) is not list}
-    for name, item in _entries('annotation', data['annotations'], _check_object, errors):
+    for name, item in _entries('annotations', data['annotations'], _check_object, errors):
         size = sizes.get(item['image_id'])
         if item['category_id'] not in names:
             kind = f'objects of unknown category_id; its categories are {known}'
@@ -275,24 +275,24 @@ def _program_of(data: Any) -> Optional[str]:
 
 
 def _entries(
-    kind: str, entries: list[Any], check: Callable[[str, dict[str, Any]], None], errors: Faults
+    table: str, entries: list[Any], check: Callable[[str, dict[str, Any]], None], errors: Faults
 ) -> list[tuple[str, dict[str, Any]]]:
     """Return the entries of a list that pass a check, with names for messages. The others are errors."""
     whole = []
     ids = set()
     for index, entry in enumerate(entries):
         number = entry.get('id') if isinstance(entry, dict) else None
-        name = f'{kind} {number if type(number) in (int, str) else f"[{index}]"}'
+        name = f'{TABLES[table]} {number if type(number) in (int, str) else f"[{index}]"}'
         try:
             check_type(name, entry, dict, 'an object')
             check(name, entry)
         except KeyError as error:
-            errors.add(f'{kind} entries without {error.args[0]!r}', name)
+            errors.add(f'{table} without {error.args[0]!r}', name)
         except (TypeError, ValueError) as error:
-            errors.add(f'{kind} entries that cannot be read', str(error))
+            errors.add(f'{table} that cannot be read', str(error))
         else:
             if 'id' in entry and number in ids:
-                errors.add(f'{kind} entries with the id of another: ids must be unique', name)
+                errors.add(f'{table} with the id of another: ids must be unique', name)
             else:
                 whole.append((name, entry))
             ids.add(number)

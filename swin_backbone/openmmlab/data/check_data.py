@@ -4,10 +4,12 @@ Annotation files are read whole; pictures and labels are a sample, of so many an
 """
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,9 @@ from .media import picture_size
 
 PHASES = ('train', 'val')
 CLASSES_SHOWN = 30
+IGNORED = '(ignored)'  # among the classes of a report
+RARE = 10  # times as many objects as a class that may be mistyped
+SIMILAR = 0.8  # of two names, by difflib
 
 
 @dataclass
@@ -40,6 +45,7 @@ class Report:
         classes: how many objects, or pixels of the labels looked at, each class has.
         errors: what cannot be trained on, or would be trained on wrongly.
         warnings: what may be intended.
+        is_counted: `classes` has the pixels of all labels.
     """
 
     name: str
@@ -47,6 +53,7 @@ class Report:
     classes: Counter[str] = field(default_factory=Counter)
     errors: Faults = field(default_factory=Faults)
     warnings: Faults = field(default_factory=Faults)
+    is_counted: bool = False
 
     def sentences(self, found: Faults) -> list[str]:
         """What is wrong, in a sentence each."""
@@ -89,6 +96,8 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
                         report, path, form, uses_masks(cfg), phase == 'train', is_evaluated
                     )
                 _check_pictures(report, dataset, cfg, limits)
+                if phase == 'train' and report.is_counted:
+                    _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
             except DataError as error:
                 if can_be_read:  # or it follows from what was found
                     report.errors.add('data that cannot be read', error.sentence)
@@ -187,6 +196,7 @@ def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits
     report.rows['pictures opened'] = f'{checked:,}{sampled}'
     if rule:
         report.rows['classes'] = str(len(classes))
+        report.is_counted = checked == len(built) and not report.errors
 
 
 def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
@@ -199,7 +209,7 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
     kept = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
     if not sum(kept.values()):
         report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
-    kept['(ignored)'] = int(pixels[rule.ignore_index])
+    kept[IGNORED] = int(pixels[rule.ignore_index])
     report.classes.update(kept)
 
 
@@ -218,9 +228,26 @@ def _check_annotations(
     if is_evaluated:
         report.errors.update(found.in_evaluation, path)
     report.warnings.update(found.warnings, path)
+    if is_trained_on:
+        _warn_of_classes(report, found.objects)
     if not any(found.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
     return not found.errors
+
+
+def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
+    """Warn of classes without objects or pixels in training, and of rare ones with nearly the name of another."""
+    for name, count in counts.items():
+        letters = re.sub(r'\d', '', name)
+        frequent = [
+            other for other, more in counts.items() if more > RARE * count and re.sub(r'\d', '', other) != letters
+        ]
+        nearest = get_close_matches(name, frequent, 1, SIMILAR)
+        if not count:
+            report.warnings.add('classes without training data', name + (f', nearest {nearest[0]}' if nearest else ''))
+        elif nearest:
+            kind = 'rare classes, maybe mistyped'
+            report.warnings.add(kind, f'{name} ({count}), nearest {nearest[0]} ({counts[nearest[0]]})')
 
 
 def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:

@@ -158,8 +158,6 @@ OBJECTS = {
 
 # Fields of an image, and of a category.
 IMAGES = {
-    'NUL in file_name': dict(file_name='0\0.png'),
-    'half of a pair in file_name': dict(file_name='\ud800.png'),
     'an empty file_name': dict(file_name=''),
     'a number for file_name': dict(file_name=5),
     'a list for file_name': dict(file_name=['0.png']),

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from ...config.paths import read_file
 from ...errors import DataError
-from ..annotations import MOST_JSON, check_annotations
+from ..annotations import MOST_JSON, check_annotations, require_annotations
 from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
 from .splits import folder_split, read_split_lists, split_of, split_pictures, train_and_val
 
@@ -32,6 +32,7 @@ def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
         splits = {split: (path.absolute(), images[path], len(contents[path]['images']))
                   for split, path in zip(('train', 'val'), paths)}  # fmt: skip
         return describe_boxes(folder, 'COCO JSON', splits, names, [])
+    require_annotations(train, 'COCO', False, beyond=())  # a split would hide objects of unknown pictures
     parts, lines = _split(folder, contents[train], images[train])
     splits = {split: (folder.write(f'{split}.json', data), images[train], len(data['images']))
               for split, data in parts.items()}  # fmt: skip

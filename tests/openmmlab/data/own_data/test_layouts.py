@@ -17,6 +17,7 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from swin_backbone.openmmlab.data.annotations import check_annotations
+from swin_backbone.openmmlab.data.check_data import check_data
 from swin_backbone.openmmlab.data.own_data.config import set_num_classes
 from swin_backbone.openmmlab.data.own_data.splits import draw_split
 from swin_backbone.openmmlab.errors import DataError
@@ -225,7 +226,7 @@ def broken(root, how):
     (LABELS, 'labels', 'other size', r'train_0\.png is 9x8, and its picture 64x64'),
     (LABELS, 'labels', 'colours', r'train_0\.png has colours'),
     (LABELS, 'labels', 'few names', r'classes\.txt names 2 classes, and the labels have the value 2'),
-    (LABELS, 'labels', 'two suffixes', r'takes one folder and one suffix .* there are 1 as img_dir/train/\*\.png'),
+    (LABELS, 'labels', 'two suffixes', r'takes one folder and one suffix .* there are 1 as img_dir/\*\.png'),
 ])  # fmt: skip
 def test_what_is_not_understood_is_said(config, layout, how, message, tmp_path, record_fault):
     root = layouts.made(layout, tmp_path)
@@ -561,6 +562,36 @@ def test_classes_without_pixels_are_named_by_an_option(tmp_path):
         fill(LABELS, root, tmp_path / 'work')
     cfg, _ = fill(LABELS, root, tmp_path / 'work', names=['ground', 'nut', 'cog', 'bolt'])
     assert cfg.model.decode_head.num_classes == 4
+
+
+def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
+    """In training beside many others, and in validation alone."""
+    root = layouts.made('voc', tmp_path)
+    for split, name in (('train', 'perosn'), ('val', 'brid')):
+        path = root / 'Annotations' / f'{split}_0.xml'
+        path.write_text(path.read_text().replace('nut', name))
+    for path in (root / 'Annotations').iterdir():
+        text = path.read_text().replace('nut', 'person').replace('bolt', 'bird')
+        first, end = text.index('<object>'), text.index('</annotation>')
+        path.write_text(text[:end] + text[first:end] * 5 + text[end:])
+    path = root / 'Annotations' / 'train_0.xml'
+    path.write_text(path.read_text().replace('perosn', 'person').replace('person', 'perosn', 1))
+    cfg, _ = fill(BOXES, root, tmp_path / 'work')
+    assert cfg.model.bbox_head.num_classes == 4
+    warnings = check_data(cfg)[0].warnings.sentences()
+    assert any('classes without training data: 1, as brid, nearest bird' in warning for warning in warnings)
+    assert any('rare classes, maybe mistyped: 1, as perosn (1), nearest person (23)' in warning for warning in warnings)
+    record_fault('bad_data', 2)
+
+
+def test_a_class_without_pixels_is_a_warning(tmp_path, record_fault):
+    root = layouts.made('labels', tmp_path)
+    (root / 'classes.txt').write_text('ground\nnut\nbolt\ncog\n')
+    cfg, _ = fill(LABELS, root, tmp_path / 'work')
+    train, val = check_data(cfg)
+    assert train.warnings.sentences() == ['classes without training data: 1, as cog']
+    assert not val.warnings
+    record_fault('bad_data')
 
 
 ALIASES = 'a0: &a0 [x, x]\n' + ''.join(f'a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n' for n in range(1, 60))
