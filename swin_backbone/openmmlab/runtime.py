@@ -78,6 +78,7 @@ def load_config(
     cfg.work_dir = said_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     if data is not None:
         names = options.get('own_data.classes') or options.get('+own_data.classes')
+        names = names if isinstance(names, (list, tuple)) else None
         _put_data(cfg, find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data', names), launcher)
     elif annotations is not None:
         raise ValueError(f'--annotations {annotations} belongs to pictures, and there is no --data')

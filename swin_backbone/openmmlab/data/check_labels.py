@@ -1,4 +1,4 @@
-"""Labels of segmentation, one picture of class numbers each: what is wrong with one, in a sentence."""
+"""Labels of segmentation, a picture of class numbers each: reading, and errors in one sentence."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +14,11 @@ from ..errors import DataError
 from .media import require_whole
 
 GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers
-VOID = {(0, 0, 0), (255, 255, 255)}  # colours of what is not labelled, which palettes do not have
+VOID = {(0, 0, 0), (255, 255, 255)}  # colours of pixels without label, which palettes lack
 
 
 class LabelRule(NamedTuple):
-    """Which values a label file may have.
+    """The values that a label file may have.
 
     Args:
         num_classes: of the head: after what follows, labels are below it.
@@ -33,11 +33,11 @@ class LabelRule(NamedTuple):
     label_map: Optional[dict[int, int]] = None
 
     def of(self, item: dict[str, Any]) -> 'LabelRule':
-        """The rule for the file of an item of mmseg's data sets, which say how values are mapped to classes."""
+        """Return the rule for an item of mmseg's data sets, which map values to classes."""
         return self._replace(reduce_zero_label=bool(item.get('reduce_zero_label')), label_map=item.get('label_map'))
 
     def classes_of_values(self) -> NDArray[Any]:
-        """What each value from 0 to 255 of a file is trained as, (256,)."""
+        """Return the class in training of each value from 0 to 255, (256,)."""
         classes: NDArray[Any] = np.arange(256)
         if self.reduce_zero_label:
             classes = np.where(classes % 255 == 0, 255, classes - 1)
@@ -47,7 +47,7 @@ class LabelRule(NamedTuple):
         return mapped
 
     def forbidden_values(self) -> NDArray[np.uint8]:
-        """1 for each value from 0 to 255 that is no class and not ignored, (256,) uint8."""
+        """Return 1 for each value from 0 to 255 without a class that is not ignored, (256,) uint8."""
         classes = self.classes_of_values()
         forbidden: NDArray[np.bool_] = (classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)
         return forbidden.astype(np.uint8)
@@ -64,7 +64,7 @@ ANY_VALUE = LabelRule(256)
 
 
 def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[Any]:
-    """The values of a label file, (H, W) uint8.
+    """Return the values of a label file, (H, W) uint8.
 
     Args:
         size: of its picture, height and width.
@@ -124,14 +124,14 @@ def _open_label(path: Path) -> Iterator[Image.Image]:
 
 
 def has_8_bits(path: str) -> bool:
-    """Whether a file is a PNG of at most 8 bits a pixel, in grey or with a palette, as its header says."""
+    """Return whether the header of a file is of a PNG with at most 8 bits a pixel, in grey or with a palette."""
     with open(path, 'rb') as file:
         header = file.read(26)
     return header.startswith(b'\x89PNG') and len(header) == 26 and header[24] <= 8 and header[25] in (0, 3)
 
 
 def _palette_that_fits(values: NDArray[Any]) -> str:
-    """Which known palette has all the colours of a picture, or what its colours are; (H, W, 2 to 4) uint8."""
+    """Return words about the palettes with all colours of a picture (H, W, 2 to 4) uint8, or about its colours."""
     pixels, counts = np.unique(values.reshape(-1, values.shape[2])[:, :3], axis=0, return_counts=True)
     colours = [tuple(map(int, colour)) for colour in pixels[np.argsort(-counts)]]
     known = set(colours) - VOID

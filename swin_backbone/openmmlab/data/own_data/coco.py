@@ -121,11 +121,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return the annotations for training and validation of one file, objects numbered from 1, and lines."""
-    by_picture = {Path(images, image['file_name']): image for image in data['images']}
+    by_picture: dict[Path, list[dict[str, Any]]] = {}
+    for image in data['images']:
+        by_picture.setdefault(Path(images, image['file_name']), []).append(image)
     split = split_pictures(list(by_picture), *read_split_lists(folder, list(by_picture)))
     parts = {}
     for phase, pictures in (('train', split.train), ('val', split.val)):
-        chosen = [by_picture[picture] for picture in pictures]
+        chosen = [image for picture in pictures for image in by_picture[picture]]
         ids = {image['id'] for image in chosen}
         objects = [annotation for annotation in data['annotations'] if annotation.get('image_id') in ids]
         objects = [dict(annotation, id=number) for number, annotation in enumerate(objects, 1)]

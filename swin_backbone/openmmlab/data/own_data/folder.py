@@ -69,18 +69,19 @@ class DataFolder(NamedTuple):
             self.outputs.write(path, content)
         return path.absolute()
 
-    def class_names(self, more: Iterable[Path] = ()) -> tuple[Optional[dict[int, str]], str]:
+    def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
         """Return the names of the classes by their values, and where they are from; (None, '') without names.
 
         Args:
             more: folders to search besides the two roots.
+            sparse: take values that do not count from 0.
         """
         if self.names:
             return dict(enumerate(map(str, self.names))), 'own_data.classes'
         for folder in (self.root, self.ann_root, *more):
             for name in CLASS_FILES:
                 if (folder / name).is_file():
-                    return read_class_file(folder / name), str(folder / name)
+                    return read_class_file(folder / name, sparse), str(folder / name)
         return None, ''
 
     def labelmap(self) -> dict[str, tuple[int, ...]]:
@@ -89,7 +90,8 @@ class DataFolder(NamedTuple):
             if path.name.lower() == 'labelmap.txt':
                 matches = [match for line in read_text(path).splitlines() if (match := LABELMAP.match(line.strip()))]
                 names = [match[1].strip() for match in matches]
-                require_distinct(names, path)
+                if names:
+                    require_distinct(names, path)
                 return {name: tuple(map(int, match.groups()[1:])) for name, match in zip(names, matches)}
         return {}
 
@@ -131,8 +133,11 @@ def list_files(root: Path) -> tuple[list[Path], list[str]]:
     return sorted(path for path in files if path not in written), results
 
 
-def read_class_file(path: Path) -> dict[int, str]:
+def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:
     """Return the names of the classes by their values: a name in each line, or a value and a name.
+
+    Args:
+        sparse: take values that do not count from 0. Otherwise such a line is a name.
 
     Raises:
         DataError: if the file cannot be read, or has a name or value twice.
@@ -142,7 +147,8 @@ def read_class_file(path: Path) -> dict[int, str]:
         lines = lines[1:]
     numbered = [match for line in lines if (match := NUMBERED.fullmatch(line))]
     values = [int(match[1]) for match in numbered]
-    if lines and len(numbered) == len(lines) and len(set(values)) == len(lines):
+    is_dense = sorted(values) == list(range(len(lines)))
+    if lines and len(set(values)) == len(lines) and (sparse or is_dense):
         lines = [match[2].strip() for match in numbered]
     else:
         values = list(range(len(lines)))

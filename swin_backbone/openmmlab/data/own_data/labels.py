@@ -97,7 +97,7 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
     if colours and read_colours(folder.ann_root / pairs[0].label) is not None:
         return Classes(list(colours), convert=_by_colour(colours)), [line('labels', 'colours of labelmap.txt')]
     counts, number = _count_values(folder, pairs)
-    names, source = folder.class_names(sorted({(folder.ann_root / pair.label).parent for pair in pairs}))
+    names, source = folder.class_names(sorted({(folder.ann_root / pair.label).parent for pair in pairs}), sparse=True)
     if names is None and colours:
         names, source = dict(enumerate(colours)), 'labelmap.txt'
     values = sorted(set(counts) - {IGNORED})

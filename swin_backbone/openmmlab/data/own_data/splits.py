@@ -190,7 +190,8 @@ def _match(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
 
 def _split_named(stem: str) -> Optional[str]:
     words = words_of(stem)
-    return split_of(Path(stem)) if len(words) == 1 and words[0] == stem.lower() else None
+    is_plain = len(words) == 1 and words[0] == stem.lower().rstrip('0123456789')  # also train2017
+    return split_of(Path(stem)) if is_plain else None
 
 
 def _is_numbers(lines: Sequence[str]) -> bool:

@@ -73,7 +73,7 @@ def test_labels_of_exports(kind, train, tmp_path, record_fault):
     ('via_json', BOXES, "is the VGG Image Annotator's own format: .*COCO"),
     ('via_project', BOXES, "is the VGG Image Annotator's own format: .*COCO"),
     ('label_studio_json', BOXES, "is Label Studio's own format: .*COCO"),
-    ('via_coco', BOXES, r"objects whose 'image_id' is that of no image: 12, as annotation 1 has '0'; "),
+    ('via_coco', BOXES, r"objects whose 'image_id' is that of no image: 12, as annotation 0 has '0'; "),
     ('labelme', LABELS, "is labelme's own format"),
     ('cvat_coco', LABELS, 'takes a PNG of labels for each picture. datumaro'),
 ])  # fmt: skip
