@@ -1,7 +1,7 @@
 """Annotations in COCO's formats: a check before mmdet and pycocotools read them.
 
-pycocotools reads and writes outside of its memory if a polygon or an RLE is wrong. COCO's evaluation needs fields that
-training does not, after the last picture. Each annotation file is checked once in a process. Of other formats,
+pycocotools reads and writes outside of its memory if a polygon or an RLE is wrong. COCO's evaluation needs more fields
+than training. Each annotation file is checked once in a process. Of other formats,
 `mask_fault` checks each object's mask when its picture is loaded: see guard.py.
 """
 
@@ -38,8 +38,8 @@ BAD_RLE = 'objects with an RLE that pycocotools cannot read'
 _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 80
 
-TABLES = {'images': 'image', 'categories': 'category', 'annotations': 'annotation'}  # and one entry of each
-# The format that a class of mmdet reads, or one that inherits from it.
+TABLES = {'images': 'image', 'categories': 'category', 'annotations': 'annotation'}  # lists and their entries
+# Format by class of mmdet; subclasses inherit the format.
 FORM_OF = {
     'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
     'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
@@ -55,10 +55,10 @@ class Annotations(NamedTuple):
         empty: number of pictures without objects.
         categories: names, in the file's order.
         objects: number for each category.
-        errors: what mmdet cannot take, or takes for something else.
-        masks: what pycocotools cannot take.
-        in_evaluation: what COCO's evaluation, too, cannot take.
-        warnings: what may be intended.
+        errors: entries with an error in mmdet, or a wrong meaning.
+        masks: masks with an error in pycocotools.
+        in_evaluation: entries with an error in COCO's evaluation.
+        warnings: unusual entries.
     """
 
     images: int
@@ -72,7 +72,7 @@ class Annotations(NamedTuple):
 
 
 def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
-    """Return the class of a data set, or of a metric of METRICS, that a config names; None if it is not registered."""
+    """Return the registered class of a data set, or of a metric of METRICS, by a config; None for an unknown name."""
     cls = config.get('type')
     if isinstance(cls, str):
         with registry.switch_scope_and_registry(None) as scoped:
@@ -94,8 +94,8 @@ def require_classes(path: Union[str, Path], cls: type, classes: Any, with_masks:
     mmdet numbers classes in the file's order, and leaves out the objects of a category with another name.
 
     Args:
-        cls: of the data set; one with an order of its own is not checked.
-        classes: their names, or the file of them.
+        cls: of the data set; a class with an order of its own is not checked.
+        classes: names, or a file with names.
 
     Raises:
         DataError: if not, with the difference.
@@ -141,7 +141,7 @@ def check_annotations(path: Union[str, Path], form: str, with_masks: bool) -> An
         with_masks: look at segmentations too.
 
     Raises:
-        DataError: if it cannot be read at all, as JSON or as lists of that format.
+        DataError: if the file is no JSON with the lists of the format.
     """
     try:
         state = os.stat(path)
@@ -172,7 +172,7 @@ def require_annotations(
 
 
 def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, str]]:
-    """Return the kind of fault of an object's mask, and the reason; None if pycocotools can take it.
+    """Return the kind of fault of an object's mask, and the reason; None for a good mask.
 
     Args:
         segmentation: a list of polygons or an RLE.
@@ -240,7 +240,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
 
 
 def _read(path: str, form: str) -> dict[str, list[Any]]:
-    """Return the lists of a file. One without annotations, as those of COCO's test pictures, has an empty list."""
+    """Return the lists of a file. COCO's files of test pictures have no annotations: an empty list is returned."""
     try:
         data = json.loads(read_file(path, MOST_JSON).decode())  # of bytes, it reads UTF-16 too
     except DataError:
@@ -277,7 +277,7 @@ def _program_of(data: Any) -> Optional[str]:
 def _entries(
     table: str, entries: list[Any], check: Callable[[str, dict[str, Any]], None], errors: Faults
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return the entries of a list that pass a check, with names for messages. The others are errors."""
+    """Return the entries that pass a check, with names for messages, and add the faults to `errors`."""
     whole = []
     ids = set()
     for index, entry in enumerate(entries):
@@ -397,7 +397,7 @@ def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
 
 
 def _run_lengths(counts: Union[str, bytes]) -> Optional[list[int]]:
-    """Return the run lengths of a compressed RLE; None if it is none.
+    """Return the run lengths of a compressed RLE; None for an invalid RLE.
 
     A length is some characters of five bits, least significant first. A sixth bit marks that another follows; the last
     has the sign. From the fourth on, a length is a difference to the last but one (pycocotools' rleFrString).

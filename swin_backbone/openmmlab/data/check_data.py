@@ -40,11 +40,11 @@ class Report:
     """Report of one data set, or of the annotation file of a metric without data set.
 
     Args:
-        name: of the phase, with the key of the data set if it has several.
+        name: of the phase, with the key of the data set among several.
         rows: for the table, by their names.
         classes: how many objects, or pixels of the labels looked at, each class has.
-        errors: data that cannot be trained on, or would be trained on wrongly.
-        warnings: data that may be intended.
+        errors: data without a correct training.
+        warnings: unusual data.
         is_counted: `classes` has the pixels of all labels.
     """
 
@@ -64,12 +64,12 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
     """Check the data sets of a config, also after an error in another.
 
     Args:
-        max_files: pictures of a data set that are opened; of more, so many at random.
+        max_files: number of opened pictures of a data set; drawn at random from more.
         seconds: time limit for opening the pictures of a data set.
-        skip_unreadable: pictures that cannot be read are a warning, not an error.
+        skip_unreadable: unreadable pictures are a warning, not an error.
 
     Raises:
-        ValueError: if the config has no data, or files or folders that it names are not there.
+        ValueError: if the config has no data, or a file or folder is missing.
     """
     require_data(cfg, PHASES)
     if not any(datasets_in(cfg, phase) for phase in PHASES):
@@ -99,7 +99,7 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
                 if phase == 'train' and report.is_counted:
                     _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
             except DataError as error:
-                if can_be_read:  # else it follows from a reported error
+                if can_be_read:  # else a result of a reported error
                     report.errors.add('data that cannot be read', error.sentence)
         for path, form in evaluated.items():
             report = Report(f'{phase}_evaluator')
@@ -115,7 +115,7 @@ def check_own_data(cfg: Config, skip_unreadable: bool = False) -> None:
     """Check the `own_data` of a config, 200 files and 5 seconds a data set, and print the reports.
 
     Raises:
-        DataError: if it cannot be trained on.
+        DataError: if the data has errors.
     """
     require_launcher(cfg.launcher)
     if 'own_data' not in cfg or rank(cfg.launcher) > 0:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from mmengine.registry import DATASETS
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -14,15 +13,14 @@ from ..errors import DataError
 from .media import require_whole
 
 GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers
-VOID = {(0, 0, 0), (255, 255, 255)}  # colours of pixels without label, which palettes lack
 
 
 class LabelRule(NamedTuple):
     """The values that a label file may have.
 
     Args:
-        num_classes: of the head: after what follows, labels are below it.
-        ignore_index: the value that is neither trained nor tested.
+        num_classes: of the head; converted labels are below.
+        ignore_index: the value of ignored pixels.
         reduce_zero_label: 0 in a file is ignored, and 1 is the first class.
         label_map: classes of the data set to those of the model.
     """
@@ -47,7 +45,7 @@ class LabelRule(NamedTuple):
         return mapped
 
     def forbidden_values(self) -> NDArray[np.uint8]:
-        """Return 1 for each value from 0 to 255 without a class that is not ignored, (256,) uint8."""
+        """Return 1 for each value from 0 to 255 with neither class nor ignore_index, (256,) uint8."""
         classes = self.classes_of_values()
         forbidden: NDArray[np.bool_] = (classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)
         return forbidden.astype(np.uint8)
@@ -70,7 +68,7 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
         size: of its picture, height and width.
 
     Raises:
-        DataError: if it cannot be read, is lossy or coloured, has another size or a value without a class.
+        DataError: if the file cannot be read, is lossy or coloured, or has another size or a value without class.
     """
     with _open_label(path) as image:
         kind, mode = image.format, image.mode
@@ -80,8 +78,8 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
         raise DataError(f'the label {path} is a JPEG, which changes values: write labels as PNG')
     if mode not in GREY_OR_PALETTE:
         raise DataError(
-            f'the label {path} has colours ({mode}), and a label has one channel, whose values are the classes; '
-            + _palette_that_fits(values)
+            f'the label {path} has colours ({mode}), and a label has one channel, whose values are the classes. For '
+            "--data, name the colours in a file labelmap.txt beside, as 'road:128,64,128::'"
         )
     if values.shape != size:
         raise DataError(
@@ -128,26 +126,3 @@ def has_8_bits(path: str) -> bool:
     with open(path, 'rb') as file:
         header = file.read(26)
     return header.startswith(b'\x89PNG') and len(header) == 26 and header[24] <= 8 and header[25] in (0, 3)
-
-
-def _palette_that_fits(values: NDArray[Any]) -> str:
-    """Return words about the palettes with all colours of a picture (H, W, 2 to 4) uint8, or about its colours."""
-    pixels, counts = np.unique(values.reshape(-1, values.shape[2])[:, :3], axis=0, return_counts=True)
-    colours = [tuple(map(int, colour)) for colour in pixels[np.argsort(-counts)]]
-    known = set(colours) - VOID
-    fitting = sorted((len(palette), name) for name, palette in _palettes() if known and palette >= known)
-    if fitting:
-        names = ', '.join(name for _, name in fitting[:5])
-        return (
-            f'its {len(known)} colours are all in the palette of {names}: write the place of each in '
-            'METAINFO["palette"], counted from 0'
-        )
-    return f'its {len(colours)} colours, as {", ".join(map(str, colours[:4]))}, are in no palette of mmseg'
-
-
-def _palettes() -> Iterator[tuple[str, set[tuple[int, ...]]]]:
-    with DATASETS.switch_scope_and_registry('mmseg') as scoped:
-        for name, dataset in scoped.module_dict.items():
-            palette = getattr(dataset, 'METAINFO', {}).get('palette')
-            if palette:
-                yield name, {tuple(colour) for colour in palette}

@@ -1,4 +1,4 @@
-"""Configs that `--data` filled, and the data that they read."""
+"""Configs filled by `--data`, and the data of these configs."""
 
 import json
 from pathlib import Path

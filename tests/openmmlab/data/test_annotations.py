@@ -1,4 +1,4 @@
-"""Annotations that pycocotools or mmdet cannot take are named before these read them, by each tool that does."""
+"""Wrong annotations are errors before pycocotools or mmdet reads them, in each tool."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_good_annotations_pass_every_way(data):
 
 @pytest.mark.parametrize('step', [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
-    """In a process of its own, which dies where pycocotools meets what it cannot take."""
+    """In a process of its own: pycocotools ends the process at a wrong mask."""
     script = ROOT / 'tests' / 'helpers' / 'openmmlab' / 'bad_annotations.py'
     done = subprocess.run([sys.executable, script, tmp_path, str(step)], capture_output=True, text=True, timeout=500)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
@@ -110,7 +110,7 @@ def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
 
 
 def test_masks_are_looked_at_only_where_they_are_used(data):
-    """Boxes can be trained on whatever the polygons are, as in exports that have none."""
+    """Training on boxes ignores polygons: some exports have no polygons."""
     for mask in (MASKS['far'], [], None, 'polygon'):
         cfg = data(lambda coco, mask=mask: coco['annotations'][0].update(segmentation=mask))
         for loader in (cfg.train_dataloader, cfg.val_dataloader):

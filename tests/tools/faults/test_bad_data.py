@@ -59,19 +59,12 @@ def palette_label(path, colours=((0, 0, 0), (250, 0, 0))):
     image.save(path)
 
 
-def cityscapes_colours():
-    label = np.zeros((SIZE, SIZE, 3), np.uint8)
-    label[:20], label[20:] = (128, 64, 128), (244, 35, 232)
-    return label
-
-
 LABELS = {
     'a value': (np.full((SIZE, SIZE), 200, np.uint8), 'PNG', 'has the values 200 (2304 pixels); 2 classes and ignore'),
     '16 bits': (np.full((SIZE, SIZE), 300, np.uint16), 'PNG', '300 (2304 pixels); 2 classes and ignore_index=255 '
                 'allow 0 to 1, 255. It has 16 bits'),
     'JPEG': (np.ones((SIZE, SIZE), np.uint8), 'JPEG', 'is a JPEG, which changes values'),
-    'colours': (cityscapes_colours(), 'PNG', 'are all in the palette of BDD100KDataset, CityscapesDataset'),
-    'own colours': (np.full((SIZE, SIZE, 3), (77, 78, 79), np.uint8), 'PNG', 'as (77, 78, 79), are in no palette'),
+    'colours': (np.full((SIZE, SIZE, 3), 77, np.uint8), 'PNG', 'has colours (RGB), and a label has one channel'),
     'another size': (np.ones((SIZE, SIZE // 2), np.uint8), 'PNG', f'is 24x{SIZE}, and its picture {SIZE}x{SIZE}'),
     'a truncated file': (None, 'PNG', 'is damaged: image file is truncated'),
 }  # fmt: skip

@@ -16,7 +16,7 @@ MAX_JSONS = 40  # that are looked into
 
 
 def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> Optional[OwnData]:
-    """Recognise annotation files in COCO's format. Without one for validation, split that for training."""
+    """Recognise annotation files in COCO's format. A missing file for validation is split off the file for training."""
     if one_file is not None and one_file.suffix.lower() != '.json':
         return None
     paths = _annotation_files(folder, one_file)
@@ -72,14 +72,14 @@ def describe_boxes(
 
 
 def _annotation_files(folder: DataFolder, one_file: Optional[Path]) -> list[Path]:
-    """Return the files for training and validation, or one file to split, or none."""
+    """Return the files for training and validation, or a single file to split, or no file."""
     candidates = sorted(
         folder.with_suffix('.json'), key=lambda path: (split_of(Path(path.name)) is None, len(path.parts), path)
     )
     if one_file is not None:
         split = split_of(Path(one_file.name))
         beside = [path for path in candidates if split and path.name == one_file.name.replace(split, 'val', 1)]
-        check_annotations(one_file, 'COCO', False)  # raises, if it has another format
+        check_annotations(one_file, 'COCO', False)  # raises an error for another format
         return [one_file, *(beside[:1] if split == 'train' and beside and beside[0] != one_file else [])]
     errors: list[DataError] = []
     by_split: dict[Optional[str], list[Path]] = {}
@@ -120,7 +120,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the annotations for training and validation of one file, objects numbered from 1, and lines."""
+    """Split a file for training and validation, with objects numbered from 1, and return the parts and lines."""
     by_picture: dict[Path, list[dict[str, Any]]] = {}
     for image in data['images']:
         by_picture.setdefault(Path(images, image['file_name']), []).append(image)
@@ -136,7 +136,7 @@ def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[dict[
 
 
 def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> str:
-    """Return the folder, relative to the root, of the pictures that an annotation file names."""
+    """Return the folder, relative to the root, of the pictures of an annotation file."""
     names = [image['file_name'] for image in data['images']]
     names = names[:: max(1, len(names) // SAMPLE)]
     parents = {parent for picture in folder.pictures for parent in picture.parents}

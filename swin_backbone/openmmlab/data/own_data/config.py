@@ -56,7 +56,7 @@ def fill_own_data(cfg: Config) -> None:
 
 
 def _check_shape(cfg: Config, own: Any) -> None:
-    """Check the kinds of `own_data` and of the settings that it fills."""
+    """Check the kinds of `own_data` and of the filled settings."""
     for key in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if not isinstance(cfg.get(key), dict):
             raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
@@ -110,7 +110,7 @@ def _fill_coco(cfg: Config, own: ConfigDict) -> None:
 
 
 def _leave_out_semantics(cfg: Config) -> None:
-    """Remove the branches of HTC and SCNet that learn from labels of pixels: COCO's annotations have none."""
+    """Remove the branches of HTC and SCNet for labels of pixels: COCO's annotations have no such labels."""
     roi_head = cfg.model.get('roi_head')
     if isinstance(roi_head, dict) and 'semantic_head' in roi_head:
         for name in ('semantic_head', 'semantic_roi_extractor'):
@@ -143,7 +143,7 @@ def _segment_instances(cfg: Config, number: int) -> None:
 def _coco_classes(cfg: Config, own: ConfigDict) -> list[tuple[str, ...]]:
     """Return the distinct classes of the two annotation files.
 
-    If one file cannot be read, the other decides. The check of the data reports the error.
+    A file with an error is left out if the other can be read. The check of the data reports the error.
     """
     classes, errors = set(), []
     for split in ('train', 'val'):
@@ -189,7 +189,7 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
     for transform in _transforms(cfg):
         if transform.get('type') == 'LoadAnnotations':  # the data set has the setting
             transform.pop('reduce_zero_label', None)
-    # Padding, losses and evaluation ignore one value.
+    # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
         cfg.model.data_preprocessor.seg_pad_val = ignored
     for head in _heads(cfg):
@@ -224,7 +224,7 @@ def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> 
 
 
 def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
-    """Replace the data sets of a loader by one, in place. Wrappers that repeat or mix data stay."""
+    """Replace the data sets of a loader by a single data set, in place. Wrappers for repeating or mixing stay."""
 
     def replaced(node: Any) -> Any:
         if isinstance(node, (list, tuple)):

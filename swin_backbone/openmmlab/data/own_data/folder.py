@@ -1,4 +1,4 @@
-"""The folder of a user's pictures and annotations: its files, the names of its classes, and what is written for it."""
+"""The folder of a user's pictures and annotations: files, names of classes, and converted data."""
 
 import json
 import os
@@ -21,7 +21,7 @@ LABELMAP = re.compile(r'([^:#]+):(\d+),(\d+),(\d+):')  # a line of CVAT's labelm
 
 
 class OwnData(NamedTuple):
-    """A layout that was recognised.
+    """A recognised layout.
 
     Args:
         own_data: settings for `fill_own_data`.
@@ -33,7 +33,7 @@ class OwnData(NamedTuple):
 
 
 class DataFolder(NamedTuple):
-    """Files of a user, and the folder for what is written.
+    """Files of a user, and the folder for converted data.
 
     Args:
         root: folder of the pictures.
@@ -41,7 +41,7 @@ class DataFolder(NamedTuple):
         ann_root: folder of the annotations.
         ann_files: below `ann_root`, relative to it.
         outputs: for splits and converted annotations.
-        results: files and folders of earlier commands, which are not read.
+        results: unread files and folders of earlier commands.
         names: classes from the command line.
     """
 
@@ -58,7 +58,7 @@ class DataFolder(NamedTuple):
         return [path for path in self.files if path.suffix.lower() in PICTURES]
 
     def with_suffix(self, *suffixes: str) -> list[Path]:
-        """Return the annotation files with one of the suffixes, with their whole path."""
+        """Return the whole paths of the annotation files with a suffix."""
         return [self.ann_root / path for path in self.ann_files if path.suffix.lower() in suffixes]
 
     def write(self, name: str, data: Any) -> Path:
@@ -70,11 +70,11 @@ class DataFolder(NamedTuple):
         return path.absolute()
 
     def class_names(self, more: Iterable[Path] = (), sparse: bool = False) -> tuple[Optional[dict[int, str]], str]:
-        """Return the names of the classes by their values, and where they are from; (None, '') without names.
+        """Return the names of the classes by their values, and the source; (None, '') without names.
 
         Args:
             more: folders to search besides the two roots.
-            sparse: take values that do not count from 0.
+            sparse: accept gaps between values.
         """
         if self.names:
             return dict(enumerate(map(str, self.names))), 'own_data.classes'
@@ -85,7 +85,7 @@ class DataFolder(NamedTuple):
         return None, ''
 
     def labelmap(self) -> dict[str, tuple[int, ...]]:
-        """Return the colours of the classes in CVAT's labelmap.txt, in its order; {} without such a file."""
+        """Return the colours of the classes in CVAT's labelmap.txt, in the file's order; {} without a file."""
         for path in self.with_suffix('.txt'):
             if path.name.lower() == 'labelmap.txt':
                 matches = [match for line in read_text(path).splitlines() if (match := LABELMAP.match(line.strip()))]
@@ -97,12 +97,12 @@ class DataFolder(NamedTuple):
 
 
 def list_files(root: Path) -> tuple[list[Path], list[str]]:
-    """List the files below a folder, relative to it and sorted. Links are followed.
+    """List the files below a folder, as sorted relative paths. Links are followed.
 
-    Hidden files, folders called work_dirs, folders with a mark of results and files that a command wrote are left out.
+    Hidden files, folders called work_dirs, folders with a mark of results and recorded outputs are left out.
 
     Returns:
-        The files, and the results that were left out: folders, and a number of files.
+        The files, and the omitted results: folders, and a number of files.
 
     Raises:
         DataError: if there are more than MAX_FILES.
@@ -137,7 +137,7 @@ def read_class_file(path: Path, sparse: bool = False) -> dict[int, str]:
     """Return the names of the classes by their values: a name in each line, or a value and a name.
 
     Args:
-        sparse: take values that do not count from 0. Otherwise such a line is a name.
+        sparse: accept gaps between values. Otherwise such a line is a name.
 
     Raises:
         DataError: if the file cannot be read, or has a name or value twice.

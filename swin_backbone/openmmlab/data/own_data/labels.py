@@ -29,9 +29,9 @@ class Classes(NamedTuple):
 
     Args:
         names: in the order of the values.
-        ignore_index: the value that is neither trained nor tested.
+        ignore_index: the value of ignored pixels.
         reduce_zero_label: 0 is ignored too, and 1 is the first class.
-        convert: reads a file that mmseg cannot take as it is; None: the files stay.
+        convert: reads a file in another coding than mmseg's; None: files need no conversion.
     """
 
     names: list[str]
@@ -134,10 +134,10 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
 
 
 def _count_values(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Counter[int], int]:
-    """Return in how many files each value is, and the number of files that were read.
+    """Return the number of files with each value, and the number of read files.
 
     Raises:
-        DataError: if a file cannot be read, has colours, or has another size than its picture.
+        DataError: if a file cannot be read, has colours, or differs in size from the picture.
     """
     drawn = pairs if len(pairs) <= MAX_LABELS else random.Random(0).sample(list(pairs), MAX_LABELS)
     counts: Counter[int] = Counter()

@@ -36,13 +36,13 @@ def find_data(
     folder: Union[str, Path],
     names: Optional[Sequence[str]] = None,
 ) -> OwnData:
-    """Recognise pictures and annotations on which a config of mmdet or mmseg can be trained.
+    """Recognise pictures and annotations for a config of mmdet or mmseg.
 
     Args:
         data: a folder, a COCO JSON, or YOLO's data.yaml.
         annotations: a file or folder, if they are not below `data`.
-        folder: for a split, and annotations in a format that the toolbox reads.
-        names: of the classes, before those of files.
+        folder: for a split, and annotations in a format of the toolbox.
+        names: of the classes; default: from files.
 
     Raises:
         ValueError: if the config is of another toolbox, or there is no such file or folder.
@@ -121,7 +121,7 @@ def _list(data: Path, annotations: Optional[Path], outputs: Outputs, names: Opti
 def _first(
     finders: Sequence[Finder], folder: DataFolder, with_masks: bool, one_file: Optional[Path]
 ) -> tuple[Optional[OwnData], Optional[DataError]]:
-    """Return the first layout that fits, and the first error: a broken file may be beside a whole layout."""
+    """Return the first recognised layout, and the first error: a broken file may be beside a whole layout."""
     first_error = None
     for find in finders:
         try:

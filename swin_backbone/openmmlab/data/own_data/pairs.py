@@ -1,4 +1,4 @@
-"""Pictures and their labels of segmentation, a file each: pairs by their names, and the settings that name them."""
+"""Pairs of pictures and label files for segmentation, and the settings for mmseg's data sets."""
 
 import re
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def pair_labels(pictures: Sequence[Path], labels: Optional[Sequence[Path]] = Non
     for picture in pictures:
         key = _key(picture, PICTURE_ENDS)
         paths = by_key.get(key, [])
-        # Of Cityscapes' files of one picture, that with the classes that are trained on
+        # Cityscapes: several files for a picture, the classes for training in TrainIds
         paths = [path for path in paths if 'TrainIds' in path.stem] or paths
         if len(paths) > 1:
             raise DataError(f'the picture {picture} has several files of labels: {", ".join(map(str, paths[:3]))}')

@@ -37,7 +37,7 @@ def words_of(name: str) -> list[str]:
 
 
 def split_of(path: Path) -> Optional[str]:
-    """Return 'train', 'val' or 'test' by the file's name or the last folder with such a word; None without one."""
+    """Return 'train', 'val' or 'test' by the file's name or the last folder with such a word, or None."""
     for part in (path.stem, *reversed(path.parent.parts)):
         for split, words in SPLITS.items():
             if any(word in words for word in words_of(part)):
@@ -63,7 +63,7 @@ def train_and_val(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[lis
 def draw_split(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return names for training, and a fifth of them for validation: the same on every machine.
 
-    The order is that of a checksum of each name. Further pictures move few of the others.
+    Names are ordered by a checksum. Further pictures change the split of few old pictures.
 
     Raises:
         DataError: if there are fewer than two.
@@ -121,11 +121,11 @@ def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> 
 
 
 def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> tuple[Lists, str]:
-    """Return the pictures that files called train.txt, val.txt or test.txt name, and the folder of these files.
+    """Return the pictures named in files train.txt, val.txt or test.txt, and the source for messages.
 
     Args:
         pictures: all, relative to the root.
-        subject: the folder below ImageSets that comes before others: 'Main' or 'Segmentation'.
+        subject: the preferred folder below ImageSets: 'Main' or 'Segmentation'.
 
     Raises:
         DataError: if a list of ImageSets names no picture, or lists in several folders differ.
@@ -167,7 +167,7 @@ def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def match_lines(lines: Iterable[str], tails: Mapping[str, list[Path]]) -> list[Path]:
-    """Return the pictures that lines name: a path or a name in each, with or without suffix, maybe more behind it."""
+    """Return the pictures named by lines: a path or a name, with or without suffix, at the begin of each line."""
     matched = []
     for text in filter(None, map(str.strip, lines)):
         picture = _match(text, tails) or _match(text.split()[0], tails)
@@ -195,7 +195,7 @@ def _split_named(stem: str) -> Optional[str]:
 
 
 def _is_numbers(lines: Sequence[str]) -> bool:
-    """Return whether the first line is one of YOLO's: the labels of a picture called train.jpg."""
+    """Return whether the first line has YOLO's form, as in the labels of a picture called train.jpg."""
     try:
         return bool(lines) and len([float(word) for word in lines[0].split()]) >= 5
     except ValueError:

@@ -51,7 +51,7 @@ def find_voc(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> 
 
 
 def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) -> Path:
-    """Return the picture of an XML file: of its name, and if several have that, in its split or folder."""
+    """Return the picture with the name of an XML file. Of several, the split and the folder decide."""
     pictures = by_stem.get(file.stem, [])
     pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
     pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures

@@ -26,7 +26,7 @@ SAMPLE = 50  # text files whose first line is read
 
 
 class PlainLoaderWithoutAliases(PlainLoader):
-    """Loader without aliases, which can stand for a structure of any size."""
+    """Loader without aliases: a short file with nested aliases describes a structure of exponential size."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -104,7 +104,7 @@ def _count_points(settings: dict[str, Any]) -> int:
 
 
 def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
-    """Return the text file of each picture; None for a picture without one.
+    """Return the text file, or None, for each picture.
 
     Raises:
         DataError: if two pictures share a text file.
@@ -182,7 +182,7 @@ def read_yolo(file: Path, size: tuple[int, int], classes: Sequence[str], points:
     Positions are shares of the picture's width and height, X and Y the centre.
 
     Args:
-        points: numbers behind each box, of the points of a pose, which are left out.
+        points: numbers behind each box, the points of a pose; not read.
 
     Raises:
         DataError: with file and line.
@@ -225,7 +225,7 @@ def count_classes(files: Iterable[Path]) -> int:
     """Return the largest class number in text files, plus one.
 
     Raises:
-        DataError: if a line does not begin with a number, or with one that is too large.
+        DataError: if a line does not begin with a number below MOST_CLASSES.
     """
     largest = -1.0
     for file in files:
@@ -242,7 +242,7 @@ def count_classes(files: Iterable[Path]) -> int:
 
 
 def is_yolo(file: Path) -> bool:
-    """Return whether the first line of a text file is one of YOLO's. An empty file is of a picture without objects."""
+    """Return whether the first line of a text file has YOLO's form. An empty file means a picture without objects."""
     lines = read_text(file).strip().splitlines()
     values = _numbers(lines[0].split()) if lines else []
     return values is not None and (not lines or len(values) >= 5)
