@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from ..errors import DataError
@@ -51,14 +51,19 @@ class LabelRule(NamedTuple):
         return forbidden.astype(np.uint8)
 
     def __str__(self) -> str:
-        allowed = np.flatnonzero(self.forbidden_values() == 0)
-        breaks = np.flatnonzero(np.diff(allowed) > 1) + 1
-        runs = [(run[0], run[-1]) for run in np.split(allowed, breaks)]
-        values = ', '.join(f'{first} to {last}' if last > first else str(first) for first, last in runs)
+        values = describe_values(np.flatnonzero(self.forbidden_values() == 0))
         return f'{self.num_classes} classes and ignore_index={self.ignore_index} allow {values}'
 
 
 ANY_VALUE = LabelRule(256)
+
+
+def describe_values(values: ArrayLike) -> str:
+    """Return sorted numbers in words: 0 to 3, 7."""
+    breaks = np.flatnonzero(np.diff(values) > 1) + 1
+    runs = [(run[0], run[-1]) for run in np.split(np.asarray(values), breaks)]
+    words = [f'{first} to {last}' if last > first else str(first) for first, last in runs]
+    return ', '.join(words[:8]) + (f' and {len(words) - 8} more' if len(words) > 8 else '')
 
 
 def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[Any]:

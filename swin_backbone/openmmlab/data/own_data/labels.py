@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ..check_labels import ANY_VALUE, read_colours, read_label
+from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
 from ..media import encode_picture, picture_size
 from .folder import DataFolder, OwnData, class_line, line
 from .pairs import LABEL_SUFFIXES, Pair, pair_labels, prefixes_of
@@ -108,11 +108,11 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
     lines = [line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
     if names is None:
         if values != list(range(len(values))):
+            last = values[-1]
             raise DataError(
-                f'the labels in {folder.ann_root} have the values {_ranges(values)}, and not 0 to {len(values) - 1}: '
-                f"name them in a file classes.txt there, a value and a name in each line, as '{values[-1]} road'; or, "
-                f'if some classes have no pixels, pass --cfg-options own_data.classes="[NAME,...]" for 0 to '
-                f'{values[-1]}'
+                f'the labels in {folder.ann_root} have the values {describe_values(values)}, and not 0 to '
+                f"{len(values) - 1}: name them in a file classes.txt there, a value and a name in each line, as '{last} "
+                f'road\'; or, if some classes have no pixels, pass --cfg-options own_data.classes="[NAME,...]" for 0 to {last}'
             )
         lines.append(line('', 'called by their values: a classes.txt there, a name in each line, names them'))
         return Classes([f'class {value}' for value in range(max(len(values), 2))]), lines
@@ -121,7 +121,7 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
     classes = Classes(list(names.values()))
     if list(names) != list(range(len(names))):
         classes = classes._replace(convert=_by_value({value: place for place, value in enumerate(names)}))
-        lines.append(line('labels', f'the values {_ranges(list(names))}, numbered from 0'))
+        lines.append(line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
     first, last = names[min(names)].lower() in VOID_NAMES, names[max(names)].lower() in VOID_NAMES
     if first:
         classes = classes._replace(names=classes.names[1:], reduce_zero_label=True)
@@ -165,7 +165,9 @@ def _by_value(places: dict[int, int]) -> Convert:
     def convert(path: Path, size: tuple[int, int]) -> NDArray[Any]:
         labels = read_label(path, ANY_VALUE, size)
         if unknown := set(np.unique(labels).tolist()) - set(known):
-            raise DataError(f'the label {path} has the value {min(unknown)}; classes are {_ranges(list(places))}')
+            raise DataError(
+                f'the label {path} has the value {min(unknown)}; classes are {describe_values(list(places))}'
+            )
         return np.asarray(table[labels])
 
     return convert
@@ -189,11 +191,3 @@ def _by_colour(colours: dict[str, tuple[int, ...]]) -> Convert:
         return labels
 
     return convert
-
-
-def _ranges(values: Sequence[int]) -> str:
-    """Return numbers in words: 0 to 3, 7."""
-    breaks = np.flatnonzero(np.diff(values) > 1) + 1
-    runs = [(run[0], run[-1]) for run in np.split(np.asarray(values), breaks)]
-    words = [f'{first} to {last}' if last > first else str(first) for first, last in runs]
-    return ', '.join(words[:8]) + (f' and {len(words) - 8} more' if len(words) > 8 else '')
