@@ -111,8 +111,9 @@ def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, lis
             last = values[-1]
             raise DataError(
                 f'the labels in {folder.ann_root} have the values {describe_values(values)}, and not 0 to '
-                f"{len(values) - 1}: name them in a file classes.txt there, a value and a name in each line, as '{last} "
-                f'road\'; or, if some classes have no pixels, pass --cfg-options own_data.classes="[NAME,...]" for 0 to {last}'
+                f'{len(values) - 1}: name them in a file classes.txt there, a value and a name in each line, as '
+                f"'{last} road'; or, if some classes have no pixels, pass --cfg-options own_data.classes"
+                f'="[NAME,...]" for 0 to {last}'
             )
         lines.append(line('', 'called by their values: a classes.txt there, a name in each line, names them'))
         return Classes([f'class {value}' for value in range(max(len(values), 2))]), lines
