@@ -223,8 +223,6 @@ def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:
     for number, one in enumerate(given):
         if isinstance(one, (str, Path)):
             for medium in find_media([str(one)]):
-                if medium.camera is not None:  # which has no end
-                    raise ValueError(f'pictures takes paths, and {str(one)!r} is a camera, which tools/infer.py reads')
                 frames += [(str(medium.path), frame) for frame in read_frames(medium)]
             continue
         pixels = np.asarray(one)

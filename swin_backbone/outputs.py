@@ -15,6 +15,8 @@ from typing import Optional, Union
 from .whole_files import write_whole, write_whole_by
 
 RECORD = '.swin_backbone.sha256'
+DATA_RECORD = '.swin_backbone.data.sha256'  # the record of generated training data, which `--data` does read
+RESULTS = '.swin_backbone.results'  # the mark of a folder whose files `--data` never reads
 KEPT = 2  # lines for each file: the last may be of an interrupted write
 
 
@@ -25,18 +27,26 @@ class Outputs:
         folder: folder of the record, made with the first file.
         inputs: paths of input files, which are never written, also by other names.
         overwrite: replace files of the user too, but no folder, device or pipe.
+        record: name of the record.
 
     Raises:
         FileExistsError: if the record is no regular file.
     """
 
-    def __init__(self, folder: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overwrite: bool = False):
+    def __init__(
+        self,
+        folder: Union[str, Path],
+        inputs: Iterable[Union[str, Path]] = (),
+        overwrite: bool = False,
+        record: str = RECORD,
+    ):
         self.folder = Path(folder)
         self.overwrite = overwrite
+        self.record = self.folder / record
         self._inputs: set[tuple[int, int]] = set()
         self.protect(*inputs)
         self._written: set[str] = set()
-        self._digests = _read_record(self.folder / RECORD)
+        self._digests = _read_record(self.record)
 
     def protect(self, *inputs: Union[str, Path]) -> None:
         """Add input files."""
@@ -67,6 +77,10 @@ class Outputs:
         digests, path = self._digests.get(self._name(path), []), Path(path)
         return bool(digests) and path.is_file() and not path.is_symlink() and file_digest(path) in digests
 
+    def own_files(self) -> list[Path]:
+        """Return the recorded files that still have the bytes that a command wrote."""
+        return [path for path in (self.folder / name for name in self._digests) if self.is_own(path)]
+
     def write(self, path: Union[str, Path], data: bytes) -> None:
         """Write `data` to `path`; see `write_by`."""
         self.write_by(path, lambda partial: partial.write_bytes(data))
@@ -94,7 +108,7 @@ class Outputs:
             self._record(path, file_digest(path))
 
     def _record(self, path: Union[str, Path], digest: str) -> None:
-        record = self.folder / RECORD
+        record = self.record
         if not self._written:
             self._digests = _read_record(record)
             lines = [_line(name, one) for name, digests in self._digests.items() for one in digests[-KEPT:]]
@@ -121,6 +135,11 @@ def claim(path: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overw
     outputs = Outputs(Path(path).parent, inputs, overwrite)
     outputs.check(path)
     return outputs
+
+
+def mark_folder(folder: Union[str, Path]) -> None:
+    """Mark a folder of results: `--data` never reads its files."""
+    Path(folder, RESULTS).touch()
 
 
 def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:

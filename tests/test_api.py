@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,13 +99,6 @@ def test_what_is_wrong_is_named(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         load(**arguments)
-
-
-def test_a_camera_is_no_picture(monkeypatch):
-    camera = SimpleNamespace(isOpened=lambda: True, release=lambda: None)
-    monkeypatch.setattr('cv2.VideoCapture', lambda number: camera)
-    with pytest.raises(ValueError, match="'0' is a camera"):
-        _frames('0')
 
 
 def test_swap_backbone_takes_a_name():

@@ -10,9 +10,9 @@ python tools/infer.py PICTURE CONFIG CKPT --tile 1024 [--overlap 128] [--level L
     [--shard I/N | --merge] [--out-dir D] ...
 
 DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
-quotes, or the number of a camera, as 0, which is read until Ctrl-C. Written are
+quotes. Written are
 
-    D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video, camera_0.mp4 for a camera
+    D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video
     D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
                            of a classifier: class and score of each picture, which are printed too, and the five best
     D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0; 16 bits of more than 256 classes
@@ -34,8 +34,7 @@ of D: processes of an array share a folder of pictures so.
 Files that infer.py did not write itself are not replaced without --overwrite, and inputs never.
 
 Exit status: 0 if there are results for every input; 1 if a file could not be read to its end, or the model could not
-take it, which is said and skipped, or if an argument is wrong; 130 if Ctrl-C came before all were read, unless the last
-is a camera.
+take it, which is said and skipped, or if an argument is wrong; 130 if Ctrl-C came before all were read.
 """
 
 import argparse
@@ -88,7 +87,7 @@ def parse_args() -> argparse.Namespace:
         'inputs',
         nargs='+',
         metavar='INPUT',
-        help='picture, video, folder, pattern in quotes, or number of a camera; behind all of them '
+        help='picture, video, folder, or pattern in quotes; behind all of them '
         'the config (a path, or mmdet::..., mmseg::..., swin_backbone::...) and the checkpoint, or an exported folder',
     )
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
@@ -221,9 +220,7 @@ class Job:
 
     def over(self, found: Sequence[media.Medium]) -> None:
         """Predict for all, and write it. Whatever happens, what was predicted is written."""
-        is_live = any(medium.camera is not None for medium in found)
-        total = None if is_live else sum(map(media.count_frames, found))
-        self.task = self.progress.add_task('predicting', total=total)
+        self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, found)))
         try:
             for self.at in found:
                 self.progress.update(self.task, description=escape(self.at.name))
@@ -405,8 +402,7 @@ def main() -> int:
         print('labels/*.png have the classes as values with a palette: Pillow reads the classes, OpenCV the colours')
     if job.bad:
         return 1
-    is_whole = not job.is_stopped or (job.at.camera is not None and job.at is found[-1])
-    return 0 if is_whole else 128 + signal.SIGINT
+    return 128 + signal.SIGINT if job.is_stopped else 0
 
 
 if __name__ == '__main__':

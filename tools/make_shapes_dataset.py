@@ -29,7 +29,7 @@ from swin_backbone.command_line import (
     stop_on_user_errors,
     whole,
 )
-from swin_backbone.outputs import Outputs
+from swin_backbone.outputs import DATA_RECORD, Outputs
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
 MAX_TILT = np.pi / 12
@@ -191,7 +191,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     with stop_on_user_errors():
-        outputs = Outputs(args.out, overwrite=args.overwrite)
+        outputs = Outputs(args.out, overwrite=args.overwrite, record=DATA_RECORD)
         for split, count in (('train', args.train), ('val', args.val)):
             write_split(outputs, split, count, args)
 

@@ -58,6 +58,12 @@ class Faults:
             self.counts[kind_there] += other.counts[kind]
             self.examples[kind_there] = [*self.examples.get(kind_there, ()), *examples][:EXAMPLES]
 
+    def extend(self, other: 'Faults') -> None:
+        """Add the faults of another."""
+        for kind, examples in other.examples.items():
+            self.counts[kind] += other.counts[kind]
+            self.examples[kind] = [*self.examples.get(kind, ()), *examples][:EXAMPLES]
+
     def sentences(self) -> list[str]:
         """What is wrong, one kind each."""
         return [f'{kind}: {self.counts[kind]}, as {"; ".join(examples)}' for kind, examples in self.examples.items()]

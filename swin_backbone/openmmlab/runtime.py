@@ -16,6 +16,7 @@ from mmengine.utils import import_modules_from_strings
 
 from ..checkpoints import CheckpointError
 from ..devices import keep_freed_memory
+from ..outputs import mark_folder
 from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
 from .config.check import check_config, check_fit
@@ -23,8 +24,9 @@ from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
 from .config.training_settings import Settings, apply_settings, fit_schedule
 from .data.guard import count_pictures, guard_runner, label_rule
-from .data.own.fill import fill_own_data
-from .data.own.find import find_data
+from .data.own_data.config import fill_own_data
+from .data.own_data.folder import OwnData
+from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
 from .layers.maps import prepare_convolutions
@@ -75,7 +77,9 @@ def load_config(
     said_dir = work_dir or options.get('work_dir') or options.get('+work_dir')
     cfg.work_dir = said_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
     if data is not None:
-        _put_data(cfg, data, annotations, launcher)
+        names = options.get('own_data.classes') or options.get('+own_data.classes')
+        names = names if isinstance(names, (list, tuple)) else None
+        _put_data(cfg, find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data', names), launcher)
     elif annotations is not None:
         raise ValueError(f'--annotations {annotations} belongs to pictures, and there is no --data')
     if settings is not None and (settings != Settings() or data is not None):
@@ -96,13 +100,12 @@ def load_config(
     return cfg
 
 
-def _put_data(cfg: Config, data: Union[str, Path], annotations: Optional[Union[str, Path]], launcher: str) -> None:
-    """Put the user's own data into a config, in place, and print what was found."""
-    found = find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data')
-    cfg.own_data = found.own_data
+def _put_data(cfg: Config, own: OwnData, launcher: str) -> None:
+    """Put the user's own data into a config, in place, and print the report."""
+    cfg.own_data = own.own_data
     fill_own_data(cfg)
     if not rank(launcher):
-        print('\n'.join(found.lines), flush=True)
+        print('\n'.join(own.lines), flush=True)
 
 
 def _put_settings(cfg: Config, settings: Settings, options: dict[str, Any], launcher: str) -> None:
@@ -142,6 +145,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     if cfg.launcher in ('pytorch', 'slurm') and not _has_accelerator():
         _distribute_on_cpu(cfg)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else SafeRunner.from_cfg(cfg)
+    mark_folder(runner.log_dir)
     if not _has_accelerator():
         keep_freed_memory()
         prepare_convolutions(runner.model)

@@ -8,6 +8,11 @@ from typing import Any, Optional, Union
 
 from mmengine.config import Config
 
+from ..errors import DataError
+
+MOST_BYTES = 2**34  # of a picture or annotation file
+MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
+
 
 def make_folder(path: Union[str, Path], argument: str) -> Path:
     """Make a folder to write to, unless it is there.
@@ -28,18 +33,46 @@ def make_folder(path: Union[str, Path], argument: str) -> Path:
     return path
 
 
-def require_file(path: Union[str, Path]) -> None:
-    """See that a path is a file that is there and ends: who reads a device or a FIFO may wait for ever.
+def require_file(path: Union[str, Path], most: int = MOST_BYTES) -> None:
+    """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
+
+    Args:
+        most: bytes.
 
     Raises:
-        OSError: if not, naming it.
+        OSError: if not, with the path.
     """
     try:
-        mode = os.stat(path).st_mode
-    except ValueError as error:  # NUL in it, or half of a surrogate pair
+        state = os.stat(path)
+    except ValueError as error:  # NUL in the name, or half of a surrogate pair
         raise OSError(f'{str(path)!r} can be no name of a file: {error}') from error
-    if not stat.S_ISREG(mode):
-        raise OSError(f'{path} is {"a folder" if stat.S_ISDIR(mode) else "a device, FIFO or socket"}, and no file')
+    if not stat.S_ISREG(state.st_mode):
+        kind = 'a folder' if stat.S_ISDIR(state.st_mode) else 'a device, FIFO or socket'
+        raise OSError(f'{path} is {kind}, and no file')
+    if state.st_size > most:
+        raise OSError(f'{path} has {state.st_size:,} bytes; at most {most:,} are read')
+
+
+def read_file(path: Union[str, Path], most: int = MOST_TEXT) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        DataError: if there is no such file, with the path.
+    """
+    try:
+        require_file(path, most)
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
+
+
+def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
+    """Return the text of a regular file in UTF-8, without a byte order mark. Raises: see `read_file`."""
+    try:
+        return read_file(path, most).decode('utf-8-sig')
+    except UnicodeDecodeError as error:
+        raise DataError(f'{path} cannot be read: {error}') from error
 
 
 def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:

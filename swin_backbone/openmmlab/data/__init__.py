@@ -1,1 +1,1 @@
-"""Pictures and annotations: reading and checking them, the user's own, and the order in which a training sees them."""
+"""Pictures and annotations: reading, checks, a user's own data, and the order of training."""

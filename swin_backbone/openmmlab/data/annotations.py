@@ -1,8 +1,8 @@
-"""Annotations in COCO's formats: one schema of what mmdet and pycocotools take, for whatever reads them.
+"""Annotations in COCO's formats: a check before mmdet and pycocotools read them.
 
-pycocotools reads and writes outside of its memory where a polygon or an RLE is wrong, and COCO's evaluation needs
-fields that training does not, after the last picture. So every annotation file is checked before either reads it, once
-in a process. Of other formats `mask_fault` looks at each object's mask when its picture is loaded: see guard.py.
+pycocotools reads and writes outside of its memory if a polygon or an RLE is wrong. COCO's evaluation needs more fields
+than training. Each annotation file is checked once in a process. Of other formats,
+`mask_fault` checks each object's mask when its picture is loaded: see guard.py.
 """
 
 import inspect
@@ -10,7 +10,7 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -20,12 +20,15 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, Registry
 
 from ...checkpoints.errors import first_of
-from ..config.paths import require_file
+from ...checks import check_int, check_number, check_sequence, check_type, refusal
+from ..config.paths import read_file
 from ..errors import DataError, Faults
 
 CLASSES_SHOWN = 10  # in an error
-MAX_PIXELS = 2**29  # of a picture: the run lengths of a larger one overflow pycocotools' buffer (rleToString)
-MAX_OUTLINE = 10**6  # pixels: pycocotools keeps about 100 bytes of each (rleFrPoly)
+MOST_JSON = 2**34  # bytes
+MOST_PIXELS = 2**29  # of a picture: the run lengths of a larger one overflow pycocotools' buffer (rleToString)
+MOST_OUTLINE = 10**6  # pixels: pycocotools keeps about 100 bytes of each (rleFrPoly)
+FARTHEST = 1e9  # a coordinate: a larger one may be infinite in float32
 
 NO_MASK = 'objects without a segmentation, which the model is trained or tested on'
 BAD_POLYGON = 'objects with a polygon that pycocotools cannot draw'
@@ -35,82 +38,27 @@ BAD_RLE = 'objects with an RLE that pycocotools cannot read'
 _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = 80
 
-
-class Field(NamedTuple):
-    """What a key of an image, object or category holds."""
-
-    takes: str  # in words
-    accepts: Callable[[Any], bool]
-    is_required: bool = True
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -1e9 <= value <= 1e9  # and so not NaN, nor infinite in float32
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is str or _is_whole(value) or (type(value) is float and value % 1 == 0)
-
-
-def _is_path(value: Any) -> bool:
-    try:
-        return type(value) is str and bool(value) and b'\0' not in os.fsencode(value)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-
-
-ID = Field('a whole number or a string', _is_id)
-PATH = Field('the name of a file', _is_path)
-SIDE = Field('a whole number from 1', lambda value: type(value) is int and 1 <= value <= MAX_PIXELS)
-FLAG = Field('0 or 1', lambda value: type(value) in (int, bool) and value in (0, 1))
-NAME = Field('a string', lambda value: type(value) is str)
-
-IMAGE = dict(id=ID, file_name=PATH, height=SIDE, width=SIDE)
-CATEGORY = dict(id=ID, name=NAME)
-OBJECT = dict(
-    id=Field('a whole number', _is_whole),
-    category_id=ID,
-    bbox=Field('four finite numbers', lambda box: type(box) is list and len(box) == 4 and all(map(_is_number, box))),
-    area=Field('a finite number', _is_number),
-    iscrowd=FLAG._replace(is_required=False),
-)
-INSTANCE = dict(OBJECT, image_id=ID)
-PANOPTIC = dict(image_id=ID, file_name=PATH, segments_info=Field('a list', lambda value: type(value) is list))
-OPTIONAL_PATH = PATH._replace(is_required=False)
-
-TABLES = ('images', 'categories', 'annotations')
-# What the entries of each list of a file hold, by format. Of LVIS, version 1 has no file_name, version 0.5 no coco_url.
-FORMS: dict[str, dict[str, dict[str, Field]]] = {
-    'COCO': dict(images=IMAGE, categories=CATEGORY, annotations=INSTANCE),
-    'LVIS': dict(
-        images=dict(IMAGE, file_name=OPTIONAL_PATH, coco_url=OPTIONAL_PATH), categories=CATEGORY, annotations=INSTANCE
-    ),
-    'COCO panoptic': dict(images=IMAGE, categories=dict(CATEGORY, isthing=FLAG), annotations=PANOPTIC),
-}
-# The classes of mmdet that read each; what inherits from them reads the same.
+TABLES = {'images': 'image', 'categories': 'category', 'annotations': 'annotation'}  # lists and their entries
+# Format by class of mmdet; subclasses inherit the format.
 FORM_OF = {
-    'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS', 'CocoPanopticDataset': 'COCO panoptic',
-    'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS', 'CocoPanopticMetric': 'COCO panoptic',
+    'CocoDataset': 'COCO', 'LVISV05Dataset': 'LVIS',
+    'CocoMetric': 'COCO', 'LVISMetric': 'LVIS', 'LVISFixedAPMetric': 'LVIS',
 }  # fmt: skip
-READING = ('load_data_list', 'parse_data_info')  # methods by which a class that has its own reads something else
+READING = ('load_data_list', 'parse_data_info')  # methods; a class with its own reads another format
 
 
 class Annotations(NamedTuple):
-    """What an annotation file holds, and what is wrong with it.
+    """Content of an annotation file, and its faults.
 
     Args:
-        images: how many.
-        empty: how many of them have no object.
-        categories: their names, in the file's order.
-        objects: how many each category has.
-        errors: what mmdet cannot take, or takes for something else.
-        masks: what pycocotools cannot take.
-        in_evaluation: what COCO's evaluation, too, cannot take.
-        warnings: what may be intended.
+        images: number of pictures.
+        empty: number of pictures without objects.
+        categories: names, in the file's order.
+        objects: number for each category.
+        errors: entries with an error in mmdet, or a wrong meaning.
+        masks: masks with an error in pycocotools.
+        in_evaluation: entries with an error in COCO's evaluation.
+        warnings: unusual entries.
     """
 
     images: int
@@ -124,7 +72,7 @@ class Annotations(NamedTuple):
 
 
 def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[type]:
-    """The class of a data set, or of a metric of METRICS, that a config names; None if it is not registered."""
+    """Return the registered class of a data set, or of a metric of METRICS, by a config; None for an unknown name."""
     cls = config.get('type')
     if isinstance(cls, str):
         with registry.switch_scope_and_registry(None) as scoped:
@@ -133,7 +81,7 @@ def class_of(config: dict[str, Any], registry: Registry = DATASETS) -> Optional[
 
 
 def form_of(cls: Optional[type]) -> Optional[str]:
-    """The format that a data set or metric reads with pycocotools, a key of FORMS; None of any other class."""
+    """Return the format that a data set or metric reads with pycocotools, a value of FORM_OF; None of another class."""
     reading = [getattr(cls, name) for name in READING if hasattr(cls, name)]
     if cls is None or not all(method.__module__.startswith('mmdet.') for method in reading):
         return None
@@ -141,16 +89,16 @@ def form_of(cls: Optional[type]) -> Optional[str]:
 
 
 def require_classes(path: Union[str, Path], cls: type, classes: Any, with_masks: bool) -> None:
-    """See that a data set's classes are categories of its annotation file, in its order.
+    """Check that a data set's classes are categories of its annotation file, in its order.
 
-    mmdet counts labels in the file's order, and leaves out the objects of a category that has another name.
+    mmdet numbers classes in the file's order, and leaves out the objects of a category with another name.
 
     Args:
-        cls: of the data set; one that has an order of its own is left alone.
-        classes: their names, or the file that has them.
+        cls: of the data set; a class with an order of its own is not checked.
+        classes: names, or a file with names.
 
     Raises:
-        DataError: if not, naming what differs.
+        DataError: if not, with the difference.
     """
     form = form_of(cls)
     has_own_order = getattr(cls, READING[0]).__qualname__ != f'CocoDataset.{READING[0]}'
@@ -172,7 +120,7 @@ def require_classes(path: Union[str, Path], cls: type, classes: Any, with_masks:
 
 
 def uses_masks(cfg: Config) -> bool:
-    """Whether a config trains or tests on the masks of objects."""
+    """Return whether a config trains or tests on the masks of objects."""
 
     def uses(node: Any) -> bool:
         if isinstance(node, dict):
@@ -186,14 +134,14 @@ def uses_masks(cfg: Config) -> bool:
 
 
 def check_annotations(path: Union[str, Path], form: str, with_masks: bool) -> Annotations:
-    """Look through an annotation file. What is found is kept, and the file read once, unless it changes.
+    """Look through an annotation file. The result is kept until the file changes.
 
     Args:
-        form: a key of FORMS.
+        form: a value of FORM_OF.
         with_masks: look at segmentations too.
 
     Raises:
-        DataError: if it cannot be read at all, as JSON or as lists of that format.
+        DataError: if the file is no JSON with the lists of the format.
     """
     try:
         state = os.stat(path)
@@ -208,23 +156,23 @@ def check_annotations(path: Union[str, Path], form: str, with_masks: bool) -> An
 def require_annotations(
     path: Union[str, Path], form: str, with_masks: bool, beyond: Sequence[str] = ('masks',)
 ) -> Annotations:
-    """See that mmdet and pycocotools can take an annotation file: see `check_annotations`.
+    """Check that mmdet and pycocotools can take an annotation file: see `check_annotations`.
 
     Args:
-        beyond: what else than `errors` is refused, by its name in Annotations.
+        beyond: refused faults besides `errors`, by their names in Annotations.
 
     Raises:
-        DataError: if they cannot, naming the annotations.
+        DataError: if they cannot, with the annotations.
     """
-    found = check_annotations(path, form, with_masks)
-    wrong = [sentence for name in ('errors', *beyond) for sentence in getattr(found, name).sentences()]
+    annotations = check_annotations(path, form, with_masks)
+    wrong = [sentence for name in ('errors', *beyond) for sentence in getattr(annotations, name).sentences()]
     if wrong:
         raise DataError(f'{path} has ' + '. It has '.join(wrong))
-    return found
+    return annotations
 
 
 def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, str]]:
-    """What pycocotools cannot take of an object's mask: one of the kinds above, and what is wrong; None if it can.
+    """Return the kind of fault of an object's mask, and the reason; None for a good mask.
 
     Args:
         segmentation: a list of polygons or an RLE.
@@ -250,61 +198,53 @@ def mask_fault(segmentation: Any, size: tuple[int, int]) -> Optional[tuple[str, 
 def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool) -> Annotations:
     data = _read(path, form)
     errors, masks, in_evaluation, warnings = Faults(), Faults(), Faults(), Faults()
-    images, categories, annotations = (
-        list(_whole_entries(table, data[table], FORMS[form][table], errors)) for table in TABLES
-    )
+    images = _entries('images', data['images'], _check_image if form == 'COCO' else _check_size, errors)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
-    there = {image['id'] for image in data['images'] if type(image) is dict and _is_id(image.get('id'))}
-    names = {category['id']: category['name'] for _, category in categories}
     if len({type(number) is str for number in sizes}) > 1:
         errors.add('ids of images that are strings beside others that are numbers', 'they must be of one kind')
+    names = {one['id']: one['name'] for _, one in _entries('categories', data['categories'], _check_category, errors)}
     for name, count in Counter(names.values()).items():
         if count > 1:
             errors.add('categories of one name', repr(name))
     if not names:
         errors.add('no categories', 'each has an id and a name')
     known = first_of([f'{number} ({name})' for number, name in names.items()], CLASSES_SHOWN)
-    unknown = f'objects of unknown category_id; its categories are {known}'
-    is_panoptic = form == 'COCO panoptic'
     objects: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
-    seen = set()
-    for name, item in _segments(annotations, errors) if is_panoptic else annotations:
-        seen.add(item['image_id'])
-        if item['category_id'] not in names:
-            errors.add(unknown, f'{name} has {item["category_id"]}')
-            continue
-        objects[names[item['category_id']]] += 1
+    filled, strays = set(), Faults()
+    all_ids = {image.get('id') for image in data['images'] if type(image) is dict and type(image.get('id')) is not list}
+    for name, item in _entries('annotations', data['annotations'], _check_object, errors):
         size = sizes.get(item['image_id'])
-        if size is None:
-            if item['image_id'] not in there:  # else what is wrong with the image has been said
-                warnings.add('objects of an image that is not there', name)
-            continue
-        is_left_out = _check_box(name, item, size, warnings) or bool(item.get('ignore'))
-        if is_panoptic:
-            continue
-        if 'iscrowd' not in item and form == 'COCO':
-            in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
-        if item['id'] == 0:
-            warnings.add("objects with the id 0, which COCO's evaluation counts as not found", name)
-        fault = mask_fault(item.get('segmentation'), size) if with_masks else None
-        if fault:
-            kind, reason = fault
-            (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
-            if kind == SHORT_POLYGON and not is_left_out:
-                warnings.add(f'{kind}: training leaves those out', f'{name} {reason}')
+        if item['category_id'] not in names:
+            kind = f'objects of unknown category_id; its categories are {known}'
+            errors.add(kind, f'{name} has {item["category_id"]}')
+        elif size is None and item['image_id'] not in all_ids:  # else the image has a fault
+            strays.add("objects whose 'image_id' is that of no image", f'{name} has {item["image_id"]!r}')
+        elif size is not None:
+            objects[names[item['category_id']]] += 1
+            filled.add(item['image_id'])
+            is_left_out = _check_box(name, item, size, warnings) or bool(item.get('ignore'))
+            if 'iscrowd' not in item and form == 'COCO':
+                in_evaluation.add("objects without 'iscrowd', which COCO's evaluation reads", name)
+            if item['id'] == 0:
+                warnings.add("objects with the id 0, which COCO's evaluation counts as not found", name)
+            fault = mask_fault(item.get('segmentation'), size) if with_masks else None
+            if fault:
+                kind, reason = fault
+                (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
+                if kind == SHORT_POLYGON and not is_left_out:
+                    warnings.add(f'{kind}: training leaves those out', f'{name} {reason}')
+    (warnings if filled else errors).extend(strays)
     return Annotations(
-        len(sizes), len(sizes.keys() - seen), tuple(names.values()), objects, errors, masks, in_evaluation, warnings
+        len(sizes), len(sizes.keys() - filled), tuple(names.values()), objects, errors, masks, in_evaluation, warnings
     )
 
 
 def _read(path: str, form: str) -> dict[str, list[Any]]:
-    """The lists of a file; one without annotations, as those of COCO's test pictures, has an empty one."""
+    """Return the lists of a file. COCO's files of test pictures have no annotations: an empty list is returned."""
     try:
-        require_file(path)
-        with open(path, encoding='utf-8') as file:
-            data = json.load(file)
-    except OSError as error:
-        raise DataError(f'{path} cannot be read: {error.strerror or error}') from error
+        data = json.loads(read_file(path, MOST_JSON).decode())  # of bytes, it reads UTF-16 too
+    except DataError:
+        raise
     except RecursionError as error:
         raise DataError(f'{path} is no annotation file: it is nested more than a thousand times') from error
     except ValueError as error:  # no JSON, or no UTF-8
@@ -313,56 +253,90 @@ def _read(path: str, form: str) -> dict[str, list[Any]]:
         data.setdefault('annotations', [])
     for table in TABLES:
         if not isinstance(data, dict) or not isinstance(data.get(table), list):
+            program = _program_of(data)
+            if program:
+                raise DataError(f"{path} is {program}'s own format: export the annotations in COCO's format, or YOLO's")
             raise DataError(f"{path} is not in {form}'s format: it has no list {table!r}")
     lists: dict[str, list[Any]] = data
     return lists
 
 
-def _whole_entries(
-    table: str, entries: list[Any], fields: dict[str, Field], errors: Faults, where: str = ''
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The entries of a list whose fields are what they must be, with what to call them; the others are errors."""
-    singular = {'categories': 'category', 'segments_info': 'segment'}.get(table, table.rstrip('s'))
-    has_id = 'id' in fields
+def _program_of(data: Any) -> Optional[str]:
+    """Return the program whose own format a JSON has."""
+    if isinstance(data, list):
+        return 'Label Studio' if data and isinstance(data[0], dict) and 'data' in data[0] else None
+    if not isinstance(data, dict):
+        return None
+    if 'shapes' in data and 'imagePath' in data:
+        return 'labelme'
+    first = next(iter(data.values()), None)
+    is_via = '_via_settings' in data or (isinstance(first, dict) and {'regions', 'filename'} <= first.keys())
+    return 'the VGG Image Annotator' if is_via else None
+
+
+def _entries(
+    table: str, entries: list[Any], check: Callable[[str, dict[str, Any]], None], errors: Faults
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the entries that pass a check, with names for messages, and add the faults to `errors`."""
+    whole = []
     ids = set()
     for index, entry in enumerate(entries):
-        if type(entry) is not dict:
-            errors.add(f'{table} that are no objects', f'{table}[{index}]{where} is {_shorten.repr(entry)}')
-            continue
-        number = entry.get('id') if has_id else None
-        name = (f'{singular} {number}' if has_id and _is_id(number) else f'{table}[{index}]') + where
-        is_whole = True
-        for key, field in fields.items():
-            if key not in entry:
-                if field.is_required:
-                    errors.add(f'{table} without {key!r}', name)
-                    is_whole = False
-            elif not field.accepts(entry[key]):
-                errors.add(f'{table} whose {key!r} is not {field.takes}', f'{name} has {_shorten.repr(entry[key])}')
-                is_whole = False
-        if is_whole and has_id:
-            if number in ids:
-                errors.add(f'{table} whose id another has: ids must be unique', name)
-                is_whole = False
+        number = entry.get('id') if isinstance(entry, dict) else None
+        name = f'{TABLES[table]} {number if type(number) in (int, str) else f"[{index}]"}'
+        try:
+            check_type(name, entry, dict, 'an object')
+            check(name, entry)
+        except KeyError as error:
+            errors.add(f'{table} without {error.args[0]!r}', name)
+        except (TypeError, ValueError) as error:
+            errors.add(f'{table} that cannot be read', str(error))
+        else:
+            if 'id' in entry and number in ids:
+                errors.add(f'{table} with the id of another: ids must be unique', name)
+            else:
+                whole.append((name, entry))
             ids.add(number)
-        if is_whole and table == 'images' and entry['height'] * entry['width'] > MAX_PIXELS:
-            errors.add(f'images of more than {MAX_PIXELS} pixels', f'{name} is {entry["width"]}x{entry["height"]}')
-            is_whole = False
-        if is_whole:
-            yield name, entry
+    return whole
 
 
-def _segments(annotations: list[tuple[str, dict[str, Any]]], errors: Faults) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of panoptic annotations, whose ids are unique in a picture alone."""
-    for _, annotation in annotations:
-        picture = annotation['image_id']
-        segments = _whole_entries('segments_info', annotation['segments_info'], OBJECT, errors, f' of image {picture}')
-        for name, segment in segments:
-            yield name, dict(segment, image_id=picture)
+def _check_id(name: str, value: Any) -> None:
+    if type(value) is float and value.is_integer():
+        return
+    if type(value) is not str:
+        check_int(name, value)
+
+
+def _check_size(name: str, image: dict[str, Any]) -> None:
+    _check_id(f'{name}: id', image['id'])
+    height, width = (check_int(f'{name}: {side}', image[side], 1) for side in ('height', 'width'))
+    if height * width > MOST_PIXELS:
+        raise ValueError(refusal(f'{name}: height x width', f'at most {MOST_PIXELS} pixels', height * width))
+
+
+def _check_image(name: str, image: dict[str, Any]) -> None:
+    _check_size(name, image)
+    if not check_type(f'{name}: file_name', image['file_name'], str, 'the name of a file'):
+        raise ValueError(refusal(f'{name}: file_name', 'the name of a file', ''))
+
+
+def _check_category(name: str, category: dict[str, Any]) -> None:
+    _check_id(f'{name}: id', category['id'])
+    check_type(f'{name}: name', category['name'], str, 'a string')
+
+
+def _check_object(name: str, item: dict[str, Any]) -> None:
+    check_int(f'{name}: id', item['id'])
+    for key in ('image_id', 'category_id'):
+        _check_id(f'{name}: {key}', item[key])
+    for value in check_sequence(f'{name}: bbox', item['bbox'], 'four finite numbers', 4):
+        check_number(f'{name}: bbox', value, -FARTHEST, FARTHEST)
+    check_number(f'{name}: area', item['area'])
+    if item.get('iscrowd', 0) not in (0, 1):
+        raise ValueError(refusal(f'{name}: iscrowd', '0 or 1', item['iscrowd']))
 
 
 def _check_box(name: str, item: dict[str, Any], size: tuple[int, int], warnings: Faults) -> bool:
-    """Whether mmdet leaves an object out for its box."""
+    """Return whether mmdet leaves an object out for its box."""
     x, y, width, height = box = item['bbox']
     has = f'{name} has bbox {box}'
     beside = f'{has}, its image {item["image_id"]} is {size[1]}x{size[0]}'
@@ -387,27 +361,24 @@ def _has_numbers(polygon: Any) -> bool:
 
 
 def _polygon_fault(polygon: Sequence[float], side: int) -> Optional[str]:
-    """Why a polygon cannot be drawn, for an `int` of C has to hold five times each coordinate, in mmdet magnified.
+    """Return why a polygon cannot be drawn. An `int` of C holds five times each coordinate, which mmdet may magnify.
 
     Args:
-        side: the longer one of the picture.
+        side: the longer side of the picture.
     """
     low, high = min(polygon), max(polygon)  # NaN is not passed on by them, unless it is the first
     if not (-side <= low and high <= 2 * side and sum(polygon) == sum(polygon)):
-        return (
-            f'has {_shorten.repr(list(polygon))}: coordinates must be finite, and no further out of the picture than '
-            'it is large'
-        )
-    if len(polygon) * (high - low) > MAX_OUTLINE:
+        return f"has {_shorten.repr(list(polygon))}: coordinates must be finite, and within twice the picture's size"
+    if len(polygon) * (high - low) > MOST_OUTLINE:
         points = np.asarray(polygon[: len(polygon) // 2 * 2], float).reshape(-1, 2)
         outline = np.abs(points - np.roll(points, 1, 0)).max(1).sum()
-        if outline > MAX_OUTLINE:
-            return f'has one with an outline of {outline:.0f} pixels, of at most {MAX_OUTLINE}'
+        if outline > MOST_OUTLINE:
+            return f'has one with an outline of {outline:.0f} pixels, of at most {MOST_OUTLINE}'
     return None
 
 
 def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
-    """Why an RLE cannot be decoded."""
+    """Return why an RLE cannot be decoded."""
     counts, given = rle.get('counts'), rle.get('size')
     if not isinstance(given, (list, tuple)) or set(map(type, given)) != {int} or list(given) != list(size):
         return f'has the size {_shorten.repr(given)}, its picture is {list(size)} (height, width)'
@@ -426,10 +397,10 @@ def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
 
 
 def _run_lengths(counts: Union[str, bytes]) -> Optional[list[int]]:
-    """The lengths of runs that a compressed RLE stands for; None if it is none.
+    """Return the run lengths of a compressed RLE; None for an invalid RLE.
 
-    Each is some characters of five bits, least significant first, and a sixth that says whether another follows; the
-    last has the sign. From the fourth on, a length is a difference to the one two before (pycocotools' rleFrString).
+    A length is some characters of five bits, least significant first. A sixth bit marks that another follows; the last
+    has the sign. From the fourth on, a length is a difference to the last but one (pycocotools' rleFrString).
     """
     try:
         data = counts.encode('ascii') if isinstance(counts, str) else counts

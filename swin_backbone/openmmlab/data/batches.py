@@ -1,4 +1,4 @@
-"""The order of a training's data, which can begin anywhere, and the random numbers that its batches are made with."""
+"""Order of a training's data, from any batch on, and random numbers of each batch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
@@ -11,24 +11,24 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from .seeds import BATCH, ORDER, seed_generators
 
-NUMBERS = 1 << 64  # a seed takes no number below 0, which the first batch has where batches became smaller
+NUMBERS = 1 << 64  # modulus of batch numbers in seeds: after a change of the batch size they may begin below 0
 
 
 class Batch(list[int]):
-    """Indices of a batch, and the place of its random numbers, which a worker is told with them."""
+    """Indices of a batch, with the place of its random numbers for the worker process."""
 
     place: tuple[int, ...] = ()
 
 
 class PlacedBatchSampler(Sampler[list[int]]):
-    """The batches of another batch sampler from any place on, without loading what comes before it.
+    """The batches of another batch sampler from any batch on. Earlier batches are not loaded.
 
     Args:
-        sampler: gives the indices.
+        sampler: yields the indices.
         batch_size: indices a batch.
         drop_last: leave out a last batch that is not full.
-        inner: the config of the batch sampler that makes batches of them. Default: torch's.
-        endless: begin again when the sampler is at its end, for training that counts iterations.
+        inner: config of the batch sampler. Default: torch's.
+        endless: begin again at the end of the sampler, for training that counts iterations.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class PlacedBatchSampler(Sampler[list[int]]):
         self.begin_at(0, 0, 0)
 
     def begin_at(self, seed: int, number: int, gone: int) -> None:
-        """Where the next iteration over this begins.
+        """Set the begin of the next iteration over the batches.
 
         Args:
-            seed: the run's.
-            number: iterations that training has behind it, which is what random numbers go by.
-            gone: batches that the order has behind it: of this epoch, or if it is endless of all.
+            seed: of the run.
+            number: finished iterations of the training, for random numbers.
+            gone: finished batches of the epoch, or of the training if `endless`.
         """
         self.seed, self.number, self.gone = seed, number, gone
 
@@ -72,9 +72,9 @@ class PlacedBatchSampler(Sampler[list[int]]):
         return len(self.batches)
 
     def _order(self) -> Iterator[tuple[int, list[int]]]:
-        """All batches and their numbers. A sampler that draws from the process's generators draws the same again."""
+        """Yield all batches with their numbers. A sampler with the process's generators repeats its draws."""
         if isinstance(self.sampler, InfiniteSampler):
-            self.sampler.indices = self.sampler._indices_of_rank()  # else it goes on from where it was left
+            self.sampler.indices = self.sampler._indices_of_rank()  # from its begin
         number = self.number - self.gone
         passes = 0
         while True:
@@ -92,7 +92,7 @@ class PlacedBatchSampler(Sampler[list[int]]):
 
 
 class SeededItems:
-    """A dataset's `__getitems__`, by which torch gets a whole batch: seeds for the batch, then loads its items."""
+    """`__getitems__` of a data set: seed for the batch, then load its items."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -107,9 +107,9 @@ class SeededItems:
 def build_dataloader(
     runner: Runner, dataloader: Union[DataLoader[Any], dict[str, Any]], endless: bool
 ) -> Union[DataLoader[Any], dict[str, Any]]:
-    """mmengine's data loader for training, with a `PlacedBatchSampler`, and items seeded by their batch.
+    """Return mmengine's data loader for training, with a `PlacedBatchSampler` and items seeded by their batch.
 
-    One that is built already, or makes no batches, stays as it is.
+    A built loader, or one without batches, is returned unchanged.
     """
     if isinstance(dataloader, DataLoader) or dataloader.get('batch_size', 1) is None:
         return dataloader
@@ -128,6 +128,6 @@ def build_dataloader(
 
 
 def is_placed(dataloader: Any) -> bool:
-    """Whether the config of a data loader is one that `build_dataloader` made, for training."""
+    """Return whether `build_dataloader` made the config of a data loader."""
     batch_sampler = (dataloader.get('batch_sampler') or {}) if isinstance(dataloader, dict) else {}
     return batch_sampler.get('type') is PlacedBatchSampler

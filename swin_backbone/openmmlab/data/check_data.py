@@ -1,13 +1,15 @@
-"""Looking through the data sets of a config before anything is trained on them.
+"""Check of the data sets of a config before training.
 
 Annotation files are read whole; pictures and labels are a sample, of so many and for so long.
 """
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,18 +30,22 @@ from .media import picture_size
 
 PHASES = ('train', 'val')
 CLASSES_SHOWN = 30
+IGNORED = '(ignored)'  # among the classes of a report
+RARE = 10  # times as many objects as a class that may be mistyped
+SIMILAR = 0.7  # of two names, by difflib
 
 
 @dataclass
 class Report:
-    """What was found in one data set, or in the annotation file of a metric that no data set has.
+    """Report of one data set, or of the annotation file of a metric without data set.
 
     Args:
-        name: of the phase, with the key of the data set if it has several.
+        name: of the phase, with the key of the data set among several.
         rows: for the table, by their names.
         classes: how many objects, or pixels of the labels looked at, each class has.
-        errors: what cannot be trained on, or would be trained on wrongly.
-        warnings: what may be intended.
+        errors: data without a correct training.
+        warnings: unusual data.
+        is_counted: `classes` has the pixels of all labels.
     """
 
     name: str
@@ -47,22 +53,23 @@ class Report:
     classes: Counter[str] = field(default_factory=Counter)
     errors: Faults = field(default_factory=Faults)
     warnings: Faults = field(default_factory=Faults)
+    is_counted: bool = False
 
     def sentences(self, found: Faults) -> list[str]:
-        """What is wrong, in a sentence each."""
+        """Return the faults, a sentence each."""
         return [f'{self.name}: {sentence}' for sentence in found.sentences()]
 
 
 def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unreadable: bool = False) -> list[Report]:
-    """Look through the data sets of a config, each whatever is wrong with the others.
+    """Check the data sets of a config, also after an error in another.
 
     Args:
-        max_files: how many pictures of a data set are opened at most; if it has more, they are drawn at random.
-        seconds: after which no more pictures of a data set are opened.
-        skip_unreadable: pictures that cannot be read are a warning, not an error.
+        max_files: number of opened pictures of a data set; drawn at random from more.
+        seconds: time limit for opening the pictures of a data set.
+        skip_unreadable: unreadable pictures are a warning, not an error.
 
     Raises:
-        ValueError: if the config has no data, or files or folders that it names are not there.
+        ValueError: if the config has no data, or a file or folder is missing.
     """
     require_data(cfg, PHASES)
     if not any(datasets_in(cfg, phase) for phase in PHASES):
@@ -89,8 +96,10 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
                         report, path, form, uses_masks(cfg), phase == 'train', is_evaluated
                     )
                 _check_pictures(report, dataset, cfg, limits)
+                if phase == 'train' and report.is_counted:
+                    _warn_of_classes(report, Counter({k: n for k, n in report.classes.items() if k != IGNORED}))
             except DataError as error:
-                if can_be_read:  # or it follows from what was found
+                if can_be_read:  # else a result of a reported error
                     report.errors.add('data that cannot be read', error.sentence)
         for path, form in evaluated.items():
             report = Report(f'{phase}_evaluator')
@@ -103,10 +112,10 @@ def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unr
 
 
 def check_own_data(cfg: Config, skip_unreadable: bool = False) -> None:
-    """Look through `own_data`, if a config has it, in brief: 200 files and 5 seconds a data set. Print what is found.
+    """Check the `own_data` of a config, 200 files and 5 seconds a data set, and print the reports.
 
     Raises:
-        DataError: if it cannot be trained on.
+        DataError: if the data has errors.
     """
     require_launcher(cfg.launcher)
     if 'own_data' not in cfg or rank(cfg.launcher) > 0:
@@ -119,7 +128,7 @@ def check_own_data(cfg: Config, skip_unreadable: bool = False) -> None:
 
 
 def print_reports(reports: Sequence[Report], console: Console, with_errors: bool = True) -> None:
-    """Print a table of the data sets, one of their classes, and what is wrong."""
+    """Print a table of the data sets, a table of their classes, and the faults."""
     table = Table('', *(report.name for report in reports), title='data sets')
     for name in dict.fromkeys(name for report in reports for name in report.rows):
         table.add_row(name, *(report.rows.get(name, '') for report in reports))
@@ -160,7 +169,7 @@ def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits
     classes = built.metainfo.get('classes', ())
     sizes: list[tuple[int, int]] = []
     checked = 0
-    max_files = 0 if dataset.get('backend_args') else limits.max_files  # those are not on this machine's disk
+    max_files = 0 if dataset.get('backend_args') else limits.max_files  # not on a local disk
     for index in _sample(len(built), max_files, limits.seconds):
         item = built.get_data_info(index)
         checked += 1
@@ -187,6 +196,7 @@ def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits
     report.rows['pictures opened'] = f'{checked:,}{sampled}'
     if rule:
         report.rows['classes'] = str(len(classes))
+        report.is_counted = checked == len(built) and not report.errors
 
 
 def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, int], classes: Sequence[str]) -> None:
@@ -199,14 +209,14 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
     kept = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
     if not sum(kept.values()):
         report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
-    kept['(ignored)'] = int(pixels[rule.ignore_index])
+    kept[IGNORED] = int(pixels[rule.ignore_index])
     report.classes.update(kept)
 
 
 def _check_annotations(
     report: Report, path: str, form: str, with_masks: bool, is_trained_on: bool, is_evaluated: bool
 ) -> bool:
-    """Whether mmdet can read an annotation file."""
+    """Check an annotation file, and return whether mmdet can read it."""
     found = check_annotations(path, form, with_masks)
     report.rows['images annotated'] = f'{found.images:,}'
     report.rows['objects'] = f'{sum(found.objects.values()):,}'
@@ -218,13 +228,30 @@ def _check_annotations(
     if is_evaluated:
         report.errors.update(found.in_evaluation, path)
     report.warnings.update(found.warnings, path)
+    if is_trained_on:
+        _warn_of_classes(report, found.objects)
     if not any(found.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
     return not found.errors
 
 
+def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
+    """Warn of classes without objects or pixels in training, and of rare ones with nearly the name of another."""
+    for name, count in counts.items():
+        letters = re.sub(r'\d', '', name)
+        frequent = [
+            other for other, more in counts.items() if more > RARE * count and re.sub(r'\d', '', other) != letters
+        ]
+        nearest = get_close_matches(name, frequent, 1, SIMILAR)
+        if not count:
+            report.warnings.add('classes without training data', name + (f', nearest {nearest[0]}' if nearest else ''))
+        elif nearest:
+            kind = 'rare classes, maybe mistyped'
+            report.warnings.add(kind, f'{name} ({count}), nearest {nearest[0]} ({counts[nearest[0]]})')
+
+
 def _sample(number: int, max_files: int, seconds: float) -> Iterator[int]:
-    """Random indices below a number: at most so many, until a time is over, and one at least."""
+    """Yield random indices below `number`: at least one, at most `max_files`, within `seconds`."""
     end = time.monotonic() + seconds
     for count, index in enumerate(random.Random(0).sample(range(number), min(number, max_files))):
         if count and time.monotonic() > end:

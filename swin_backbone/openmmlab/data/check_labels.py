@@ -1,27 +1,26 @@
-"""Labels of segmentation, one picture of class numbers each: what is wrong with one, in a sentence."""
+"""Labels of segmentation, a picture of class numbers each: reading, and errors in one sentence."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from mmengine.registry import DATASETS
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from ..errors import DataError
 from .media import require_whole
 
 GREY_OR_PALETTE = ('1', 'L', 'P', 'I', 'I;16', 'I;16B')  # Pillow's modes of one channel of numbers
-VOID = {(0, 0, 0), (255, 255, 255)}  # colours of what is not labelled, which palettes do not have
 
 
 class LabelRule(NamedTuple):
-    """Which values a label file may have.
+    """The values that a label file may have.
 
     Args:
-        num_classes: of the head: after what follows, labels are below it.
-        ignore_index: the value that is neither trained nor tested.
+        num_classes: of the head; converted labels are below.
+        ignore_index: the value of ignored pixels.
         reduce_zero_label: 0 in a file is ignored, and 1 is the first class.
         label_map: classes of the data set to those of the model.
     """
@@ -32,11 +31,11 @@ class LabelRule(NamedTuple):
     label_map: Optional[dict[int, int]] = None
 
     def of(self, item: dict[str, Any]) -> 'LabelRule':
-        """The rule for the file of an item of mmseg's data sets, which say how values are mapped to classes."""
+        """Return the rule for an item of mmseg's data sets, which map values to classes."""
         return self._replace(reduce_zero_label=bool(item.get('reduce_zero_label')), label_map=item.get('label_map'))
 
     def classes_of_values(self) -> NDArray[Any]:
-        """What each value from 0 to 255 of a file is trained as, (256,)."""
+        """Return the class in training of each value from 0 to 255, (256,)."""
         classes: NDArray[Any] = np.arange(256)
         if self.reduce_zero_label:
             classes = np.where(classes % 255 == 0, 255, classes - 1)
@@ -46,44 +45,46 @@ class LabelRule(NamedTuple):
         return mapped
 
     def forbidden_values(self) -> NDArray[np.uint8]:
-        """1 for each value from 0 to 255 that is no class and not ignored, (256,) uint8."""
+        """Return 1 for each value from 0 to 255 with neither class nor ignore_index, (256,) uint8."""
         classes = self.classes_of_values()
         forbidden: NDArray[np.bool_] = (classes >= max(self.num_classes, 2)) & (classes != self.ignore_index)
         return forbidden.astype(np.uint8)
 
     def __str__(self) -> str:
-        allowed = np.flatnonzero(self.forbidden_values() == 0)
-        breaks = np.flatnonzero(np.diff(allowed) > 1) + 1
-        runs = [(run[0], run[-1]) for run in np.split(allowed, breaks)]
-        values = ', '.join(f'{first} to {last}' if last > first else str(first) for first, last in runs)
+        values = describe_values(np.flatnonzero(self.forbidden_values() == 0))
         return f'{self.num_classes} classes and ignore_index={self.ignore_index} allow {values}'
 
 
+ANY_VALUE = LabelRule(256)
+
+
+def describe_values(values: ArrayLike) -> str:
+    """Return sorted numbers in words: 0 to 3, 7."""
+    breaks = np.flatnonzero(np.diff(values) > 1) + 1
+    runs = [(run[0], run[-1]) for run in np.split(np.asarray(values), breaks)]
+    words = [f'{first} to {last}' if last > first else str(first) for first, last in runs]
+    return ', '.join(words[:8]) + (f' and {len(words) - 8} more' if len(words) > 8 else '')
+
+
 def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[Any]:
-    """The values of a label file, (H, W) uint8.
+    """Return the values of a label file, (H, W) uint8.
 
     Args:
         size: of its picture, height and width.
 
     Raises:
-        DataError: if it cannot be read, is lossy or coloured, has another size or a value without a class.
+        DataError: if the file cannot be read, is lossy or coloured, or has another size or a value without class.
     """
-    try:
-        require_whole(path)
-        with Image.open(path) as image:
-            kind, mode = image.format, image.mode
-            values = np.asarray(image)
-            values = values.astype(np.uint8) if mode == '1' else values
-    except (OSError, SyntaxError, ValueError) as error:
-        reason = getattr(error, 'strerror', None) or str(error)
-        about = '' if reason.startswith(str(path)) else f'{path} cannot be read: '
-        raise DataError(f'the label {about}{reason}') from error
+    with _open_label(path) as image:
+        kind, mode = image.format, image.mode
+        values = np.asarray(image)
+        values = values.astype(np.uint8) if mode == '1' else values
     if kind == 'JPEG':
         raise DataError(f'the label {path} is a JPEG, which changes values: write labels as PNG')
     if mode not in GREY_OR_PALETTE:
         raise DataError(
-            f'the label {path} has colours ({mode}), and a label has one channel, whose values are the classes; '
-            + _palette_that_fits(values)
+            f'the label {path} has colours ({mode}), and a label has one channel, whose values are the classes. For '
+            "--data, name the colours in a file labelmap.txt beside, as 'road:128,64,128::'"
         )
     if values.shape != size:
         raise DataError(
@@ -101,31 +102,32 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
     return values.astype(np.uint8)
 
 
+def read_colours(path: Path) -> Optional[NDArray[np.uint8]]:
+    """Return the colours of a label file with colours or a palette, (H, W, 3) RGB; None for one channel of numbers.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    with _open_label(path) as image:
+        return np.asarray(image.convert('RGB')) if image.mode in ('P', 'RGB', 'RGBA') else None
+
+
+@contextmanager
+def _open_label(path: Path) -> Iterator[Image.Image]:
+    try:
+        require_whole(path)
+        with Image.open(path) as image:
+            yield image
+    except DataError:
+        raise
+    except (OSError, SyntaxError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or str(error)
+        about = '' if reason.startswith(str(path)) else f'{path} cannot be read: '
+        raise DataError(f'the label {about}{reason}') from error
+
+
 def has_8_bits(path: str) -> bool:
-    """Whether a file is a PNG of at most 8 bits a pixel, in grey or with a palette, as its header says."""
+    """Return whether the header of a file is of a PNG with at most 8 bits a pixel, in grey or with a palette."""
     with open(path, 'rb') as file:
         header = file.read(26)
     return header.startswith(b'\x89PNG') and len(header) == 26 and header[24] <= 8 and header[25] in (0, 3)
-
-
-def _palette_that_fits(values: NDArray[Any]) -> str:
-    """Which known palette has all the colours of a picture, or what its colours are; (H, W, 2 to 4) uint8."""
-    pixels, counts = np.unique(values.reshape(-1, values.shape[2])[:, :3], axis=0, return_counts=True)
-    colours = [tuple(map(int, colour)) for colour in pixels[np.argsort(-counts)]]
-    known = set(colours) - VOID
-    fitting = sorted((len(palette), name) for name, palette in _palettes() if known and palette >= known)
-    if fitting:
-        names = ', '.join(name for _, name in fitting[:5])
-        return (
-            f'its {len(known)} colours are all in the palette of {names}: write the place of each in '
-            'METAINFO["palette"], counted from 0'
-        )
-    return f'its {len(colours)} colours, as {", ".join(map(str, colours[:4]))}, are in no palette of mmseg'
-
-
-def _palettes() -> Iterator[tuple[str, set[tuple[int, ...]]]]:
-    with DATASETS.switch_scope_and_registry('mmseg') as scoped:
-        for name, dataset in scoped.module_dict.items():
-            palette = getattr(dataset, 'METAINFO', {}).get('palette')
-            if palette:
-                yield name, {tuple(colour) for colour in palette}

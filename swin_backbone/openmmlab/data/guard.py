@@ -1,4 +1,4 @@
-"""What a run does about data that is wrong: name the file in one sentence, or skip it and count."""
+"""Handling of wrong data in a run: an error with the file, or a skipped and counted picture."""
 
 import copy
 from collections import Counter
@@ -37,15 +37,15 @@ from .batches import is_placed
 from .check_labels import LabelRule, has_8_bits, read_label
 from .media import picture_size, read_picture, require_whole
 
-NOTHING_LEFT = 'need at least one array to concatenate'  # how mmengine says that a data set is empty
+NOTHING_LEFT = 'need at least one array to concatenate'  # mmengine's message for an empty data set
 
 
 def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
-    """Have a runner name the data that it cannot train or test on, and count in the log what it skips.
+    """Make a runner name wrong data in its errors, and count skipped pictures in its log.
 
     Args:
-        skip_unreadable: leave out pictures that cannot be read, or whose labels cannot. In training another picture
-            takes the place of one; those of validation and test are all read once before.
+        skip_unreadable: leave out pictures that cannot be read, or have unreadable labels. Training draws another
+            picture. Pictures for validation and test are all read once before.
     """
     build, build_evaluator = runner.build_dataloader, runner.build_evaluator
     with_masks = uses_masks(runner.cfg)
@@ -55,7 +55,7 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
         if isinstance(dataloader, dict):
             make_colours_tuples(dataloader.get('dataset'))
             for sentence in check_datasets(dataloader.get('dataset'), with_masks):
-                if 'own_data' not in runner.cfg:  # which was looked through before: check_own_data
+                if 'own_data' not in runner.cfg:  # else check_own_data has printed them
                     runner.logger.warning(sentence)
         try:
             loader: DataLoader[Any] = build(dataloader, *args, **kwargs)
@@ -80,14 +80,14 @@ def guard_runner(runner: Runner, skip_unreadable: bool = False) -> None:
 
 
 def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any:
-    """The data set of a config for 'train', 'val' or 'test', whose errors name the file.
+    """Return the data set of a config for 'train', 'val' or 'test'. Its errors name the file.
 
     Raises:
         DataError: if it cannot be built.
     """
     dataset = cfg[f'{phase}_dataloader'].dataset
     make_colours_tuples(dataset)
-    check_datasets(dataset, uses_masks(cfg), beyond=())  # a mask that is wrong is an error of its picture alone
+    check_datasets(dataset, uses_masks(cfg), beyond=())  # a wrong mask is an error of its picture alone
     try:
         built = DATASETS.build(dataset)
         built.full_init()
@@ -98,10 +98,10 @@ def build_dataset(cfg: Config, phase: str, skip_unreadable: bool = False) -> Any
 
 
 def count_pictures(cfg: Config) -> int:
-    """How many pictures an epoch of training has, those that are repeated or left out by a filter counted.
+    """Return the number of pictures of an epoch of training, after repetition and filters.
 
     Raises:
-        ValueError: if the data are not there, naming the key.
+        ValueError: if the data is missing, with the key.
         DataError: if the data set cannot be built.
     """
     require_data(cfg, ('train',))
@@ -117,16 +117,16 @@ def count_pictures(cfg: Config) -> int:
 
 
 def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('masks',)) -> list[str]:
-    """See that mmdet and pycocotools can take the annotation files of a config's data sets, before they read them.
+    """Check the annotation files of a config's data sets before mmdet and pycocotools read them.
 
     Args:
         with_masks, beyond: see `require_annotations`.
 
     Returns:
-        What in them may be intended, a sentence each.
+        Warnings, a sentence each.
 
     Raises:
-        DataError: if not, naming the annotations.
+        DataError: with the wrong annotations.
     """
     warnings = []
     for _, base in datasets_of(dataset, 'dataset'):
@@ -140,7 +140,7 @@ def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('mas
 
 
 def make_colours_tuples(dataset: Any) -> None:
-    """Make the colours of a config's data sets tuples, in place: mmdet draws no others, and JSON has lists."""
+    """Convert the colours of a config's data sets to tuples, in place. JSON has lists, which mmdet cannot draw."""
     for _, base in datasets_of(dataset, 'dataset'):
         metainfo = base.get('metainfo')
         if isinstance(metainfo, dict) and isinstance(metainfo.get('palette'), (list, tuple)):
@@ -148,7 +148,7 @@ def make_colours_tuples(dataset: Any) -> None:
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:
-    """Have a data set, in place, name the pictures and labels that are wrong.
+    """Make a data set name wrong pictures and labels in its errors, in place.
 
     Raises:
         DataError: if its classes are no categories of its annotation file.
@@ -163,7 +163,7 @@ def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable:
 
 
 def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
-    """The data sets inside of those that repeat, join, mix or, as mmengine with num_batch_per_epoch, cut others."""
+    """Yield the data sets inside wrappers that repeat, join, mix or cut them."""
     if isinstance(dataset, BaseDataset):
         yield dataset
         return
@@ -175,10 +175,10 @@ def base_datasets(dataset: Any) -> Iterator[BaseDataset]:
 
 
 class GuardedPipeline:
-    """The pipeline of a data set, which raises DataError for what cannot be trained or tested on.
+    """The pipeline of a data set with checks, which raises DataError for wrong data.
 
-    In training a picture is skipped, by returning None, if a side of it has one pixel, or if `skip_unreadable` and it
-    or its label cannot be read. Which ones is in `skipped`, in memory that worker processes share.
+    In training it returns None for a skipped picture: a side has one pixel, or, with `skip_unreadable`, the picture or
+    its label cannot be read. `skipped` has a flag for each picture, in memory shared by worker processes.
     """
 
     def __init__(self, dataset: BaseDataset, cfg: Config, is_training: bool, skip_unreadable: bool):
@@ -231,7 +231,7 @@ class GuardedPipeline:
         return item
 
     def _check_masks(self, item: dict[str, Any], size: tuple[int, int]) -> None:
-        """Whether pycocotools can take the masks of a picture's objects; mmdet leaves short polygons out."""
+        """Raise DataError if pycocotools cannot take the mask of an object. mmdet leaves short polygons out."""
         for index, instance in enumerate(item.get('instances', ()) if self.with_masks else ()):
             fault = mask_fault(instance.get('mask'), size) if 'mask' in instance or self.loads_masks else None
             if fault and fault[0] != SHORT_POLYGON:
@@ -256,7 +256,7 @@ class GuardedPipeline:
 
 
 class CountBadDataHook(Hook):
-    """Says in the log how many pictures training skipped, and how many were trained on with every pixel ignored."""
+    """Log the numbers of pictures that training skipped, and of pictures with every pixel ignored."""
 
     def __init__(self, rule: Optional[LabelRule]):
         self.rule = rule
@@ -287,21 +287,21 @@ class CountBadDataHook(Hook):
 
     @staticmethod
     def _skipped(dataset: BaseDataset) -> int:
-        """How many pictures of a data set any process skipped."""
+        """Return the number of pictures of a data set that any process skipped."""
         flags = dataset.pipeline.skipped.clone() if isinstance(dataset.pipeline, GuardedPipeline) else torch.zeros(0)
         all_reduce(flags, 'max')
         return int(flags.sum())
 
 
 def label_rule(cfg: Config) -> Optional[LabelRule]:
-    """Which values labels may have once they are loaded, if the model is a segmentor, as its head says."""
+    """Return the allowed values of loaded labels by the head of a segmentor; None for another model."""
     head = cfg.get('model', {}).get('decode_head')
     head = head[-1] if isinstance(head, (list, tuple)) else head
     return LabelRule(head['num_classes'], head.get('ignore_index', 255)) if head and 'num_classes' in head else None
 
 
 def build_error(dataset: Any, error: Exception) -> DataError:
-    """Why a data set could not be built: a sentence about the file that is wrong, if it is one."""
+    """Return the error of a data set that could not be built, with the wrong file if there is one."""
     if isinstance(error, DataError):
         return error
     for _, base in datasets_of(dataset, 'dataset') if isinstance(dataset, dict) else ():
@@ -328,7 +328,7 @@ def _nothing_left(base: dict[str, Any]) -> DataError:
 
 
 def unreadable(item: dict[str, Any]) -> Optional[str]:
-    """Why the picture of an item of a data set, or its label, cannot be read; None if they can."""
+    """Return why the picture or label of an item cannot be read; None if both can."""
     try:
         if item.get('img_path'):
             read_picture(Path(item['img_path']))

@@ -1,8 +1,7 @@
-"""Pictures, videos and cameras: finding them, reading them frame by frame, and writing what is made of them."""
+"""Pictures and videos: find them, read them frame by frame, and write pictures and videos."""
 
 import os
 import tempfile
-import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,28 +20,31 @@ from ..config.paths import require_file
 
 PICTURES = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 VIDEOS = ('.avi', '.m4v', '.mkv', '.mov', '.mp4', '.webm')
-CAMERA_RATE = 10.0  # frames a second of the video that is made of a camera
-LONGEST_S = 10.0  # that one of them is shown, where the machine has slept
 UPRIGHT, TURNED = 4, 8  # orientations of EXIF to these: 1 to 4 keep the sides of a picture, 5 to 8 exchange them
 ENDS = {b'\xff\xd8\xff': b'\xff\xd9', b'\x89PNG': b'IEND\xaeB`\x82'}  # of JPEG and PNG: how they begin and end
 
 
 class Medium(NamedTuple):
-    """A picture, video or camera, and what to call what is made of it."""
+    """A picture or video.
 
-    path: Path  # of a camera: what it is called in messages
-    name: str  # without suffix; unlike any other's, and no two media's files or folders of it are one
-    is_video: bool  # or a camera
-    camera: Optional[int] = None  # its number
+    Args:
+        path: of the file.
+        name: of results, without suffix. Files and folders of two media never have one name.
+        is_video: not a picture.
+    """
+
+    path: Path
+    name: str
+    is_video: bool
 
 
 class Frame(NamedTuple):
-    """A picture, or a frame of a video, as BGR pixels (H, W, 3) uint8, which may be fewer than it has."""
+    """A picture or a frame of a video: BGR pixels (H, W, 3) uint8, maybe reduced, and the size of the original."""
 
     medium: Medium
     number: int  # in the video; 0 for a picture
     pixels: NDArray[Any]
-    size: tuple[int, int]  # its own height and width
+    size: tuple[int, int]  # height and width before a reduction
 
     @property
     def name(self) -> str:
@@ -50,89 +52,57 @@ class Frame(NamedTuple):
 
 
 def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda path: False) -> list[Medium]:
-    """What the inputs stand for: a file each, everything below a folder, whatever a pattern matches, the camera of a
-    number; each once.
+    """Return the pictures and videos of inputs, each once: of a file, below a folder, or matching a pattern.
 
     Args:
-        leave_out: says of a file in a folder or of a pattern that it is none, as what an earlier run wrote there.
+        leave_out: returns whether a file in a folder or of a pattern is skipped, as the result of an earlier run.
 
     Raises:
-        ValueError: if an input is no file, folder, pattern that matches something or number.
-        OSError: if it is the number of a camera that cannot be opened.
+        ValueError: if an input is no file or folder, or a pattern matches no file.
     """
-    found: dict[Path, str] = {}
-    cameras: dict[Path, int] = {}
+    stems: dict[Path, str] = {}
     for given in inputs:
         path = Path(given)
         if path.is_dir():
             inside = sorted(p for p in path.rglob('*') if p.suffix.lower() in PICTURES + VIDEOS and not p.is_dir())
             inside = [p for p in inside if not leave_out(p)]
-            found.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in found)
+            stems.update((p, str(p.relative_to(path).with_suffix(''))) for p in inside if p not in stems)
             if not inside:
                 raise ValueError(f'there is no picture and no video in {given!r}')
         elif path.is_file():
-            found.setdefault(path, path.stem)
-        elif given.isdecimal() and given.isascii():
-            camera = Path(f'camera {int(given)}')
-            with _open_camera(int(given)):
-                found.setdefault(camera, f'camera_{int(given)}')
-            cameras[camera] = int(given)
+            stems.setdefault(path, path.stem)
         else:
             matched = [Path(p) for p in sorted(glob(given, recursive=True))] if has_magic(given) else []
             matched = [p for p in matched if not p.is_dir() and not leave_out(p)]
             if not matched:
+                camera = '. A camera is not read: record a video first' if given.isdecimal() else ''
                 raise ValueError(
-                    f'an input is a picture, video, folder, pattern or number of a camera; {given!r} is none, or '
-                    'matches none'
+                    f'an input is a picture, video, folder or pattern; {given!r} is none, or matches none{camera}'
                 )
-            found.update((p, p.stem) for p in matched if p not in found)
+            stems.update((p, p.stem) for p in matched if p not in stems)
     media: list[Medium] = []
-    folders = {str(parent) for stem in found.values() for parent in Path(_same(stem)).parents}
+    folders = {str(parent) for stem in stems.values() for parent in Path(_fold(stem)).parents}
     taken: set[str] = set()
-    for path, stem in found.items():
-        is_video = path.suffix.lower() in VIDEOS or path in cameras
+    for path, stem in stems.items():
+        is_video = path.suffix.lower() in VIDEOS
         for name in (stem if not number else f'{stem}_{number}' for number in count()):
-            frames = _same(name)  # the folder of what is made of each frame of a video
+            frames = _fold(name)  # the folder for results of each frame of a video
             files = {f'{frames}{suffix}' for suffix in ('.jpg', '.png', '.mp4')}
             if taken.isdisjoint({frames, *files}) and folders.isdisjoint({frames, *files} if is_video else files):
                 break
         taken.update({frames, *files})
-        media.append(Medium(path, name, is_video, cameras.get(path)))
+        media.append(Medium(path, name, is_video))
     return media
 
 
-@contextmanager
-def _open_camera(number: int) -> Iterator[cv2.VideoCapture]:
-    """A camera.
-
-    Raises:
-        OSError: if it cannot be opened.
-    """
-    level = cv2.getLogLevel()
-    cv2.setLogLevel(0)  # or OpenCV prints what each of its drivers says
-    try:
-        camera = cv2.VideoCapture(number)
-    finally:
-        cv2.setLogLevel(level)
-    try:
-        if not camera.isOpened():
-            raise OSError(
-                f'there is no camera {number} here that can be opened (on Linux it is /dev/video{number}): it may have '
-                'another number, be in use by another program, or not be allowed to this user'
-            )
-        yield camera
-    finally:
-        camera.release()
-
-
-def _same(name: str) -> str:
-    """What two names have in common that are one in some file systems."""
+def _fold(name: str) -> str:
+    """Return a name in the form in which file systems compare names."""
     return unicodedata.normalize('NFC', name).casefold()
 
 
 @contextmanager
-def _known_to_opencv(path: Path) -> Iterator[Path]:
-    """The path of a file or folder, or a link to it where OpenCV does not take its name, as one that is not UTF-8."""
+def _named_in_utf_8(path: Path) -> Iterator[Path]:
+    """Yield the path of a file or folder, or of a link if the name is not UTF-8, which OpenCV cannot open."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -145,36 +115,27 @@ def _known_to_opencv(path: Path) -> Iterator[Path]:
 
 
 def count_frames(medium: Medium) -> int:
-    """How many frames a video says that it has; 1 for a picture, 0 for a camera."""
+    """Return the number of frames that a video states; 1 for a picture."""
     if not medium.is_video:
         return 1
-    if medium.camera is not None or not medium.path.is_file():
+    if not medium.path.is_file():
         return 0
-    with _known_to_opencv(medium.path) as path:
+    with _named_in_utf_8(medium.path) as path:
         return max(0, int(cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FRAME_COUNT)))
 
 
 def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Frame]:
-    """The frames of a video or camera in order, or the picture. Those of a camera do not end.
+    """Yield the frames of a video in order, or the picture.
 
     Args:
-        max_pixels: a frame of more is reduced to as many.
+        max_pixels: a larger frame is reduced to so many.
 
     Raises:
-        OSError: if there is none that can be read; or, after the last of them, if a video says that it has more, and
-            where a camera gives no more.
+        OSError: if no frame can be read, or, after the last, if a video states more.
     """
-    if medium.camera is not None:
-        with _open_camera(medium.camera) as camera:
-            camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # the frame of now, not one that has waited for the model
-            for index in count():
-                there, pixels = camera.read()
-                if not there:
-                    raise OSError(f'{medium.path} gives no frame any more; {index} were read')
-                yield Frame(medium, index, _reduce(pixels, max_pixels), pixels.shape[:2])
     if medium.is_video:
         require_file(medium.path)
-        with _known_to_opencv(medium.path) as path:
+        with _named_in_utf_8(medium.path) as path:
             video = cv2.VideoCapture(str(path))
             said, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
             index, seconds = 0, 0.0
@@ -184,7 +145,7 @@ def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Fr
                 index += 1
         if not index:
             raise OSError(f'{medium.path}: no frame of it can be read as a video')
-        # Where frames are not evenly spaced, the number that it says is an estimate, and its length is not.
+        # If frames are not evenly spaced, their stated number is an estimate, and the length is exact.
         if said - index > 1 and said / rate - seconds > 2.5 / rate:
             raise OSError(f'{medium.path} is cut off or damaged: {index} of its {said:.0f} frames can be read')
         return
@@ -202,10 +163,10 @@ def _reduce(pixels: NDArray[Any], max_pixels: Optional[int]) -> NDArray[Any]:
 
 
 def read_picture(path: Union[str, Path]) -> NDArray[Any]:
-    """The pixels of a picture as BGR, (H, W, 3) uint8.
+    """Return the pixels of a picture as BGR, (H, W, 3) uint8.
 
     Raises:
-        OSError: if it is not there, empty, truncated or no picture, naming it.
+        OSError: if it is missing, empty, truncated or no picture, with the path.
     """
     path = Path(path)
     require_file(path)
@@ -221,10 +182,10 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
 
 
 def require_whole(path: Path) -> None:
-    """See that a picture does not stop half-way: some decoders fill the rest of a JPEG with grey, and say nothing.
+    """Check that a picture is complete. Some decoders fill the rest of a truncated JPEG with grey, without an error.
 
     Raises:
-        OSError: if it is not there, empty or truncated, naming it.
+        OSError: if it is missing, empty or truncated, with the path.
     """
     require_file(path)
     with open(path, 'rb') as file:
@@ -243,11 +204,12 @@ def require_whole(path: Path) -> None:
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """Height and width of a picture as `read_picture` gives it: from its header, unless that says of an orientation
-    what libraries read in different ways. Then it is read.
+    """Return height and width of a picture as `read_picture` does.
+
+    They are from the header. If libraries read its orientation in different ways, the picture is read.
 
     Raises:
-        OSError: if it is not there or no picture, naming it.
+        OSError: if it is missing or no picture, with the path.
     """
     require_file(path)
     try:
@@ -271,18 +233,15 @@ def picture_size(path: Path) -> tuple[int, int]:
 
 
 class VideoWriter:
-    """Writes frames (H, W, 3) BGR as an MP4, at the rate of the video that they are of.
-
-    What a camera sees has `CAMERA_RATE` frames a second, and each is written as often as that takes: the MP4 of a slow
-    model is as long as what it shows.
+    """Write frames (H, W, 3) BGR as an MP4, at the rate of their video.
 
     Args:
-        path: of the MP4, which is there once the writer is closed.
+        path: of the MP4, complete after `close`.
         source: the video.
-        outputs: whose file it is.
+        outputs: owner of the file.
 
     Raises:
-        FileExistsError: if there is something that may not be replaced.
+        FileExistsError: if a file may not be replaced.
     """
 
     def __init__(self, path: Path, source: Medium, outputs: Outputs):
@@ -291,32 +250,15 @@ class VideoWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.beside = tempfile.TemporaryDirectory(prefix='.partial-', dir=path.parent)
         self.partial = Path(self.beside.name, 'video.mp4')
-        self.is_live = source.camera is not None
-        if self.is_live:
-            self.rate = CAMERA_RATE
-        else:
-            with _known_to_opencv(source.path) as known:
-                self.rate = cv2.VideoCapture(str(known)).get(cv2.CAP_PROP_FPS) or 25.0
+        with _named_in_utf_8(source.path) as named:
+            self.rate = cv2.VideoCapture(str(named)).get(cv2.CAP_PROP_FPS) or 25.0
         self.writer: Optional[cv2.VideoWriter] = None
         self.frames = 0
-        self.written_at, self.owed = time.monotonic(), 1.0  # frames
 
     def write(self, pixels: NDArray[Any]) -> None:
-        for _ in range(self._times() if self.is_live else 1):
-            self._write(pixels)
-
-    def _times(self) -> int:
-        """How often a frame is written now."""
-        now = time.monotonic()
-        seconds = min(now - self.written_at, LONGEST_S)
-        times, self.owed = divmod(self.owed + seconds * self.rate, 1)
-        self.written_at = now
-        return int(times)
-
-    def _write(self, pixels: NDArray[Any]) -> None:
         if self.writer is None:
             size = (pixels.shape[1], pixels.shape[0])
-            with _known_to_opencv(self.partial.parent) as folder:
+            with _named_in_utf_8(self.partial.parent) as folder:
                 name = str(folder / self.partial.name)
                 self.writer = cv2.VideoWriter(name, cv2.VideoWriter.fourcc(*'mp4v'), self.rate, size)
         self.writer.write(pixels)
@@ -326,7 +268,7 @@ class VideoWriter:
         """Give the file its name.
 
         Raises:
-            OSError: if not all frames are in it. OpenCV says nothing of a full disk, or of a size that it cannot write.
+            OSError: if a frame is missing. OpenCV reports neither a full disk nor a size that it cannot write.
         """
         with self.beside:
             if self.writer is not None:
@@ -337,5 +279,5 @@ class VideoWriter:
 
 
 def encode_picture(suffix: str, pixels: NDArray[Any]) -> bytes:
-    """BGR pixels (H, W, 3) uint8 as a file of the kind that its suffix says."""
+    """Return BGR pixels (H, W, 3) uint8 as the bytes of a file with a suffix."""
     return cv2.imencode(suffix, pixels)[1].tobytes()

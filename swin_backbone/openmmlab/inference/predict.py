@@ -30,7 +30,7 @@ from ...windows.grid import Size
 from ..checkpointing.completeness import ALLOW_MISSING, check_classes, dataset_meta_of, fit_to_model
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
-from ..data.own.fill import set_num_classes
+from ..data.own_data.config import set_num_classes
 from ..layers.maps import prepare_convolutions
 from ..layers.replace import replace_layers
 from ..optim.amp import mixed_precision

@@ -1,4 +1,4 @@
-"""Pictures as OpenCV shows them, which is what models are trained on."""
+"""Pictures in OpenCV's orientation, as in training."""
 
 import struct
 

@@ -1,14 +1,14 @@
 """Point any config of mmdet or mmseg at the user's own pictures.
 
-A config that has `own_data` says where pictures and annotations are, once; data sets, evaluators and numbers of classes
-follow from it. `--data` writes it (find.py), or the user does, in a config or by --cfg-options:
+`own_data` names pictures and annotations once. Data sets, evaluators and numbers of classes follow. `--data` writes it
+(layouts.py), or the user does, in a config or by --cfg-options:
 
     own_data = dict(
         root='data/own',
         train=dict(images='images/train', annotations='annotations/instances_train.json'),
         val=dict(images='images/val', annotations='annotations/instances_val.json'))
 
-for detection, in COCO's format, with the classes its file names; and for segmentation, with one label PNG a picture,
+for detection, in COCO's format, with the categories of the file; and for segmentation, with one label PNG a picture,
 
     own_data = dict(
         root='data/own', classes=('road', 'tree'), ignore_index=255, image_suffix='.jpg', label_suffix='.png',
@@ -29,20 +29,20 @@ from ...config.paths import metrics_in
 from ...errors import ConfigError, DataError
 from ..annotations import check_annotations, uses_masks
 
-KEPT = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
-SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # of pictures without labels beside, or of videos
+KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data', 'lazy_init', 'max_refetch')
+SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-supervised, and of videos
 PANOPTIC = 'MaskFormerFusionHead'  # the head of the models that segment instances too
-# Parts of a model whose classes are not the data's: whether something is there at all, or words.
+# Parts of a model with other classes than the data: object or none, or words.
 OTHER_CLASSES = ('rpn_head', 'language_model')
-EDGES = 'STDCHead'  # which learns where edges are
+EDGES = 'STDCHead'  # its classes are edge and none
 
 
 def fill_own_data(cfg: Config) -> None:
     """Fill the data sets, evaluators and numbers of classes of a config that has `own_data`, in place.
 
     Raises:
-        ValueError: if a file or folder is missing, the classes are not known, or the config is of a kind that takes
-            other data, naming the key.
+        ValueError: if a file or folder is missing, the classes are unknown, or the config takes data of another kind;
+            with the key.
         DataError: if an annotation file is not in COCO's format.
     """
     own = cfg.get('own_data')
@@ -56,7 +56,7 @@ def fill_own_data(cfg: Config) -> None:
 
 
 def _check_shape(cfg: Config, own: Any) -> None:
-    """See that `own_data`, and what it fills, is there and of the kind that it is said to be."""
+    """Check the kinds of `own_data` and of the filled settings."""
     for key in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         if not isinstance(cfg.get(key), dict):
             raise ConfigError(f'own_data fills {key}, which takes a dict, got {cfg.get(key)!r}')
@@ -110,7 +110,7 @@ def _fill_coco(cfg: Config, own: ConfigDict) -> None:
 
 
 def _leave_out_semantics(cfg: Config) -> None:
-    """Take out the branches of HTC and SCNet that learn from labels of pixels, which COCO's annotations have not."""
+    """Remove the branches of HTC and SCNet for labels of pixels: COCO's annotations have no such labels."""
     roi_head = cfg.model.get('roi_head')
     if isinstance(roi_head, dict) and 'semantic_head' in roi_head:
         for name in ('semantic_head', 'semantic_roi_extractor'):
@@ -121,7 +121,7 @@ def _leave_out_semantics(cfg: Config) -> None:
 
 
 def _segment_instances(cfg: Config, number: int) -> None:
-    """Let a MaskFormer that segments all pixels, things and stuff, segment instances of so many classes alone."""
+    """Change a panoptic MaskFormer to segment instances of `number` classes."""
     loads = [one for one in _transforms(cfg) if str(one.get('type')) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
     is_mask_former = isinstance(fusion, dict) and fusion.get('type') == PANOPTIC
@@ -141,20 +141,20 @@ def _segment_instances(cfg: Config, number: int) -> None:
 
 
 def _coco_classes(cfg: Config, own: ConfigDict) -> list[tuple[str, ...]]:
-    """The classes of the two annotation files, once if they are the same.
+    """Return the distinct classes of the two annotation files.
 
-    A file that cannot be read is left to whoever looks through the data, if the other says what the classes are.
+    A file with an error is left out if the other can be read. The check of the data reports the error.
     """
-    found, errors = set(), []
+    classes, errors = set(), []
     for split in ('train', 'val'):
         path = _existing(own, split, 'annotations')
         try:
-            found.add(check_annotations(path, 'COCO', uses_masks(cfg)).categories)
+            classes.add(check_annotations(path, 'COCO', uses_masks(cfg)).categories)
         except DataError as error:
             errors.append(error)
-    if not found:
+    if not classes:
         raise errors[0]
-    return list(found)
+    return list(classes)
 
 
 # --- segmentation -----------------------------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
             **({'ann_file': _existing(own, split, 'names')} if files.get('names') else {}),
         )
     for transform in _transforms(cfg):
-        if transform.get('type') == 'LoadAnnotations':  # which else says what the data set must have said
+        if transform.get('type') == 'LoadAnnotations':  # the data set has the setting
             transform.pop('reduce_zero_label', None)
-    # Padding of the labels, the losses and the evaluation all have to skip the same value.
+    # Padding, losses and evaluation ignore the same value.
     if 'data_preprocessor' in cfg.model:
         cfg.model.data_preprocessor.seg_pad_val = ignored
     for head in _heads(cfg):
@@ -202,7 +202,7 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
 
 
 def _heads(cfg: Config) -> Iterator[ConfigDict]:
-    """The heads that take labels: of K-Net the one in its head, whose value the others take over."""
+    """Yield the heads with a loss. Those of K-Net take the value of the head inside."""
     for name in ('decode_head', 'auxiliary_head'):
         heads = cfg.model.get(name) or []
         for head in heads if isinstance(heads, (list, tuple)) else [heads]:
@@ -224,7 +224,7 @@ def _existing(own: ConfigDict, split: str, key: str, relative: bool = False) -> 
 
 
 def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
-    """Put one data set into the place of those of a loader, inside of what repeats or mixes it, in place."""
+    """Replace the data sets of a loader by a single data set, in place. Wrappers for repeating or mixing stay."""
 
     def replaced(node: Any) -> Any:
         if isinstance(node, (list, tuple)):
@@ -232,17 +232,17 @@ def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
         if 'dataset' in node:
             node.dataset = replaced(node.dataset)
             return node
-        if 'datasets' in node:  # of several, whose annotations are not the user's
+        if 'datasets' in node:
             inner = replaced(node.datasets)
             return ConfigDict({'pipeline': node.pipeline, **inner}) if 'pipeline' in node else inner
-        kept = {name: node[name] for name in KEPT if name in node}
+        kept = {name: node[name] for name in KEPT_KEYS if name in node}
         return ConfigDict(type=kind, **settings, **kept)
 
     loader.dataset = replaced(loader.dataset)
 
 
 def _transforms(node: Any, in_pipeline: bool = False) -> Iterator[ConfigDict]:
-    """Each transform of the pipelines of a config, those within others too."""
+    """Yield each transform of the pipelines of a config, also nested ones."""
     if isinstance(node, Config):
         node = node._cfg_dict
     if isinstance(node, dict):
@@ -256,10 +256,9 @@ def _transforms(node: Any, in_pipeline: bool = False) -> Iterator[ConfigDict]:
 
 
 def set_num_classes(node: Any, number: int) -> None:
-    """Write a number of classes wherever a part of a model's config has one, in place, and so many weights of classes.
+    """Write the number of classes into each part of a model's config, in place, and adapt weights by class.
 
-    What a config weighs by class is left as it is where all weights are equal, but for the background's, and else
-    taken out: those weights are of other classes.
+    Equal weights are repeated; the background keeps its own. Different weights belong to other classes and are removed.
     """
     if isinstance(node, (list, tuple)):
         for child in node:
@@ -269,7 +268,7 @@ def set_num_classes(node: Any, number: int) -> None:
         return
     if 'num_classes' in node:
         node['num_classes'] = number
-    if node.get('out_channels') == 1 and 'num_classes' in node and number != 2:  # of two classes, told by a threshold
+    if node.get('out_channels') == 1 and 'num_classes' in node and number != 2:  # two classes, by a threshold
         node.update(out_channels=number)
         node.pop('threshold', None)
     if isinstance(node.get('class_weight'), (list, tuple)):
@@ -280,6 +279,6 @@ def set_num_classes(node: Any, number: int) -> None:
 
 
 def _weights(weights: Sequence[float], number: int) -> Any:
-    """The weights of so many classes, and of the background behind them if it has another; None if they differ."""
+    """Return equal weights of `number` classes and the weight of the background; None for different weights."""
     same = set(weights[:-1])
     return [weights[0]] * number + [weights[-1]] if len(same) == 1 else None

@@ -1,6 +1,7 @@
 """`--data`: what a folder holds, for any config of mmdet or mmseg; and sentences where it is not understood."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -9,56 +10,26 @@ import cv2
 import numpy as np
 import pytest
 from helpers.openmmlab import layouts
+from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
 from mmengine.config import Config
-from mmengine.registry import DATASETS
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-import mmseg.datasets  # noqa: F401 - registers BaseSegDataset
-
-from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.data.annotations import check_annotations
-from swin_backbone.openmmlab.data.own.files import split_by_chance
-from swin_backbone.openmmlab.data.own.fill import fill_own_data, set_num_classes
-from swin_backbone.openmmlab.data.own.find import find_data
+from swin_backbone.openmmlab.data.check_data import check_data
+from swin_backbone.openmmlab.data.own_data.config import set_num_classes
+from swin_backbone.openmmlab.data.own_data.splits import draw_split
+from swin_backbone.openmmlab.errors import DataError
+from swin_backbone.outputs import Outputs, mark_folder
 
-BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 MASKS = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
 PANOPTIC = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
-LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
-
-
-def found(config, data, work, annotations=None):
-    cfg = read_config(config)
-    seen = find_data(cfg, data, annotations, work)
-    cfg.own_data = seen.own_data
-    fill_own_data(cfg)
-    return cfg, '\n'.join(seen.lines)
-
-
-def read(cfg, phase='train'):
-    """What an annotation file of a config holds, and that its pictures are there."""
-    dataset = cfg[f'{phase}_dataloader'].dataset
-    data = json.loads(Path(dataset.data_root, dataset.ann_file).read_text())
-    for image in data['images']:
-        assert cv2.imread(f'{dataset.data_root}/{dataset.data_prefix.img}/{image["file_name"]}') is not None
-    return data
-
-
-def boxes(data):
-    """For each picture its objects: class and box."""
-    names = {category['id']: category['name'] for category in data['categories']}
-    pictures = {image['id']: image['file_name'].rpartition('/')[2] for image in data['images']}
-    objects = {}
-    for one in data['annotations']:
-        objects.setdefault(pictures[one['image_id']], []).append((names[one['category_id']], *one['bbox']))
-    return {name: sorted(found) for name, found in objects.items()}
 
 
 @pytest.mark.parametrize('layout', ['coco', 'yolo', 'voc'])
 def test_every_layout_has_the_same_objects(layout, tmp_path):
-    cfg, said = found(BOXES, layouts.made(layout, tmp_path), tmp_path / 'work')
+    cfg, said = fill(BOXES, layouts.made(layout, tmp_path), tmp_path / 'work')
     for phase in ('train', 'val'):
         truth = {
             f'{name}.jpg': sorted((layouts.NAMES[kind], x, y, side, side) for x, y, side, kind in there)
@@ -80,10 +51,10 @@ def test_every_layout_has_the_same_objects(layout, tmp_path):
 
 def test_labels_are_found_with_their_suffixes_and_names(tmp_path):
     root = layouts.made('labels', tmp_path)
-    cfg, said = found(LABELS, root, tmp_path / 'work')
+    cfg, said = fill(LABELS, root, tmp_path / 'work')
     dataset = cfg.train_dataloader.dataset
     assert (dataset.type, dataset.img_suffix, dataset.seg_map_suffix) == ('BaseSegDataset', '.jpg', '.png')
-    assert dataset.data_prefix.img_path == 'img_dir/train'
+    assert dataset.data_prefix.img_path == 'img_dir'
     assert dataset.metainfo.classes == ('ground', 'nut', 'bolt')
     assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
     assert 'reduce_zero_label=True' not in str(cfg.train_dataloader)
@@ -96,34 +67,18 @@ def test_a_config_of_masks_takes_outlines_and_refuses_boxes(how, tmp_path):
     root = layouts.made('yolo', tmp_path, **how)
     if not how:
         with pytest.raises(ValueError, match=r'trains on masks of objects, and .* has boxes alone'):
-            found(MASKS, root, tmp_path / 'work')
+            fill(MASKS, root, tmp_path / 'work')
         return
-    cfg, _ = found(MASKS, root, tmp_path / 'work')
+    cfg, _ = fill(MASKS, root, tmp_path / 'work')
     assert not check_annotations(cfg.train_dataloader.dataset.ann_file, 'COCO', True).masks
     assert cfg.model.roi_head.mask_head.num_classes == 2
     assert 'num_classes' not in cfg.model.rpn_head
 
 
-@pytest.mark.parametrize('layout', ['coco', 'yolo'])
-def test_outlines_are_drawn_as_labels_for_a_segmentor(layout, tmp_path):
-    root = layouts.made(layout, tmp_path, **(dict(outlines=True) if layout == 'yolo' else {}))
-    cfg, said = found(LABELS, root, tmp_path / 'work')
-    assert cfg.train_dataloader.dataset.metainfo.classes == ('background', 'nut', 'bolt')
-    assert 'drawn from the outlines' in said
-    dataset = DATASETS.build(dict(cfg.val_dataloader.dataset, type='mmseg.BaseSegDataset', pipeline=[]))
-    paths = {Path(item['img_path']).stem: item['seg_map_path'] for item in map(dataset.get_data_info, range(2))}
-    for name, _, there in layouts.scenes('val'):
-        label = cv2.imread(paths[name], cv2.IMREAD_UNCHANGED)
-        assert label.shape == (layouts.SIZE, layouts.SIZE)
-        for x, y, side, kind in there:
-            assert label[y + side // 2, x + side // 2] == kind + 1
-        assert label[0, 0] == 0
-
-
 def test_without_a_split_one_is_made_and_written_down(tmp_path):
     root = layouts.made('coco', tmp_path, split_folders=False)
-    cfg, said = found(BOXES, root, tmp_path / 'work')
-    again, _ = found(BOXES, root, tmp_path / 'elsewhere')
+    cfg, said = fill(BOXES, root, tmp_path / 'work')
+    again, _ = fill(BOXES, root, tmp_path / 'elsewhere')
     train, val = read(cfg), read(cfg, 'val')
     assert (len(train['images']), len(val['images'])) == (5, 1)
     assert not {image['file_name'] for image in train['images']} & {image['file_name'] for image in val['images']}
@@ -136,20 +91,20 @@ def test_pictures_and_annotations_may_lie_apart(tmp_path):
     root = layouts.made('labels', tmp_path)
     (tmp_path / 'elsewhere').mkdir()
     shutil.move(root / 'ann_dir', tmp_path / 'elsewhere' / 'truth')
-    cfg, _ = found(LABELS, root / 'img_dir', tmp_path / 'work', tmp_path / 'elsewhere' / 'truth')
-    assert cfg.train_dataloader.dataset.data_prefix.seg_map_path.endswith('elsewhere/truth/train')
+    cfg, _ = fill(LABELS, root / 'img_dir', tmp_path / 'work', tmp_path / 'elsewhere' / 'truth')
+    assert cfg.train_dataloader.dataset.data_prefix.seg_map_path.endswith('elsewhere/truth')
     root = layouts.made('coco', tmp_path)
-    cfg, _ = found(BOXES, root / 'annotations' / 'instances_train.json', tmp_path / 'work2')
+    cfg, _ = fill(BOXES, root / 'annotations' / 'instances_train.json', tmp_path / 'work2')
     assert cfg.val_dataloader.dataset.ann_file.endswith('instances_val.json')
 
 
 def test_black_and_white_masks_become_labels(tmp_path):
     root = layouts.made('labels', tmp_path, value=lambda kind: 255)
     (root / 'classes.txt').unlink()
-    cfg, said = found(LABELS, root, tmp_path / 'work')
+    cfg, said = fill(LABELS, root, tmp_path / 'work')
     assert cfg.train_dataloader.dataset.metainfo.classes == ('background', 'foreground')
     assert 'black and white' in said
-    path = f'{cfg.train_dataloader.dataset.data_prefix.seg_map_path}/train_0.png'
+    path = f'{cfg.train_dataloader.dataset.data_prefix.seg_map_path}/train/train_0.png'
     assert set(np.unique(cv2.imread(path, cv2.IMREAD_UNCHANGED))) == {0, 1}
 
 
@@ -160,7 +115,7 @@ def test_black_and_white_masks_become_labels(tmp_path):
 def test_a_class_called_void_is_ignored(names, classes, ignored, reduces, tmp_path):
     root = layouts.made('labels', tmp_path)
     (root / 'classes.txt').write_text(names)
-    cfg, said = found(LABELS, root, tmp_path / 'work')
+    cfg, said = fill(LABELS, root, tmp_path / 'work')
     dataset = cfg.val_dataloader.dataset
     assert (dataset.metainfo.classes, dataset.reduce_zero_label) == (classes, reduces)
     assert cfg.model.decode_head.ignore_index == cfg.val_evaluator.ignore_index == ignored
@@ -259,26 +214,26 @@ def broken(root, how):
     (BOXES, 'yolo', 'pixels', r'train_0\.txt, line 1, takes shares of the picture, from 0 to 1'),
     (BOXES, 'yolo', 'half a line', r'train_0\.txt, line 2, takes CLASS X Y WIDTH HEIGHT'),
     (BOXES, 'yolo', 'far class', r'train_0\.txt, line 1: 1700000000000 is no class'),
-    (BOXES, 'yolo', 'listed elsewhere', r"none of the 6 pictures .* is among .*, as 'data/obj/a\.jpg'"),
+    (BOXES, 'yolo', 'listed elsewhere', r'none of the 6 pictures .* is among those that `train: train\.txt`'),
     (BOXES, 'yolo', 'other points', r'train_0\.txt, line 1, takes CLASS X Y WIDTH HEIGHT and 12 numbers of points'),
     (BOXES, 'yolo', 'broken yaml', r'data\.yaml cannot be read'),
     (BOXES, 'voc', 'no box', r'train_0\.xml: bndbox of object 0 takes xmin'),
     (BOXES, 'voc', 'no picture', r'train_0\.xml belongs to a picture of its name, and below .* there is no picture'),
     (BOXES, 'voc', 'no xml', r'train_0\.xml cannot be read as XML'),
     (BOXES, 'labels', None, 'labels of pixels, .* they are for a config of mmseg'),
-    (LABELS, 'voc', None, 'are boxes, which are for a config of mmdet'),
-    (LABELS, 'yolo', None, 'are boxes, which are for a config of mmdet'),
+    *((LABELS, layout, None, 'has objects, .* takes a PNG of labels for each picture. datumaro and supervision')
+      for layout in ('coco', 'yolo', 'voc')),
     (LABELS, 'labels', 'other size', r'train_0\.png is 9x8, and its picture 64x64'),
     (LABELS, 'labels', 'colours', r'train_0\.png has colours'),
     (LABELS, 'labels', 'few names', r'classes\.txt names 2 classes, and the labels have the value 2'),
-    (LABELS, 'labels', 'two suffixes', r'takes one folder and one suffix .* there are 1 as img_dir/train/\*\.png'),
+    (LABELS, 'labels', 'two suffixes', r'takes one folder and one suffix .* there are 1 as img_dir/\*\.png'),
 ])  # fmt: skip
 def test_what_is_not_understood_is_said(config, layout, how, message, tmp_path, record_fault):
     root = layouts.made(layout, tmp_path)
     if how:
         broken(root, how)
     with pytest.raises(ValueError, match=message) as error:
-        found(config, root, tmp_path / 'work')
+        fill(config, root, tmp_path / 'work')
     assert len(str(error.value)) < 600
     record_fault('bad_data')
 
@@ -286,14 +241,46 @@ def test_what_is_not_understood_is_said(config, layout, how, message, tmp_path, 
 def test_what_is_not_there_is_said(tmp_path):
     for data, annotations in ((tmp_path / 'nowhere', None), (tmp_path, tmp_path / 'nowhere')):
         with pytest.raises(ValueError, match=re.escape(f'there is no {str(tmp_path / "nowhere")!r}')):
-            found(BOXES, data, tmp_path / 'work', annotations)
+            fill(BOXES, data, tmp_path / 'work', annotations)
 
 
 def in_its_own_folder(root):
     """A work folder below the data, from an earlier run, and a link that leads back."""
-    found(BOXES, root, root / 'runs' / 'data')
+    fill(BOXES, root, root / 'runs' / 'data')
     (root / 'back').symlink_to(root)
     return root
+
+
+@pytest.mark.parametrize(('config', 'layout'), [(BOXES, 'coco'), (BOXES, 'yolo'), (BOXES, 'voc'), (LABELS, 'labels')])
+def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
+    """Labels that an earlier run wrote, pictures that the tools drew, and a generated data set, which is read."""
+    root = layouts.made(layout, tmp_path)
+    before, _ = fill(config, root, tmp_path / 'work')
+    fill(config, root, root / 'run1' / 'data')
+    log = root / 'run2' / '20261124_030759'
+    layouts.write_picture(log, 'curves', np.zeros((8, 8, 3), np.uint8), '.png')
+    mark_folder(log)
+    seen = Outputs(root)
+    for name in ('overlays/train_0.jpg', 'labels/train_0.png', 'masks/train_0.png', 'a_mask.png', 'a.png'):
+        seen.write(root / name, cv2.imencode(Path(name).suffix, np.zeros((64, 64), np.uint8))[1].tobytes())
+    seen.write(root / 'results.json', b'[]')
+    if layout == 'yolo':
+        path = root / 'labels' / 'train' / 'train_0.txt'
+        path.write_text('0 0.5 0.5 0.25 0.25\n')
+    cfg, said = fill(config, root, root / 'run2' / 'data')
+    assert f'run1{os.sep}data, run2{os.sep}20261124_030759, ' in said
+    assert '6 files, as' in said
+    if config == LABELS:
+        assert len(labels_of(cfg)) == 4
+        assert len(labels_of(cfg, 'val')) == 2
+        assert 'left out' not in said
+    else:
+        now, then = boxes(read(cfg)), boxes(read(before))
+        assert len(now) == len(read(cfg)['images']) == 4
+        assert (now == then) == (layout != 'yolo')
+        if layout == 'yolo':
+            assert now.pop('train_0.jpg') == [('nut', 24, 24, 16, 16)]
+    record_fault('bad_data')
 
 
 def through_links(root):
@@ -328,6 +315,16 @@ def all_in_one_folder(root):
     return root
 
 
+def with_links_to_pictures(root):
+    """Each picture is a link to a store elsewhere."""
+    store = root.parent / 'store'
+    store.mkdir()
+    for number, path in enumerate(sorted((root / 'images').rglob('*.jpg'))):
+        path.rename(store / f'{number}.jpg')
+        path.symlink_to(store / f'{number}.jpg')
+    return root
+
+
 def with_pictures_of_nothing(root):
     """A picture without a file, one with an empty file, upper case, Windows' ends of lines."""
     layouts.write_picture(root / 'images' / 'train', 'nothing', np.zeros((64, 64, 3), np.uint8))
@@ -348,6 +345,7 @@ def with_pictures_of_nothing(root):
     ('yolo', like_roboflow, (4, 2)),
     ('yolo', all_in_one_folder, (5, 1)),
     ('yolo', with_pictures_of_nothing, (6, 2)),
+    ('yolo', with_links_to_pictures, (4, 2)),
     ('voc', in_its_own_folder, (4, 2)),
     ('voc', through_links, (4, 2)),
     ('voc', with_spaces_and_umlauts, (4, 2)),
@@ -355,7 +353,7 @@ def with_pictures_of_nothing(root):
 def test_folders_as_people_have_them(layout, change, pictures, tmp_path):
     root = change(layouts.made(layout, tmp_path))
     work = root / 'runs' / 'data' if change is in_its_own_folder else tmp_path / 'work'
-    cfg, _ = found(BOXES, root, work)
+    cfg, _ = fill(BOXES, root, work)
     assert (len(read(cfg)['images']), len(read(cfg, 'val')['images'])) == pictures
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ['bolt', 'nut']
 
@@ -388,9 +386,9 @@ def beside_other_files(root):
 
 @pytest.mark.parametrize('change', [with_points((2, 2)), with_points((4, 3)), in_upper_case, beside_other_files])
 def test_the_same_boxes_of_yolo(change, tmp_path, record_fault):
-    truth, _ = found(BOXES, layouts.made('yolo', tmp_path), tmp_path / 'work')
+    truth, _ = fill(BOXES, layouts.made('yolo', tmp_path), tmp_path / 'work')
     change(tmp_path / 'yolo')
-    cfg, _ = found(BOXES, tmp_path / 'yolo', tmp_path / 'changed')
+    cfg, _ = fill(BOXES, tmp_path / 'yolo', tmp_path / 'changed')
     assert [boxes(read(cfg, phase)) for phase in ('train', 'val')] == [
         boxes(read(truth, phase)) for phase in ('train', 'val')
     ]
@@ -439,17 +437,189 @@ def ade(root):
 ])  # fmt: skip
 def test_labels_as_people_have_them(change, pictures, tmp_path):
     root = change(layouts.made('labels', tmp_path))
-    cfg, _ = found(LABELS, root, tmp_path / 'work')
+    cfg, said = fill(LABELS, root, tmp_path / 'work')
     for phase, number in zip(('train', 'val'), pictures):
-        dataset = DATASETS.build(dict(cfg[f'{phase}_dataloader'].dataset, type='mmseg.BaseSegDataset', pipeline=[]))
-        assert len(dataset) == number
-        for item in map(dataset.get_data_info, range(number)):
-            assert cv2.imread(item['img_path']).shape == (64, 64, 3)
-            assert set(np.unique(cv2.imread(item['seg_map_path'], cv2.IMREAD_UNCHANGED))) == {0, 1, 2}
+        labels = labels_of(cfg, phase)
+        assert len(labels) == number
+        assert all(set(np.unique(values)) == {0, 1, 2} for values in labels.values())
+    assert [line for line in said.splitlines() if 'left out' in line] == (
+        ['  left out    1 pictures without labels, as images/training/more.jpg'] if change is ade else []
+    )
+
+
+def lists(root, kind, **names):
+    for split, several in names.items():
+        path = root / kind / f'{split}.txt'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(''.join(f'{name}\n' for name in several))
+
+
+FEW = dict(train=['train_1', 'val_0'], val=['train_0', 'val_1'])
+
+
+def with_suffix(folder, suffix):
+    return {split: [f'{folder}{name}{suffix}' for name in names] for split, names in FEW.items()}
+
+
+@pytest.mark.parametrize(('config', 'layout', 'kind', 'names'), [
+    (BOXES, 'voc', 'ImageSets/Main', FEW),
+    (BOXES, 'yolo', '.', with_suffix('/data/set/images/train/', '.jpg')),
+    (BOXES, 'yolo', 'splits', with_suffix('', '.jpg')),
+    (BOXES, 'coco', '.', with_suffix('', '.jpg')),
+    (LABELS, 'labels', 'ImageSets/Segmentation', FEW),
+    (LABELS, 'labels', 'ImageSets/Main', FEW),
+    (LABELS, 'labels', '.', with_suffix('/SegNet/img_dir/x/', '.jpg /SegNet/ann_dir/x.png')),
+])  # fmt: skip
+def test_lists_of_a_split_are_obeyed(config, layout, kind, names, tmp_path, record_fault):
+    root = layouts.made(layout, tmp_path, **(dict(split_folders=False) if layout == 'coco' else {}))
+    if layout == 'yolo':
+        (root / 'data.yaml').write_text('names: [nut, bolt]\n')
+    lists(root, kind, **names)
+    cfg, said = fill(config, root, tmp_path / 'work')
+    for phase, expected in FEW.items():
+        there = labels_of(cfg, phase) if config == LABELS else {
+            image['file_name'].rpartition('/')[2] for image in read(cfg, phase)['images']
+        }  # fmt: skip
+        assert {name.removesuffix('.jpg') for name in there} == set(expected)
+    assert '2 pictures that no list names' in said
+    record_fault('bad_data')
+
+
+@pytest.mark.parametrize(('names', 'message'), [
+    (dict(train=['train_0', 'train_1'], val=['train_1']), 'names 1 pictures for training and for validation'),
+    (dict(train=['train_0'], val=['nobody']), r'Segmentation/val\.txt names no picture below'),
+])  # fmt: skip
+def test_lists_that_cannot_be_obeyed_are_refused(names, message, tmp_path, record_fault):
+    root = layouts.made('labels', tmp_path)
+    lists(root, 'ImageSets/Segmentation', **names)
+    with pytest.raises(DataError, match=message):
+        fill(LABELS, root, tmp_path / 'work')
+    record_fault('bad_data')
+
+
+def test_lists_in_two_folders_must_agree(tmp_path, record_fault):
+    root = layouts.made('labels', tmp_path)
+    lists(root, 'a', **FEW)
+    lists(root, 'b', train=FEW['val'], val=FEW['train'])
+    with pytest.raises(DataError, match=r'the lists in .*a and .*b differ: keep those in one folder'):
+        fill(LABELS, root, tmp_path / 'work')
+    lists(root, 'b', **FEW)
+    fill(LABELS, root, tmp_path / 'work')
+    record_fault('bad_data')
+
+
+def test_one_folder_for_training_and_validation_is_overruled(tmp_path, record_fault):
+    root = layouts.made('yolo', tmp_path)
+    (root / 'data.yaml').write_text('train: images/train\nval: images/train\nnames: [nut, bolt]\n')
+    cfg, said = fill(BOXES, root, tmp_path / 'work')
+    assert [len(read(cfg, phase)['images']) for phase in ('train', 'val')] == [3, 1]
+    assert 'data.yaml names the same pictures for training and for validation' in said
+    assert 'a fifth of the pictures is held out' in said
+    record_fault('bad_data')
+
+
+def test_a_path_to_another_folder_is_named(tmp_path, record_fault):
+    for name in ('a', 'b'):
+        layouts.made('yolo', tmp_path / name)
+    for given in ('../../a/yolo', tmp_path / 'a' / 'yolo'):
+        (tmp_path / 'b' / 'yolo' / 'data.yaml').write_text(f'path: {given}\ntrain: images/train\nnames: [nut, bolt]\n')
+        with pytest.raises(DataError, match=f'data.yaml has `path: {given}`, which is another folder than .*b/yolo'):
+            fill(BOXES, tmp_path / 'b' / 'yolo', tmp_path / 'work')
+        record_fault('bad_data')
+    (tmp_path / 'b' / 'yolo' / 'data.yaml').write_text('path: /no/such\ntrain: images/train\nnames: [nut, bolt]\n')
+    fill(BOXES, tmp_path / 'b' / 'yolo', tmp_path / 'work')
+
+
+@pytest.mark.parametrize(('config', 'layout', 'folder'), [(BOXES, 'yolo', 'images'), (LABELS, 'labels', 'img_dir')])
+def test_two_pictures_of_one_name_do_not_share_labels(config, layout, folder, tmp_path, record_fault):
+    root = layouts.made(layout, tmp_path)
+    layouts.write_picture(root / folder / 'train', 'train_0', np.zeros((64, 64, 3), np.uint8), '.png')
+    with pytest.raises(DataError, match=r'train_0\.jpg and .*train_0\.png share the labels .*train_0'):
+        fill(config, root, tmp_path / 'work')
+    record_fault('bad_data')
+
+
+def test_values_that_do_not_count_from_0_take_names(tmp_path, record_fault):
+    root = layouts.made('labels', tmp_path, value=lambda kind: (128, 255)[kind])
+    (root / 'classes.txt').unlink()
+    with pytest.raises(DataError, match=r"values 0, 128, and not 0 to 1: name them in .*'128 road'.*own_data\.classes"):
+        fill(LABELS, root, tmp_path / 'work')
+    (root / 'classes.txt').write_text('0 ground\n128 nut\n255 bolt\n')
+    cfg, said = fill(LABELS, root, tmp_path / 'work')
+    assert cfg.train_dataloader.dataset.metainfo.classes == ('ground', 'nut', 'bolt')
+    assert all(set(np.unique(values)) == {0, 1, 2} for values in labels_of(cfg).values())
+    assert 'the values 0, 128, 255, numbered from 0' in said
+    (root / 'classes.txt').write_text('128 nut\n255 bolt\n')
+    with pytest.raises(DataError, match='names 2 classes, and the labels have the value 0'):
+        fill(LABELS, root, tmp_path / 'work')
+    record_fault('bad_data', 2)
+
+
+def test_classes_without_pixels_are_named_by_an_option(tmp_path):
+    root = layouts.made('labels', tmp_path, value=lambda kind: 2 * kind + 1)
+    (root / 'classes.txt').unlink()
+    with pytest.raises(DataError, match='the values 0 to 1, 3'):
+        fill(LABELS, root, tmp_path / 'work')
+    cfg, _ = fill(LABELS, root, tmp_path / 'work', names=['ground', 'nut', 'cog', 'bolt'])
+    assert cfg.model.decode_head.num_classes == 4
+
+
+def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
+    """In training beside many others, and in validation alone."""
+    root = layouts.made('voc', tmp_path)
+    for split, name in (('train', 'perosn'), ('val', 'brid')):
+        path = root / 'Annotations' / f'{split}_0.xml'
+        path.write_text(path.read_text().replace('nut', name))
+    for path in (root / 'Annotations').iterdir():
+        text = path.read_text().replace('nut', 'person').replace('bolt', 'bird')
+        first, end = text.index('<object>'), text.index('</annotation>')
+        path.write_text(text[:end] + text[first:end] * 5 + text[end:])
+    path = root / 'Annotations' / 'train_0.xml'
+    path.write_text(path.read_text().replace('perosn', 'person').replace('person', 'perosn', 1))
+    cfg, _ = fill(BOXES, root, tmp_path / 'work')
+    assert cfg.model.bbox_head.num_classes == 4
+    warnings = check_data(cfg)[0].warnings.sentences()
+    assert any('classes without training data: 1, as brid, nearest bird' in warning for warning in warnings)
+    assert any('rare classes, maybe mistyped: 1, as perosn (1), nearest person (23)' in warning for warning in warnings)
+    record_fault('bad_data', 2)
+
+
+def test_a_class_without_pixels_is_a_warning(tmp_path, record_fault):
+    root = layouts.made('labels', tmp_path)
+    (root / 'classes.txt').write_text('ground\nnut\nbolt\ncog\n')
+    cfg, _ = fill(LABELS, root, tmp_path / 'work')
+    train, val = check_data(cfg)
+    assert train.warnings.sentences() == ['classes without training data: 1, as cog']
+    assert not val.warnings
+    record_fault('bad_data')
+
+
+ALIASES = 'a0: &a0 [x, x]\n' + ''.join(f'a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n' for n in range(1, 60))
+NEVER_ENDING = {
+    'nested aliases': ('data.yaml', lambda path: path.write_text(f'{ALIASES}train: *a59\nnames: [nut, bolt]\n')),
+    'a pipe as data.yaml': ('data.yaml', os.mkfifo),
+    'a large data.yaml': ('data.yaml', lambda path: path.write_bytes(b'# \n' * 2**20)),
+    'a pipe as labels': ('labels/train/train_0.txt', os.mkfifo),
+    'a pipe as a picture': ('images/train/train_0.jpg', os.mkfifo),
+    'zeros as a picture': ('images/train/train_0.jpg', lambda path: path.symlink_to('/dev/zero')),
+    'a large text': ('labels/train/train_0.txt', lambda path: path.touch() or os.truncate(path, 2**40)),
+    'an empty picture': ('images/train/train_0.jpg', lambda path: path.write_bytes(b'')),
+}
+
+
+@pytest.mark.parametrize('kind', NEVER_ENDING)
+def test_hostile_files_are_named(kind, tmp_path, record_fault):
+    name, spoil = NEVER_ENDING[kind]
+    root = layouts.made('yolo', tmp_path)
+    (root / name).unlink()
+    spoil(root / name)
+    with pytest.raises(DataError, match=re.escape(str(root / name))):
+        fill(BOXES, root, tmp_path / 'work')
+    record_fault('bad_data')
 
 
 def test_pictures_that_are_added_move_no_others_to_validation(tmp_path):
-    before = split_by_chance(f'{n}.jpg' for n in range(100))
-    after = split_by_chance(f'{n}.jpg' for n in range(105))
+    before = draw_split(f'{n}.jpg' for n in range(100))
+    after = draw_split(f'{n}.jpg' for n in range(105))
     assert len(set(before[1]) - set(after[1])) <= 5
     assert len(before[1]) == 20

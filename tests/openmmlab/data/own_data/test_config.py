@@ -50,7 +50,11 @@ def test_segmentation_follows_the_command_line(folder):
     ('config', 'options', 'message'),
     [
         (DETECTION, {'own_data.val.images': 'nowhere'}, r"own_data.val.images is 'nowhere', and there is no"),
-        (DETECTION, {f'own_data.{s}.annotations': 'images' for s in ('train', 'val')}, 'images cannot be read: '),
+        (
+            DETECTION,
+            {f'own_data.{s}.annotations': 'images' for s in ('train', 'val')},
+            'images is a folder, and no file',
+        ),
         (SEGMENTATION, {}, 'own_data.classes must name the classes'),
         (SEGMENTATION, {'own_data.classes': 'road'}, "own_data.classes.*got 'road'"),
     ],

@@ -1,0 +1,129 @@
+"""Checks of arguments. Each function returns the checked value, or raises an error "NAME takes X, got Y".
+
+A value of a wrong type is a TypeError, a value out of range a ValueError. The module imports no other package.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from numbers import Integral, Real
+from typing import Any, Optional, TypeVar, Union
+
+T = TypeVar('T')
+
+MAX_CHARACTERS = 200  # of a value in a message
+
+
+def refusal(name: str, takes: str, value: object) -> str:
+    """Return the message of a refused value."""
+    got = repr(value)
+    return f'{name} takes {takes}, got {got if len(got) <= MAX_CHARACTERS else got[:MAX_CHARACTERS] + "..."}'
+
+
+def check_type(name: str, value: T, kinds: Union[type, tuple[type, ...]], takes: str) -> T:
+    """Check the type of a value.
+
+    Args:
+        kinds: the allowed types.
+        takes: the allowed values in words.
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(refusal(name, takes, value))
+    return value
+
+
+def check_bool(name: str, value: object) -> bool:
+    check_type(name, value, bool, 'True or False')
+    return bool(value)
+
+
+def check_int(name: str, value: object, least: Optional[int] = None, most: Optional[int] = None) -> int:
+    """Check a whole number of Python or NumPy, with inclusive limits."""
+    takes = 'a whole number' + _interval(least, most)
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(refusal(name, takes, value))
+    number = int(value)
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(refusal(name, takes, value))
+    return number
+
+
+def check_number(
+    name: str,
+    value: object,
+    least: Optional[float] = None,
+    most: Optional[float] = None,
+    above: Optional[float] = None,
+    below: Optional[float] = None,
+) -> float:
+    """Check a finite number of Python or NumPy.
+
+    Args:
+        least, most: inclusive limits.
+        above, below: exclusive limits.
+    """
+    takes = 'a finite number' + _interval(least, most, above, below)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(refusal(name, takes, value))
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond all floats
+        number = math.inf
+    is_inside = (
+        math.isfinite(number)
+        and (least is None or number >= least)
+        and (most is None or number <= most)
+        and (above is None or number > above)
+        and (below is None or number < below)
+    )
+    if not is_inside:
+        raise ValueError(refusal(name, takes, value))
+    return number
+
+
+def check_choice(name: str, value: T, choices: Collection[str]) -> T:
+    """Check a name among the allowed names."""
+    takes = 'one of ' + ', '.join(map(repr, choices))
+    if not isinstance(value, str):
+        raise TypeError(refusal(name, takes, value))
+    if value not in choices:
+        raise ValueError(refusal(name, takes, value))
+    return value
+
+
+def check_sequence(name: str, value: object, takes: str, length: Optional[int] = None) -> tuple[Any, ...]:
+    """Check a list, a tuple or another sequence, but no text, and return a tuple.
+
+    Args:
+        takes: the allowed values in words.
+        length: the number of entries. Default: at least one.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise TypeError(refusal(name, takes, value))
+    if not value or length not in (None, len(value)):
+        raise ValueError(refusal(name, takes, value))
+    return tuple(value)
+
+
+def check_size(name: str, value: object, least: int = 1) -> tuple[int, int]:
+    """Check one side, or a pair (height, width), and return the pair."""
+    takes = f'a whole number of at least {least}, or a pair (height, width)'
+    sides = (value,) if is_int(value) else check_sequence(name, value, takes)
+    if len(sides) > 2:
+        raise ValueError(refusal(name, takes, value))
+    return check_int(name, sides[0], least), check_int(name, sides[-1], least)
+
+
+def is_int(value: object) -> bool:
+    """Return whether a value is a whole number of Python or NumPy, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _interval(
+    least: Optional[float], most: Optional[float], above: Optional[float] = None, below: Optional[float] = None
+) -> str:
+    """Return the limits of a number in words, with a space in front."""
+    if least is not None and most is not None:
+        return f' from {least} to {most}'
+    limits = {'of at least': least, 'of at most': most, 'above': above, 'below': below}
+    words = [f'{word} {limit}' for word, limit in limits.items() if limit is not None]
+    return ' ' + ' and '.join(words) if words else ''

@@ -1,1 +1,0 @@
-"""One's own pictures: what lies in a folder, and a config that is filled with it."""

@@ -1,0 +1,194 @@
+"""Labels of pixels: values or colours of a user's files, their classes, and converted files."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from ..check_labels import ANY_VALUE, describe_values, read_colours, read_label
+from ..media import encode_picture, picture_size
+from .folder import DataFolder, OwnData, class_line, line
+from .pairs import LABEL_SUFFIXES, Pair, pair_labels, prefixes_of
+from .splits import read_split_lists, split_pictures
+
+VOID_NAMES = {'void', 'ignore', 'ignored', 'unlabelled', 'unlabeled', 'unlabel', 'dontcare'}
+IGNORED = 255
+VOC_BORDER = (224, 224, 192)  # the colour of Pascal VOC's borders between objects, which are ignored
+MAX_LABELS = 2000  # files whose values are read; of more, so many by chance
+
+Convert = Callable[[Path, tuple[int, int]], NDArray[Any]]  # labels of a file, by the size of its picture
+
+
+class Classes(NamedTuple):
+    """The classes of labels.
+
+    Args:
+        names: in the order of the values.
+        ignore_index: the value of ignored pixels.
+        reduce_zero_label: 0 is ignored too, and 1 is the first class.
+        convert: reads a file in another coding than mmseg's; None: files need no conversion.
+    """
+
+    names: list[str]
+    ignore_index: int = IGNORED
+    reduce_zero_label: bool = False
+    convert: Optional[Convert] = None
+
+
+def find_labels(folder: DataFolder, _with_masks: bool, _one_file: Optional[Path]) -> Optional[OwnData]:
+    """Recognise a file of labels for each picture, with lists of a split in ImageSets/Segmentation."""
+    labels, pictures = None, folder.pictures
+    if folder.ann_root != folder.root:
+        labels = [path for path in folder.ann_files if path.suffix.lower() in LABEL_SUFFIXES]
+        if folder.root in folder.ann_root.parents:
+            inside = folder.ann_root.relative_to(folder.root)
+            pictures = [picture for picture in pictures if inside not in picture.parents]
+    pairs, unlabelled, unused = pair_labels(pictures, labels)
+    if not pairs:
+        if labels:
+            raise DataError(
+                f'none of {len(labels)} files of labels in {folder.ann_root}, as {labels[0]}, has the name of one of '
+                f'{len(pictures)} pictures in {folder.root}, as {pictures[0] if pictures else None}'
+            )
+        return None
+    classes, lines = _classes_of(folder, pairs)
+    if unlabelled:
+        lines.append(line('left out', f'{len(unlabelled)} pictures without labels, as {unlabelled[0]}'))
+    if unused:
+        lines.append(line('left out', f'{len(unused)} files of labels without a picture, as {unused[0]}'))
+    if classes.convert is not None:
+        pairs = [Pair(pair.picture, _write_label(folder, pair, classes.convert)) for pair in pairs]
+        lines.append(line('written', f'{folder.outputs.folder}/labels, the values of the classes'))
+    lists = read_split_lists(folder, [*(pair.picture for pair in pairs), *unlabelled], 'Segmentation')
+    split = split_pictures([pair.picture for pair in pairs], *lists)
+    by_picture = {pair.picture: pair for pair in pairs}
+    own: dict[str, Any] = dict(
+        root=str(folder.root),
+        classes=tuple(classes.names),
+        ignore_index=classes.ignore_index,
+        reduce_zero_label=classes.reduce_zero_label,
+    )
+    head = [f'data in {folder.root}: pictures and labels']
+    for phase, half in (('train', split.train), ('val', split.val)):
+        prefixes = prefixes_of([by_picture[picture] for picture in half])
+        listed = folder.write(f'{phase}.txt', ''.join(f'{name}\n' for name in prefixes.names).encode())
+        path = str((folder.ann_root / prefixes.labels).absolute())
+        own[phase] = dict(images=prefixes.images, labels=path, names=str(listed))
+        own[phase].update(image_suffix=prefixes.image_suffix, label_suffix=prefixes.label_suffix)
+        head.append(line(phase, f'{len(half)} pictures {prefixes.images}/*{prefixes.image_suffix}',
+                         f'labels {prefixes.labels}/*{prefixes.label_suffix}'))  # fmt: skip
+    return OwnData(own, [*head, class_line(classes.names), *lines, *split.lines])
+
+
+def _classes_of(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Classes, list[str]]:
+    """Return the classes of labels by their names or, without names, by their values; and lines of the report.
+
+    A first or last class called void or unlabelled is neither trained nor tested.
+
+    Raises:
+        DataError: if a value or colour has no name, or values without names do not count from 0.
+    """
+    colours = folder.labelmap()
+    if colours and read_colours(folder.ann_root / pairs[0].label) is not None:
+        return Classes(list(colours), convert=_by_colour(colours)), [line('labels', 'colours of labelmap.txt')]
+    counts, number = _count_values(folder, pairs)
+    names, source = folder.class_names(sorted({(folder.ann_root / pair.label).parent for pair in pairs}), sparse=True)
+    if names is None and colours:
+        names, source = dict(enumerate(colours)), 'labelmap.txt'
+    values = sorted(set(counts) - {IGNORED})
+    if set(counts) == {0, IGNORED} and not (names and set(names) == {0, IGNORED}):
+        binary = list(names.values()) if names and len(names) == 2 else ['background', 'foreground']
+        lines = [line('labels', '0 and 255: black and white masks, of which 255 becomes 1')]
+        return Classes(binary, convert=_by_value({0: 0, IGNORED: 1})), lines
+    lines = [line('labels', f'of the values in {number} of {len(pairs)} files')] if number < len(pairs) else []
+    if names is None:
+        if values != list(range(len(values))):
+            last = values[-1]
+            raise DataError(
+                f'the labels in {folder.ann_root} have the values {describe_values(values)}, and not 0 to '
+                f'{len(values) - 1}: name them in a file classes.txt there, a value and a name in each line, as '
+                f"'{last} road'; or, if some classes have no pixels, pass --cfg-options own_data.classes"
+                f'="[NAME,...]" for 0 to {last}'
+            )
+        lines.append(line('', 'called by their values: a classes.txt there, a name in each line, names them'))
+        return Classes([f'class {value}' for value in range(max(len(values), 2))]), lines
+    if unnamed := [value for value in values if value not in names]:
+        raise DataError(f'{source} names {len(names)} classes, and the labels have the value {unnamed[-1]}')
+    classes = Classes(list(names.values()))
+    if list(names) != list(range(len(names))):
+        classes = classes._replace(convert=_by_value({value: place for place, value in enumerate(names)}))
+        lines.append(line('labels', f'the values {describe_values(list(names))}, numbered from 0'))
+    first, last = names[min(names)].lower() in VOID_NAMES, names[max(names)].lower() in VOID_NAMES
+    if first:
+        classes = classes._replace(names=classes.names[1:], reduce_zero_label=True)
+    elif last:
+        classes = classes._replace(names=classes.names[:-1], ignore_index=len(names) - 1)
+    if first or last:
+        void = min(names) if first else max(names)
+        lines.append(line('ignored', f'the value {void}, which {source} calls void, and 255'))
+    return classes, lines
+
+
+def _count_values(folder: DataFolder, pairs: Sequence[Pair]) -> tuple[Counter[int], int]:
+    """Return the number of files with each value, and the number of read files.
+
+    Raises:
+        DataError: if a file cannot be read, has colours, or differs in size from the picture.
+    """
+    drawn = pairs if len(pairs) <= MAX_LABELS else random.Random(0).sample(list(pairs), MAX_LABELS)
+    counts: Counter[int] = Counter()
+    for pair in drawn:
+        try:
+            size = picture_size(folder.root / pair.picture)
+        except OSError:  # named later, or left out by --skip-unreadable
+            continue
+        counts.update(np.unique(read_label(folder.ann_root / pair.label, ANY_VALUE, size)).tolist())
+    return counts, len(drawn)
+
+
+def _write_label(folder: DataFolder, pair: Pair, convert: Convert) -> Path:
+    values = convert(folder.ann_root / pair.label, picture_size(folder.root / pair.picture))
+    name = f'labels/{pair.label.with_suffix(".png").as_posix()}'
+    return folder.write(name, encode_picture('.png', values))
+
+
+def _by_value(places: dict[int, int]) -> Convert:
+    """Return the conversion of values to places. 255 is ignored unless it has a place."""
+    known = {IGNORED: IGNORED, **places}
+    table = np.zeros(256, np.uint8)
+    table[list(known)] = list(known.values())
+
+    def convert(path: Path, size: tuple[int, int]) -> NDArray[Any]:
+        labels = read_label(path, ANY_VALUE, size)
+        if unknown := set(np.unique(labels).tolist()) - set(known):
+            raise DataError(
+                f'the label {path} has the value {min(unknown)}; classes are {describe_values(list(places))}'
+            )
+        return np.asarray(table[labels])
+
+    return convert
+
+
+def _by_colour(colours: dict[str, tuple[int, ...]]) -> Convert:
+    """Return the conversion of colours to the places of their classes."""
+    places = {VOC_BORDER: IGNORED, **{colour: place for place, colour in enumerate(colours.values())}}
+
+    def convert(path: Path, size: tuple[int, int]) -> NDArray[Any]:
+        pixels = read_colours(path)
+        if pixels is None or pixels.shape[:2] != size:
+            raise DataError(f'the label {path} takes the colours of labelmap.txt in {size[1]}x{size[0]} pixels')
+        codes = pixels.astype(np.int32) @ (1 << 16, 1 << 8, 1)
+        labels = np.zeros(size, np.uint8)
+        for code in np.unique(codes).tolist():
+            colour = (code >> 16, code >> 8 & 255, code & 255)
+            if colour not in places:
+                raise DataError(f'the label {path} has the colour {colour}, which labelmap.txt does not have')
+            labels[codes == code] = places[colour]
+        return labels
+
+    return convert

@@ -1,0 +1,147 @@
+"""Pairs of pictures and label files for segmentation, and the settings for mmseg's data sets."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from ...errors import DataError
+from .splits import SPLITS, folder_split, words_of
+
+LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
+# Words of folders, and ends of names, of labels; and the ends of their pictures' names.
+LABEL_WORDS = {
+    *('label', 'labels', 'mask', 'masks', 'annotation', 'annotations', 'ann', 'anns', 'gt', 'gtfine', 'groundtruth'),
+    *('seg', 'segs', 'segmentation', 'segmentations', 'segmentationclass', 'target', 'targets', 'labelids'),
+    *('segmentationclasspng', 'annot', 'trainannot', 'valannot', 'testannot'),
+}
+PICTURE_WORDS = {'image', 'images', 'img', 'imgs', 'picture', 'pictures', 'photo', 'photos', 'jpegimages', 'leftimg'}
+SPLIT_WORDS = {word for words in SPLITS.values() for word in words}
+LABEL_ENDS = re.compile(
+    r'[_.-](gtFine_labelTrainIds|gtFine_labelIds|labelTrainIds|labelIds|labels?|masks?|seg|gt|annotation|L)$', re.I
+)
+PICTURE_ENDS = re.compile(r'[_.-](leftImg8bit|image|img|sat|rgb)$', re.I)
+# Neither pictures nor labels of classes: files of Cityscapes, folders of Pascal VOC and labelme.
+OTHER_ENDS = re.compile(r'(_color|_instanceIds|_instanceTrainIds|_polygons)$')
+OTHER_FOLDERS = re.compile(r'(segmentationobject|visualization)', re.I)
+
+
+class Pair(NamedTuple):
+    """A picture and its labels, relative to the folders of pictures and labels."""
+
+    picture: Path
+    label: Path
+
+
+class Pairing(NamedTuple):
+    """Pairs, pictures without labels, and labels without a picture."""
+
+    pairs: list[Pair]
+    unlabelled: list[Path]
+    unused: list[Path]
+
+
+def pair_labels(pictures: Sequence[Path], labels: Optional[Sequence[Path]] = None) -> Pairing:
+    """Pair each picture with the labels of its name, split and folders.
+
+    Args:
+        pictures: relative paths. Without `labels`, they include the labels.
+
+    Raises:
+        DataError: if a picture has several labels, or two pictures share them.
+    """
+    pictures = [path for path in pictures if not _is_other(path)]
+    if labels is None:
+        labels = [path for path in pictures if _is_label(path)]
+        if not labels:  # x.jpg and x.png, in one folder
+            beside = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
+            labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in beside]
+        taken = set(labels)
+        pictures = [path for path in pictures if path not in taken]
+    by_key: dict[tuple[str, ...], list[Path]] = {}
+    for path in labels:
+        if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
+            by_key.setdefault(_key(path, LABEL_ENDS), []).append(path)
+    owners: dict[tuple[str, ...], Path] = {}
+    pairs, unlabelled = [], []
+    for picture in pictures:
+        key = _key(picture, PICTURE_ENDS)
+        paths = by_key.get(key, [])
+        # Cityscapes: several files for a picture, the classes for training in TrainIds
+        paths = [path for path in paths if 'TrainIds' in path.stem] or paths
+        if len(paths) > 1:
+            raise DataError(f'the picture {picture} has several files of labels: {", ".join(map(str, paths[:3]))}')
+        if paths and owners.setdefault(key, picture) != picture:
+            raise DataError(
+                f'{owners[key]} and {picture} share the labels {paths[0]}: give each a name and labels of its own'
+            )
+        pairs += [Pair(picture, path) for path in paths]
+        unlabelled += [] if paths else [picture]
+    unused = [path for key, paths in by_key.items() if key not in owners for path in paths]
+    return Pairing(pairs, unlabelled, unused)
+
+
+def _is_other(path: Path) -> bool:
+    return bool(OTHER_ENDS.search(path.stem) or any(map(OTHER_FOLDERS.search, path.parent.parts)))
+
+
+def _is_label(path: Path) -> bool:
+    named = [words for part in path.parent.parts if (words := set(words_of(part)) & (LABEL_WORDS | PICTURE_WORDS))]
+    in_folder = bool(named and named[-1] & LABEL_WORDS)
+    return path.suffix.lower() in LABEL_SUFFIXES and (in_folder or bool(LABEL_ENDS.search(path.stem)))
+
+
+def _key(path: Path, ends: re.Pattern[str]) -> tuple[str, ...]:
+    """Return the split, the other folders, and the name without its end: equal for a picture and its labels."""
+    roles = LABEL_WORDS | PICTURE_WORDS | SPLIT_WORDS
+    folders = [part for part in path.parent.parts if not roles & set(words_of(part))]
+    return (folder_split(path) or '', *folders, ends.sub('', path.stem))
+
+
+class Prefixes(NamedTuple):
+    """Names of pairs for mmseg's data sets: a folder and a suffix for each of the two, around a name."""
+
+    images: str
+    labels: str
+    image_suffix: str
+    label_suffix: str
+    names: list[str]
+
+
+def prefixes_of(pairs: Sequence[Pair]) -> Prefixes:
+    """Return folders, suffixes and names of pairs.
+
+    Raises:
+        DataError: if there are several kinds.
+    """
+    kinds: dict[tuple[str, str, str, str], list[str]] = {}
+    for pair in pairs:
+        name = _common_name(pair)
+        folders = (_folder_before(pair.picture, name), _folder_before(pair.label, name))
+        stem = name[-1]
+        suffixes = (pair.picture.name[len(stem) :], pair.label.name[len(stem) :])
+        kinds.setdefault((*folders, *suffixes), []).append('/'.join(name))
+    if len(kinds) > 1:
+        shown = '; '.join(
+            f'{len(names)} as {images}/*{a} with {labels}/*{b}' for (images, labels, a, b), names in kinds.items()
+        )
+        raise DataError(
+            "a data set of mmseg's takes one folder and one suffix for pictures, and one for labels, in training and "
+            f'one in validation; there are {shown}: convert the fewer, or give them one suffix'
+        )
+    ((images, labels, image_suffix, label_suffix), names) = next(iter(kinds.items()))
+    return Prefixes(images, labels, image_suffix, label_suffix, names)
+
+
+def _common_name(pair: Pair) -> tuple[str, ...]:
+    """Return the equal folders at the end of both paths, and the begin of both names."""
+    folders: list[str] = []
+    for one, other in zip(reversed(pair.picture.parent.parts), reversed(pair.label.parent.parts)):
+        if one != other:
+            break
+        folders.insert(0, one)
+    return (*folders, PICTURE_ENDS.sub('', pair.picture.stem))
+
+
+def _folder_before(path: Path, name: Sequence[str]) -> str:
+    return '/'.join(path.parent.parts[: len(path.parent.parts) - (len(name) - 1)]) or '.'

@@ -1,0 +1,202 @@
+"""Pictures for training and for validation: by lists, by the names of folders, or drawn."""
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from ...config.paths import read_text
+from ...errors import DataError
+from ..media import PICTURES
+from .folder import DataFolder, line
+
+SPLITS = {
+    'train': ('train', 'training', 'trn'),
+    'val': ('val', 'valid', 'validation', 'dev'),
+    'test': ('test', 'testing'),
+}
+VAL_SHARE = 0.2  # of the pictures, where the split is drawn
+DRAWN = 'a fifth of the pictures is held out for validation, the same ones each time'
+IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
+
+Lists = dict[str, list[Path]]  # pictures by split
+
+
+class Split(NamedTuple):
+    """Pictures for training and for validation, and lines of the report about them."""
+
+    train: list[Path]
+    val: list[Path]
+    lines: list[str]
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name in lower case: `images_train2017` has images and train."""
+    return re.findall(r'[a-z]+', name.lower())
+
+
+def split_of(path: Path) -> Optional[str]:
+    """Return 'train', 'val' or 'test' by the file's name or the last folder with such a word, or None."""
+    for part in (path.stem, *reversed(path.parent.parts)):
+        for split, words in SPLITS.items():
+            if any(word in words for word in words_of(part)):
+                return split
+    return None
+
+
+def folder_split(path: Path) -> Optional[str]:
+    """Return the same by the folders alone: a picture may be called train.jpg."""
+    return split_of(path.parent / '-')
+
+
+def train_and_val(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[list[Path], list[Path]]:
+    """Return the files for training and validation. A test set replaces a missing validation set.
+
+    Files of no split are for training. The second list is empty if a split has to be drawn.
+    """
+    train = [*by_split.get('train', ()), *by_split.get(None, ())]
+    val = list(by_split.get('val') or by_split.get('test') or ())
+    return (train, val) if train else (val, [])
+
+
+def draw_split(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return names for training, and a fifth of them for validation: the same on every machine.
+
+    Names are ordered by a checksum. Further pictures change the split of few old pictures.
+
+    Raises:
+        DataError: if there are fewer than two.
+    """
+    names = sorted(set(names))
+    if len(names) < 2:
+        raise DataError(f'to hold out pictures for validation there must be two or more, got {len(names)}')
+    drawn = sorted(names, key=lambda name: (zlib.crc32(name.encode('utf-8', 'surrogateescape')), name))
+    val = set(drawn[: max(1, round(VAL_SHARE * len(names)))])
+    return [name for name in names if name not in val], sorted(val)
+
+
+def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> Split:
+    """Split pictures by lists. Without lists, the folders decide, and without their names a checksum.
+
+    Args:
+        pictures: those with annotations.
+        lists: pictures by split, also those without annotations.
+        source: of the lists, for errors.
+
+    Raises:
+        DataError: if a list names none of the pictures, or a part of training is in validation.
+    """
+    lines: list[str] = []
+    by_split: dict[Optional[str], list[Path]] = {}
+    if lists:
+        for split, named in lists.items():
+            chosen = set(named)
+            by_split[split] = [picture for picture in pictures if picture in chosen]
+            if split != 'test' and not by_split[split]:
+                raise DataError(f'{source} names no picture with annotations for {split}, of {len(pictures)} such')
+        listed = {picture for named in lists.values() for picture in named}
+        rest = [picture for picture in pictures if picture not in listed]
+        if 'train' not in lists:
+            by_split['train'] = rest
+        elif rest:
+            lines.append(line('left out', f'{len(rest)} pictures that no list names, as {rest[0]}'))
+        lines.append(line('split', f'by {source}'))
+    else:
+        for picture in pictures:
+            by_split.setdefault(folder_split(picture), []).append(picture)
+    train, val = train_and_val(by_split)
+    shared = set(train) & set(val)
+    if shared and set(train) != set(val):
+        raise DataError(
+            f'{source} names {len(shared)} pictures for training and for validation, as {min(shared)}: name each once'
+        )
+    if shared:
+        lines[-1] = line('overruled', f'{source} names the same pictures for training and for validation')
+    if shared or not val:
+        by_name = {picture.as_posix(): picture for picture in train}
+        train, val = ([by_name[name] for name in names] for names in draw_split(by_name))
+        lines.append(line('split', DRAWN))
+    return Split(train, val, lines)
+
+
+def read_split_lists(folder: DataFolder, pictures: Sequence[Path], subject: str = '') -> tuple[Lists, str]:
+    """Return the pictures named in files train.txt, val.txt or test.txt, and the source for messages.
+
+    Args:
+        pictures: all, relative to the root.
+        subject: the preferred folder below ImageSets: 'Main' or 'Segmentation'.
+
+    Raises:
+        DataError: if a list of ImageSets names no picture, or lists in several folders differ.
+    """
+    tails = index_tails(pictures)
+    by_folder: dict[Path, Lists] = {}
+    missing = 0
+    for path in folder.with_suffix('.txt'):
+        split = 'train' if path.stem.lower() == 'trainval' else _split_named(path.stem)
+        texts = read_text(path).splitlines() if split else []
+        if split is None or _is_numbers(texts):
+            continue
+        named = match_lines(texts, tails)
+        if not named and IMAGE_SETS in map(str.lower, path.parts):
+            raise DataError(f'{path} names no picture below {folder.root}, as {texts[:1]}')
+        lists = by_folder.setdefault(path.parent, {})
+        missing += sum(map(bool, map(str.strip, texts))) - len(named) if named else 0
+        if named and (path.stem.lower() != 'trainval' or 'train' not in lists):
+            lists[split] = named
+    by_folder = {path: lists for path, lists in by_folder.items() if lists}
+    preferred = [path for path in by_folder if subject and path.name.lower() == subject.lower()]
+    sources = preferred or list(by_folder)
+    if not sources:
+        return {}, ''
+    if any(by_folder[path] != by_folder[sources[0]] for path in sources):
+        raise DataError(f'the lists in {" and ".join(map(str, sources[:3]))} differ: keep those in one folder')
+    left_out = f', in which {missing} names are of no picture' if missing else ''
+    return by_folder[sources[0]], f'the lists in {sources[0]}{left_out}'
+
+
+def index_tails(pictures: Iterable[Path]) -> dict[str, list[Path]]:
+    """Index pictures by each tail of their path without suffix: a/b/c.jpg by a/b/c, b/c and c."""
+    tails: dict[str, list[Path]] = {}
+    for picture in pictures:
+        parts = picture.with_suffix('').parts
+        for first in range(len(parts)):
+            tails.setdefault('/'.join(parts[first:]), []).append(picture)
+    return tails
+
+
+def match_lines(lines: Iterable[str], tails: Mapping[str, list[Path]]) -> list[Path]:
+    """Return the pictures named by lines: a path or a name, with or without suffix, at the begin of each line."""
+    matched = []
+    for text in filter(None, map(str.strip, lines)):
+        picture = _match(text, tails) or _match(text.split()[0], tails)
+        if picture is not None:
+            matched.append(picture)
+    return matched
+
+
+def _match(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
+    path = Path(name.replace('\\', '/'))
+    suffix = path.suffix if path.suffix.lower() in PICTURES else ''
+    parts = (path.with_suffix('') if suffix else path).parts
+    for first in range(len(parts)):
+        pictures = tails.get('/'.join(parts[first:]), [])
+        pictures = [picture for picture in pictures if picture.suffix == suffix] or pictures
+        if len(pictures) == 1:
+            return pictures[0]
+    return None
+
+
+def _split_named(stem: str) -> Optional[str]:
+    words = words_of(stem)
+    is_plain = len(words) == 1 and words[0] == stem.lower().rstrip('0123456789')  # also train2017
+    return split_of(Path(stem)) if is_plain else None
+
+
+def _is_numbers(lines: Sequence[str]) -> bool:
+    """Return whether the first line has YOLO's form, as in the labels of a picture called train.jpg."""
+    try:
+        return bool(lines) and len([float(word) for word in lines[0].split()]) >= 5
+    except ValueError:
+        return False

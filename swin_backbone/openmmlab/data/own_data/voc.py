@@ -1,0 +1,113 @@
+"""Pascal VOC's XML files, one for each picture.
+
+Sources: the devkit of VOC 2012, section 3, and mmdet's XMLDataset; the exports of CVAT, Label Studio and Roboflow.
+"""
+
+import math
+from pathlib import Path
+from typing import Optional
+from xml.etree import ElementTree
+
+from ...config.paths import read_file
+from ...errors import DataError
+from .convert import Box, write_converted
+from .folder import DataFolder, OwnData, line
+from .splits import folder_split, read_split_lists
+
+
+def find_voc(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> Optional[OwnData]:
+    """Recognise an XML file for each picture, with lists of a split in ImageSets/Main."""
+    files = folder.with_suffix('.xml') if one_file is None else []
+    if not files or _parse(files[0]).tag != 'annotation':
+        return None
+    by_stem: dict[str, list[Path]] = {}
+    for picture in folder.pictures:
+        by_stem.setdefault(picture.stem, []).append(picture)
+    by_picture: dict[Path, Optional[Path]] = {}
+    for file in files:
+        picture = _picture_of(file.relative_to(folder.ann_root), by_stem, folder)
+        by_picture[picture] = file
+    numbered, source = folder.class_names()
+    names = list(numbered.values()) if numbered else list(folder.labelmap())
+    source = f'from {source or "labelmap.txt"}' if names else 'in the order of the alphabet: there is no classes.txt'
+    if not numbered and names:
+        present = set(list_classes(files))
+        names = [name for name in names if name in present or name != 'background']
+
+    def classes(chosen: list[Path]) -> list[str]:
+        found = names or list_classes(chosen)
+        if not found:
+            raise DataError(f'none of the {len(files)} XML files in {folder.ann_root} has an object')
+        return found
+
+    lists = read_split_lists(folder, folder.pictures, 'Main')
+    own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, classes, lambda *args: read_voc(*args[:2]),
+                          with_masks)  # fmt: skip
+    without = [picture for picture in folder.pictures if picture not in by_picture]
+    if without:
+        own.lines.append(line('left out', f'{len(without)} pictures without an XML file, as {without[0]}'))
+    own.lines.append(line('', source))
+    return own
+
+
+def _picture_of(file: Path, by_stem: dict[str, list[Path]], folder: DataFolder) -> Path:
+    """Return the picture with the name of an XML file. Of several, the split and the folder decide."""
+    pictures = by_stem.get(file.stem, [])
+    pictures = [picture for picture in pictures if folder_split(picture) == folder_split(file)] or pictures
+    pictures = [picture for picture in pictures if picture.parent == file.parent] or pictures
+    if len(pictures) != 1:
+        count = f'{len(pictures)} pictures of its name: ' if pictures else 'no picture'
+        count += ', '.join(map(str, pictures[:3]))
+        raise DataError(
+            f'{folder.ann_root / file} belongs to a picture of its name, and below {folder.root} there is {count}'
+        )
+    return pictures[0]
+
+
+def read_voc(file: Path, size: tuple[int, int]) -> list[Box]:
+    """Return the boxes of an XML file, whose pixels count from 1. Scores leave out objects marked as difficult.
+
+    Raises:
+        DataError: with the file, and the wrong object.
+    """
+    height, width = size
+    boxes = []
+    for index, (name, node) in enumerate(_objects(file)):
+        corners = [node.findtext(f'bndbox/{key}') for key in ('xmin', 'ymin', 'xmax', 'ymax')]
+        try:
+            left, top, right, bottom = (float(corner or '') for corner in corners)
+            is_box = all(map(math.isfinite, (left, top, right, bottom))) and right >= left and bottom >= top
+        except ValueError:
+            is_box = False
+        if not is_box:
+            raise DataError(
+                f'{file}: bndbox of object {index} takes xmin, ymin, xmax, ymax, the first two below; got {corners}'
+            )
+        left, right = (min(max(value - 1, 0.0), width) for value in (left, right))
+        top, bottom = (min(max(value - 1, 0.0), height) for value in (top, bottom))
+        is_difficult = (node.findtext('difficult') or '0').strip() not in ('', '0')
+        boxes.append(Box(name, (left, top, right - left, bottom - top), is_ignored=is_difficult))
+    return boxes
+
+
+def list_classes(files: list[Path]) -> list[str]:
+    """Return the sorted names of the objects in XML files."""
+    return sorted({name for file in files for name, _ in _objects(file)})
+
+
+def _objects(file: Path) -> list[tuple[str, ElementTree.Element]]:
+    objects = []
+    for index, node in enumerate(_parse(file).iter('object')):
+        name = (node.findtext('name') or '').strip()
+        if not name:
+            raise DataError(f'{file}: object {index} has no name')
+        objects.append((name, node))
+    return objects
+
+
+def _parse(file: Path) -> ElementTree.Element:
+    content = read_file(file)
+    try:
+        return ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise DataError(f'{file} cannot be read as XML: {error}') from error

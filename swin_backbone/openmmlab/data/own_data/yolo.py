@@ -1,0 +1,256 @@
+"""YOLO's text files: pictures, classes and splits by data.yaml, and boxes or outlines.
+
+Sources: docs.ultralytics.com/datasets/detect and /segment; the exports of CVAT, Label Studio and Roboflow.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import yaml
+
+from ...config.files import PlainLoader
+from ...config.paths import read_text
+from ...errors import DataError
+from .convert import Box, write_converted
+from .folder import DataFolder, OwnData, line, require_distinct
+from .splits import Lists, index_tails, match_lines, read_split_lists
+
+MARGIN = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
+MOST_CLASSES = 1 << 16  # without names: a text file in YOLO's form may hold something else
+MOST_YAML = 2**20  # bytes
+SAMPLE = 50  # text files whose first line is read
+
+
+class PlainLoaderWithoutAliases(PlainLoader):
+    """Loader without aliases: a short file with nested aliases describes a structure of exponential size."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError('an alias (*name) is not read')
+        return super().compose_node(parent, index)
+
+
+class Settings(NamedTuple):
+    """A data.yaml, with its path and the names of its classes."""
+
+    path: Path
+    values: dict[str, Any]
+    names: Optional[list[str]]
+
+
+def find_yolo(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> Optional[OwnData]:
+    """Recognise a text file for each picture, in labels/ if the picture is in images/, or beside the picture."""
+    if one_file is not None and one_file.suffix.lower() == '.json':
+        return None
+    settings = _read_settings(folder, one_file)
+    files = _pair_files(folder)
+    texts = [file for file in files.values() if file is not None]
+    if not any(map(is_yolo, texts[:SAMPLE])):
+        return None
+    names, source = settings.names, ''
+    if names is None:
+        numbered, source = folder.class_names(sorted({file.parent for file in texts}))
+        names = list(numbered.values()) if numbered else None
+        source = f'from {source}' if source else 'called by their numbers: no data.yaml and no classes.txt has names'
+    lists, of_yaml = _read_lists(folder, settings)
+    by_lists = (lists, str(settings.path)) if lists else read_split_lists(folder, folder.pictures)
+    read = partial(read_yolo, points=_count_points(settings.values))
+    own = write_converted(
+        folder, 'YOLO', files, by_lists,
+        lambda chosen: names or [f'class {number}' for number in range(count_classes(chosen))], read, with_masks,
+    )  # fmt: skip
+    without = [picture for picture, file in files.items() if file is None]
+    if without:
+        own.lines.append(line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background'))
+    own.lines.extend(line('', text) for text in (source, *of_yaml) if text)
+    return own
+
+
+def _read_settings(folder: DataFolder, one_file: Optional[Path]) -> Settings:
+    """Return the first data.yaml with names."""
+    paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
+    for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
+        try:
+            values = yaml.load(read_text(path, MOST_YAML), Loader=PlainLoaderWithoutAliases)
+        except (DataError, yaml.YAMLError, RecursionError, ValueError) as error:
+            if one_file is None and path.stem != 'data':  # a YAML file about another subject
+                continue
+            reason = ' '.join(str(error).split())
+            raise DataError(reason if str(path) in reason else f'{path} cannot be read: {reason}') from error
+        names = values.get('names') if isinstance(values, dict) else None
+        if isinstance(names, dict):
+            if sorted(names, key=str) != sorted(range(len(names)), key=str):
+                raise DataError(f'{path}: names takes names by numbers that count from 0, got {list(names)!r:.200}')
+            names = [names[number] for number in range(len(names))]
+        if isinstance(names, list):
+            names = [str(name) for name in names]
+            require_distinct(names, f'{path}: names')
+            return Settings(path, values, names)
+        if one_file is not None:
+            raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
+    return Settings(folder.root / 'data.yaml', {}, None)
+
+
+def _count_points(settings: dict[str, Any]) -> int:
+    """Return how many numbers of points follow each box: the product of `kpt_shape`."""
+    shape = settings.get('kpt_shape', ())
+    if not isinstance(shape, (list, tuple)) or not all(type(number) is int and number > 0 for number in shape):
+        raise DataError(f'kpt_shape of data.yaml takes two whole numbers from 1, got {shape!r:.80}')
+    return math.prod(shape) if shape else 0
+
+
+def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
+    """Return the text file, or None, for each picture.
+
+    Raises:
+        DataError: if two pictures share a text file.
+    """
+    texts = {path.with_suffix('.txt'): folder.ann_root / path
+             for path in folder.ann_files if path.suffix.lower() == '.txt'}  # fmt: skip
+    files: dict[Path, Optional[Path]] = {}
+    owners: dict[Path, Path] = {}
+    for picture in folder.pictures:
+        parts = picture.parts
+        tried = [picture.with_suffix('.txt')]
+        images = [index for index in range(len(parts) - 1) if parts[index].lower() == 'images']
+        if images:
+            before, behind = parts[: images[-1]], parts[images[-1] + 1 :]
+            tried.insert(0, Path(*before, 'labels', *behind).with_suffix('.txt'))
+            tried.append(Path(*before, *behind).with_suffix('.txt'))  # of an --annotations folder
+        text = next((texts[path] for path in tried if path in texts), None)
+        if text is not None and owners.setdefault(text, picture) != picture:
+            raise DataError(
+                f'{owners[text]} and {picture} share the labels {text}: give each picture a name and labels of its own'
+            )
+        files[picture] = text
+    return files
+
+
+def _read_lists(folder: DataFolder, settings: Settings) -> tuple[Lists, list[str]]:
+    """Return the pictures of train, val and test of a data.yaml, and lines of the report.
+
+    Raises:
+        DataError: if `path:` is another folder, or `train` names no picture.
+    """
+    base = settings.path.parent
+    given = settings.values.get('path')
+    path = base / str(given or '')
+    if given and path.is_dir():
+        if path.resolve() != folder.root.resolve() and folder.root.resolve() not in path.resolve().parents:
+            raise DataError(
+                f'{settings.path} has `path: {given}`, which is another folder than {folder.root}: correct `path:`, or '
+                f'pass --data {given}'
+            )
+        base = path
+    tails = index_tails(folder.pictures)
+    parents = {parent: (folder.root / parent).resolve() for parent in {picture.parent for picture in folder.pictures}}
+    lists: Lists = {}
+    lines: list[str] = []
+    for split in ('train', 'val', 'test'):
+        value = settings.values.get(split)
+        entries = [str(entry) for entry in (value if isinstance(value, list) else [value] if value else [])]
+        pictures: list[Path] = []
+        for entry in entries:
+            # Exports of Roboflow have ../train/images, relative to no existing folder
+            tried = [root / name for name in (entry, entry.replace('../', '')) for root in (base, folder.root)]
+            target = next((path for path in tried if path.exists()), None)
+            if target is not None and target.is_dir():
+                inside = target.resolve()
+                chosen = {parent for parent, path in parents.items() if inside in (path, *path.parents)}
+                pictures += [picture for picture in folder.pictures if picture.parent in chosen]
+            elif target is not None:
+                pictures += match_lines(read_text(target).splitlines(), tails)
+        if pictures:
+            lists[split] = pictures
+        elif entries and split == 'train':
+            raise DataError(
+                f'none of the {len(folder.pictures)} pictures below {folder.root} is among those that `train: '
+                f'{entries[0]}` of {settings.path} names'
+            )
+        elif entries and split == 'val':
+            lines.append(f'{settings.path}: `val: {entries[0]}` names no picture below {folder.root}')
+    return lists, lines
+
+
+def read_yolo(file: Path, size: tuple[int, int], classes: Sequence[str], points: int = 0) -> list[Box]:
+    """Return the boxes of a text file: CLASS X Y WIDTH HEIGHT in a line, or CLASS and the points of an outline.
+
+    Positions are shares of the picture's width and height, X and Y the centre.
+
+    Args:
+        points: numbers behind each box, the points of a pose; not read.
+
+    Raises:
+        DataError: with file and line.
+    """
+    height, width = size
+    form = 'CLASS X Y WIDTH HEIGHT' + (f' and {points} numbers of points' if points else ', or CLASS and points')
+    boxes = []
+    for number, text in enumerate(read_text(file).splitlines(), 1):
+        words = text.split()
+        if not words:
+            continue
+        values = _numbers(words)
+        is_outline = not points and len(values or ()) >= 7 and len(values or ()) % 2 == 1
+        if values is None or not (is_outline or len(values) == 5 + points):
+            raise DataError(f'{file}, line {number}, takes {form}; got {text!r:.80}')
+        if points:
+            values = values[:5]
+        if values[0] % 1 or not 0 <= values[0] < len(classes):
+            raise DataError(
+                f'{file}, line {number}: the class is a whole number from 0 to {len(classes) - 1}, got {words[0]!r}'
+            )
+        if not all(-MARGIN <= value <= 1 + MARGIN for value in values[1:]):
+            raise DataError(f'{file}, line {number}, takes shares of the picture, from 0 to 1; got {text!r:.80}')
+        outline: Optional[list[float]] = None
+        if is_outline:
+            xs, ys = np.clip(values[1::2], 0, 1), np.clip(values[2::2], 0, 1)
+            left, right, top, bottom = xs.min(), xs.max(), ys.min(), ys.max()
+            outline = np.stack([xs * width, ys * height], axis=1).ravel().round(3).tolist()
+        else:
+            x, y, w, h = values[1:]
+            left, right, top, bottom = x - w / 2, x + w / 2, y - h / 2, y + h / 2
+        left, right = (min(max(float(v), 0.0), 1.0) * width for v in (left, right))
+        top, bottom = (min(max(float(v), 0.0), 1.0) * height for v in (top, bottom))
+        bbox = (round(left, 3), round(top, 3), round(right - left, 3), round(bottom - top, 3))
+        boxes.append(Box(classes[int(values[0])], bbox, outline))
+    return boxes
+
+
+def count_classes(files: Iterable[Path]) -> int:
+    """Return the largest class number in text files, plus one.
+
+    Raises:
+        DataError: if a line does not begin with a number below MOST_CLASSES.
+    """
+    largest = -1.0
+    for file in files:
+        for number, text in enumerate(read_text(file).splitlines(), 1):
+            values = _numbers(text.split()[:1])
+            if values is None:
+                raise DataError(f'{file}, line {number}, takes CLASS X Y WIDTH HEIGHT, got {text!r:.80}')
+            if max(values, default=0.0) >= MOST_CLASSES:
+                raise DataError(
+                    f'{file}, line {number}: {values[0]:.0f} is no class: at most {MOST_CLASSES:,} are taken'
+                )
+            largest = max([largest, *values])
+    return int(largest) + 1
+
+
+def is_yolo(file: Path) -> bool:
+    """Return whether the first line of a text file has YOLO's form. An empty file means a picture without objects."""
+    lines = read_text(file).strip().splitlines()
+    values = _numbers(lines[0].split()) if lines else []
+    return values is not None and (not lines or len(values) >= 5)
+
+
+def _numbers(words: Sequence[str]) -> Optional[list[float]]:
+    try:
+        values = [float(word) for word in words]
+    except ValueError:
+        return None
+    return values if all(map(math.isfinite, values)) else None

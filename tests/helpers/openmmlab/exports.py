@@ -1,0 +1,288 @@
+"""The scenes of `layouts`, as programs for annotation export them: CVAT, Label Studio, labelme, Roboflow and VIA."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from . import layouts
+from .layouts import NAMES, SIZE, scenes, write_picture
+
+COLOURS = {'background': (0, 0, 0), 'nut': (250, 50, 83), 'bolt': (51, 221, 255)}
+SPLITS = ('train', 'val')
+
+
+def _all():
+    return [(split, *scene) for split in SPLITS for scene in scenes(split)]
+
+
+def _coco(pictures, first_image=1, first_object=1, first_class=1, box_only=False, **more):
+    """The content of a COCO JSON of (file name, boxes)."""
+    objects = [(index, box) for index, (_, boxes) in enumerate(pictures) for box in boxes]
+    return dict(
+        info=dict(description=''), licenses=[],
+        images=[dict(id=index + first_image, width=SIZE, height=SIZE, file_name=name)
+                for index, (name, _) in enumerate(pictures)],
+        categories=[dict(id=index + first_class, name=name, supercategory='') for index, name in enumerate(NAMES)],
+        annotations=[
+            dict(id=number + first_object, image_id=index + first_image, category_id=kind + first_class,
+                 bbox=[x, y, side, side], area=side * side, iscrowd=0,
+                 segmentation=[] if box_only else [[x, y, x + side, y, x + side, y + side, x, y + side]], **more)
+            for number, (index, (x, y, side, kind)) in enumerate(objects)
+        ],
+    )  # fmt: skip
+
+
+def _write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def _yolo(boxes):
+    return ''.join(
+        f'{kind} {(x + side / 2) / SIZE} {(y + side / 2) / SIZE} {side / SIZE} {side / SIZE}\n'
+        for x, y, side, kind in boxes
+    )
+
+
+def _voc(name, boxes):
+    objects = ''.join(
+        f'<object><name>{NAMES[kind]}</name><truncated>0</truncated><occluded>0</occluded><difficult>0</difficult>'
+        f'<bndbox><xmin>{x + 1:.2f}</xmin><ymin>{y + 1:.2f}</ymin><xmax>{x + side + 1:.2f}</xmax>'
+        f'<ymax>{y + side + 1:.2f}</ymax></bndbox><attributes></attributes></object>'
+        for x, y, side, kind in boxes
+    )
+    return f'<annotation><folder></folder><filename>{name}.jpg</filename>{objects}</annotation>'
+
+
+def _labels(boxes):
+    labels = np.zeros((SIZE, SIZE), np.uint8)
+    for x, y, side, kind in boxes:
+        labels[y : y + side, x : x + side] = kind + 1
+    return labels
+
+
+def _labelmap(root):
+    lines = ''.join(f'{name}:{red},{green},{blue}::\n' for name, (red, green, blue) in COLOURS.items())
+    _write(root / 'labelmap.txt', '# label:color_rgb:parts:actions\n' + lines)
+
+
+def cvat_coco(root):
+    """COCO 1.0: a subset called default."""
+    pictures = [(name + '.jpg', boxes) for _, name, _, boxes in _all()]
+    for _, name, picture, _ in _all():
+        write_picture(root / 'images' / 'default', name, picture)
+    _write(root / 'annotations' / 'instances_default.json',
+           _coco(pictures, box_only=True, attributes=dict(occluded=False, rotation=0.0)))  # fmt: skip
+
+
+def cvat_coco_subsets(root):
+    for split, subset in zip(SPLITS, ('Train', 'Validation')):
+        for name, picture, _ in scenes(split):
+            write_picture(root / 'images' / subset, name, picture)
+        pictures = [(name + '.jpg', boxes) for name, _, boxes in scenes(split)]
+        _write(root / 'annotations' / f'instances_{subset}.json', _coco(pictures))
+
+
+def cvat_voc(root, subsets=('default', 'default')):
+    """PASCAL VOC 1.1."""
+    lists = {}
+    for split, name, picture, boxes in _all():
+        write_picture(root / 'JPEGImages', name, picture)
+        _write(root / 'Annotations' / f'{name}.xml', _voc(name, boxes))
+        lists.setdefault(subsets[SPLITS.index(split)], []).append(name)
+    for subset, names in lists.items():
+        _write(root / 'ImageSets' / 'Main' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
+        _write(root / 'ImageSets' / 'Main' / f'nut_{subset}.txt', ''.join(f'{name}  1\n' for name in names))
+    _labelmap(root)
+
+
+def cvat_voc_subsets(root):
+    cvat_voc(root, ('Train', 'Validation'))
+
+
+def cvat_yolo(root):
+    """YOLO 1.1, of darknet."""
+    for _, name, picture, boxes in _all():
+        write_picture(root / 'obj_train_data', name, picture)
+        _write(root / 'obj_train_data' / f'{name}.txt', _yolo(boxes))
+    _write(root / 'train.txt', ''.join(f'data/obj_train_data/{name}.jpg\n' for _, name, *_ in _all()))
+    _write(root / 'obj.names', 'nut\nbolt\n')
+    _write(root / 'obj.data', 'classes = 2\nnames = data/obj.names\ntrain = data/train.txt\nbackup = backup/\n')
+
+
+def cvat_ultralytics(root):
+    """Ultralytics YOLO Detection 1.0: lists whose paths begin with data/."""
+    for split in SPLITS:
+        for name, picture, boxes in scenes(split):
+            write_picture(root / 'images' / split, name, picture)
+            _write(root / 'labels' / split / f'{name}.txt', _yolo(boxes))
+        _write(root / f'{split}.txt', ''.join(f'data/images/{split}/{name}.jpg\n' for name, *_ in scenes(split)))
+    _write(root / 'data.yaml', 'names:\n  0: nut\n  1: bolt\npath: .\ntrain: train.txt\nval: val.txt\n')
+
+
+def cvat_masks(root, subsets=('default', 'default')):
+    """Segmentation mask 1.1: colours of labelmap.txt, and a second folder of masks by object."""
+    lists = {}
+    for split, name, picture, boxes in _all():
+        write_picture(root / 'JPEGImages', name, picture)
+        colours = np.array(list(COLOURS.values()), np.uint8)[_labels(boxes)][..., ::-1]
+        for folder in ('SegmentationClass', 'SegmentationObject'):
+            write_picture(root / folder, name, colours, '.png')
+        lists.setdefault(subsets[SPLITS.index(split)], []).append(name)
+    for subset, names in lists.items():
+        _write(root / 'ImageSets' / 'Segmentation' / f'{subset}.txt', ''.join(f'{name}\n' for name in names))
+    _labelmap(root)
+
+
+def cvat_masks_subsets(root):
+    cvat_masks(root, SPLITS)
+
+
+def label_studio_coco(root):
+    """All ids count from 0."""
+    for _, name, picture, _ in _all():
+        write_picture(root / 'images', f'8ab1-{name}', picture)
+    pictures = [(f'images/8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
+    _write(root / 'result.json', _coco(pictures, 0, 0, 0, ignore=0))
+
+
+def label_studio_yolo(root):
+    for _, name, picture, boxes in _all():
+        write_picture(root / 'images', f'8ab1-{name}', picture)
+        _write(root / 'labels' / f'8ab1-{name}.txt', _yolo(boxes))
+    _write(root / 'classes.txt', 'nut\nbolt\n')
+    _write(root / 'notes.json', dict(categories=[dict(id=0, name='nut'), dict(id=1, name='bolt')], info={}))
+
+
+def label_studio_voc(root):
+    for _, name, picture, boxes in _all():
+        write_picture(root / 'images', f'8ab1-{name}', picture)
+        _write(root / 'Annotations' / f'8ab1-{name}.xml', _voc(f'8ab1-{name}', boxes))
+
+
+def label_studio_json(root):
+    for _, name, picture, _ in _all():
+        write_picture(root / 'images', name, picture)
+    _write(root / 'project-1.json', [dict(id=1, annotations=[dict(id=1, result=[])], data=dict(image='/a.jpg'))])
+
+
+def labelme(root):
+    for _, name, picture, boxes in _all():
+        write_picture(root, name, picture)
+        shapes = [dict(label=NAMES[kind], shape_type='rectangle', points=[[x, y], [x + side, y + side]])
+                  for x, y, side, kind in boxes]  # fmt: skip
+        _write(root / f'{name}.json', dict(version='5.5.0', flags={}, shapes=shapes, imagePath=f'{name}.jpg'))
+
+
+def labelme_coco(root):
+    """labelme2coco.py: pictures with drawn labels beside."""
+    for _, name, picture, _ in _all():
+        write_picture(root / 'JPEGImages', name, picture)
+        write_picture(root / 'Visualization', name, picture)
+    _write(root / 'annotations.json',
+           _coco([(f'JPEGImages/{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0, 0))  # fmt: skip
+
+
+def labelme_voc(root):
+    """labelme2voc.py."""
+    for _, name, picture, boxes in _all():
+        write_picture(root / 'JPEGImages', name, picture)
+        write_picture(root / 'SegmentationClassPNG', name, _labels(boxes), '.png')
+        write_picture(root / 'SegmentationObjectPNG', name, _labels(boxes), '.png')
+        write_picture(root / 'SegmentationClassVisualization', name, picture)
+        (root / 'SegmentationClass').mkdir(exist_ok=True)
+        np.save(root / 'SegmentationClass' / f'{name}.npy', _labels(boxes))
+    _write(root / 'class_names.txt', '_background_\nnut\nbolt\n')
+
+
+def roboflow_coco(root):
+    """A category of all classes, without objects, comes first."""
+    for split, folder in zip(SPLITS, ('train', 'valid')):
+        names = {name: f'{name}_jpg.rf.0123456789abcdef' for name, *_ in scenes(split)}
+        for name, picture, _ in scenes(split):
+            write_picture(root / folder, names[name], picture)
+        data = _coco([(f'{names[name]}.jpg', boxes) for name, _, boxes in scenes(split)], 0, 0)
+        data['categories'].insert(0, dict(id=0, name='parts', supercategory='none'))
+        _write(root / folder / '_annotations.coco.json', data)
+    _write(root / 'README.roboflow.txt', 'parts - v1\n')
+
+
+def roboflow_yolo(root):
+    for split, folder in zip(SPLITS, ('train', 'valid')):
+        for name, picture, boxes in scenes(split):
+            write_picture(root / folder / 'images', f'{name}_jpg.rf.0123456789abcdef', picture)
+            _write(root / folder / 'labels' / f'{name}_jpg.rf.0123456789abcdef.txt', _yolo(boxes))
+    _write(root / 'README.dataset.txt', '# parts\n')
+    _write(root / 'data.yaml', "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\n"
+           "names: ['nut', 'bolt']\n\nroboflow:\n  workspace: a\n")  # fmt: skip
+
+
+def roboflow_voc(root):
+    for split, folder in zip(SPLITS, ('train', 'valid')):
+        for name, picture, boxes in scenes(split):
+            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef', picture)
+            _write(root / folder / f'{name}_jpg.rf.0123456789abcdef.xml', _voc(name, boxes))
+
+
+def roboflow_masks(root):
+    for split, folder in zip(SPLITS, ('train', 'valid')):
+        for name, picture, boxes in scenes(split):
+            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef', picture)
+            write_picture(root / folder, f'{name}_jpg.rf.0123456789abcdef_mask', _labels(boxes), '.png')
+        _write(root / folder / '_classes.csv', 'Pixel Value, Class\n0, background\n1, nut\n2, bolt\n')
+
+
+def via_coco(root):
+    """Ids of pictures are numbers in `images` and texts in `annotations`."""
+    data = _coco([(f'{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0)
+    for annotation in data['annotations']:
+        annotation['image_id'] = str(annotation['image_id'])
+    for _, name, picture, _ in _all():
+        write_picture(root, name, picture)
+    _write(root / 'via_export_coco.json', data)
+
+
+def via_json(root):
+    regions = {}
+    for _, name, picture, boxes in _all():
+        write_picture(root, name, picture)
+        shapes = [dict(shape_attributes=dict(name='rect', x=x, y=y, width=side, height=side),
+                       region_attributes=dict(name=NAMES[kind])) for x, y, side, kind in boxes]  # fmt: skip
+        regions[f'{name}.jpg1234'] = dict(filename=f'{name}.jpg', size=1234, regions=shapes, file_attributes={})
+    _write(root / 'via_region_data.json', regions)
+
+
+def via_project(root):
+    via_json(root)
+    (root / 'via_region_data.json').rename(root / 'regions')
+    regions = json.loads((root / 'regions').read_text())
+    (root / 'regions').unlink()
+    _write(root / 'via_project.json', dict(_via_settings={}, _via_img_metadata=regions, _via_attributes={}))
+
+
+def voc_segmentation(root):
+    """VOC 2012: a palette, 255 at borders, lists of segmentation beside those of detection, boxes beside."""
+    layouts.voc(root)
+    from PIL import Image
+
+    for _, name, _, boxes in _all():
+        labels = _labels(boxes)
+        labels[0] = 255
+        image = Image.fromarray(labels, 'P')
+        image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0] + [0] * 756 + [224, 224, 192])
+        (root / 'SegmentationClass').mkdir(exist_ok=True)
+        image.save(root / 'SegmentationClass' / f'{name}.png')
+        shutil.copytree(root / 'SegmentationClass', root / 'SegmentationObject', dirs_exist_ok=True)
+    lists = dict(train=('train_2', 'val_0', 'val_1'), val=('train_0', 'train_1'))
+    for split, names in lists.items():
+        _write(root / 'ImageSets' / 'Segmentation' / f'{split}.txt', ''.join(f'{name}\n' for name in names))
+    _write(root / 'ImageSets' / 'Segmentation' / 'trainval.txt', 'train_0\ntrain_1\ntrain_2\nval_0\nval_1\n')
+
+
+def made(kind, folder):
+    root = Path(folder) / kind
+    root.mkdir(parents=True)
+    globals()[kind](root)
+    return root

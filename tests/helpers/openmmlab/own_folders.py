@@ -1,0 +1,53 @@
+"""Configs filled by `--data`, and the data of these configs."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+from mmengine.registry import DATASETS
+from PIL import Image
+
+from swin_backbone.openmmlab.config.files import read_config
+from swin_backbone.openmmlab.data.own_data.config import fill_own_data
+from swin_backbone.openmmlab.data.own_data.layouts import find_data
+
+BOXES = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
+LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
+
+
+def fill(config, data, work, annotations=None, names=None):
+    """A config for a folder of data, and the report."""
+    cfg = read_config(config)
+    own = find_data(cfg, data, annotations, work, names)
+    cfg.own_data = own.own_data
+    fill_own_data(cfg)
+    return cfg, '\n'.join(own.lines)
+
+
+def read(cfg, phase='train'):
+    """The annotation file of a config. Its pictures are there."""
+    dataset = cfg[f'{phase}_dataloader'].dataset
+    data = json.loads(Path(dataset.data_root, dataset.ann_file).read_text())
+    for image in data['images']:
+        assert cv2.imread(f'{dataset.data_root}/{dataset.data_prefix.img}/{image["file_name"]}') is not None
+    return data
+
+
+def boxes(data):
+    """Class and box of the objects of each picture."""
+    names = {category['id']: category['name'] for category in data['categories']}
+    pictures = {image['id']: image['file_name'].rpartition('/')[2] for image in data['images']}
+    objects = {}
+    for one in data['annotations']:
+        objects.setdefault(pictures[one['image_id']], []).append((names[one['category_id']], *one['bbox']))
+    return {name: sorted(several) for name, several in objects.items()}
+
+
+def labels_of(cfg, phase='train'):
+    """The labels of each picture of a segmentor's data set."""
+    import mmseg.datasets  # noqa: F401 - registers BaseSegDataset
+
+    dataset = DATASETS.build(dict(cfg[f'{phase}_dataloader'].dataset, type='mmseg.BaseSegDataset', pipeline=[]))
+    items = map(dataset.get_data_info, range(len(dataset)))
+    return {Path(item['img_path']).name: np.asarray(Image.open(item['seg_map_path'])) for item in items}

@@ -1,0 +1,45 @@
+"""Checks of arguments: allowed values pass, and errors name argument, allowed values and value."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+from swin_backbone.checks import check_choice, check_int, check_number, check_sequence, check_size, check_type, refusal
+
+
+def test_allowed_values_pass():
+    assert check_int('n', np.int64(3), 1, 3) == 3
+    assert check_number('n', np.float32(0.5), above=0, below=1) == 0.5
+    assert check_choice('n', 'a', {'a': 1, 'b': 2}) == 'a'
+    assert check_size('n', 7) == (7, 7)
+    assert check_size('n', [7, 12]) == (7, 12)
+    assert check_sequence('n', range(2), 'two', 2) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ('check', 'value', 'error', 'message'),
+    [
+        (check_int, True, TypeError, 'n takes a whole number, got True'),
+        (partial(check_int, least=1), 0, ValueError, 'n takes a whole number of at least 1, got 0'),
+        (partial(check_int, least=1, most=3), 4, ValueError, 'n takes a whole number from 1 to 3, got 4'),
+        (check_number, '3', TypeError, "n takes a finite number, got '3'"),
+        (check_number, math.nan, ValueError, 'n takes a finite number, got nan'),
+        (partial(check_number, least=0), 10**400, ValueError, 'n takes a finite number of at least 0, got 1000*[.]{3}'),
+        (partial(check_number, above=0, below=1), 1, ValueError, 'n takes a finite number above 0 and below 1, got 1'),
+        (partial(check_choice, choices=['a', 'b']), 'c', ValueError, "n takes one of 'a', 'b', got 'c'"),
+        (partial(check_choice, choices=['a']), None, TypeError, "n takes one of 'a', got None"),
+        (partial(check_sequence, takes='a list'), 'ab', TypeError, "n takes a list, got 'ab'"),
+        (partial(check_sequence, takes='two names', length=2), [1], ValueError, r'n takes two names, got \[1\]'),
+        (check_size, (1, 2, 3), ValueError, r'n takes a whole number of at least 1, or a pair .*, got \(1, 2, 3\)'),
+        (partial(check_type, kinds=dict, takes='a dict'), [], TypeError, r'n takes a dict, got \[\]'),
+    ],
+)  # fmt: skip
+def test_errors_name_argument_range_and_value(check, value, error, message):
+    with pytest.raises(error, match=f'^{message}$'):
+        check('n', value)
+
+
+def test_long_values_are_shortened():
+    assert refusal('n', 'a name', 'x' * 1000) == f"n takes a name, got '{'x' * 199}..."
