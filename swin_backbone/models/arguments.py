@@ -42,7 +42,7 @@ BackendName = Annotated[str, ranges.BACKEND]
 SIZE = ('arch', 'embed_dims', 'depths', 'num_heads')  # make the size, which the ranges of others depend on
 RENAMED = {
     'attention_backend': "is called backend now: write backend='torch' for 'sdpa'; 'auto' and 'triton' are as before",
-    'strip_tokens': 'is gone, since whole maps take less time: leave it out, or write with_cp=True for the least memory',
+    'strip_tokens': 'is gone, since whole maps take less time: leave it out; with_cp=True takes the least memory',
 }
 
 

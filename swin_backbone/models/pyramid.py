@@ -199,9 +199,9 @@ class SwinPyramid(BaseModule):
 
     def _owns_maps(self) -> bool:
         """Return whether no hook and no layer of a user's own may keep a map that a block would overwrite."""
-        layers = [self.patch_embed, self.drop_after_pos]
+        layers: list[nn.Module] = [self.patch_embed, self.drop_after_pos]
         for stage in self.stages:
-            layers += [stage, *stage.blocks] if stage.downsample is None else [stage, *stage.blocks, stage.downsample]
+            layers += [stage, *stage.blocks, *([] if stage.downsample is None else [stage.downsample])]
         return not has_global_hooks() and not any(type(x) not in _OWN or is_hooked(x) for x in layers)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:

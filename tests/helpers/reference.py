@@ -1,4 +1,4 @@
-"""The paper's algorithms written literally, step by step, on state dicts: slow, plain, and the truth of all comparisons.
+"""The paper's algorithms written literally, step by step, on state dicts: slow, plain, the truth of all comparisons.
 
 Nothing is shared with the package: no index tables, no modules. The position bias is looked up pair by pair.
 

@@ -155,7 +155,8 @@ def embed(
         return of_image, of_weight.view_as(weight), *of_others
 
     def by_torch(image: Tensor, *weights: Any) -> Tensor:
-        return embed_by_torch(image, *weights, eps)
+        y_BHWN: Tensor = embed_by_torch(image, weights, eps)
+        return y_BHWN
 
     return operate(compute, gradients, by_torch, image_BCHW.float(), weight_NCHW, bias_N, norm_weight, norm_bias)
 
@@ -200,7 +201,8 @@ def merge(
         return of_x, neighbours_last(of_weight), *of_norm
 
     def by_torch(x: Tensor, *weights: Any) -> Tensor:
-        return merge_by_torch(x, *weights, eps, post_norm)
+        y_BHWN: Tensor = merge_by_torch(x, weights, eps, post_norm)
+        return y_BHWN
 
     return operate(compute, gradients, by_torch, x_BHWC.float().contiguous(), weight_NC, norm_weight, norm_bias)
 

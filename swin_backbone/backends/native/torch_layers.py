@@ -3,6 +3,7 @@
 Layout: B batch, H W height and width of a map, C channels, N channels out.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch.nn.functional as F
@@ -40,30 +41,26 @@ def block_by_torch(x_BHWC: Tensor, w: Any, settings: Any, windows: Windows) -> T
     return x_BHWC if len(eps) == 2 else F.layer_norm(x_BHWC, C, w.norm3_weight, w.norm3_bias, eps[2])
 
 
-def embed_by_torch(
-    image_BCHW: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    norm_weight: Optional[Tensor],
-    norm_bias: Optional[Tensor],
-    eps: Optional[float],
-) -> Tensor:
-    """Return the tokens of images, see `layers.embed`."""
+def embed_by_torch(image_BCHW: Tensor, weights: Sequence[Any], eps: Optional[float]) -> Tensor:
+    """Return the tokens of images, see `layers.embed`.
+
+    Args:
+        weights: weight and bias of the projection, weight and bias of the norm.
+    """
+    weight, bias, norm_weight, norm_bias = weights
     rows, columns = weight.shape[2:]
     padding = 0, -image_BCHW.shape[3] % columns, 0, -image_BCHW.shape[2] % rows
     y_BHWN = F.conv2d(F.pad(image_BCHW, padding), weight, bias, stride=(rows, columns)).permute(0, 2, 3, 1)
     return y_BHWN if eps is None else F.layer_norm(y_BHWN, y_BHWN.shape[-1:], norm_weight, norm_bias, eps)
 
 
-def merge_by_torch(
-    x_BHWC: Tensor,
-    weight: Tensor,
-    norm_weight: Optional[Tensor],
-    norm_bias: Optional[Tensor],
-    eps: Optional[float],
-    post_norm: bool,
-) -> Tensor:
-    """Return merged neighbours, see `layers.merge`."""
+def merge_by_torch(x_BHWC: Tensor, weights: Sequence[Any], eps: Optional[float], post_norm: bool) -> Tensor:
+    """Return merged neighbours, see `layers.merge`.
+
+    Args:
+        weights: weight of the projection, weight and bias of the norm.
+    """
+    weight, norm_weight, norm_bias = weights
 
     def normalise(x: Tensor) -> Tensor:
         return x if eps is None else F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, eps)

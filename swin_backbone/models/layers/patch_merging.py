@@ -80,12 +80,13 @@ def normalise_output(norm: nn.Module, x_BHWC: Tensor, backend: str) -> Tensor:
 
     The map is no channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
     """
-    dtype = x_BHWC.dtype if getattr(norm, 'weight', None) is None else norm.weight.dtype
-    takes_library = backend in ('auto', 'native') and is_plain_norm(norm) and dtype == torch.float32
-    if takes_library and why_not_native(x_BHWC) is None:
-        return native.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
+    if backend in ('auto', 'native') and isinstance(norm, nn.LayerNorm) and is_plain_norm(norm):
+        dtype = x_BHWC.dtype if norm.weight is None else norm.weight.dtype
+        if dtype == torch.float32 and why_not_native(x_BHWC) is None:
+            return native.output_norm(x_BHWC, norm.weight, norm.bias, norm.eps)
     # `clone`: `contiguous` compares sizes, which is a guard of torch.compile
-    return norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+    y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+    return y_BCHW
 
 
 def write_normalised_output(norm: nn.Module, x_BHWC: Tensor, backend: str, out_BCHW: Tensor) -> None:

@@ -168,7 +168,8 @@ class SwinBlock(Layer):
             return y_BHWC
         windows = self.windows(x_BHWC)
         x_BHWC = x_BHWC + self.drop_path(self.attn(self.norm1(x_BHWC), windows))
-        return x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
+        z_BHWC: Tensor = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
+        return z_BHWC
 
     def in_another_way(self, x_BHWC: Tensor, recomputes: bool, overwrites: bool) -> Optional[Tensor]:
         """Return the output of the block by the compiled library or by `with_cp`; None: neither is due."""

@@ -38,7 +38,8 @@ class SwinMLPBlock(SwinBlock):
         windows = self.windows(x_BHWC)
         x_LNC = windows.partition(self.norm1(x_BHWC))
         x_BHWC = x_BHWC + self.drop_path(windows.reverse(self.mix_places(x_LNC), x_BHWC.shape[0]))
-        return x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
+        z_BHWC: Tensor = x_BHWC + self.drop_path(self.ffn(self.norm2(x_BHWC)))
+        return z_BHWC
 
     def mix_places(self, x_LNC: Tensor) -> Tensor:
         """Apply the linear layer over the places of each window, head by head: (L, N, C)."""
