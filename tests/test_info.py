@@ -85,7 +85,7 @@ def test_a_report_where_packages_are_missing(tmp_path, missing):
     assert found['system', 'Python'].startswith('.'.join(map(str, sys.version_info[:3])))
     works = found['backends', 'native on cpu, float32']
     assert works.startswith('fails: ') == ('torch' in missing)
-    computes = found['backends', 'auto on cpu, float32, inference']
+    computes = found['backends', 'auto on cpu, float32']
     assert computes.startswith('fails: ') == ('torch' in missing), computes
     assert f'{os.cpu_count()} CPUs' in found['devices', 'cpu']
 
