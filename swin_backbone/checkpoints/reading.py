@@ -263,10 +263,10 @@ class _Unpickler(pickle.Unpickler):
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Let `torch.load` find the stand-ins."""
+    """Let `torch.load` find the stand-ins, and none of the originals that a user may have allowed."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([*before, *STAND_INS.values()])
+    torch.serialization.add_safe_globals(list(STAND_INS.values()))
     try:
         yield
     finally:
