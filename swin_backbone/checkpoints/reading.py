@@ -263,10 +263,10 @@ class _Unpickler(pickle.Unpickler):
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Let `torch.load` find the stand-ins."""
+    """Let `torch.load` find the stand-ins, and none of the originals that a user may have allowed."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([*before, *STAND_INS.values()])
+    torch.serialization.add_safe_globals(list(STAND_INS.values()))
     try:
         yield
     finally:
@@ -274,21 +274,26 @@ def _stand_ins() -> Iterator[None]:
         torch.serialization.add_safe_globals(before)
 
 
-def _finish(value: Any, finished: dict[int, Any]) -> Any:
-    """Put the values of stand-ins in their places, in lists and dicts as they are. Shared objects stay shared."""
+def _finish(value: Any, finished: dict[int, tuple[Any, Any]]) -> Any:
+    """Put the values of stand-ins in their places, in lists and dicts as they are. Shared objects stay shared.
+
+    Args:
+        finished: (value, result) by the id of the value, which has to stay alive.
+    """
     if id(value) in finished:
-        return finished[id(value)]
+        return finished[id(value)][1]
     result = value
     if isinstance(value, (_Array, _History)):
         result = value.finish()
     elif isinstance(value, (_DType, type, FunctionType)):
         raise pickle.UnpicklingError(f'GLOBAL {value}')
-    finished[id(value)] = result
+    finished[id(value)] = value, result
     if type(value) in (dict, OrderedDict, Counter):
         for key, item in value.items():
             value[key] = _finish(item, finished)
     elif type(value) is list:
         value[:] = [_finish(item, finished) for item in value]
     elif type(value) is tuple:
-        result = finished[id(value)] = tuple(_finish(item, finished) for item in value)
+        result = tuple(_finish(item, finished) for item in value)
+        finished[id(value)] = value, result
     return result
