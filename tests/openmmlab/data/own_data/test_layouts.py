@@ -285,9 +285,10 @@ def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
 
 
 def test_generated_data_are_no_results(tmp_path):
-    run('tools/make_shapes_dataset.py', tmp_path / 'own', '--train', 2, '--val', 1, '--size', 64)
+    root = tmp_path / 'own'
+    run('tools/make_shapes_dataset.py', root, '--train', 2, '--val', 1, '--size', 64)
     for config in (BOXES, LABELS):
-        _, said = fill(config, tmp_path / 'own', tmp_path / 'own' / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
+        _, said = fill(config, root, root / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
         assert '2 pictures' in said
         assert 'not read' not in said
 
