@@ -111,6 +111,7 @@ def _list(data: Path, annotations: Optional[Path], outputs: Outputs, names: Opti
     if not data.is_dir() and not DataFolder(root, files, root, files, outputs, results).pictures:
         root = root.parent  # of annotations/instances_train.json
         files, results = list_files(root)
+    results = [name for name in results if (root / name).resolve() != outputs.folder.resolve()]  # of this run
     if annotations is None:
         return DataFolder(root, files, root, files, outputs, results, names)
     ann_root = annotations if annotations.is_dir() else annotations.parent

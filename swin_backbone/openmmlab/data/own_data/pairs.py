@@ -13,7 +13,7 @@ LABEL_SUFFIXES = ('.png', '.tif', '.tiff', '.bmp')
 LABEL_WORDS = {
     *('label', 'labels', 'mask', 'masks', 'annotation', 'annotations', 'ann', 'anns', 'gt', 'gtfine', 'groundtruth'),
     *('seg', 'segs', 'segmentation', 'segmentations', 'segmentationclass', 'target', 'targets', 'labelids'),
-    *('segmentationclasspng', 'annot', 'trainannot', 'valannot', 'testannot'),
+    'segmentationclasspng',
 }
 PICTURE_WORDS = {'image', 'images', 'img', 'imgs', 'picture', 'pictures', 'photo', 'photos', 'jpegimages', 'leftimg'}
 SPLIT_WORDS = {word for words in SPLITS.values() for word in words}

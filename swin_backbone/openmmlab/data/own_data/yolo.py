@@ -34,7 +34,7 @@ class PlainLoaderWithoutAliases(PlainLoader):
         return super().compose_node(parent, index)
 
 
-class Settings(NamedTuple):
+class DataYaml(NamedTuple):
     """A data.yaml, with its path and the names of its classes."""
 
     path: Path
@@ -70,7 +70,7 @@ def find_yolo(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     return own
 
 
-def _read_settings(folder: DataFolder, one_file: Optional[Path]) -> Settings:
+def _read_settings(folder: DataFolder, one_file: Optional[Path]) -> DataYaml:
     """Return the first data.yaml with names."""
     paths = [one_file] if one_file is not None else folder.with_suffix('.yaml', '.yml')
     for path in sorted(paths, key=lambda path: (path.stem != 'data', path)):
@@ -89,10 +89,10 @@ def _read_settings(folder: DataFolder, one_file: Optional[Path]) -> Settings:
         if isinstance(names, list):
             names = [str(name) for name in names]
             require_distinct(names, f'{path}: names')
-            return Settings(path, values, names)
+            return DataYaml(path, values, names)
         if one_file is not None:
             raise DataError(f"{path} is no data.yaml of YOLO's: it has no list of names")
-    return Settings(folder.root / 'data.yaml', {}, None)
+    return DataYaml(folder.root / 'data.yaml', {}, None)
 
 
 def _count_points(settings: dict[str, Any]) -> int:
@@ -130,7 +130,7 @@ def _pair_files(folder: DataFolder) -> dict[Path, Optional[Path]]:
     return files
 
 
-def _read_lists(folder: DataFolder, settings: Settings) -> tuple[Lists, list[str]]:
+def _read_lists(folder: DataFolder, settings: DataYaml) -> tuple[Lists, list[str]]:
     """Return the pictures of train, val and test of a data.yaml, and lines of the report.
 
     Raises:

@@ -9,6 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from helpers.in_process import run
 from helpers.openmmlab import layouts
 from helpers.openmmlab.own_folders import BOXES, LABELS, boxes, fill, labels_of, read
 from mmengine.config import Config
@@ -281,6 +282,15 @@ def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
         if layout == 'yolo':
             assert now.pop('train_0.jpg') == [('nut', 24, 24, 16, 16)]
     record_fault('bad_data')
+
+
+def test_generated_data_are_no_results(tmp_path):
+    root = tmp_path / 'own'
+    run('tools/make_shapes_dataset.py', root, '--train', 2, '--val', 1, '--size', 64)
+    for config in (BOXES, LABELS):
+        _, said = fill(config, root, root / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
+        assert '2 pictures' in said
+        assert 'not read' not in said
 
 
 def through_links(root):
