@@ -19,7 +19,7 @@ from ..devices import keep_freed_memory
 from ..outputs import mark_folder
 from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
-from .config.check import check_config, check_fit
+from .config.check import check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
 from .config.training_settings import Settings, apply_settings, fit_schedule
@@ -86,7 +86,6 @@ def load_config(
         _put_settings(cfg, settings, options, launcher)
     apply_options(cfg, options)
     cfg.work_dir = said_dir or cfg.work_dir
-    check_config(cfg)
     if any(key.lstrip('+').startswith('custom_imports') for key in options):
         import_modules_from_strings(**cfg.custom_imports)  # mmengine imports what the file itself names
     if with_data:
