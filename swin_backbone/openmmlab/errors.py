@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Any, Optional
 
 from mmengine.config import Config
-from mmengine.registry import build_from_cfg
 
 from ..checkpoints import CheckpointError
 
@@ -139,16 +138,29 @@ def _config_place(error: BaseException) -> str:
     cfg = next(filter(None, map(_config_of, frames)), None)
     if cfg is None:
         return ''
-    building = [frame.f_locals.get('cfg') for frame in frames if frame.f_code is build_from_cfg.__code__]
-    working = [frame.f_locals['self'] for frame in frames if 'self' in frame.f_locals]
-    candidates = [(type(owner).__name__, getattr(owner, '__dict__', {})) for owner in working]
-    candidates += [(kind_of(node), node) for node in building if isinstance(node, dict) and 'type' in node]
-    for kind, settings in reversed(candidates):  # the innermost first
-        parts = [(key, part) for key, part in parts_of(cfg) if kind_of(part) == kind]
-        if parts:
-            key, _ = max(parts, key=lambda item: (item[1] == settings, _num_equal(item[1], settings)))
-            return f'{key} of {cfg.filename}' if cfg.filename else key
+    for frame in reversed(frames):
+        for kind, settings in _objects_of(frame):
+            parts = [(key, part) for key, part in parts_of(cfg) if kind_of(part) == kind]
+            if parts:
+                key, _ = max(parts, key=lambda item: (item[1] == settings, _num_equal(item[1], settings)))
+                return f'{key} of {cfg.filename}' if cfg.filename else key
     return ''
+
+
+def _objects_of(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield class and settings of the config parts among a frame's variables, then of the object of its method.
+
+    Functions of this folder yield nothing: their errors name a key. Neither do constructors: their objects have few
+    attributes yet, and the caller has the config.
+    """
+    if frame.f_globals.get('__name__', '').startswith(f'{__package__}.') or frame.f_code.co_name == '__init__':
+        return
+    for value in frame.f_locals.values():
+        if isinstance(value, dict) and 'type' in value:
+            yield kind_of(value), value
+    if 'self' in frame.f_locals:
+        owner = frame.f_locals['self']
+        yield type(owner).__name__, getattr(owner, '__dict__', {})
 
 
 def _config_of(frame: FrameType) -> Optional[Config]:

@@ -93,7 +93,7 @@ def load_config(
         fill_own_data(cfg)
         for key, value in said.items():
             filled = setting_of(cfg, key)
-            if not isinstance(value, dict) and filled != value:
+            if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
                 raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
     cfg.launcher = launcher
     return cfg

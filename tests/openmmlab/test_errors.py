@@ -45,6 +45,17 @@ def test_the_part_that_fails_at_work_is_named():
     assert failure(dict(width=4), 'key') == 'model of a.py: KeyError: key'
 
 
+def test_a_function_that_reads_a_part_names_it():
+    cfg = Config(dict(optim_wrapper=dict(optimizer=dict(type='SGDD', lr='abc'))))
+
+    def scale(cfg, optimizer):
+        return optimizer['lr'] * 0.5
+
+    with pytest.raises(TypeError) as caught:
+        scale(cfg, cfg.optim_wrapper.optimizer)
+    assert sentence_of(caught.value).startswith("optim_wrapper.optimizer: can't multiply")
+
+
 def test_errors_without_a_config_are_their_message():
     assert sentence_of(ValueError('a\nb')) == 'a b'
     assert sentence_of(KeyError('a')) == 'KeyError: a'
