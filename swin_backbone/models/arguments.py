@@ -26,7 +26,7 @@ FLAGS = ('qkv_bias', 'patch_norm', 'use_abs_pos_embed', 'with_cp', 'convert_weig
 RATES = ('drop_rate', 'attn_drop_rate', 'drop_path_rate')
 RENAMED = {
     'attention_backend': "is called backend now: write backend='torch' for 'sdpa'; 'auto' and 'triton' are as before",
-    'strip_tokens': 'is gone, since whole maps take less time: leave it out, or write with_cp=True for the least memory',
+    'strip_tokens': 'is gone, since whole maps take less time: leave it out, or write with_cp=True for less memory',
 }
 
 

@@ -173,7 +173,7 @@ def test_an_argument_of_another_name_says_what_to_write(backbone):
 
 
 def test_what_is_gone_names_its_replacement():
-    with pytest.raises(TypeError, match='strip_tokens is gone, .* with_cp=True'):
+    with pytest.raises(TypeError, match=r'strip_tokens is gone, .* with_cp=True'):
         SwinBackbone(strip_tokens='auto')
     for name in ('eager', 'graph', 'reference'):
         with pytest.raises(ValueError, match=f"backend takes one of .*, got '{name}': .*write backend='torch'"):

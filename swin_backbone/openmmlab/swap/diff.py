@@ -26,7 +26,7 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def _differences(key: str, old: object, new: object) -> Iterator[tuple[str, object, object]]:
+def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
     if old is ABSENT or new is ABSENT or not (isinstance(old, dict) and isinstance(new, dict)):
         are_lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new) > 0
         if are_lists and isinstance(new[0], dict):

@@ -244,7 +244,7 @@ def test_a_resume_with_other_classes_says_what_to_do(record_fault, tmp_path, wor
 
 
 BUILDING = {
-    'an argument': ('model.backbone.arch=huge', 'arch must be one of'),
+    'an argument': ('model.backbone.arch=huge', 'arch takes one of'),
     'a type': ('model.neck.type=FPNN', 'FPNN is not in the mmdet::model registry'),
     'an optimizer wrapper': ('optim_wrapper.type=OptimWraper', 'OptimWraper is not in the'),
     'a transform': ('train_dataloader.dataset.pipeline.2.type=Resise', 'Resise is not in the'),
@@ -267,7 +267,7 @@ def test_what_cannot_be_built_is_the_sentence_alone(record_fault, own, what, tmp
 
 def test_traceback_says_where(own, tmp_path):
     words = [*detection(own, 'model.backbone.arch=huge'), '--work-dir', tmp_path]
-    with pytest.raises(ValueError, match='arch must be one of'):
+    with pytest.raises(ValueError, match='arch takes one of'):
         run('tools/train.py', *words, '--debug')
 
 
