@@ -147,7 +147,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, at: bool = True) -> No
         'not in the config is an error, and +key=value adds it',
     )
     parser.add_argument(
-        '--traceback', action='store_true', help='print the traceback of an error, not only one sentence'
+        '--debug', dest='traceback', action='store_true', help='print the traceback of an error, not only one line'
     )
 
 

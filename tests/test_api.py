@@ -93,7 +93,7 @@ def test_export(tmp_path):
     (dict(config='mmdet::retinanet/retinanet_r50'), 'there is no config'),
     (dict(config=RETINANET, checkpoint='nowhere.pth'), "checkpoint takes a file or an address, got 'nowhere.pth'"),
     (dict(config=RETINANET, data='nowhere'), "there is no 'nowhere'"),
-    (dict(config=RETINANET, backbone='swin-x'), "the backbone must be one of .* got 'swin-x'"),
+    (dict(config=RETINANET, backbone='swin-x'), "backbone takes one of .* got 'swin-x'"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

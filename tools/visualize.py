@@ -258,7 +258,7 @@ def draw_bias(args: argparse.Namespace) -> 'Figure':
 
 def main() -> None:
     args = parse_args()
-    # What builds a model has --traceback, and any error of it may be the config's.
+    # What builds a model has --debug, and any error of it may be the config's.
     with stop_on_user_errors(*((BUILD_ERRORS, args.traceback) if 'traceback' in args else ())):
         read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
         outputs = claim(args.out, read, args.overwrite)

@@ -1,45 +1,29 @@
-"""The kinds of arguments of backbones: in a constructor's signature each says its type and the values that it takes.
+"""Checks of the arguments of backbones, of their images and of the tensors for their outputs.
 
-A kind is the argument's type, annotated with a `Range`, or with a function that makes one of the backbone's size.
+Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from types import SimpleNamespace
-from typing import Annotated, Any, Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from ..archs import Arch
-from ..backends.choose import autocast_dtype
-from . import ranges
-from .ranges import Range, or_none, read
+from ..backends.choose import BACKENDS, REPLACED, autocast_dtype
+from ..checks import check_bool, check_choice, check_int, check_number, check_sequence, check_size, is_int, refusal
+from ..windows.grid import Size
+from .layer_configs import check_activation, check_init_cfg, check_norm
 
-Pair = Annotated[Union[int, Sequence[int]], ranges.PAIR]
-Positive = Annotated[int, ranges.POSITIVE]
-Width = Annotated[Optional[int], or_none(ranges.POSITIVE)]
-OneAStage = Annotated[Optional[Sequence[int]], or_none(ranges.POSITIVES)]
-Windows = Annotated[Union[int, Sequence[Union[int, Sequence[int]]]], lambda size: ranges.windows(len(size.depths))]
-PretrainedWindows = Annotated[
-    Optional[Sequence[Union[int, Sequence[int]]]], lambda size: ranges.pretrained_windows(len(size.depths))
-]
-MLPRatio = Annotated[float, lambda size: ranges.mlp_ratio(size.embed_dims)]
-Strides = Annotated[Sequence[int], lambda size: ranges.strides(len(size.depths))]
-Stages = Annotated[Sequence[int], lambda size: ranges.stages(len(size.depths))]
-FrozenStages = Annotated[int, lambda size: ranges.integer(-1, len(size.depths))]
-Flag = Annotated[bool, ranges.FLAG]
-Rate = Annotated[float, ranges.RATE]
-Scale = Annotated[Optional[float], or_none(ranges.number('a finite number of more than 0', lambda scale: scale > 0))]
-Every = Annotated[Optional[int], or_none(ranges.integer(0))]
-Activation = Annotated[dict[str, Any], lambda size: ranges.activation(size.embed_dims)]
-Norm = Annotated[dict[str, Any], lambda size: ranges.norm(size.embed_dims)]
-Checkpoint = Annotated[Optional[str], or_none(ranges.TEXT)]
-InitCfg = Annotated[Union[dict[str, Any], list[dict[str, Any]], None], or_none(ranges.INIT_CFG)]
-SmallMap = Annotated[str, ranges.choice('pad', 'shrink')]
-BackendName = Annotated[str, ranges.BACKEND]
+Pair = Union[int, Sequence[int]]  # (height, width), or one number for both
+Windows = Union[int, Sequence[Pair]]  # one window, or one for each stage
+InitCfg = Union[dict[str, Any], list[dict[str, Any]], None]
 
-SIZE = ('arch', 'embed_dims', 'depths', 'num_heads')  # make the size, which the ranges of others depend on
+DEFAULT_STRIDES = (4, 2, 2, 2)
+FLAGS = ('qkv_bias', 'patch_norm', 'use_abs_pos_embed', 'with_cp', 'convert_weights', 'mask_padding')
+RATES = ('drop_rate', 'attn_drop_rate', 'drop_path_rate')
 RENAMED = {
     'attention_backend': "is called backend now: write backend='torch' for 'sdpa'; 'auto' and 'triton' are as before",
     'strip_tokens': 'is gone, since whole maps take less time: leave it out; with_cp=True takes the least memory',
@@ -58,84 +42,144 @@ def refuse_renamed(init: Callable[..., None]) -> Callable[..., None]:
     return check_names
 
 
-@lru_cache(maxsize=8)
-def declared(init: Callable[..., None]) -> dict[str, Any]:
-    """What a constructor's signature says that its arguments take, by name."""
-    # Not `get_type_hints`, which until Python 3.10 wraps the type of what is None by default.
-    return {name: kind.__metadata__[0] for name, kind in init.__annotations__.items() if hasattr(kind, '__metadata__')}
-
-
-def check(init: Callable[..., None], given: Mapping[str, Any], archs: Mapping[str, Arch]) -> SimpleNamespace:
-    """Check the arguments of a backbone's constructor and convert them to what the pyramid and its blocks take.
+def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> SimpleNamespace:
+    """Check the arguments of a backbone's constructor and convert them to the form in which the pyramid uses them.
 
     Args:
-        init: the constructor, whose signature says what is allowed.
-        given: arguments by name, as in a constructor's `locals()`; other names are ignored.
+        given: arguments by name, as in a constructor's `locals()`. Other names are ignored.
         archs: the published sizes.
 
     Returns:
-        Values by name. `size` is made from arch, embed_dims, depths and num_heads. `init_cfg` also stands for
-        `pretrained`, its deprecated spelling.
+        Values by name. `size` replaces arch, embed_dims, depths and num_heads. `init_cfg` also holds the checkpoint
+        of `pretrained`.
 
     Raises:
-        TypeError, ValueError: for the first argument that has a wrong type or is out of its range. The message names
-            the argument.
+        TypeError, ValueError: for an argument of a wrong type or out of range. The message names the argument.
     """
-    if isinstance(given['pretrain_img_size'], str):  # of who names a size first
-        raise TypeError(
-            f'pretrain_img_size must be {ranges.PAIR.words}; got {given["pretrain_img_size"]!r}. '
-            f"A published size is named by arch='tiny', of {', '.join(archs)}"
-        )
-    takes = declared(init)
-    size = _size(archs, **{name: read(name, given[name], takes[name]) for name in SIZE})
-    checked = {
-        name: read(name, given[name], inside if isinstance(inside, Range) else inside(size))
-        for name, inside in takes.items()
-        if name not in SIZE
-    }
-    patch = checked['strides'][0]
-    if checked['patch_size'] != (patch, patch):
-        raise ValueError(
-            f'patch_size must equal strides[0]={patch}, patches do not overlap; got {given["patch_size"]!r}'
-        )
-    if checked['use_abs_pos_embed'] and min(checked['pretrain_img_size']) < patch:
-        raise ValueError(
-            f'pretrain_img_size must be at least a patch of {patch}, if use_abs_pos_embed; '
-            f'got {given["pretrain_img_size"]!r}'
-        )
-    pretrained = checked.get('pretrained')
-    if pretrained and checked['init_cfg']:
-        raise ValueError(
-            f'pretrained and init_cfg exclude each other; got {pretrained=} and init_cfg={given["init_cfg"]!r}'
-        )
-    if pretrained:
-        checked['init_cfg'] = dict(type='Pretrained', checkpoint=pretrained)
-    return SimpleNamespace(**checked, size=size)
+    if isinstance(given['pretrain_img_size'], str):  # a frequent mistake: SwinBackbone('swin-t')
+        message = refusal('pretrain_img_size', 'a whole number or a pair (height, width)', given['pretrain_img_size'])
+        raise TypeError(f"{message}. A published size is named by arch='tiny', of {', '.join(archs)}")
+    size = _check_arch(archs, given['arch'], given['embed_dims'], given['depths'], given['num_heads'])
+    num_stages = len(size.depths)
+    checked: dict[str, Any] = dict(size=size)
+    checked.update((name, check_bool(name, given[name])) for name in FLAGS if name in given)
+    checked.update((name, check_number(name, given[name], least=0, below=1)) for name in RATES if name in given)
+    checked.update(
+        in_channels=check_int('in_channels', given['in_channels'], least=1),
+        window_size=_check_windows(given['window_size'], num_stages),
+        mlp_ratio=check_number('mlp_ratio', given['mlp_ratio'], least=1 / size.embed_dims),
+        out_indices=_check_stages(given['out_indices'], num_stages),
+        frozen_stages=check_int('frozen_stages', given['frozen_stages'], -1, num_stages),
+        act_cfg=check_activation('act_cfg', given['act_cfg'], size.embed_dims),
+        norm_cfg=check_norm('norm_cfg', given['norm_cfg'], size.embed_dims),
+        init_cfg=check_init_cfg('init_cfg', given['init_cfg']),
+        small_map=check_choice('small_map', given['small_map'], ['pad', 'shrink']),
+        backend=check_backend(given['backend']),
+        qk_scale=_or_none(check_number, 'qk_scale', given.get('qk_scale'), above=0),
+        extra_norm_every_n_blocks=_or_none(
+            check_int, 'extra_norm_every_n_blocks', given.get('extra_norm_every_n_blocks'), least=0
+        ),
+        pretrained_window_sizes=_check_pretrained_windows(given.get('pretrained_window_sizes'), num_stages),
+        **_check_patches(given, num_stages),
+    )
+    if given.get('pretrained') is not None:
+        checked['init_cfg'] = _checkpoint_of(given['pretrained'], given['init_cfg'])
+    return SimpleNamespace(**checked)
 
 
-def _size(
-    archs: Mapping[str, Arch],
-    arch: Optional[str],
-    embed_dims: Optional[int],
-    depths: Optional[tuple[int, ...]],
-    num_heads: Optional[tuple[int, ...]],
-) -> Arch:
-    """Width, depths and heads: the explicit argument if there is one, else that of the arch, else that of 'tiny'."""
-    published = archs[arch or 'tiny']
-    size = Arch(embed_dims or published.embed_dims, depths or published.depths, num_heads or published.num_heads)
+def check_backend(value: Any) -> str:
+    if isinstance(value, str) and value in REPLACED:
+        raise ValueError(f'{refusal("backend", f"one of {list(BACKENDS)}", value)}: {REPLACED[value]}')
+    return str(check_choice('backend', value, BACKENDS))
+
+
+def _or_none(check: Callable[..., Any], name: str, value: object, **limits: float) -> Any:
+    return None if value is None else check(name, value, **limits)
+
+
+def _check_arch(archs: Mapping[str, Arch], arch: object, embed_dims: object, depths: object, num_heads: object) -> Arch:
+    """Return width, depths and heads. The default of each is the value of the arch, or of 'tiny'."""
+    published = archs['tiny' if arch is None else str(check_choice('arch', arch, archs))]
+    size = Arch(
+        _or_none(check_int, 'embed_dims', embed_dims, least=1) or published.embed_dims,
+        _or_none(_check_ints, 'depths', depths) or published.depths,
+        _or_none(_check_ints, 'num_heads', num_heads) or published.num_heads,
+    )
     if len(size.depths) != len(size.num_heads):
         raise ValueError(
-            'depths and num_heads must have one entry a stage each; '
-            f'got depths={size.depths} and num_heads={size.num_heads}'
+            f'depths and num_heads take one entry for each stage, got depths={size.depths} and '
+            f'num_heads={size.num_heads}'
         )
     for stage, heads in enumerate(size.num_heads):
         width = size.embed_dims << stage
         if width % heads:
-            raise ValueError(
-                f'num_heads[{stage}] must divide the width of stage {stage + 1}, embed_dims * {1 << stage} = {width}; '
-                f'got {heads}'
-            )
+            takes = f'a divisor of the width of stage {stage + 1}, embed_dims * {1 << stage} = {width}'
+            raise ValueError(refusal(f'num_heads[{stage}]', takes, heads))
     return size
+
+
+def _check_ints(name: str, value: object, length: Optional[int] = None) -> tuple[int, ...]:
+    takes = f'a list of {length or ""} whole numbers of at least 1, one for each stage'.replace('  ', ' ')
+    return tuple(check_int(name, entry, least=1) for entry in check_sequence(name, value, takes, length))
+
+
+def _check_patches(given: Mapping[str, Any], num_stages: int) -> dict[str, Any]:
+    """Check strides, size of patches and size of pre-training images. The default strides serve fewer stages too."""
+    strides = _check_ints('strides', given['strides'])
+    strides = _check_ints('strides', strides[:num_stages] if strides == DEFAULT_STRIDES else strides, num_stages)
+    patch = strides[0]
+    patch_size = check_size('patch_size', given['patch_size'])
+    if patch_size != (patch, patch):
+        takes = f'strides[0] = {patch}, because patches do not overlap'
+        raise ValueError(refusal('patch_size', takes, given['patch_size']))
+    pretrain_img_size = check_size('pretrain_img_size', given['pretrain_img_size'])
+    if given['use_abs_pos_embed'] and min(pretrain_img_size) < patch:
+        takes = f'at least a patch of {patch} pixels with use_abs_pos_embed'
+        raise ValueError(refusal('pretrain_img_size', takes, given['pretrain_img_size']))
+    return dict(strides=strides, patch_size=patch_size, pretrain_img_size=pretrain_img_size)
+
+
+def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:
+    """Check one window, or one for each stage. Two ints are always (height, width), even with two stages."""
+    takes = f'a whole number of at least 1, a pair (height, width), or a list of {num_stages}, one for each stage'
+    entries = (value,) if is_int(value) else check_sequence('window_size', value, takes)
+    if len(entries) <= 2 and all(map(is_int, entries)):
+        return (check_size('window_size', value),) * num_stages
+    entries = check_sequence('window_size', value, takes, num_stages)
+    return tuple(check_size(f'window_size[{stage}]', entry) for stage, entry in enumerate(entries))
+
+
+def _check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[Size], ...]:
+    """Check the window of each stage in pre-training. 0 becomes None: the stage's own window."""
+    if value is None:
+        return (None,) * num_stages
+    name, takes = 'pretrained_window_sizes', f'a list of {num_stages} windows, one for each stage, or None'
+    entries = check_sequence(name, value, takes, num_stages)
+    return tuple(
+        None if is_int(entry) and entry == 0 else check_size(f'{name}[{stage}]', entry)
+        for stage, entry in enumerate(entries)
+    )
+
+
+def _check_stages(value: object, num_stages: int) -> tuple[int, ...]:
+    """Check the stages of the outputs, and return them in ascending order."""
+    takes = f'a list of different stages from 0 to {num_stages - 1}'
+    stages = tuple(
+        check_int('out_indices', stage, 0, num_stages - 1) for stage in check_sequence('out_indices', value, takes)
+    )
+    if len(set(stages)) < len(stages):
+        raise ValueError(refusal('out_indices', takes, value))
+    return tuple(sorted(stages))
+
+
+def _checkpoint_of(pretrained: object, init_cfg: object) -> dict[str, Any]:
+    """Return the init_cfg that `pretrained`, a deprecated argument of mmdet's Swin, stands for."""
+    if not isinstance(pretrained, str) or not pretrained:
+        kind = TypeError if not isinstance(pretrained, str) else ValueError
+        raise kind(refusal('pretrained', 'a path or URL', pretrained))
+    if init_cfg:
+        raise ValueError(f'pretrained and init_cfg exclude each other, got {pretrained=} and {init_cfg=}')
+    return dict(type='Pretrained', checkpoint=pretrained)
 
 
 def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None:

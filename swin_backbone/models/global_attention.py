@@ -12,7 +12,8 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from . import ranges
+from ..checks import check_int, check_number
+from .layer_configs import check_init_cfg, check_norm
 
 
 @MODELS.register_module()
@@ -42,16 +43,16 @@ class GlobalAttention(BaseModule):
         norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006 - the toolboxes' own way to write a config
         init_cfg: Optional[dict[str, Any]] = None,
     ):
-        super().__init__(init_cfg=ranges.read('init_cfg', init_cfg, ranges.or_none(ranges.INIT_CFG)))
-        ranges.read('embed_dims', embed_dims, ranges.POSITIVE)
-        ranges.read('num_heads', num_heads, ranges.POSITIVE)
+        super().__init__(init_cfg=check_init_cfg('init_cfg', init_cfg))
+        check_int('embed_dims', embed_dims, least=1)
+        check_int('num_heads', num_heads, least=1)
         if embed_dims % num_heads:
-            raise ValueError(f'num_heads must divide embed_dims, got {embed_dims=} and {num_heads=}')
-        ranges.read('norm_cfg', norm_cfg, ranges.norm(embed_dims))
+            raise ValueError(f'num_heads takes a divisor of embed_dims, got {embed_dims=} and {num_heads=}')
+        check_norm('norm_cfg', norm_cfg, embed_dims)
         self.norm1 = build_norm_layer(norm_cfg, embed_dims)[1]
         self.attn = nn.MultiheadAttention(embed_dims, num_heads, batch_first=True)
         self.norm2 = build_norm_layer(norm_cfg, embed_dims)[1]
-        hidden = int(ranges.read('mlp_ratio', mlp_ratio, ranges.mlp_ratio(embed_dims)) * embed_dims)
+        hidden = int(check_number('mlp_ratio', mlp_ratio, least=1 / embed_dims) * embed_dims)
         self.ffn = FFN(embed_dims, hidden, act_cfg=dict(type='GELU'), add_identity=False)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:

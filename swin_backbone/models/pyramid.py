@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..checkpoints import adapt_state_dict, load_checkpoint
 from ..compat import has_global_hooks, symbolic_views
 from ..windows.position import resize_absolute_position_embedding
-from . import arguments, ranges
+from . import arguments
 from .layers import (
     PatchEmbed,
     PatchMerging,
@@ -223,7 +223,7 @@ class SwinPyramid(BaseModule):
 
     @backend.setter
     def backend(self, backend: str) -> None:
-        self._backend: str = ranges.read('backend', backend, ranges.BACKEND)
+        self._backend: str = arguments.check_backend(backend)
         for module in self.modules():
             if module is not self and hasattr(module, 'backend'):
                 module.backend = backend

@@ -1,14 +1,15 @@
 """Swin Transformer (Liu et al. 2021, arXiv 2103.14030) as a backbone."""
 
-from typing import Annotated, Any, Optional
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS, DEFAULT_WINDOW
-from . import arguments as takes
+from . import arguments
+from .arguments import InitCfg, Pair, Windows
 from .layers import SwinBlock
 from .pyramid import SwinPyramid
-from .ranges import choice, or_none
 
 
 @MODELS.register_module()
@@ -69,43 +70,43 @@ class SwinBackbone(SwinPyramid):
         [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
         >>> SwinBackbone(arch='nano', num_heads=(5, 4, 8, 16))
         Traceback (most recent call last):
-        ValueError: num_heads[0] must divide the width of stage 1, embed_dims * 1 = 32; got 5
+        ValueError: num_heads[0] takes a divisor of the width of stage 1, embed_dims * 1 = 32, got 5
     """
 
-    @takes.refuse_renamed
+    @arguments.refuse_renamed
     def __init__(
         self,
-        pretrain_img_size: takes.Pair = 224,
-        in_channels: takes.Positive = 3,
-        embed_dims: takes.Width = None,
-        patch_size: takes.Pair = 4,
-        window_size: takes.Windows = DEFAULT_WINDOW,
-        mlp_ratio: takes.MLPRatio = 4,
-        depths: takes.OneAStage = None,
-        num_heads: takes.OneAStage = None,
-        strides: takes.Strides = (4, 2, 2, 2),
-        out_indices: takes.Stages = (0, 1, 2, 3),
-        qkv_bias: takes.Flag = True,
-        qk_scale: takes.Scale = None,
-        patch_norm: takes.Flag = True,
-        drop_rate: takes.Rate = 0.0,
-        attn_drop_rate: takes.Rate = 0.0,
-        drop_path_rate: takes.Rate = 0.1,
-        use_abs_pos_embed: takes.Flag = False,
-        act_cfg: takes.Activation = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
-        norm_cfg: takes.Norm = dict(type='LN'),  # noqa: B006
-        with_cp: takes.Flag = False,
-        pretrained: takes.Checkpoint = None,
-        convert_weights: takes.Flag = False,
-        frozen_stages: takes.FrozenStages = -1,
-        init_cfg: takes.InitCfg = None,
+        pretrain_img_size: Pair = 224,
+        in_channels: int = 3,
+        embed_dims: Optional[int] = None,
+        patch_size: Pair = 4,
+        window_size: Windows = DEFAULT_WINDOW,
+        mlp_ratio: float = 4,
+        depths: Optional[Sequence[int]] = None,
+        num_heads: Optional[Sequence[int]] = None,
+        strides: Sequence[int] = (4, 2, 2, 2),
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        qkv_bias: bool = True,
+        qk_scale: Optional[float] = None,
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        act_cfg: dict[str, Any] = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006
+        with_cp: bool = False,
+        pretrained: Optional[str] = None,
+        convert_weights: bool = False,
+        frozen_stages: int = -1,
+        init_cfg: InitCfg = None,
         *,
-        arch: Annotated[Optional[str], or_none(choice(*ARCHS))] = None,
-        small_map: takes.SmallMap = 'pad',
-        mask_padding: takes.Flag = False,
-        backend: takes.BackendName = 'auto',
+        arch: Optional[str] = None,
+        small_map: str = 'pad',
+        mask_padding: bool = False,
+        backend: str = 'auto',
     ):
-        checked = takes.check(SwinBackbone.__init__, locals(), ARCHS)
+        checked = arguments.check(locals(), ARCHS)
 
         def make_block(stage: int, index: int, **block: Any) -> SwinBlock:
             return SwinBlock(qkv_bias=checked.qkv_bias, qk_scale=checked.qk_scale, **block)

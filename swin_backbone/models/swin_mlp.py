@@ -1,14 +1,15 @@
 """Swin-MLP, the all-MLP variant of microsoft/Swin-Transformer (models/swin_mlp.py), as a backbone."""
 
-from typing import Annotated, Any, Optional
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from mmengine.registry import MODELS
 
 from ..archs import ARCHS_MLP
-from . import arguments as takes
+from . import arguments
+from .arguments import InitCfg, Pair, Windows
 from .layers import SwinMLPBlock
 from .pyramid import SwinPyramid
-from .ranges import choice, or_none
 
 
 @MODELS.register_module()
@@ -36,34 +37,34 @@ class SwinMLPBackbone(SwinPyramid):
         ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
     """
 
-    @takes.refuse_renamed
+    @arguments.refuse_renamed
     def __init__(
         self,
         *,
-        pretrain_img_size: takes.Pair = 256,
-        in_channels: takes.Positive = 3,
-        embed_dims: takes.Width = None,
-        patch_size: takes.Pair = 4,
-        window_size: takes.Windows = 8,
-        mlp_ratio: takes.MLPRatio = 4,
-        depths: takes.OneAStage = None,
-        num_heads: takes.OneAStage = None,
-        strides: takes.Strides = (4, 2, 2, 2),
-        out_indices: takes.Stages = (0, 1, 2, 3),
-        patch_norm: takes.Flag = True,
-        drop_rate: takes.Rate = 0.0,
-        drop_path_rate: takes.Rate = 0.1,
-        use_abs_pos_embed: takes.Flag = False,
-        act_cfg: takes.Activation = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
-        norm_cfg: takes.Norm = dict(type='LN'),  # noqa: B006
-        with_cp: takes.Flag = False,
-        frozen_stages: takes.FrozenStages = -1,
-        init_cfg: takes.InitCfg = None,
-        arch: Annotated[Optional[str], or_none(choice(*ARCHS_MLP))] = None,
-        small_map: takes.SmallMap = 'pad',
-        backend: takes.BackendName = 'auto',
+        pretrain_img_size: Pair = 256,
+        in_channels: int = 3,
+        embed_dims: Optional[int] = None,
+        patch_size: Pair = 4,
+        window_size: Windows = 8,
+        mlp_ratio: float = 4,
+        depths: Optional[Sequence[int]] = None,
+        num_heads: Optional[Sequence[int]] = None,
+        strides: Sequence[int] = (4, 2, 2, 2),
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        act_cfg: dict[str, Any] = dict(type='GELU'),  # noqa: B006 - the toolboxes' own way to write a config
+        norm_cfg: dict[str, Any] = dict(type='LN'),  # noqa: B006
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        init_cfg: InitCfg = None,
+        arch: Optional[str] = None,
+        small_map: str = 'pad',
+        backend: str = 'auto',
     ):
-        checked = takes.check(SwinMLPBackbone.__init__, locals(), ARCHS_MLP)
+        checked = arguments.check(locals(), ARCHS_MLP)
         checked.attn_drop_rate, checked.mask_padding = 0.0, False  # there is no attention
 
         def make_block(stage: int, index: int, **block: Any) -> SwinMLPBlock:

@@ -1,29 +1,23 @@
-"""The errors of data that is wrong and of a training that cannot go on, and errors as sentences.
+"""Errors of data, configs and trainings, and one line for each error of a toolbox: config key, file, message.
 
-Toolboxes assert, or fail where a tensor meets a weight; what their users wrote is a setting of a config. The innermost
-object at work that the config describes says which.
+Toolboxes assert, or fail where a tensor meets a weight. The innermost object at work names the part of the config.
 """
 
 import linecache
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Optional
 
 from mmengine.config import Config
-from mmengine.registry import build_from_cfg
 
 from ..checkpoints import CheckpointError
 
 IN_WORKER = 'Original Traceback (most recent call last)'
-MOST_CHARACTERS = 1000
-WITHOUT_BASE = 'NoneType takes no arguments'  # where what a class inherits from could not be imported
+MAX_CHARACTERS = 1000  # of a message
 WHERE = f'{__name__}.DataError: '
 EXAMPLES = 3  # of each kind of fault
-MOST_SETTINGS = 6  # that are shown
-PLAIN = (bool, int, float, str, list, tuple, type(None))
 
 
 class DataError(ValueError):
@@ -31,12 +25,12 @@ class DataError(ValueError):
 
     @property
     def sentence(self) -> str:
-        """The message without the traceback that torch writes in front of what a worker process raised."""
+        """The message without the traceback that torch adds to errors of worker processes."""
         return str(self).rpartition(WHERE)[2].strip()
 
 
 class Faults:
-    """What is wrong with many things: of each kind how many, and the first of them."""
+    """Faults of many items: the number of each kind, and the first examples."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -52,7 +46,7 @@ class Faults:
             examples.append(example)
 
     def update(self, other: 'Faults', where: str) -> None:
-        """Add those of another, which are in a file."""
+        """Add the faults of a file."""
         for kind, examples in other.examples.items():
             kind_there = f'{where}: {kind}'
             self.counts[kind_there] += other.counts[kind]
@@ -65,90 +59,38 @@ class Faults:
             self.examples[kind] = [*self.examples.get(kind, ()), *examples][:EXAMPLES]
 
     def sentences(self) -> list[str]:
-        """What is wrong, one kind each."""
+        """Return a sentence for each kind."""
         return [f'{kind}: {self.counts[kind]}, as {"; ".join(examples)}' for kind, examples in self.examples.items()]
 
 
 class TrainingStopped(RuntimeError):
-    """Training ended before its time; one sentence says why, and from where to go on."""
+    """A training that ended early: one sentence with the reason and the way to continue."""
 
 
 class ConfigError(ValueError):
-    """A config that cannot work: one sentence that names the key, what it got, and what it takes."""
+    """A config that cannot work: one sentence with the key, the value and the allowed values."""
 
 
-KNOWN = (CheckpointError, ConfigError, TrainingStopped)  # sentences already
+COMPLETE = (CheckpointError, ConfigError, TrainingStopped)  # their messages need no key and no file
 
 
 def sentence_of(error: BaseException) -> str:
-    """The message of an error in one line, with its kind where the message alone does not say what is wrong.
+    """Return an error as one line: the key and the file of the config part at work, and the message.
 
-    Where an error comes from a part of a config, its key, class and settings go before it.
+    As `model.neck of a.py: AssertionError: ...`. Errors without a config have the message alone.
     """
     if isinstance(error, DataError):
         return error.sentence
-    if isinstance(error, KNOWN):
+    if isinstance(error, COMPLETE):
         return _one_line(str(error))
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f'{error.filename} ({error.strerror})'  # as swin_backbone/command_line.py says it, without a number
-    where = place_of(error)
-    return (f'{where}: ' if where else '') + _message(error)
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return 'it is nested too deeply, or holds itself'
-    if isinstance(error, UnicodeDecodeError):
-        return f'it is no text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})'
-    if WITHOUT_BASE in str(error) and 'mmpretrain' in Path(error_file(error)).parts:
-        return (
-            f"mmpretrain cannot be imported beside this transformers ({error}): pip install 'transformers<5', or "
-            'uninstall it, which classification and SimMIM do not need'
-        )
-    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    if IN_WORKER in message:  # of torch's: the traceback of what a worker process raised
-        message = message.strip().rpartition('\n')[2]
-    message = _one_line(message) or f'`{failing_line(error)}` failed'
-    return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
-
-
-def _one_line(message: str) -> str:
-    message = ' '.join(message.split())
-    return message if len(message) <= MOST_CHARACTERS else f'{message[:MOST_CHARACTERS]}...'
-
-
-def place_of(error: BaseException) -> str:
-    """The key, class and settings of the part of a config that an error comes from; '' if none of one is to be found.
-
-    As `model.neck, of type FPN(in_channels=[5, 64], out_channels=64)`.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    cfg = next(filter(None, map(_config_in, frames)), None)
-    for frame in reversed(frames) if cfg is not None else ():
-        name, node = _described_in(frame)
-        found = [(key, part) for key, part in parts_of(cfg) if name and kind_of(part) == name]
-        if found:
-            owner = frame.f_locals.get('self')
-            key, part = max(found, key=lambda one: _likeness(one[1], owner) if node is None else one[1] == node)
-            settings = [f'{name}={value!r}' for name, value in part.items() if name != 'type' and _is_short(value)]
-            return f'{key}, of type {name}({", ".join(settings[:MOST_SETTINGS])})'
-    return ''
-
-
-def failing_line(error: BaseException) -> str:
-    """The line of source that an error was raised in."""
-    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
-    return linecache.getline(frame.f_code.co_filename, number).strip()
-
-
-def error_file(error: BaseException) -> str:
-    """The file of source that an error was raised in; '' for one that was not raised."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_code.co_filename if frames else ''
+        return f'{error.filename} ({error.strerror})'
+    place = _config_place(error)
+    return f'{place}: {_message(error)}' if place else _message(error)
 
 
 def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every dict of a config that has a type, with its dotted key; what is outside first."""
+    """Yield each dict of a config that has a type, with its dotted key. An outer dict precedes its inner dicts."""
     items: Any = ()
     if isinstance(node, (dict, Config)):
         if key and 'type' in node:
@@ -161,12 +103,68 @@ def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def kind_of(part: dict[str, Any]) -> str:
-    """The name of the class that a part's type stands for, without a toolbox's prefix."""
+    """Return the name of a part's class without the prefix of a toolbox."""
     kind = part['type']
     return kind.rpartition('.')[2] if isinstance(kind, str) else getattr(kind, '__name__', str(kind))
 
 
-def _config_in(frame: FrameType) -> Optional[Config]:
+def _message(error: BaseException) -> str:
+    """Return the message in one line, with the error's type where the message alone is not a reason."""
+    if isinstance(error, RecursionError):
+        return 'it is nested too deeply, or contains itself'
+    if isinstance(error, UnicodeDecodeError):
+        return f'it is no text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x})'
+    message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if IN_WORKER in message:  # torch adds the traceback of the worker process
+        message = message.strip().rpartition('\n')[2]
+    message = _one_line(message) or f'`{_failing_line(error)}` failed'
+    return message if isinstance(error, (ValueError, TypeError, OSError)) else f'{type(error).__name__}: {message}'
+
+
+def _one_line(message: str) -> str:
+    message = ' '.join(message.split())
+    return message if len(message) <= MAX_CHARACTERS else f'{message[:MAX_CHARACTERS]}...'
+
+
+def _failing_line(error: BaseException) -> str:
+    """Return the line of source that raised an error: the message of an assert without a message."""
+    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
+    return linecache.getline(frame.f_code.co_filename, number).strip()
+
+
+def _config_place(error: BaseException) -> str:
+    """Return key and file of the config part that raised an error, as `model.neck of a.py`; '' if there is none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    cfg = next(filter(None, map(_config_of, frames)), None)
+    if cfg is None:
+        return ''
+    for frame in reversed(frames):
+        for kind, settings in _objects_of(frame):
+            parts = [(key, part) for key, part in parts_of(cfg) if kind_of(part) == kind]
+            if parts:
+                key, _ = max(parts, key=lambda item: (item[1] == settings, _num_equal(item[1], settings)))
+                return f'{key} of {cfg.filename}' if cfg.filename else key
+    return ''
+
+
+def _objects_of(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield class and settings of the config parts among a frame's variables, then of the object of its method.
+
+    Functions of this folder yield nothing: their errors name a key. Neither do constructors: their objects have few
+    attributes yet, and the caller has the config.
+    """
+    if frame.f_globals.get('__name__', '').startswith(f'{__package__}.') or frame.f_code.co_name == '__init__':
+        return
+    for value in frame.f_locals.values():
+        if isinstance(value, dict) and 'type' in value:
+            yield kind_of(value), value
+    if 'self' in frame.f_locals:
+        owner = frame.f_locals['self']
+        yield type(owner).__name__, getattr(owner, '__dict__', {})
+
+
+def _config_of(frame: FrameType) -> Optional[Config]:
+    """Return the config among the local variables of a frame."""
     for name in ('cfg', 'runner', 'self'):
         value = frame.f_locals.get(name)
         value = vars(value).get('cfg') if name != 'cfg' and hasattr(value, '__dict__') else value
@@ -175,21 +173,10 @@ def _config_in(frame: FrameType) -> Optional[Config]:
     return None
 
 
-def _described_in(frame: FrameType) -> tuple[str, Optional[dict[str, Any]]]:
-    """The class of the object that a frame works for; and its config, where it is being built."""
-    if frame.f_code is build_from_cfg.__code__:
-        node = frame.f_locals.get('cfg')
-        return (kind_of(node), node) if isinstance(node, dict) and 'type' in node else ('', None)
-    return type(frame.f_locals['self']).__name__ if 'self' in frame.f_locals else '', None
-
-
-def _likeness(part: dict[str, Any], owner: Any) -> int:
-    """How many settings of a part an object has."""
-    held = vars(owner) if hasattr(owner, '__dict__') else {}
-    return sum(name in held and isinstance(held[name], PLAIN) and held[name] == value for name, value in part.items())
-
-
-def _is_short(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return len(value) <= 8 and all(map(_is_short, value))
-    return isinstance(value, PLAIN) and len(repr(value)) <= 60
+def _num_equal(part: dict[str, Any], settings: Mapping[str, Any]) -> int:
+    """Count the plain values that a part of a config shares with the settings or attributes of an object."""
+    plain = (bool, int, float, str, list, tuple, type(None))
+    return sum(
+        name in settings and isinstance(settings[name], plain) and settings[name] == value
+        for name, value in part.items()
+    )

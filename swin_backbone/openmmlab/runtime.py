@@ -19,7 +19,7 @@ from ..devices import keep_freed_memory
 from ..outputs import mark_folder
 from .checkpointing.loading import FitCheckpointHook, read_checkpoints_safely
 from .config.cfg_options import apply_options, setting_of
-from .config.check import check_config, check_fit
+from .config.check import check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
 from .config.training_settings import Settings, apply_settings, fit_schedule
@@ -86,7 +86,6 @@ def load_config(
         _put_settings(cfg, settings, options, launcher)
     apply_options(cfg, options)
     cfg.work_dir = said_dir or cfg.work_dir
-    check_config(cfg)
     if any(key.lstrip('+').startswith('custom_imports') for key in options):
         import_modules_from_strings(**cfg.custom_imports)  # mmengine imports what the file itself names
     if with_data:
@@ -94,7 +93,7 @@ def load_config(
         fill_own_data(cfg)
         for key, value in said.items():
             filled = setting_of(cfg, key)
-            if not isinstance(value, dict) and filled != value:
+            if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
                 raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
     cfg.launcher = launcher
     return cfg

@@ -14,7 +14,6 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from swin_backbone import ARCHS, ARCHS_V2, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
-from swin_backbone.models import arguments
 from swin_backbone.models.global_attention import GlobalAttention
 
 # Two stages, so that (height, width) is as long as an entry a stage.
@@ -103,14 +102,6 @@ RATES = numbers(st.floats(0, 1, exclude_max=True), st.floats(max_value=0, exclud
 TWO_PAIRS = sequences(pairs(), 2, 2)
 TEXTS = any_of('a.pth', 'https://a.b/c.pth'), any_of('', 3, 2.0, True, b'a.pth', ['a.pth'], dict(type='Pretrained'))
 NO_CONFIG = JUNK | st.booleans() | st.integers() | st.floats() | st.lists(JUNK, min_size=1, max_size=2)
-OVERRIDES = (
-    3,
-    'attn',
-    dict(type='Xavier'),
-    dict(name=3),
-    dict(name='norm1', a=1),
-    [dict(name='norm1', type='Nothing')],
-)
 KINDS = dict(
     pretrain_img_size=pairs(),
     in_channels=integers(1),
@@ -149,11 +140,9 @@ KINDS = dict(
     init_cfg=(
         any_of(None, [], dict(type='Pretrained', checkpoint='a.pth'), [dict(type='Xavier', layer='Linear')]),
         any_of(
-            *(dict(a=1), dict(type='Pretrained'), dict(type='Pretrained', checkpoint=3), [{}, 'x.pth']),
+            *(dict(a=1), dict(type='Pretrained'), [{}, 'x.pth']),
             *(dict(type=kind) for kind in ('Nothing', 3, None)),
             *([dict(type='Xavier', a=1)], dict(type='Constant', layer=1, val=0), {}, [{}]),
-            *(dict(type='Pretrained', checkpoint='a.pth', prefix=3), dict(type='Pretrained', checkpoint=' ')),
-            *(dict(type='Xavier', layer='Linear', override=bad) for bad in OVERRIDES),
         )
         | NO_CONFIG,
     ),
@@ -187,23 +176,14 @@ def test_what_is_gone_names_its_replacement():
     with pytest.raises(TypeError, match=r'strip_tokens is gone, .* with_cp=True'):
         SwinBackbone(strip_tokens='auto')
     for name in ('eager', 'graph', 'reference'):
-        with pytest.raises(ValueError, match=f"backend must be one of .*; got '{name}': .*write backend='torch'"):
+        with pytest.raises(ValueError, match=f"backend takes one of .*, got '{name}': .*write backend='torch'"):
             SwinBackbone(arch='nano', backend=name)
 
 
-def test_a_size_in_the_place_of_the_first_argument_says_how_to_name_it():
-    with pytest.raises(
-        TypeError, match=r"pretrain_img_size .* got 'swin-t'\. A published size is named by arch='tiny'"
-    ):
-        SwinBackbone('swin-t')
-
-
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
-def test_every_argument_says_what_it_takes_and_what_it_means(backbone):
-    names = set(inspect.signature(backbone).parameters)
-    assert set(arguments.declared(backbone.__init__)) == names
-    meant = re.findall(r'^        (\w+): ', SwinBackbone.__doc__ + backbone.__doc__, re.M)
-    assert names <= set(meant)
+def test_every_argument_is_documented(backbone):
+    documented = re.findall(r'^        (\w+): ', SwinBackbone.__doc__ + backbone.__doc__, re.M)
+    assert set(inspect.signature(backbone).parameters) <= set(documented)
 
 
 @pytest.mark.parametrize(('backbone', 'name'), ARGUMENTS)
@@ -215,8 +195,8 @@ def test_what_is_outside_is_refused_by_name(backbone, name):
             build(backbone, **{name: value})
         message = str(refused.value)
         assert re.search(rf'\b{name}\b', message)
-        assert ' must ' in message
-        assert 'got ' in message
+        assert ' takes ' in message or 'one entry' in message
+        assert ', got ' in message
 
     refuses()
 
@@ -236,53 +216,41 @@ def test_what_is_inside_builds_and_runs(backbone, name):
 
 
 @pytest.mark.parametrize(
-    ('given', 'error', 'message'),
+    ('given', 'message'),
     [
-        (dict(mask_padding='yes'), TypeError, "mask_padding must be a bool; got 'yes'"),
-        (dict(qkv_bias='False'), TypeError, "qkv_bias must be a bool; got 'False'"),
-        (dict(qk_scale=math.nan), ValueError, 'qk_scale must be a finite number .*; got nan'),
-        (dict(qk_scale=math.inf), ValueError, 'qk_scale must be a finite number .*; got inf'),
-        (dict(qk_scale='a'), TypeError, "qk_scale must be .*; got 'a'"),
-        (dict(frozen_stages=True), TypeError, r'frozen_stages must be an int in -1..4; got True'),
+        (dict(qkv_bias='False'), "qkv_bias takes True or False, got 'False'"),
+        (dict(qk_scale=math.inf), 'qk_scale takes a finite number above 0, got inf'),
+        (dict(frozen_stages=True), 'frozen_stages takes a whole number from -1 to 4, got True'),
+        (dict(strides=(4, 2, 2, 2, 2)), r'strides takes a list of 4 whole numbers .*, got \(4, 2, 2, 2, 2\)'),
+        (dict(pretrain_img_size=(112, 112, 112)), r'pretrain_img_size takes .* pair .*, got \(112, 112, 112\)'),
+        (dict(pretrain_img_size=3, use_abs_pos_embed=True), 'pretrain_img_size takes .* patch of 4 .*, got 3'),
+        (dict(pretrain_img_size='swin-t'), "pretrain_img_size takes .* got 'swin-t'. A published .* arch='tiny'"),
+        (dict(patch_size=3), r'patch_size takes strides\[0\] = 4, because patches do not overlap, got 3'),
+        (dict(mlp_ratio=0.001), 'mlp_ratio takes a finite number of at least 0.03125, got 0.001'),
+        (dict(out_indices=(0, 4)), 'out_indices takes a whole number from 0 to 3, got 4'),
+        (dict(out_indices=()), r'out_indices takes a list of different stages from 0 to 3, got \(\)'),
+        (dict(window_size=(7, -1)), 'window_size takes a whole number of at least 1, got -1'),
+        (dict(window_size=(7, 7, 14)), r'window_size takes .* a list of 4, one for each stage, got \(7, 7, 14\)'),
+        (dict(embed_dims=31), r'num_heads\[0\] takes a divisor of .* embed_dims \* 1 = 31, got 2'),
+        (dict(num_heads=(2, 4)), r'depths and num_heads take one entry for each stage, .*num_heads=\(2, 4\)'),
+        (dict(drop_path_rate=1), 'drop_path_rate takes a finite number of at least 0 and below 1, got 1'),
+        (dict(arch='huge'), "arch takes one of 'nano', .*, got 'huge'"),
+        (dict(small_map='crop'), "small_map takes one of 'pad', 'shrink', got 'crop'"),
+        (dict(norm_cfg=dict(type='BN')), "norm_cfg takes .* last dimension, got {'type': 'BN'} for a tensor"),
+        (dict(norm_cfg=dict(type=OverAllTokens)), 'norm_cfg takes .* depends on other tokens'),
+        (dict(norm_cfg=dict(type='LN', eps='x')), "norm_cfg.eps takes a finite number of at least 0, got 'x'"),
+        (dict(act_cfg={}), 'act_cfg takes .* of an activation, got {}'),
+        (dict(init_cfg=dict(type='Xavir')), "init_cfg takes .* of an initializer, got {'type': 'Xavir'}: KeyError"),
+        (dict(init_cfg='x.pth'), "init_cfg takes a dict.*, got 'x.pth'"),
         (
-            dict(strides=(4, 2, 2, 2, 2)),
-            ValueError,
-            r'strides must be .* each of the 4 stages.*; got \(4, 2, 2, 2, 2\)',
+            dict(pretrained='a', init_cfg=dict(type='Xavier')),
+            'pretrained and init_cfg exclude each other, got .*Xavier',
         ),
-        (dict(pretrain_img_size=(112, 112, 112)), ValueError, r'pretrain_img_size must be .*; got \(112, 112, 112\)'),
-        (
-            dict(pretrain_img_size=3, use_abs_pos_embed=True),
-            ValueError,
-            'pretrain_img_size must be .* patch of 4.* got 3',
-        ),
-        (dict(mlp_ratio=0.001), ValueError, 'mlp_ratio must be a number of at least 1/32; got 0.001'),
-        (dict(mlp_ratio='4'), TypeError, "mlp_ratio must be .*; got '4'"),
-        (dict(mlp_ratio=math.inf), ValueError, 'mlp_ratio must be .*; got inf'),
-        (dict(out_indices=(True,)), TypeError, r'out_indices must be .*among 0..3; got \(True,\)'),
-        (
-            dict(norm_cfg=dict(type='BN')),
-            ValueError,
-            "norm_cfg must be .*last dimension; got {'type': 'BN'}: it does not",
-        ),
-        (dict(norm_cfg=dict(type=OverAllTokens)), ValueError, 'norm_cfg must be .*depends on other tokens'),
-        (dict(norm_cfg=dict(type='LN', eps='x')), TypeError, "norm_cfg must be .*: its eps must be .*; got 'x'"),
-        (dict(embed_dims=97), ValueError, r'num_heads\[0\] must divide .* embed_dims \* 1 = 97; got 2'),
-        (dict(init_cfg=dict(type='Xavir')), ValueError, 'init_cfg must be .*; got .*Xavir.*: it cannot be built'),
-        (dict(init_cfg='x.pth'), TypeError, "init_cfg must be .*; got 'x.pth'"),
-        (dict(init_cfg={}), ValueError, 'init_cfg must be .*; got {}: there is no type'),
-        (dict(init_cfg=dict(type='Pretrained')), ValueError, 'init_cfg must be .*checkpoint'),
-        (dict(drop_rate=None), TypeError, 'drop_rate must be .*less than 1; got None'),
-        (dict(attn_drop_rate=None), TypeError, 'attn_drop_rate must be .*; got None'),
-        (dict(drop_path_rate=None), TypeError, 'drop_path_rate must be .*; got None'),
-        (dict(arch=['tiny']), TypeError, r"arch must be one of .*; got \['tiny'\]"),
-        (dict(act_cfg={}), ValueError, 'act_cfg must be .*; got {}: there is no type'),
     ],
 )
-@pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
-def test_it_says_what_it_got_and_what_it_takes(backbone, given, error, message):
-    if set(given) <= set(SIGNATURES[backbone]):
-        with pytest.raises(error, match=message):
-            backbone(**{'arch': 'nano', **given})
+def test_errors_name_argument_range_and_value(given, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        SwinBackbone(**{'arch': 'nano', **given})
 
 
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
@@ -300,9 +268,9 @@ def test_fewer_stages_have_the_first_of_the_default_strides():
     for strides in ((4, 2, 2, 2), [4, 2]):
         assert [stage.downsample and stage.downsample.stride for stage in build(strides=strides).stages] == [2, None]
     for strides in ((4, 2, 2), (8, 2, 2, 2)):
-        with pytest.raises(ValueError, match='strides must be'):
+        with pytest.raises(ValueError, match='strides'):
             build(strides=strides, patch_size=strides[0])
-    with pytest.raises(TypeError, match='strides must be'):
+    with pytest.raises(TypeError, match='strides'):
         build(strides=(4, 2, 2, 2.0))
 
 
@@ -320,7 +288,7 @@ def test_a_norm_is_tried_wherever_modules_are_made(device):
     with torch.device(device):
         backbone = build(norm_cfg=dict(type=RootMeanSquare))
         for name in ('BN', 'GN', 'IN1d'):
-            with pytest.raises(ValueError, match='norm_cfg must be'):
+            with pytest.raises(ValueError, match='norm_cfg takes'):
                 build(norm_cfg=dict(type=name, **(dict(num_groups=2) if name == 'GN' else {})))
     assert isinstance(backbone.norm1, RootMeanSquare)
     assert backbone.norm1.weight.device.type == device
@@ -340,12 +308,12 @@ def test_a_norm_whose_weights_are_on_meta_is_taken():
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        (dict(embed_dims=0), 'embed_dims must be an int of at least 1; got 0'),
-        (dict(num_heads='2'), "num_heads must be an int of at least 1; got '2'"),
-        (dict(num_heads=3), 'num_heads must divide embed_dims'),
-        (dict(mlp_ratio=math.nan), 'mlp_ratio must be .*; got nan'),
-        (dict(norm_cfg=dict(type='BN')), 'norm_cfg must be'),
-        (dict(init_cfg='x.pth'), 'init_cfg must be'),
+        (dict(embed_dims=0), 'embed_dims takes a whole number of at least 1, got 0'),
+        (dict(num_heads='2'), "num_heads takes a whole number of at least 1, got '2'"),
+        (dict(num_heads=3), 'num_heads takes a divisor of embed_dims'),
+        (dict(mlp_ratio=math.nan), 'mlp_ratio takes .*, got nan'),
+        (dict(norm_cfg=dict(type='BN')), 'norm_cfg takes'),
+        (dict(init_cfg='x.pth'), 'init_cfg takes'),
     ],
 )
 def test_global_attention_names_what_it_does_not_take(given, message):

@@ -71,42 +71,6 @@ def test_is_registered_at_the_root_and_found_from_a_toolbox():
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (dict(arch='huge'), 'arch must be one of'),
-        (dict(embed_dims=30, num_heads=(4, 4, 4, 4)), r'num_heads\[0\] must divide.*30; got 4'),
-        (dict(embed_dims=0), 'embed_dims must be an int of at least 1.*; got 0'),
-        (dict(window_size=0), 'window_size must be an int of at least 1 or a pair .*; got 0'),
-        (dict(window_size=(7, 7, 14)), r'window_size must be .* one for each of the 4 stages; got \(7, 7, 14\)'),
-        (dict(window_size=(7, -1)), r'window_size must be an int of at least 1 or a pair .*; got \(7, -1\)'),
-        (dict(depths=(2, 2, 2)), 'depths and num_heads'),
-        (dict(out_indices=(0, 4)), r'out_indices must be .* different stages among 0..3; got \(0, 4\)'),
-        (dict(out_indices=(1, 1)), 'out_indices must be .* different stages'),
-        (dict(out_indices=()), 'out_indices must be .* different stages'),
-        (dict(patch_size=8), r'patch_size must equal strides\[0\]'),
-        (dict(strides=(4, 2)), 'strides must be .* for each of the 4 stages'),
-        (dict(frozen_stages=5), 'frozen_stages must be'),
-        (dict(small_map='crop'), "small_map must be one of .*; got 'crop'"),
-        (dict(drop_path_rate=1.0), 'drop_path_rate must be a probability'),
-        (dict(mlp_ratio=0), 'mlp_ratio must be a number of at least 1/32; got 0'),
-        (dict(pretrained='a.pth', init_cfg=dict(type='Pretrained', checkpoint='b.pth')), 'exclude each other'),
-    ],
-)
-def test_a_bad_value_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        SwinBackbone(**{'arch': 'nano', **arguments})
-
-
-@pytest.mark.parametrize(
-    'arguments',
-    [dict(window_size='7'), dict(depths=2), dict(out_indices=3), dict(embed_dims=96.0), dict(pretrained=1)],
-)
-def test_a_wrong_type_is_named(arguments):
-    with pytest.raises(TypeError, match=f'{next(iter(arguments))}.*must be'):
-        SwinBackbone(**{'arch': 'nano', **arguments})
-
-
-@pytest.mark.parametrize(
     ('images', 'error', 'message'),
     [
         (torch.zeros(1, 4, 32, 32), ValueError, 'in_channels=3 channels, got 4'),

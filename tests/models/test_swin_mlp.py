@@ -117,7 +117,7 @@ def test_timm_has_no_names_for_it(tmp_path):
 
 @pytest.mark.parametrize('arguments', [dict(num_heads=(3, 4, 8, 16)), dict(window_size=0), dict(arch='tiny-c3')])
 def test_a_bad_value_is_named(arguments):
-    with pytest.raises(ValueError, match=f'{next(iter(arguments))}.* must'):
+    with pytest.raises(ValueError, match=f'{next(iter(arguments))}.* takes'):
         nano(**arguments)
     with pytest.raises(TypeError, match='mask_padding'):
         nano(mask_padding=True)

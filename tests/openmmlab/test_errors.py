@@ -1,18 +1,63 @@
-"""Errors as sentences."""
-
-import runpy
+"""An error of a toolbox is one line: key of the config part at work, file of the config, message."""
 
 import pytest
+from mmengine.config import Config
+from mmengine.registry import Registry
+from torch import nn
 
 from swin_backbone.openmmlab.errors import sentence_of
 
+LAYERS = Registry('layers of these tests')
 
-@pytest.mark.parametrize(('package', 'says'), [('mmpretrain', "pip install 'transformers<5'"), ('mine', 'NoneType')])
-def test_a_class_without_a_base_in_mmpretrain_is_a_transformers_that_it_does_not_know(package, says, tmp_path):
-    file = tmp_path / package / 'models' / 'language_model.py'
-    file.parent.mkdir(parents=True)
-    file.write_text('PreTrainedModel = None\nclass Bert(PreTrainedModel):\n    pass\n')
+
+@LAYERS.register_module()
+class Layer(nn.Module):
+    def __init__(self, width=1, inner=None):
+        super().__init__()
+        if width < 0:
+            raise AssertionError
+        self.width, self.inner = width, inner and LAYERS.build(inner)
+
+    def forward(self, value):
+        if self.width == 3:
+            raise RuntimeError('two\n   lines')
+        return self.inner(value) if self.inner else {}[value]
+
+
+def failure(model, value=None):
+    """Return the line of an error in building a model, or in its forward if there is a value."""
+    cfg = Config(dict(model=dict(type='Layer', **model)), filename='a.py', cfg_text=' ')
+    with pytest.raises((AssertionError, LookupError, RuntimeError, TypeError)) as caught:
+        LAYERS.build(cfg.model)(value)
+    return sentence_of(caught.value)
+
+
+def test_the_part_that_cannot_be_built_is_named():
+    line = failure(dict(inner=dict(type='Layer', width=2, inner=dict(type='Layer', width=-1))))
+    assert line == 'model.inner.inner of a.py: AssertionError: `raise AssertionError` failed'
+    assert failure(dict(inner=dict(type='Layer', heigth=2))).startswith('model.inner of a.py: ')
+    assert failure(dict(inner=dict(type='Lare'))).startswith('model.inner of a.py: KeyError: ')
+
+
+def test_the_part_that_fails_at_work_is_named():
+    parts = dict(width=5, inner=dict(type='Layer', width=3))
+    assert failure(parts, 7) == 'model.inner of a.py: RuntimeError: two lines'
+    assert failure(dict(width=4), 'key') == 'model of a.py: KeyError: key'
+
+
+def test_a_function_that_reads_a_part_names_it():
+    cfg = Config(dict(optim_wrapper=dict(optimizer=dict(type='SGDD', lr='abc'))))
+
+    def scale(cfg, optimizer):
+        return optimizer['lr'] * 0.5
+
     with pytest.raises(TypeError) as caught:
-        runpy.run_path(str(file))
-    assert says in sentence_of(caught.value)
-    assert ('transformers' in sentence_of(caught.value)) == (package == 'mmpretrain')
+        scale(cfg, cfg.optim_wrapper.optimizer)
+    assert sentence_of(caught.value).startswith("optim_wrapper.optimizer: can't multiply")
+
+
+def test_errors_without_a_config_are_their_message():
+    assert sentence_of(ValueError('a\nb')) == 'a b'
+    assert sentence_of(KeyError('a')) == 'KeyError: a'
+    assert sentence_of(FileNotFoundError(2, 'No such file', 'a.png')) == 'a.png (No such file)'
+    assert len(sentence_of(ValueError('x' * 5000))) < 1100

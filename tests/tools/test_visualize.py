@@ -147,7 +147,7 @@ def test_what_cannot_be_built_is_a_sentence_and_with_traceback_more(files):
     assert result.returncode == 1
     assert 'FPNN is not in the mmdet::model registry' in result.stderr
     with pytest.raises(KeyError, match='FPNN is not in the mmdet::model registry'):
-        run('tools/visualize.py', 'features', *model, '--traceback')
+        run('tools/visualize.py', 'features', *model, '--debug')
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def _settings(layer: Any) -> Settings:
 
 
 class _RoIAlign(torch.autograd.Function):
-    """Mean RoIAlign of regions that are sorted by their levels, of which each has the next `counts` of them."""
+    """Mean RoIAlign of regions in the order of their levels. `counts` are the numbers of regions of the levels."""
 
     @staticmethod
     def forward(ctx: Any, rois_R5: Tensor, counts: list[int], settings: list[Settings], *maps: Tensor) -> Tensor:

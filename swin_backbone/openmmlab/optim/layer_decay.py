@@ -1,6 +1,5 @@
 """Layer-wise learning-rate decay for a Swin in a detector or segmentor."""
 
-from collections.abc import Iterable
 from typing import Any, Optional
 
 from mmengine.logging import print_log
@@ -8,6 +7,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
+from ...checks import check_number
 from ...models.pyramid import SwinPyramid
 from ..swap.recipe import POSITION_KEYS
 
@@ -34,7 +34,8 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: decay_rate, in (0, 1], needed.
 
     Raises:
-        ValueError: if decay_rate is missing or out of its range, another key stands beside it, or the model has no
+        TypeError: if decay_rate is missing or no number.
+        ValueError: if decay_rate is out of range, another key stands beside it, or the model has no
             backbone with Swin's stages and blocks.
 
     Examples:
@@ -50,9 +51,9 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
     def __init__(self, optim_wrapper_cfg: dict[str, Any], paramwise_cfg: Optional[dict[str, Any]] = None):
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         unknown = set(self.paramwise_cfg) - {'decay_rate'}
-        rate = self.paramwise_cfg.get('decay_rate')
-        if unknown or isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1:
-            raise ValueError(f'paramwise_cfg takes decay_rate, above 0 and at most 1; got {dict(self.paramwise_cfg)}')
+        if unknown:
+            raise ValueError(f'paramwise_cfg takes decay_rate alone, got {dict(self.paramwise_cfg)}')
+        check_number('paramwise_cfg.decay_rate', self.paramwise_cfg.get('decay_rate'), above=0, most=1)
 
     def add_params(self, params: list[dict[str, Any]], module: nn.Module, **_: Any) -> None:
         """Append a group for each rate and decay of a model's trainable parameters."""
@@ -95,8 +96,7 @@ def layers(model: nn.Module) -> dict[str, int]:
         raise ValueError('SwinLayerDecayOptimizerConstructor is for a model with a SwinBackbone, and it has none')
     layer_of = {prefix: layer for layer, prefixes in enumerate(backbone.layer_order()) for prefix in prefixes}
     path = path + '.' if path else ''
-    return {path + name: layer_of[_prefix(name, layer_of)] for name, _ in backbone.named_parameters()}
-
-
-def _prefix(name: str, prefixes: Iterable[str]) -> str:
-    return next(prefix for prefix in prefixes if name == prefix or name.startswith(prefix + '.'))
+    return {
+        path + name: next(layer for prefix, layer in layer_of.items() if f'{name}.'.startswith(f'{prefix}.'))
+        for name, _ in backbone.named_parameters()
+    }

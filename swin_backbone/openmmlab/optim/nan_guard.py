@@ -15,6 +15,7 @@ from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
 from ...checkpoints.errors import first_of
+from ...checks import check_int
 from ..checkpointing.checkpoint_hook import find_checkpoint_hook, name_of_last
 from ..errors import TrainingStopped
 
@@ -42,9 +43,7 @@ class NonFiniteGuardHook(Hook):
     priority = 'HIGH'  # before the hooks that use what a step made: EMA, checkpoints
 
     def __init__(self, max_in_a_row: int = 10) -> None:
-        if max_in_a_row < 1:
-            raise ValueError(f'max_in_a_row must be 1 or more, got {max_in_a_row}')
-        self.max_in_a_row = max_in_a_row
+        self.max_in_a_row = check_int('max_in_a_row', max_in_a_row, least=1)
         self.in_a_row = 0
         self.wrapper: Optional[OptimWrapper] = None
         self.problem: Optional[str] = None  # what is not finite in the step at hand

@@ -6,7 +6,7 @@ Its head reads one vector an image: the mean of the last map, or what a backbone
 from mmengine.config import ConfigDict
 
 from ..errors import kind_of
-from .probe import Level, type_name
+from .probe import Level
 
 CLASSIFIERS = ('ImageClassifier', 'BaseReID')
 POOLING = ('GlobalAveragePooling', 'GeneralizedMeanPooling')  # necks of no channels
@@ -24,7 +24,7 @@ def require_classifier(model: ConfigDict, key: str) -> None:
         ValueError: naming its type.
     """
     if kind_of(model) not in CLASSIFIERS:
-        raise ValueError(f'{key}.type: a {type_name(model)} asks more of its backbone than maps; classifiers do not')
+        raise ValueError(f'{key}.type: a {kind_of(model)} asks more of its backbone than maps; classifiers do not')
 
 
 def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: str, neck_name: str) -> None:
@@ -56,7 +56,7 @@ def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: s
         if 'out_channels' in neck:
             return  # and the head reads what it did
     elif kind_of(neck) not in POOLING:
-        raise ValueError(f'{key}.{neck_name}: a {type_name(neck)} without in_channels, which say what it reads')
+        raise ValueError(f'{key}.{neck_name}: a {kind_of(neck)} without in_channels, which say what it reads')
     if head.in_channels != old:
         raise ValueError(f'{key}.head.in_channels is {head.in_channels}, and the backbone emits {old} channels')
     head.in_channels = width

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mmengine.config import ConfigDict
 
 from ..errors import kind_of
-from .probe import Level, neck_levels, type_name
+from .probe import Level, neck_levels
 
 ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: they read every map, whatever in_index says
 # Necks that ask only for the maps from start_level on, wherever that is.
@@ -37,10 +37,10 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     for name in ('rfp_backbone', 'embed_dim'):
         if name in neck:
             raise ValueError(
-                f'{key}.{name}: a {type_name(neck)} is made for its own backbone, and cannot be given another'
+                f'{key}.{name}: a {kind_of(neck)} is made for its own backbone, and cannot be given another'
             )
     if 'in_channels' not in neck:
-        raise ValueError(f'{key}: a {type_name(neck)} without in_channels, which say what it reads')
+        raise ValueError(f'{key}: a {kind_of(neck)} without in_channels, which say what it reads')
     channels = neck.in_channels
     if isinstance(channels, int):
         if channels != old[-1]:
@@ -49,7 +49,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
         return [len(old) - 1]
     outputs = neck.get('out_channels')
     if not isinstance(outputs, (int, type(None))) and list(outputs[: len(channels)]) == list(channels):
-        raise ValueError(f'{key}.out_channels: a {type_name(neck)} passes on the maps of the backbone it was made for')
+        raise ValueError(f'{key}.out_channels: a {kind_of(neck)} passes on the maps of the backbone it was made for')
     if list(channels) == old[::-1] != old:  # YOLOv3's, from the deepest up
         neck.in_channels = type(channels)(new[::-1])
         return list(range(len(old)))
@@ -88,7 +88,7 @@ def after_neck(
         after = neck_levels(new_neck, [maps.new[place] for place in used], scope, key)
     except ValueError as error:
         raise ValueError(
-            f'{key}: a {type_name(new_neck)} takes the maps of the backbone that it was made for, and not a '
+            f'{key}: a {kind_of(new_neck)} takes the maps of the backbone that it was made for, and not a '
             f"Swin's: {error.__cause__ or error}"
         ) from error
     return SwappedMaps([], []) if sized else SwappedMaps(before, after)
@@ -103,7 +103,7 @@ def leaves_maps_unread(model: ConfigDict, neck_part: str) -> bool:
         ):
             return True
     head = model.get('decode_head')
-    return not neck and isinstance(head, dict) and type_name(head) == 'EncHead' and not head.get('add_lateral')
+    return not neck and isinstance(head, dict) and kind_of(head) == 'EncHead' and not head.get('add_lateral')
 
 
 def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
@@ -158,7 +158,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
         raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
     for i, (_, head, places) in enumerate(reads[1:]):
-        if type_name(head) == 'OCRHead' and isinstance(places, int):
+        if kind_of(head) == 'OCRHead' and isinstance(places, int):
             reads[i] = (*reads[i][:2], places)  # its regions are those that the head before it sees
     used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}
     if any(head.get('c1_in_channels') for _, head in heads):
@@ -213,7 +213,7 @@ def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
         places: Any = index % len(old)
         expected: Any = old[places]
     else:
-        every = 'in_index' not in head or type_name(head) in ALL_MAPS_HEADS
+        every = 'in_index' not in head or kind_of(head) in ALL_MAPS_HEADS
         index = range(len(old)) if every else [index] if isinstance(index, int) else index
         if not all(-len(old) <= place < len(old) for place in index):
             raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')

@@ -5,13 +5,13 @@ from typing import Any
 
 from mmengine.config import Config
 
-from .probe import type_name
+from ..errors import kind_of
 
 WIDTH = 100  # characters of a value in the summary
 
 
 def summarize(before: Config, after: Config) -> str:
-    """Each setting that differs: its key, what it was and what it is."""
+    """Return the key, the old and the new value of each setting that differs."""
     lines = []
     for key, old, new in _differences('', before.to_dict(), after.to_dict()):
         lines += [key, f'  - {_shown(old)}', f'  + {_shown(new)}']
@@ -26,15 +26,10 @@ class _Absent:
 ABSENT = _Absent()
 
 
-def _differences(key: str, old: object, new: object) -> Iterator[tuple[str, object, object]]:
+def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
     if old is ABSENT or new is ABSENT or not (isinstance(old, dict) and isinstance(new, dict)):
-        if (
-            isinstance(old, list)
-            and isinstance(new, list)
-            and len(old) == len(new)
-            and old
-            and isinstance(new[0], dict)
-        ):
+        are_lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new) > 0
+        if are_lists and isinstance(new[0], dict):
             for index, pair in enumerate(zip(old, new)):
                 yield from _differences(f'{key}[{index}]', *pair)
         elif old is ABSENT or new is ABSENT or old != new:
@@ -56,4 +51,4 @@ def _shown(value: Any) -> str:
 
 def _call(cfg: dict[str, Any]) -> str:
     arguments = (f'{name}={_shown(value)}' for name, value in cfg.items() if name != 'type')
-    return f'{type_name(cfg)}({", ".join(arguments)})'
+    return f'{kind_of(cfg)}({", ".join(arguments)})'

@@ -14,6 +14,7 @@ from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
 from ...cost.meta import on_device
+from ..errors import kind_of
 
 SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
@@ -85,7 +86,7 @@ def _run(
     else:
         first_line = str(reason).strip().split('\n')[0]
         raise ValueError(
-            f'{key}: cannot find out what {type_name(cfg)} emits: {type(reason).__name__}: {first_line}'
+            f'{key}: cannot find out what {kind_of(cfg)} emits: {type(reason).__name__}: {first_line}'
         ) from reason
     levels, trained = (_levels(maps, side, key, vectors) for maps in (outputs, in_training))
     if levels != trained:
@@ -107,9 +108,3 @@ def _levels(outputs: Any, side: int, key: str, vectors: bool) -> list[Level]:
 
 def _shown(levels: Sequence[Level]) -> str:
     return 'maps of stride ' + ', '.join(f'{level.stride:g}' for level in levels)
-
-
-def type_name(cfg: dict[str, Any]) -> str:
-    """The name of a config's type, which in configs in pure Python is the class itself."""
-    kind = cfg['type']
-    return kind if isinstance(kind, str) else kind.__name__

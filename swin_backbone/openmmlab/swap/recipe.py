@@ -5,7 +5,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from .probe import type_name
+from ..errors import kind_of
 from .variants import Task
 
 # The rates are for 16 images a step, and a classifier's for CLASSIFIED.
@@ -41,7 +41,7 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
         raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep leaves it as it is')
     constructor = wrapper.pop('constructor', None)
     paramwise = wrapper.pop('paramwise_cfg', None) or {}
-    if type_name(wrapper.optimizer) == 'AdamW' and constructor is None:
+    if kind_of(wrapper.optimizer) == 'AdamW' and constructor is None:
         keys = {**paramwise.get('custom_keys', {}), **_no_decay(backbone, layers, paramwise)}
         wrapper.paramwise_cfg = dict(paramwise, custom_keys=keys)
     else:

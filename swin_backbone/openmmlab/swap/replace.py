@@ -10,6 +10,7 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS
 
 from ...archs import ARCHS
+from ...checks import check_choice
 from ...cost.meta import on_device
 from ..config.files import read_config
 from ..errors import kind_of
@@ -17,7 +18,7 @@ from ..layers.replace import replace_layers
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .diff import summarize
-from .probe import Level, backbone_levels, type_name
+from .probe import Level, backbone_levels
 from .recipe import apply_recipe
 from .variants import SWINS, Swin, Task
 
@@ -63,10 +64,8 @@ def swap_backbone(
         >>> swap_backbone(cfg, 'swin-t', verbose=False).model.backbone.type
         'SwinBackbone'
     """
-    if name not in SWINS:
-        raise ValueError(f'the backbone must be one of {list(SWINS)}, got {name!r}')
-    if recipe not in RECIPES:
-        raise ValueError(f'recipe must be one of {list(RECIPES)}, got {recipe!r}')
+    check_choice('backbone', name, SWINS)
+    check_choice('recipe', recipe, RECIPES)
     if isinstance(cfg, (str, Path)):
         cfg = read_config(cfg)
     before = cfg if isinstance(cfg, Config) else Config(cfg)
@@ -112,7 +111,7 @@ def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str
         return found[keys.index(at)]
     if len(found) != 1:
         hint = '; --at, or at=..., says which' if found else ''
-        raise ValueError(f'model must have exactly one backbone to swap, got {keys}{hint}')
+        raise ValueError(f'model takes exactly one backbone to swap, got {keys}{hint}')
     return found[0]
 
 
@@ -146,10 +145,9 @@ def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
     """Whether a backbone is a Swin of this size already, the toolbox's or ours, with the same windows by stage."""
-    kinds = [swin.type]
-    if swin.type == 'SwinBackbone':
-        kinds += ['SwinTransformer', 'mmdet.SwinTransformer', 'mmseg.SwinTransformer']
-    if type_name(old) not in kinds:
+    is_mmpretrains = str(old.type).startswith('mmpretrain.')  # it has other arguments
+    kinds = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
+    if kind_of(old) not in kinds:
         return False
     table, wanted = ARCHS[old.get('arch') or 'tiny'], swin.size
     depths, heads = (list(old.get(name) or getattr(table, name)) for name in ('depths', 'num_heads'))
@@ -208,7 +206,7 @@ def _rewire(
     stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
     maps = SwappedMaps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
     neck = model.get(neck_part)
-    if segmentation and isinstance(neck, dict) and type_name(neck) == 'Feature2Pyramid':
+    if segmentation and isinstance(neck, dict) and kind_of(neck) == 'Feature2Pyramid':
         del model[neck_part]  # it makes a pyramid of a ViT's maps, and Swin's are one
         neck = None
     if neck:
@@ -220,7 +218,7 @@ def _rewire(
         behind = after_neck(old_first, first, maps, used, scope, neck_key)
         if behind.widths()[0] != behind.widths()[1]:
             if not segmentation or listed:
-                raise ValueError(f'{key}.{neck_part}: a {type_name(first)} emits as many channels as it reads')
+                raise ValueError(f'{key}.{neck_part}: a {kind_of(first)} emits as many channels as it reads')
             rewire_segmentor(model, behind, key, prune=False)
     elif segmentation:
         used = rewire_segmentor(model, maps, key, prune=True)

@@ -32,7 +32,7 @@ def maps(height=33, width=50, dtype=torch.float32):
 
 
 @pytest.mark.parametrize('align_corners', [False, True])
-@pytest.mark.parametrize('size', [(32, 48), (33, 50), (31, 9), (1, 7)])
+@pytest.mark.parametrize('size', [(33, 50), (1, 7)])
 def test_equals_mmsegs(align_corners, size):
     theirs, ours = (head.double() for head in heads(align_corners=align_corners))
     inputs = maps(*size, dtype=torch.float64)

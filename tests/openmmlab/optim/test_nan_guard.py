@@ -128,7 +128,6 @@ def test_losses_that_require_gradients_are_read_without_a_warning(recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize('number', [0, -1])
-def test_says_what_it_takes(number):
-    with pytest.raises(ValueError, match=f'max_in_a_row must be 1 or more, got {number}'):
-        NonFiniteGuardHook(max_in_a_row=number)
+def test_says_what_it_takes():
+    with pytest.raises(ValueError, match='max_in_a_row takes a whole number of at least 1, got 0'):
+        NonFiniteGuardHook(max_in_a_row=0)

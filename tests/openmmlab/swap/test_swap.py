@@ -208,15 +208,17 @@ def test_the_summary_has_before_and_after(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('change', 'message'),
+    ('config', 'change', 'message'),
     [
-        (dict(model=dict(neck=dict(in_channels=[256, 512, 1024, 1024]))), r'^model\.neck\.in_channels is'),
-        (dict(model=dict(neck=dict(rfp_backbone=dict(type='ResNet')))), r'^model\.neck\.rfp_backbone'),
-        (dict(optim_wrapper=dict(_delete_=True, type='OptimWrapperDict')), r'^optim_wrapper has no optimizer'),
+        (FASTER, dict(model=dict(neck=dict(in_channels=[256, 512, 1024, 1024]))), r'^model\.neck\.in_channels is'),
+        (FASTER, dict(model=dict(neck=dict(rfp_backbone=dict(type='ResNet')))), r'^model\.neck\.rfp_backbone'),
+        (FASTER, dict(optim_wrapper=dict(_delete_=True, type='OptimWrapperDict')), '^optim_wrapper has no optimizer'),
+        (DEEPLAB, dict(model=dict(auxiliary_head=dict(in_channels=1000))), r'^model\.auxiliary_head\.in_channels is'),
+        (FASTER, dict(model=None), '^model: the config has none'),
     ],
 )
-def test_what_it_cannot_place_it_names_and_leaves_alone(change, message):
-    cfg = read_config(FASTER)
+def test_what_it_cannot_place_it_names_and_leaves_alone(config, change, message):
+    cfg = read_config(config)
     cfg.merge_from_dict(change)
     before = cfg.to_dict()
     with pytest.raises(ValueError, match=message):
@@ -224,24 +226,11 @@ def test_what_it_cannot_place_it_names_and_leaves_alone(change, message):
     assert cfg.to_dict() == before
 
 
-def test_a_head_that_reads_other_channels_is_named():
-    cfg = read_config(DEEPLAB)
-    cfg.model.auxiliary_head.in_channels = 1000
-    with pytest.raises(ValueError, match=r'^model\.auxiliary_head\.in_channels is 1000'):
-        swap_backbone(cfg, 'swin-t', verbose=False)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'), [(('swin-x',), r"one of .*got 'swin-x'"), (('swin-t', 'adam'), r"recipe.*got 'adam'")]
-)
-def test_names_that_there_are_not(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        swap_backbone(read_config(FASTER), arguments[0], recipe=(*arguments, 'swin')[1])
-
-
-def test_a_config_without_a_model_is_refused():
-    with pytest.raises(ValueError, match=r'^model'):
-        swap_backbone(Config({}), 'swin-t')
+def test_names_that_there_are_not():
+    with pytest.raises(ValueError, match=r"backbone takes one of .*got 'swin-x'"):
+        swap_backbone({}, 'swin-x')
+    with pytest.raises(ValueError, match=r"recipe takes one of .*got 'adam'"):
+        swap_backbone({}, 'swin-t', recipe='adam')
 
 
 def test_prefixes_resolve_in_base_too(tmp_path):

@@ -68,7 +68,7 @@ def bev():
 
 def test_of_several_backbones_one_must_be_named(bev):
     keys = r"\['model.img_backbone', 'model.pts_backbone'\]"
-    with pytest.raises(ValueError, match=f'^model must have exactly one backbone to swap, got {keys}; --at'):
+    with pytest.raises(ValueError, match=f'^model takes exactly one backbone to swap, got {keys}; --at'):
         swap_backbone(bev, 'swin-nano', verbose=False)
     for wrong in ('model.img_neck', 'model.backbone', 'img_backbone', ''):
         with pytest.raises(ValueError, match=f'^{wrong}: no backbone of the config is there; it has {keys}'):
@@ -106,7 +106,7 @@ def test_an_only_backbone_of_another_name_is_found(bev):
 
 def test_the_detector_of_deepsort_and_not_its_reid():
     keys = r"\['model.detector.backbone', 'model.reid.backbone'\]"
-    with pytest.raises(ValueError, match=f'^model must have exactly one backbone to swap, got {keys}; --at'):
+    with pytest.raises(ValueError, match=f'^model takes exactly one backbone to swap, got {keys}; --at'):
         runtime.load_config(DEEPSORT, None, None, 'none', 'swin-nano', with_data=False)
     cfg = runtime.load_config(DEEPSORT, None, None, 'none', 'swin-nano', with_data=False, at='model.detector.backbone')
     before = read_config(DEEPSORT)

@@ -205,12 +205,12 @@ def test_an_option_of_the_config_that_is_none(record_fault, word):
 
 # What is built, and fails in its first step: the part of the config is named.
 FIRST_STEP = {
-    'model.neck.out_channels=7': 'model.rpn_head, of type RPNHead(in_channels=64',
-    'model.neck.out_channels=-1': 'model.neck, of type FPN(in_channels=[32, 64, 128, 256], out_channels=-1',
-    'model.rpn_head=None': 'model, of type MaskRCNN(rpn_head=None',
-    'model.train_cfg.rpn=5': 'model.rpn_head, of type RPNHead(',
-    'model.test_cfg.rcnn.score_thr=abc': 'model.roi_head.bbox_head, of type Shared2FCBBoxHead(',
-    'model.roi_head.bbox_head.in_channels=7': 'model.roi_head.bbox_head, of type Shared2FCBBoxHead(in_channels=7',
+    'model.neck.out_channels=7': 'model.rpn_head of ',
+    'model.neck.out_channels=-1': 'model.neck of ',
+    'model.rpn_head=None': 'model of ',
+    'model.train_cfg.rpn=5': 'model.rpn_head of ',
+    'model.test_cfg.rcnn.score_thr=abc': 'model.roi_head.bbox_head of ',
+    'model.roi_head.bbox_head.in_channels=7': 'model.roi_head.bbox_head of ',
 }
 
 
@@ -244,7 +244,7 @@ def test_a_resume_with_other_classes_says_what_to_do(record_fault, tmp_path, wor
 
 
 BUILDING = {
-    'an argument': ('model.backbone.arch=huge', 'arch must be one of'),
+    'an argument': ('model.backbone.arch=huge', 'arch takes one of'),
     'a type': ('model.neck.type=FPNN', 'FPNN is not in the mmdet::model registry'),
     'an optimizer wrapper': ('optim_wrapper.type=OptimWraper', 'OptimWraper is not in the'),
     'a transform': ('train_dataloader.dataset.pipeline.2.type=Resise', 'Resise is not in the'),
@@ -267,8 +267,8 @@ def test_what_cannot_be_built_is_the_sentence_alone(record_fault, own, what, tmp
 
 def test_traceback_says_where(own, tmp_path):
     words = [*detection(own, 'model.backbone.arch=huge'), '--work-dir', tmp_path]
-    with pytest.raises(ValueError, match='arch must be one of'):
-        run('tools/train.py', *words, '--traceback')
+    with pytest.raises(ValueError, match='arch takes one of'):
+        run('tools/train.py', *words, '--debug')
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_pa
 
     with pytest.raises(DataError) as error:
         runtime.run(runtime.build_runner(cfg), 'train')
-    assert 'Traceback' in str(error.value)  # for --traceback
+    assert 'Traceback' in str(error.value)  # for --debug
     assert error.value.sentence == (
         f'the label {path} has the values 200 (2304 pixels); 2 classes and ignore_index=255 allow 0 to 1, 255.'
     )
