@@ -7,24 +7,21 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, NoReturn
 
-from . import deform, losses, maps, nms, pool, roi, roi_rotated
+from . import deform, losses, maps, nms, roi, roi_rotated
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(roi.roi_align_forward, roi.roi_align_backward),
         *(roi_rotated.roi_align_rotated_forward, roi_rotated.roi_align_rotated_backward),
-        *(pool.roi_pool_forward, pool.roi_pool_backward),
-        *(pool.border_align_forward, pool.border_align_backward),
-        *(pool.rotated_feature_align_forward, pool.rotated_feature_align_backward),
-        *(nms.nms, nms.softnms, nms.nms_match, nms.nms_rotated, nms.nms_quadri, nms.bbox_overlaps),
+        *(roi_rotated.rotated_feature_align_forward, roi_rotated.rotated_feature_align_backward),
+        *(nms.nms, nms.softnms, nms.nms_match, nms.nms_rotated, nms.nms_quadri),
         *(nms.box_iou_rotated, nms.box_iou_quadri),
         *(deform.deform_conv_forward, deform.deform_conv_backward_input, deform.deform_conv_backward_parameters),
         *(deform.modulated_deform_conv_forward, deform.modulated_deform_conv_backward),
         *(deform.ms_deform_attn_forward, deform.ms_deform_attn_backward),
         *(losses.sigmoid_focal_loss_forward, losses.sigmoid_focal_loss_backward),
-        *(losses.softmax_focal_loss_forward, losses.softmax_focal_loss_backward),
-        *(maps.carafe_forward, maps.carafe_backward, maps.carafe_naive_forward, maps.carafe_naive_backward),
+        *(maps.carafe_forward, maps.carafe_backward),
         *(maps.masked_im2col_forward, maps.masked_col2im_forward),
         *(maps.psamask_forward, maps.psamask_backward),
         *(maps.active_rotated_filter_forward, maps.active_rotated_filter_backward),

@@ -169,18 +169,6 @@ def _iou_of_one(box: Array, others: Array, offset: int) -> Array:
     return iou
 
 
-def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool, offset: int) -> None:
-    """Overlaps of boxes into `ious`: of all pairs, (N, M), or with `aligned` of row with row, (N,). mode 0 divides by
-    the union, 1 by the area of the first box."""
-    first, second = (bboxes1, bboxes2) if aligned else (bboxes1[:, None], bboxes2[None])
-    corner = torch.maximum(first[..., :2], second[..., :2])
-    shared = (torch.minimum(first[..., 2:], second[..., 2:]) - corner + offset).clamp(min=0).prod(-1)
-    area = (first[..., 2:] - first[..., :2] + offset).prod(-1)
-    if mode == 0:
-        area = area + (second[..., 2:] - second[..., :2] + offset).prod(-1) - shared
-    ious.copy_(shared / area)
-
-
 def nms_rotated(
     dets: Tensor,
     scores: Tensor,
