@@ -47,4 +47,4 @@ class OperatorsFinder:
         module.__getattr__ = make_operator
 
 
-sys.meta_path.append(OperatorsFinder)  # type: ignore[arg-type]
+sys.meta_path.append(OperatorsFinder)

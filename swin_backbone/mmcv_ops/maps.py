@@ -35,7 +35,7 @@ def carafe_backward(
     """Write the gradients of `carafe_forward` into `bottom_grad` and `mask_grad`."""
     with torch.enable_grad():
         inputs = rfeatures.detach().requires_grad_(), masks.detach().requires_grad_()
-        out = _reassemble(*inputs, **sizes)
+        out = _reassemble(inputs[0], inputs[1], **sizes)
     for target, gradient in zip((bottom_grad, mask_grad), torch.autograd.grad(out, inputs, top_grad)):
         target.copy_(gradient)
 

@@ -65,7 +65,7 @@ def test_a_wheel_brings_the_operators(tmp_path):
 def build(platform: str, folder: Path) -> tuple[Path, bytes]:
     """A wheel for a platform, and the library in it."""
     if find_spec('ziglang') is None:
-        pytest.skip('zig, the compiler for all platforms, is not installed: make install-wheels')
+        pytest.skip('zig, the compiler for all platforms, is not installed: make install EXTRAS=wheels')
     command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '--no-index', '.']
     environment = {**os.environ, 'SWIN_BACKBONE_PLATFORM': platform}
     result = subprocess.run(
