@@ -1,6 +1,6 @@
-"""What `mmcv._ext` is where mmcv has none: `mmcv.ops` asks a module for functions by name, and these are they.
+"""The functions of `mmcv._ext`, by name, for an mmcv without compiled operators.
 
-A name that is not here is a function that raises one sentence, since mmcv asks for all when it is imported.
+Every other name gives a function that raises an error: `mmcv.ops` looks up all names at its import.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def _missing(name: str) -> Callable[..., NoReturn]:
 
 
 def get_compiler_version() -> str:
-    """What mmcv's report of the environment prints as its compiler."""
+    """Return the compiler's name for mmcv's report of the environment."""
     return 'none: swin_backbone.mmcv_ops'
 
 

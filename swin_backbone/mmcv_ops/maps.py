@@ -99,8 +99,7 @@ def psamask_backward(grad_output: Tensor, grad_input: Tensor, *, psa_type: int, 
 def _psa_index(
     x: Tensor, h_feature: int, w_feature: int, h_mask: int, w_mask: int, half_h_mask: int, half_w_mask: int
 ) -> tuple[Tensor, Tensor]:
-    """For each position that is looked at and each that looks, (H * W, H * W): the place in the mask, and whether there
-    is one."""
+    """Return the place in the mask for each pair of positions, (H * W, H * W), and whether the mask covers the pair."""
     rows, columns = torch.arange(h_feature, device=x.device), torch.arange(w_feature, device=x.device)
     down = (rows[:, None] - rows + half_h_mask)[:, None, :, None]
     right = (columns[:, None] - columns + half_w_mask)[None, :, None, :]

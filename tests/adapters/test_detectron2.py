@@ -1,4 +1,4 @@
-"""The backbone in detectron2: against its interface, which is recorded, and its source where there is a clone of it."""
+"""The backbone in detectron2: a recorded interface, and detectron2's source if ORIGINALS has a clone."""
 
 import inspect
 import sys
@@ -29,12 +29,8 @@ SMALL = dict(EMBED_DIM=32, DEPTHS=[2] * 4, NUM_HEADS=[2, 4, 8, 16], DROP_PATH_RA
 MASK_RCNN = [
     *('MODEL.DEVICE', 'cpu', 'MODEL.META_ARCHITECTURE', 'GeneralizedRCNN', 'MODEL.MASK_ON', True),
     *('MODEL.BACKBONE.NAME', 'build_swin_fpn_backbone', 'MODEL.FPN.OUT_CHANNELS', 16),
-    *(
-        'MODEL.FPN.IN_FEATURES',
-        ['res2', 'res3', 'res4', 'res5'],
-        'MODEL.RPN.IN_FEATURES',
-        ['p2', 'p3', 'p4', 'p5', 'p6'],
-    ),
+    *('MODEL.FPN.IN_FEATURES', ['res2', 'res3', 'res4', 'res5']),
+    *('MODEL.RPN.IN_FEATURES', ['p2', 'p3', 'p4', 'p5', 'p6']),
     *('MODEL.ANCHOR_GENERATOR.SIZES', [[32], [64], [128], [256], [512]], 'MODEL.ROI_HEADS.NAME', 'StandardROIHeads'),
     *('MODEL.ROI_HEADS.IN_FEATURES', ['p2', 'p3', 'p4', 'p5'], 'MODEL.ROI_HEADS.NUM_CLASSES', 3),
     *('MODEL.ROI_BOX_HEAD.NAME', 'FastRCNNConvFCHead', 'MODEL.ROI_BOX_HEAD.NUM_FC', 1, 'MODEL.ROI_BOX_HEAD.FC_DIM', 16),
@@ -50,35 +46,21 @@ def small(cfg):
     return cfg
 
 
-@pytest.fixture(params=['recorded', 'source'])
-def adapter(request):
-    """The adapter on the recorded interface, and on detectron2's source."""
-    with recorded() if request.param == 'recorded' else detectron2_source():
+@pytest.fixture
+def adapter():
+    """The adapter on the recorded interface."""
+    with recorded():
         sys.modules.pop(ADAPTER, None)
-        if request.param == 'recorded':
-            detectron2_interface.MODULES['detectron2.modeling']['BACKBONE_REGISTRY'].clear()
-            yield import_module(ADAPTER)
-            del sys.modules[ADAPTER]
-        else:
-            from detectron2.modeling import BACKBONE_REGISTRY
-
-            for name in [name for name, _ in BACKBONE_REGISTRY if name.startswith('build_swin_')]:
-                del BACKBONE_REGISTRY._obj_map[name]
-            yield import_module(ADAPTER)
+        detectron2_interface.MODULES['detectron2.modeling']['BACKBONE_REGISTRY'].clear()
+        yield import_module(ADAPTER)
+        del sys.modules[ADAPTER]
 
 
 @pytest.fixture
 def cfg(adapter):
-    """A small one, made as detectron2's users make theirs."""
     CfgNode = adapter.CfgNode
-    if adapter.Backbone is detectron2_interface.Backbone:
-        pyramid = CfgNode(IN_FEATURES=['res2', 'res5'], OUT_CHANNELS=8, NORM='', FUSE_TYPE='sum')
-        cfg = CfgNode(MODEL=CfgNode(FPN=pyramid, BACKBONE=CfgNode()))
-    else:
-        from detectron2.config import get_cfg
-
-        cfg = get_cfg()
-        cfg.MODEL.DEVICE = 'cpu'
+    pyramid = CfgNode(IN_FEATURES=['res2', 'res5'], OUT_CHANNELS=8, NORM='', FUSE_TYPE='sum')
+    cfg = CfgNode(MODEL=CfgNode(FPN=pyramid, BACKBONE=CfgNode()))
     adapter.add_swin_config(cfg)
     return small(cfg)
 
@@ -115,12 +97,8 @@ def test_every_key_of_their_config_is_read(adapter, cfg):
     model = adapter.build_swin_backbone(cfg, None)
     block = model.stages[3].blocks[1]
     attention = block.attn.w_msa
-    assert (model.window_size[0], attention.scale, attention.qkv.bias, attention.attn_drop_rate) == (
-        (5, 5),
-        0.3,
-        None,
-        0.2,
-    )
+    assert model.window_size[0] == (5, 5)
+    assert (attention.scale, attention.qkv.bias, attention.attn_drop_rate) == (0.3, None, 0.2)
     assert (model.with_cp, model.drop_after_pos.p, model.out_indices) == (True, 0.1, (2,))
     assert block.ffn.layers[0][0].out_features == 2 * 256
     assert model.absolute_pos_embed.shape == (1, 16 * 16, 32)

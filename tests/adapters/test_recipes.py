@@ -1,4 +1,4 @@
-"""The Python of docs/guides/other_toolboxes.md, run as it stands with the packages that it needs."""
+"""The Python blocks of docs/guides/other_toolboxes.md run, with the packages of each block."""
 
 import re
 from pathlib import Path

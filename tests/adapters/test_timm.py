@@ -139,7 +139,7 @@ def test_a_classifiers_norm_and_head_are_loaded(timm, tmp_path):
 
 @torch.no_grad()
 def test_pretrained_for_other_classes_and_channels(timm, tmp_path):
-    """As timm does: the head stays new, and a grey image gives what it gave as a coloured one."""
+    """As in timm, the head stays new, and a grey image gives the maps of the same image in colour."""
     source = small(timm, num_classes=6)
     torch.save(source.state_dict(), tmp_path / 'w.pth')
     overlay = dict(file=str(tmp_path / 'w.pth'), num_classes=6)

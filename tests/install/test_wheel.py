@@ -118,7 +118,7 @@ def test_a_platform_without_wheels_is_said(tmp_path):
 
 @pytest.fixture
 def old_compiler(tmp_path):
-    """One that knows neither AMX nor products of bfloat16, as GCC 9."""
+    """A compiler without AMX and bfloat16 products, such as GCC 9."""
     compiler = tmp_path / 'old-c++'
     compiler.write_text('#!/bin/sh\ncase "$*" in *amx*|*bf16*) exit 1;; esac\nexec c++ "$@"\n')
     compiler.chmod(0o755)

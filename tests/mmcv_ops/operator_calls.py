@@ -1,9 +1,10 @@
-"""Calls of the functions of `mmcv._ext`, each with what it wrote and returned; and, run as a program, the figures that
-they give with mmcv's compiled ones, for where there are none:
+"""Calls of the functions of `mmcv._ext` with drawn inputs. Each case returns the written and the returned tensors.
+
+As a program, this file stores the results of mmcv's compiled functions:
 
     python tests/mmcv_ops/operator_calls.py    # writes tests/mmcv_ops/figures.npz
 
-A case draws its inputs with numpy, whose numbers are the same everywhere, from the shapes it is given.
+numpy draws the inputs: its numbers are the same on every machine.
 """
 
 from pathlib import Path
@@ -50,7 +51,7 @@ def quadrilaterals(rng, number):
 
 
 def scores(rng, number):
-    """Half of them in tenths, so that there are ties."""
+    """Scores with ties: every second score is rounded to tenths."""
     found = rng.uniform(0, 1, number)
     found[::2] = np.round(found[::2], 1)
     return torch.from_numpy(found).float()
