@@ -22,6 +22,18 @@ pytestmark = pytest.mark.peer
 FAMILIES = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
 
 
+@pytest.fixture(autouse=True)
+def recorded_detectron2():
+    """The recorded interface of detectron2, and the adapter on it."""
+    name = 'swin_backbone.adapters.detectron2'
+    before = sys.modules.pop(name, None)
+    with recorded():
+        yield
+    sys.modules.pop(name, None)
+    if before is not None:
+        sys.modules[name] = before
+
+
 def by_timm(family, out_indices=(0, 1, 2, 3), in_channels=3, **arguments):
     timm = require('timm')
     import swin_backbone.adapters.timm  # noqa: F401
@@ -50,12 +62,8 @@ def by_torchvision(family, **arguments):
 def by_detectron2(family, out_indices=(0, 1, 2, 3), **arguments):
     if family != 'v1':
         pytest.skip('detectron2 has Swin V1 alone')
-    there = sys.modules.pop('swin_backbone.adapters.detectron2', None)
-    with recorded():
-        from swin_backbone.adapters.detectron2 import D2SwinBackbone
-    del sys.modules['swin_backbone.adapters.detectron2']
-    if there is not None:
-        sys.modules['swin_backbone.adapters.detectron2'] = there
+    from swin_backbone.adapters.detectron2 import D2SwinBackbone
+
     return D2SwinBackbone([f'res{index + 2}' for index in out_indices], arch='nano', **arguments)
 
 
