@@ -2,11 +2,13 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
+from helpers import ROOT
 
 FILES = {'_swin_backbone_mmcv.pth', '_swin_backbone_mmcv.py'}
 # Python reads `.pth` files in its own site-packages alone, unless it is asked to.
@@ -75,6 +77,13 @@ def test_a_compiled_module_beside_mmcv_wins(installed, tmp_path):
     (tmp_path / 'mmcv' / '_ext.py').write_text("origin = 'compiled'\n")
     code = f'sys.path.insert(0, {str(tmp_path)!r})\nimport mmcv._ext\nprint(mmcv._ext.origin)'
     assert run(installed, code) == 'compiled\n'
+
+
+def test_the_stand_in_is_no_compiled_mmcv(installed):
+    """`MMCV=compiled make install` builds mmcv in an environment with the stand-in too."""
+    (check,) = re.findall(r"^mmcv_is_built\(\) .* -c '(.+?)'", (ROOT / 'tools' / 'install.sh').read_text(), re.M)
+    code = f'try:\n    {check}\nexcept (ImportError, AttributeError):\n    print("to be built")'
+    assert run(installed, code) == 'to be built\n'
 
 
 def test_without_mmcv_nothing_is_found(installed):
