@@ -9,15 +9,19 @@ HERE = Path(__file__).parent
 native = run_path(str(HERE / 'swin_backbone' / 'backends' / 'native' / 'build.py'))
 
 
-class BuildWithMim(build_py):
-    """Put configs, tools and the model index into the package's `.mim`, where mim and mmengine look for them.
+class BuildPackage(build_py):
+    """Build the package with two things beside its modules.
 
-    In an editable installation they are links, so that `swin_backbone::...` is what stands in the checkout.
+    `.mim` gets configs, tools and the model index: mim and mmengine look there. An editable installation has links to
+    the checkout. Site-packages gets the finder of mmcv's operators, and a `.pth` file that imports this finder.
     """
 
     def run(self):
         super().run()
         editable = getattr(self, 'editable_mode', False)
+        site = Path(self.get_finalized_command('install').install_lib if editable else self.build_lib)
+        self.copy_file('swin_backbone/mmcv_ops/finder.py', str(site / '_swin_backbone_mmcv.py'))
+        (site / '_swin_backbone_mmcv.pth').write_text('import _swin_backbone_mmcv\n')
         mim = (HERE if editable else Path(self.build_lib)) / 'swin_backbone' / '.mim'
         mim.mkdir(parents=True, exist_ok=True)
         for name in ('configs', 'tools', 'model-index.yml'):
@@ -45,7 +49,7 @@ setup(
     package_data={'swin_backbone.pictures': ['explorer.html']},
     # C++ and headers are for building; a wheel brings the library that they became.
     ext_modules=native['extensions'](),
-    cmdclass={'build_py': BuildWithMim, 'build_ext': native['BuildNative'], 'bdist_wheel': native['BuildWheel']},
+    cmdclass={'build_py': BuildPackage, 'build_ext': native['BuildNative'], 'bdist_wheel': native['BuildWheel']},
     entry_points={'console_scripts': ['swin-backbone = swin_backbone.__main__:main']},
     python_requires='>=3.9',
     # Neither distribution of mmcv: both install the module `mmcv`, and would overwrite each other.

@@ -120,7 +120,7 @@ def others_of_boxes(boxes: Tensor, scores: Tensor) -> dict[str, Make]:
     order = scores.argsort(descending=True)
     centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     rotated = torch.cat([centres, sides, 3 * scores[:, None]], 1)
-    labels, ious = torch.zeros(number), torch.empty(number, number)
+    labels = torch.zeros(number)
     return {
         'soft NMS': lambda module: (
             lambda: module.softnms(
@@ -128,9 +128,6 @@ def others_of_boxes(boxes: Tensor, scores: Tensor) -> dict[str, Make]:
             )
         ),
         'NMS with matches': lambda module: lambda: module.nms_match(dets, iou_threshold=0.7),
-        'overlaps of boxes': lambda module: (
-            lambda: module.bbox_overlaps(boxes, boxes, ious, mode=0, aligned=False, offset=0)
-        ),
         'NMS of rotated boxes': lambda module: (
             lambda: module.nms_rotated(rotated, scores, order, rotated[order], labels, 0.3, False)
         ),

@@ -113,7 +113,11 @@ def _torchvision() -> str:
         return f'left out, it cannot be imported: {error}'
     from torchvision.extension import _has_ops
 
-    return 'imports' if _has_ops() else 'imports, but without its operators: it was built for another torch'
+    return (
+        'imports'
+        if _has_ops()
+        else ('imports after swin_backbone, without its operators: it is built for another torch')
+    )
 
 
 def _import(module: str, answer: str) -> str:

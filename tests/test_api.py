@@ -76,7 +76,7 @@ def test_what_is_no_picture(shape):
 
 def test_export(tmp_path):
     for package in ('onnx', 'onnxscript', 'onnxruntime'):
-        pytest.importorskip(package, reason=f'{package} is not installed: make install-deploy')
+        pytest.importorskip(package, reason=f'{package} is not installed: make install EXTRAS=deploy')
     config, options = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py', {'model.backbone.depths': (1, 1, 1, 1)}
     model = load(config, work_dir=tmp_path / 'work', options=options)
     with pytest.raises(ValueError, match='to export, a model needs a checkpoint'):

@@ -35,7 +35,8 @@ show_progress() {
     if [ -t 1 ]; then echo; fi
 }
 
-mmcv_is_built() { "$python" -c 'import torch, mmcv._ext' 2>/dev/null; }
+# The stand-in that pip installs with this package has no file.
+mmcv_is_built() { "$python" -c 'import torch, mmcv._ext; mmcv._ext.__file__' 2>/dev/null; }
 
 # mmcv is installed without its C++ operators, for which swin_backbone's own stand in (docs/measurements/mmcv_ops.md); one
 # that is there stays. MMCV=compiled builds them, since there is no wheel for this torch: before that all they need is checked.

@@ -1,5 +1,5 @@
 # ImageNet-1K, 300 epochs at 1024 images a step (Liu et al. 2021, section 4.1).
-# Needs mmpretrain (make install-cls): its classifier, transforms and data set.
+# Needs mmpretrain (make install EXTRAS=cls): its classifier, transforms and data set.
 _base_ = '../_base_/optimizers/adamw_swin.py'
 default_scope = 'mmpretrain'
 custom_imports = dict(imports=['swin_backbone'])

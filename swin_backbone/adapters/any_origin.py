@@ -16,8 +16,8 @@ def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: st
     checkpoint lacks, stay as they are.
 
     Args:
-        module: a backbone, or a module with one; where it has a classifier, `module.classifier_names` says what it
-            calls the classifier's `norm` and `head`.
+        module: a backbone, or a module around a backbone. `module.classifier_names` maps a classifier's `norm` and
+            `head` to names of the module.
 
     Raises:
         CheckpointError: (a ValueError) if it is a Swin of another family, depth or width.

@@ -22,7 +22,7 @@ BASE = '.base_layer'  # what peft puts into the name of a layer that has adapter
 
 @MODELS.register_module()
 class LoraSwinBackbone(SwinBackbone):
-    """A `SwinBackbone` that stays as it is, and of which small matrices beside its linear layers are trained.
+    """A frozen `SwinBackbone` with small trained matrices beside its linear layers.
 
     Its state_dict has the names of `SwinBackbone`, and the matrices. So checkpoints without these load, of backbones
     and of whole models; the matrices begin as no change. `get_peft_model_state_dict` of peft gives them alone. torch

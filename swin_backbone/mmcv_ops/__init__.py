@@ -1,12 +1,14 @@
-"""mmcv's compiled operators on torch alone, so that mmdet and mmseg run where mmcv was installed without them.
+"""mmcv's compiled operators on torch alone, for an mmcv that was installed without them.
 
-`mmcv.ops` looks for its functions in a module `mmcv._ext`. Where that is absent, or does not load, `put_in_place` puts
-`ext.py` there; an mmcv that has been compiled is left as it is.
+`mmcv.ops` takes its functions from a module `mmcv._ext`. Where mmcv has no such module, `finder.py` finds a stand-in.
+`put_in_place` serves a checkout that pip did not install, and a compiled module that does not load. The operators are
+those that a config of mmdet, mmseg or mmrotate calls.
 
-    ext.py            the module, its names, and what a missing one says
-    roi*.py, pool.py  regions pooled to one size   nms.py, rotated.py   suppression and overlaps
+    ext.py            the stand-in for `mmcv._ext`, and the error of a missing operator
+    finder.py         lets Python find the stand-in before `swin_backbone` is imported
+    roi*.py           regions pooled to one size   nms.py, rotated.py   suppression and overlaps
     deform.py         deformable convolutions      maps.py, losses.py   the rest
-    bags.py           what samples a map           providers.py         whose kernel computes an operator
+    bags.py           weighted sums of a map       providers.py         whose kernel computes an operator
 """
 
 import importlib
@@ -17,26 +19,30 @@ NAME = 'mmcv._ext'
 
 
 def put_in_place() -> None:
-    """Let `ext.py` be `mmcv._ext`, if this mmcv has `mmcv.ops` and no such module that loads."""
+    """Let `ext.py` be `mmcv._ext`, if this mmcv has `mmcv.ops` and no compiled module that loads."""
     import mmcv
     import torch  # noqa: F401 - the compiled one is linked to its libraries
 
-    if sys.modules.get(NAME) is not None or importlib.util.find_spec('mmcv.ops') is None:
+    if importlib.util.find_spec('mmcv.ops') is None:
         return
     try:
-        importlib.import_module(NAME)
+        spec = importlib.import_module(NAME).__spec__
+        if spec is None or spec.origin != __name__:  # compiled, or here already
+            return
     except (ImportError, OSError):
-        from . import ext
+        pass
+    from . import ext
 
-        sys.modules[NAME] = ext
-        mmcv._ext = ext
+    sys.modules[NAME] = ext
+    mmcv._ext = ext
 
 
 def in_use() -> str:
-    """Whose operators `mmcv.ops` takes, in one line."""
+    """Return whose operators `mmcv.ops` takes, in one line."""
     module = sys.modules.get(NAME)
     if module is None:
         return 'none: this mmcv has no mmcv.ops'
     if module.__name__ == NAME:
         return 'compiled'
-    return "swin_backbone's own, in place of mmcv's (MMCV=compiled make install)"
+    found = '' if '_swin_backbone_mmcv' in sys.modules else ' once swin_backbone is imported'
+    return f"swin_backbone's own, in place of mmcv's{found} (mmcv's: MMCV=compiled make install)"

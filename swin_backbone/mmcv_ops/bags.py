@@ -1,7 +1,7 @@
-"""Weighted sums of a map's rows, which is what every operator that samples a map computes, and its transpose.
+"""Weighted sums of a map's rows, and their transpose: every operator that samples a map consists of these.
 
-A bag is one output: some entries, each an index of a row and its weight. `embedding_bag` of torch sums bags of any
-sizes, vectorised and on all threads.
+A bag is one output: a list of entries, each with the index of a row and a weight. `embedding_bag` of torch sums bags of
+any sizes, vectorised and on all threads.
 
 Letters: M rows of the map, C channels, P bags, E entries, S samples.
 """
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# What one call may have of entries, so that their indices and weights stay below 64 MiB.
+# Entries of one call: their indices and weights stay below 64 MiB.
 MAX_ENTRIES = 2**22
-# Values that a maximum may be taken of at once, 64 MiB in float32.
+# Values of one maximum, 64 MiB in float32.
 MAX_VALUES = 2**24
 
 
@@ -43,14 +43,14 @@ class Corners(NamedTuple):
 
 
 def sum_bags(map_MC: Tensor, bags: Bags) -> Tensor:
-    """The sum of each bag, (P, C): what `bags` as a sparse (P, M) matrix times the map is."""
+    """Return the sum of each bag, (P, C): the sparse (P, M) matrix `bags` times the map."""
     weights_E = bags.weights_E.to(map_MC.dtype)
     return F.embedding_bag(bags.rows_E, map_MC, bags.starts_P, mode='sum', per_sample_weights=weights_E)
 
 
 def spread_bags(grad_PC: Tensor, bags: Bags, num_rows: int) -> Tensor:
-    """The transpose, (M, C): each row gets from each bag what it gave. A bag of its own for each row, so no two threads
-    meet and the sum has one order."""
+    """Return the transposed product, (M, C). Each row has its own bag: threads never write the same row, and each sum
+    has a fixed order."""
     num_bags, num_entries = len(bags.starts_P), len(bags.rows_E)
     ends_P = torch.cat([bags.starts_P[1:], bags.starts_P.new_full((min(num_bags, 1),), num_entries)])
     bag_E = number_entries(ends_P - bags.starts_P, num_entries)[0]
@@ -61,7 +61,7 @@ def spread_bags(grad_PC: Tensor, bags: Bags, num_rows: int) -> Tensor:
 
 
 def number_entries(count_P: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """For each entry its bag, and its number in that bag. `total` is the sum of the counts."""
+    """Return the bag of each entry, and the entry's number in the bag. `total` is the sum of the counts."""
     ids_P = torch.arange(len(count_P), device=count_P.device, dtype=count_P.dtype)
     bag_E = torch.repeat_interleave(ids_P, count_P, output_size=total)
     starts_P = (count_P.cumsum(0) - count_P).to(count_P)
@@ -115,7 +115,7 @@ def as_rows(x_BCHW: Tensor) -> Tensor:
 
 
 def wide(x: Tensor) -> Tensor:
-    """Half precision as float32, which sums and coordinates need; float32 and float64 as they are."""
+    """Return half precision as float32, for sums and coordinates, and float32 and float64 unchanged."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -193,7 +193,7 @@ def modulated_deform_conv_backward(
     with_bias: bool,
     **sizes: int,
 ) -> None:
-    """Its gradients: those of input, weight and bias are added to what is there, those of offset and mask written."""
+    """Add the gradients of input, weight and bias to the given tensors, and write the gradients of offset and mask."""
     settings = _modulated_settings(**sizes)
     for image in _images(input):
         with torch.enable_grad():
@@ -209,7 +209,7 @@ def modulated_deform_conv_backward(
 
 
 def _images(x: Tensor) -> list[slice]:
-    """One by one: the columns of one image are 9 times its map."""
+    """Return a slice per image: the columns of one image have 9 times the memory of its map."""
     return [slice(index, index + 1) for index in range(len(x))]
 
 

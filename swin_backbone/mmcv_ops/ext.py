@@ -1,30 +1,27 @@
-"""What `mmcv._ext` is where mmcv has none: `mmcv.ops` asks a module for functions by name, and these are they.
+"""The functions of `mmcv._ext`, by name, for an mmcv without compiled operators.
 
-A name that is not here is a function that raises one sentence, since mmcv asks for all when it is imported.
+Every other name gives a function that raises an error: `mmcv.ops` looks up all names at its import.
 """
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, NoReturn
 
-from . import deform, losses, maps, nms, pool, roi, roi_rotated
+from . import deform, losses, maps, nms, roi, roi_rotated
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(roi.roi_align_forward, roi.roi_align_backward),
         *(roi_rotated.roi_align_rotated_forward, roi_rotated.roi_align_rotated_backward),
-        *(pool.roi_pool_forward, pool.roi_pool_backward),
-        *(pool.border_align_forward, pool.border_align_backward),
-        *(pool.rotated_feature_align_forward, pool.rotated_feature_align_backward),
-        *(nms.nms, nms.softnms, nms.nms_match, nms.nms_rotated, nms.nms_quadri, nms.bbox_overlaps),
+        *(roi_rotated.rotated_feature_align_forward, roi_rotated.rotated_feature_align_backward),
+        *(nms.nms, nms.softnms, nms.nms_match, nms.nms_rotated, nms.nms_quadri),
         *(nms.box_iou_rotated, nms.box_iou_quadri),
         *(deform.deform_conv_forward, deform.deform_conv_backward_input, deform.deform_conv_backward_parameters),
         *(deform.modulated_deform_conv_forward, deform.modulated_deform_conv_backward),
         *(deform.ms_deform_attn_forward, deform.ms_deform_attn_backward),
         *(losses.sigmoid_focal_loss_forward, losses.sigmoid_focal_loss_backward),
-        *(losses.softmax_focal_loss_forward, losses.softmax_focal_loss_backward),
-        *(maps.carafe_forward, maps.carafe_backward, maps.carafe_naive_forward, maps.carafe_naive_backward),
+        *(maps.carafe_forward, maps.carafe_backward),
         *(maps.masked_im2col_forward, maps.masked_col2im_forward),
         *(maps.psamask_forward, maps.psamask_backward),
         *(maps.active_rotated_filter_forward, maps.active_rotated_filter_backward),
@@ -64,7 +61,7 @@ def _missing(name: str) -> Callable[..., NoReturn]:
 
 
 def get_compiler_version() -> str:
-    """What mmcv's report of the environment prints as its compiler."""
+    """Return the compiler's name for mmcv's report of the environment."""
     return 'none: swin_backbone.mmcv_ops'
 
 

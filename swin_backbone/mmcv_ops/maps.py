@@ -5,34 +5,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def carafe_naive_forward(features: Tensor, masks: Tensor, output: Tensor, **sizes: int) -> None:
+def carafe_forward(
+    features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor, rmasks: Tensor, output: Tensor, **sizes: int
+) -> None:
     """CARAFE's upsampling: each output is a sum over the kernel around its source, with weights of its own.
 
     Args:
         features: (B, C, H, W).
         masks: (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor).
+        rfeatures: keeps the features for `carafe_backward`; `routput` and `rmasks`, mmcv's scratch, are unused.
         output: (B, C, H * scale_factor, W * scale_factor).
     """
-    output.copy_(_reassemble(features, masks, **sizes))
-
-
-def carafe_naive_backward(
-    top_grad: Tensor, features: Tensor, masks: Tensor, bottom_grad: Tensor, mask_grad: Tensor, **sizes: int
-) -> None:
-    """Its gradients, into `bottom_grad` and `mask_grad`."""
-    with torch.enable_grad():
-        of = features.detach().requires_grad_(), masks.detach().requires_grad_()
-        out = _reassemble(of[0], of[1], **sizes)
-    for grad, found in zip((bottom_grad, mask_grad), torch.autograd.grad(out, of, top_grad)):
-        grad.copy_(found)
-
-
-def carafe_forward(
-    features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor, rmasks: Tensor, output: Tensor, **sizes: int
-) -> None:
-    """The same; `rfeatures` keeps the features for `carafe_backward`, the other scratch of mmcv is unused."""
     rfeatures.copy_(features)
-    carafe_naive_forward(features, masks, output, **sizes)
+    output.copy_(_reassemble(features, masks, **sizes))
 
 
 def carafe_backward(
@@ -47,8 +32,12 @@ def carafe_backward(
     mask_grad: Tensor,
     **sizes: int,
 ) -> None:
-    """Its gradients, into `bottom_grad` and `mask_grad`."""
-    carafe_naive_backward(top_grad, rfeatures, masks, bottom_grad, mask_grad, **sizes)
+    """Write the gradients of `carafe_forward` into `bottom_grad` and `mask_grad`."""
+    with torch.enable_grad():
+        inputs = rfeatures.detach().requires_grad_(), masks.detach().requires_grad_()
+        out = _reassemble(inputs[0], inputs[1], **sizes)
+    for target, gradient in zip((bottom_grad, mask_grad), torch.autograd.grad(out, inputs, top_grad)):
+        target.copy_(gradient)
 
 
 def _reassemble(features: Tensor, masks: Tensor, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
@@ -110,8 +99,7 @@ def psamask_backward(grad_output: Tensor, grad_input: Tensor, *, psa_type: int, 
 def _psa_index(
     x: Tensor, h_feature: int, w_feature: int, h_mask: int, w_mask: int, half_h_mask: int, half_w_mask: int
 ) -> tuple[Tensor, Tensor]:
-    """For each position that is looked at and each that looks, (H * W, H * W): the place in the mask, and whether there
-    is one."""
+    """Return the place in the mask for each pair of positions, (H * W, H * W), and whether the mask covers the pair."""
     rows, columns = torch.arange(h_feature, device=x.device), torch.arange(w_feature, device=x.device)
     down = (rows[:, None] - rows + half_h_mask)[:, None, :, None]
     right = (columns[:, None] - columns + half_w_mask)[None, :, None, :]

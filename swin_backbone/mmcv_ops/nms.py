@@ -15,12 +15,13 @@ from .bags import wide
 
 Array = np.ndarray[Any, Any]
 
-# Boxes that are compared with each other at once: what they overlap among the others is asked only of those kept.
+# Block size of the pairwise IoU matrix. Later boxes are compared only with the kept boxes of a block.
 BLOCK = 192
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Which of (N, 4) boxes are kept, best first: one goes that a better kept one overlaps by more than the threshold.
+    """Return the indices of the kept boxes of (N, 4), best first: no kept box with a higher score overlaps them by more
+    than the threshold.
 
     Args:
         offset: 1 where the last pixel belongs to a box (its width is x2 - x1 + 1), else 0.
@@ -40,7 +41,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
 
 def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Indices of those kept, of boxes that are sorted."""
+    """Return the indices of the kept boxes. The boxes are sorted by falling score."""
     kept = []
     rest = torch.arange(len(boxes_N), device=boxes_N.device)
     while len(rest):
@@ -53,8 +54,11 @@ def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Te
 
 
 def _kept_of_block(overlap_NN: Tensor) -> Tensor:
-    """A box stays if no better one that stays overlaps it. Asking this of all at once, again and again from 'all stay',
-    settles the best one first and each one after those before it, so it ends at the greedy answer."""
+    """Return the kept boxes of a block, (N,): no kept box with a higher score overlaps them.
+
+    The loop starts with all boxes and applies this rule to all at once. Each round settles at least one more box, in
+    the order of scores, until nothing changes: the greedy answer.
+    """
     suppresses_NN = overlap_NN.triu(1).to(torch.float32)
     stays_N = torch.ones(len(overlap_NN), dtype=torch.bool, device=overlap_NN.device)
     while True:
@@ -139,8 +143,8 @@ def _drop(left: Array, index: Array, begin: int, end: int, min_score: float) -> 
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Groups of (N, 5) boxes and scores: one that is kept, then those that it suppresses (IoU at or above the
-    threshold), by falling score."""
+    """Return groups of (N, 5) boxes with scores: a kept box, then its suppressed boxes by falling score. A box is
+    suppressed from the threshold on."""
     order = dets[:, 4].sort(0, descending=True)[1]
     boxes, rest = _numbers(dets[order, :4]), order.numpy()
     groups = []
@@ -169,18 +173,6 @@ def _iou_of_one(box: Array, others: Array, offset: int) -> Array:
     return iou
 
 
-def bbox_overlaps(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode: int, aligned: bool, offset: int) -> None:
-    """Overlaps of boxes into `ious`: of all pairs, (N, M), or with `aligned` of row with row, (N,). mode 0 divides by
-    the union, 1 by the area of the first box."""
-    first, second = (bboxes1, bboxes2) if aligned else (bboxes1[:, None], bboxes2[None])
-    corner = torch.maximum(first[..., :2], second[..., :2])
-    shared = (torch.minimum(first[..., 2:], second[..., 2:]) - corner + offset).clamp(min=0).prod(-1)
-    area = (first[..., 2:] - first[..., :2] + offset).prod(-1)
-    if mode == 0:
-        area = area + (second[..., 2:] - second[..., :2] + offset).prod(-1) - shared
-    ious.copy_(shared / area)
-
-
 def nms_rotated(
     dets: Tensor,
     scores: Tensor,
@@ -190,9 +182,11 @@ def nms_rotated(
     iou_threshold: float,
     multi_label: int,
 ) -> Tensor:
-    """As `nms`, for (N, 5) rotated boxes; `dets_sorted` are they by falling score, and `order` their indices. As in
-    mmcv, on a CPU a box goes whose IoU is at the threshold, on a GPU one above it. With `multi_label` a sixth
-    column has the label, which separates boxes on a GPU alone."""
+    """As `nms`, for (N, 5) rotated boxes; `dets_sorted` has the boxes by falling score, `order` their indices.
+
+    As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the sixth
+    column is the label, and a GPU compares only boxes of the same label.
+    """
     on_cpu = dets.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""Who computes an operator: a compiled kernel, where one is there for the tensor's device and dtype, else torch.
+"""The kernel of an operator for a tensor's device and dtype; torch computes if there is none.
 
-A provider answers with a kernel or None. They are asked in order, so another library takes its place by a function
-here.
+A provider is a function that returns a kernel or None. The first kernel in the order of `PROVIDERS` computes.
 
     nms, nms_offset                   (boxes, scores, iou_threshold) -> indices; the second with an offset of 1
     roi_align, roi_align_max          (maps, rois, pooled, argmax, bins, scale, sampling_ratio, aligned), into `pooled`
@@ -20,7 +19,7 @@ Kernel = Callable[..., Any]
 
 
 def find(name: str, x: Tensor) -> Optional[Kernel]:
-    """The kernel of the first provider that has one for this operator and such a tensor, or None."""
+    """Return the first provider's kernel for this operator and tensor, or None."""
     return _find(name, x.device.type, x.dtype)
 
 
@@ -67,7 +66,7 @@ def _library_nms(offset: int) -> Kernel:
 
 
 def _torchvision(name: str, device: str, dtype: torch.dtype) -> Optional[Kernel]:
-    """Its operator, where a kernel of it is registered: its CUDA build beside a CPU torch imports and has none."""
+    """Return torchvision's kernel if it is registered. A CUDA build beside a CPU torch imports without kernels."""
     if name not in TORCHVISION:
         return None
     operator, devices, kernel = TORCHVISION[name]
@@ -125,8 +124,8 @@ def _torchvision_deform_conv2d(*args: Any) -> Any:
     return torch.ops.torchvision.deform_conv2d(*args)
 
 
-# What it computes as mmcv does: its operator, where, and the kernel. Its RoIAlign for CPUs has one thread and takes no
-# bfloat16.
+# torchvision's operators that equal mmcv's: name, devices, kernel. The RoIAlign for CPUs is left out: it has one thread
+# and takes no bfloat16.
 TORCHVISION: dict[str, tuple[str, tuple[str, ...], Kernel]] = {
     'nms': ('nms', ('cpu', 'cuda'), _torchvision_nms),
     'roi_align': ('roi_align', ('cuda',), _torchvision_roi_align),

@@ -165,10 +165,10 @@ def refuse_other_maps(rois: Tensor, num_maps: int) -> None:
 
 
 class _Reached:
-    """Along one axis, the pixels that each bin reaches, and the mean weight that it gives them.
+    """The pixels of each bin along one axis, and their mean weights.
 
-    A mean over a grid of bilinear samples is separable: its weight of a pixel is the product of one along each axis. In
-    one bin neighbouring samples share pixels, so their weights are added up first, where that makes fewer entries.
+    A mean over a grid of bilinear samples is separable: the weight of a pixel is the product of one weight per axis.
+    Neighbouring samples of a bin share pixels. Their weights are added up first if this gives fewer entries.
     """
 
     def __init__(self, axis: Axis, size: int):
@@ -228,8 +228,8 @@ def _upright_bags(rois: Tensor, axes: tuple[Axis, Axis], shape: torch.Size) -> I
 def _align_max(
     input: Tensor, rois: Tensor, axes: tuple[Axis, Axis], output: Tensor, argmax_y: Tensor, argmax_x: Tensor
 ) -> None:
-    """The maximum over the samples of each bin, and where the first that has it lies; -10000 at (-1, -1) if a bin has
-    no sample above that, as in mmcv."""
+    """Write the maximum over the samples of each bin, and the position of the first maximal sample. As in mmcv, a bin
+    without samples above -10000 gets -10000 at (-1, -1)."""
     down, across = axes
     channels, height, width = input.shape[1:]
     map_MC, image_R = as_rows(input), rois[:, 0].long()

@@ -1,4 +1,4 @@
-"""RoIAlign of rotated regions.
+"""RoIAlign of rotated regions, and the feature alignment of rotated detectors.
 
 Letters as in roi.py.
 """
@@ -14,6 +14,7 @@ from .bags import (
     as_rows,
     clamped_corners,
     cross,
+    even_bags,
     number_entries,
     parts,
     spread_bags,
@@ -103,3 +104,41 @@ def _rotated_bags(
         rows = rows + (image_R[region_S] * (height * width))[:, None]
         weights = weights / samples_R[region_S][:, None]
         yield part, Bags(rows.flatten(), weights.flatten(), 4 * (count_P.cumsum(0) - count_P))
+
+
+def rotated_feature_align_forward(
+    features: Tensor, best_bboxes: Tensor, output: Tensor, spatial_scale: float, points: int
+) -> None:
+    """R3Det's feature refinement: each position and the samples at the centre (and, with 5 points, the corners) of its
+    box, summed. (B, C, H, W) maps, (B, H, W, 5) boxes."""
+    pooled_MC = sum_bags(as_rows(features), _refining_bags(best_bboxes, features.shape, spatial_scale, points))
+    num_images, channels, height, width = features.shape
+    output.copy_(pooled_MC.view(num_images, height, width, channels).permute(0, 3, 1, 2))
+
+
+def rotated_feature_align_backward(
+    top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor, spatial_scale: float, points: int
+) -> None:
+    """The gradient of `rotated_feature_align_forward` in the maps, added to `bottom_grad`."""
+    num_images, channels, height, width = bottom_grad.shape
+    bags = _refining_bags(best_bboxes, bottom_grad.shape, spatial_scale, points)
+    grad_MC = spread_bags(as_rows(top_grad), bags, num_images * height * width)
+    bottom_grad += grad_MC.view(num_images, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _refining_bags(boxes: Tensor, shape: torch.Size, scale: float, points: int) -> Bags:
+    num_images, _, height, width = shape
+    # mmcv reads the first number of a box as y and the second as x.
+    y_M, x_M, width_M, height_M = (wide(boxes).reshape(-1, 5)[:, :4] * scale).unbind(1)
+    y_MS, x_MS = y_M[:, None], x_M[:, None]
+    if points > 1:
+        cos_M, sin_M = wide(boxes).reshape(-1, 5)[:, 4].cos(), wide(boxes).reshape(-1, 5)[:, 4].sin()
+        along = torch.tensor([0, 1, -1, -1, 1], device=boxes.device) / 2
+        aside = torch.tensor([0, 1, 1, -1, -1], device=boxes.device) / 2
+        x_MS = x_MS + along * (cos_M * width_M)[:, None] - aside * (sin_M * height_M)[:, None]
+        y_MS = y_MS + along * (sin_M * width_M)[:, None] + aside * (cos_M * height_M)[:, None]
+    rows, weights = cross(clamped_corners(y_MS, height), clamped_corners(x_MS, width), width)
+    itself_M = torch.arange(num_images * height * width, device=boxes.device)
+    rows = rows + (itself_M // (height * width) * (height * width))[:, None, None]
+    rows = torch.cat([itself_M[:, None], rows.flatten(1)], 1)
+    return even_bags(rows, torch.cat([weights.new_ones(len(rows), 1), weights.flatten(1)], 1))

@@ -53,8 +53,8 @@ def _cross(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _shared_areas(first: Tensor, second: Tensor) -> Tensor:
-    """Areas of the intersections, (P,), of pairs (P, 4, 2): its corners are where sides cross, and those of
-    either that lie in the other."""
+    """Return the areas (P,) of the intersections of pairs (P, 4, 2). Corners of an intersection are crossings of sides,
+    and corners of one shape inside the other."""
     middle = (first.mean(1, keepdim=True) + second.mean(1, keepdim=True)) / 2
     first, second = first - middle, second - middle
     sides_1, sides_2 = first.roll(-1, 1) - first, second.roll(-1, 1) - second
@@ -72,7 +72,7 @@ def _shared_areas(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _inside(points: Tensor, shapes: Tensor, sides: Tensor) -> Tensor:
-    """Which of (P, 4, 2) points lie in the convex shape of their pair, or on its edge, whichever way it turns."""
+    """Return whether each of (P, 4, 2) points lies inside or on the convex shape of its pair, of either orientation."""
     turns = _cross(sides[:, None], points[:, :, None] - shapes[:, None])
     return (turns >= 0).all(-1) | (turns <= 0).all(-1)
 
@@ -81,7 +81,7 @@ def _hull_areas(points: Tensor, valid: Tensor) -> Tensor:
     """Areas of the convex polygons whose corners, in any order and some of them twice, are the valid ones."""
     count = valid.sum(1).clamp(min=1)
     centre = (points * valid[..., None]).sum(1) / count[:, None]
-    # One that does not count is put where the first that does is: the same corner twice adds no area.
+    # Invalid points move to the first valid point: a repeated corner adds no area.
     somewhere = points.gather(1, valid.int().argmax(1).view(-1, 1, 1).expand(-1, 1, 2))
     spokes = torch.where(valid[..., None], points, somewhere) - centre[:, None]
     order = torch.atan2(spokes[..., 1], spokes[..., 0]).argsort(1)

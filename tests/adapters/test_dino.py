@@ -20,41 +20,29 @@ OF_CO_DETR = dict(
 )  # fmt: skip
 
 
-# The same, less channels, layers, queries and classes; fairscale, which recomputes its encoder, is no part of this
-SMALL_CO_DETR = {
+# As few channels, layers, queries and classes as a DINO builds with
+SMALL_BACKBONE = {
     **{f'model.backbone.{key}': value for key, value in SMALL.items()},
+    'model.backbone.type': 'SwinBackbone',
     'model.backbone.init_cfg': None,
     'model.backbone.drop_path_rate': 0.0,
     'model.neck.in_channels': [48, 96, 192, 384],
-    'model.query_head.num_query': 12,
-    'model.query_head.num_classes': 3,
+}
+SMALL_DINO = {
+    **SMALL_BACKBONE,
+    **{'model.num_queries': 12, 'model.encoder.num_layers': 1, 'model.decoder.num_layers': 2},
+    **{'model.bbox_head.num_classes': 3, 'model.test_cfg.max_per_img': 9},
+    'model.dn_cfg.group_cfg.num_dn_queries': 2,
+}
+SMALL_CO_DETR = {  # `with_cp` -1 turns fairscale off
+    **SMALL_BACKBONE,
+    **{'model.query_head.num_query': 12, 'model.query_head.num_classes': 3, 'model.test_cfg.0.max_per_img': 9},
+    **{'model.roi_head.0.bbox_head.num_classes': 3, 'model.bbox_head.0.num_classes': 3},
     'model.query_head.dn_cfg.group_cfg.num_dn_queries': 2,
     'model.query_head.transformer.encoder.num_layers': 1,
     'model.query_head.transformer.encoder.with_cp': -1,
     'model.query_head.transformer.decoder.num_layers': 2,
-    'model.roi_head.0.bbox_head.num_classes': 3,
-    'model.bbox_head.0.num_classes': 3,
-    'model.test_cfg.0.max_per_img': 9,
 }
-
-
-def dino():
-    """mmdet's DINO on our backbone, one line changed, and as few channels, layers and queries as it builds with."""
-    cfg = read_config(CONFIG)
-    cfg.merge_from_dict({
-        'model.backbone.type': 'SwinBackbone',
-        'model.backbone.init_cfg': None,
-        'model.backbone.drop_path_rate': 0.0,
-        **{f'model.backbone.{key}': value for key, value in SMALL.items()},
-        'model.neck.in_channels': [48, 96, 192, 384],
-        'model.num_queries': 12,
-        'model.encoder.num_layers': 1,
-        'model.decoder.num_layers': 2,
-        'model.bbox_head.num_classes': 3,
-        'model.test_cfg.max_per_img': 9,
-        'model.dn_cfg.group_cfg.num_dn_queries': 2,
-    })  # fmt: skip
-    return cfg.model
 
 
 @pytest.mark.slow
@@ -79,7 +67,9 @@ def co_detr(monkeypatch):
 
 
 def test_dino_trains_for_a_step_and_detects():
-    trains_and_detects(dino())
+    cfg = read_config(CONFIG)
+    cfg.merge_from_dict(SMALL_DINO)
+    trains_and_detects(cfg.model)
 
 
 @pytest.mark.peer
@@ -87,7 +77,7 @@ def test_dino_trains_for_a_step_and_detects():
 def test_co_detr_trains_for_a_step_and_detects(co_detr, swap):
     """By a line in its config, and by --backbone swin-l."""
     cfg = swap_backbone(read_config(co_detr), 'swin-l') if swap else read_config(co_detr)
-    cfg.merge_from_dict({'model.backbone.type': 'SwinBackbone', **SMALL_CO_DETR})
+    cfg.merge_from_dict(SMALL_CO_DETR)
     trains_and_detects(cfg.model)
 
 

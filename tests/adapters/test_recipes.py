@@ -1,4 +1,4 @@
-"""The Python of docs/guides/other_toolboxes.md, run as it stands with the packages that it needs."""
+"""The Python blocks of docs/guides/other_toolboxes.md run, with the packages of each block."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from helpers.adapters.detectron2_models import detectron2_source
 from helpers.adapters.frameworks import give_torchvision_operators, require
 
+STOPPED = '(?:timm|segmentation_models_pytorch|torchvision|detectron2|transformers|peft|lightning)'
 PAGE = Path(__file__).parents[2] / 'docs' / 'guides' / 'other_toolboxes.md'
 RECIPE = re.compile(r'^<!-- not run: it needs (\w+), with which .*? -->\n```python\n(.*?)^```', re.M | re.S)
 RECIPES = {}  # the blocks of a package, which stand below one another
@@ -32,6 +33,14 @@ def test_every_package_of_the_page_has_a_check():
     assert not re.search(
         r'needs (?!\w+, with which tests/adapters/test_recipes)', ''.join(re.findall('<!--.*?-->', PAGE.read_text()))
     )
+
+
+@pytest.mark.parametrize('package', CHECKS)
+def test_a_recipe_imports_this_package_first(package):
+    """Beside a torchvision for another torch, the packages that import torchvision import after this one alone."""
+    imported = re.findall(r'^(?:import|from) (\w+)', ''.join(RECIPES[package]), re.M)
+    others = [index for index, name in enumerate(imported) if re.fullmatch(STOPPED, name)]
+    assert not others or 'swin_backbone' in imported[: others[0]], imported
 
 
 @pytest.mark.toolboxes

@@ -1,8 +1,5 @@
 """The backbones in transformers and on its Hub: the real package."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from helpers.adapters.frameworks import (
@@ -13,10 +10,8 @@ from helpers.adapters.frameworks import (
     require,
     train_a_step,
 )
-from helpers.checkpoints.origins import ORIGINS
-from helpers.models.small_models import randomised
 
-from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
+from swin_backbone import SwinV2Backbone
 from swin_backbone.checkpoints import CheckpointError
 
 pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
@@ -51,17 +46,6 @@ def upernet(adapter, transformers, **config):
             auxiliary_channels=16, **config,
         )
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(('family', 'ours'), [('v1', SwinBackbone), ('v2', SwinV2Backbone), ('mlp', SwinMLPBackbone)])
-@torch.no_grad()
-def test_maps_are_the_backbones_to_the_bit(adapter, family, ours):
-    model = small(adapter, family=family)
-    backbone = ours(arch='nano').eval()
-    backbone.load_state_dict(model.backbone.state_dict())
-    assert_equal_maps(model(X).feature_maps, backbone(X))
-    assert_equal_maps(model(X, return_dict=False)[0], backbone(X))
-    assert model.channels == backbone.num_features
 
 
 def test_outputs_by_name_and_by_index_as_transformers_swin_counts_them(adapter, transformers):
@@ -101,88 +85,59 @@ def test_missing_weights_are_initialised_as_elsewhere(adapter, tmp_path):
     assert torch.equal(again.stages[1].blocks[0].norm1.weight, model.backbone.stages[1].blocks[0].norm1.weight)
 
 
-def test_the_hubs_mixin(tmp_path):
-    """The recipe of docs/guides/other_toolboxes.md."""
-    hub = require('huggingface_hub')
-
-    class HubSwin(SwinBackbone, hub.PyTorchModelHubMixin):
-        pass
-
-    model = HubSwin(arch='nano', window_size=5).eval()
-    model.save_pretrained(tmp_path)
-    assert {'config.json', 'model.safetensors'} <= {path.name for path in tmp_path.iterdir()}
-    assert json.loads((tmp_path / 'config.json').read_text())['window_size'] == 5
-    again = HubSwin.from_pretrained(tmp_path)
-    with torch.no_grad():
-        assert_equal_maps(again.eval()(X), model(X))
-    assert_compiled(lambda: again(X), blocks=8)
+def mask2former(adapter, transformers):
+    config = transformers.Mask2FormerConfig(
+        backbone_config=small(adapter).config, num_labels=3, num_queries=4, encoder_layers=1, decoder_layers=2,
+        feature_size=32, hidden_dim=32, mask_feature_size=32, num_attention_heads=2, encoder_feedforward_dim=16,
+        dim_feedforward=16,
+    )  # fmt: skip
+    return transformers.Mask2FormerForUniversalSegmentation(config)
 
 
-@pytest.fixture
-def local_hub(tmp_path, monkeypatch):
-    """A folder in the place of huggingface.co: what is pushed to 'name/repository' lies there, and is downloaded."""
-    hub = require('huggingface_hub')
-    folder = tmp_path / 'hub'
-
-    def create_repo(self, repo_id, **_):
-        (folder / repo_id).mkdir(parents=True, exist_ok=True)
-        return hub.RepoUrl(f'https://huggingface.co/{repo_id}')
-
-    def upload_folder(self, repo_id, folder_path, **_):
-        shutil.copytree(folder_path, folder / repo_id, dirs_exist_ok=True)
-
-    def create_commit(self, repo_id, operations, **_):
-        for operation in operations:
-            with operation.as_file() as file:
-                (folder / repo_id / operation.path_in_repo).write_bytes(file.read())
-
-    def download(repo_id, filename, **_):
-        path = folder / repo_id / filename
-        if not path.is_file():
-            raise hub.errors.EntryNotFoundError(filename)
-        return str(path)
-
-    for function in (create_repo, upload_folder, create_commit):
-        monkeypatch.setattr(hub.HfApi, function.__name__, function)
-    monkeypatch.setattr('huggingface_hub.hub_mixin.hf_hub_download', download)
-    monkeypatch.setattr('huggingface_hub.hub_mixin.ModelCard.validate', lambda *_, **__: None, raising=False)
-    return folder
+def detr(adapter, transformers):
+    config = transformers.DetrConfig(
+        backbone_config=small(adapter, out_features=['stage4']).config, use_timm_backbone=False, encoder_layers=1,
+        decoder_layers=1, num_queries=4, d_model=16, encoder_attention_heads=2, decoder_attention_heads=2, num_labels=3,
+        encoder_ffn_dim=16, decoder_ffn_dim=16,
+    )  # fmt: skip
+    return transformers.DetrForObjectDetection(config)
 
 
-def test_the_hubs_mixin_pushes(local_hub):
-    hub = require('huggingface_hub')
-
-    class HubSwin(SwinBackbone, hub.PyTorchModelHubMixin):
-        pass
-
-    model = HubSwin(arch='nano', window_size=5).eval()
-    model.push_to_hub('name/my-swin')
-    assert {'config.json', 'model.safetensors'} <= {path.name for path in (local_hub / 'name' / 'my-swin').iterdir()}
-    again = HubSwin.from_pretrained('name/my-swin')
-    assert again.window_size[0] == (5, 5)
-    with torch.no_grad():
-        assert_equal_maps(again.eval()(X), model(X))
-
-
-def test_a_model_of_transformers_is_pushed(adapter, local_hub):
-    model = small(adapter)
-    model.push_to_hub('name/swin')
-    assert {'config.json', 'model.safetensors'} <= {path.name for path in (local_hub / 'name' / 'swin').iterdir()}
-    again = adapter.SwinBackboneModel.from_pretrained(local_hub / 'name' / 'swin')
-    with torch.no_grad():
-        assert_equal_maps(again(X).feature_maps, model(X).feature_maps)
+MODELS = {  # each with its output and its targets
+    'upernet': (upernet, 'logits', dict(labels=torch.ones(2, 45, 70, dtype=torch.long))),
+    'mask2former': (
+        mask2former,
+        'masks_queries_logits',
+        dict(mask_labels=[torch.ones(2, 45, 70)] * 2, class_labels=[torch.tensor([0, 2])] * 2),
+    ),
+    'detr': (
+        detr,
+        'pred_boxes',
+        dict(labels=[dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]]))] * 2),
+    ),
+}
 
 
-def test_upernet(adapter, transformers):
-    model = upernet(adapter, transformers).eval()
-    assert model(X).logits.shape == (2, 4, 45, 70)
+@pytest.mark.parametrize('name', MODELS)
+def test_a_model_of_transformers(adapter, transformers, name):
+    make, output, targets = MODELS[name]
+    model = make(adapter, transformers).eval()
     assert_compiled(lambda: model(X), blocks=8)
-    assert_survives(model, lambda model: model(X).logits, exact=False)
-    assert_compiles(lambda x: model(x).logits, X, atol=1e-3)
-    exported = torch.export.export(model, (X,)).module()
-    torch.testing.assert_close(exported(X).logits, model(X).logits, rtol=1e-3, atol=1e-3)
-    labels = torch.randint(4, (2, 45, 70))
-    assert train_a_step(model, lambda model: model(X, labels=labels).loss) > 0
+    assert_survives(model, lambda model: model(X)[output], exact=False)
+    assert_compiles(lambda x: model(x)[output], X, atol=1e-3)
+    if name != 'mask2former':
+        exported = torch.export.export(model, (X,)).module()
+        torch.testing.assert_close(exported(X)[output], model(X)[output], rtol=1e-3, atol=1e-3)
+    train_a_step(model, lambda model: model(X, **targets).loss)
+
+
+def test_gradient_checkpointing_enable(adapter):
+    model = small(adapter)
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    assert model.backbone.with_cp
+    model.gradient_checkpointing_disable()
+    assert not model.backbone.with_cp
 
 
 @torch.no_grad()
@@ -198,72 +153,6 @@ def test_a_folder_of_a_whole_model_and_other_precision(adapter, transformers, tm
     half = adapter.SwinBackboneModel.from_pretrained(tmp_path / 'backbone', dtype=torch.bfloat16)
     assert half(X.bfloat16()).feature_maps[0].dtype == torch.bfloat16
     assert adapter.SwinBackboneConfig.from_dict(half.config.to_dict()).to_dict() == half.config.to_dict()
-
-
-def test_mask2former(adapter, transformers):
-    config = transformers.Mask2FormerConfig(
-        backbone_config=small(adapter).config, num_labels=3, num_queries=4, encoder_layers=1, decoder_layers=2,
-        feature_size=32, hidden_dim=32, mask_feature_size=32, num_attention_heads=2, encoder_feedforward_dim=16,
-        dim_feedforward=16,
-    )  # fmt: skip
-    model = transformers.Mask2FormerForUniversalSegmentation(config)
-    masks = [torch.rand(2, 45, 70).gt(0.5).float() for _ in X]
-    classes = [torch.tensor([0, 2]) for _ in X]
-    assert train_a_step(model, lambda model: model(X, mask_labels=masks, class_labels=classes).loss) > 0
-    assert_compiled(lambda: model.eval()(X), blocks=8)
-    assert_survives(model, lambda model: model(X).masks_queries_logits, exact=False)
-    assert_compiles(lambda x: model(x).masks_queries_logits, X, atol=1e-3)
-
-
-def test_detr(adapter, transformers):
-    config = transformers.DetrConfig(
-        backbone_config=small(adapter, out_features=['stage4']).config, use_timm_backbone=False, encoder_layers=1,
-        decoder_layers=1, num_queries=4, d_model=16, encoder_attention_heads=2, decoder_attention_heads=2, num_labels=3,
-        encoder_ffn_dim=16, decoder_ffn_dim=16,
-    )  # fmt: skip
-    model = transformers.DetrForObjectDetection(config)
-    labels = [dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.2, 0.3]])) for _ in X]
-    train_a_step(model, lambda model: model(X, labels=labels).loss)
-    assert_compiled(lambda: model.eval()(X), blocks=8)
-    assert_survives(model, lambda model: model(X).pred_boxes, exact=False)
-    assert_compiles(lambda x: model(x).pred_boxes, X, atol=1e-3)
-    exported = torch.export.export(model, (X,)).module()
-    torch.testing.assert_close(exported(X).pred_boxes, model(X).pred_boxes, rtol=1e-3, atol=1e-3)
-
-
-def test_gradient_checkpointing_enable(adapter, transformers):
-    model = upernet(adapter, transformers)
-    assert model.supports_gradient_checkpointing or small(adapter).supports_gradient_checkpointing
-    backbone = small(adapter, arguments=dict(backend='torch')).train()
-    stored = []
-    for enable in (backbone.gradient_checkpointing_disable, backbone.gradient_checkpointing_enable):
-        enable()
-        held = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: (held.append(t.numel()), t)[1], lambda t: t):
-            backbone(X)
-        stored.append(sum(held))
-    assert backbone.backbone.with_cp
-    assert backbone.is_gradient_checkpointing
-    assert stored[1] < stored[0] / 3
-
-
-def test_compile_and_export(adapter):
-    arguments = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2))
-    model = small(adapter, out_features=['stage1', 'stage2'], arguments=arguments)
-    assert_compiles(lambda x: model(x).feature_maps, X)
-    exported = torch.export.export(model, (X,)).module()
-    torch.testing.assert_close(exported(X).feature_maps[1], model(X).feature_maps[1], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize('origin', ['official', 'hugging_face', 'hugging_face_backbone', 'timm', 'torchvision'])
-@torch.no_grad()
-def test_a_state_dict_of_any_origin(adapter, origin):
-    source = randomised(output_norms=False)
-    write, _, _ = ORIGINS[origin]
-    state = write(source.state_dict())
-    model = small(adapter)
-    model.load_state_dict(state.get('model', state.get('state_dict', state)))
-    assert_equal_maps(model(X).feature_maps, source(X))
 
 
 def test_a_state_dict_of_another_family(adapter):

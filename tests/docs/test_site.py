@@ -113,6 +113,9 @@ def check(command, monkeypatch):
         makefile = (ROOT / 'Makefile').read_text().replace('\\\n', ' ')
         targets = re.search(r'^\.PHONY: (.+)$', makefile, re.M)[1].split()
         assert {word for word in arguments if '=' not in word} <= set(targets)
+        for name, value in (word.split('=', 1) for word in arguments if '=' in word):
+            prefix = {'ENV': 'venv', 'TESTS': 'tests', 'TASK': 'demo'}.get(name)
+            assert prefix is None or re.search(rf'^{prefix}_{value} :?=', makefile, re.M), f'{name}={value}'
     elif program == 'bash' or (program == 'python' and arguments[0].startswith('tests/')):
         assert (ROOT / arguments[0]).is_file()
     elif program == 'ray':

@@ -14,9 +14,9 @@ import torch
 from helpers import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.train]
-pytest.importorskip('ray', reason='Ray is not installed: make test-ray')
+pytest.importorskip('ray', reason='Ray is not installed: make test ENV=ray')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
-parquet = pytest.importorskip('pyarrow.parquet', reason='pyarrow is not installed: make test-ray')
+parquet = pytest.importorskip('pyarrow.parquet', reason='pyarrow is not installed: make test ENV=ray')
 
 LIMIT_S = 300
 PICTURES = 24

@@ -10,7 +10,7 @@ A test that takes the fixture `record_fault` gets the mark `faults`, and says ho
 
     python tests/helpers/faults.py F... docs/measurements/reliability.md
 
-writes their sums between the markers of the document. `make test-faults` does both; a run in pieces
+writes their sums between the markers of the document. `make test TESTS=faults` does both; a run in pieces
 has a file F for each.
 """
 
@@ -68,7 +68,7 @@ KINDS = {
     'bad_commands': Kind('command lines and configs with something wrong', 'one sentence that names it, no traceback'),
 }
 
-BEGIN, END = '<!-- figures: make test-faults writes them -->', '<!-- end of figures -->'
+BEGIN, END = '<!-- figures: make test TESTS=faults writes them -->', '<!-- end of figures -->'
 
 
 def table(counts: dict[str, dict[str, int]]) -> str:

@@ -1,4 +1,4 @@
-"""The Dockerfile: what hadolint says of it, its commands, and what it leaves out. Nothing here needs Docker."""
+"""The Dockerfile: hadolint's findings, its commands, and .dockerignore. No test needs Docker."""
 
 import re
 import shutil

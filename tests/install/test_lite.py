@@ -8,13 +8,13 @@ import sys
 import pytest
 from helpers import ROOT
 
-# What stands in front of this environment's own packages: of each, what pip is asked for.
+# Releases that pip fetches in front of this environment's packages.
 RELEASES = {
     'mmcv-lite': ['mmcv-lite==2.2.0'],
     'mmcv-lite and OpenMMLab': ['mmcv-lite==2.1.0', 'mmengine==0.10.7'],
 }
 NO_PKG_RESOURCES = "raise ModuleNotFoundError('No module named pkg_resources', name='pkg_resources')\n"
-# Detectors need the operators; what asks whether one is installed is told that it is not.
+# Detectors need compiled operators: the toolboxes are hidden.
 NO_TOOLBOXES = "import sys\nfor name in ('mmdet', 'mmseg', 'mmpretrain'):\n    sys.modules[name] = None\n"
 
 USE = """

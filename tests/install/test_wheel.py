@@ -40,29 +40,6 @@ assert (mim / 'tools' / 'dist_train.sh').is_file()
 """
 
 
-@pytest.fixture(scope='module')
-def installed(tmp_path_factory):
-    """A folder with the package as a wheel installs it."""
-    folder = tmp_path_factory.mktemp('wheel')
-    source = folder / 'source'
-    command = ['git', 'ls-files', '--cached', '--others', '--exclude-standard']
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip('what belongs to the package is not known: this is no git checkout')
-    for name in listed.stdout.splitlines():  # a copy, so that nothing is built in the checkout
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--no-index']
-    command.append('--no-compile')  # of four hundred modules, for two processes
-    environment = {**os.environ, 'SWIN_BACKBONE_NATIVE': '0'}  # compiling is test_a_wheel_brings_the_operators' matter
-    result = subprocess.run(
-        [*command, '--target', folder / 'site', source], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert result.returncode == 0, result.stderr
-    return folder / 'site'
-
-
 def test_without_a_working_compiler_the_package_is_built_and_one_sentence_says_so(tmp_path):
     command = [sys.executable, 'setup.py', '--quiet', 'build_ext', '--build-lib', tmp_path, '--build-temp', tmp_path]
     environment = {**os.environ, 'CC': 'false', 'CXX': 'false'}
@@ -88,7 +65,7 @@ def test_a_wheel_brings_the_operators(tmp_path):
 def build(platform: str, folder: Path) -> tuple[Path, bytes]:
     """A wheel for a platform, and the library in it."""
     if find_spec('ziglang') is None:
-        pytest.skip('zig, the compiler for all platforms, is not installed: make install-wheels')
+        pytest.skip('zig, the compiler for all platforms, is not installed: make install EXTRAS=wheels')
     command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '--no-index', '.']
     environment = {**os.environ, 'SWIN_BACKBONE_PLATFORM': platform}
     result = subprocess.run(
@@ -141,7 +118,7 @@ def test_a_platform_without_wheels_is_said(tmp_path):
 
 @pytest.fixture
 def old_compiler(tmp_path):
-    """One that knows neither AMX nor products of bfloat16, as GCC 9."""
+    """A compiler without AMX and bfloat16 products, such as GCC 9."""
     compiler = tmp_path / 'old-c++'
     compiler.write_text('#!/bin/sh\ncase "$*" in *amx*|*bf16*) exit 1;; esac\nexec c++ "$@"\n')
     compiler.chmod(0o755)

@@ -41,7 +41,7 @@ BOTH = [
     pytest.param('library', marks=pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')),
     'torch',
 ]
-IN_LIBRARY = [name for name, (case, _) in cases.CASES.items() if case in (cases.roi_align, cases.nms)]
+IN_LIBRARY = [name for name, (_, case, _) in cases.CASES.items() if case in (cases.roi_align, cases.nms)]
 
 
 @pytest.mark.parametrize('name', cases.CASES)

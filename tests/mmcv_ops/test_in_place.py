@@ -78,7 +78,7 @@ def test_compiled_operators_are_not_touched():
 
 
 def test_operators_that_do_not_load_are_replaced(tmp_path):
-    """As those that were compiled for another torch."""
+    """For example, operators compiled for another torch."""
     import mmcv
 
     package = tmp_path / 'mmcv'

@@ -26,7 +26,7 @@ def test_every_config_builds_its_model(name):
     from mmengine.registry import init_default_scope
 
     if '_lora_' in name:
-        pytest.importorskip('peft', reason='peft is not installed: make test-peers')
+        pytest.importorskip('peft', reason='peft is not installed: make test ENV=peers')
     cfg = Config.fromfile(CONFIGS / name)
     if not is_installed(cfg.default_scope):
         pytest.skip(f'{cfg.default_scope} is not installed')
@@ -34,6 +34,7 @@ def test_every_config_builds_its_model(name):
     init_default_scope(cfg.default_scope)
     model = build(cfg.model, cfg.default_scope)  # without memory: the largest have 300 M parameters
     kinds = {
+        '_lora_': 'LoraSwinBackbone',
         'simmim_swin-': 'SimMIMSwinBackbone',
         'simmim_swinv2': 'SimMIMSwinV2Backbone',
         'swinv2': 'SwinV2Backbone',

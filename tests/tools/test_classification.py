@@ -27,7 +27,7 @@ CLASSES = ['circle', 'square', 'triangle', 'star']
 @pytest.fixture(autouse=True, scope='module')
 def mmpretrain():
     use_torchvision()
-    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install-cls')
+    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install EXTRAS=cls')
 
 
 @pytest.fixture(scope='module')

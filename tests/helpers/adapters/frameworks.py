@@ -12,7 +12,7 @@ import torch
 from swin_backbone.backends.native import layers, why_not_in
 from swin_backbone.compat import import_torchvision
 
-MISSING = "{} is not installed: make install-peers, or pip install -e '.[peers]'"
+MISSING = "{} is not installed: make install EXTRAS=peers, or pip install -e '.[peers]'"
 
 
 def require(name):

@@ -84,7 +84,7 @@ PLACED = {
     'Mask2Former, semantic': 'mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py',
 }
 
-# Run by `make test-slow` alone: what the others leave to be seen.
+# Run by `make test TESTS=slow` alone: what the others leave to be seen.
 SLOW = {
     'HTC', 'Sparse R-CNN', 'SOLOv2', 'DINO', 'TOOD', 'GFL', 'Mask2Former, instances', 'K-Net', 'UPerNet',
     'Faster R-CNN on C5', 'SCNet', 'Panoptic FPN', 'Libra R-CNN', 'HRNet, HRFPN', 'NAS-FCOS', 'ATSS, DyHead',

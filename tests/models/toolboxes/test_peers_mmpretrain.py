@@ -18,7 +18,7 @@ WINDOW = {1: 7, 2: 8}
 @pytest.fixture(autouse=True, scope='module')
 def mmpretrain():
     use_torchvision()
-    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install-cls')
+    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install EXTRAS=cls')
 
 
 def make_pair(version, small_map):

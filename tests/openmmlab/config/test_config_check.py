@@ -94,7 +94,7 @@ def configs():
 @pytest.mark.parametrize('path', configs(), ids=lambda path: path.stem)
 def test_the_configs_of_this_package_are_right(path):
     if 'lora' in path.stem:
-        pytest.importorskip('peft', reason='peft is not installed: make install-peers')
+        pytest.importorskip('peft', reason='peft is not installed: make install EXTRAS=peers')
     cfg = read_config(path)
     cfg.load_from = None
     if cfg.get('default_scope') != 'mmpretrain':

@@ -246,7 +246,7 @@ def test_afterwards_and_in_a_copy_methods_are_the_modules_own():
     ],
 )
 def test_metrics_of_the_demos(demo, config, metrics, tmp_path, monkeypatch):
-    """Within 0.3 points of float32, where `make demo` and `make demo-seg` have trained them."""
+    """Within 0.3 points of float32, where `make demo` and `make demo TASK=seg` have trained them."""
     last = ROOT / 'work_dirs' / demo / 'last_checkpoint'
     if not last.exists():
         pytest.skip(f'make {demo} has not been run')

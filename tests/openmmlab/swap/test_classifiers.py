@@ -26,7 +26,7 @@ SIDE = 64  # pixels
 @pytest.fixture(autouse=True, scope='module')
 def mmpretrain():
     use_torchvision()
-    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install-cls')
+    return pytest.importorskip('mmpretrain', reason='mmpretrain is not installed: make install EXTRAS=cls')
 
 
 def swapped(path, name='swin-nano', **more):

@@ -25,7 +25,7 @@ SIDE = 128  # pixels: anchors are large
 @pytest.fixture(autouse=True, scope='module')
 def mmrotate():
     use_torchvision()
-    return pytest.importorskip('mmrotate', reason='mmrotate is not installed: make install-rotate')
+    return pytest.importorskip('mmrotate', reason='mmrotate is not installed: make install EXTRAS=rotate')
 
 
 def pictures_and_truth(batch=2):

@@ -1,18 +1,37 @@
-"""In every framework: one or four channels, images of a pixel, bfloat16, threads, some stages, frozen ones."""
+"""In every framework the maps are those of `SwinBackbone`, to the bit, and survive copies, files and compiling."""
 
-import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from helpers.adapters.detectron2_interface import recorded
-from helpers.adapters.frameworks import assert_equal_maps, require
+from helpers.adapters.frameworks import (
+    assert_compiled,
+    assert_compiles,
+    assert_equal_maps,
+    assert_survives,
+    require,
+)
+from helpers.checkpoints.origins import official_backbone
+from helpers.models.small_models import randomised
 
 from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 
 pytestmark = pytest.mark.peer
 FAMILIES = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
+
+
+@pytest.fixture(autouse=True)
+def recorded_detectron2():
+    """The recorded interface of detectron2, and the adapter on it."""
+    name = 'swin_backbone.adapters.detectron2'
+    before = sys.modules.pop(name, None)
+    with recorded():
+        yield
+    sys.modules.pop(name, None)
+    if before is not None:
+        sys.modules[name] = before
 
 
 def by_timm(family, out_indices=(0, 1, 2, 3), in_channels=3, **arguments):
@@ -43,12 +62,8 @@ def by_torchvision(family, **arguments):
 def by_detectron2(family, out_indices=(0, 1, 2, 3), **arguments):
     if family != 'v1':
         pytest.skip('detectron2 has Swin V1 alone')
-    there = sys.modules.pop('swin_backbone.adapters.detectron2', None)
-    with recorded():
-        from swin_backbone.adapters.detectron2 import D2SwinBackbone
-    del sys.modules['swin_backbone.adapters.detectron2']
-    if there is not None:
-        sys.modules['swin_backbone.adapters.detectron2'] = there
+    from swin_backbone.adapters.detectron2 import D2SwinBackbone
+
     return D2SwinBackbone([f'res{index + 2}' for index in out_indices], arch='nano', **arguments)
 
 
@@ -59,19 +74,42 @@ def maps_of(output):
 
 makers = pytest.mark.parametrize('make', [by_timm, by_transformers, by_torchvision, by_detectron2])
 families = pytest.mark.parametrize('family', FAMILIES)
+X = torch.linspace(-1, 1, 2 * 3 * 45 * 70).view(2, 3, 45, 70).sin()
+
+
+def backbone_in(model):
+    return next(module for module in model.modules() if hasattr(module, 'stages'))
 
 
 @makers
 @families
 @pytest.mark.parametrize(('channels', 'size'), [(1, (1, 1)), (4, (3, 200)), (3, (33, 47))])
 @torch.no_grad()
-def test_channels_and_sizes(make, family, channels, size):
+def test_maps_are_the_backbones_to_the_bit(make, family, channels, size):
     model = make(family, in_channels=channels, drop_path_rate=0.0).eval()
+    backbone = FAMILIES[family](arch='nano', in_channels=channels).eval()
+    backbone.load_state_dict(backbone_in(model).state_dict())
     x = torch.randn(2, channels, *size)
-    maps = maps_of(model(x))
-    sides = [tuple(-(-side // (4 << level)) for side in size) for level in range(4)]
-    assert [tuple(y.shape) for y in maps] == [(2, 32 << level, *sides[level]) for level in range(4)]
-    assert_equal_maps(maps_of(copy.deepcopy(model)(x)), maps)  # copied after a forward
+    assert_equal_maps(maps_of(model(x)), backbone(x))
+
+
+@makers
+def test_copies_files_compile_export_and_the_library(make):
+    model = make('v1', drop_path_rate=0.0).eval()
+    assert_compiled(lambda: model(X), blocks=8)
+    assert_survives(model, lambda model: maps_of(model(X))[-1])
+    assert_compiles(lambda x: tuple(maps_of(model(x))), X)
+    exported = torch.export.export(model, (X,)).module()
+    for one, other in zip(maps_of(exported(X)), maps_of(model(X))):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@makers
+@torch.no_grad()
+def test_a_state_dict_of_the_official_code(make):
+    source, model = randomised(), make('v1', drop_path_rate=0.0).eval()
+    model.load_state_dict(official_backbone(source.state_dict()))
+    assert_equal_maps(maps_of(model(X)), source(X))
 
 
 @makers

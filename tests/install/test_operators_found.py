@@ -1,0 +1,91 @@
+"""`mmcv.ops` finds operators where nothing of this package is imported before: a `.pth` file names their finder."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from helpers import ROOT
+
+FILES = {'_swin_backbone_mmcv.pth', '_swin_backbone_mmcv.py'}
+# Python reads `.pth` files in its own site-packages alone, unless it is asked to.
+READ_PTH = 'import site, sys\nsite.addsitedir({folder!r})\n'
+CALLS = """
+import torch
+import {first}
+assert 'swin_backbone' not in sys.modules
+boxes = torch.tensor([[0.0, 0, 9, 9], [1, 1, 9, 9], [20, 20, 29, 29]])
+from mmcv.ops import nms
+print('kept', nms(boxes, torch.tensor([0.8, 0.9, 0.7]), 0.5)[1].tolist())
+from swin_backbone.mmcv_ops import in_use
+print(in_use())
+"""
+
+
+def run(folder, code):
+    result = subprocess.run(
+        [sys.executable, '-c', READ_PTH.format(folder=str(folder)) + code],
+        cwd=folder, env={**os.environ, 'PYTHONPATH': str(folder)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+@pytest.fixture(scope='module')
+def editable(source, tmp_path_factory):
+    """A folder with the files that an editable installation puts into site-packages."""
+    folder = tmp_path_factory.mktemp('editable')
+    code = f'from setuptools import build_meta; build_meta.build_editable({str(folder)!r})'
+    environment = {**os.environ, 'SWIN_BACKBONE_NATIVE': '0'}
+    subprocess.run([sys.executable, '-c', code], cwd=source, env=environment, check=True, capture_output=True)
+    (wheel,) = folder.glob('*.whl')
+    zipfile.ZipFile(wheel).extractall(folder / 'site')
+    return folder / 'site'
+
+
+@pytest.fixture(params=['wheel', 'editable'])
+def site(request):
+    """The site-packages of either kind of installation."""
+    return request.getfixturevalue({'wheel': 'installed', 'editable': 'editable'}[request.param])
+
+
+def test_pip_records_the_finder(site):
+    (record,) = site.glob('swin_backbone-*.dist-info/RECORD')
+    with record.open() as file:
+        assert FILES < {row[0] for row in csv.reader(file)}
+
+
+@pytest.mark.parametrize(('kind', 'first'), [('installed', 'mmdet.models'), ('editable', 'mmcv.ops')])
+def test_mmcv_finds_operators_before_this_package(request, kind, first):
+    pytest.importorskip(first.partition('.')[0])
+    printed = run(request.getfixturevalue(kind), CALLS.format(first=first)).splitlines()
+    assert printed[-2] == 'kept [1, 2]'
+    assert printed[-1].startswith("swin_backbone's own, in place of mmcv's (")
+
+
+def test_python_starts_without_torch(installed):
+    code = "print(sorted(n for n in sys.modules if n.split('.')[0] in ('torch', 'mmcv', 'mmengine', 'swin_backbone')))"
+    assert run(installed, code) == '[]\n'
+
+
+def test_a_compiled_module_beside_mmcv_wins(installed, tmp_path):
+    (tmp_path / 'mmcv').mkdir()
+    (tmp_path / 'mmcv' / '__init__.py').touch()
+    (tmp_path / 'mmcv' / '_ext.py').write_text("origin = 'compiled'\n")
+    code = f'sys.path.insert(0, {str(tmp_path)!r})\nimport mmcv._ext\nprint(mmcv._ext.origin)'
+    assert run(installed, code) == 'compiled\n'
+
+
+def test_the_stand_in_is_no_compiled_mmcv(installed):
+    """`MMCV=compiled make install` builds mmcv in an environment with the stand-in too."""
+    (check,) = re.findall(r"^mmcv_is_built\(\) .* -c '(.+?)'", (ROOT / 'tools' / 'install.sh').read_text(), re.M)
+    code = f'try:\n    {check}\nexcept (ImportError, AttributeError):\n    print("to be built")'
+    assert run(installed, code) == 'to be built\n'
+
+
+def test_without_mmcv_nothing_is_found(installed):
+    code = "sys.modules['mmcv'] = None\ntry:\n    import mmcv._ext\nexcept ImportError as error:\n    print(error.name)"
+    assert run(installed, code) == 'mmcv._ext\n'
