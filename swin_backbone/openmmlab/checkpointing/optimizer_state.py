@@ -88,7 +88,8 @@ def _moments_of_a_step(
         type(probe).step(probe)  # not a method that a scheduler has put on the optimizer
     except Exception:  # of any kind
         return None
-    return probe.state[zeros]
+    moments: dict[str, Any] = probe.state[zeros]
+    return moments
 
 
 def _fit_entry(entry: dict[str, Any], samples: Optional[dict[str, Any]], where: str) -> dict[str, Any]:
