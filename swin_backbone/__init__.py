@@ -45,6 +45,7 @@ else:
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes, use_torchvision
+        from .openmmlab.layers.accelerate import AccelerateHook, accelerate, restore
         from .openmmlab.optim.amp import mixed_precision
         from .openmmlab.optim.layer_decay import SwinLayerDecayOptimizerConstructor
         from .openmmlab.optim.nan_guard import NonFiniteGuardHook
@@ -57,6 +58,7 @@ __all__ = [
     'ARCHS',
     'ARCHS_MLP',
     'ARCHS_V2',
+    'AccelerateHook',
     'Model',
     'NonFiniteGuardHook',
     'SwinBackbone',
@@ -64,10 +66,12 @@ __all__ = [
     'SwinMLPBackbone',
     'SwinV2Backbone',
     '__version__',
+    'accelerate',
     'convert_checkpoint',
     'load',
     'load_checkpoint',
     'mixed_precision',
+    'restore',
     'swap_backbone',
 ]
 

@@ -76,7 +76,7 @@ class Layer(BaseModule):
 
     def record_modules(self) -> None:
         """Record the modules inside; called at the end of `__init__`."""
-        self._modules_built = [type(module) for _, module in _modules_inside(self)]
+        self._modules_built = [type(module) for _, module in modules_inside(self)]
 
     def _apply(self, *args: Any, **kwargs: Any) -> 'Layer':
         self.cache.clear()  # packed weights of a layer on a GPU are of no use
@@ -99,7 +99,7 @@ def find_changed_module(layer: nn.Module, built: Optional[list[type[nn.Module]]]
     if has_global_hooks():
         return 'A hook on all modules: a module'
     expected = iter(built or ())
-    for name, module in _modules_inside(layer):
+    for name, module in modules_inside(layer):
         kind = type(module)
         if kind is not next(expected, None) or kind not in _known or is_hooked(module):
             return name
@@ -113,7 +113,7 @@ def is_hooked(module: nn.Module) -> bool:
     ) or ('forward' in module.__dict__)
 
 
-def _modules_inside(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def modules_inside(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules inside a layer, level by level. `named_modules` takes four times as long."""
     parents = [layer]
     for parent in parents:  # grows

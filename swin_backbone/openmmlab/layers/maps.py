@@ -1,5 +1,7 @@
 """The memory and the dtype of the maps that a model's layers hand on, on a CPU."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -29,15 +31,19 @@ def takes_float32_maps(module: nn.Module) -> bool:
     return kind.__module__.startswith('mmcv.ops') and kind.__name__ not in TORCH_ALONE and in_use() == 'compiled'
 
 
-def prepare_convolutions(model: nn.Module) -> None:
+def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:
     """Let the convolutions behind a Swin take and emit channels_last maps on a CPU, where they are faster so.
 
     Those of 3x3 taps become `Conv3x3`, whose outputs differ by rounding.
 
     Parameters stay what they are, with other strides: optimizers and checkpoints see no difference. A model is left as
     it is if one of its layers was not tested so, or calls operators of mmcv that misread such maps.
+
+    Args:
+        swins: backbones of other packages, which emit contiguous maps and stay as they are.
     """
     own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
+    own.update(id(one) for swin in swins for one in swin.modules())
     for module in model.modules():
         if id(module) not in own and (takes_float32_maps(module) or not _is_tested(module)):
             return

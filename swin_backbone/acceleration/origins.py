@@ -1,0 +1,425 @@
+"""The layers of each origin: their structure, an example input, and their computation by the compiled library.
+
+Structure and attribute names identify an origin, so that copies of a package's code count as that package.
+`verify.py` compares each computation with the original.
+
+Layout: B batch, T = H*W tokens of a map, C channels, h heads, N places of a window.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..backends.choose import linear_dtype
+from ..backends.native import layers as native
+from ..backends.weight_cache import WeightCache
+from ..windows.grid import Size, Windows
+
+Arguments = tuple[Any, ...]
+
+
+class Kind(NamedTuple):
+    """One kind of layer of one origin."""
+
+    origin: str
+    layer: str  # 'block', 'merging' or 'embedding'
+    matches: Callable[[Any], bool]
+    parameters: Callable[[Any], Iterator[Optional[Tensor]]]  # all that `compute` reads
+    example: Callable[[Any, torch.Generator], Arguments]
+    compute: Callable[..., Any]  # (module, cache, *arguments); None: the original computes these arguments
+
+
+class Parts(NamedTuple):
+    """The modules and numbers of a V1 block of any origin."""
+
+    norms: tuple[Any, Any]
+    qkv: tuple[Any, ...]  # one linear layer, or three
+    proj: Any
+    fc1: Any
+    activation: Any
+    fc2: Any
+    table_Rh: Tensor
+    index: Tensor
+    heads: int
+    scale: float
+    window_size: Size
+    shift: Size
+    drop_paths: tuple[Any, Any]
+    with_cp: bool = False
+
+
+def parameters_of_block(p: Parts) -> Iterator[Optional[Tensor]]:
+    """Yield the tensors that the library reads."""
+    yield p.table_Rh
+    for module in (*p.norms, *p.qkv, p.proj, p.fc1, p.fc2):
+        yield module.weight
+        yield module.bias
+
+
+def compute_block(p: Parts, x_BHWC: Tensor, cache: WeightCache) -> Optional[Tensor]:
+    """Return the map (B, H, W, C) behind a block; None: the library cannot compute the block."""
+    (H, W, C), hidden = x_BHWC.shape[1:], p.fc1.weight.shape[0]
+    places = p.window_size[0] * p.window_size[1]
+    if native.why_not_block(C, p.heads, hidden, p.window_size) or p.index.numel() != places**2:
+        return None
+    qkv_weight, qkv_bias = p.qkv[0].weight, p.qkv[0].bias
+    if len(p.qkv) > 1:
+        qkv_weight = torch.cat([one.weight for one in p.qkv])
+        qkv_bias = None if qkv_bias is None else torch.cat([one.bias for one in p.qkv])
+    if qkv_weight.shape != (3 * C, C):
+        return None
+    weights = native.BlockWeights(
+        *(p.norms[0].weight, p.norms[0].bias, qkv_weight, qkv_bias),
+        p.table_Rh[p.index.flatten()].view(places, places, -1).permute(2, 0, 1).contiguous(),
+        *(p.proj.weight, p.proj.bias, p.norms[1].weight, p.norms[1].bias),
+        *(p.fc1.weight, p.fc1.bias, p.fc2.weight, p.fc2.bias),
+        drop_path_2B=_drop_path_factors(p.drop_paths, x_BHWC),
+    )
+    settings = native.BlockSettings(p.scale, (p.norms[0].eps, p.norms[1].eps))
+    windows = Windows(H, W, p.window_size, p.shift)
+    return native.block(x_BHWC, weights, settings, windows, linear_dtype(x_BHWC), cache, p.with_cp)
+
+
+def _drop_path_factors(drop_paths: tuple[Any, Any], x_BHWC: Tensor) -> Optional[Tensor]:
+    """Return the factors of both branches, (2, B), from the original's own modules; None: 1.
+
+    The modules draw the same random numbers as in the original computation.
+    """
+    if all(type(one) is nn.Identity or not one.training for one in drop_paths):
+        return None
+    ones_B11 = x_BHWC.new_ones(len(x_BHWC), 1, 1, dtype=torch.float32)
+    return torch.stack([one(ones_B11).flatten() for one in drop_paths])
+
+
+def _pair(value: Any) -> Size:
+    first, second = (value, value) if isinstance(value, int) else value
+    return int(first), int(second)
+
+
+def _has(module: Any, *names: str) -> bool:
+    """Return whether a module has these attributes; a dotted name is a path."""
+    for name in names:
+        node = module
+        for part in name.split('.'):
+            if not hasattr(node, part):
+                return False
+            node = getattr(node, part)
+    return True
+
+
+def takes(module: Any, *names: str) -> bool:
+    """Return whether these are the arguments of a module's `forward`, without `**kwargs`."""
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD][1:] == list(names)
+
+
+def _tokens(x_BTC: Tensor, size: Any) -> Optional[Tensor]:
+    H, W = (int(n) for n in size)
+    return x_BTC.reshape(len(x_BTC), H, W, -1) if x_BTC.dim() == 3 and x_BTC.shape[1] == H * W else None
+
+
+def _is_whole(size: Any, window_size: Size) -> bool:
+    return not any(length % window for length, window in zip(size, window_size))
+
+
+def _random(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def _some_size(window_size: Size) -> Size:
+    """Return a map's size with several windows of both axes and with padding."""
+    return 2 * window_size[0] + 1, window_size[1] + max(1, window_size[1] // 2)
+
+
+# mmdet and mmseg
+
+
+def _mmdet_parts(block: Any) -> Parts:
+    attn, ffn, w_msa = block.attn, block.ffn, block.attn.w_msa
+    return Parts(
+        (block.norm1, block.norm2),
+        (w_msa.qkv,),
+        w_msa.proj,
+        *(ffn.layers[0][0], ffn.layers[0][1], ffn.layers[1]),
+        *(w_msa.relative_position_bias_table, w_msa.relative_position_index, w_msa.num_heads, w_msa.scale),
+        *(_pair(attn.window_size), _pair(attn.shift_size), (attn.drop, ffn.dropout_layer), bool(block.with_cp)),
+    )
+
+
+def _is_mmdet_block(block: Any) -> bool:
+    parts = 'norm1', 'attn.w_msa.relative_position_bias_table', 'attn.shift_size', 'attn.drop', 'ffn.layers', 'with_cp'
+    if not _has(block, *parts, 'norm2', 'ffn.dropout_layer') or not takes(block, 'x', 'hw_shape'):
+        return False
+    return len(block.ffn.layers) == 3 and bool(block.ffn.add_identity)
+
+
+def _mmdet_block(block: Any, cache: WeightCache, x: Tensor, hw_shape: Any) -> Any:
+    x_BHWC = _tokens(x, hw_shape)
+    y_BHWC = None if x_BHWC is None else compute_block(_mmdet_parts(block), x_BHWC, cache)
+    return None if y_BHWC is None else y_BHWC.view(x.shape)
+
+
+def _mmdet_example(block: Any, generator: torch.Generator) -> Arguments:
+    p = _mmdet_parts(block)
+    H, W = _some_size(p.window_size)
+    return _random(generator, 2, H * W, p.proj.weight.shape[0]), (H, W)
+
+
+def _is_mmdet_merging(module: Any) -> bool:
+    if not _has(module, 'sampler.kernel_size', 'reduction', 'adap_padding.padding') or not takes(
+        module, 'x', 'input_size'
+    ):
+        return False
+    s = module.sampler
+    plain = [_pair(one) for one in (s.kernel_size, s.stride, s.padding, s.dilation)] == [(2, 2), (2, 2), (0, 0), (1, 1)]
+    return plain and module.adap_padding.padding == 'corner' and module.reduction.bias is None
+
+
+def _mmdet_merging(module: Any, cache: WeightCache, x: Tensor, input_size: Any) -> Any:
+    x_BHWC = _tokens(x, input_size)
+    if x_BHWC is None:
+        return None
+    y_BHWC = native.merge(x_BHWC, module.reduction.weight, _norm(module.norm), False, linear_dtype(x_BHWC), cache)
+    return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
+
+
+def _is_mmdet_embedding(module: Any) -> bool:
+    if not _has(module, 'adap_padding.padding', 'projection', 'norm') or not takes(module, 'x'):
+        return False
+    return module.adap_padding.padding == 'corner' and _is_patch(module.projection)
+
+
+def _is_patch(conv: Any) -> bool:
+    return isinstance(conv, nn.Conv2d) and (conv.stride, conv.padding, conv.dilation, conv.groups) == (
+        *(conv.kernel_size, (0, 0), (1, 1), 1),
+    )
+
+
+def _norm(norm: Any) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
+    return (None, None, None) if norm is None else (norm.weight, norm.bias, norm.eps)
+
+
+def _embedding(module: Any, cache: WeightCache, x: Tensor) -> Any:
+    conv = module.projection
+    y_BHWC = native.embed(x, conv.weight, conv.bias, _norm(getattr(module, 'norm', None)), linear_dtype(x), cache)
+    return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
+
+
+def _embedding_parameters(module: Any) -> Iterator[Optional[Tensor]]:
+    yield from (module.projection.weight, module.projection.bias, *_norm(getattr(module, 'norm', None))[:2])
+
+
+def _image(module: Any, generator: torch.Generator) -> Arguments:
+    conv = module.projection
+    return (_random(generator, 2, conv.in_channels, 5 * conv.kernel_size[0] + 1, 7 * conv.kernel_size[1] + 1),)
+
+
+def _merging_parameters(module: Any) -> Iterator[Optional[Tensor]]:
+    yield from (module.reduction.weight, *_norm(module.norm)[:2])
+
+
+def _merging_example(module: Any, generator: torch.Generator) -> Arguments:
+    return _random(generator, 2, 9 * 6, module.reduction.in_features // 4), (9, 6)
+
+
+# The order of neighbours in microsoft/Swin-Transformer: columns, rows, channels
+
+
+def _merge(module: Any, cache: WeightCache, x_BHWC: Tensor) -> Tensor:
+    weight, bias, eps = _norm(module.norm)
+    norm = _reordered(weight), _reordered(bias), eps
+    reduction = _reordered(module.reduction.weight)
+    assert reduction is not None
+    return native.merge(x_BHWC, reduction, norm, False, linear_dtype(x_BHWC), cache)
+
+
+def _reordered(weight: Optional[Tensor]) -> Optional[Tensor]:
+    """Reorder the last dimension from (columns, rows, C) to the order of `nn.Unfold`."""
+    if weight is None:
+        return None
+    axes = weight.dim() - 1
+    return weight.unflatten(axes, (2, 2, -1)).transpose(axes, axes + 2).flatten(axes).contiguous()
+
+
+def _is_merging(module: Any) -> bool:
+    if not _has(module, 'norm.eps', 'reduction.weight') or _has(module, 'sampler') or module.reduction.bias is not None:
+        return False
+    channels: int = module.reduction.in_features
+    return channels % 4 == 0 and tuple(module.norm.normalized_shape) == (channels,)
+
+
+# transformers
+
+
+def _transformers_parts(block: Any) -> Parts:
+    a, bias = block.attention, block.attention.relative_position_bias
+    return Parts(
+        (block.layernorm_before, block.layernorm_after),
+        (a.q_proj, a.k_proj, a.v_proj),
+        a.o_proj,
+        *(block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2),
+        *(bias.relative_position_bias_table, bias.relative_position_index, a.num_attention_heads, a.scaling),
+        *(_pair(block.window_size), _pair(block.shift_size), (block.drop_path, nn.Identity())),
+    )
+
+
+def _is_transformers_block(block: Any) -> bool:
+    parts = 'attention.q_proj', 'attention.relative_position_bias.relative_position_bias_table', 'layernorm_before'
+    return _has(block, *parts, 'set_shift_and_window_size', 'mlp.activation_fn') and takes(
+        block, 'hidden_states', 'input_dimensions', 'always_partition'
+    )
+
+
+def _transformers_block(
+    block: Any, cache: WeightCache, x: Tensor, size: Any, always_partition: bool = False, **other: Any
+) -> Any:
+    attention = block.attention
+    x_BHWC = _tokens(x, size)
+    # Only 'sdpa' returns no attention weights.
+    if x_BHWC is None or any(other.values()) or attention.config._attn_implementation != 'sdpa':
+        return None
+    if block.training and (attention.attention_dropout or type(block.drop_path) is not nn.Identity):
+        return None
+    if not always_partition:
+        block.set_shift_and_window_size(size)
+    y_BHWC = compute_block(_transformers_parts(block), x_BHWC, cache)
+    return None if y_BHWC is None else (y_BHWC.view(x.shape), None)
+
+
+def _is_transformers_embedding(module: Any) -> bool:
+    return _has(module, 'maybe_pad', 'grid_size') and takes(module, 'pixel_values') and _is_patch(module.projection)
+
+
+# timm
+
+
+def _attn_mlp_parts(block: Any, drop_paths: tuple[Any, Any]) -> Parts:
+    a, mlp = block.attn, block.mlp
+    return Parts(
+        (block.norm1, block.norm2),
+        (a.qkv,),
+        a.proj,
+        *(mlp.fc1, mlp.act, mlp.fc2, a.relative_position_bias_table, a.relative_position_index, a.num_heads, a.scale),
+        *(_pair(block.window_size), _pair(block.shift_size), drop_paths),
+    )
+
+
+def _has_attn_mlp(block: Any) -> bool:
+    parts = 'attn.qkv', 'attn.scale', 'attn.relative_position_bias_table', 'mlp.fc1', 'mlp.act', 'mlp.fc2', 'norm1.eps'
+    return _has(block, *parts, 'norm2.eps', 'shift_size', 'window_size', 'attn.proj', 'attn.num_heads')
+
+
+def _is_timm_block(block: Any) -> bool:
+    return _has_attn_mlp(block) and _has(block, 'drop_path1', 'target_shift_size', 'attn_mask') and takes(block, 'x')
+
+
+def _timm_parts(block: Any) -> Parts:
+    return _attn_mlp_parts(block, (block.drop_path1, block.drop_path2))
+
+
+def _timm_block(block: Any, cache: WeightCache, x: Tensor) -> Any:
+    p, size = _timm_parts(block), tuple(x.shape[1:3])
+    # The original rolls before it pads, and keeps the mask of one size of map.
+    if any(p.shift) and not (
+        _is_whole(size, p.window_size) and (block.dynamic_mask or size == tuple(block.input_resolution))
+    ):
+        return None
+    return compute_block(p, x, cache)
+
+
+def _timm_example(block: Any, generator: torch.Generator) -> Arguments:
+    return (_random(generator, 1, *block.input_resolution, block.attn.proj.out_features),)
+
+
+# microsoft/Swin-Transformer and copies of its code
+
+
+def _is_official_block(block: Any) -> bool:
+    return _has_attn_mlp(block) and _has(block, 'drop_path') and not _has(block, 'drop_path1')
+
+
+def _official_parts(block: Any) -> Parts:
+    return _attn_mlp_parts(block, (block.drop_path, block.drop_path))
+
+
+def _official_block(block: Any, cache: WeightCache, x: Tensor, mask_matrix: Any = None) -> Any:
+    p, has_any_size = _official_parts(block), takes(block, 'x', 'mask_matrix')
+    size = (block.H, block.W) if has_any_size else block.input_resolution
+    x_BHWC = _tokens(x, size)
+    if x_BHWC is None or not (has_any_size or _is_whole(size, p.window_size)):
+        return None
+    y_BHWC = compute_block(p, x_BHWC, cache)
+    return None if y_BHWC is None else y_BHWC.view(x.shape)
+
+
+def _official_example(block: Any, generator: torch.Generator) -> Arguments:
+    p = _official_parts(block)
+    if not takes(block, 'x', 'mask_matrix'):
+        H, W = block.input_resolution
+        return (_random(generator, 1, H * W, p.proj.weight.shape[0]),)
+    block.H, block.W = _some_size(p.window_size)  # of a copy
+    mask = Windows(block.H, block.W, p.window_size, p.shift).mask(torch.device('cpu'))
+    weights = None if mask is None else torch.zeros(mask[:, 0].shape).masked_fill(~mask[:, 0], -100.0)
+    return _random(generator, 2, block.H * block.W, p.proj.weight.shape[0]), weights
+
+
+def _map_merging(module: Any, cache: WeightCache, x: Tensor) -> Any:
+    return _merge(module, cache, x)
+
+
+def _map_example(module: Any, generator: torch.Generator) -> Arguments:
+    return (_random(generator, 2, 9, 6, module.reduction.in_features // 4),)
+
+
+def _sized_merging(module: Any, cache: WeightCache, x: Tensor, *size: Any) -> Any:
+    x_BHWC = _tokens(x, size[0] if len(size) == 1 else size or module.input_resolution)
+    if x_BHWC is None or not (size or _is_whole(x_BHWC.shape[1:3], (2, 2))):
+        return None
+    return _merge(module, cache, x_BHWC).flatten(1, 2)
+
+
+def _official_merging_example(module: Any, generator: torch.Generator) -> Arguments:
+    H, W = (9, 6) if takes(module, 'x', 'H', 'W') else module.input_resolution
+    x = _random(generator, 2, H * W, module.reduction.in_features // 4)
+    return (x, H, W) if takes(module, 'x', 'H', 'W') else (x,)
+
+
+def _is_official_merging(module: Any) -> bool:
+    sized = _has(module, 'input_resolution') and takes(module, 'x')
+    return _is_merging(module) and (sized or takes(module, 'x', 'H', 'W'))
+
+
+def _block(origin: str, matches: Any, parts: Callable[[Any], Parts], example: Any, compute: Any) -> Kind:
+    return Kind(origin, 'block', matches, lambda module: parameters_of_block(parts(module)), example, compute)
+
+
+def _merging(origin: str, matches: Any, example: Any, compute: Any) -> Kind:
+    return Kind(origin, 'merging', matches, _merging_parameters, example, compute)
+
+
+PARTS = {
+    'mmdet': _mmdet_parts,
+    'transformers': _transformers_parts,
+    'timm': _timm_parts,
+    'official code': _official_parts,
+}
+KINDS = (
+    _block('mmdet', _is_mmdet_block, _mmdet_parts, _mmdet_example, _mmdet_block),
+    _block('transformers', _is_transformers_block, _transformers_parts, lambda block, generator: (
+        _random(generator, 2, 15 * 10 * 4, block.attention.o_proj.out_features), (30, 20)), _transformers_block),
+    _block('timm', _is_timm_block, _timm_parts, _timm_example, _timm_block),
+    _block('official code', lambda block: _is_official_block(block) and (
+        (takes(block, 'x') and _has(block, 'input_resolution')) or takes(block, 'x', 'mask_matrix')
+    ), _official_parts, _official_example, _official_block),
+    _merging('mmdet', _is_mmdet_merging, _merging_example, _mmdet_merging),
+    _merging('transformers', lambda module: _is_merging(module) and takes(
+        module, 'input_feature', 'input_dimensions'), _merging_example, _sized_merging),
+    _merging('timm', lambda module: _is_merging(module) and takes(module, 'x') and not _has(
+        module, 'input_resolution'), _map_example, _map_merging),
+    _merging('official code', _is_official_merging, _official_merging_example, _sized_merging),
+    Kind('mmdet', 'embedding', _is_mmdet_embedding, _embedding_parameters, _image, _embedding),
+    Kind('transformers', 'embedding', _is_transformers_embedding, _embedding_parameters, _image, _embedding),
+)  # fmt: skip
