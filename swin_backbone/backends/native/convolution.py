@@ -20,7 +20,7 @@ from .availability import why_not_in
 from .gradients import operate
 from .layers import made_from
 from .library import DTYPES, Convolution, load
-from .operators import address, dtype_number, empty, library, maps, vector, within
+from .operators import address, dtype_number, empty, library, map_address, vector_address
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and each pair of channels
@@ -143,7 +143,6 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     """A weight in the order in which `convolution` reads it for tiles of this side: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
-    within("a packed weight's numbers", POINTS[tile] * N * C, MAX_NUMBERS)
     packed = empty(POINTS[tile] * N * C)
     library().pack_convolution(first, tile, N, C, torch.get_num_threads(), packed.data_ptr())
     return packed
@@ -151,13 +150,13 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
 
 def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], outputs: int) -> Tensor:
     """Maps (B, H, W, N), where N is `outputs`, of the dtype of x."""
-    kept: list[Tensor] = []
-    number, first = dtype_number('x', x_BHWC.dtype), maps('x', x_BHWC, x_BHWC.dtype)
+    copies: list[Tensor] = []
+    number, first = dtype_number('x', x_BHWC.dtype), map_address('x', x_BHWC, x_BHWC.dtype)
     y_BHWN = empty(*x_BHWC.shape[:3], outputs, dtype=x_BHWC.dtype)
     described = Convolution(
         *(number, torch.get_num_threads(), tile, *x_BHWC.shape, outputs),
         address('packed', packed, (POINTS[tile] * outputs * x_BHWC.shape[3],)),
-        vector('bias', bias_N, outputs, kept),
+        vector_address('bias', bias_N, outputs, copies),
     )
     library().convolution_forward(byref(described), first, y_BHWN.data_ptr())
     return y_BHWN

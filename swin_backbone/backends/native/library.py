@@ -29,7 +29,7 @@ def _fields(**of_type: str) -> list[tuple[str, Any]]:
 class Block(ctypes.Structure):
     """`swin_block`."""
 
-    kept: list[torch.Tensor]  # to which only addresses in the structure point
+    copies: list[torch.Tensor]  # to which only addresses in the structure point
     _fields_ = [
         *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
         *_fields(i64='window_height window_width shift_height shift_width', i32='mask_padding has_norm3'),
@@ -52,7 +52,7 @@ class BlockGradients(ctypes.Structure):
 class Projection(ctypes.Structure):
     """`swin_projection`."""
 
-    kept: list[torch.Tensor]  # as in `Block`
+    copies: list[torch.Tensor]  # as in `Block`
     _fields_ = [
         *_fields(i32='dtype threads', i64='outputs', p='linear bias'),
         *_fields(i32='has_norm', f32='eps', p='norm_weight norm_bias'),
@@ -83,7 +83,7 @@ class Maps(ctypes.Structure):
 class Convolution(ctypes.Structure):
     """`swin_convolution`."""
 
-    kept: list[torch.Tensor]  # as in `Block`
+    copies: list[torch.Tensor]  # as in `Block`
     _fields_ = _fields(i32='dtype threads tile', i64='batch height width channels outputs', p='weight bias')
 
 
