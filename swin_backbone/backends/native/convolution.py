@@ -122,10 +122,12 @@ def convolve(
             turned = pack(weight.flip(2, 3).transpose(0, 1), tile)
             of_x = convolution(grad_BHWN, turned, tile, None, weight.shape[1])
         if needed[1] or needed[2]:
+            # torch emulates products of bfloat16 where the processor has none
+            wide = x_BHWC.dtype if library().multiplies_bfloat16 else torch.float32
             _, of_weight, of_bias = torch.ops.aten.convolution_backward(
-                grad_BHWN.permute(0, 3, 1, 2),
-                x_BHWC.permute(0, 3, 1, 2),
-                weight.to(x_BHWC.dtype),
+                grad_BHWN.to(wide).permute(0, 3, 1, 2),
+                x_BHWC.to(wide).permute(0, 3, 1, 2),
+                weight.to(wide),
                 [len(weight)],
                 *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, needed[1], needed[2]]),
             )

@@ -17,7 +17,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .library import DTYPES, Block, BlockGradients, Images, Library, Maps, Projection, ProjectionGradients, load
+from .library import (
+    DTYPES,
+    PRODUCTS,
+    Block,
+    BlockGradients,
+    Images,
+    Library,
+    Maps,
+    Projection,
+    ProjectionGradients,
+    load,
+)
 
 WEIGHTS = tuple(f'packed {name} weight' for name in ('qkv', 'proj', 'fc1', 'fc2'))
 TRANSPOSED = tuple(name.replace('packed', 'transposed') for name in WEIGHTS)
@@ -217,13 +228,24 @@ def dtype_number(name: str, dtype: torch.dtype) -> int:
 
 
 def packed_size(dtype: torch.dtype, outputs: int, inputs: int) -> int:
-    """How many numbers a packed weight has: inputs are multiplied in pairs in bfloat16."""
-    return outputs * (inputs + inputs % 2 if dtype is torch.bfloat16 else inputs)
+    """Return how many numbers of `dtype` a packed weight has.
+
+    Products of bfloat16 take inputs in pairs. Without these products, a rounded number has the memory of two.
+    """
+    if dtype is not torch.bfloat16:
+        return outputs * inputs
+    found, _ = load()
+    pairs = found is None or found.multiplies_bfloat16
+    return outputs * (inputs + inputs % 2 if pairs else 2 * inputs)
 
 
 @operator('pack_linear(Tensor weight, ScalarType dtype, int unit, bool transposed=False) -> Tensor')
 def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool = False) -> Tensor:
-    """A weight (out, in...), or its transpose, in the order in which the operators read it."""
+    """Return a weight (out, in...), or its transpose, in the order in which the operators read it.
+
+    Products of float16 are computed in float32.
+    """
+    dtype = PRODUCTS.get(dtype, dtype)
     if weight.dim() < 2 or not weight.dtype.is_floating_point:
         raise ValueError(f'a floating weight (out, in...) was expected, got {weight.dtype} of {list(weight.shape)}')
     memory_address('weight', weight, weight.dtype, extent_of(weight))
@@ -279,12 +301,14 @@ def describe_block(
     if x.dim() != 4:
         raise ValueError(f'x must be maps (B, H, W, C), got {list(x.shape)}')
     B, H, W, C = x.shape
-    N, D, dtype = window[0] * window[1], packed[2].numel() // C if C else 0, packed[0].dtype
+    N, dtype = window[0] * window[1], packed[0].dtype
+    D = packed[2].numel() // packed_size(dtype, 1, C) if C else 0
     if position_bias.shape != (heads, N, N):
         raise ValueError(f'position_bias must be ({heads}, {N}, {N}), got {list(position_bias.shape)}')
     copies: list[Tensor] = []
     sizes = [(3 * C, C), (C, C), (D, C), (C, D)]
-    weights = [address(WEIGHTS[i], packed[i], (rows * columns,), dtype) for i, (rows, columns) in enumerate(sizes)]
+    numbers = [packed_size(dtype, rows, columns) for rows, columns in sizes]
+    weights = [address(name, weight, (count,), dtype) for name, weight, count in zip(WEIGHTS, packed, numbers)]
     lengths = C, C, 3 * C, C, C, C, D, C, C, C
     v = [vector_address(name, one, length, copies) for name, one, length in zip(VECTORS, vectors, lengths)]
     described = Block(
@@ -360,7 +384,7 @@ def block_backward(
     described, sizes = describe_block(x, packed, *more)
     of_transpose = (c_void_p * 4)(
         *(
-            address(TRANSPOSED[i], transposed[i], (rows * columns,), packed[0].dtype)
+            address(TRANSPOSED[i], transposed[i], (packed_size(packed[0].dtype, rows, columns),), packed[0].dtype)
             for i, (rows, columns) in enumerate(sizes)
         )
     )
