@@ -329,6 +329,7 @@ def main() -> None:
     args = parse_args()
     if args.profile:
         with stop_on_user_errors():
+            check_quiet(args)
             return library_profile.profile(args.arch, args.size, getattr(torch, args.dtype), args.train)
     if args.device == 'cpu':
         machine.pin_threads(args.threads)

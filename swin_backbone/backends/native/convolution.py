@@ -19,8 +19,8 @@ from ..weight_cache import WeightCache
 from .availability import why_not_in
 from .gradients import operate
 from .layers import made_from
-from .library import DTYPES, Convolution, load
-from .operators import address, dtype_number, empty, library, map_address, vector_address
+from .library import PRODUCTS, Convolution
+from .operators import address, align, dtype_number, empty, library, map_address, vector_address
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and each pair of channels
@@ -76,10 +76,9 @@ def _dtype_of(*tensors: Optional[Tensor]) -> Optional[torch.dtype]:
 
 
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
-    if dtype not in DTYPES or why_not_in(dtype) is not None:
+    if dtype is None or why_not_in(dtype) is not None:
         return False
-    library, _ = load()
-    return dtype is torch.float32 or (library is not None and library.isa != 'amx')
+    return PRODUCTS[dtype] is torch.float32 or library().isa != 'amx'
 
 
 def convolve(
@@ -87,7 +86,7 @@ def convolve(
 ) -> Tensor:
     """`F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
 
-    Maps are float32 or bfloat16, or become what autocast asks for. Weight and bias may have another floating dtype:
+    Maps are float32, bfloat16 or float16, or of the dtype of autocast. Weight and bias may have any floating dtype:
     products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, those of bfloat16 by its
     rounding. The packed weight has 4 times the memory of a float32 one, and 7 times that for large bfloat16 maps. It
     stays in the cache of its tiles, if there are `caches`, until the weight changes: a head may have maps of many
@@ -137,8 +136,9 @@ def convolve(
         weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
         return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
 
-    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=_dtype_of(x_BCHW)).contiguous()
-    return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2)
+    dtype = _dtype_of(x_BCHW)
+    x_BHWC = align(x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous())
+    return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:
