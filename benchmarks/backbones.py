@@ -4,7 +4,7 @@ python -m benchmarks.backbones [--size 512x512 800x1344 ...] [--batch N] [--trai
     [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
     [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--backend NAME ...] [--with-cp]
     [--kernels] [--runtime onnxruntime,openvino] [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
-    [--overwrite]
+    [--overwrite] [--profile]
 
 A model's ratio is the time of the fastest peer divided by its time, or the memory of the smallest peer divided by its
 memory.
@@ -45,7 +45,7 @@ from swin_backbone.export.graph import Graph, maps_graph
 from swin_backbone.export.runtime import MANIFEST, Model
 from swin_backbone.outputs import claim
 
-from . import machine, timing
+from . import library_profile, machine, timing
 from .peers import PEERS, Peer, build_peer, largest_difference
 
 OURS = 'swin_backbone'
@@ -75,6 +75,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--kernels', action='store_true', help='print calls, bytes and time of each operation of this backbone'
     )
+    parser.add_argument('--profile', action='store_true', help='print the time of the compiled library by kind of work')
     parser.add_argument(
         '--peak-tflops', type=number(0.001), metavar='X', help="speed of the device's GEMMs (default: one is measured)"
     )
@@ -326,6 +327,10 @@ def check_quiet(args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = parse_args()
+    if args.profile:
+        with stop_on_user_errors():
+            check_quiet(args)
+            return library_profile.profile(args.arch, args.size, getattr(torch, args.dtype), args.train)
     if args.device == 'cpu':
         machine.pin_threads(args.threads)
     where = processor()

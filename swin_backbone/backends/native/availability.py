@@ -7,19 +7,21 @@ from typing import Any, Optional
 import torch
 
 from . import operators
-from .library import DTYPES, ISA, load
+from .library import ISA, PRODUCTS, load
 
 
-@lru_cache(maxsize=len(DTYPES) + 1)
+@lru_cache(maxsize=len(PRODUCTS) + 1)
 def why_not_in(dtype: torch.dtype) -> Optional[str]:
-    """Why the operators do not compute in `dtype`, in one sentence; None: they do. The answer is cached."""
-    if dtype not in DTYPES:
-        return f'The compiled operators compute in float32 and bfloat16, not {dtype}.'
+    """Return why the operators do not compute in `dtype`, in one sentence; None: they do. The answer is cached.
+
+    Without instructions for bfloat16, numbers are rounded as by autocast, and multiplied in float32. float16 is
+    computed in float32.
+    """
+    if dtype not in PRODUCTS:
+        return f'The compiled operators compute in float32, bfloat16 and float16, not {dtype}.'
     library, reason = load()
     if library is None:
         return reason
-    if library.why_not(dtype):
-        return 'The compiled operators need AVX-512 or NEON with bf16 to compute in bfloat16.'
     if library.isa == 'amx' and not multiplies(dtype):
         return f'AMX multiplies wrongly here: please report it. {ISA}=avx512_bf16 takes other instructions.'
     return None
@@ -42,4 +44,4 @@ def _multiplies(dtype: torch.dtype) -> bool:
     found = operators.embed(image_BCHW, packed, None, None, None, None, (16, 16)).permute(0, 3, 1, 2)
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_OCHW.double(), stride=16)
     error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-    return bool(error < (1e-5 if dtype is torch.float32 else 2e-2))
+    return bool(error < (1e-5 if PRODUCTS[dtype] is torch.float32 else 2e-2))
