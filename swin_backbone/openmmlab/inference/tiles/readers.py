@@ -55,7 +55,7 @@ class Picture(NamedTuple):
 def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
     """Open a picture: a folder `.zarr` with zarr, a slide with openslide, any other file with rasterio.
 
-    A file that rasterio cannot open, as an SVS with JPEG 2000 inside, is opened with openslide if installed.
+    An SVS that rasterio cannot open, as with JPEG 2000 inside, is opened with openslide if installed.
 
     Args:
         level: of a pyramid; 0 has all pixels.
@@ -74,6 +74,8 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
     try:
         return _open_rasterio(path, level)
     except OSError as error:
+        if suffix != '.svs':  # openslide ends the process at some damaged TIFFs
+            raise
         try:
             return _open_openslide(path, level)
         except (OSError, ValueError):
