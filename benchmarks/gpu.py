@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -212,4 +211,4 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(run(main))
+    run(main)
