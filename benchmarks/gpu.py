@@ -34,7 +34,7 @@ from swin_backbone.outputs import claim
 from . import machine, timing
 from .peers import PEERS, build_peer
 
-OURS = {
+OURS: dict[str, dict[str, Any]] = {
     'swin_backbone': {},
     'swin_backbone, torch': dict(backend='torch'),
     'swin_backbone, triton': dict(backend='triton'),
@@ -138,7 +138,8 @@ def measure(
     """Yield time, peak memory and the time of each part of a forward or a training step."""
     model: Any = _on(x_BCHW, name, args.arch)
     title = f'{"step" if train else "forward"}, {name}{", compiled" if compiled else ""}'
-    once = timing.make_run(torch.compile(model) if compiled else model, x_BCHW, train, dtype)
+    model = torch.compile(model) if compiled else model
+    once = timing.make_run(model, x_BCHW, train, dtype)
     values: dict[str, Any] = {'ms': 1e3 * timing.alternate({name: once}, args.runs)[name].median}
     if x_BCHW.device.type == 'cuda':
         values['GiB'] = timing.peak_device_growth(once, x_BCHW.device) / 2**30

@@ -43,8 +43,10 @@ def test_predictions_of_two_toolboxes(predictors):
         predictor, pixels = job
         frame = Frame(Medium(None, 'a', False), 0, pixels, pixels.shape[:2])
         (sample,) = predictor.predict([predictor.prepare(frame)])
-        data = sample.pred_instances.bboxes if predictor.scope == 'mmdet' else sample.seg_logits.data
-        return data.numpy(), predictor.draw(frame, sample, 0.0)
+        drawn = predictor.draw(frame, sample, 0.0)
+        if predictor.scope == 'mmseg':
+            return sample.seg_logits.data.numpy(), drawn
+        return sample.pred_instances.bboxes.numpy(), sample.pred_instances.masks.numpy()  # mmdet draws random colours
 
     expected = [predict(job) for job in jobs]
     with ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""Windows of large pictures, without reading the whole picture. Each library is imported where it is used."""
+"""Windows of large pictures, without reading the whole picture. Libraries are imported inside functions."""
 
 import hashlib
 import warnings
@@ -17,7 +17,7 @@ from ...config.paths import require_file
 from ...data.media import require_whole
 from .grid import Window
 
-# TIFFs of these suffixes have tiles that overlap, or one JPEG strip. Only openslide reads them right.
+# GDAL opens some slides as plain TIFFs, and ignores overlaps of tiles. Only openslide reads these suffixes right.
 SLIDES = ('.bif', '.mrxs', '.ndpi', '.scn', '.svslide', '.vms', '.vmu')
 ORIENTATION = 274  # tag of TIFF
 CACHE = 64  # MB, of GDAL
@@ -42,7 +42,7 @@ class Picture(NamedTuple):
         size: height and width at the chosen level.
         read: returns the pixels of a window as BGR, (H, W, 3) uint8, or raises an OSError that names the file.
         notes: sentences on what is read differently from what the file stores.
-        coordinates: None: the file has none.
+        coordinates: place of the picture; None if unknown.
     """
 
     path: Path
@@ -173,7 +173,8 @@ def _pages_of(rasterio: Any, path: Path, level: int) -> list[Any]:
     """
     whole = rasterio.open(path)
     height, width = whole.shape
-    channels, reduced = [str(path)], [(str(path), dict(OVERVIEW_LEVEL=i)) for i in range(len(whole.overviews(1)))]
+    channels, count = [str(path)], len(whole.overviews(1))
+    reduced: list[tuple[str, dict[str, int]]] = [(str(path), dict(OVERVIEW_LEVEL=i)) for i in range(count)]
     for name in whole.subdatasets[1:] if whole.driver == 'GTiff' else ():
         page = rasterio.open(name)
         if page.shape == whole.shape:
@@ -183,19 +184,20 @@ def _pages_of(rasterio: Any, path: Path, level: int) -> list[Any]:
             channels.append(name)
         elif page.block_shapes[0][1] < page.width:
             reduced.append((name, {}))
-    levels = [(0, str(path), {})]
+    levels: list[tuple[int, str, dict[str, int]]] = [(-width, str(path), {})]
     for name, options in reduced:
         page = rasterio.open(name, **options)
         if abs(page.height * width - page.width * height) <= height + width:
             levels.append((-page.width, name, options))
     _require_level(path, level, len(levels))
-    _, name, options = sorted(levels, key=lambda one: one[0] or -width)[level]
+    _, name, options = sorted(levels, key=lambda one: one[0])[level]
     return [rasterio.open(one, **options) for one in (channels[:3] if name == str(path) else [name])]
 
 
 def _hold_rows(read: Callable[[Window], NDArray[Any]], width: int) -> Callable[[Window], NDArray[Any]]:
     """Read whole rows from top to bottom, and keep the rows of a window: PNG and JPEG decoders cannot go back."""
-    held, rows_HWC = Window(0, 0, 0, width), np.zeros((0, width, 3), np.uint8)
+    held = Window(0, 0, 0, width)
+    rows_HWC: NDArray[Any] = np.zeros((0, width, 3), np.uint8)
 
     def read_held(window: Window) -> NDArray[Any]:
         nonlocal held, rows_HWC
