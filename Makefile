@@ -210,8 +210,7 @@ docs-pictures: install $(WORK_det)/last_checkpoint $(WORK_seg)/last_checkpoint
 FIGURES := work_dirs/benchmark
 benchmark-gpu: install
 	mkdir -p $(FIGURES)
-	$(RUN) -m benchmarks.gpu.report --compile --tune --tools \
-		--detector configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py --json $(FIGURES)/gpu.json
+	$(RUN) -m benchmarks.gpu --compile --json $(FIGURES)/gpu.json
 
 clean:
 	rm -rf build dist *.egg-info work_dirs .pytest_cache .ruff_cache .mypy_cache .hypothesis

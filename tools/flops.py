@@ -1,6 +1,6 @@
-"""Count parameters and multiply-adds, by part and by stage, and bytes of training; no weights and no data are needed.
+"""Count parameters and multiply-adds, by part and by stage, without weights and data.
 
-python tools/flops.py CONFIG [--shape H W] [--backbone-only] [--memory [IMAGES]] [--json F [--overwrite]]
+python tools/flops.py CONFIG [--shape H W] [--backbone-only] [--json F [--overwrite]]
     [--backbone swin-t] [--cfg-options K=V ...]
 """
 
@@ -34,16 +34,6 @@ def parse_args() -> argparse.Namespace:
         help='height and width, or one side for both (default: 800 1280 for a detector, 512 2048 for a segmentor)',
     )
     parser.add_argument('--backbone-only', action='store_true', help='leave out neck and heads')
-    parser.add_argument(
-        '--memory',
-        type=positive,
-        nargs='?',
-        const=2,
-        default=0,
-        metavar='IMAGES',
-        help='count the bytes of a step of training too, on batches of IMAGES (default: 2): '
-        'docs/measurements/memory.md',
-    )
     parser.add_argument('--json', metavar='F', type=Path, help='write the numbers to F')
     add_overwrite(parser)
     add_config_arguments(parser)
@@ -58,7 +48,7 @@ def main() -> None:
     with stop_on_user_errors(BUILD_ERRORS, args.traceback):
         outputs = claim(args.json, [args.config], args.overwrite) if args.json else None
         cfg = load_config(args)
-        data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only, args.memory)
+        data = report(cfg, (args.shape * 2)[:2] if args.shape else None, args.backbone_only)
     print_report(data, Console())
     if outputs:
         with stop_on_user_errors((OSError,), args.traceback):

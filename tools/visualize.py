@@ -73,11 +73,6 @@ def parse_args() -> argparse.Namespace:
             help='what is done with a map smaller than the window (default: pad)',
         )
 
-        if name == 'strips':
-            command.add_argument(
-                '--tokens', type=positive, default=1024, metavar='N', help='most tokens of a strip (default: 1024)'
-            )
-
     attention = _command(
         commands, 'attention', draw_attention, 'where a token looks, and what it sees after some blocks'
     )

@@ -15,7 +15,7 @@ from swin_backbone import command_line
 TOOLS = ROOT / 'tools'
 COMMANDS = sorted(
     {*TOOLS.glob('*.py')} - {TOOLS / 'launch.py'}
-    | {ROOT / 'benchmarks' / f'{name}.py' for name in ('backbones', 'parts', 'windows', 'operators', 'gpu/report')}
+    | {ROOT / 'benchmarks' / f'{name}.py' for name in ('backbones', 'operators', 'gpu')}
 )
 PROGRAM = """
 import logging, os, sys
@@ -79,10 +79,8 @@ def test_another_broken_pipe_is_an_error():
 @pytest.mark.parametrize(
     ('tool', 'options'),
     [
-        ('benchmarks.backbones', ['--size', '--batch', '--runs', '--threads', '--strip-tokens']),
-        ('benchmarks.parts', ['--size', '--runs', '--threads']),
-        ('benchmarks.windows', ['--size', '--runs', '--threads']),
-        ('benchmarks.gpu.report', ['--size', '--batch', '--runs', '--windows', '--v2-window']),
+        ('benchmarks.backbones', ['--size', '--batch', '--runs', '--threads']),
+        ('benchmarks.gpu', ['--size', '--batch', '--runs']),
     ],
 )
 def test_what_is_counted_is_at_least_one(tool, options):

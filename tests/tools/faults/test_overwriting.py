@@ -81,7 +81,6 @@ ONE_FILE = {
         '--json',
         'out.json',
     ),
-    'benchmarks.parts': ('--arch', 'nano', '--size', '64x64', '--runs', 1, '--busy-machine', '--json', 'out.json'),
     'convert_checkpoint': ('CKPT', 'out.pth', '--to', 'timm'),
 }
 
