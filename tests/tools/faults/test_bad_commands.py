@@ -208,7 +208,7 @@ FIRST_STEP = {
     'model.neck.out_channels=-1': 'model.neck of ',
     'model.rpn_head=None': 'model of ',
     'model.train_cfg.rpn=5': 'model.rpn_head of ',
-    'model.test_cfg.rcnn.score_thr=abc': 'model.roi_head.bbox_head of ',
+    'model.test_cfg.rcnn.score_thr=abc': 'model.test_cfg.rcnn.nms of ',
     'model.roi_head.bbox_head.in_channels=7': 'model.roi_head.bbox_head of ',
 }
 
