@@ -22,6 +22,7 @@ from .config.cfg_options import apply_options, setting_of
 from .config.check import check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
+from .config.published import start_from
 from .config.training_settings import Settings, apply_settings, fit_schedule
 from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
@@ -254,7 +255,7 @@ def set_checkpoint(cfg: Config, checkpoint: str) -> None:
     """Test the weights of `checkpoint`, a path or URL."""
     if '://' not in checkpoint and not Path(checkpoint).is_file():
         raise ValueError(f'the checkpoint {checkpoint!r} is no file')
-    cfg.load_from = checkpoint
+    start_from(cfg, checkpoint)
 
 
 def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:

@@ -11,7 +11,9 @@ from mmengine.config import Config
 from mmengine.utils import is_installed
 
 from swin_backbone.cost.flops import build
+from swin_backbone.export import predictor
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config.published import find_published, start_from_published
 
 CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
@@ -139,6 +141,21 @@ def test_resume_takes_auto_or_a_checkpoint(tmp_path):
         assert (cfg.resume, cfg.load_from) == expected
     with pytest.raises(ValueError, match=r'missing\.pth.*no file'):
         runtime.set_resume(Config({}), str(tmp_path / 'missing.pth'))
+
+
+def test_weights_alone_come_from_a_checkpoint_that_is_named(tmp_path, monkeypatch):
+    """A config that a resumed training saved has resume=True and that checkpoint."""
+    monkeypatch.setattr(predictor, 'open_whole', lambda *_: None)
+    checkpoint, published = tmp_path / 'epoch_1.pth', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+    checkpoint.touch()
+    for start, loaded in (
+        (lambda cfg: runtime.set_checkpoint(cfg, str(checkpoint)), str(checkpoint)),
+        (lambda cfg: start_from_published(cfg, published), find_published(published).weights),
+        (lambda cfg: predictor.set_exported(cfg, 'exported'), None),
+    ):
+        cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))
+        start(cfg)
+        assert (cfg.resume, cfg.load_from) == (False, loaded)
 
 
 def test_drawing_and_predictions_of_both_toolboxes(tmp_path):

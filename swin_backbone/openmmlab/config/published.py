@@ -3,7 +3,7 @@
 import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config
 from mmengine.fileio import load
@@ -58,13 +58,21 @@ def find_published(name: str) -> Published:
     )
 
 
+def start_from(cfg: Config, checkpoint: Optional[str]) -> None:
+    """Load the weights of a checkpoint, a path or URL, and not the state of its training; None loads none.
+
+    A config that a resumed training saved has `resume=True`.
+    """
+    cfg.update(load_from=checkpoint, resume=False)
+
+
 def start_from_published(cfg: Config, name: str) -> None:
     """Begin a training with the published weights of a whole model; those of ImageNet are not loaded first.
 
     Raises:
         ConfigError: see `find_published`.
     """
-    cfg.load_from = find_published(name).weights
+    start_from(cfg, find_published(name).weights)
     backbone = cfg.model.get('backbone')
     if backbone and 'Pretrained' in str(backbone.get('init_cfg')):
         backbone.init_cfg = None

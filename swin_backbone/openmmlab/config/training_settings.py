@@ -123,7 +123,7 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
     total = new * steps if by_epoch else new
     ends = _Ends(factor, new, total, steps, by_epoch)
     cfg.param_scheduler = [fitted for one in _schedules(cfg) if (fitted := ends.fitted(one)) is not None]
-    _fit_intervals(cfg, loop, factor, new, by_epoch)
+    _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else steps)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
         logger['interval'] = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
@@ -181,11 +181,15 @@ class _Ends:
         return schedule if schedule.end else None
 
 
-def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool) -> None:
-    """Validate and save as often in a shorter training as before, and at its end; in a longer one as before."""
+def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, step: int) -> None:
+    """Validate and save a shorter training as often as the config, and a longer one at the config's intervals.
+
+    Args:
+        step: every interval is a multiple of it, as of the iterations of an epoch.
+    """
 
     def fitted(interval: int) -> int:
-        return min(interval, max(1, round(interval * factor)), new)
+        return min(max(1, round(min(interval, interval * factor) / step)) * step, new)
 
     if isinstance(loop.get('val_interval'), int):
         loop.val_interval = fitted(loop.val_interval)

@@ -67,11 +67,18 @@ def test_epochs_of_a_step_schedule():
 def test_epochs_of_a_config_that_counts_iterations():
     cfg = set_(FCN, epochs=4, batch=5)  # 20 steps each
     assert cfg.train_cfg.max_iters == cfg.param_scheduler[0].end == 80
-    assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (8, 8)
+    assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (20, 20)
     assert cfg.default_hooks.logger.interval == 8
     found = rates(cfg, 80)
     assert found[0] == cfg.optim_wrapper.optimizer.lr
     assert found[-1] < 0.1 * found[0]
+
+
+@pytest.mark.parametrize(('epochs', 'interval'), [(1, 12), (10, 12), (25, 24), (1000, 1200), (10_000, 8004)])
+def test_iterations_are_validated_and_saved_at_ends_of_epochs(epochs, interval):
+    """The config does both ten times, each 8000 iterations."""
+    cfg = set_(FCN, 48, epochs=epochs)
+    assert cfg.train_cfg.val_interval == cfg.default_hooks.checkpoint.interval == interval
 
 
 def test_an_epoch_has_each_picture_once_in_a_config_that_repeats_them():
