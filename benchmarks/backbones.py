@@ -1,6 +1,6 @@
 """Measure SwinBackbone beside other implementations of Swin, with the same weights, in one alternating run.
 
-python -m benchmarks.backbones [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
+python -m benchmarks.backbones [--shape H W ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
     [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
     [--memory] [--sizes-in-turn] [--backend NAME ...] [--with-cp] [--runtime onnxruntime,openvino]
     [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F] [--overwrite]
@@ -29,11 +29,11 @@ from rich.table import Table
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.backends import BACKENDS
 from swin_backbone.command_line import (
-    add_overwrite,
+    Parser,
+    Shape,
     device,
     positive,
     run,
-    size,
     stop_on_user_errors,
 )
 from swin_backbone.devices import processor
@@ -53,15 +53,27 @@ Builders = dict[str, Callable[[], torch.nn.Module]]
 console = Console()
 
 
+class Shapes(Shape):
+    """`--shape H [W]`, several times: a list of heights and widths."""
+
+    def __call__(self, parser: Any, namespace: Any, *arguments: Any) -> None:
+        before = namespace.shape
+        super().__call__(parser, namespace, *arguments)
+        namespace.shape = [*before, namespace.shape]
+
+
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--size', nargs='+', type=size, default=[(512, 512)], metavar='HxW', help='default: 512x512')
-    parser.add_argument('--batch', type=positive, default=1, metavar='N', help='images in a batch (default: 1)')
+    parser = Parser(description=__doc__)
+    parser.add(
+        'batch shape device threads json overwrite',
+        batch=dict(default=1, help='images in a batch (default: 1)'),
+        shape=dict(default=[], action=Shapes, help='once for each size (default: 512 512)'),
+        device=dict(default='cpu', type=device, help='where to measure (default: cpu)'),
+    )
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
     parser.add_argument(
         '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
     )
-    parser.add_argument('--device', type=device, default='cpu', help='where to measure (default: cpu)')
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
     parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
@@ -82,13 +94,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
     parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
-    parser.add_argument('--json', type=Path, metavar='F', help='write all figures to F')
     parser.add_argument(
         '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
     )
-    add_overwrite(parser)
     args = parser.parse_args()
     if args.peers is None:
         args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
@@ -252,7 +261,7 @@ def main() -> None:
         figures, picture = (claim(path, overwrite=args.overwrite) if path else None for path in (args.json, args.plot))
         check_quiet(args)
         builders = build_all(args)
-        for shape in args.size:
+        for shape in args.shape or [(512, 512)]:
             title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {where}'
             if args.sizes_in_turn:
                 for name, ratio in measure_sizes_in_turn(args, builders, shape).items():

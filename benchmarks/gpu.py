@@ -1,6 +1,6 @@
 """Check the backends on a GPU and measure what they cost, as one table to paste into an issue.
 
-python -m benchmarks.gpu [--arch tiny] [--size 800x1344] [--batch 2] [--dtype bfloat16] [--peers mmdet,timm]
+python -m benchmarks.gpu [--arch tiny] [--shape H W] [--batch 2] [--dtype bfloat16] [--peers mmdet,timm]
     [--compile] [--runs N] [--json F [--overwrite]]
 python -m benchmarks.gpu --dry
 
@@ -17,7 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')  # Triton reads the variable when a kernel is defined
 
 from swin_backbone import ARCHS, SwinBackbone
-from swin_backbone.command_line import add_overwrite, positive, run, size, stop_on_user_errors
+from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
 from swin_backbone.outputs import claim
 
 from . import machine, timing
@@ -60,20 +59,21 @@ class Row(NamedTuple):
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='default: tiny')
-    parser.add_argument('--size', type=size, default=(800, 1344), metavar='HxW', help='default: 800x1344')
-    parser.add_argument('--batch', type=positive, default=2, metavar='N', help='images (default: 2)')
+    parser.add(
+        'batch shape json overwrite',
+        batch=dict(default=2, help='images (default: 2)'),
+        shape=dict(default=(800, 1344), help='default: 800 1344'),
+    )
     parser.add_argument('--dtype', choices=['bfloat16', 'float16'], default='bfloat16', help='type of autocast')
     parser.add_argument('--peers', default='mmdet,timm', help=f'of {",".join(PEERS)} (default: mmdet,timm)')
     parser.add_argument('--compile', action='store_true', help='measure all backbones with torch.compile too')
     parser.add_argument('--runs', type=positive, default=20, metavar='N', help='timed runs of each (default: 20)')
     parser.add_argument('--dry', action='store_true', help='show on a CPU, with a tiny model, that the program works')
-    parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
-    add_overwrite(parser)
     args = parser.parse_args()
     if args.dry:
-        args.arch, args.size, args.batch, args.runs = 'nano', (64, 64), 1, 1
+        args.arch, args.shape, args.batch, args.runs = 'nano', (64, 64), 1, 1
     elif not torch.cuda.is_available():
         parser.error(f'torch {torch.__version__} sees no GPU; --dry runs on a CPU')
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
@@ -169,7 +169,7 @@ def _parts(once: Callable[[], None], device: torch.device, runs: int) -> dict[st
 def parts(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
     """Yield the parts of the report with their names."""
     device, dtype = torch.device('cpu' if args.dry else 'cuda'), getattr(torch, args.dtype)
-    x_BCHW = torch.randn(args.batch, 3, *args.size, device=device)
+    x_BCHW = torch.randn(args.batch, 3, *args.shape, device=device)
     yield 'machine', partial(describe, device, dtype)
     for name in OURS:
         yield f'precision, {name}', partial(compare, name, args, x_BCHW, dtype)

@@ -13,7 +13,7 @@ RUNTIMES = ['onnxruntime fp32', 'openvino fp32', 'openvino bf16']
 
 
 def run(tmp_path, *arguments, **environment):
-    command = ['benchmarks.backbones', '--arch', 'nano', '--size', '32x32', '--runs', '1', '--busy-machine']
+    command = ['benchmarks.backbones', '--arch', 'nano', '--shape', '32', '32', '--runs', '1', '--busy-machine']
     command += ['--peers', '', '--json', tmp_path / 'figures.json', *arguments]
     result = apart.call(in_process.run, *command, COLUMNS='120', **environment)
     assert result.returncode == 0, result.stderr[-3000:]

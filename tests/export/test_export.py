@@ -117,7 +117,7 @@ def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / 'thesis.txt').write_text('mine')
-    with pytest.raises(ExportError, match='--out takes a new folder'), export.new_folder(tmp_path):
+    with pytest.raises(ExportError, match='--out-dir takes a new folder'), export.new_folder(tmp_path):
         pass
     assert (tmp_path / 'thesis.txt').read_text() == 'mine'
 
@@ -150,7 +150,7 @@ def test_an_earlier_export_is_replaced_unless_something_of_the_user_is_in_it(rec
     (out / 'model.onnx.d').rmdir()
     make('6')
     (tmp_path / 'link').symlink_to(out)
-    with pytest.raises(ExportError, match='--out takes a new folder'), export.new_folder(tmp_path / 'link'):
+    with pytest.raises(ExportError, match='--out-dir takes a new folder'), export.new_folder(tmp_path / 'link'):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ['link', 'mine', 'out']
 
