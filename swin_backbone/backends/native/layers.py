@@ -17,6 +17,7 @@ from ...compat import fake_mode, operators_are_watched
 from ...windows.grid import Windows
 from ..weight_cache import WeightCache
 from . import operators
+from .availability import is_stored
 from .gradients import operate
 from .torch_layers import block_by_torch, embed_by_torch, merge_by_torch
 
@@ -27,8 +28,6 @@ VECTORS = (
 )
 LINEAR = ('qkv_weight', 'proj_weight', 'fc1_weight', 'fc2_weight')
 GRADIENTS = (*LINEAR, *VECTORS, 'position_bias_hNN', 'cosine_scale_h')
-# Below this width, and in bfloat16, a training step recomputes a block's values as fast as it stores them.
-STORED_CHANNELS = 384
 HEAD_DIMS = range(8, 65, 8)
 
 
@@ -116,11 +115,6 @@ def block(
         return block_by_torch(x, BlockWeights(*weights), settings, windows)
 
     return operate(compute, gradients, by_torch, x_BHWC, *w)
-
-
-def is_stored(dtype: torch.dtype, channels: int) -> bool:
-    """Return whether a training step without `with_cp` stores a block's values for backward."""
-    return dtype == torch.float32 and channels >= STORED_CHANNELS
 
 
 def embed(

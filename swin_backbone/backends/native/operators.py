@@ -39,7 +39,6 @@ VECTORS = (
 )
 LINE = 64  # bytes; saved memory begins at a multiple
 LARGEST_WINDOW = 16  # places along a side
-HEAD_DIMS = range(8, 65, 8)  # channels of a head
 Sizes = Sequence[int]
 float32 = torch.float32
 Optionals = Sequence[Optional[Tensor]]
@@ -102,41 +101,6 @@ def library() -> Library:
     if found is None:
         raise RuntimeError(reason)
     return found
-
-
-# --- What the library computes ----------------------------------------------------------------------------------------
-
-
-def why_not_block(weights: Sequence[Optional[Tensor]], heads: int, window: Sizes) -> Optional[str]:
-    """Return why the library cannot compute a block of these weights, in one sentence; None: it can.
-
-    The function raises no errors, and takes a few microseconds. `why_not_in(dtype)` answers for the processor.
-
-    Args:
-        weights: of qkv (3C, C), proj (C, C), fc1 (D, C) and fc2 (C, D), then any other weights of the block, in any
-            order. None: the block has none.
-        heads: the number of heads.
-        window: height and width.
-    """
-    sizes = [None if weight is None else tuple(weight.shape) for weight in weights[:4]]
-    C, D = (size[0] if size else 0 for size in sizes[1:3])
-    if sizes != [(3 * C, C), (C, C), (D, C), (C, D)]:
-        return f'The compiled operators take layers (3C, C), (C, C), (D, C) and (C, D), not {sizes}.'
-    if not heads or C % heads or C // heads not in HEAD_DIMS:
-        return f'The compiled operators take heads of 8, 16, ... 64 channels, not {heads} heads for {C} channels.'
-    if not D or D % 8:
-        return f'The compiled operators take MLPs of a multiple of 8 channels, not {D}.'
-    if not 1 <= min(window) <= max(window) <= LARGEST_WINDOW:
-        return f'The compiled operators take windows up to {LARGEST_WINDOW}x{LARGEST_WINDOW}, not {tuple(window)}.'
-    return why_not_weights(weights)
-
-
-def why_not_weights(weights: Sequence[Optional[Tensor]]) -> Optional[str]:
-    """Return why the library cannot read these weights of any layer, in one sentence, or None, as `why_not_block`."""
-    for w in weights:
-        if w is not None and (w.dtype is not float32 or not w.is_cpu or w.layout is not torch.strided):
-            return f'The compiled operators take dense float32 weights on a CPU, not {w.dtype} on {w.device}.'
-    return None
 
 
 # --- Tensors ----------------------------------------------------------------------------------------------------------

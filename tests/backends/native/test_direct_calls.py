@@ -184,30 +184,3 @@ def test_tensors_at_odd_addresses_give_the_same():
     assert torch.equal(packed, operators.pack_linear(weight, torch.float32, 1))
     others = packed, None, None, None, None, [4, 4]
     assert torch.equal(operators.embed(at_an_odd_address(image), *others), operators.embed(image, *others))
-
-
-def linear_weights(C, D, dtype=torch.float32):
-    """Return the weights of qkv, proj, fc1 and fc2."""
-    return [torch.empty(size, dtype=dtype) for size in ((3 * C, C), (C, C), (D, C), (C, D))]
-
-
-@pytest.mark.parametrize(
-    ('weights', 'heads', 'window', 'reason'),
-    [
-        (linear_weights(32, 128), 2, (7, 7), None),
-        ([*linear_weights(32, 128), None, torch.empty(32)], 4, (16, 1), None),
-        (linear_weights(32, 77), 2, (7, 7), 'not 77'),
-        (linear_weights(32, 0), 2, (7, 7), 'not 0'),
-        (linear_weights(96, 128), 1, (7, 7), 'heads of 8, 16'),
-        (linear_weights(32, 128), 0, (7, 7), 'heads of 8, 16'),
-        (linear_weights(32, 128), 2, (17, 7), 'windows up to 16x16'),
-        (linear_weights(32, 128, torch.float64), 2, (7, 7), 'not torch.float64'),
-        ([*linear_weights(32, 128), torch.empty(32, device='meta')], 2, (7, 7), 'on meta'),
-        ([torch.empty(48, 32), torch.empty(32, 16), *linear_weights(32, 128)[2:]], 2, (7, 7), '(3C, C)'),
-        ([None, *linear_weights(32, 128)[1:]], 2, (7, 7), '(3C, C)'),
-        ([torch.empty(32), *linear_weights(32, 128)[1:]], 2, (7, 7), '(3C, C)'),
-    ],
-)
-def test_weights_decide_whether_a_block_is_computed(weights, heads, window, reason):
-    found = operators.why_not_block(weights, heads, window)
-    assert reason in found if reason else found is None
