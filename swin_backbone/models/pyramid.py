@@ -123,7 +123,6 @@ class SwinPyramid(BaseModule):
                     small_map=s.small_map,
                     mask_padding=s.mask_padding,
                     with_cp=s.with_cp,
-                    in_first_stage=stage == 0,
                 )
                 for index in range(depth)
             ]

@@ -74,7 +74,7 @@ def block(
     Args:
         dtype: of the matrix products, float32 or bfloat16.
         cache: of packed weights.
-        stores: whether a training step stores values that backward needs, see `storage.stores`; else the input alone.
+        stores: whether a training step stores more than its input, see `availability.is_stored`.
         overwrites: whether the output may take the memory of the input, where no gradient is recorded.
     """
     x_BHWC = x_BHWC.float().contiguous()

@@ -159,7 +159,8 @@ class Library:
     @property
     def multiplies_bfloat16(self) -> bool:
         """Whether the instruction set in use has products of bfloat16. Others round, and multiply in float32."""
-        return self._multiplies_bfloat16
+        multiplies: bool = self._multiplies_bfloat16
+        return multiplies
 
     @property
     def isa(self) -> str:

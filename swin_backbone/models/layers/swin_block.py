@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from ...backends.attention import attend
 from ...backends.choose import linear_dtype
 from ...backends.native import layers as native
+from ...backends.native.availability import is_stored
 from ...backends.native.operators import why_not_block
-from ...backends.native.storage import stores
 from ...compat import is_transformed
 from ...windows.grid import Size, Windows, fit_window
 from ...windows.position import relative_position_bias
@@ -114,7 +114,6 @@ class SwinBlock(Layer):
         small_map: 'pad': a map smaller than the window is padded to the window; 'shrink': see `fit_window`.
         mask_padding: whether padding is masked as a key.
         with_cp: whether a training step stores the block's input alone and recomputes the rest.
-        in_first_stage: whether the block reads the largest maps of a backbone.
         attention: further arguments of `WindowAttention`.
     """
 
@@ -134,13 +133,11 @@ class SwinBlock(Layer):
         small_map: str,
         mask_padding: bool,
         with_cp: bool = False,
-        in_first_stage: bool = False,
         **attention: Any,
     ):
         super().__init__()
         self.window_size, self.shift = window_size, shift
-        self.small_map, self.mask_padding = small_map, mask_padding
-        self.with_cp, self.in_first_stage = with_cp, in_first_stage
+        self.small_map, self.mask_padding, self.with_cp = small_map, mask_padding, with_cp
         self.norm1: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
         self._build_mixing(embed_dims, num_heads, proj_drop_rate=drop_rate, **attention)
         self.norm2: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
@@ -182,8 +179,8 @@ class SwinBlock(Layer):
             windows, drop_path_2B = self.windows(x_BHWC), self._draw_drop_path(x_BHWC)
             weights = self.weights(windows.window_size)._replace(drop_path_2B=drop_path_2B)
             dtype = linear_dtype(x_BHWC)
-            keeps = stores(dtype, x_BHWC.shape[3], self.in_first_stage, self.with_cp)
-            how = dtype, self.cache, keeps, overwrites
+            stores = not self.with_cp and is_stored(dtype, x_BHWC.shape[3])
+            how = dtype, self.cache, stores, overwrites
             return native.block(x_BHWC, weights, self.settings(), windows, *how)
         if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
             return None

@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from swin_backbone.backends.native import storage
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    storage.storage_for.cache_clear()
-    yield
-    storage.storage_for.cache_clear()
+from swin_backbone.backends.native import availability
 
 
 @pytest.mark.parametrize(
@@ -26,14 +19,14 @@ def _fresh():
     ],
 )
 def test_processor_and_memory_decide_what_is_stored(isa, dtype, stored, monkeypatch):
-    monkeypatch.setattr(type(storage.load()[0]), 'isa', isa)
-    monkeypatch.setattr(storage.load()[0], '_multiplies_bfloat16', isa in ('amx', 'avx512_bf16'))
-    stages = enumerate((96, 192, 384, 768))
-    assert tuple(C for i, C in stages if storage.stores(dtype, C, is_first_stage=i == 0)) == stored
-    assert not storage.stores(dtype, 768, is_first_stage=False, with_cp=True)
-    assert isa in storage.storage_for(dtype).reason
+    library, _ = availability.load()
+    monkeypatch.setattr(type(library), 'isa', isa)
+    monkeypatch.setattr(library, '_multiplies_bfloat16', isa in ('amx', 'avx512_bf16'))
+    least, reason = availability.storage_for.__wrapped__(dtype)
+    assert tuple(C for C in (96, 192, 384, 768) if C >= least) == stored
+    assert f'blocks of {least} and more channels store values: ' in reason
 
 
 def test_without_a_library_the_reason_is_its(monkeypatch):
-    monkeypatch.setattr(storage, 'load', lambda: (None, 'It is not built.'))
-    assert storage.storage_for(torch.float32).reason == 'It is not built.'
+    monkeypatch.setattr(availability, 'load', lambda: (None, 'It is not built.'))
+    assert availability.storage_for.__wrapped__(torch.float32).reason == 'It is not built.'
