@@ -179,7 +179,7 @@ class SwinBlock(Layer):
             windows, drop_path_2B = self.windows(x_BHWC), self._draw_drop_path(x_BHWC)
             weights = self.weights(windows.window_size)._replace(drop_path_2B=drop_path_2B)
             dtype = linear_dtype(x_BHWC)
-            stores = not self.with_cp and is_stored(dtype, x_BHWC.shape[3])
+            stores = torch.is_grad_enabled() and not self.with_cp and is_stored(dtype, x_BHWC.shape[3])
             how = dtype, self.cache, stores, overwrites
             return native.block(x_BHWC, weights, self.settings(), windows, *how)
         if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
