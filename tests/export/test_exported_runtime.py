@@ -175,7 +175,7 @@ def test_what_a_user_passes_wrongly(work, tmp_path):
     with pytest.raises(runtime.RuntimeProblem, match='threads takes a whole number from 1 to 1024, got 0'):
         runtime.load(work / 'out', threads=0)
     model = runtime.load(work / 'out')
-    with pytest.raises(runtime.RuntimeProblem, match=r'a picture is uint8 pixels \(h, w, 3\), got float64 \(4, 4\)'):
+    with pytest.raises(runtime.RuntimeProblem, match=r'picture takes uint8 pixels \(h, w, 3\), got float64 \(4, 4\)'):
         list(model.predict([np.zeros((4, 4))]))
     model.info['limits']['pixels'] = 5000
     with pytest.raises(runtime.RuntimeProblem, match='of 64x90 pixels, 68x96 to the model, is more than the 5000'):
