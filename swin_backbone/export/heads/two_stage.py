@@ -4,7 +4,7 @@ Layout: B batch, M anchors, N proposals of an image, R = B*N regions, K classes,
 """
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,20 +52,13 @@ class RegionHead(nn.Module):
             extractors = roi.bbox_roi_extractor if shared else roi.mask_roi_extractor
             self.mask_regions = nn.ModuleList(map(boxes.Regions, _listed(extractors)))
 
-    def forward(
-        self, maps: tuple[Tensor, ...], image_size: Tensor, zoom_4: Tensor, own_size: Optional[tuple[int, int]] = None
-    ) -> tuple[Tensor, ...]:
-        """
-        Args:
-            image_size: height and width without padding, (2,).
-            zoom_4: divides a box of the resized picture to give one of the original picture.
-            own_size: the original picture's height and width, to which masks are pasted; None: there are no masks.
-        """
+    def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
+        image_size, zoom_4 = view.image_size, view.zoom_4
         proposals_BN4, there_BN = self._propose(maps, image_size)
         scores_BNK, found_BNK4 = self._refine(maps, proposals_BN4, image_size)
         B, N, K = scores_BNK.shape
         scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, boxes.NEVER)
-        if own_size is None:
+        if not self.with_masks:
             found_BNK4 = found_BNK4 / zoom_4
         found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
@@ -73,16 +66,16 @@ class RegionHead(nn.Module):
             found_BM4,
             scores_BNK.reshape(B, N * K),
             label_BM,
-            self.cfg.nms.iou_threshold,
+            self.cfg.nms,
             self.cfg.score_thr,
             self.cfg.max_per_img,
         )
-        image_n, box_n4, score_n, label_n = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
-        if own_size is None:
+        image_n, box_n4, score_n, label_n, _ = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
+        if not self.with_masks:
             return image_n, box_n4, score_n, label_n
         masks_nYX = self._masks(maps, box_n4, image_n, label_n)
         box_n4 = box_n4 / zoom_4
-        pasted_nhw = boxes.paste(masks_nYX, box_n4, *own_size)
+        pasted_nhw = boxes.paste(masks_nYX, box_n4, *view.own)
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
     def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +91,7 @@ class RegionHead(nn.Module):
             found_BN4 = boxes.decode(rpn.bbox_coder, prior_M4[index_BN], deltas_BN4, image_size)
             parts.append((scores_BN, found_BN4, torch.full_like(index_BN, level)))
         scores_BM, found_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
-        scores_BN, index_BN = boxes.suppress_large(cfg, found_BM4, scores_BM, level_BM)
+        scores_BN, index_BN = boxes.suppress_large(cfg, found_BM4, scores_BM, level_BM, cfg.max_per_img)
         return boxes.take(found_BM4, index_BN), scores_BN > boxes.NEVER
 
     def _refine(self, maps: Sequence[Tensor], found_BN4: Tensor, image_size: Tensor) -> tuple[Tensor, Tensor]:
