@@ -42,12 +42,12 @@ def check_nms(cfg: ConfigDict) -> None:
 
 def check_coder(coder: Any) -> None:
     """Raises: ExportError, unless `decode` computes what this coder does."""
-    if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp or not coder.clip_border:
+    if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp:
         raise refusal(f'{type(coder).__name__}, or how it is set,')
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
-    """Boxes (..., 4) moved by the deltas that a head predicts, and clipped to the image (mmdet's DeltaXYWHBBoxCoder).
+    """Boxes (..., 4) moved by the deltas that a head predicts, and clipped to the image if the coder does so (mmdet's DeltaXYWHBBoxCoder).
 
     Args:
         image_size: height and width, (2,).
@@ -57,7 +57,8 @@ def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Ten
     centre, side = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
     centre = centre + side * deltas[..., :2]
     side = side * deltas[..., 2:].clamp(-largest, largest).exp()
-    return clip(torch.cat([centre - side / 2, centre + side / 2], -1), image_size)
+    moved = torch.cat([centre - side / 2, centre + side / 2], -1)
+    return clip(moved, image_size) if coder.clip_border else moved
 
 
 def clip(boxes: Tensor, image_size: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tupl
     """The `most` best pairs of query and class of each image, as objects of the original picture."""
     B, Q, K = scores_BQK.shape
     scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
-    found_BN4 = clip(take(boxes_BQ4, index_BN // K), view.image_size) / view.zoom_4
+    found_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
     return objects(scores_BN, found_BN4, index_BN % K)[:4]
 
 

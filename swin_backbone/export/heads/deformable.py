@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Sizes = Sequence[tuple[int, int]]  # height and width of each level; they may be symbolic
+Size = tuple[int, int]  # height and width; they may be symbolic
+Sizes = Sequence[Size]  # of each level
 
 
 def replace_deformable(module: Any) -> Any:
@@ -27,7 +28,9 @@ def replace_deformable(module: Any) -> Any:
             elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
                 setattr(parent, name, SampledConv(layer))
     if hasattr(module, 'deform_sampling'):  # of TOODHead: each channel is sampled at a place of its own
-        module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), 1, 0, 1, x.shape[1])[:, :, 0]
+        module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1])[
+            :, :, 0
+        ]
     return module
 
 
@@ -123,7 +126,10 @@ class SampledConv(nn.Module):
                 offset, mask = offset.tensor_split((2 * offset.shape[1] // 3,), 1)
                 mask = mask.sigmoid()
         G = ours.deform_groups
-        settings = (_one(value) for value in (ours.stride, ours.padding, ours.dilation))
+        settings = (
+            value if isinstance(value, tuple) else (value, value)
+            for value in (ours.stride, ours.padding, ours.dilation)
+        )
         seen_BCKHW = sampled(x, offset, ours.kernel_size, *settings, G)
         if mask is not None:
             mask_BG1KHW = mask.unflatten(1, (G, 1, seen_BCKHW.shape[2]))
@@ -132,12 +138,8 @@ class SampledConv(nn.Module):
         return F.conv2d(seen_BCKHW.flatten(1, 2), weight, getattr(ours, 'bias', None), groups=ours.groups)
 
 
-def _one(value: Any) -> int:
-    return value if isinstance(value, int) else int(value[0])
-
-
 def sampled(
-    x: Tensor, offset: Tensor, kernel: tuple[int, int], stride: int, padding: int, dilation: int, groups: int
+    x: Tensor, offset: Tensor, kernel: Size, stride: Size, padding: Size, dilation: Size, groups: int
 ) -> Tensor:
     """The values that a deformable convolution weighs: (B, C, K, H, W) of the output.
 
@@ -147,8 +149,11 @@ def sampled(
     B, C, rows, columns = x.shape
     H, W = offset.shape[-2:]
     place_K = torch.arange(kernel[0] * kernel[1], device=x.device)
-    y_K, x_K = ((place_K // kernel[1]).to(x.dtype) * dilation, (place_K % kernel[1]).to(x.dtype) * dilation)
-    y_H, x_W = (torch.arange(n, device=x.device).to(x.dtype) * stride - padding for n in (H, W))
+    y_K, x_K = ((place_K // kernel[1]).to(x.dtype) * dilation[0], (place_K % kernel[1]).to(x.dtype) * dilation[1])
+    y_H, x_W = (
+        torch.arange(length, device=x.device).to(x.dtype) * step - pad
+        for length, step, pad in zip((H, W), stride, padding)
+    )
     offset = offset.reshape(B * groups, -1, 2, H, W)
     y = (y_K[:, None, None] + y_H[:, None]) + offset[:, :, 0]
     x_place = (x_K[:, None, None] + x_W) + offset[:, :, 1]

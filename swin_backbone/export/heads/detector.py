@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...windows.grid import Size
 from ..graph import BackboneMaps, Graph, Port, check_shape, example_size, most_pixels, refusal
-from ..picture import Normalise, preprocessing
+from ..picture import Normalise, Padding, preprocessing
 from .boxes import View
 from .deformable import replace_deformable, size_tensor
 from .dense import DenseHead
@@ -24,17 +24,20 @@ from .two_stage import RegionHead
 class Detector(nn.Module):
     """From pixels to the objects of all pictures of a batch, in pixels of the original picture."""
 
-    def __init__(self, model: Any, head: Any):
+    def __init__(self, model: Any, head: Any, padding: Padding):
         super().__init__()
+        self.padding = padding
         self.normalise = Normalise(model.data_preprocessor, model.data_preprocessor.pad_size_divisor)
         self.maps = BackboneMaps(model.backbone, replace_deformable(model.neck) if model.with_neck else None)
         self.head = head
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        resized = size_tensor(picture.shape[1], picture.shape[2], size.float())
+        picture = self.padding(picture)  # a head takes this padding for a part of the picture, as in mmdet
         image = self.normalise(picture)
         maps = self.maps(image)
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
-        zoom_2 = (image_size / size.to(image.dtype)).flip(0)
+        zoom_2 = (resized / size.to(image.dtype)).flip(0)
         own = None
         if self.head.with_masks:
             own = size.tolist()
@@ -80,7 +83,8 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     """
     head = head_of(model)
     check_shape(model.backbone, shape)
-    module = Detector(model, head).eval()
+    padding = Padding(cfg.test_dataloader.dataset.pipeline)
+    module = Detector(model, head, padding).eval()
     batch, height, width = (head.batch or 'batch', 'height', 'width') if shape is None else (1, *shape)
     outputs = [
         Port('image', 'int64', ('objects',)),
@@ -96,7 +100,7 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         [Port('picture', 'uint8', (batch, height, width, 3)), Port('size', 'int64', (2,))],
         outputs,
         shape is None,
-        example_size(model.backbone),
+        example_size(model.backbone) if padding.size is None else (padding.size[0] - 5, padding.size[1] - 14),
         dict(
             preprocessing=preprocessing(cfg, module.normalise),
             limits=dict(pixels=most_pixels(head.planes), **(dict(objects=head.most) if head.most else {})),

@@ -30,6 +30,7 @@ class TransformerHead(nn.Module):
 
     with_masks = False
     planes = 1
+    batch = None
 
     def __init__(self, model: Any):
         super().__init__()
@@ -67,7 +68,8 @@ class TransformerHead(nn.Module):
         references = references if self.is_dino else [first, *references]
         classes, found = (outputs[-1] for outputs in head(states, list(references)))
         scores_BQK = classes.sigmoid() if head.loss_cls.use_sigmoid else classes.softmax(-1)[..., :-1]
-        return boxes.ranked(scores_BQK, boxes.corners(found) * view.image_size.flip(0).repeat(2), self.most, view)
+        found_BQ4 = boxes.clip(boxes.corners(found) * view.image_size.flip(0).repeat(2), view.image_size)
+        return boxes.ranked(scores_BQK, found_BQ4, self.most, view)
 
     def _proposals(self, memory_BTC: Tensor, _: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
         """The encoder's output at each token, and the logits of a box there: (B, T, C), (1, T, 4)."""

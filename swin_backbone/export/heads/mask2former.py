@@ -95,6 +95,7 @@ class InstanceHead(nn.Module):
     """
 
     with_masks = True
+    batch = None
 
     def __init__(self, model: Any):
         super().__init__()

@@ -24,6 +24,7 @@ class SparseHead(nn.Module):
 
     with_masks = False
     planes = 1
+    batch = None
 
     def __init__(self, model: Any):
         super().__init__()
@@ -34,6 +35,8 @@ class SparseHead(nn.Module):
                 raise refusal(type(part).__name__, names)
         if roi.with_mask:
             raise refusal(f'{type(roi).__name__}.mask_head')
+        for one in roi.bbox_head:
+            boxes.check_coder(one.bbox_coder)
         self.proposals, self.stages = model.rpn_head, roi.bbox_head
         self.regions = nn.ModuleList(map(boxes.Regions, roi.bbox_roi_extractor))
         self.most: int = roi.test_cfg.max_per_img

@@ -27,6 +27,8 @@ class RegionHead(nn.Module):
         ExportError: for a head that cannot be exported.
     """
 
+    batch = None
+
     def __init__(self, model: Any):
         super().__init__()
         rpn, roi = model.rpn_head, model.roi_head

@@ -1,5 +1,6 @@
 """Models small enough to export in seconds, and how they are looked at."""
 
+import copy
 import logging
 from pathlib import Path
 
@@ -57,39 +58,60 @@ def small_config(name, pipeline=True):
             cfg.model.test_cfg.max_per_image = 50
         else:
             _narrow(head)
-    for part in ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
+    is_wide = cfg.model.get('as_two_stage') and cfg.model.type == 'DeformableDETR'  # its width is fixed in the code
+    for part in () if is_wide else ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
         _narrow(cfg.model.get(part))
+    if 'encoder' in cfg.model:
+        for part in ('encoder', 'decoder'):
+            cfg.model[part].num_layers = 2
+        cfg.model.num_queries = 60
+        cfg.model.test_cfg.max_per_img = 50
+        if not is_wide:
+            cfg.model.bbox_head.embed_dims = 32
+            _narrow(cfg.model, DETR)
     if cfg.model.get('test_cfg', {}).get('rpn'):
         cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=100)
         cfg.model.test_cfg.rcnn.update(max_per_img=30)
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
     keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
     if pipeline:
+        resize = dict(type='Resize', scale=(320, 256), keep_ratio=True)
+        pads = [step for step in cfg.test_dataloader.dataset.pipeline if step['type'] == 'Pad']
+        for step in pads:
+            resize['scale'] = (320, 320)
+            step.update(size=(320, 352)) if 'size' in step else None
         cfg.test_dataloader.dataset.pipeline = [
             dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(320, 256), keep_ratio=True),
+            resize,
+            *pads,
             dict(type=kind, meta_keys=keys),
         ]
     return cfg
 
 
-def _narrow(settings):
+# Widths of published heads, and those of the tests
+HEADS = {(name, 256): 32 for name in ('in_channels', 'out_channels', 'feat_channels', 'conv_out_channels')}
+HEADS[('proposal_feature_channel', 256)] = 32
+HEADS[('fc_out_channels', 1024)] = 64
+DETR = {('embed_dims', 256): 32, ('num_feats', 128): 16, ('feedforward_channels', 1024): 64}
+DETR[('feedforward_channels', 2048)] = 64
+
+
+def _narrow(settings, widths=HEADS):
     """The heads of published configs have 256 channels, which is slow; UPerNet and FCN read the backbone's maps."""
     if isinstance(settings, list):
         for one in settings:
-            _narrow(one)
+            _narrow(one, widths)
     elif isinstance(settings, dict):
         for name, value in settings.items():
-            if name in ('in_channels', 'out_channels', 'feat_channels', 'conv_out_channels') and value == 256:
-                settings[name] = 32
-            elif name == 'fc_out_channels':
-                settings[name] = 64
+            if isinstance(value, int) and (name, value) in widths:
+                settings[name] = widths[(name, value)]
             elif name == 'in_channels' and value == [96, 192, 384, 768]:
                 settings.update(in_channels=WIDTHS, channels=32)
             elif name == 'in_channels' and value == 768:
                 settings.update(in_channels=WIDTHS[3], channels=32)
             else:
-                _narrow(value)
+                _narrow(value, widths)
 
 
 def save_checkpoint(cfg: Config, path: Path) -> Path:
@@ -97,14 +119,20 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
     logging.disable(logging.INFO)
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = randomise(MODELS.build(cfg.model))
+        model = randomise(MODELS.build(copy.deepcopy(cfg.model)))  # a DETR changes its settings
     for name, parameter in model.named_parameters():
         if name.endswith(('retina_cls.bias', 'atss_cls.bias')):
             torch.nn.init.constant_(parameter, -2)
+        if name.endswith(('tood_reg.weight', 'reg_offset_module.2.weight')):
+            parameter.data *= 0.1  # or places far apart have offsets that magnify rounding
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
             parameter.data *= 6  # so that classes differ from place to place
         if name.endswith('rpn_cls.weight'):
             parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
+        if name.endswith('init_proposal_bboxes.weight'):
+            parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
+        if name.endswith('.fc_reg.weight'):
+            parameter.data *= 0.1
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
     head = next(h for h in ('decode_head', 'roi_head', 'bbox_head', 'panoptic_head') if h in cfg.model)
