@@ -35,9 +35,9 @@ class View(NamedTuple):
 
 
 def check_nms(cfg: ConfigDict) -> None:
-    """Raises: ExportError, unless this NMS is what ONNX's NonMaxSuppression computes."""
-    if cfg.get('type', 'nms') != 'nms':
-        raise refusal(f'nms of type {cfg.get("type")!r}')
+    """Raises: ExportError, unless `suppress` computes this NMS."""
+    if cfg.get('type', 'nms') not in ('nms', 'soft_nms') or cfg.get('method', 'linear') != 'linear':
+        raise refusal(f'nms of type {cfg.get("type")!r} and method {cfg.get("method")!r}')
 
 
 def check_coder(coder: Any) -> None:
@@ -47,7 +47,7 @@ def check_coder(coder: Any) -> None:
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
-    """Boxes (..., 4) moved by the deltas that a head predicts, and clipped to the image if the coder does so (mmdet's DeltaXYWHBBoxCoder).
+    """Boxes (..., 4) moved by a head's deltas, and clipped to the image if the coder does so (DeltaXYWHBBoxCoder).
 
     Args:
         image_size: height and width, (2,).
@@ -101,6 +101,9 @@ def suppress(
         group_BM = torch.zeros_like(group_BM)
     apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
     moved_BM4 = boxes_BM4 + group_BM[..., None].to(boxes_BM4.dtype) * apart_B11
+    if nms_cfg.get('type') == 'soft_nms':
+        scores_BM = torch.where(scores_BM > score_threshold, scores_BM, NEVER)
+        return _suppress_softly(moved_BM4, scores_BM, nms_cfg, most)
     kept_n3 = nms(moved_BM4, scores_BM[:, None], nms_cfg.iou_threshold, score_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
     # Append `most` empty entries, so that topk always finds at least `most`
@@ -109,6 +112,27 @@ def suppress(
     final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
     scores_BN, index_BN = final_BM.topk(most, dim=1)
     return scores_BN, torch.where(scores_BN > NEVER, index_BN, 0)
+
+
+def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
+    """mmcv's soft NMS: in turn take the best box, and lower the scores of those that overlap it; see `suppress`."""
+    place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
+    area_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2]).prod(-1)
+    found = []
+    for _ in range(most):
+        best_B1, index_B1 = scores_BM.max(1, keepdim=True)
+        found.append((best_B1, index_B1))
+        one_B14 = take(boxes_BM4, index_B1)
+        sides_BM2 = torch.minimum(boxes_BM4[..., 2:], one_B14[..., 2:]) - torch.maximum(
+            boxes_BM4[..., :2], one_B14[..., :2]
+        )
+        shared_BM = sides_BM2.clamp(min=0).prod(-1)
+        iou_BM = shared_BM / (area_BM + area_BM.gather(1, index_B1) - shared_BM)
+        lowered_BM = torch.where(iou_BM >= nms_cfg.get('iou_threshold', 0.3), scores_BM * (1 - iou_BM), scores_BM)
+        is_left_BM = (lowered_BM >= nms_cfg.get('min_score', 1e-3)) & (place_M != index_B1)
+        scores_BM = torch.where(is_left_BM, lowered_BM, NEVER)
+    scores_BN, index_BN = (torch.cat(parts, 1) for parts in zip(*found))
+    return scores_BN, index_BN
 
 
 def suppress_large(

@@ -147,8 +147,8 @@ class DenseHead(nn.Module):
             x = x.relu() if index < layers - 1 else x
         stride = head.prior_generator.strides[0][0]
         logits = F.interpolate(x.unflatten(2, (H, W)), scale_factor=stride, mode='bilinear')
-        sides = [torch.ceil(side / zoom) for side, zoom in ((H * stride, zoom_4[1]), (W * stride, zoom_4[0]))]
-        height, width = (int(side.item()) for side in sides)
+        sides = torch.stack([torch.ceil(H * stride / zoom_4[1]), torch.ceil(W * stride / zoom_4[0])])
+        height, width = sides.long().tolist()
         for side, least in ((height, own[0]), (width, own[1])):
             torch._check(side >= least)
         logits = F.interpolate(logits, size=(height, width), mode='bilinear', align_corners=False)
