@@ -96,6 +96,10 @@ class DenseHead(nn.Module):
         def collect(results: Any, **_: Any) -> Any:
             return SimpleNamespace(**{name: per_image(x) for name, x in vars(results).items()})
 
+        def decode(priors: Tensor, values: Tensor, max_shape: Any) -> Tensor:
+            decoded = head.bbox_coder.decode(priors, values)
+            return boxes.clip(decoded, image_size) if head.bbox_coder.clip_border else decoded
+
         sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
         stride = dict(with_stride=True) if self.with_masks else {}
         priors = head.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device, **stride)
@@ -106,11 +110,10 @@ class DenseHead(nn.Module):
             lists.update(kernel_pred_list=fold(outputs[2]), mask_feat=None)
         ours = copy.copy(head)
         ours._bbox_post_process = ours._bbox_mask_post_process = collect
+        ours.bbox_coder = SimpleNamespace(encode_size=head.bbox_coder.encode_size, decode=decode)
         single = with_globals(type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace})
         repeated = [one.repeat(B, 1) for one in priors]
         found = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
-        if getattr(head.bbox_coder, 'clip_border', True):
-            found.bboxes = boxes.clip(found.bboxes, image_size)
         if factors is not None and hasattr(found, 'score_factors'):
             weighed_BN = found.scores * found.score_factors
             found.scores = torch.where(found.scores > boxes.NEVER, weighed_BN, boxes.NEVER)

@@ -46,8 +46,12 @@ def small_config(name, pipeline=True):
     else:
         cfg = read_config(f'swin_backbone::{name}')
     cfg.model.backbone.update(SWIN)
-    if 'neck' in cfg.model:
-        cfg.model.neck.in_channels = WIDTHS[-len(cfg.model.neck.in_channels) :]
+    necks = cfg.model.get('neck', [])
+    for neck in necks if isinstance(necks, list) else [necks]:
+        if 'embed_dims' in neck:  # attention over the last map
+            neck.update(embed_dims=WIDTHS[-1], num_heads=4)
+        else:
+            neck.in_channels = WIDTHS[-len(neck.in_channels) :]
     if 'auxiliary_head' in cfg.model:
         cfg.model.auxiliary_head.in_channels = WIDTHS[2]
     for head in (cfg.model.get('decode_head'), cfg.model.get('panoptic_head')):
@@ -92,7 +96,8 @@ def small_config(name, pipeline=True):
 # Widths of published heads, and those of the tests
 HEADS = {(name, 256): 32 for name in ('in_channels', 'out_channels', 'feat_channels', 'conv_out_channels')}
 HEADS[('proposal_feature_channel', 256)] = 32
-HEADS[('fc_out_channels', 1024)] = 64
+HEADS.update({('fc_out_channels', 1024): 64, ('c1_in_channels', 96): 32, ('c1_channels', 48): 16})
+HEADS.update({('in_channels', 512): 32, ('out_channels', 512): 32})  # of K-Net
 DETR = {('embed_dims', 256): 32, ('num_feats', 128): 16, ('feedforward_channels', 1024): 64}
 DETR[('feedforward_channels', 2048)] = 64
 
