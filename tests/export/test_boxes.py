@@ -183,8 +183,8 @@ def test_a_whole_model_sees_what_the_toolbox_does(family, tmp_path):
             continue
         assert figures['objects'] > 5
         assert figures['found'] == len(wanted['scores'])
-        # Three stages of random weights magnify rounding three times.
-        assert figures['least_iou'] > (0.998 if 'Cascade' in family else 0.999)
+        # Random weights magnify rounding: three stages three times, and RTMDet's batch norms.
+        assert figures['least_iou'] > (0.99 if 'RTMDet' in family else 0.998 if 'Cascade' in family else 0.999)
         assert figures['score_error'] < 1e-4
         if 'masks' in wanted:
             assert figures['least_mask_iou'] > 0.99

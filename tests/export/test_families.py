@@ -46,7 +46,7 @@ def test_a_whole_model(family, format, tmp_path):
         ('mmdet::paa/paa_r50_fpn_1x_coco.py', r'PAAHead\.predict_by_feat, which differs from that of BaseDenseHead,'),
         ('mmdet::solo/solo_r50_fpn_1x_coco.py', 'SOLO'),
         ('mmdet::dab_detr/dab-detr_r50_8xb2-50e_coco.py', r'DABDETR\.forward_transformer'),
-        ('mmdet::queryinst/queryinst_r50_fpn_1x_coco.py', 'QueryInst'),
+        ('mmdet::queryinst/queryinst_r50_fpn_1x_coco.py', r'SparseRoIHead\.mask_head'),
         ('mmseg::ocrnet/ocrnet_hr18_4xb4-80k_ade20k-512x512.py', 'CascadeEncoderDecoder with'),
     ],
 )

@@ -228,19 +228,6 @@ def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
     return torch.where(torch.isfinite(inside_nL)[..., None], weight, 0)
 
 
-def priors(generator: Any, maps: Sequence[Tensor]) -> list[Tensor]:
-    """The anchors of each level: (M, 4); the anchors of one place are consecutive."""
-    levels = []
-    for base_A4, (step_x, step_y), one in zip(generator.base_anchors, generator.strides, maps):
-        H, W = one.shape[-2:]
-        x_W = torch.arange(W, device=one.device).to(one.dtype) * step_x
-        y_H = torch.arange(H, device=one.device).to(one.dtype) * step_y
-        x_HW, y_HW = x_W[None].expand(H, W), y_H[:, None].expand(H, W)
-        shift_HW4 = torch.stack([x_HW, y_HW, x_HW, y_HW], -1)
-        levels.append((shift_HW4[:, :, None] + base_A4.to(one)).reshape(-1, 4))
-    return levels
-
-
 def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
     """The outputs of a convolution for each anchor: (B, M, values)."""
     x_BHWC = x_BCHW.permute(0, 2, 3, 1)

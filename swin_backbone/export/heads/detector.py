@@ -59,9 +59,9 @@ def head_of(model: Any) -> nn.Module:
     kinds: dict[Any, Any] = {
         detectors.SparseRCNN: SparseHead,
         detectors.TwoStageDetector: RegionHead,
+        detectors.Mask2Former: InstanceHead,
         detectors.SingleStageDetector: DenseHead,
         detectors.DetectionTransformer: TransformerHead,
-        detectors.MaskFormer: InstanceHead,
     }
     for kind, head in kinds.items():
         if isinstance(model, kind):

@@ -96,8 +96,10 @@ class RegionHead(nn.Module):
         """Proposals (B, N, 4), and which of them are valid: (B, N)."""
         rpn, cfg = self.rpn, self.rpn.test_cfg
         outputs = rpn(maps)
+        sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
+        priors = rpn.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device)
         parts = []
-        for level, (score, delta, prior_M4) in enumerate(zip(*outputs, boxes.priors(rpn.prior_generator, outputs[0]))):
+        for level, (score, delta, prior_M4) in enumerate(zip(*outputs, priors)):
             scores_BMK = boxes.per_prior(score, rpn.cls_out_channels)
             scores_BM = scores_BMK[..., 0].sigmoid() if rpn.use_sigmoid_cls else scores_BMK.softmax(-1)[..., 0]
             scores_BN, index_BN = boxes.best(scores_BM, cfg.nms_pre)

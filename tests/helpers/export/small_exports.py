@@ -125,18 +125,21 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = randomise(MODELS.build(copy.deepcopy(cfg.model)))  # a DETR changes its settings
+    is_sparse = cfg.model.get('rpn_head', {}).get('type') == 'EmbeddingRPNHead'
     for name, parameter in model.named_parameters():
         if name.endswith(('retina_cls.bias', 'atss_cls.bias')):
             torch.nn.init.constant_(parameter, -2)
-        if name.endswith(('tood_reg.weight', 'reg_offset_module.2.weight')):
-            parameter.data *= 0.1  # or places far apart have offsets that magnify rounding
+        if name.endswith(('tood_reg.weight', 'reg_offset_module.2.weight')) or '.rtm_reg.' in name:
+            parameter.data *= 0.1  # or sides and offsets magnify rounding
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
             parameter.data *= 6  # so that classes differ from place to place
         if name.endswith('rpn_cls.weight'):
             parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
+        if 'image_pool' in name:
+            parameter.data *= 0.05  # or every place has the same class
         if name.endswith('init_proposal_bboxes.weight'):
             parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
-        if name.endswith('.fc_reg.weight'):
+        if name.endswith('.fc_reg.weight') and is_sparse:
             parameter.data *= 0.1
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
