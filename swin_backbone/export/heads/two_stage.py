@@ -142,7 +142,7 @@ class RegionHead(nn.Module):
     def _masks(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor
     ) -> Tensor:
-        """The mask of each object inside its box, from 0 to 1: (n, Y, X). With several heads it is their mean."""
+        """The mask of each object inside its box, from 0 to 1: (n, Y, X)."""
         if torch.compiler.is_exporting():
             torch._check(label_n.shape[0] >= 1)  # a batch norm asks; what is captured is right for no object, too
         total: Any = 0
@@ -160,8 +160,8 @@ class RegionHead(nn.Module):
                 K, Y, X = masks_nKYX.shape[1:]
                 place_n = torch.arange(label_n.shape[0], device=label_n.device) * K + label_n
                 one = masks_nKYX.reshape(-1, Y, X)[place_n]
-            total = total + one
-        mean: Tensor = total / len(self.mask_heads)
+            total = one if self.is_htc else total + one  # of HTC the last alone, as mmdet
+        mean: Tensor = total if self.is_htc else total / len(self.mask_heads)
         return mean
 
 
