@@ -135,6 +135,8 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
             parameter.data *= 6  # so that classes differ from place to place
         if name.endswith('rpn_cls.weight'):
             parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
+        if '.rtm_reg.' in name and name.endswith('.bias'):
+            torch.nn.init.constant_(parameter, 2)  # or boxes are slivers
         if 'image_pool' in name:
             parameter.data *= 0.05  # or every place has the same class
         if name.endswith('init_proposal_bboxes.weight'):
