@@ -20,11 +20,11 @@ def run(tmp_path, *arguments, **environment):
     return result.stdout, json.loads((tmp_path / 'figures.json').read_text())['rows']
 
 
-@pytest.mark.parametrize('backend', ['graph', pytest.param('triton', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('backend', ['torch', pytest.param('triton', marks=pytest.mark.slow)])
 def test_each_backend_and_with_cp_in_one_run(tmp_path, backend):
-    _, rows = run(tmp_path, '--train', '--backend', 'eager', backend, '--with-cp')
+    _, rows = run(tmp_path, '--train', '--backend', 'native', backend, '--with-cp')
     ours = 'swin_backbone'
-    assert [row['model'] for row in rows] == [ours, f'{ours}, eager', f'{ours}, {backend}', f'{ours}, with_cp']
+    assert [row['model'] for row in rows] == [ours, f'{ours}, native', f'{ours}, {backend}', f'{ours}, with_cp']
 
 
 def test_what_is_taken_in_turn_is_on_the_device(monkeypatch):

@@ -70,9 +70,6 @@ def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_pa
     assert (model.ir_version, model.opset_import[0].version) == (9, 20)  # what ONNX Runtime 1.17 reads
     lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
     assert lengths == ['batch', 3, 'height', 'width']
-    normed = {node.input[0] for node in model.graph.node if node.op_type == 'LayerNormalization'}
-    added = {name for node in model.graph.node if node.op_type == 'Add' for name in node.input}
-    assert len(normed & added) == 6  # two norms a block take the residual as it is: OpenVINO would copy another form
     needs('openvino')
     formats.write_openvino(tmp_path / 'out' / 'model.onnx', tmp_path / 'out' / 'model.xml', half=False)
     manifest.update(export.manifest_of(one, tmp_path / 'out', 'openvino', 'fp32'))

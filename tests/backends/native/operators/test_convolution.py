@@ -207,7 +207,7 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
 
     monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: None)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
-        monkeypatch.setattr(convolution, 'load', lambda isa=isa: (SimpleNamespace(isa=isa), None))
+        monkeypatch.setattr(convolution, 'library', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
     monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'No.' if dtype is torch.bfloat16 else None)
     assert taken() == {False}
