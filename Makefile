@@ -137,7 +137,7 @@ lint: install
 
 SHAPES := data/shapes
 $(SHAPES)/annotations/instances_val.json: tools/make_shapes_dataset.py | $(STAMP)
-	$(RUN) tools/make_shapes_dataset.py $(SHAPES) --size 256 --train 1000 --visible 0.75
+	$(RUN) tools/make_shapes_dataset.py $(SHAPES) --shape 256 --train 1000 --visible 0.75
 
 CROPS := data/shapes-crops
 $(CROPS)/annotations/crops_val.txt: tools/make_shapes_dataset.py | $(STAMP)
@@ -168,7 +168,7 @@ $(WORK_seg)/last_checkpoint: | $(SHAPES)/annotations/instances_val.json
 
 # Of each model: export, run in its own runtime, then the metric of the checkpoint and that of the exported folder.
 DEPLOYED := work_dirs/demo-deploy
-deploy_demo = $(RUN) tools/export.py $(DEMO_$(1)) "$$(cat $(WORK_$(1))/last_checkpoint)" --out $(DEPLOYED)/$(2) \
+deploy_demo = $(RUN) tools/export.py $(DEMO_$(1)) "$$(cat $(WORK_$(1))/last_checkpoint)" --out-dir $(DEPLOYED)/$(2) \
 		--pictures '$(SHAPES)/images/val/*0.png' && \
 	$(RUN) -I swin_backbone/export/runtime.py $(DEPLOYED)/$(2) $(SHAPES)/images/val/*0.png && \
 	for model in "$$(cat $(WORK_$(1))/last_checkpoint)" $(DEPLOYED)/$(2); do \
@@ -193,15 +193,15 @@ CKPT := $(WORK_det)/epoch_3.pth
 CKPT_SEG := $(WORK_seg)/iter_2000.pth
 docs-pictures: install $(WORK_det)/last_checkpoint $(WORK_seg)/last_checkpoint
 	mkdir -p $(PICTURES)
-	$(LOOK) windows --size 75 100 $(DRAWN) --out $(PICTURES)/windows-plain.png
-	$(LOOK) windows --size 75 100 --shift $(DRAWN) --out $(PICTURES)/windows.png
-	$(LOOK) windows --size 75 100 --shift --mask-padding $(DRAWN) --out $(PICTURES)/mask-padding.png
-	$(LOOK) masks --size 75 100 --shift $(DRAWN) --out $(PICTURES)/masks.png
-	$(LOOK) attention $(SHAPE) $(DEMO_det) $(CKPT) --at 150,135 $(DRAWN) --out $(PICTURES)/attention.png
+	$(LOOK) windows --shape 75 100 $(DRAWN) --out $(PICTURES)/windows-plain.png
+	$(LOOK) windows --shape 75 100 --shift $(DRAWN) --out $(PICTURES)/windows.png
+	$(LOOK) windows --shape 75 100 --shift --mask-padding $(DRAWN) --out $(PICTURES)/mask-padding.png
+	$(LOOK) masks --shape 75 100 --shift $(DRAWN) --out $(PICTURES)/masks.png
+	$(LOOK) attention $(SHAPE) $(DEMO_det) $(CKPT) --point 150,135 $(DRAWN) --out $(PICTURES)/attention.png
 	$(LOOK) features $(SHAPE) $(DEMO_det) $(CKPT) $(DRAWN) --out $(PICTURES)/features.png
 	$(LOOK) cam $(SHAPE) $(DEMO_det) $(CKPT) --label square --stage 2 $(DRAWN) --out $(PICTURES)/cam.png
 	$(LOOK) cam $(SHAPE) $(DEMO_seg) $(CKPT_SEG) --label square --stage 2 $(DRAWN) --out $(PICTURES)/cam-class.png
-	$(LOOK) bias $(CKPT) --to 12 $(DRAWN) --out $(PICTURES)/bias.png
+	$(LOOK) bias $(CKPT) --new-window 12 $(DRAWN) --out $(PICTURES)/bias.png
 	$(RUN) tools/plot_log.py $(WORK_det) $(DRAWN) --out $(PICTURES)/curves.png
 	$(RUN) -c 'import sys; from PIL import Image; [Image.open(f).convert("RGB").quantize(256, kmeans=3).save(f, optimize=True) \
 		for f in sys.argv[1:]]' $(PICTURES)/*.png
@@ -210,8 +210,7 @@ docs-pictures: install $(WORK_det)/last_checkpoint $(WORK_seg)/last_checkpoint
 FIGURES := work_dirs/benchmark
 benchmark-gpu: install
 	mkdir -p $(FIGURES)
-	$(RUN) -m benchmarks.gpu.report --compile --tune --tools \
-		--detector configs/mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py --json $(FIGURES)/gpu.json
+	$(RUN) -m benchmarks.gpu --compile --json $(FIGURES)/gpu.json
 
 clean:
 	rm -rf build dist *.egg-info work_dirs .pytest_cache .ruff_cache .mypy_cache .hypothesis

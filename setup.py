@@ -69,14 +69,12 @@ setup(
         'lite': ['mmengine>=0.10.7', 'mmcv-lite>=2.1.0'],
         # tools/visualize.py, tools/plot_log.py and the curves beside a training's log
         'pictures': ['matplotlib>=3.8'],
-        # tools/infer.py --tile: what reads large pictures; imagecodecs, what they are compressed with
-        'tiles': [
-            *('tifffile', 'imagecodecs', 'zarr', 'rasterio', 'shapely', 'openslide-python', 'openslide-bin'),
-        ],
+        'tiles': ['rasterio', 'tifffile', 'shapely'],  # tools/infer.py --tile
         'ray': ['ray[data]>=2.50'],  # examples/ray_data.py
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': [
             *('pytest', 'pytest-xdist', 'hypothesis', 'matplotlib>=3.8', 'nbclient', 'ipykernel', 'tifffile'),
+            'rasterio',
             'triton; platform_system == "Linux" and platform_machine == "x86_64"',
         ],
         # notebooks/

@@ -1,10 +1,10 @@
 """Measure SwinBackbone beside other implementations of Swin, with the same weights, in one alternating run.
 
-python -m benchmarks.backbones [--size 512x512 800x1344 ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
+python -m benchmarks.backbones [--shape H W ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
     [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
-    [--ablate] [--memory] [--sizes-in-turn] [--strip-tokens N ...] [--backend NAME ...] [--with-cp]
-    [--kernels] [--runtime onnxruntime,openvino] [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F]
-    [--overwrite]
+    [--memory] [--sizes-in-turn] [--backend NAME ...] [--with-cp] [--runtime onnxruntime,openvino]
+    [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F] [--overwrite]
+    [--profile]
 
 A model's ratio is the time of the fastest peer divided by its time, or the memory of the smallest peer divided by its
 memory.
@@ -13,7 +13,6 @@ memory.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import textwrap
 import time
@@ -30,12 +29,11 @@ from rich.table import Table
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
 from swin_backbone.backends import BACKENDS
 from swin_backbone.command_line import (
-    add_overwrite,
+    Parser,
+    Shape,
     device,
-    number,
     positive,
     run,
-    size,
     stop_on_user_errors,
 )
 from swin_backbone.devices import processor
@@ -45,7 +43,7 @@ from swin_backbone.export.graph import Graph, maps_graph
 from swin_backbone.export.runtime import MANIFEST, Model
 from swin_backbone.outputs import claim
 
-from . import machine, timing
+from . import library_profile, machine, timing
 from .peers import PEERS, Peer, build_peer, largest_difference
 
 OURS = 'swin_backbone'
@@ -55,44 +53,36 @@ Builders = dict[str, Callable[[], torch.nn.Module]]
 console = Console()
 
 
+class Shapes(Shape):
+    """`--shape H [W]`, several times: a list of heights and widths."""
+
+    def __call__(self, parser: Any, namespace: Any, *arguments: Any) -> None:
+        before = namespace.shape
+        super().__call__(parser, namespace, *arguments)
+        namespace.shape = [*before, namespace.shape]
+
+
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--size', nargs='+', type=size, default=[(512, 512)], metavar='HxW', help='default: 512x512')
-    parser.add_argument('--batch', type=positive, default=1, metavar='N', help='images in a batch (default: 1)')
+    parser = Parser(description=__doc__)
+    parser.add(
+        'batch shape device threads json overwrite',
+        batch=dict(default=1, help='images in a batch (default: 1)'),
+        shape=dict(default=[], action=Shapes, help='once for each size (default: 512 512)'),
+        device=dict(default='cpu', type=device, help='where to measure (default: cpu)'),
+    )
     parser.add_argument('--train', action='store_true', help='forward and backward instead of forward in eval mode')
     parser.add_argument(
         '--dtype', choices=['float32', 'bfloat16', 'float16'], default='float32', help='type of autocast'
     )
-    parser.add_argument('--device', type=device, default='cpu', help='where to measure (default: cpu)')
     parser.add_argument('--version', type=int, choices=[1, 2], default=1, help='Swin or Swin V2 (default: 1)')
     parser.add_argument('--peers', help=f'of {",".join(PEERS)} (default: mmdet; for V2 mmpretrain, which has one)')
     parser.add_argument('--arch', choices=list(ARCHS), default='tiny', help='size of the Swin (default: tiny)')
     parser.add_argument('--compile', action='store_true', help='also measure all with torch.compile')
-    parser.add_argument('--ablate', action='store_true', help='also turn off one idea of this backbone at a time')
     parser.add_argument(
         '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
     )
-    parser.add_argument(
-        '--kernels', action='store_true', help='print calls, bytes and time of each operation of this backbone'
-    )
-    parser.add_argument(
-        '--peak-tflops', type=number(0.001), metavar='X', help="speed of the device's GEMMs (default: one is measured)"
-    )
-    parser.add_argument(
-        '--peak-gbs',
-        type=number(0.001),
-        metavar='X',
-        help="bandwidth of the device's memory (default: clock x width of the bus)",
-    )
+    parser.add_argument('--profile', action='store_true', help='print the time of the compiled library by kind of work')
     parser.add_argument('--sizes-in-turn', action='store_true', help='compare 20 sizes in turn with one size')
-    parser.add_argument(
-        '--strip-tokens',
-        nargs='+',
-        type=strip_tokens,
-        default=[],
-        metavar='N',
-        help='also measure these (None: no strips)',
-    )
     parser.add_argument(
         '--backend',
         nargs='+',
@@ -104,13 +94,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
     parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
-    parser.add_argument('--json', type=Path, metavar='F', help='write all figures to F')
     parser.add_argument(
         '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
     )
-    add_overwrite(parser)
     args = parser.parse_args()
     if args.peers is None:
         args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
@@ -140,41 +127,13 @@ def build_all(args: argparse.Namespace) -> Builders:
             builders[peer] = partial(build, peer, args.version, args.arch, {})
         except (ImportError, RuntimeError) as error:
             console.print(f'{peer} is left out: {error}', style='yellow', markup=False)
-    variants: dict[str, dict[str, Any]] = {
-        OURS: {},
-        **{f'{OURS}, strips of {n}': dict(strip_tokens=n) for n in args.strip_tokens},
-    }
+    variants: dict[str, dict[str, Any]] = {OURS: {}}
     variants.update({f'{OURS}, {name}': dict(backend=name) for name in args.backend})
     if args.with_cp:
         variants[f'{OURS}, with_cp'] = dict(with_cp=True)
-    if args.ablate and torch.device(args.device).type == 'cuda':
-        variants['SDPA, no Triton kernel'] = dict(backend='eager')
-        variants['pad, roll, masks; no Triton kernel'] = dict(backend='graph')
-    elif args.ablate:
-        variants['no compiled operators'] = dict(backend='eager')  # nor are there any below
-        # One strip over everything recomputes as strips do; without strips nothing is recomputed, either.
-        variants['one strip'] = dict(strip_tokens=sys.maxsize, backend='eager')
-        variants['autograd, no strips'] = dict(strip_tokens=None, backend='eager')
-        variants['F.linear, no oneDNN'] = dict(backend='eager')
-        variants['pad, roll, masks; no strips'] = dict(backend='graph')
     ours = partial(build, OURS, args.version, args.arch)
     builders.update({name: partial(ours, variant) for name, variant in variants.items()})
     return builders
-
-
-def ablated(name: str, run: Callable[[], None]) -> Callable[[], None]:
-    """`run` with what its name says off, if that is no argument of the backbone."""
-
-    def without_onednn() -> None:
-        with torch.backends.mkldnn.flags(enabled=False):
-            run()
-
-    return without_onednn if name == 'F.linear, no oneDNN' else run
-
-
-def strip_tokens(text: str) -> Optional[int]:
-    """A value of --strip-tokens."""
-    return None if text == 'None' else positive(text)
 
 
 def measure_times(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, timing.Spread]:
@@ -197,7 +156,7 @@ def measure_times(args: argparse.Namespace, builders: Builders, shape: tuple[int
             {f'{name}, compiled': cast(torch.nn.Module, torch.compile(model)) for name, model in models.items()}
         )
     dtype = getattr(torch, args.dtype)
-    runs = {name: ablated(name, timing.make_run(m, x_BCHW, args.train, dtype)) for name, m in models.items()}
+    runs = {name: timing.make_run(m, x_BCHW, args.train, dtype) for name, m in models.items()}
     return timing.alternate(runs, args.runs)
 
 
@@ -216,45 +175,6 @@ def peak_bytes(args: argparse.Namespace, make: Callable[[], torch.nn.Module], sh
     x_BCHW = torch.randn(shape, device=args.device)
     run = timing.make_run(make().to(args.device), x_BCHW, args.train, getattr(torch, args.dtype))
     return timing.peak_device_growth(run, x_BCHW.device)
-
-
-def show_kernels(
-    args: argparse.Namespace, name: str, model: torch.nn.Module, shape: tuple[int, int]
-) -> list[dict[str, Any]]:
-    """A table of what a run of this backbone is made of, and what it would cost at the least."""
-    from .gpu.counts import count_flops, least_bytes, operations
-
-    x_BCHW, dtype = torch.randn(args.batch, 3, *shape, device=args.device), getattr(torch, args.dtype)
-    bytes_a_second = args.peak_gbs * 1e9 if args.peak_gbs else machine.peak_bandwidth(x_BCHW.device)
-    if not bytes_a_second:
-        raise ValueError(f'--kernels does not know the memory of {args.device}: give its GB/s with --peak-gbs')
-    gbs, tflops = bytes_a_second / 1e9, args.peak_tflops or machine.matmul_rate(x_BCHW.device, dtype) / 1e12
-    run = timing.make_run(model.to(args.device), x_BCHW, args.train, dtype)
-    found = operations(run, x_BCHW.device, args.runs)
-    seconds, moved = (sum(getattr(operation, field) for operation in found) for field in ('seconds', 'bytes'))
-    table = Table(title=f'{name}, {shape[0]}x{shape[1]}: {seconds * 1e3:.2f} ms', title_justify='left')
-    for column in ('operation', 'calls', 'ms', 'of the time', 'MB', 'GB/s', 'of its floor'):
-        table.add_column(column, justify='left' if column == 'operation' else 'right', overflow='fold')
-    for operation in found:
-        rate = operation.bytes / max(operation.seconds, 1e-9) / 1e9
-        table.add_row(
-            *(operation.name.removeprefix('aten::'), str(operation.calls), f'{operation.seconds * 1e3:.3f}'),
-            *(f'{operation.seconds / max(seconds, 1e-9):.1%}', f'{operation.bytes / 1e6:.1f}'),
-            *(f'{rate:.0f}', f'{rate / gbs:.1%}'),
-        )
-    console.print(table)
-    flops = count_flops(run)
-    floors = {
-        f'{flops / 1e9:.0f} GFLOP at {tflops:.3g} TFLOP/s': flops / tflops / 1e12,
-        f'{moved / 1e9:.2f} GB, what its operations move, at {gbs:.4g} GB/s': moved / gbs / 1e9,
-    }
-    if not args.train:
-        with torch.no_grad():
-            least = least_bytes(model(x_BCHW), ARCHS[args.arch].depths, dtype.itemsize)
-        floors[f'{least / 1e9:.2f} GB, the least of a fused forward, at {gbs:.4g} GB/s'] = least / gbs / 1e9
-    for what, floor in floors.items():
-        console.print(f'{what}: {floor * 1e3:.3f} ms, {floor / max(seconds, 1e-9):.1%} of the time')
-    return [dict(model=name, height=shape[0], width=shape[1], **operation._asdict()) for operation in found]
 
 
 def measure_sizes_in_turn(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, float]:
@@ -326,6 +246,10 @@ def check_quiet(args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = parse_args()
+    if args.profile:
+        with stop_on_user_errors():
+            check_quiet(args)
+            return library_profile.profile(args.arch, args.size, getattr(torch, args.dtype), args.train)
     if args.device == 'cpu':
         machine.pin_threads(args.threads)
     where = processor()
@@ -337,16 +261,12 @@ def main() -> None:
         figures, picture = (claim(path, overwrite=args.overwrite) if path else None for path in (args.json, args.plot))
         check_quiet(args)
         builders = build_all(args)
-        for shape in args.size:
+        for shape in args.shape or [(512, 512)]:
             title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {where}'
             if args.sizes_in_turn:
                 for name, ratio in measure_sizes_in_turn(args, builders, shape).items():
                     console.print(f'{name}: {ratio:.3f} of the time a pixel at {shape[0]}x{shape[1]}')
                     rows.append(dict(model=name, height=shape[0], width=shape[1], value=ratio))
-                continue
-            if args.kernels:
-                for name in (name for name in builders if name not in PEERS):
-                    rows += show_kernels(args, name, builders[name](), shape)
                 continue
             measure = measure_bytes if args.memory else measure_times
             values = measure(args, builders, shape)

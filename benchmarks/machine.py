@@ -14,39 +14,11 @@ WIDEST_SPREAD = 0.05
 LOOPS = 40
 
 
-def peak_bandwidth(device: torch.device) -> Optional[float]:
-    """Bytes a second of a GPU's memory: its clock, both edges of it, by the width of its bus; None: unknown."""
-    if device.type != 'cuda':
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    clock_khz, bits = (getattr(properties, name, 0) for name in ('memory_clock_rate', 'memory_bus_width'))
-    if not clock_khz:  # torch tells it since 2.8; Triton asks the driver
-        try:
-            from triton.runtime import driver
-
-            index = torch.cuda.current_device() if device.index is None else device.index
-            told = driver.active.utils.get_device_properties(index)
-            clock_khz, bits = told['mem_clock_rate'], told['mem_bus_width']
-        except Exception:  # whatever another version, or none, raises
-            return None
-    return 2 * clock_khz * 1e3 * bits / 8 or None
-
-
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a large product of matrices, the median of some."""
     side = 8192 if device.type == 'cuda' else 512
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / _seconds(lambda: a @ b, device)
-
-
-def linear_rate(dtype: torch.dtype) -> float:
-    """Floating-point operations a second of torch's linear layer on a CPU, the median of some.
-
-    The layer is the one of Swin-T that does most: the MLP of stage 3, on the tokens of an image of 1024 x 1024 pixels.
-    """
-    x, layer = torch.randn(64 * 64, 384, dtype=dtype), torch.nn.Linear(384, 1536, dtype=dtype)
-    with torch.no_grad():
-        return 2 * x.numel() * layer.out_features / _seconds(lambda: layer(x), x.device)
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:

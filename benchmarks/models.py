@@ -25,7 +25,6 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any, Optional
 
 import cv2
@@ -39,7 +38,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from swin_backbone import mixed_precision
-from swin_backbone.command_line import BUILD_ERRORS, CfgOptions, add_overwrite, positive, run, size, stop_on_user_errors
+from swin_backbone.command_line import BUILD_ERRORS, Parser, positive, run, stop_on_user_errors
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
@@ -55,24 +54,18 @@ Run = Callable[[], object]
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument(
         'config', metavar='CONFIG', help='of a detector or segmentor with a Swin: a path, or mmdet::...'
     )
-    parser.add_argument('--picture', metavar='F', help='resized to --size; noise otherwise')
-    parser.add_argument('--size', type=size, default=(800, 1333), metavar='HxW', help='default: 800x1333')
+    parser.add_argument('--picture', metavar='F', help='resized to --shape; noise otherwise')
+    parser.add('shape threads json overwrite cfg_options', shape=dict(default=(800, 1333), help='default: 800 1333'))
     parser.add_argument('--train', action='store_true', help='a step of training, with two pictures')
     parser.add_argument('--steps', nargs='+', choices=STEPS, default=list(STEPS), metavar='NAME', help='default: all')
     parser.add_argument('--exported', nargs='+', default=[], metavar='DIR', help='run these too, not with --train')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--threads', type=positive, metavar='N', help="torch's threads (default: its own choice)")
     parser.add_argument('--keep-memory', action='store_true', help='use freed memory again, as the tools here do')
     parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
-    parser.add_argument('--json', type=Path, metavar='F', help='write all figures')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=CfgOptions, metavar='K=V', help='change settings of the config'
-    )
-    add_overwrite(parser)
     args = parser.parse_args()
     if args.train and args.exported:
         parser.error('--exported takes no --train')
@@ -90,12 +83,12 @@ def main() -> None:
         if args.keep_memory:
             keep_freed_memory()
         cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', with_data=False)
-        picture = read_picture(args.picture, args.size)
+        picture = read_picture(args.picture, args.shape)
         runs = model_runs(cfg, args.steps, [picture] * 2 if args.train else [picture], args.train)
         runs.update({folder: exported_run(folder, picture, args.threads) for folder in args.exported})
         spreads = timing.alternate(runs, args.runs, 1)
     first = next(iter(spreads.values())).median
-    title = f'{args.config}, {"2 x " if args.train else ""}{args.size[0]}x{args.size[1]}; {processor()}'
+    title = f'{args.config}, {"2 x " if args.train else ""}{args.shape[0]}x{args.shape[1]}; {processor()}'
     table = Table('model', 'ms', 'fastest, slowest', 'times as fast', title=title, title_justify='left')
     for name, s in spreads.items():
         row = f'{s.median * 1e3:.0f}', f'{s.fastest * 1e3:.0f}, {s.slowest * 1e3:.0f}', f'{first / s.median:.2f}'

@@ -1,6 +1,6 @@
 """Time the operators of a Mask R-CNN that mmcv compiles: ours, and in turns with them mmcv's, where they are compiled.
 
-    python -m benchmarks.operators [--size HxW] [--regions N] [--channels C] [--runs N] [--threads N]
+    python -m benchmarks.operators [--shape H W] [--regions N] [--channels C] [--runs N] [--threads N]
         [--busy-machine]
 
 RoIAlign is that of the box head (7x7) and of the mask head (14x14), over the four levels of the pyramid, forward and
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from swin_backbone.command_line import positive, run, size, stop_on_user_errors
+from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
 from swin_backbone.devices import processor
 from swin_backbone.mmcv_ops import ext
 
@@ -32,12 +32,11 @@ Make = Callable[[ModuleType], Callable[[], Any]]
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--size', type=size, default=(800, 1333), metavar='HxW')
+    parser = Parser(description=__doc__)
+    parser.add('shape threads', shape=dict(default=(800, 1333)))
     parser.add_argument('--regions', type=positive, default=1000, metavar='N')
     parser.add_argument('--channels', type=positive, default=256, metavar='C')
     parser.add_argument('--runs', type=positive, default=10, metavar='N')
-    parser.add_argument('--threads', type=positive, default=None, metavar='N')
     parser.add_argument('--busy-machine', action='store_true', help='measure although other processes run')
     return parser.parse_args()
 
@@ -49,7 +48,7 @@ def main() -> None:
         reason = None if args.busy_machine else machine.why_not_quiet()
         if reason is not None:
             raise ValueError(f'times taken now would mean little: {reason}. Take them later, or add --busy-machine')
-    title = f'{args.regions} regions, {args.size[0]}x{args.size[1]}, ms; {processor()}'
+    title = f'{args.regions} regions, {args.shape[0]}x{args.shape[1]}, ms; {processor()}'
     table = Table('operator', 'ours', "mmcv's", "mmcv's / ours", title=title, title_justify='left')
     for name, make in operators(args).items():
         spreads = timing.alternate({title: make(module) for title, module in modules().items()}, args.runs)
@@ -72,7 +71,7 @@ def modules() -> dict[str, ModuleType]:
 def operators(args: argparse.Namespace) -> dict[str, Make]:
     """Each with what makes its call."""
     generator = torch.Generator().manual_seed(0)
-    height, width = args.size
+    height, width = args.shape
     boxes = draw_boxes(args.regions, height, width, generator)
     scores = torch.rand(args.regions, generator=generator)
     # The level whose stride fits a region, as mmdet's SingleRoIExtractor takes it.

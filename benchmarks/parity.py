@@ -1,7 +1,7 @@
 """Whether training with SwinBackbone is training with the toolbox's own Swin: the same losses but for rounding.
 
 python -m benchmarks.parity [CONFIG ...] [--iterations N] [--optimizers sgd adamw] [--dtypes float32 bfloat16]
-    [--seeds N] [--data D [--annotations A]] [--backend NAME] [--cfg-options K=V ...] [--out DIR] [--jobs N]
+    [--seeds N] [--data D [--annotations A]] [--backend NAME] [--cfg-options K=V ...] [--out-dir D] [--jobs N]
     [--overwrite]
 
 CONFIG is of mmdet or mmsegmentation, with a SwinBackbone or their SwinTransformer; without one, the demos' Mask R-CNN
@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.progress import track
 
 from swin_backbone.backends import BACKENDS
-from swin_backbone.command_line import CfgOptions, add_data_arguments, add_overwrite, positive, run, stop_on_user_errors
+from swin_backbone.command_line import Parser, positive, run, stop_on_user_errors
 from swin_backbone.outputs import Outputs
 
 from .one_training import OPTIMIZERS, Spec
@@ -83,25 +83,25 @@ class Comparison(NamedTuple):
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument('configs', nargs='*', metavar='CONFIG', help="default: the demos' two, with drop path")
     parser.add_argument('--iterations', type=positive, default=200, metavar='N', help='of a training (default: 200)')
     parser.add_argument('--optimizers', nargs='+', choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
     parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=DTYPES)
     parser.add_argument('--seeds', type=positive, default=5, metavar='N', help='in bfloat16 (default: 5)')
-    add_data_arguments(parser)
     parser.add_argument('--backend', choices=['auto', *BACKENDS], default='auto', help='of ours (default: auto)')
     parser.add_argument('--jobs', type=positive, default=1, metavar='N', help='trainings at once (default: 1)')
-    parser.add_argument('--out', default='work_dirs/parity', metavar='DIR', help='default: work_dirs/parity')
-    parser.add_argument('--cfg-options', nargs='+', action=CfgOptions, metavar='K=V', help='change settings of configs')
-    add_overwrite(parser)
+    parser.add(
+        'data annotations out_dir overwrite cfg_options',
+        out_dir=dict(default='work_dirs/parity', type=str, help='default: work_dirs/parity'),
+    )
     return parser.parse_args()
 
 
 def main() -> int:
     args = parse_args()
     with stop_on_user_errors():
-        out = Path(args.out)
+        out = Path(args.out_dir)
         written = {kind: out / f'parity.{kind}' for kind in ('json', 'md', 'png')}
         outputs = Outputs(out, overwrite=args.overwrite)
         for path in written.values():

@@ -4,13 +4,14 @@
  * takes the best that the processor has, or another that swin_use_isa names.
  *
  * Numbers. Maps, gradients, biases and norms are float32, in C order without gaps, except the images of an embedding,
- * which have strides. The products of linear layers are of `dtype`: float32, or bfloat16 with sums in float32, where
- * swin_why_not says nothing against it. Weights of linear layers are packed first, by swin_pack.
+ * which have strides. The products of linear layers are of `dtype`: float32, or bfloat16 with sums in float32. An
+ * instruction set without products of bfloat16 rounds the same numbers, and multiplies them in float32. Weights of
+ * linear layers are packed first, by swin_pack.
  *
  * Ownership. The caller owns all memory, and the library keeps no pointer after a call. What a call computes on the way
  * is in memory that it allocates and frees. Memory that is written may overlap with no other, but for
  * swin_block_forward, where y may be x. Addresses are multiples of the size of their numbers (4, or 2 for bfloat16), of
- * `saved` multiples of 64.
+ * packed weights of 4, of `saved` multiples of 64.
  *
  * Errors. A function returns SWIN_OK, or the kind of the error, and then swin_error says in a sentence what was wrong.
  * It has written nothing if the kind is SWIN_INVALID. No exception leaves a function, and no argument whose pointers
@@ -38,7 +39,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of this file. */
-#define SWIN_VERSION 6
+#define SWIN_VERSION 7
 SWIN_API int32_t swin_version(void);
 
 enum swin_status {
@@ -66,8 +67,9 @@ SWIN_API const char* swin_why_not(int32_t dtype);
 /* --- Weights --------------------------------------------------------------------------------------------------------
  */
 
-/* How many numbers of `dtype` a packed weight of N outputs and K inputs has: N K, with K made even for bfloat16. 0 if N
- * or K is not from 1 to 2^31 - 1, or their product is more. */
+/* How many numbers of `dtype` a packed weight of N outputs and K inputs has by the instruction set in use: N K, with K
+ * made even for bfloat16; 2 N K for bfloat16 without products of it. 0 if N or K is not from 1 to 2^31 - 1, or their
+ * product is more. */
 SWIN_API int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K);
 
 /* Packs a weight (rows, columns) = (N, K), or, if `transposed`, the transpose of it: (rows, columns) = (K, N).

@@ -1,6 +1,6 @@
 """Millions of pictures through a trained model with Ray Data: one model an actor, streaming, results as parquet.
 
-python examples/ray_data.py INPUT CONFIG CKPT OUT [--actors N] [--batch-size N] [--gpus-per-actor N] [--score-thr 0.3]
+python examples/ray_data.py INPUT CONFIG CKPT OUT [--actors N] [--batch N] [--gpus-per-actor N] [--score-thr 0.3]
 
 INPUT is a folder of pictures, a parquet file or folder of them with the column `path`, or a WebDataset (.tar, or a
 pattern in quotes). OUT is a new folder, which gets parquet files with a row for each picture:
@@ -53,7 +53,7 @@ def main() -> None:
         Model,
         fn_constructor_args=(args.config, args.checkpoint, args.score_thr, args.gpus_per_actor),
         compute=ActorPoolStrategy(size=args.actors, max_tasks_in_flight_per_actor=2),
-        batch_size=args.batch_size,
+        batch_size=args.batch,
         batch_format='numpy',
         num_cpus=1,
         num_gpus=args.gpus_per_actor,
@@ -70,11 +70,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('checkpoint')
     parser.add_argument('out', type=Path)
     parser.add_argument('--actors', type=int, default=1, help='models at a time (default: 1)')
-    parser.add_argument('--batch-size', type=int, default=8, help='pictures that an actor gets at a time (default: 8)')
+    parser.add_argument('--batch', type=int, default=8, help='pictures that an actor gets at a time (default: 8)')
     parser.add_argument('--gpus-per-actor', type=float, default=0, help='default: 0, on the CPU')
     parser.add_argument('--score-thr', type=float, default=0.3, help='leave out boxes with lower scores (default: 0.3)')
     args = parser.parse_args()
-    for name in ('actors', 'batch_size'):
+    for name in ('actors', 'batch'):
         if getattr(args, name) < 1:
             parser.error(f'--{name.replace("_", "-")} takes 1 or more, got {getattr(args, name)}')
     return args

@@ -83,6 +83,7 @@ class Model:
         from .openmmlab import runtime
         from .openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook
         from .openmmlab.config.paths import make_folder, require_data
+        from .openmmlab.config.published import start_from
         from .openmmlab.config.training_settings import Settings
         from .openmmlab.data.check_data import check_own_data
         from .openmmlab.training.lock import only_training_in
@@ -90,7 +91,7 @@ class Model:
         cfg = self._configured(Settings(epochs, batch, img_scale, lr))
         runtime.set_resume(cfg, 'auto' if resume else None)
         if self.checkpoint is not None and not resume:
-            cfg.load_from = self.checkpoint
+            start_from(cfg, self.checkpoint)
         require_data(cfg, ('train', 'val'))
         check_own_data(cfg)
         make_folder(cfg.work_dir, 'work_dir')

@@ -1,4 +1,4 @@
-"""What the tools have in common."""
+"""Options of the tools, their types, and the exit status of a tool."""
 
 import argparse
 import io
@@ -9,34 +9,35 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Optional, Union
 
-BROKEN_PIPE = 128 + 13  # of SIGPIPE
-LARGEST_SIDE = 16384  # of a picture that is measured, in pixels
-LARGEST = 2**31 - 1  # number that an option takes
+BROKEN_PIPE = 128 + 13  # exit status, as for SIGPIPE
+LARGEST_SIDE = 16384  # of a picture, in pixels
+LARGEST = 2**31 - 1  # of all numbers in options
 
 
 def run(main: Callable[[], Optional[int]]) -> NoReturn:
-    """Run a tool to its exit status, whatever takes what it prints.
+    """Run a tool and exit with its status.
 
-    Where the reader has gone, as in `TOOL | head`, it says nothing and ends with the status that a shell gives to what
-    such a pipe ends. What goes through a logger alone, as in training, goes on: the log file is still there.
+    A closed pipe on stdout, as in `TOOL | head`, ends the tool silently with status 141, the shell's for SIGPIPE. A
+    training continues, because its log file is still there.
 
-    Where the disk is full, it ends with one sentence and status 1. Python itself prints what it has kept only when it
-    ends, and a full disk is no error to it any more by then.
+    A full disk ends the tool with one sentence and status 1. The output is flushed first: Python ignores a full disk
+    while it exits.
 
-    SIGTERM and SIGHUP end it with the status that a shell gives to what they end, and nothing half-written stays.
+    SIGTERM and SIGHUP end the tool with status 143 and 129, after temporary files are removed.
     """
     with suppress(ImportError):  # `info` runs without torch and mmengine
         from .compat import print_no_debug_messages
 
         print_no_debug_messages()
     _clean_up_on_signals()
-    logging.raiseExceptions = False  # or a handler prints a traceback for each line that it cannot write
+    logging.raiseExceptions = False  # no traceback for each log line on a closed pipe
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors='backslashreplace')  # names of files may not be UTF-8
+            stream.reconfigure(errors='backslashreplace')  # for file names that are not UTF-8
     status: Union[int, str, None] = None
     try:
         try:
@@ -44,7 +45,7 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _is_stdout_broken():  # but another pipe, as that of a worker
+        if not _is_stdout_broken():  # another pipe, as of a worker
             raise
         status = BROKEN_PIPE
         _print_no_more()
@@ -58,12 +59,12 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
 
 
 def _clean_up_on_signals() -> None:
-    """Raise SystemExit on a signal that would end the process at once, so that all on the way out removes its files."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so that context managers remove their files."""
     process = os.getpid()
 
     def end(number: int, _frame: Optional[FrameType]) -> NoReturn:
-        signal.signal(number, signal.SIG_DFL)  # a second one does end it at once
-        if os.getpid() != process:  # a worker, which has this handler too: the files are not its own
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+        if os.getpid() != process:  # a forked worker: the files belong to its parent
             os.kill(os.getpid(), number)
         sys.exit(128 + number)
 
@@ -91,15 +92,8 @@ def _is_stdout_broken() -> bool:
     return False
 
 
-def size(text: str) -> tuple[int, int]:
-    """The type of an option that takes HxW, or one side of a square."""
-    height, _, width = text.partition('x')
-    side = whole(1, LARGEST_SIDE)
-    return side(height), side(width or height)
-
-
 def device(text: str) -> str:
-    """The type of an option that takes a device."""
+    """Read the value of `--device`."""
     from swin_backbone.devices import require_device
 
     try:
@@ -109,161 +103,17 @@ def device(text: str) -> str:
     return text
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """The toolboxes' conventions; a launcher's own --local-rank is passed on to mmengine."""
-    parser.add_argument(
-        '--work-dir', metavar='D', help="folder for logs and checkpoints (default: work_dirs/ and the config's name)"
-    )
-    add_config_arguments(parser)
-    add_checkpoint_arguments(parser)
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher')
-    parser.add_argument('--local_rank', '--local-rank', type=_export_local_rank, help=argparse.SUPPRESS)
+def swin(text: str) -> str:
+    """Read the value of `--backbone`."""
+    from swin_backbone.openmmlab.swap.variants import SWINS  # imported here, because it takes seconds
 
-
-def add_config_arguments(parser: argparse.ArgumentParser, at: bool = True) -> None:
-    """What every tool does to a config: swap its backbone, then override settings.
-
-    Args:
-        at: add --at; a tool may have another option of that name.
-    """
-    from swin_backbone.openmmlab.swap.replace import RECIPES  # here: not every tool has a config, and it takes seconds
-    from swin_backbone.openmmlab.swap.variants import SWINS
-
-    parser.add_argument('--backbone', choices=list(SWINS), help="put this backbone in place of the config's own")
-    if at:
-        parser.add_argument('--at', metavar='KEY', help='with --backbone: which of several is replaced')
-    parser.add_argument(
-        '--recipe',
-        choices=RECIPES,
-        default='swin',
-        help="with --backbone: the Swin recipe's optimizer, or the config's own (default: swin)",
-    )
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=CfgOptions,
-        metavar='K=V',
-        help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots; a key that is '
-        'not in the config is an error, and +key=value adds it',
-    )
-    parser.add_argument(
-        '--debug', dest='traceback', action='store_true', help='print the traceback of an error, not only one line'
-    )
-
-
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """The user's own pictures, in the place of the config's."""
-    parser.add_argument(
-        '--data',
-        metavar='D',
-        help='your own pictures with their annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or '
-        'label PNGs, or the JSON itself; data sets, classes and evaluators follow, and what was found is printed',
-    )
-    parser.add_argument(
-        '--annotations', metavar='A', help='with --data: their file or folder, where it is not below the pictures'
-    )
-
-
-def load_config(args: argparse.Namespace, **more: Any) -> Any:
-    """The config that a command line says: CONFIG, and what `add_common_arguments` or `add_config_arguments`, and
-    `add_data_arguments`, where the tool has them, do to it.
-
-    Args:
-        more: for `runtime.load_config`.
-    """
-    from swin_backbone.openmmlab import runtime
-
-    given: dict[str, Any] = {name: getattr(args, name, None) for name in ('work_dir', 'at', 'data', 'annotations')}
-    return runtime.load_config(
-        args.config,
-        cfg_options=args.cfg_options,
-        launcher=getattr(args, 'launcher', 'none'),
-        backbone=args.backbone,
-        recipe=args.recipe,
-        **given,
-        **more,
-    )
-
-
-def add_training_settings(parser: argparse.ArgumentParser) -> None:
-    """What of a training takes one number each, whatever in the config hangs together with it."""
-    parser.add_argument(
-        '--epochs', type=positive, metavar='N', help='train for N epochs: schedule, warm-up, validation, checkpoints'
-    )
-    parser.add_argument(
-        '--batch', type=positive, metavar='N', help='pictures a step and process; the learning rate in proportion'
-    )
-    parser.add_argument(
-        '--img-scale', type=picture_scale, metavar='WxH', help='resize pictures to W x H; crops and paddings follow'
-    )
-    parser.add_argument(
-        '--lr', type=number(1e-12), metavar='R', help="the learning rate; a schedule's last one follows"
-    )
-
-
-def training_settings(args: argparse.Namespace) -> Any:
-    """What `add_training_settings` was given."""
-    from swin_backbone.openmmlab.config.training_settings import Settings
-
-    return Settings(args.epochs, args.batch, args.img_scale, args.lr)
-
-
-def picture_scale(text: str) -> tuple[int, int]:
-    """The type of an option that takes WxH, a width and a height."""
-    width, x, height = text.partition('x')
-    if not x:
-        raise argparse.ArgumentTypeError(f'it takes WxH, as 1024x512, got {text[:40]!r}')
-    side = whole(1, LARGEST_SIDE)
-    return side(width), side(height)
-
-
-def add_amp(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--amp', action='store_true', help='mixed precision: bfloat16 on a CPU, float16 on a GPU')
-
-
-def add_overwrite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--overwrite',
-        action='store_true',
-        help='replace files that are there already, also if no tool wrote them or they were changed since',
-    )
-
-
-def add_skip_unreadable(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--skip-unreadable', action='store_true', help='skip pictures that cannot be read, and count them'
-    )
-
-
-def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every tool that reads a checkpoint takes."""
-    parser.add_argument(
-        '--timeout', type=number(0.001), default=30.0, action=Timeout, metavar='S',
-        help='give up a download on which a server stands still for S seconds (default: 30)',
-    )  # fmt: skip
-    parser.add_argument(
-        '--unsafe-load',
-        action='store_true',
-        help='let checkpoints run any code when they are read: only if you trust whoever made them',
-    )
-
-
-def add_weights(parser: argparse.ArgumentParser, help: str) -> None:
-    parser.add_argument(
-        '--weights', metavar='NAME', help=f'{help}, by the name of its config; docs/measurements/zoo.md has a table'
-    )
-
-
-def add_allow_missing(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--allow-missing',
-        action='store_true',
-        help='continue even if the checkpoint does not have all weights of the model; the others stay random',
-    )
+    if text not in SWINS:
+        raise argparse.ArgumentTypeError(f'it takes one of {", ".join(SWINS)}, got {text[:40]!r}')
+    return text
 
 
 def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from `least` to `most`."""
+    """Return the type of an option that takes a whole number from `least` to `most`."""
 
     def parse(text: str) -> int:
         try:
@@ -282,22 +132,33 @@ positive = whole(1)
 
 
 def number(least: float, most: float = LARGEST) -> Callable[[str], float]:
-    """The type of an option that takes a number from `least` to `most`."""
+    """Return the type of an option that takes a number from `least` to `most`."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not least <= value <= most:  # also if it is none
+        if not least <= value <= most:  # true for NaN
             raise argparse.ArgumentTypeError(f'it takes a number from {least:g} to {most:g}, got {text[:40]!r}')
         return value
 
     return parse
 
 
+class Shape(argparse.Action):
+    """`--shape H [W]`: a tuple of height and width in pixels; one number is a square."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
+    ) -> None:
+        if len(values) > 2:
+            parser.error(f'{option} takes height and width, got {len(values)} numbers')
+        setattr(namespace, self.dest, (values[0], values[-1]))
+
+
 class Timeout(argparse.Action):
-    """`--timeout`, for whatever this process downloads."""
+    """`--timeout S`: the limit of all downloads of this process."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
@@ -309,7 +170,7 @@ class Timeout(argparse.Action):
 
 
 class CfgOptions(argparse.Action):
-    """`--cfg-options`, once or several times: a dict of values by their keys."""
+    """`--cfg-options K=V ...`, once or several times: a dict of values by their keys."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
@@ -323,28 +184,179 @@ class CfgOptions(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
 
 
+def _export_local_rank(rank: str) -> int:
+    os.environ.setdefault('LOCAL_RANK', rank)
+    return int(rank)
+
+
+# The arguments that several tools have, in the order of every --help. docs/reference/tools.md is the same table.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    'image': dict(help='a picture'),
+    'config': dict(help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...'),
+    'checkpoint': dict(help='path or URL of the checkpoint'),
+    '--data': dict(
+        metavar='D',
+        help='your own pictures with their annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or '
+        'label PNGs, or the JSON itself; data sets, classes and evaluators follow',
+    ),
+    '--backbone': dict(
+        type=swin, metavar='NAME', help="put this Swin in place of the config's backbone: swin-t, swinv2-b, ..."
+    ),
+    '--epochs': dict(
+        type=positive, metavar='N', help='train for N epochs; schedule, warm-up, validation and checkpoints follow'
+    ),
+    '--batch': dict(type=positive, metavar='N', help='pictures of a step and process; the learning rate stays'),
+    '--shape': dict(type=whole(1, LARGEST_SIDE), nargs='+', action=Shape, metavar=('H', 'W'), help='height and width'),
+    '--lr': dict(type=number(1e-12), metavar='R', help='the learning rate; the last rate of the schedule follows'),
+    '--auto-scale-lr': dict(
+        action='store_true',
+        help='scale the learning rate in proportion to the batch, from auto_scale_lr.base_batch_size of the config',
+    ),
+    '--annotations': dict(metavar='A', help='with --data: their file or folder, if they are not below the pictures'),
+    '--at': dict(metavar='KEY', help='with --backbone: the key of the backbone, if the config has several'),
+    '--recipe': dict(
+        choices=('swin', 'keep'),
+        default='swin',
+        help="with --backbone: the optimizer of the Swin recipe, or the config's own (default: swin)",
+    ),
+    '--weights': dict(
+        metavar='W', help='path or URL of the checkpoint, or the name of published weights: docs/measurements/zoo.md'
+    ),
+    '--resume': dict(
+        nargs='?',
+        const='auto',
+        metavar='CKPT',
+        help='continue from CKPT, or from the last checkpoint in the working folder',
+    ),
+    '--amp': dict(action='store_true', help='mixed precision: bfloat16 on a CPU, float16 on a GPU'),
+    '--score-thr': dict(
+        type=number(0, 1), default=0.3, metavar='S', help='leave out boxes with lower scores (default: 0.3)'
+    ),
+    '--device': dict(metavar='DEV', help='cpu or cuda:0'),
+    '--threads': dict(type=positive, metavar='N', help='threads on a CPU'),
+    '--work-dir': dict(metavar='D', help="folder of logs and checkpoints (default: work_dirs/ and the config's name)"),
+    '--out-dir': dict(type=Path, metavar='D', help='folder to write'),
+    '--out': dict(type=Path, metavar='F', help='file to write'),
+    '--json': dict(type=Path, metavar='F', help='write the figures to F'),
+    '--dpi': dict(type=whole(1, 1000), default=100, metavar='N', help='pixels of a PNG per inch (default: 100)'),
+    '--overwrite': dict(
+        action='store_true',
+        help='replace existing files, also files that no tool wrote and files that were changed since',
+    ),
+    '--cfg-options': dict(
+        nargs='+',
+        action=CfgOptions,
+        metavar='K=V',
+        help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots; an unknown '
+        'key is an error, and +key=value adds a key',
+    ),
+    '--skip-unreadable': dict(action='store_true', help='skip pictures that cannot be read, and count them'),
+    '--allow-missing': dict(
+        action='store_true', help='continue if the checkpoint lacks weights of the model; these stay random'
+    ),
+    '--unsafe-load': dict(
+        action='store_true', help='let checkpoints run any code while they are read: only if you trust their author'
+    ),
+    '--timeout': dict(
+        type=number(0.001),
+        default=30.0,
+        action=Timeout,
+        metavar='S',
+        help='end a download after S seconds without data (default: 30)',
+    ),
+    '--launcher': dict(choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher'),
+    '--local-rank': dict(also=['--local_rank'], type=_export_local_rank, help=argparse.SUPPRESS),
+    '--debug': dict(action='store_true', help='print the traceback of an error, in place of one sentence'),
+}
+
+# Options of earlier versions, and their names now.
+RENAMED = {
+    '--size': '--shape H W',
+    '--img-scale': '--shape H W, height first',
+    '--batch-size': '--batch N',
+    '--out': '--out-dir D',
+    '--traceback': '--debug',
+    '--to': '--new-window W',
+}
+CONFIG = 'config backbone at recipe cfg_options debug'  # what `load_config` needs
+SETTINGS = 'epochs batch shape lr auto_scale_lr'  # what `training_settings` needs
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a tool: the arguments of `ARGUMENTS` in their order, then its own."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{'formatter_class': argparse.RawDescriptionHelpFormatter, **settings})
+
+    def add(self, names: str, **changes: dict[str, Any]) -> None:
+        """Add arguments of `ARGUMENTS`.
+
+        Args:
+            names: without dashes, with a space between two: 'config data work_dir'.
+            changes: by name, settings of `add_argument` that differ in this tool.
+        """
+        left = set(names.split())
+        for name, settings in ARGUMENTS.items():
+            key = name.lstrip('-').replace('-', '_')
+            if key in left:
+                settings = {**settings, **changes.get(key, {})}
+                self.add_argument(name, *settings.pop('also', ()), **settings)
+                left.remove(key)
+        assert not left, left
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for word in sys.argv[1:] if args is None else args:
+            old = word.partition('=')[0]
+            new = RENAMED.get(old, '')
+            if new.split(' ')[0] in self._option_string_actions and old not in self._option_string_actions:
+                self.error(f'{old} is now {new}')
+        return super().parse_known_args(args, namespace)
+
+
+def load_config(args: argparse.Namespace, **more: Any) -> Any:
+    """Return the config of a command line: CONFIG, changed by the options that the tool has.
+
+    Args:
+        more: for `runtime.load_config`.
+    """
+    from swin_backbone.openmmlab import runtime
+
+    given: dict[str, Any] = {name: getattr(args, name, None) for name in ('work_dir', 'at', 'data', 'annotations')}
+    return runtime.load_config(
+        args.config,
+        cfg_options=args.cfg_options,
+        launcher=getattr(args, 'launcher', 'none'),
+        backbone=args.backbone,
+        recipe=args.recipe,
+        **given,
+        **more,
+    )
+
+
+def training_settings(args: argparse.Namespace) -> Any:
+    """Return the settings of a training: the options of `SETTINGS`."""
+    from swin_backbone.openmmlab.config.training_settings import Settings
+
+    return Settings(args.epochs, args.batch, args.shape and args.shape[::-1], args.lr, args.auto_scale_lr)
+
+
 USER_ERRORS = (ValueError, TypeError, OSError)
-BUILD_ERRORS = (Exception,)  # where everything follows from the command line and the config
+BUILD_ERRORS = (Exception,)  # of code that depends on the command line and the config alone
 
 
 @contextmanager
-def stop_on_user_errors(errors: Sequence[type[Exception]] = USER_ERRORS, traceback: bool = False) -> Iterator[None]:
-    """One sentence, and exit status 1, for what a user passed wrongly; with the traceback if that was asked for.
+def stop_on_user_errors(errors: Sequence[type[Exception]] = USER_ERRORS, debug: bool = False) -> Iterator[None]:
+    """End with one sentence and exit status 1 on an error of the user.
 
-    A process that torchrun started hands the sentence to it, so that it is printed once and not by each rank.
+    Args:
+        errors: the kinds of error that a user makes.
+        debug: raise the error, with its traceback.
     """
     try:
         yield
     except tuple(errors) as error:
-        if traceback or isinstance(error, BrokenPipeError):
+        if debug or isinstance(error, BrokenPipeError):
             raise
         from swin_backbone.openmmlab.errors import sentence_of
-        from swin_backbone.openmmlab.launchers import tell_torchrun
 
-        sentence = f'{sys.argv[0]}: {sentence_of(error)}'
-        sys.exit(1 if tell_torchrun(sentence) else sentence)
-
-
-def _export_local_rank(rank: str) -> int:
-    os.environ.setdefault('LOCAL_RANK', rank)
-    return int(rank)
+        sys.exit(f'{sys.argv[0]}: {sentence_of(error)}')

@@ -94,39 +94,6 @@ def operators_are_watched() -> bool:
     return operators_are_replaced() or _profiler_is_on()
 
 
-def fake_tensors() -> AbstractContextManager[Any]:
-    """Operators give shapes and compute nothing, but with a few integers: heads compute with the sizes of maps.
-
-    Without torch's class: ImportError. Without its method, such heads raise a `DataDependentError`.
-    """
-    from torch._subclasses import FakeTensorMode
-
-    class WithSizes(FakeTensorMode):
-        def may_turn_const(self, t: torch.Tensor) -> bool:
-            has_values = not self.is_our_fake(t) and t.device.type != 'meta'
-            return has_values and t.numel() <= 64 and not t.is_floating_point()
-
-    return WithSizes()
-
-
-try:
-    from torch._subclasses.fake_tensor import DataDependentOutputException as _OfOperator
-
-    # What stands for a value that operators give, and tensors without data do not have
-    DataDependentError: tuple[type[Exception], ...] = (_OfOperator, RuntimeError)
-except ImportError:
-    DataDependentError = (RuntimeError,)
-
-
-def backward_under_modes(outputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
-    """`torch.autograd.backward` that modes of `__torch_function__` see what it recomputes; its own door turns them off.
-
-    Without torch's engine of this name: AttributeError.
-    """
-    run = torch.autograd.Variable._execution_engine.run_backward
-    run(tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
 def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its place: on CUDA one launch, whatever the dtypes. Without torch's function: one by one."""
     copy_all = getattr(torch, '_foreach_copy_', None)

@@ -30,7 +30,7 @@ if find_spec('torchvision'):  # which mmdet imports by way of mmpretrain, where 
 
     import_torchvision()
 
-# Each run draws the same examples, so that a failure is the fault of the last change; `make test TESTS=nightly` draws others.
+# Each run draws the same examples: a failure is the fault of the last change. `make test TESTS=nightly` draws others.
 # A busy machine draws slowly, and this is no fault of the code.
 settings.register_profile('same', derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile('nightly', settings.get_profile('same'), derandomize=False, print_blob=True)

@@ -60,9 +60,9 @@ def test_from_a_name_to_predictions(tmp_path):
 
 
 def assert_threads_see_what_one_does(model):
-    pictures = [np.random.default_rng(side).integers(0, 256, (side, 60, 3), np.uint8) for side in range(40, 48)]
+    pictures = [np.random.default_rng(side).integers(0, 256, (side, 60, 3), np.uint8) for side in range(40, 56)]
     alone = [model.predict(picture)[0] for picture in pictures]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(8) as pool:
         for (one,), expected in zip(pool.map(model.predict, pictures), alone):
             assert (one.drawn == expected.drawn).all()
             assert (one.sample.pred_instances.scores == expected.sample.pred_instances.scores).all()

@@ -154,7 +154,7 @@ def test_only_backends_decide_how_a_layer_is_computed():
     for path in sorted(PACKAGE.rglob('*.py')):
         inside = path.relative_to(PACKAGE).parts[0]
         deciders = DECIDERS[:2] if inside in ASK_FOR_DEVICES else DECIDERS
-        if inside != 'backends':
+        if inside not in ('backends', 'windows'):  # whose tables a graph records
             found += [f'{path.name}: {word}' for word in deciders if word in path.read_text(encoding='utf-8')]
     assert not found
 

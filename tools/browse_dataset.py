@@ -19,10 +19,8 @@ from rich.progress import track
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
-    add_config_arguments,
-    add_data_arguments,
-    add_overwrite,
-    add_skip_unreadable,
+    CONFIG,
+    Parser,
     load_config,
     number,
     positive,
@@ -40,17 +38,13 @@ VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer')
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser = Parser(description=__doc__)
+    parser.add(f'{CONFIG} data annotations overwrite skip_unreadable')
     parser.add_argument('--output-dir', metavar='D', type=Path, help='write the pictures to D')
-    add_overwrite(parser)
     parser.add_argument('--not-show', action='store_true', help='open no window')
     parser.add_argument('--show-interval', type=number(0), default=2, metavar='S', help='seconds a picture stays')
     parser.add_argument('--phase', choices=['train', 'val', 'test'], default='train', help='default: train')
     parser.add_argument('--show-number', type=positive, metavar='N', help='stop after N pictures')
-    add_data_arguments(parser)
-    add_skip_unreadable(parser)
-    add_config_arguments(parser)
     args = parser.parse_args()
     if args.not_show and not args.output_dir:
         parser.error('--not-show without --output-dir does nothing')
@@ -78,7 +72,7 @@ def draw(visualizer: Visualizer, item: dict[str, Any], name: str, show: bool, se
 
 def main() -> int:
     args = parse_args()
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+    with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
         if cfg.get('default_scope') not in VISUALIZERS_OF:
             known = ' or '.join(VISUALIZERS_OF)
@@ -104,14 +98,14 @@ def main() -> int:
             source = Path(item['data_samples'].get('img_path') or source)
             drawn = draw(visualizer, item, source.name, not args.not_show, args.show_interval)
         except Exception as error:
-            if args.traceback:
+            if args.debug:
                 raise
             where = '' if isinstance(error, runtime.RUN_ERRORS) else f'{source} cannot be drawn: '
             print(f'{sys.argv[0]}: {where}{sentence_of(error)}', file=sys.stderr)
             failed += 1
             continue
         if args.output_dir:
-            with stop_on_user_errors((OSError,), args.traceback):
+            with stop_on_user_errors((OSError,), args.debug):
                 outputs.write(args.output_dir / f'{index:06d}_{source.stem}.jpg', encode_picture('.jpg', drawn))
     if args.output_dir:
         print(f'{number - failed} pictures in {args.output_dir}' + (f', {failed} not drawn' if failed else ''))

@@ -1,6 +1,6 @@
 """Check the data of a config before training: files, sizes, classes, boxes, labels.
 
-python tools/check_data.py CONFIG [--max-files N] [--seconds S] [--cfg-options K=V ...]
+python tools/check_data.py CONFIG --data D
 
 Annotation files are read whole. Pictures and labels are opened until there are N of a data set, drawn at random, or S
 seconds are over; the table says how many were. Exit status: 0 if all can be trained on, warnings or not; 1 if not.
@@ -12,8 +12,8 @@ from rich.console import Console
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
-    add_config_arguments,
-    add_data_arguments,
+    CONFIG,
+    Parser,
     load_config,
     number,
     positive,
@@ -24,8 +24,8 @@ from swin_backbone.openmmlab.data.check_data import check_data, print_reports
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser = Parser(description=__doc__)
+    parser.add(f'{CONFIG} data annotations')
     parser.add_argument(
         '--max-files',
         type=positive,
@@ -40,14 +40,12 @@ def parse_args() -> argparse.Namespace:
         metavar='S',
         help='open pictures for at most S seconds for each data set (default: 60)',
     )
-    add_data_arguments(parser)
-    add_config_arguments(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     args = parse_args()
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+    with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
         reports = check_data(cfg, max_files=args.max_files, seconds=args.seconds)
     print_reports(reports, Console())

@@ -1,40 +1,34 @@
-"""Run a trained detector, segmentor or classifier on pictures and videos; draw what it sees, and write it as data.
+"""Run a trained detector, segmentor or classifier on pictures and videos; draw and write the predictions.
 
-python tools/infer.py INPUT [INPUT ...] CONFIG CKPT [--out-dir D] [--device cuda:0] [--score-thr 0.3]
-    [--batch-size N] [--max-pixels N] [--shard I/N] [--backbone swin-t] [--cfg-options K=V ...]
-    [--amp] [--unsafe-load] [--allow-missing] [--overwrite]
-python tools/infer.py INPUT [INPUT ...] CONFIG --weights NAME ...
-python tools/infer.py INPUT [INPUT ...] DIR [--out-dir D] [--device cpu] [--threads N] [--score-thr 0.3]
-    [--batch-size N] [--max-pixels N] [--overwrite]
-python tools/infer.py PICTURE CONFIG CKPT --tile 1024 [--overlap 128] [--level L] [--skip-blank [N]] [--resume]
-    [--shard I/N | --merge] [--out-dir D] ...
+python tools/infer.py INPUT [INPUT ...] CONFIG --weights CKPT
+python tools/infer.py INPUT [INPUT ...] DIR
+python tools/infer.py PICTURE CONFIG --weights CKPT --tile 1024
 
-DIR is what tools/export.py made of a config and a checkpoint. An input is a picture, a video, a folder or a pattern in
-quotes. Written are
+DIR is a folder of tools/export.py. An input is a picture, a video, a folder or a pattern in quotes. The
+output is
 
-    D/overlays/NAME.jpg    the picture with its predictions, NAME.mp4 for a video
-    D/results.json         of a detector: COCO results; D/images.json says which image and category the ids are
-                           of a classifier: class and score of each picture, which are printed too, and the five best
-    D/labels/NAME.png      of a segmentor: the class of each pixel, numbered from 0; 16 bits of more than 256 classes
+    D/overlays/NAME.jpg    the picture with its predictions; NAME.mp4 of a video
+    D/results.json         of a detector: COCO results; D/images.json has the ids of pictures and categories
+                           of a classifier: class and score of each picture, also printed, and the five best
+    D/labels/NAME.png      of a segmentor: the class of each pixel, from 0; 16 bits for more than 256 classes
 
-A picture with more pixels than --max-pixels is reduced for the model and the overlay, and a line says so; this limits
-the memory. Boxes, masks and labels are written in the pixels of the picture itself.
+A picture above --max-pixels is reduced for the model and the overlay, with a line in the log; this limits the memory.
+Boxes, masks and labels are in pixels of the full picture.
 
-With --tile, one picture of any size is run in tiles, in memory that does not depend on it (a GeoTIFF, a slide, a TIFF,
-OME-TIFF or zarr, a JPEG or PNG), also with DIR for CONFIG CKPT. Written are
+--tile runs one picture of any size in tiles, in constant memory (a GeoTIFF, a slide, a TIFF, OME-TIFF or zarr, a JPEG
+or PNG), also with DIR. The output is
 
-    D/labels/NAME.tif            of a segmentor: a tiled TIFF, where the picture lies
-    D/objects/NAME.jsonl         of a detector: a COCO result on each line; NAME.images.json says which category the ids
-                                 are; NAME.geojson, where the picture has coordinates
-    D/tiles/NAME/                what is finished, by which --resume goes on and --merge puts shards together
+    D/labels/NAME.tif            of a segmentor: a tiled TIFF, with the coordinates of the picture
+    D/objects/NAME.jsonl         of a detector: a COCO result on each line; NAME.images.json has the ids of categories;
+                                 NAME.geojson, if the picture has coordinates
+    D/tiles/NAME/                finished tiles, for --resume and --merge
 
-With --shard I/N and without --tile, every Nth input beginning with number I is seen, and D/I-of-N is written in place
-of D: processes of an array share a folder of pictures so.
+--shard I/N without --tile runs every Nth input from number I on and writes to D/I-of-N, for arrays of jobs.
 
-Files that infer.py did not write itself are not replaced without --overwrite, and inputs never.
+Files of other programs are not replaced without --overwrite, and inputs never.
 
-Exit status: 0 if there are results for every input; 1 if a file could not be read to its end, or the model could not
-take it, which is said and skipped, or if an argument is wrong; 130 if Ctrl-C came before all were read.
+Exit status: 0 with results for every input; 1 if an input was skipped or cut short, or an argument is wrong; 130 after
+Ctrl-C.
 """
 
 import argparse
@@ -51,14 +45,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swin_backbone.command_line import (
+    ARGUMENTS,
     BUILD_ERRORS,
-    add_allow_missing,
-    add_amp,
-    add_checkpoint_arguments,
-    add_config_arguments,
-    add_overwrite,
-    add_weights,
-    number,
+    CONFIG,
+    Parser,
+    load_config,
     positive,
     run,
     stop_on_user_errors,
@@ -66,9 +57,8 @@ from swin_backbone.command_line import (
 )
 from swin_backbone.devices import default_device, keep_freed_memory
 from swin_backbone.export.predictor import ExportedPredictor, is_exported
-from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder
-from swin_backbone.openmmlab.config.published import find_published
+from swin_backbone.openmmlab.config.published import find_weights
 from swin_backbone.openmmlab.data import media
 from swin_backbone.openmmlab.errors import sentence_of
 from swin_backbone.openmmlab.inference.predict import COLOURS, Predictor, Results
@@ -82,25 +72,16 @@ MAX_PIXELS = 4096 * 2160  # a 4K frame; about 3 GB
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        'inputs',
-        nargs='+',
-        metavar='INPUT',
-        help='picture, video, folder, or pattern in quotes; behind all of them '
-        'the config (a path, or mmdet::..., mmseg::..., swin_backbone::...) and the checkpoint, or an exported folder',
+    parser = Parser(description=__doc__)
+    parser.add_argument('inputs', nargs='+', metavar='INPUT', help='picture, video, folder or pattern in quotes')
+    parser.add(
+        f'{CONFIG} batch weights amp score_thr device threads out_dir overwrite allow_missing unsafe_load timeout',
+        config=dict(metavar='MODEL', help=f'{ARGUMENTS["config"]["help"]}; or a folder of tools/export.py'),
+        batch=dict(default=1, help='pictures at a time (default: 1)'),
+        device=dict(help='default: cuda:0 if there is a GPU; cpu for an exported folder'),
+        threads=dict(help='threads of an exported model on a CPU'),
+        out_dir=dict(default=Path('outputs'), help='folder to write (default: outputs)'),
     )
-    parser.add_argument('--out-dir', type=Path, default=Path('outputs'), metavar='D', help='default: outputs')
-    parser.add_argument('--device', help='default: CUDA if there is one; the CPU for an exported folder')
-    parser.add_argument('--threads', type=positive, metavar='N', help='threads of an exported model on a CPU')
-    parser.add_argument(
-        '--score-thr',
-        type=number(0, 1),
-        default=0.3,
-        metavar='S',
-        help='leave out boxes with lower scores (default: 0.3)',
-    )
-    parser.add_argument('--batch-size', type=positive, default=1, metavar='N', help='pictures at a time (default: 1)')
     parser.add_argument(
         '--max-pixels',
         type=positive,
@@ -130,25 +111,17 @@ def parse_args() -> argparse.Namespace:
         help='the tiles of process I of N, from 0; then --merge; or without --tile the pictures',
     )
     tiles.add_argument('--merge', action='store_true', help='write the results of all shards')
-    add_amp(parser)
-    add_overwrite(parser)
-    add_config_arguments(parser)
-    add_checkpoint_arguments(parser)
-    add_allow_missing(parser)
-    add_weights(parser, 'in the place of CKPT: the published weights of a whole model')
     args = parser.parse_args()
-    behind = 1 if args.weights or is_exported(args.inputs[-1]) else 2
-    if len(args.inputs) <= behind:
-        parser.error(
-            'it takes INPUT CONFIG CKPT, or INPUT CONFIG --weights NAME, or INPUT DIR with a folder that '
-            'tools/export.py made'
-        )
-    args.inputs, args.model = args.inputs[:-behind], args.inputs[-behind:]
+    if is_exported(args.config):
+        if args.weights:
+            parser.error(f'--weights takes a config, got the exported folder {args.config}')
+    elif not args.weights:
+        parser.error(f'it takes INPUT... CONFIG --weights CKPT, or INPUT... DIR of tools/export.py, got {args.config}')
     if args.tile is None:
         given = [name for name in OF_TILES if getattr(args, name) is not None and getattr(args, name) is not False]
         if given:
             parser.error(f'--{given[0].replace("_", "-")} takes --tile')
-    elif len(args.inputs) > 1 or args.batch_size > 1 or args.max_pixels != MAX_PIXELS:
+    elif len(args.inputs) > 1 or args.batch > 1 or args.max_pixels != MAX_PIXELS:
         parser.error('--tile takes one PICTURE, one tile at a time, and no --max-pixels')
     elif args.merge and (args.shard or args.resume):
         parser.error('--merge takes neither --shard nor --resume')
@@ -165,25 +138,20 @@ def shard(text: str) -> tuple[int, int]:
 
 def open_predictor(args: argparse.Namespace) -> Predictor:
     """Of a config and a checkpoint, or of an exported folder."""
-    if args.weights:
-        args.model.append(find_published(args.weights).weights)
-    exported = len(args.model) == 1
+    exported = args.weights is None
     device = args.device or ('cpu' if exported else default_device())
     if device.partition(':')[0] == 'cpu':
         keep_freed_memory()
     if exported:
         if args.amp:
             raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
-        return ExportedPredictor(args.model[0], device, args.threads, args.batch_size)
-    config, checkpoint = args.model
-    cfg = runtime.load_config(
-        config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False, at=args.at
-    )
-    return Predictor(cfg, checkpoint, device, args.unsafe_load, args.allow_missing, args.amp)
+        return ExportedPredictor(args.config, device, args.threads, args.batch)
+    cfg = load_config(args, with_data=False)
+    return Predictor(cfg, find_weights(args.weights), device, args.unsafe_load, args.allow_missing, args.amp)
 
 
 def reduced(frame: media.Frame) -> str:
-    """What is done with a picture of too many pixels, for the log."""
+    """Return a line about the reduction of a large picture."""
     (height, width), seen = frame.size, frame.pixels.shape
     return f'{width}x{height} pixels are seen and drawn as {seen[1]}x{seen[0]}; --max-pixels takes more'
 
@@ -192,15 +160,15 @@ Prepared = tuple[media.Frame, dict[str, Any]]
 
 
 class Job:
-    """Predictions for media, one after the other. What goes wrong with one is said, and leaves out no other.
+    """Predictions for media, one after the other. An error with one is printed, and the others follow.
 
     Args:
-        traceback: raise what goes wrong with the model.
+        debug: raise errors of the model.
 
     Attributes:
-        bad: the media that were left out, or a part of them.
+        bad: media that were left out, at least in part.
         is_stopped: no further frame is read.
-        at: the medium that is being read.
+        at: the current medium.
     """
 
     def __init__(
@@ -210,16 +178,16 @@ class Job:
         progress: Progress,
         max_pixels: int,
         batch_size: int,
-        traceback: bool,
+        debug: bool,
     ):
         self.predictor, self.results, self.progress = predictor, results, progress
-        self.max_pixels, self.batch_size, self.traceback = max_pixels, batch_size, traceback
+        self.max_pixels, self.batch_size, self.debug = max_pixels, batch_size, debug
         self.bad: set[media.Medium] = set()
         self.is_stopped = False
         self.batch: list[Prepared] = []
 
     def over(self, found: Sequence[media.Medium]) -> None:
-        """Predict for all, and write it. Whatever happens, what was predicted is written."""
+        """Predict for all media. After an error, all earlier predictions are written."""
         self.task = self.progress.add_task('predicting', total=sum(map(media.count_frames, found)))
         try:
             for self.at in found:
@@ -246,7 +214,7 @@ class Job:
         self.is_stopped = True
 
     def prepared(self, medium: media.Medium) -> Iterator[Prepared]:
-        """The frames of a medium as the model takes them, as far as they can be read."""
+        """Yield the readable frames of a medium, prepared for the model."""
         done = 0
         try:
             for frame in media.read_frames(medium, self.max_pixels):
@@ -258,14 +226,14 @@ class Job:
             self.leave_out(medium, done, sentence_of(error))
 
     def flush(self) -> None:
-        """Predict for what is in the batch."""
+        """Predict for the batch."""
         group = [one for one in self.batch if one[0].medium not in self.bad]
         self.batch.clear()
         if group:
             self.predict(group)
 
     def predict(self, group: Sequence[Prepared]) -> None:
-        """Predict for frames together; if that fails, for each by itself, to know with which it does."""
+        """Predict for frames together, and after an error for each alone, to find the bad one."""
         try:
             samples = self.predictor.predict([item for _, item in group])
         except Exception as error:
@@ -279,13 +247,13 @@ class Job:
             try:
                 self.results.add(frame, sample)
             except Exception as error:
-                self.fail(frame, 'what it sees cannot be drawn or written', error)
+                self.fail(frame, 'its predictions cannot be drawn or written', error)
             else:
                 self.progress.advance(self.task)
 
     def fail(self, frame: media.Frame, what: str, error: Exception) -> None:
-        """Leave out a frame's medium from here on, unless no other could be written either."""
-        if self.traceback or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
+        """Leave out the rest of a frame's medium; raise an error that concerns all media."""
+        if self.debug or (isinstance(error, OSError) and error.errno in CANNOT_WRITE):
             raise error
         reason = sentence_of(error).partition('\n')[0]
         self.leave_out(frame.medium, frame.number, f'{frame.medium.path}: {what}: {reason}')
@@ -301,7 +269,7 @@ class Job:
 
 def infer_tiles(args: argparse.Namespace) -> int:
     """One picture in tiles."""
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+    with stop_on_user_errors(BUILD_ERRORS, args.debug):
         make_folder(args.out_dir, '--out-dir')
         given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
         job = TiledInference(
@@ -311,7 +279,7 @@ def infer_tiles(args: argparse.Namespace) -> int:
     for note in job.notes:
         print(note, file=sys.stderr)
     begin = time.monotonic()
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+    with stop_on_user_errors(BUILD_ERRORS, args.debug):
         if args.merge:
             files = job.merge(args.overwrite)
             print(f'merged; see {", ".join(map(str, files))}')
@@ -328,7 +296,7 @@ def infer_tiles(args: argparse.Namespace) -> int:
 
 
 class TileBar:
-    """Tiles that are finished, how fast, and the time that is left: a bar, or in a log a line every minute."""
+    """Number, speed and remaining time of tiles: a bar on a terminal, a line every minute in a log."""
 
     def __init__(self, step: int):
         self.step = step
@@ -368,7 +336,7 @@ def main() -> int:
     args = parse_args()
     if args.tile is not None:
         return infer_tiles(args)
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+    with stop_on_user_errors(BUILD_ERRORS, args.debug):
         found = media.find_media(args.inputs, Outputs(args.out_dir).is_own)
         if args.shard:
             number, of = args.shard
@@ -376,14 +344,14 @@ def main() -> int:
             args.out_dir /= f'{number}-of-{of}'
         make_folder(args.out_dir, '--out-dir')
         predictor = open_predictor(args)
-        read = [*args.model, *(medium.path for medium in found)]
+        read = [args.config, args.weights or args.config, *(medium.path for medium in found)]
         results = Results(Outputs(args.out_dir, read, args.overwrite), predictor, args.score_thr)
         results.check(found)
     begin = time.monotonic()
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))
-    with stop_on_user_errors((OSError,), args.traceback), progress:
-        job = Job(predictor, results, progress, args.max_pixels, args.batch_size, args.traceback)
+    with stop_on_user_errors((OSError,), args.debug), progress:
+        job = Job(predictor, results, progress, args.max_pixels, args.batch, args.debug)
         before = signal.signal(signal.SIGINT, job.stop)
         try:
             job.over(found)

@@ -6,8 +6,7 @@
     OUT/crops/{train,val}/circle/000000_0.png    --crops: each shape by itself, in the folder of its class
     OUT/annotations/crops_{train,val}.txt        --crops: lines of a crop and the number of its class, from 0
 
-The same arguments give the same bytes. A picture depends only on the seed, its split, its number, its size and
---visible, so a larger set begins with the pictures of a smaller one.
+The same arguments give the same bytes. A larger set begins with the pictures of a smaller set.
 """
 
 import argparse
@@ -21,14 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pycocotools import mask as coco_mask
 
-from swin_backbone.command_line import (
-    add_overwrite,
-    number,
-    positive,
-    run,
-    stop_on_user_errors,
-    whole,
-)
+from swin_backbone.command_line import Parser, number, positive, run, stop_on_user_errors, whole
 from swin_backbone.outputs import DATA_RECORD, Outputs
 
 SHAPES = ('circle', 'square', 'triangle', 'star')
@@ -137,7 +129,7 @@ def write_split(outputs: Outputs, split: str, count: int, args: argparse.Namespa
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     cropped: list[str] = []
-    size, crops = args.size, args.crops
+    size, crops = args.shape[0], args.crops
     for index in range(count):
         rng = np.random.default_rng([args.seed, split == 'val', index])
         picture, number_at, classes = draw_picture(rng, size, args.visible)
@@ -168,14 +160,15 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument('out', type=Path, help='folder to write to')
+    parser.add(
+        'shape overwrite debug',
+        shape=dict(type=whole(64, 8192), default=(128, 128), help='height and width, which are equal (default: 128)'),
+    )
     parser.add_argument('--train', type=positive, default=400, metavar='N', help='training pictures (default: 400)')
     parser.add_argument('--val', type=positive, default=80, metavar='M', help='held-out pictures (default: 80)')
     parser.add_argument('--seed', type=whole(0), default=0, metavar='S', help='default: 0')
-    parser.add_argument(
-        '--size', type=whole(64, 8192), default=128, metavar='P', help='height and width in pixels (default: 128)'
-    )
     parser.add_argument(
         '--visible',
         type=number(0, 1),
@@ -184,13 +177,15 @@ def parse_args() -> argparse.Namespace:
         help='the share of a shape that others leave to be seen, at least (default: 0)',
     )
     parser.add_argument('--crops', action='store_true', help='write each shape by itself too, for a classifier')
-    add_overwrite(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.shape[0] != args.shape[1]:
+        parser.error(f'--shape takes equal sides, got {args.shape[0]} {args.shape[1]}')
+    return args
 
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors():
+    with stop_on_user_errors(debug=args.debug):
         outputs = Outputs(args.out, overwrite=args.overwrite, record=DATA_RECORD)
         for split, count in (('train', args.train), ('val', args.val)):
             write_split(outputs, split, count, args)

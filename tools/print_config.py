@@ -1,7 +1,6 @@
-"""Print a config after inheritance, backbone swap and overrides. What the swap changed goes to stderr.
+"""Print a config as tools/train.py would use it. What its options changed goes to stderr.
 
-python tools/print_config.py CONFIG [--save-path F [--overwrite]] [--backbone swin-t [--recipe keep]]
-    [--cfg-options K=V ...]
+python tools/print_config.py CONFIG --backbone swin-t --data D
 """
 
 import argparse
@@ -13,22 +12,22 @@ from mmengine.fileio import dump
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
-    add_config_arguments,
-    add_overwrite,
+    CONFIG,
+    SETTINGS,
+    Parser,
     load_config,
     run,
     stop_on_user_errors,
+    training_settings,
 )
 from swin_backbone.openmmlab.config.files import SUFFIXES
 from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
+    parser = Parser(description=__doc__)
+    parser.add(f'{CONFIG} {SETTINGS} data annotations overwrite')
     parser.add_argument('--save-path', metavar='F', type=Path, help=f'write it to F too, one of {", ".join(SUFFIXES)}')
-    add_overwrite(parser)
-    add_config_arguments(parser)
     args = parser.parse_args()
     if args.save_path and args.save_path.suffix not in SUFFIXES:
         parser.error(f'--save-path takes a name that ends in {", ".join(SUFFIXES)}, got {args.save_path}')
@@ -37,9 +36,9 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback), contextlib.redirect_stdout(sys.stderr):
+    with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
         outputs = claim(args.save_path, [args.config], args.overwrite) if args.save_path else None
-        cfg = load_config(args, with_data=False)
+        cfg = load_config(args, with_data=args.data is not None, settings=training_settings(args))
         for key in ('launcher', 'work_dir'):  # of a run, not of the config
             cfg.pop(key)
         text = cfg.pretty_text

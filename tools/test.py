@@ -1,73 +1,48 @@
-"""Test a detector, segmentor or classifier: the command line of mmdet's and mmseg's own tools/test.py.
+"""Test a detector, segmentor or classifier, as mmdet's and mmseg's own tools/test.py.
 
-python tools/test.py CONFIG CKPT [--work-dir D] [--show-dir D] [--out F] [--overwrite] [--tta] [--amp]
-    [--backbone swin-t] [--skip-unreadable] [--allow-missing] [--cfg-options K=V ...]
-python tools/test.py CONFIG --weights NAME ...
-python tools/test.py CONFIG DIR [--device cpu] [--threads N] ...
+python tools/test.py CONFIG CKPT
+python tools/test.py CONFIG --weights NAME
+python tools/test.py CONFIG DIR
 
-DIR is what tools/export.py made: it is tested in its own runtime, on the data and by the metric of the config.
+DIR is a folder of tools/export.py. Its model runs in its own runtime, on the data and by the metric of the config.
 """
 
 import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from swin_backbone.command_line import (
-    BUILD_ERRORS,
-    add_allow_missing,
-    add_amp,
-    add_common_arguments,
-    add_data_arguments,
-    add_overwrite,
-    add_skip_unreadable,
-    add_weights,
-    load_config,
-    number,
-    positive,
-    run,
-    stop_on_user_errors,
-)
+from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, number, run, stop_on_user_errors
 from swin_backbone.export.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder, require_data
-from swin_backbone.openmmlab.config.published import find_published
+from swin_backbone.openmmlab.config.published import find_weights
 from swin_backbone.openmmlab.inference.results import OneFileEachHook, own_folder, written_by_others
 from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...')
-    parser.add_argument(
-        'checkpoint', nargs='?', help='checkpoint of the whole model, or a folder that tools/export.py made'
-    )
-    add_weights(parser, 'in the place of CKPT: the published weights of a whole model')
-    parser.add_argument('--device', default='cpu', help='device of an exported model (default: cpu)')
-    parser.add_argument('--threads', type=positive, metavar='N', help='threads of an exported model on a CPU')
-    parser.add_argument(
-        '--out',
-        metavar='F',
-        help='write predictions: detection to the pickle F, segmentation as label PNGs to the folder F',
+    parser = Parser(description=__doc__)
+    parser.add(
+        f'{CONFIG} checkpoint data annotations weights amp device threads work_dir out overwrite skip_unreadable '
+        'allow_missing unsafe_load timeout launcher local_rank',
+        checkpoint=dict(nargs='?', help='checkpoint of the whole model, or a folder of tools/export.py'),
+        device=dict(default='cpu', help='device of an exported model (default: cpu)'),
+        threads=dict(help='threads of an exported model on a CPU'),
+        out=dict(type=str, help='file of the predictions, .pkl; of a segmentor the folder of label PNGs'),
     )
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
     parser.add_argument('--wait-time', type=number(0), default=2, metavar='S', help='seconds a shown picture stays')
-    parser.add_argument('--tta', action='store_true', help='test-time augmentation, as the config or else flipping')
-    add_amp(parser)
-    add_overwrite(parser)
-    add_data_arguments(parser)
-    add_skip_unreadable(parser)
-    add_common_arguments(parser)
-    add_allow_missing(parser)
+    parser.add_argument('--tta', action='store_true', help='test-time augmentation of the config, or else flipping')
     args = parser.parse_args()
     if (args.checkpoint is None) == (args.weights is None):
-        parser.error('it takes CONFIG CKPT, or CONFIG --weights NAME')
+        parser.error('it takes CONFIG CKPT, or CONFIG --weights W')
     return args
 
 
 def main() -> None:
     args = parse_args()
-    with stop_on_user_errors((OSError,), args.traceback), ExitStack() as places:
+    with stop_on_user_errors((OSError,), args.debug), ExitStack() as places:
         metrics = test(args, places)
     if args.show_dir:
         print(f'{len(list(Path(args.show_dir).rglob("*.[pj][np]g")))} pictures in {args.show_dir}')
@@ -76,12 +51,12 @@ def main() -> None:
 
 
 def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
-    """The metrics. What is written beside them gets its place when `places` are closed."""
+    """Return the metrics. Other outputs move to their places when `places` close."""
     hooks = []
-    with stop_on_user_errors(BUILD_ERRORS, args.traceback):
+    with stop_on_user_errors(BUILD_ERRORS, args.debug):
         cfg = load_config(args)
         if args.weights:
-            args.checkpoint = find_published(args.weights).weights
+            args.checkpoint = find_weights(args.weights)
         if args.amp and is_exported(args.checkpoint):
             raise ValueError('--amp takes a checkpoint: an exported model has the precision of its export')
         if is_exported(args.checkpoint):
@@ -115,7 +90,7 @@ def test(args: argparse.Namespace, places: ExitStack) -> dict[str, float]:
         runner = runtime.build_runner(cfg, args.unsafe_load, not args.allow_missing, args.skip_unreadable)
         for hook in hooks:
             runner.register_hook(hook)
-    with stop_on_user_errors(runtime.RUN_ERRORS, args.traceback):
+    with stop_on_user_errors(runtime.RUN_ERRORS, args.debug):
         metrics: dict[str, float] = runtime.run(runner, 'test')
         return metrics
 

@@ -1,37 +1,36 @@
-"""See how a Swin works: its windows and masks, where tokens look, its features, and what a prediction depends on.
+"""Draw the windows, masks, attention and features of a Swin, and explanations of its predictions.
 
-python tools/visualize.py windows --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
-python tools/visualize.py masks --size H W [--window 7] [--stage 1] [--shift] [--mask-padding]
-python tools/visualize.py explore --size H W [--window 7] [--stage 1]
-python tools/visualize.py attention IMAGE CONFIG [CKPT] --at X,Y [--stage 1] [--block 1] [--head 1]
+python tools/visualize.py windows --shape H W [--window 7] [--stage 1] [--shift] [--mask-padding]
+python tools/visualize.py masks --shape H W [--window 7] [--stage 1] [--shift] [--mask-padding]
+python tools/visualize.py explore --shape H W [--window 7] [--stage 1]
+python tools/visualize.py attention IMAGE CONFIG [CKPT] --point X,Y [--stage 1] [--block 1] [--head 1]
 python tools/visualize.py features IMAGE CONFIG CKPT
 python tools/visualize.py cam IMAGE CONFIG CKPT [--method grad|eigen] [--label CLASS] [--number 1] [--stage 4]
-python tools/visualize.py bias CKPT [--stage 1] [--block 1] [--to 12]
+python tools/visualize.py bias CKPT [--stage 1] [--block 1] [--new-window 12]
 
-Stages, blocks and heads are counted from 1: block 2 of stage 1 is `stages.0.blocks.1`. Sizes and --at are pixels of the
-image. --out F.png or F.html says where the picture goes, --overwrite that it may replace a file of yours, --dpi how
-large a PNG is; explore writes HTML alone. No display is needed.
+Stages, blocks and heads are counted from 1: block 2 of stage 1 is `stages.0.blocks.1`. --shape and --point are pixels
+of the image. explore writes HTML alone. No display is needed.
 """
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swin_backbone.command_line import (
     BUILD_ERRORS,
-    add_checkpoint_arguments,
-    add_config_arguments,
-    add_overwrite,
+    CONFIG,
+    USER_ERRORS,
+    Parser,
+    load_config,
     positive,
     run,
     stop_on_user_errors,
-    whole,
 )
 from swin_backbone.outputs import claim
 from swin_backbone.pictures.save import save_figure
 
-if TYPE_CHECKING:  # what draws is imported where it is used, so that --help is quick
+if TYPE_CHECKING:  # figures are imported in their functions, for a quick --help
     from matplotlib.figure import Figure
     from torch import nn
 
@@ -39,11 +38,11 @@ if TYPE_CHECKING:  # what draws is imported where it is used, so that --help is 
     from swin_backbone.openmmlab.inference.predict import Predictor
     from swin_backbone.pictures.layout import Layout
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction[Parser]
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest='command', required=True)
 
     for name, draw, what in (
@@ -51,10 +50,7 @@ def parse_args() -> argparse.Namespace:
         ('masks', draw_masks, 'the attention mask of each kind of window, and the stack of all'),
         ('explore', explorer_page, 'an HTML page that shows what each token attends to'),
     ):
-        command = _command(commands, name, draw, what)
-        command.add_argument(
-            '--size', type=positive, nargs=2, required=True, metavar=('H', 'W'), help='size of the image in pixels'
-        )
+        command = _command(commands, name, draw, what, 'shape', shape=dict(required=True, help='of the image'))
         command.add_argument(
             '--window',
             type=positive,
@@ -73,69 +69,57 @@ def parse_args() -> argparse.Namespace:
             help='what is done with a map smaller than the window (default: pad)',
         )
 
-        if name == 'strips':
-            command.add_argument(
-                '--tokens', type=positive, default=1024, metavar='N', help='most tokens of a strip (default: 1024)'
-            )
-
-    attention = _command(
-        commands, 'attention', draw_attention, 'where a token looks, and what it sees after some blocks'
-    )
-    _add_model(attention, optional=True)
-    attention.add_argument('--at', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel')
+    what = 'where a token looks, and what it sees after some blocks'
+    help_of_none = 'default: the weights that the config starts from'
+    attention = _of_a_model(commands, 'attention', draw_attention, what, checkpoint=dict(nargs='?', help=help_of_none))
+    attention.add_argument('--point', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel')
     for name in ('stage', 'block', 'head'):
         attention.add_argument(f'--{name}', type=positive, default=1, help=f'{name}, from 1 (default: 1)')
 
-    _add_model(_command(commands, 'features', draw_features, 'the maps of each stage, principal components as colours'))
+    _of_a_model(commands, 'features', draw_features, 'the maps of each stage, principal components as colours')
 
-    cam = _command(commands, 'cam', draw_cam, "Grad-CAM or EigenCAM of a detector's box or a segmentor's class")
-    _add_model(cam)
+    cam = _of_a_model(commands, 'cam', draw_cam, "Grad-CAM or EigenCAM of a detector's box or a segmentor's class")
     cam.add_argument('--method', choices=['grad', 'eigen'], default='grad', help='default: grad')
     cam.add_argument('--label', metavar='CLASS', help='class (default: of the best box, or the most frequent one)')
     cam.add_argument('--number', type=positive, default=1, metavar='N', help='explain the N-th best box (default: 1)')
     cam.add_argument('--stage', type=positive, default=4, help='stage whose map is looked at (default: 4)')
 
-    bias = _command(commands, 'bias', draw_bias, 'relative position bias tables, before and after resizing')
-    bias.add_argument('checkpoint', help='checkpoint of any origin')
+    what = 'relative position bias tables, before and after resizing'
+    bias = _command(commands, 'bias', draw_bias, what, 'checkpoint unsafe_load timeout')
     bias.add_argument('--stage', type=positive, default=1, help='stage, from 1 (default: 1)')
     bias.add_argument('--block', type=positive, default=1, help='block, from 1 (default: 1)')
     bias.add_argument(
         '--window', type=positive, nargs='+', metavar='W', help='window of the checkpoint, if it does not say it'
     )
-    bias.add_argument('--to', type=positive, nargs='+', metavar='W', help='the other window (default: twice as large)')
-    add_checkpoint_arguments(bias)
+    bias.add_argument(
+        '--new-window', type=positive, nargs='+', metavar='W', help='the other window (default: twice as large)'
+    )
     return parser.parse_args()
 
 
 def _command(
-    commands: 'Commands', name: str, draw: Callable[[argparse.Namespace], object], what: str
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=what, description=what)
-    command.set_defaults(draw=draw)
-    suffix = 'html' if name == 'explore' else 'png'
-    command.add_argument(
-        '--out',
-        type=Path,
-        default=Path(f'{name}.{suffix}'),
-        metavar='F',
-        help=f'file to write (default: {name}.{suffix})',
-    )
-    add_overwrite(command)
-    if name != 'explore':
-        command.add_argument(
-            '--dpi', type=whole(1, 1000), default=100, metavar='N', help='pixels an inch (default: 100)'
-        )
+    commands: 'Commands',
+    name: str,
+    draw: Callable[[argparse.Namespace], object],
+    what: str,
+    arguments: str,
+    **changes: dict[str, Any],
+) -> Parser:
+    command: Parser = commands.add_parser(name, help=what, description=what)
+    command.set_defaults(draw=draw, dpi=None)
+    file = f'{name}.{"html" if name == "explore" else "png"}'
+    changes['out'] = dict(default=Path(file), help=f'file to write (default: {file})')
+    command.add(f'{arguments} out overwrite debug{"" if name == "explore" else " dpi"}', **changes)
     return command
 
 
-def _add_model(command: argparse.ArgumentParser, optional: bool = False) -> None:
-    command.add_argument('image', metavar='IMAGE', help='a picture')
-    command.add_argument('config', metavar='CONFIG', help='path of the config, or mmdet::..., mmseg::...')
-    without = 'default: the weights that the config starts from' if optional else 'of the whole model'
-    command.add_argument('checkpoint', metavar='CKPT', nargs='?' if optional else None, help=without)
-    command.add_argument('--device', default='cpu', help='where the model runs (default: cpu)')
-    add_config_arguments(command, at=False)
-    add_checkpoint_arguments(command)
+def _of_a_model(
+    commands: 'Commands', name: str, draw: Callable[[argparse.Namespace], object], what: str, **changes: dict[str, Any]
+) -> Parser:
+    return _command(
+        commands, name, draw, what, f'image {CONFIG} checkpoint device unsafe_load timeout',
+        device=dict(default='cpu', help='where the model runs (default: cpu)'), **changes,
+    )  # fmt: skip
 
 
 def _pixel(text: str) -> tuple[int, int]:
@@ -155,7 +139,7 @@ def _sides(window: list[int]) -> tuple[int, int]:
 def _layout(args: argparse.Namespace) -> 'Layout':
     from swin_backbone.pictures.layout import lay_out, map_size
 
-    size = map_size(args.size, args.stage)
+    size = map_size(args.shape, args.stage)
     return lay_out(size, _sides(args.window), args.shift, args.mask_padding, args.small_map)
 
 
@@ -178,18 +162,16 @@ def explorer_page(args: argparse.Namespace) -> bytes:
         raise ValueError(f'--out: the explorer is written as .html, got {str(args.out)!r}')
     _layout(args)  # says what is wrong with the arguments
     return explorer_html(
-        tuple(args.size), _sides(args.window), args.stage, args.shift, args.mask_padding, args.small_map
+        args.shape, _sides(args.window), args.stage, args.shift, args.mask_padding, args.small_map
     ).encode()
 
 
 def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
-    from swin_backbone.openmmlab import runtime
     from swin_backbone.openmmlab.data import media
     from swin_backbone.openmmlab.inference.predict import Predictor
 
     frame = next(media.read_frames(media.find_media([args.image])[0]))
-    cfg = runtime.load_config(args.config, None, args.cfg_options, 'none', args.backbone, args.recipe, with_data=False)
-    return Predictor(cfg, args.checkpoint, args.device, args.unsafe_load), frame
+    return Predictor(load_config(args, with_data=False), args.checkpoint, args.device, args.unsafe_load), frame
 
 
 def _strides(model: 'nn.Module') -> list[int]:
@@ -206,7 +188,7 @@ def draw_attention(args: argparse.Namespace) -> 'Figure':
 
     predictor, frame = _predictor(args)
     seen = seen_by(predictor, frame)
-    (x, y), (height, width) = args.at, frame.pixels.shape[:2]
+    (x, y), (height, width) = args.point, frame.pixels.shape[:2]
     if not (0 <= x < width and 0 <= y < height):
         raise ValueError(f'--at takes a pixel X,Y of a picture {width} wide and {height} high, got {x},{y}')
     at = y * seen.picture_HW3.shape[0] // height, x * seen.picture_HW3.shape[1] // width
@@ -246,7 +228,7 @@ def draw_bias(args: argparse.Namespace) -> 'Figure':
     from swin_backbone.pictures.bias import bias_tables
     from swin_backbone.pictures.windows import bias_figure
 
-    target, window = (_sides(one) if one else None for one in (args.to, args.window))
+    target, window = (_sides(one) if one else None for one in (args.new_window, args.window))
     tables = bias_tables(
         read_checkpoint(args.checkpoint, unsafe_load=args.unsafe_load), args.stage, args.block, target, window
     )
@@ -258,8 +240,8 @@ def draw_bias(args: argparse.Namespace) -> 'Figure':
 
 def main() -> None:
     args = parse_args()
-    # What builds a model has --debug, and any error of it may be the config's.
-    with stop_on_user_errors(*((BUILD_ERRORS, args.traceback) if 'traceback' in args else ())):
+    errors = BUILD_ERRORS if 'config' in args else USER_ERRORS
+    with stop_on_user_errors(errors, args.debug):
         read = [vars(args)[name] for name in ('image', 'config', 'checkpoint') if vars(args).get(name)]
         outputs = claim(args.out, read, args.overwrite)
         if args.draw is explorer_page:

@@ -1,5 +1,5 @@
 # UPerNet small enough to train in minutes on two CPU cores, on the data of
-# `tools/make_shapes_dataset.py data/shapes --size 256 --train 1000
+# `tools/make_shapes_dataset.py data/shapes --shape 256 --train 1000
 # --visible 0.75`
 _base_ = [
     '../_base_/models/upernet_swin.py',

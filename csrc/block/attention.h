@@ -9,7 +9,7 @@
 
 namespace swin::SWIN_ISA {
 
-inline int64_t bias_stride(int64_t N) { return round_up(N, 16); }  // S
+inline int64_t bias_stride(int64_t N) { return round_up(N, std::max<int64_t>(LANES, 8)); }  // S
 
 // The position bias (h, N, N) in rows of S, times log2 e. After column N it is -inf, since there is no key.
 inline void pad_bias(const float* bias_hNN, int64_t rows, int64_t N, float* to) {
@@ -26,7 +26,7 @@ struct AttentionWorkspace {
   float* logits;   // (N, S)
   T* weights;      // (N, S), not yet divided by their sum
   T* keys;         // (d, S), pairs of d side by side for bf16
-  T* values;       // (S, d), pairs of places side by side; unused for float, which reads v directly
+  T* values;       // (S, d), pairs of places side by side; unused without pairs: v is read directly
   float* out;      // (N, d)
   float* inverse;  // (N): 1 / the sum of a row of weights
 
@@ -34,10 +34,7 @@ struct AttentionWorkspace {
   AttentionWorkspace(int64_t N, int64_t d, Arena& arena) {
     const int64_t S = bias_stride(N);
     logits = arena.take<float>(N * S);
-    if constexpr (std::is_same_v<T, float>)
-      weights = logits;
-    else
-      weights = arena.take<T>(N * S);
+    weights = IN_PAIRS<T> ? arena.take<T>(N * S) : reinterpret_cast<T*>(logits);
     keys = arena.take<T>(S * d);
     values = arena.take<T>(S * d);
     out = arena.take<float>(N * d);
@@ -50,7 +47,11 @@ inline void pack_keys(const float* k, int64_t N, int64_t d, float* to) {
   transpose(k, d, N, d, to, S);
   for (int64_t c = 0; c < d && N < S; c++) std::fill(to + c * S + N, to + (c + 1) * S, 0.f);
 }
-inline const float* pack_values(const float* v, int64_t, int64_t, float*) { return v; }
+inline void pack_keys(const rounded* k, int64_t N, int64_t d, rounded* to) { pack_keys(&k->number, N, d, &to->number); }
+template <class T>
+const T* pack_values(const T* v, int64_t, int64_t, T*) {
+  return v;
+}
 #if SWIN_HAS_BF16
 inline void pack_keys(const bf16* k, int64_t N, int64_t d, bf16* to) {
   const int64_t S = bias_stride(N);
@@ -90,8 +91,12 @@ void attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale
                        const AttentionWorkspace<T>& workspace) {
   const int64_t S = bias_stride(N);
   scale *= LOG2E;
-  pack_keys(k, N, d, workspace.keys);
+  {
+    const Timed timed(Work::PACKING, N * d);
+    pack_keys(k, N, d, workspace.keys);
+  }
   gemm(N, S, d, d, S, S, q, workspace.keys, workspace.logits);
+  const Timed timed(Work::SOFTMAX, N * S);
   for (int64_t n = 0; n < N; n++) {
     float* logits = workspace.logits + n * S;
     T* weights = workspace.weights + n * S;
@@ -107,7 +112,8 @@ void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scal
   const int64_t S = bias_stride(N);
   attention_weights(N, d, q, k, scale, bias, mask, workspace);
   const T* values = pack_values(v, N, d, workspace.values);
-  gemm(N, d, std::is_same_v<T, float> ? N : S, S, d, d, workspace.weights, values, workspace.out);
+  gemm(N, d, IN_PAIRS<T> ? S : N, S, d, d, workspace.weights, values, workspace.out);
+  const Timed timed(Work::HEADS, N * d);
   for (int64_t n = 0; n < N; n++) put(n, workspace.out + n * d, workspace.inverse[n]);
 }
 
@@ -121,10 +127,7 @@ struct AttentionBackwardWorkspace {
   AttentionBackwardWorkspace(int64_t N, Arena& arena) {
     const int64_t S = bias_stride(N);
     grads = arena.take<float>(N * S);
-    if constexpr (std::is_same_v<T, float>)
-      logits = grads;
-    else
-      logits = arena.take<T>(N * S);
+    logits = IN_PAIRS<T> ? arena.take<T>(N * S) : reinterpret_cast<T*>(grads);
     transposed = arena.take<T>(N * S);
   }
 };
@@ -154,21 +157,24 @@ template <class T, class Put>
 void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, const T* out, float scale,
                      const float* bias, const float* mask, float* bias_sum, const AttentionWorkspace<T>& forward,
                      const AttentionBackwardWorkspace<T>& workspace, const Put& put) {
-  constexpr bool pairs = std::is_same_v<T, bf16>;
-  const int64_t S = bias_stride(N), K = pairs ? S : N;
+  const int64_t S = bias_stride(N), K = IN_PAIRS<T> ? S : N;
   attention_weights(N, d, q, k, scale, bias, mask, forward);
   pack_keys(v, N, d, forward.keys);
   gemm(N, S, d, d, S, S, out, forward.keys, workspace.grads);
-  for (int64_t n = 0; n < N; n++)
+  for (int64_t n = 0; n < N; n++) {
+    const Timed timed(Work::SOFTMAX, S);
     softmax_backward(forward.weights + n * S, forward.inverse[n], workspace.grads + n * S, S, scale, bias_sum + n * S,
                      workspace.logits + n * S);
+  }
   const auto times = [&](const T* a, const T* b, int64_t which) {
     gemm(N, d, K, S, d, d, a, pack_values(b, N, d, forward.values), forward.out);
+    const Timed timed(Work::HEADS, N * d);
     for (int64_t n = 0; n < N; n++) put(which, n, forward.out + n * d);
   };
   const auto with_keys_first = [&](const T* a) {
+    const Timed timed(Work::PACKING, N * N);
     transpose(a, S, N, N, workspace.transposed, S);
-    for (int64_t n = 0; n < N && pairs; n++)
+    for (int64_t n = 0; n < N && IN_PAIRS<T>; n++)
       std::memset(static_cast<void*>(workspace.transposed + n * S + N), 0, (S - N) * sizeof(T));
     return workspace.transposed;
   };

@@ -4,12 +4,15 @@
 #include <optional>
 
 #include "block/backward_group.h"
+#include "machine/caches.h"
 
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t CACHE = 2 << 20;    // bytes of a group that should fit in L2 together
 constexpr int64_t PRIVATE = 2 << 20;  // bytes of gradients of weights up to which each thread sums its own
+
+// Bytes of a group of windows: twice those of a forward pass.
+int64_t bytes_of_group() { return std::clamp<int64_t>(2 * l2_bytes(), 1 << 20, 2 << 20); }
 
 template <class T>
 int64_t size_of(const Linear<T>& w) {
@@ -158,7 +161,7 @@ void sum_together(const BlockWeights<T>& w, const Groups& dealt, int64_t groups,
 template <class T>
 int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int64_t threads) {
   const int64_t per_group =
-      windows_of_group(windows, threads, std::max(CACHE, 2 * w.bytes()), BackwardGroup<T>::bytes_of_row(w));
+      windows_of_group(windows, threads, std::max(bytes_of_group(), 2 * w.bytes()), BackwardGroup<T>::bytes_of_row(w));
   return (windows.count() + per_group - 1) / per_group;
 }
 

@@ -83,6 +83,7 @@ class BackwardGroup : public BlockGroup<T> {
   // A thread's own sum is computed at once, as long as what it needs is in cache.
   void keep(int64_t i, T* input, const T* of_output) {
     Kept<T>& k = kept[weight_sums ? 0 : i];
+    const Timed timed(Work::PACKING, tokens * (w.linear(i).K + w.linear(i).N));
     k.keep(w.linear(i).K, w.linear(i).N, input, of_output, tokens, sums + of.bias[i]);
     const Kept<T>* const one = &k;
     if (weight_sums) weight_gradient(&one, 1, 0, k.out, weight_sums[i], !first_run);
@@ -107,18 +108,23 @@ class BackwardGroup : public BlockGroup<T> {
   // Recomputed as far as gradients need it.
   void mlp_again() {
     const int64_t C = w.C, D = w.D;
-    for (int64_t m = 0; m < tokens; m++) {
-      fetch_ahead(this->out, m);
-      this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+    {
+      const Timed timed(Work::NORMS, tokens * C);
+      for (int64_t m = 0; m < tokens; m++) {
+        fetch_ahead(this->out, m);
+        this->enter(token(this->out, m), w.norm2, mlp_in + m * C);
+      }
     }
     if (const T* saved = this->before_gelu) {
+      const Timed timed(Work::GELU, tokens * D);
       for (int64_t m = 0; m < tokens; m++, saved += D)
         through_gelu(m, 0, D, [=](int64_t i, int64_t lanes) { return load(saved + i, lanes); });
       mlp_out = this->mlp_branch;
       return;
     }
-    linear(mlp_in, C, tokens, w.linear(FC1), product_workspace,
-           [&](int64_t m, int64_t n, int64_t columns, const auto& row) { through_gelu(m, n, columns, row); });
+    linear(
+        mlp_in, C, tokens, w.linear(FC1), product_workspace,
+        [&](int64_t m, int64_t n, int64_t columns, const auto& row) { through_gelu(m, n, columns, row); }, Work::GELU);
     if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value
     linear_to(mlp_hidden, D, tokens, w.linear(FC2), product_workspace, mlp_out, C);
   }
@@ -162,10 +168,13 @@ class BackwardGroup : public BlockGroup<T> {
   void mlp_backward() {
     const int64_t C = w.C, D = w.D;
     mlp_again();
-    for (int64_t m = 0; m < tokens; m++) {
-      fetch_ahead(grad_y, m);
-      shortcut_backward(m);
-      enter_branch(1, m, mlp_out, w.norm2);
+    {
+      const Timed timed(Work::NORMS, tokens * C);
+      for (int64_t m = 0; m < tokens; m++) {
+        fetch_ahead(grad_y, m);
+        shortcut_backward(m);
+        enter_branch(1, m, mlp_out, w.norm2);
+      }
     }
     keep(FC2, mlp_hidden, grad_branch);
     linear(grad_branch, C, tokens, transposed[FC2], product_workspace,
@@ -176,6 +185,7 @@ class BackwardGroup : public BlockGroup<T> {
            });
     keep(FC1, mlp_in, grad_wide);
     times_weight(FC1, grad_wide);
+    const Timed timed(Work::NORMS, tokens * C);
     for (int64_t m = 0; m < tokens; m++) {
       fetch_ahead(this->out, m);
       leave_branch(m, token(this->out, m), w.norm2, 1, grad + m * C);
@@ -200,6 +210,7 @@ class BackwardGroup : public BlockGroup<T> {
     }
     keep(QKV, this->normed, grad_wide);
     times_weight(QKV, grad_wide);
+    const Timed timed(Work::NORMS, tokens * C);
     for (int64_t m = 0; m < tokens; m++) {
       fetch_ahead(this->x, m);
       fetch_ahead(this->out, m);

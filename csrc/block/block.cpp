@@ -3,11 +3,13 @@
 #include <atomic>
 
 #include "block/block_group.h"
+#include "machine/caches.h"
 
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t CACHE = 1 << 20;  // bytes of a group that should fit in L2 together with the weights
+// Bytes of a group of windows: L2 with 512 KiB to 1 MiB, as far as the best was measured.
+int64_t bytes_of_group() { return std::clamp<int64_t>(l2_bytes(), 512 << 10, 1 << 20); }
 
 template <class T>
 int64_t bytes_of_row(const BlockWeights<T>& w) {
@@ -28,7 +30,7 @@ void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t t
   BlockWeights<T> w = weights;
   Split split;
   if (w.worth_splitting(windows.tokens())) split.add(w.linears, threads);
-  const int64_t fitting = windows_of_group(windows, threads, std::max(CACHE, w.bytes()), bytes_of_row(w));
+  const int64_t fitting = windows_of_group(windows, threads, std::max(bytes_of_group(), w.bytes()), bytes_of_row(w));
   const int64_t groups = saved.memory ? saved.groups : (windows.count() + fitting - 1) / fitting;
   const int64_t per_group = (windows.count() + groups - 1) / groups;
   const Groups dealt = windows.deal(groups);

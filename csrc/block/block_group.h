@@ -111,6 +111,7 @@ class BlockGroup {
   void gather(const Group& group) {
     tokens = 0;
     places = group.count * N;
+    const Timed timed(Work::NORMS, places * w.C);
     for (int64_t p = 0; p < places; p += N) windows.tokens_of(group.windows[p / N], row_of + p);
     for (int64_t p = 0; p < places; p++) {
       if (p + AHEAD < places && row_of[p + AHEAD] >= 0) fetch(x + row_of[p + AHEAD] * w.C);
@@ -137,6 +138,7 @@ class BlockGroup {
   void project_qkv() {
     product(normed, w.C, tokens, w.linear(QKV), product_workspace,
             [&](int64_t m, int64_t count, int64_t n, int64_t columns, float* c) {
+              const Timed timed(Work::HEADS, count * columns);
               for (int64_t from = 0; from < columns; from += d)
                 put_in_head((n + from) / d, count, place_of + m, c + from, columns);
             });
@@ -221,16 +223,21 @@ class BlockGroup {
   }
 
   void mlp() {
-    for (int64_t m = 0; m < tokens; m++) enter(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
-    linear(normed, w.C, tokens, w.linear(FC1), product_workspace,
-           [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
-             T *to = hidden + m * w.D + n, *before = before_gelu ? before_gelu + m * w.D + n : nullptr;
-             over_columns(columns, [=](int64_t i, int64_t lanes) {
-               const Vec v = row(i, lanes);
-               if (before) store(before + i, v, lanes);
-               store(to + i, gelu<T>(v), lanes);
-             });
-           });
+    {
+      const Timed timed(Work::NORMS, tokens * w.C);
+      for (int64_t m = 0; m < tokens; m++) enter(out + token_of[m] * w.C, w.norm2, normed + m * w.C);
+    }
+    linear(
+        normed, w.C, tokens, w.linear(FC1), product_workspace,
+        [&](int64_t m, int64_t n, int64_t columns, const auto& row) {
+          T *to = hidden + m * w.D + n, *before = before_gelu ? before_gelu + m * w.D + n : nullptr;
+          over_columns(columns, [=](int64_t i, int64_t lanes) {
+            const Vec v = row(i, lanes);
+            if (before) store(before + i, v, lanes);
+            store(to + i, gelu<T>(v), lanes);
+          });
+        },
+        Work::GELU);
     add_branch(hidden, w.D, w.linear(FC2), 1, out, w.norm2, mlp_branch);
     if (w.has_norm3)
       for (int64_t m = 0; m < tokens; m++) layer_norm(out + token_of[m] * w.C, w.C, w.norm3, out + token_of[m] * w.C);

@@ -276,8 +276,6 @@ void convolve(const swin_convolution& of, const T* x, T* y) {
   convolve_all(of, x, y);
 }
 template void convolve(const swin_convolution&, const float*, float*);
-#if SWIN_HAS_BF16
 template void convolve(const swin_convolution&, const bf16*, bf16*);
-#endif
 
 }  // namespace swin::SWIN_ISA

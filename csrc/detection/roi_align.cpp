@@ -14,19 +14,7 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// --- Numbers as they are stored: bfloat16 also where the processor has no products of it -----------------------------
-
-inline Vec load_stored(const float* from, int64_t count = LANES) { return load(from, count); }
-inline Vec load_stored(const bf16* from, int64_t count = LANES) {
-  uint32_t bits[LANES] = {};
-  if (count == LANES)
-    for (int64_t i = 0; i < LANES; i++) bits[i] = uint32_t{from[i].bits} << 16;
-  else
-    for (int64_t i = 0; i < count; i++) bits[i] = uint32_t{from[i].bits} << 16;
-  Vec wide;
-  std::memcpy(&wide, bits, sizeof wide);
-  return wide;
-}
+// --- Numbers in memory -----------------------------------------------------------------------------------------------
 
 inline void store_row(float* to, const float* from, int64_t count) { std::memcpy(to, from, count * sizeof(float)); }
 inline void store_row(bf16* to, const float* from, int64_t count) {
@@ -104,8 +92,7 @@ void pool_plane(const T* plane, int64_t row_stride, const Roi& roi, const Bins& 
     over_columns(X, [&](int64_t x, int64_t count) {
       Vec sum(0.f);
       for (int32_t e = roi.y.starts[i]; e < roi.y.starts[i + 1]; e++)
-        sum = fmadd(Vec(roi.y.weights[e]), load_stored(plane + roi.y.pixels[e] * row_stride + roi.x.first + x, count),
-                    sum);
+        sum = fmadd(Vec(roi.y.weights[e]), load(plane + roi.y.pixels[e] * row_stride + roi.x.first + x, count), sum);
       store(rows_IX + i * X + x, sum, count);
     });
   multiply(roi.matrix, rows_IX, X, bins.I, means, bins.J);
@@ -113,7 +100,7 @@ void pool_plane(const T* plane, int64_t row_stride, const Roi& roi, const Bins& 
   // A number that is not finite, times a weight of 0, is in the means of bins that do not reach it.
   std::fill_n(means, bins.count, 0.f);
   over_pixels(roi, bins, [&](int64_t bin, int64_t y, int64_t x, float weight) {
-    means[bin] += weight * sum_of(load_stored(plane + y * row_stride + x, 1));
+    means[bin] += weight * sum_of(load(plane + y * row_stride + x, 1));
   });
 }
 
@@ -177,7 +164,7 @@ void spread_plane(const float* gradients, const Roi& roi, const Bins& bins, floa
 
 template <class T>
 inline void widen_row(const T* from, int64_t count, float* to) {
-  over_columns(count, [&](int64_t i, int64_t some) { store(to + i, load_stored(from + i, some), some); });
+  over_columns(count, [&](int64_t i, int64_t some) { store(to + i, load(from + i, some), some); });
 }
 
 template <class T>
@@ -217,7 +204,7 @@ inline void pool_channels(const T* map, const int64_t* stride, const Roi& roi, i
       const T* pixel = map + roi.y.pixels[v] * stride[2] + roi.x.pixels[u] * stride[3];
       const Vec weight(roi.y.weights[v] * roi.x.weights[u]);
       SWIN_UNROLL
-      for (int64_t n = 0; n < N; n++) sums[n] = fmadd(weight, load_stored(pixel + n * LANES, lanes), sums[n]);
+      for (int64_t n = 0; n < N; n++) sums[n] = fmadd(weight, load(pixel + n * LANES, lanes), sums[n]);
     }
   SWIN_UNROLL
   for (int64_t n = 0; n < N; n++) store(means + n * LANES, sums[n], lanes);

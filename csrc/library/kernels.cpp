@@ -14,10 +14,7 @@ namespace {
 // Calls f with a zero of the dtype that is computed in.
 template <class F>
 void dispatch(int32_t dtype, const F& f) {
-#if SWIN_HAS_BF16
-  if (dtype == SWIN_BFLOAT16) return f(bf16());
-#endif
-  (void)dtype;
+  if (dtype == SWIN_BFLOAT16) return f(BFloat());
   f(float());
 }
 
@@ -43,7 +40,8 @@ class Defaults {
 };
 
 int64_t size_of_packed(int32_t dtype, int64_t N, int64_t K) {
-  return N * (dtype == SWIN_BFLOAT16 ? round_up(K, 2) : K);
+  if (dtype == SWIN_FLOAT32) return N * K;
+  return SWIN_HAS_BF16 ? N * round_up(K, 2) : 2 * N * K;  // a rounded number has the memory of two
 }
 
 void pack_weight(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed,
@@ -240,10 +238,8 @@ void output_norm_backward(const float* x, const float* grad_y, int64_t batch, in
 }
 
 void convolution_forward(const swin_convolution& of, const void* x, void* y) {
-  dispatch(of.dtype, [&](auto type) {
-    using T = decltype(type);
-    convolve(of, static_cast<const T*>(x), static_cast<T*>(y));
-  });
+  if (of.dtype == SWIN_BFLOAT16) return convolve(of, static_cast<const bf16*>(x), static_cast<bf16*>(y));
+  convolve(of, static_cast<const float*>(x), static_cast<float*>(y));
 }
 
 #define SWIN_STRING(x) #x

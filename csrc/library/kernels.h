@@ -8,7 +8,7 @@ namespace swin {
 
 struct Kernels {
   const char* isa;
-  bool has_bf16;
+  bool has_bf16;  // products of; without, weights are packed in float32, rounded
 
   int64_t (*packed_size)(int32_t dtype, int64_t N, int64_t K);
   void (*pack)(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, int64_t threads,

@@ -67,7 +67,6 @@ std::atomic<const Kernels*>& chosen() {
 const char* why_not(int32_t dtype) {
   const Kernels* kernels = chosen();
   if (!kernels) return "this processor has none of the instruction sets that the library has kernels for";
-  if (dtype == SWIN_BFLOAT16 && !kernels->has_bf16) return "this instruction set has no products of bfloat16 numbers";
   if (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16) return "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16";
   return nullptr;
 }
@@ -163,6 +162,13 @@ class Arrays {
 };
 
 int64_t size_of(int32_t dtype) { return dtype == SWIN_BFLOAT16 ? 2 : 4; }
+int64_t size_of_packed(const Kernels& kernels, int32_t dtype) { return kernels.has_bf16 ? size_of(dtype) : 4; }
+
+// Of `size_of_packed` bytes each.
+int64_t packed_numbers(const Kernels& kernels, int32_t dtype, int64_t N, int64_t K) {
+  const bool pairs = dtype == SWIN_BFLOAT16 && kernels.has_bf16;
+  return product_within("the numbers of a weight", N, pairs ? K + K % 2 : K, 1, MAX_COUNT);
+}
 
 // Maps (B, H, W, C). There may be no map, but none is empty.
 int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
@@ -203,8 +209,7 @@ const Kernels& check_block(const swin_block* block, Arrays& arrays) {
   within("a shift", b.shift_width, 0, b.window_width - 1);
   for (int i = 0; i < SWIN_LINEARS; i++) {
     const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
-    product_within("the numbers of a weight", N, K, 1, MAX_COUNT);
-    arrays.read(LINEAR_NAMES[i], b.linear[i], N * K, size_of(b.dtype));  // K is even
+    arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(kernels, b.dtype, N, K), size_of_packed(kernels, b.dtype));
     arrays.read_if(BIAS_NAMES[i], b.bias[i], N);
   }
   const int64_t N = b.window_height * b.window_width;
@@ -274,17 +279,13 @@ int64_t check_merged(const swin_maps* maps, Arrays& arrays) {
   return 4 * maps->channels;
 }
 
-int64_t packed_numbers(int32_t dtype, int64_t N, int64_t K) {
-  return product_within("the numbers of a weight", N, dtype == SWIN_BFLOAT16 ? K + K % 2 : K, 1, MAX_COUNT);
-}
-
 const Kernels& check_projection(const swin_projection* projection, int64_t K, bool norm_after, Arrays& arrays) {
   exists("projection", projection);
   const swin_projection& p = *projection;
   const Kernels& kernels = kernels_for(p.dtype);
   within("threads", p.threads, 1, MAX_THREADS);
   within("outputs", p.outputs, 1, MAX_SIZE);
-  arrays.read("the weight", p.linear, packed_numbers(p.dtype, p.outputs, K), size_of(p.dtype));
+  arrays.read("the weight", p.linear, packed_numbers(kernels, p.dtype, p.outputs, K), size_of_packed(kernels, p.dtype));
   arrays.read_if("bias", p.bias, p.outputs);
   if (p.has_norm) {
     arrays.read_if("the norm's weight", p.norm_weight, norm_after ? p.outputs : K);
@@ -294,15 +295,17 @@ const Kernels& check_projection(const swin_projection* projection, int64_t K, bo
 }
 
 // Returns what is written.
-const swin_projection_gradients& check_projection_gradients(const swin_projection& p, int64_t K, bool norm_after,
-                                                            const void* transposed, const float* grad_y, int64_t tokens,
-                                                            int64_t inputs, const swin_projection_gradients* gradients,
+const swin_projection_gradients& check_projection_gradients(const Kernels& kernels, const swin_projection& p, int64_t K,
+                                                            bool norm_after, const void* transposed,
+                                                            const float* grad_y, int64_t tokens, int64_t inputs,
+                                                            const swin_projection_gradients* gradients,
                                                             Arrays& arrays) {
   exists("gradients", gradients);
   if (p.outputs % 2)
     fail(SWIN_INVALID, "a token must have an even number of channels, got %lld", static_cast<long long>(p.outputs));
   if (transposed) {
-    arrays.read("the transposed weight", transposed, packed_numbers(p.dtype, K, p.outputs), size_of(p.dtype));
+    arrays.read("the transposed weight", transposed, packed_numbers(kernels, p.dtype, K, p.outputs),
+                size_of_packed(kernels, p.dtype));
     arrays.write("x's gradient", gradients->x, inputs);
   }
   arrays.read("grad_y", grad_y, tokens * p.outputs);
@@ -453,8 +456,9 @@ const char* swin_why_not(int32_t dtype) { return why_not(dtype); }
 
 int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K) {
   if (N < 1 || K < 1 || N > MAX_COUNT || K > MAX_COUNT || (dtype != SWIN_FLOAT32 && dtype != SWIN_BFLOAT16)) return 0;
-  const int64_t numbers = N * (dtype == SWIN_BFLOAT16 ? K + K % 2 : K);
-  return numbers > MAX_COUNT ? 0 : numbers;
+  const Kernels* kernels = chosen();
+  if (!kernels || N * (dtype == SWIN_BFLOAT16 && kernels->has_bf16 ? K + K % 2 : K) > MAX_COUNT) return 0;
+  return kernels->packed_size(dtype, N, K);
 }
 
 int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit, int32_t transposed,
@@ -468,7 +472,7 @@ int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t colu
     const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
     Arrays arrays;
     arrays.read("weight", weight, rows * columns);
-    arrays.write("packed", packed, packed_numbers(dtype, N, K), size_of(dtype));
+    arrays.write("packed", packed, packed_numbers(kernels, dtype, N, K), size_of_packed(kernels, dtype));
     arrays.check_overlaps();
     kernels.pack(dtype, weight, N, K, unit, transposed != 0, threads, packed);
   });
@@ -535,7 +539,7 @@ int32_t swin_block_backward(const swin_block* block, const void* const transpose
     arrays.write("x's gradient", to.x, numbers);
     for (int i = 0; i < SWIN_LINEARS; i++) {
       const int64_t size = outputs_of(b, i) * inputs_of(b, i);
-      arrays.read(TRANSPOSED_NAMES[i], transposed[i], size, size_of(b.dtype));
+      arrays.read(TRANSPOSED_NAMES[i], transposed[i], size, size_of_packed(kernels, b.dtype));  // the sizes are even
       arrays.write("a weight's gradient", to.linear[i], size);
       arrays.write("a bias's gradient", to.bias[i], outputs_of(b, i));
     }
@@ -581,8 +585,8 @@ int32_t swin_embed_backward(const swin_images* images, const swin_projection* pr
     const Kernels& kernels = check_projection(projection, K, true, arrays);
     const int64_t tokens = tokens_of_patches(*images), area = images->height * images->width;
     const int64_t numbers = product_within("the numbers of images", images->batch, images->channels, area, MAX_BYTES);
-    const auto& to =
-        check_projection_gradients(*projection, K, true, transposed, grad_y, tokens, numbers, gradients, arrays);
+    const auto& to = check_projection_gradients(kernels, *projection, K, true, transposed, grad_y, tokens, numbers,
+                                                gradients, arrays);
     if (tokens)
       kernels.embed_backward(*images, *projection, transposed, grad_y, to);
     else
@@ -610,8 +614,8 @@ int32_t swin_merge_backward(const swin_maps* maps, const swin_projection* projec
     const Kernels& kernels = check_projection(projection, K, maps->norm_after, arrays);
     const int64_t tokens = tokens_of_merged(*maps);
     const int64_t numbers = check_maps(maps->batch, maps->height, maps->width, maps->channels);
-    const auto& to = check_projection_gradients(*projection, K, maps->norm_after, transposed, grad_y, tokens, numbers,
-                                                gradients, arrays);
+    const auto& to = check_projection_gradients(kernels, *projection, K, maps->norm_after, transposed, grad_y, tokens,
+                                                numbers, gradients, arrays);
     if (tokens)
       kernels.merge_backward(*maps, *projection, transposed, grad_y, to);
     else

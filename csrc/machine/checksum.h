@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "machine/arena.h"
+#include "machine/profile.h"
 #include "machine/threads.h"
 
 namespace swin::SWIN_ISA {
@@ -14,6 +15,7 @@ class Checksum {
   explicit Checksum(int64_t threads) : threads(threads) {}
 
   void add(const void* memory, int64_t count) {
+    const Timed timed(Work::WEIGHTS, count / 4);
     constexpr int64_t CHUNK = 1 << 18;  // bytes that a thread hashes at a time
     const auto* bytes = static_cast<const char*>(memory);
     const int64_t chunks = (count + CHUNK - 1) / CHUNK;

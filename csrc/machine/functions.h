@@ -22,6 +22,7 @@ inline Vec exp2(Vec y, float) {
   p = fmadd(p, r, Vec(EXP2_OF_0));
   return fmadd(p, exponent_of(n), Vec(-EXP2_OF_0 * 0x1p-60f));  // a product, unlike a sum of bits, keeps every NaN
 }
+inline Vec exp2(Vec y, rounded) { return exp2(y, float()); }
 #if SWIN_HAS_BF16
 // 2^y for any y and a result in bf16: a relative error of 8e-5.
 inline Vec exp2(Vec y, bf16) {
@@ -77,6 +78,8 @@ inline Vec normal_cdf(Vec x, bf16) {
   p = fmadd(p, u, Vec(0.39788333f));
   return max(Vec(0.f), fmadd(c, p, Vec(0.5f)));
 }
+
+inline Vec normal_cdf(Vec x, rounded) { return normal_cdf(x, bf16()); }
 
 // Exact GELU, in the precision that T asks for.
 template <class T>

@@ -1,7 +1,7 @@
 // Rows of numbers, one vector at a time. The same interface for each instruction set: AVX2, AVX-512 and NEON.
 //
 // This and all files that include it are compiled once for each instruction set, in a namespace of its own, SWIN_ISA.
-// bf16 is computed in only where the processor has products of it (SWIN_HAS_BF16).
+// Without products of bf16 numbers (SWIN_HAS_BF16), products of rounded float32 numbers replace them: `rounded`.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@
 #define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float) instantiate(bf16)
 #else
 #define SWIN_HAS_BF16 0
-#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float)
+#define SWIN_FOR_EACH_DTYPE(instantiate) instantiate(float) instantiate(rounded)
 #endif
 
 #ifdef __clang__
@@ -37,6 +37,20 @@ inline constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 
 struct bf16 {
   uint16_t bits;
 };
+
+// A float32 number whose lower half is zero: the same number as a bf16, for products of float32 numbers.
+struct rounded {
+  float number;
+};
+
+#if SWIN_HAS_BF16
+using BFloat = bf16;
+#else
+using BFloat = rounded;
+#endif
+// Whether T's numbers are multiplied in pairs.
+template <class T>
+constexpr bool IN_PAIRS = std::is_same_v<T, bf16>;
 
 #if defined(__AVX512F__)
 constexpr int64_t LANES = 16, REGISTERS = 32;
@@ -259,7 +273,89 @@ inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t
       [=](int64_t n, int64_t m, Vec v, int64_t count) { store(to + n * to_stride + m, v, count); });
 }
 
-// --- bf16 ------------------------------------------------------------------------------------------------------------
+// --- bf16 in memory --------------------------------------------------------------------------------------------------
+
+#if SWIN_HAS_BF16
+#elif defined(__AVX512F__)
+// To the nearest number of which the lower half is zero, ties to even. NaN stays.
+inline Vec round_to_bf16(Vec v) {
+  const __m512i bits = _mm512_castps_si512(v),
+                odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const Vec result = _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  return _mm512_mask_mov_ps(result, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), Vec(std::nanf("")));
+}
+#elif defined(__AVX2__)
+inline Vec round_to_bf16(Vec v) {
+  const __m256i bits = _mm256_castps_si256(v),
+                odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const Vec result = _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+  return _mm256_blendv_ps(result, Vec(std::nanf("")), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+#else
+inline Vec round_to_bf16(Vec v) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(v), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  const uint32x4_t sum = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+  const float32x4_t result = vreinterpretq_f32_u32(vandq_u32(sum, vdupq_n_u32(0xffff0000)));
+  return vbslq_f32(vceqq_f32(v, v), result, Vec(std::nanf("")));
+}
+#endif
+
+#if defined(__AVX512F__)
+inline Vec load(const bf16* from, int64_t count = LANES) {
+  const __m256i bits = count == LANES ? _mm256_loadu_epi16(from) : _mm256_maskz_loadu_epi16(first_lanes(count), from);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+inline void store(bf16* to, Vec v, int64_t count = LANES) {
+#if SWIN_HAS_BF16
+  const auto bits = bit_cast<__m256i>(_mm512_cvtneps_pbh(v));
+#else
+  const __m256i bits = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(round_to_bf16(v)), 16));
+#endif
+  if (count == LANES) return _mm256_storeu_epi16(to, bits);
+  _mm256_mask_storeu_epi16(to, first_lanes(count), bits);
+}
+#elif defined(__AVX2__)
+inline Vec load(const bf16* from, int64_t count = LANES) {
+  __m128i bits = _mm_setzero_si128();
+  std::memcpy(&bits, from, count * sizeof(bf16));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+inline void store(bf16* to, Vec v, int64_t count = LANES) {
+  const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(round_to_bf16(v)), 16);
+  const __m128i bits = _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+  std::memcpy(to, &bits, count * sizeof(bf16));
+}
+#else
+inline Vec load(const bf16* from, int64_t count = LANES) {
+  uint16_t some[LANES] = {};
+  std::memcpy(some, from, count * sizeof(bf16));
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(some), 16));
+}
+inline void store(bf16* to, Vec v, int64_t count = LANES) {
+#if SWIN_HAS_BF16
+  const uint16x4_t bits = vreinterpret_u16_bf16(vcvt_bf16_f32(v));
+#else
+  const uint16x4_t bits = vshrn_n_u32(vreinterpretq_u32_f32(round_to_bf16(v)), 16);
+#endif
+  std::memcpy(to, &bits, count * sizeof(bf16));
+}
+#endif
+
+// --- Rounded float32 numbers -----------------------------------------------------------------------------------------
+
+inline const float* numbers_of(const float* of) { return of; }
+inline const float* numbers_of(const rounded* of) { return &of->number; }
+#if !SWIN_HAS_BF16
+inline Vec load(const rounded* from, int64_t count = LANES) { return load(&from->number, count); }
+inline void store(rounded* to, Vec v, int64_t count = LANES) { store(&to->number, round_to_bf16(v), count); }
+inline void transpose(const rounded* from, int64_t from_stride, int64_t M, int64_t N, rounded* to, int64_t to_stride) {
+  transpose(&from->number, from_stride, M, N, &to->number, to_stride);
+}
+#endif
+
+// --- Products of bf16 numbers ----------------------------------------------------------------------------------------
 // Products take pairs of terms that lie side by side: a PairVec has LANES pairs.
 
 #if SWIN_HAS_BF16
@@ -267,16 +363,6 @@ inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t
 using PairVec = __m512i;
 
 inline __mmask32 first_halves(int64_t count) { return static_cast<__mmask32>((uint64_t{1} << count) - 1); }
-
-inline Vec load(const bf16* from, int64_t count = LANES) {
-  const __m256i bits = count == LANES ? _mm256_loadu_epi16(from) : _mm256_maskz_loadu_epi16(first_lanes(count), from);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-inline void store(bf16* to, Vec v, int64_t count = LANES) {
-  const auto bits = bit_cast<__m256i>(_mm512_cvtneps_pbh(v));
-  if (count == LANES) return _mm256_storeu_epi16(to, bits);
-  _mm256_mask_storeu_epi16(to, first_lanes(count), bits);
-}
 
 // The first `count` pairs, and zeros.
 inline PairVec load_pairs(const bf16* from, int64_t count = LANES) {
@@ -379,17 +465,6 @@ using PairVec = uint16x8_t;
 
 inline const uint16_t* bits_of(const bf16* from) { return &from->bits; }
 inline uint16_t* bits_of(bf16* to) { return &to->bits; }
-
-inline Vec load(const bf16* from, int64_t count = LANES) {
-  uint16_t some[LANES] = {};
-  if (count != LANES) std::memcpy(some, from, count * sizeof(bf16));
-  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(count == LANES ? bits_of(from) : some), 16));
-}
-inline void store(bf16* to, Vec v, int64_t count = LANES) {
-  const uint16x4_t bits = vreinterpret_u16_bf16(vcvt_bf16_f32(v));
-  if (count == LANES) return vst1_u16(bits_of(to), bits);
-  std::memcpy(to, &bits, count * sizeof(bf16));
-}
 
 inline PairVec load_pairs(const bf16* from, int64_t count = LANES) {
   uint16_t some[2 * LANES] = {};

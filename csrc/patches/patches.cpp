@@ -70,6 +70,7 @@ void project(const Source& source, const Projection<T>& p, int64_t threads, floa
     std::fill_n(raw, K, 0.f);
     for (int64_t first = begin * PROJECTED; first < std::min(tokens, end * PROJECTED); first += PROJECTED) {
       const int64_t count = std::min(PROJECTED, tokens - first);
+      const Timed timed(Work::NORMS, count * K);
       for (int64_t m = 0; m < count; m++) read_row(source, p, first + m, raw, rows + m * K);
       linear_to(rows, K, count, w, workspace, out + first * w.N, w.N);
       for (int64_t m = first; m < first + count && p.after; m++)
@@ -88,6 +89,7 @@ void normalise_output(const float* x, int64_t batch, int64_t area, int64_t chann
     memory.allocate([&](Arena& arena) { normed = arena.take<float>(STRIP * channels); });
     for (int64_t strip = begin; strip < end; strip++) {
       const int64_t image = strip / strips, first = strip % strips * STRIP, count = std::min(STRIP, area - first);
+      const Timed timed(Work::NORMS, count * channels);
       for (int64_t m = 0; m < count; m++)
         layer_norm(x + (image * area + first + m) * channels, channels, norm, normed + m * channels);
       transpose(normed, channels, count, channels, out + image * channels * area + first, area);

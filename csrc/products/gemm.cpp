@@ -90,14 +90,12 @@ void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t l
       multiply_strip<vectors.value, false>(M, K, a, lda, from, ldb, c + n, ldc, accumulate, last);
   };
   for (int64_t n = 0; n < N;) {
-    // Four vectors are two and two: more numbers of each load are used than with three and one.
-    const int64_t left = (N - n + LANES - 1) / LANES;
-    const int64_t vectors = left == 4 ? 2 : std::min<int64_t>(left, MAX_VECTORS);
-    const int64_t last = std::min(LANES, N - n - (vectors - 1) * LANES);
+    const int64_t columns = strip_width(N - n), vectors = (columns + LANES - 1) / LANES;
+    const int64_t last = columns - (vectors - 1) * LANES;
     if (vectors == 3) strip(std::integral_constant<int, 3>(), n, last);
     if (vectors == 2) strip(std::integral_constant<int, 2>(), n, last);
     if (vectors == 1) strip(std::integral_constant<int, 1>(), n, last);
-    n += vectors * LANES;
+    n += columns;
   }
 }
 
@@ -162,10 +160,14 @@ void multiply_by_tiles(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb
 template <class T>
 void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b, float* c,
           bool accumulate) {
+  const Timed timed(Work::PRODUCTS, 2 * M * N * K);
 #if SWIN_HAS_TILES
   if constexpr (std::is_same_v<T, bf16>) return multiply_by_tiles(M, N, K, lda, ldb, ldc, a, b, c, accumulate);
 #endif
-  multiply_by_vectors(M, N, K, lda, ldb, ldc, a, b, c, accumulate);
+  if constexpr (IN_PAIRS<T>)
+    multiply_by_vectors(M, N, K, lda, ldb, ldc, a, b, c, accumulate);
+  else
+    multiply_by_vectors(M, N, K, lda, ldb, ldc, numbers_of(a), numbers_of(b), c, accumulate);
 }
 #define INSTANTIATE(T) \
   template void gemm<T>(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, const T*, const T*, float*, bool);

@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "machine/arena.h"
+#include "machine/profile.h"
 #include "machine/threads.h"
 #include "products/tiles.h"
 
@@ -25,22 +26,32 @@ inline int64_t panel_width(int64_t N, int64_t unit) {
   return std::max(unit, MAX_COLUMNS / unit * unit);  // the last panel is narrower
 }
 
-// W (N, K) in panels of `panel_width` columns, each (K, width), bf16 with pairs of K side by side (VNNI), K made even.
+// Of that many columns, those that `gemm` takes at a time. Four vectors are two and two: more numbers of each load are
+// used than with three and one.
+inline int64_t strip_width(int64_t columns) {
+  return std::min(columns, (columns + LANES - 1) / LANES == 4 ? 2 * LANES : STRIP);
+}
+
+// W (N, K) in panels of `panel_width` columns, bf16 with pairs of K side by side (VNNI), K made even. With AMX a panel
+// is (K, width). Otherwise a panel is cut in strips of `strip_width` columns, each (K, strip), so that a strip fits in
+// L1.
 template <class T>
 struct Linear {
   const T* panels;
   const float* bias;
   int64_t N, K, width;
   const bf16* pieces = nullptr;  // the panels in pieces, see `Split`
-  int64_t padded_K() const { return std::is_same_v<T, bf16> ? round_up(K, 2) : K; }
+  int64_t padded_K() const { return IN_PAIRS<T> ? round_up(K, 2) : K; }
   bool in_tiles() const {
     return HAS_TILES && std::is_same_v<T, float> && N % TILE_ROWS == 0 && width % TILE_ROWS == 0;
   }
 };
 
-template <class T>
-int64_t packed_size(int64_t N, int64_t K) {
-  return N * Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
+// f(column, columns) for each strip of a panel.
+template <class F>
+void over_strips(int64_t columns, const F& f) {
+  if (HAS_TILES) return f(0, columns);
+  for (int64_t s = 0, strip; s < columns; s += strip) f(s, strip = strip_width(columns - s));
 }
 
 // c = a b, or c += a b, for any M, N and K. `a` row by row, `b` (K, N) with rows ldb apart, in pairs for bf16: then K
@@ -56,7 +67,8 @@ constexpr int64_t MAX_SUM = 256;
 // --- Packing ---------------------------------------------------------------------------------------------------------
 
 // Rows of `columns` numbers to rows of a panel.
-inline void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to) {
+template <class T>
+void pack_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, T* to) {
   for (int64_t k = 0; k < rows; k++, from += stride, to += columns)
     over_columns(columns, [=](int64_t i, int64_t lanes) { store(to + i, load(from + i, lanes), lanes); });
 }
@@ -76,18 +88,17 @@ void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transpos
   constexpr int64_t STEP = 32;  // rows at a time
   const int64_t width = panel_width(N, unit), padded_K = Linear<T>{nullptr, nullptr, N, K, 0}.padded_K();
   each_part((N + width - 1) / width, threads, [&](int64_t begin, int64_t end) {
+    const Timed timed(Work::WEIGHTS, N * K * (end - begin) * width / N);
     float block[STEP * MAX_COLUMNS];
     for (int64_t n = begin * width; n < std::min(N, end * width); n += width) {
       const int64_t columns = std::min(width, N - n);
       for (int64_t k = 0; k < K; k += STEP) {
         const int64_t rows = std::min(STEP, K - k);
-        T* to = panels + n * padded_K + k * columns;
-        if (transposed) {
-          pack_rows(weight + k * N + n, N, rows, columns, to);
-        } else {
-          transpose(weight + n * K + k, K, columns, rows, block, columns);
-          pack_rows(block, columns, rows, columns, to);
-        }
+        if (!transposed) transpose(weight + n * K + k, K, columns, rows, block, columns);
+        const float* from = transposed ? weight + k * N + n : block;
+        over_strips(columns, [&](int64_t s, int64_t strip) {
+          pack_rows(from + s, transposed ? N : columns, rows, strip, panels + (n + s) * padded_K + k * strip);
+        });
       }
     }
   });
@@ -182,7 +193,10 @@ void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float
           const int64_t rows = std::min(MAX_ROWS, end - m);
           float* c = workspace.c + (w.K > MAX_TERMS ? n * step + (m - begin) * columns : 0);
           const bf16* pieces = workspace.rows + (m - begin) * depth * PIECES * TILE_TERMS;
-          multiply_pieces(round_up(rows, TILED_ROWS), columns, depth, pieces, panel, c, columns, k > 0);
+          {
+            const Timed timed(Work::PRODUCTS, 2 * rows * columns * terms);
+            multiply_pieces(round_up(rows, TILED_ROWS), columns, depth, pieces, panel, c, columns, k > 0);
+          }
           if (k + terms == w.K) epilogue(m, rows, n, columns, c);
         }
       }
@@ -199,14 +213,16 @@ void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const Produ
     if (w.in_tiles()) return product_in_tiles(a, lda, M, w, workspace, epilogue);
   const int64_t chunks = (M + MAX_ROWS - 1) / MAX_ROWS;
   const int64_t step = round_up((M + chunks - 1) / std::max<int64_t>(chunks, 1), ROW_STEP);
-  const int64_t K = w.padded_K(), terms = std::is_same_v<T, float> ? MAX_SUM : K;
+  const int64_t K = w.padded_K(), terms = IN_PAIRS<T> ? K : MAX_SUM;
   for (int64_t n = 0; n < w.N; n += w.width) {
     const int64_t columns = std::min(w.width, w.N - n);
     for (int64_t m = 0; m < M; m += step) {
       const int64_t rows = std::min(step, M - m);
       for (int64_t k = 0; k < K; k += terms)
-        gemm(rows, columns, std::min(terms, K - k), lda, columns, columns, a + m * lda + k,
-             w.panels + n * K + k * columns, workspace.c, k > 0);
+        over_strips(columns, [&](int64_t s, int64_t strip) {
+          gemm(rows, strip, std::min(terms, K - k), lda, strip, columns, a + m * lda + k,
+               w.panels + (n + s) * K + k * strip, workspace.c + s, k > 0);
+        });
       epilogue(m, rows, n, columns, workspace.c);
     }
   }
@@ -215,8 +231,9 @@ void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const Produ
 // The same, row by row: epilogue(m, n, columns, row), with row(i, lanes) = a W^T and the bias, if there is one.
 template <class T, class F>
 void linear(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
-            const F& epilogue) {
+            const F& epilogue, Work work = Work::RESIDUALS) {
   product(a, lda, M, w, workspace, [&](int64_t m, int64_t count, int64_t n, int64_t columns, const float* c) {
+    const Timed timed(work, count * columns);
     for (int64_t r = 0; r < count; r++) {
       const float *from = c + r * columns, *bias = w.bias ? w.bias + n : nullptr;
       epilogue(m + r, n, columns, [from, bias](int64_t i, int64_t lanes) {

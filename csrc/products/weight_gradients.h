@@ -34,7 +34,8 @@ class Kept {
 
   // `a`: the input (tokens, K) of the layer, which stays in use, with memory for `rows` tokens. of_output: (tokens, N).
   // Adds the gradient of the bias to `bias_sum`.
-  void keep(int64_t K, int64_t N, T* a, const T* of_output, int64_t count, float* bias_sum) {
+  void keep(int64_t K, int64_t N, const T* rounded_a, const T* rounded_of_output, int64_t count, float* bias_sum) {
+    const float *a = numbers_of(rounded_a), *of_output = numbers_of(rounded_of_output);
     in = K, out = N, tokens = count;
     for (int64_t m = 0; m < count; m++) add_row(of_output + m * out, out, bias_sum);
     in_tiles = HAS_TILES && in % TILE_ROWS == 0 && out % TILED_ROWS == 0;
@@ -53,10 +54,11 @@ class Kept {
 
 // Writes or adds to `to`, which is the whole gradient, rows n ... n + count - 1, where n is a multiple of MAX_COLUMNS.
 // It sums over the tokens of all `groups`.
-inline void weight_gradient(const Kept<float>* const* groups, int64_t number_of_groups, int64_t n, int64_t count,
-                            float* to, bool accumulate) {
+template <class T>
+void weight_gradient(const Kept<T>* const* groups, int64_t number_of_groups, int64_t n, int64_t count, float* to,
+                     bool accumulate) {
   for (int64_t i = 0; i < number_of_groups; i++, accumulate = true) {
-    const Kept<float>& g = *groups[i];
+    const Kept<T>& g = *groups[i];
     if (g.in_tiles) {
       [[maybe_unused]] const TilesInUse tiles;
       const int64_t depth = tiles_of(g.tokens), tile_row = depth * PIECES * TILE;

@@ -191,7 +191,9 @@ void change(Call& call, Number*... numbers) {
 }
 
 int64_t bytes_of(int32_t dtype) { return dtype == SWIN_BFLOAT16 ? 2 : 4; }
-int64_t even(int32_t dtype, int64_t K) { return dtype == SWIN_BFLOAT16 && K > 0 && K % 2 && K < INT64_MAX ? K + 1 : K; }
+bool has_pairs(int32_t dtype) { return dtype == SWIN_BFLOAT16 && swin_packed_size(dtype, 1, 2) == 2; }
+int64_t bytes_of_packed(int32_t dtype) { return has_pairs(dtype) ? 2 : 4; }
+int64_t even(int32_t dtype, int64_t K) { return has_pairs(dtype) && K > 0 && K % 2 && K < INT64_MAX ? K + 1 : K; }
 int32_t any_dtype() { return swin_why_not(SWIN_BFLOAT16) ? SWIN_FLOAT32 : static_cast<int32_t>(draw(0, 1)); }
 
 void fuzz_weights() {
@@ -202,7 +204,7 @@ void fuzz_weights() {
   change(call, &dtype, &threads, &rows, &columns, &unit);
   const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
   void* weight = call.floats("weight", product({rows, columns}));
-  void* packed = call.memory("packed", product({N, even(dtype, K)}), bytes_of(dtype), true);
+  void* packed = call.memory("packed", product({N, even(dtype, K)}), bytes_of_packed(dtype), true);
   call.corrupt({&weight, &packed});
   const int64_t size = swin_packed_size(dtype, N, K);
   if (size < 0 || size > INT32_MAX) stop("swin_packed_size", "no weight is so large", 0);
@@ -246,7 +248,7 @@ struct BlockCall : Call {
     if (chance(0.1)) (chance(0.5) ? b.scale : b.eps1) = any_float();
     change(*this, &b.dtype, &b.threads, &b.batch, &b.height, &b.width, &b.heads, &b.channels, &b.hidden,
            &b.window_height, &b.window_width, &b.shift_height, &b.shift_width);
-    const int64_t C = b.channels, D = b.hidden, size = bytes_of(b.dtype);
+    const int64_t C = b.channels, D = b.hidden, size = bytes_of_packed(b.dtype);
     field(b.linear[SWIN_QKV], "qkv", product({3, C, C}), size);
     field(b.linear[SWIN_PROJ], "proj", product({C, C}), size);
     field(b.linear[SWIN_FC1], "fc1", product({D, C}), size);
@@ -296,7 +298,7 @@ void fuzz_block(bool backward) {
   const int64_t C = b.channels, D = b.hidden;
   const int64_t outputs[] = {product({3, C}), C, D, C}, inputs[] = {C, C, C, D};
   for (int i = 0; i < SWIN_LINEARS; i++) {
-    call.field(transposed[i], "a transposed weight", product({outputs[i], inputs[i]}), bytes_of(b.dtype));
+    call.field(transposed[i], "a transposed weight", product({outputs[i], inputs[i]}), bytes_of_packed(b.dtype));
     call.field(g.linear[i], "a weight's gradient", product({outputs[i], inputs[i]}), 4, true);
     call.field(g.bias[i], "a bias's gradient", outputs[i], 4, true);
   }
@@ -317,7 +319,7 @@ void fuzz_projection(BlockCall& call, int64_t K, int64_t inputs, int64_t tokens,
   p.dtype = any_dtype(), p.threads = static_cast<int32_t>(draw(1, 3)), p.outputs = 2 * draw(1, 60);
   p.has_norm = chance(0.5), p.eps = chance(0.9) ? 1e-5f : any_float();
   if (chance(0.3)) change(call, &p.dtype, &p.threads, &p.outputs);
-  const int64_t size = bytes_of(p.dtype), N = p.outputs, normed = norm_after ? N : K;
+  const int64_t size = bytes_of_packed(p.dtype), N = p.outputs, normed = norm_after ? N : K;
   call.field(p.linear, "the weight", product({N, even(p.dtype, K)}), size);
   call.field(p.bias, "bias", N, 4, false, false);
   if (p.has_norm) {

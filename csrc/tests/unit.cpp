@@ -81,7 +81,8 @@ Numbers<char> packed(int32_t dtype, const Numbers<float>& weight, int64_t rows, 
                      bool transposed, int threads = 1) {
   const int64_t N = transposed ? columns : rows, K = transposed ? rows : columns;
   const int64_t count = swin_packed_size(dtype, N, K);
-  expect(count == N * (dtype == SWIN_BFLOAT16 ? K + K % 2 : K), "swin_packed_size");
+  const bool pairs = swin_packed_size(dtype, 1, 1) == 2 && swin_packed_size(dtype, 1, 2) == 2;
+  expect(count == N * (dtype == SWIN_FLOAT32 ? K : pairs ? K + K % 2 : 2 * K), "swin_packed_size");
   Numbers<char> made(count * (dtype == SWIN_BFLOAT16 ? 2 : 4));
   ok(swin_pack(dtype, weight.data(), rows, columns, unit, transposed, threads, made.data()), "swin_pack");
   return made;

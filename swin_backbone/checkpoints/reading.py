@@ -190,7 +190,8 @@ class _Array:
         self.array = dtype.numbers(data).reshape(shape, order='F' if by_columns else 'C')
 
     def finish(self) -> NDArray[Any]:
-        return self.array
+        array: NDArray[Any] = self.array
+        return array
 
 
 class _History:

@@ -10,25 +10,20 @@ from rich.table import Table
 from ..models import SwinMLPBackbone
 from ..models.pyramid import SwinPyramid
 from .flops import Counts, attention_costs, build, count
-from .memory import memory_report
 
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which the published tables count
 
 
-def report(
-    cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: bool = False, images: int = 0
-) -> dict[str, Any]:
+def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: bool = False) -> dict[str, Any]:
     """Parameters and multiply-adds of a config's model, by part and by the stages of its backbone.
 
     Args:
         shape: height and width of the image; None: 800x1280 for a detector, 512x2048 for a segmentor.
         backbone_only: leave out neck and heads.
-        images: of a batch whose step of training is counted in bytes too; 0: it is not.
 
     Returns:
         What json can hold: shape, total, parts and stages, each with params and flops; attention, for a
-        SwinBackbone or SwinV2Backbone, stage by stage, with what equations 1 and 2 of the paper give; memory, as
-        `memory_report` gives it.
+        SwinBackbone or SwinV2Backbone, stage by stage, with what equations 1 and 2 of the paper give.
 
     Raises:
         ValueError: if the config has no model with a backbone.
@@ -52,7 +47,6 @@ def report(
         parts={name: cost._asdict() for name, cost in parts if any(cost)},
         stages={name: counts.cost(path)._asdict() for name, path in stages.items()},
         attention=[{key.rstrip('_'): value for key, value in row._asdict().items()} for row in attention],
-        **(dict(images=images, memory=memory_report(model, scope, (height, width), images)) if images else {}),
     )
 
 
@@ -80,8 +74,6 @@ def print_report(data: dict[str, Any], console: Console) -> None:
     table.add_section()
     table.add_row('total', *_cost(data['total']), style='bold')
     console.print(table)
-    if 'memory' in data:
-        _print_memory(data, console)
     if not data['attention']:
         return
     table = Table(title='attention, in multiply-adds', title_justify='left')
@@ -94,17 +86,6 @@ def print_report(data: dict[str, Any], console: Console) -> None:
             str(row['stage']), f'{row["height"]}x{row["width"]}', str(row['layers']),
             *(_giga(row[key]) for key in ('counted', 'windowed', 'global')),
         )  # fmt: skip
-    console.print(table)
-
-
-def _print_memory(data: dict[str, Any], console: Console) -> None:
-    table = Table(title=f'a step of training on {data["images"]} images, in GiB', title_justify='left')
-    table.add_column('')
-    columns = ('parameters', 'gradients', 'optimizer', 'activations', 'peak')
-    for column in columns:
-        table.add_column(column, justify='right')
-    for name, memory in data['memory'].items():
-        table.add_row(name, *(f'{memory[column] / 2**30:.2f}' for column in columns))
     console.print(table)
 
 

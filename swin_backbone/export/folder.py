@@ -42,7 +42,7 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _require_export(out: Path, overwrite: bool) -> None:
-    wanted = f'--out takes a new folder, or one of an earlier export, got {str(out)!r}'
+    wanted = f'--out-dir takes a new folder, or one of an earlier export, got {str(out)!r}'
     if not out.is_dir() or out.is_symlink():
         raise ExportError(wanted)
     outputs = Outputs(out)

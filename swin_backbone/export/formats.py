@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,9 +56,18 @@ def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
 
     Args:
         example: inputs. Free dimensions must have different lengths, so that torch does not take two for the same.
+
+    Raises:
+        ExportError: for a model that cannot be captured; names the function that prevents it.
     """
-    with torch.no_grad(), quiet():
-        return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
+    try:
+        with torch.no_grad(), quiet():
+            return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
+    except Exception as error:  # of many kinds, with messages of many pages
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if '/torch/' not in one.filename]
+        where = f'{frames[-1].name} in {frames[-1].filename}:{frames[-1].lineno}'
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise ExportError(f'torch cannot capture the model as a graph, for {where}: {said[-1]}') from error
 
 
 def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:

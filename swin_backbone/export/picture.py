@@ -59,6 +59,46 @@ class Normalise(nn.Module):
         )
 
 
+class Padding(nn.Module):
+    """Does what the Pad step of a detector's test pipeline does to a resized picture, on the right and at the bottom.
+
+    Attributes:
+        size: height and width afterwards; None: as before, up to multiples of `divisor`.
+
+    Raises:
+        ExportError: for padding that depends on the picture in another way.
+    """
+
+    def __init__(self, pipeline: Sequence[dict[str, Any]]):
+        super().__init__()
+        steps = [step for step in pipeline if step['type'].split('.')[-1] == 'Pad']
+        step, rule = (steps[0] if steps else {}), resize_rule(pipeline)
+        values = step.get('pad_val', 0)
+        values = values.get('img', 0) if isinstance(values, dict) else values
+        values = {float(value) for value in (values if isinstance(values, Sequence) else [values])}
+        self.divisor = int(step.get('size_divisor') or 1)
+        self.size: Optional[Size] = tuple(step['size'])[::-1] if step.get('size') else None
+        scale: Any = rule['scale'] if rule else (0, 0)
+        if step.get('pad_to_square') and rule and rule['keep_ratio'] and scale[0] == scale[1]:
+            side = (scale[0] + self.divisor - 1) // self.divisor * self.divisor
+            self.size = side, side
+        is_known = not step.get('pad_to_square') or self.size is not None
+        is_larger = self.size is None or min(self.size) >= max(scale)
+        if len(steps) > 1 or len(values) > 1 or not is_known or not is_larger:
+            raise ExportError(
+                'the test pipeline has a Pad whose size depends on the picture, whose size is below the scale of '
+                'Resize, or whose channels differ: give Pad a size, or a size_divisor'
+            )
+        (self.value,) = values
+
+    def forward(self, picture_BHWC: Tensor) -> Tensor:
+        H, W = picture_BHWC.shape[1:3]
+        rows, columns = self.size or tuple((side + self.divisor - 1) // self.divisor * self.divisor for side in (H, W))
+        if self.size is None and self.divisor == 1:
+            return picture_BHWC
+        return F.pad(picture_BHWC.float(), (0, 0, 0, columns - W, 0, rows - H), value=self.value)
+
+
 def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """How a test pipeline resizes a picture, in the form that `runtime.resize` takes; None: it does not resize.
 
@@ -68,7 +108,7 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
     rule = None
     for step in pipeline:
         kind = step['type'].split('.')[-1]
-        if kind.startswith(('Load', 'Pack')):
+        if kind.startswith(('Load', 'Pack')) or (kind == 'Pad' and rule is not None):  # see `Padding`
             continue
         if kind != 'Resize' or 'scale' not in step or rule is not None:
             raise ExportError(
@@ -95,7 +135,8 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     if resize_rule(dataset.pipeline) is None:
         dataset.pipeline = [dataset.pipeline[0], resize, *dataset.pipeline[1:]]  # after the step that loads the picture
     else:
-        dataset.pipeline = [resize if step['type'].split('.')[-1] == 'Resize' else step for step in dataset.pipeline]
+        steps = [step for step in dataset.pipeline if step['type'].split('.')[-1] != 'Pad' or step.get('size_divisor')]
+        dataset.pipeline = [resize if step['type'].split('.')[-1] == 'Resize' else step for step in steps]
     return cfg
 
 

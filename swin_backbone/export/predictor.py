@@ -18,6 +18,7 @@ from mmengine.structures import BaseDataElement, InstanceData, PixelData
 from numpy.typing import NDArray
 
 from ..openmmlab.config.paths import require_data
+from ..openmmlab.config.published import start_from
 from ..openmmlab.data.media import Frame, read_picture
 from ..openmmlab.errors import DataError
 from ..openmmlab.inference.predict import Predictor, with_background
@@ -136,7 +137,7 @@ def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optiona
     """Test an exported model with a config's data and metric."""
     open_whole(folder, device, threads)  # errors appear before the data are read
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
-    cfg.load_from = None
+    start_from(cfg, None)
 
 
 def evaluate(cfg: Config, folder: Path) -> dict[str, float]:

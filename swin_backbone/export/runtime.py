@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
+from queue import LifoQueue
+from threading import Lock
 from typing import Any, Callable, Optional, cast
 
 import cv2
@@ -28,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MANIFEST = 'deploy.json'
+MISSING = object()
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
 OPENVINO_TYPES = {
     'fp32': 'f32',
@@ -43,27 +46,10 @@ NEEDED: dict[str, set[str]] = dict(
     boxes={'image', 'boxes', 'scores', 'labels'},
     instances={'image', 'boxes', 'scores', 'labels', 'masks'},
 )
-# What deploy.json holds, as `_fault` reads it: a type; a set of values; a range of whole numbers; a tuple of
-# alternatives; a dict of entries, beside which there may be others; {str: kind}, any entries; [kind], any number of it;
-# [kind] * 3, three.
-PORT = dict(name=str, shape=[(range(1, 1 << 20), str)])
-EVERY = dict(
-    format={'onnx', 'openvino', 'torch', 'aoti'},
-    precision=set(OPENVINO_TYPES),
-    task=set(NEEDED),
-    file=str,
-    sha256={str: str},
-    inputs=[PORT],
-    outputs=[PORT],
-)
-WHOLE = dict(
-    preprocessing=dict(resize=(None, dict(scale=[range(1, 1 << 16)] * 2, keep_ratio=bool))),
-    limits=dict(pixels=range(1, 1 << 30)),
-    classes=[str],
-    palette=[[range(256)] * 3],
-)
+FORMATS = ('onnx', 'openvino', 'torch', 'aoti')
 MOST_BYTES = 1 << 24  # of deploy.json
 MOST_THREADS = 1024
+CORE_LOCK = Lock()
 
 Result = dict[str, NDArray[Any]]
 Port = tuple[set[str], Sequence[Any]]  # the names of an input or output, and its shape
@@ -101,8 +87,29 @@ class Model:
         runtimes = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in runtimes:
             raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
-        self.run: Callable[..., list[NDArray[Any]]] = runtimes[self.info['format']](path, self.info, device, threads)
+        self._run = runtimes[self.info['format']](path, self.info, device, threads)
         self.classes: list[str] = self.info.get('classes', [])
+
+    def run(self, inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
+        """The outputs for inputs, as deploy.json describes them. Several threads may call it at once.
+
+        Args:
+            outputs: names of the outputs to return; None: all.
+
+        Raises:
+            RuntimeProblem: for an input of another type or shape, with no value, or with NaN or infinity.
+        """
+        ports = self.info['inputs']
+        _require('inputs', len(inputs), len(inputs) == len(ports), f'{len(ports)} arrays')
+        for array, port in zip(inputs, ports):
+            dtype, shape = port.get('dtype', getattr(array, 'dtype', None)), port['shape']
+            is_array = isinstance(array, np.ndarray) and str(array.dtype) == str(dtype) and array.ndim == len(shape)
+            fits = is_array and all(isinstance(one, str) or one == length for one, length in zip(shape, array.shape))
+            _require(port['name'], array, fits, f'{dtype} values ({", ".join(map(str, shape))})')
+            _require(port['name'], array, array.size > 0, 'at least one value')
+            is_finite = array.dtype.kind != 'f' or bool(np.isfinite(array).all())
+            _require(port['name'], float('nan'), is_finite, 'finite values')
+        return self._run(inputs, outputs)
 
     def predict(self, pictures: Iterable[NDArray[Any]], batch: int = 1, logits: bool = False) -> Iterator[Result]:
         """The result for each picture, one after the other.
@@ -148,14 +155,9 @@ class Model:
             RuntimeProblem: if it is not a picture, is too large, or has another size than the one size that the model
                 was exported for.
         """
-        if (
-            not isinstance(picture, np.ndarray)
-            or picture.dtype != np.uint8
-            or picture.ndim != 3
-            or picture.shape[2] != 3
-        ):
-            got = f'{picture.dtype} {picture.shape}' if isinstance(picture, np.ndarray) else type(picture).__name__
-            raise RuntimeProblem(f'a picture is uint8 pixels (h, w, 3), got {got}')
+        is_array = isinstance(picture, np.ndarray) and picture.dtype == np.uint8
+        is_picture = is_array and picture.ndim == 3 and picture.shape[2] == 3 and picture.size > 0
+        _require('picture', picture, is_picture, 'uint8 pixels (h, w, 3)')
         height, width = resized_size((picture.shape[0], picture.shape[1]), self.info['preprocessing']['resize'])
         limit = self.info['limits']['pixels']
         if height * width > limit or picture.shape[0] * picture.shape[1] > limit:
@@ -219,63 +221,75 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         json.dumps(info, ensure_ascii=False).encode()  # JSON may hold halves of characters, which cannot be printed
     except (OSError, ValueError, RecursionError) as error:
         raise RuntimeProblem(f'{folder} is no exported model: its {MANIFEST} cannot be read ({error})') from error
-    fault = _fault(info, EVERY) or (info['task'] != 'maps' and _fault(info, WHOLE)) or _misfit(info)
-    if fault:
-        raise RuntimeProblem(f'{path}: {fault}; if nobody changed it, export the model again')
+    try:
+        _check_manifest(info)
+    except RuntimeProblem as error:
+        raise RuntimeProblem(f'{path}: {error}; if nobody changed it, export the model again') from error
     return info
 
 
-def _fault(value: Any, kind: Any, where: str = '') -> Optional[str]:
-    """What is wrong with a value of deploy.json, as a sentence without an end; None: nothing."""
-    if isinstance(kind, tuple):
-        faults = [_fault(value, one, where) for one in kind]
-        return None if None in faults else faults[-1]
-    parts: list[tuple[Any, ...]] = []
-    if isinstance(kind, dict) and isinstance(value, dict):
-        kinds = dict.fromkeys(value, kind[str]) if str in kind else kind
-        parts = [(value.get(key, _MISSING), one, f'{where}.{key}') for key, one in kinds.items()]
-    elif isinstance(kind, list) and isinstance(value, list) and len(kind) in (1, len(value)):
-        parts = [(one, kind[0], f'{where}[{index}]') for index, one in enumerate(value)]
-    elif not _is_of(value, kind):
-        got = 'nothing' if value is _MISSING else reprlib.repr(value)
-        return f'{where.lstrip(".") or "it"} takes {_words(kind)}, got {got}'
-    return next(filter(None, (_fault(*part) for part in parts)), None)
+def _check_manifest(info: Any) -> None:
+    """See that deploy.json has each entry that the runtime reads.
+
+    Raises:
+        RuntimeProblem: names the first wrong entry and the allowed values.
+    """
+    _require('it', info, isinstance(info, dict), 'an object')
+    for name, allowed in dict(format=FORMATS, precision=OPENVINO_TYPES, task=NEEDED).items():
+        value = info.get(name)
+        _require(name, value, isinstance(value, str) and value in allowed, f'one of {", ".join(allowed)}')
+    sha256, file = info.get('sha256'), info.get('file')
+    is_named = isinstance(sha256, dict) and all(name == Path(name).name and '\0' not in name for name in sha256)
+    is_whole = is_named and all(isinstance(digest, str) for digest in sha256.values())
+    _require('sha256', sha256, is_whole, 'names of files in this folder, each with its SHA-256')
+    _require('file', file, isinstance(file, str) and file in sha256, 'a name that sha256 has')
+    for side in ('inputs', 'outputs'):
+        ports = info.get(side)
+        is_right = isinstance(ports, list) and all(map(_is_port, ports))
+        _require(side, ports, is_right, 'a list of objects with a name and a shape')
+    names = {port['name'] for port in info['outputs']}
+    wanted = ', '.join(sorted(NEEDED[info['task']]))
+    _require('outputs', sorted(names), NEEDED[info['task']] <= names, f'the names {wanted} for task {info["task"]!r}')
+    if info['task'] == 'maps':
+        return
+    rule = _entry(info, 'preprocessing', 'resize')
+    keeps, scale = _entry(rule, 'keep_ratio'), _entry(rule, 'scale')
+    is_scale = isinstance(scale, list) and len(scale) == 2 and all(_is_whole(side, 1, 65535) for side in scale)
+    takes = 'null, or a scale of two whole numbers from 1 to 65535 with keep_ratio true or false'
+    _require('preprocessing.resize', rule, rule is None or (is_scale and isinstance(keeps, bool)), takes)
+    limit = _entry(info, 'limits', 'pixels')
+    _require('limits.pixels', limit, _is_whole(limit, 1, (1 << 30) - 1), f'a whole number from 1 to {(1 << 30) - 1}')
+    classes, palette = info.get('classes'), info.get('palette')
+    is_texts = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    _require('classes', classes, is_texts, 'a list of texts')
+    is_list = isinstance(palette, list) and len(palette) in (0, len(classes))
+    is_coloured = is_list and all(isinstance(one, list) and len(one) == 3 for one in palette)
+    is_bytes = is_coloured and all(_is_whole(value, 0, 255) for one in palette for value in one)
+    _require('palette', palette, is_bytes, f'three numbers from 0 to 255 for each of {len(classes)} classes, or none')
 
 
-_MISSING = object()
+def _require(name: str, value: Any, is_right: bool, takes: str) -> None:
+    if not is_right:
+        is_array = isinstance(value, np.ndarray)
+        got = 'nothing' if value is MISSING else f'{value.dtype} {value.shape}' if is_array else reprlib.repr(value)
+        raise RuntimeProblem(f'{name} takes {takes}, got {got}')
 
 
-def _is_of(value: Any, kind: Any) -> bool:
-    if isinstance(kind, range):
-        return type(value) is int and value in kind  # True is no number
-    if isinstance(kind, set):
-        return isinstance(value, str) and value in kind
-    return value is None if kind is None else type(value) is kind
+def _entry(value: Any, *keys: str) -> Any:
+    """An entry of nested objects; MISSING where there is none."""
+    for key in keys:
+        value = value.get(key, MISSING) if isinstance(value, dict) else MISSING
+    return value
 
 
-def _words(kind: Any) -> str:
-    if isinstance(kind, range):
-        return f'a whole number from {kind.start} to {kind.stop - 1}'
-    if isinstance(kind, set):
-        return f'one of {", ".join(sorted(kind))}'
-    if isinstance(kind, list):
-        return 'a list' if len(kind) == 1 else f'a list of {len(kind)}'
-    return 'an object' if isinstance(kind, dict) else {str: 'a text', bool: 'true or false', None: 'null'}[kind]
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most  # True is no number
 
 
-def _misfit(info: dict[str, Any]) -> Optional[str]:
-    """What in deploy.json does not fit together, as a sentence without an end; None: nothing."""
-    for name in info['sha256']:
-        if name != Path(name).name or '\0' in name:
-            return f'sha256 takes names of files in this folder, got {reprlib.repr(name)}'
-    if info['file'] not in info['sha256']:
-        return f'file takes a name that sha256 has, got {reprlib.repr(info["file"])}'
-    missing = NEEDED[info['task']] - {port['name'] for port in info['outputs']}
-    if missing:
-        return f'outputs has no {", ".join(sorted(missing))}, which task {info["task"]!r} needs'
-    if info['task'] != 'maps' and len(info['palette']) not in (0, len(info['classes'])):
-        return f'palette takes a colour for each of classes, got {len(info["palette"])} for {len(info["classes"])}'
-    return None
+def _is_port(port: Any) -> bool:
+    name, shape = _entry(port, 'name'), _entry(port, 'shape')
+    is_shape = isinstance(shape, list) and all(isinstance(one, str) or _is_whole(one, 1, 1 << 20) for one in shape)
+    return isinstance(name, str) and is_shape
 
 
 def check_files(folder: Path, sha256: Mapping[str, str]) -> None:
@@ -356,8 +370,7 @@ def _lengths(shape: Sequence[Any]) -> list[Optional[int]]:
 
 
 def _require_count(name: str, value: Any, most: int = 1 << 30) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise RuntimeProblem(f'{name} takes a whole number from 1 to {most}, got {value!r}')
+    _require(name, value, _is_whole(value, 1, most), f'a whole number from 1 to {most}')
 
 
 def _first_line(error: Exception) -> str:
@@ -416,7 +429,8 @@ def _open_openvino(
     path: Path, info: dict[str, Any], device: str, threads: Optional[int]
 ) -> Callable[..., list[NDArray[Any]]]:
     try:
-        core = _core()
+        with CORE_LOCK:  # or two threads make two Cores
+            core = _core()
     except ImportError as error:
         raise RuntimeProblem(f'{path} needs openvino, which is not installed: pip install openvino') from error
     if device.upper() != 'AUTO' and device.upper() not in core.available_devices:
@@ -440,12 +454,20 @@ def _open_openvino(
     _compare_ports(path, info, *ports)
     everything = [port['name'] for port in info['outputs']]
 
+    # A request holds the tensors of one run. `compiled(...)` shares one between all threads.
+    idle: LifoQueue[Any] = LifoQueue()
+    for _ in range(compiled.get_property('OPTIMAL_NUMBER_OF_INFER_REQUESTS')):
+        idle.put(compiled.create_infer_request())
+
     def run(inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
+        request = idle.get()  # waits while other threads use all of them
         try:
-            found = compiled(list(inputs), share_outputs=False)
+            found = request.infer(list(inputs), share_inputs=True, share_outputs=False)
+            return [found[name] for name in (outputs or everything)]
         except Exception as error:
             raise _cannot_run('openvino', inputs, error) from error
-        return [found[name] for name in (outputs or everything)]
+        finally:
+            idle.put(request)
 
     return run
 
@@ -487,12 +509,16 @@ def _read(path: str) -> NDArray[Any]:
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise RuntimeProblem('it is no regular file')
-        # Not cv2.imread, which cannot open every path
-        pixels = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
-    except (OSError, ValueError, cv2.error) as error:  # a path with NUL; more than 2 ** 30 pixels, or no byte
+        data = np.fromfile(path, np.uint8)
+        if not len(data):
+            raise RuntimeProblem('it is an empty file')
+        pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)  # cv2.imread cannot open every path
+    except (OSError, ValueError) as error:  # a path with NUL
         raise RuntimeProblem(f'it cannot be read as a picture ({_first_line(error)})') from error
+    except cv2.error:
+        pixels = None  # its message is an assertion of OpenCV's source
     if pixels is None:
-        raise RuntimeProblem('it cannot be read as a picture')
+        raise RuntimeProblem('it cannot be read as a picture: it is damaged, too large or of another kind')
     return pixels
 
 

@@ -187,9 +187,9 @@ class SwinPyramid(BaseModule):
                 if index in stages:
                     norm = getattr(self, f'norm{index}') if index in self.out_indices else nn.Identity()
                     if out is None:
-                        outputs.append(normalise_output(norm, x_BHWC, self.backend))
+                        outputs.append(normalise_output(norm, x_BHWC, self._backend))
                     else:
-                        write_normalised_output(norm, x_BHWC, self.backend, out[len(outputs)])
+                        write_normalised_output(norm, x_BHWC, self._backend, out[len(outputs)])
                         outputs.append(out[len(outputs)])
                 if index == stages[-1]:
                     break  # later stages have no output

@@ -1,13 +1,11 @@
-"""What starts the processes of a distributed run, and what it tells them."""
+"""Launchers of distributed runs and their environment variables."""
 
-import json
 import os
 import subprocess
-import time
 
 from torch.distributed import DistError
 
-# The variables that mmengine reads, the process's rank first.
+# The variables that mmengine reads; the rank is first.
 VARIABLES = {
     'none': (),
     'pytorch': ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'),
@@ -23,13 +21,13 @@ STARTED_BY = {
 
 
 def require_launcher(launcher: str) -> None:
-    """See that this process was started by the launcher that it is told it was.
+    """Raise an error if the environment variables of `--launcher` are missing.
 
     Args:
         launcher: 'none', 'pytorch', 'slurm' or 'mpi'.
 
     Raises:
-        ValueError: if a variable that it sets is not there.
+        ValueError: naming the missing variables.
     """
     missing = [name for name in VARIABLES[launcher] if name not in os.environ]
     if missing:
@@ -39,7 +37,7 @@ def require_launcher(launcher: str) -> None:
 
 
 def rank(launcher: str) -> int:
-    """The number of this process among those that the launcher started.
+    """Return the number of this process among all processes of the run.
 
     Raises:
         ValueError: see `require_launcher`.
@@ -49,7 +47,7 @@ def rank(launcher: str) -> int:
 
 
 def processes(launcher: str) -> int:
-    """How many processes the launcher started.
+    """Return the number of processes of the run.
 
     Raises:
         ValueError: see `require_launcher`.
@@ -59,27 +57,13 @@ def processes(launcher: str) -> int:
     return int(os.environ[name]) if name else 1
 
 
-def tell_torchrun(sentence: str) -> bool:
-    """Hand torchrun the sentence that this process ends with; it prints the first one of all ranks.
-
-    Returns:
-        False if this process was not started by torchrun.
-    """
-    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
-    if not path:
-        return False
-    with open(path, 'w', encoding='utf-8') as file:
-        json.dump(dict(message=sentence, timestamp=int(time.time())), file)
-    return True
-
-
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error says that another process of the run does not answer any more; gloo has no class for it."""
+    """Return whether an error means a lost process of the run; gloo has no class of errors for this."""
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and 'gloo/transport' in str(error))
 
 
 def name_ranks_of_slurm() -> None:
-    """Set the variables by which torch joins processes, from those of srun."""
+    """Set torch's variables of a distributed run from the variables of srun."""
     os.environ.setdefault('MASTER_PORT', '29500')
     if 'MASTER_ADDR' not in os.environ:
         hosts = subprocess.check_output(['scontrol', 'show', 'hostnames', os.environ['SLURM_NODELIST']], text=True)

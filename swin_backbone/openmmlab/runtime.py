@@ -1,4 +1,4 @@
-"""What tools/train.py and tools/test.py do around mmengine's Runner, for the configs of all toolboxes alike."""
+"""Training and testing with mmengine's Runner, for the configs of all toolboxes."""
 
 import atexit
 import copy
@@ -22,7 +22,8 @@ from .config.cfg_options import apply_options, setting_of
 from .config.check import check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
-from .config.training_settings import Settings, apply_settings, fit_schedule
+from .config.published import start_from
+from .config.training_settings import Settings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
 from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
 from .data.own_data.folder import OwnData
@@ -37,8 +38,8 @@ from .swap.replace import swap_backbone
 from .training.monitor import CurvesHook
 from .training.runner import SafeRunner
 
-LEAD_S = 2  # seconds in which a launcher sees which process ended first: the others end because of it
-RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # what stops `run` and is no fault of a program
+LEAD_S = 2  # seconds before the other processes end, so that a launcher reports the lost one first
+RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` that need no traceback
 
 
 def load_config(
@@ -54,18 +55,18 @@ def load_config(
     annotations: Optional[Union[str, Path]] = None,
     settings: Optional[Settings] = None,
 ) -> Config:
-    """Read a config, a path or `mmdet::...`, and apply what the command line says: the options to what was swapped.
-
-    The working folder is the command line's, else the config's, else work_dirs/ and the config's name.
-    `with_data=False` leaves `own_data` alone: nothing is trained or tested, and the data need not be there.
+    """Read a config and apply the command line: backbone, data, settings, then options.
 
     Args:
-        data: the user's own pictures with their annotations, which take the place of the config's; see `find_data`.
-        annotations: where they are not below `data`.
-        settings: of a training, its length and what else takes one number; the options go on top. None to test.
+        path: of a file, or `mmdet::...`.
+        work_dir: default: the config's, else work_dirs/ and the config's name.
+        with_data: False leaves `own_data` as it is, and needs no data.
+        data: the user's own pictures with their annotations, in place of the config's; see `find_data`.
+        annotations: their file or folder, if they are not below `data`.
+        settings: of a training; None for other tools.
     """
     cfg = read_config(path)
-    if 'type' in (cfg.get('train_cfg') or {}):  # mmengine's loops take no `by_epoch`, which mmdet's solov2-light_* have
+    if 'type' in (cfg.get('train_cfg') or {}):  # in mmdet's solov2-light_*; mmengine's loops do not take it
         cfg.train_cfg.pop('by_epoch', None)
     name = Path(path.replace('::', '/')).stem
     if at and not backbone:
@@ -83,11 +84,11 @@ def load_config(
     elif annotations is not None:
         raise ValueError(f'--annotations {annotations} belongs to pictures, and there is no --data')
     if settings is not None and (settings != Settings() or data is not None):
-        _put_settings(cfg, settings, options, launcher)
+        _put_settings(cfg, settings, options, launcher, data is not None)
     apply_options(cfg, options)
     cfg.work_dir = said_dir or cfg.work_dir
     if any(key.lstrip('+').startswith('custom_imports') for key in options):
-        import_modules_from_strings(**cfg.custom_imports)  # mmengine imports what the file itself names
+        import_modules_from_strings(**cfg.custom_imports)  # mmengine imports those of the file
     if with_data:
         said = {key: setting_of(cfg, key) for key in options}
         fill_own_data(cfg)
@@ -107,34 +108,45 @@ def _put_data(cfg: Config, own: OwnData, launcher: str) -> None:
         print('\n'.join(own.lines), flush=True)
 
 
-def _put_settings(cfg: Config, settings: Settings, options: dict[str, Any], launcher: str) -> None:
-    """Put settings into a config, in place, before the options of the command line, and print what changes."""
-    before = copy.deepcopy(cfg)
+def _put_settings(cfg: Config, settings: Settings, options: dict[str, Any], launcher: str, has_own_data: bool) -> None:
+    """Put settings into a config, in place, before the options of the command line, and print the changes."""
+    before, lines = copy.deepcopy(cfg), []
+
+    def with_options() -> Config:
+        final = copy.deepcopy(cfg)
+        apply_options(final, options)
+        return final
 
     def pictures() -> int:
-        trained_on = copy.deepcopy(cfg)
-        apply_options(trained_on, options)
+        trained_on = with_options()
         fill_own_data(trained_on)
         return count_pictures(trained_on)
 
     apply_settings(cfg, settings, pictures, processes(launcher))
     if settings.epochs is None and 'own_data' in cfg:
         fit_schedule(cfg, pictures(), processes(launcher))
+    if settings.auto_scale_lr:
+        enable_auto_scale_lr(final := with_options())
+        cfg.auto_scale_lr = final.auto_scale_lr
+    elif settings.batch is not None or has_own_data:
+        lines.append(lr_line(with_options(), processes(launcher)))
     changes = summarize(before, cfg)
-    if changes and not rank(launcher):
-        print(f'{settings.words or "for so few pictures"}:\n{changes}', flush=True)
+    if changes:
+        lines.append(f'{settings.words or "for so few pictures"}:\n{changes}')
+    if not rank(launcher):
+        print(*filter(None, lines), sep='\n', end='\n' if any(lines) else '', flush=True)
 
 
 def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, skip_unreadable: bool = False) -> Runner:
-    """The runner a config asks for, ready for the machine it runs on, for checkpoints of any origin and for bad data.
+    """Return the runner of a config, with guards for checkpoints and data.
 
     Args:
-        unsafe_load: let what is pickled in a checkpoint execute whatever it wants.
-        whole: refuse a checkpoint that leaves weights of the model random; for tests.
-        skip_unreadable: go on without pictures that cannot be read: see `guard_runner`.
+        unsafe_load: let pickles in checkpoints run code.
+        whole: refuse a checkpoint without all weights of the model; for tests.
+        skip_unreadable: continue without unreadable pictures: see `guard_runner`.
 
     Raises:
-        ValueError: if the launcher did not start this process, or the working folder cannot be written to.
+        ValueError: if the launcher did not start this process, or the working folder is not writable.
     """
     require_launcher(cfg.launcher)
     check_fit(cfg)
@@ -158,13 +170,12 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
     """Train or test.
 
     Returns:
-        What the runner does: the model, or the metrics.
+        The model, or the metrics.
 
     Raises:
-        ConfigError: if something goes wrong before training, validation or the test has got through once, which is
-            said to be the config's.
-        DataError, CheckpointError: for what was read.
-        TrainingStopped: if another process of the run is gone, beside other reasons.
+        ConfigError: for an error in the first step of training, in the first validation or in the test.
+        DataError, CheckpointError: for a bad file.
+        TrainingStopped: if another process of the run is lost, beside other reasons.
     """
     proven = ProvenHook()
     runner.register_hook(proven, priority='VERY_LOW')
@@ -183,7 +194,7 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
 
 
 class ProvenHook(Hook):
-    """Knows what a config was seen to be good for: a step of training, and a validation with its metrics."""
+    """Records the phases that worked once: a step of training, a validation with its metrics."""
 
     phase = 'build'
 
@@ -205,10 +216,10 @@ class ProvenHook(Hook):
 
 
 def enable_amp(cfg: Config) -> None:
-    """Turn on automatic mixed precision in training, as the toolboxes' `--amp` does: on a CPU `mixed_precision`.
+    """Turn on automatic mixed precision in training, as the toolboxes' `--amp`; on a CPU `mixed_precision`.
 
     Raises:
-        ValueError: if the config's optimizer wrapper is a kind of its own.
+        ValueError: if the config has another kind of optimizer wrapper.
     """
     if cfg.optim_wrapper.type not in ('OptimWrapper', 'AmpOptimWrapper', CpuAmpOptimWrapper.__name__):
         raise ValueError(f'--amp takes an OptimWrapper, the config has optim_wrapper.type={cfg.optim_wrapper.type!r}')
@@ -225,23 +236,12 @@ def enable_amp(cfg: Config) -> None:
 def enable_amp_of_test(cfg: Config) -> None:
     """Test in `mixed_precision`."""
     replace_layers(cfg.model)
-    cfg.test_cfg.fp16 = True  # else mmengine's loop turns autocast off in each step
+    cfg.test_cfg.fp16 = True  # otherwise mmengine's loop turns autocast off in each step
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__)]
 
 
-def enable_auto_scale_lr(cfg: Config) -> None:
-    """Scale the learning rate with the batch size, as the toolboxes' `--auto-scale-lr` does.
-
-    Raises:
-        ValueError: if the config does not say which batch size its learning rate is for.
-    """
-    if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
-        raise ValueError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
-    cfg.auto_scale_lr.enable = True
-
-
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """`--resume` alone goes on from the last checkpoint in the working folder, `--resume CKPT` from that one."""
+    """Continue from a checkpoint, or for 'auto' from the last one in the working folder; None changes nothing."""
     if resume is None:
         return
     if resume != 'auto' and not Path(resume).is_file():
@@ -254,14 +254,14 @@ def set_checkpoint(cfg: Config, checkpoint: str) -> None:
     """Test the weights of `checkpoint`, a path or URL."""
     if '://' not in checkpoint and not Path(checkpoint).is_file():
         raise ValueError(f'the checkpoint {checkpoint!r} is no file')
-    cfg.load_from = checkpoint
+    start_from(cfg, checkpoint)
 
 
 def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: float) -> None:
-    """Draw predictions on every tested picture: into a window, or into files in `show_dir`.
+    """Draw predictions on every tested picture, in a window or into `show_dir`.
 
     Raises:
-        ValueError: if the config has no visualization hook to do it.
+        ValueError: if the config has no visualization hook.
     """
     hook = cfg.get('default_hooks', {}).get('visualization')
     scope = cfg.get('default_scope')
@@ -274,7 +274,7 @@ def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: 
     if show:
         hook.update(show=True, wait_time=wait_time)
     if show_dir:
-        show_dir = str(Path(show_dir).absolute())  # mmdet's hook puts a relative one below a folder of its own
+        show_dir = str(Path(show_dir).absolute())  # mmdet's hook puts a relative path below a folder of its own
         if scope == 'mmseg':
             cfg.visualizer.save_dir = show_dir
         elif scope == 'mmpretrain':
@@ -284,10 +284,10 @@ def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: 
 
 
 def enable_tta(cfg: Config) -> None:
-    """Test with augmentation: the config's tta_model and tta_pipeline, or for a detector or classifier flipping.
+    """Test with the config's tta_model and tta_pipeline, or a detector or classifier with flipping.
 
     Raises:
-        ValueError: for a segmentor whose config has no tta_model and tta_pipeline, and for a classifier that is drawn.
+        ValueError: for a segmentor without tta_model and tta_pipeline, and for drawings of a classifier.
     """
     scope = cfg.get('default_scope')
     if scope == 'mmpretrain' and cfg.default_hooks.get('visualization', {}).get('enable'):
@@ -313,11 +313,10 @@ def enable_tta(cfg: Config) -> None:
 
 
 def write_predictions(cfg: Config, out: str) -> None:
-    """Keep what a test predicts: of a detector or classifier as the pickle `out`, of a segmentor as label PNGs in the
-    folder `out`.
+    """Write the predictions of a test: the pickle `out`, or of a segmentor label PNGs in the folder `out`.
 
     Raises:
-        ValueError: if `out` is no name for that, or mmseg cannot write so many classes.
+        ValueError: if `out` has the wrong suffix, or a segmentor has more than 256 classes.
     """
     rule = label_rule(cfg)
     if rule is not None and rule.num_classes > 256:
@@ -332,12 +331,12 @@ def write_predictions(cfg: Config, out: str) -> None:
 
 
 def _distribute_on_cpu(cfg: Config) -> None:
-    """Join the processes that torchrun or srun started, over gloo; mmengine's own way wants a CUDA device for each."""
+    """Join the processes of torchrun or srun over gloo; mmengine itself needs a CUDA device for each process."""
     if not torch.distributed.is_initialized():
         if cfg.launcher == 'slurm':
             name_ranks_of_slurm()
         torch.distributed.init_process_group('gloo')
-        # A process that ends with gloo's threads running may be aborted, after all work is done.
+        # A process that exits with running threads of gloo may abort.
         atexit.register(torch.distributed.destroy_process_group)
     wrapper = cfg.get('model_wrapper_cfg') or dict(
         type='MMDistributedDataParallel',

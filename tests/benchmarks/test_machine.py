@@ -2,11 +2,8 @@
 
 import itertools
 import os
-import sys
-from types import SimpleNamespace
 
 import pytest
-import torch
 from helpers.in_process import run
 
 from benchmarks import machine
@@ -43,32 +40,6 @@ def test_other_threads_are_said(clock, monkeypatch):
 
 def test_what_it_ran_on_names_threads_and_torch():
     assert 'threads, torch ' in processor()
-
-
-@pytest.mark.parametrize(
-    ('clock_khz', 'bits', 'gbs'),
-    [(2_619_000, 5120, 3352), (3_201_000, 6144, 4917), (9_751_000, 384, 936)],  # H100, H200, GeForce RTX 3090
-)
-def test_the_bandwidth_is_read_from_the_device(monkeypatch, clock_khz, bits, gbs):
-    properties = SimpleNamespace(memory_clock_rate=clock_khz, memory_bus_width=bits)
-    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: properties)
-    assert machine.peak_bandwidth(torch.device('cuda', 0)) / 1e9 == pytest.approx(gbs, rel=1e-3)
-
-
-def test_before_torch_tells_it_triton_asks_the_driver(monkeypatch):
-    driver = pytest.importorskip('triton.runtime', reason='triton is not installed').driver
-    told = dict(mem_clock_rate=1_215_000, mem_bus_width=5120)
-    utils = SimpleNamespace(get_device_properties=lambda index: told)
-    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: SimpleNamespace())
-    monkeypatch.setattr(driver, '_active', SimpleNamespace(utils=utils), raising=False)
-    assert machine.peak_bandwidth(torch.device('cuda', 0)) / 1e9 == pytest.approx(1555, rel=1e-3)  # A100
-
-
-def test_where_nobody_tells_it_is_unknown(monkeypatch):
-    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: SimpleNamespace())
-    monkeypatch.setitem(sys.modules, 'triton.runtime', None)
-    assert machine.peak_bandwidth(torch.device('cuda', 0)) is None
-    assert machine.peak_bandwidth(torch.device('cpu')) is None
 
 
 @pytest.mark.skipif(not hasattr(os, 'sched_getaffinity'), reason='this system keeps no process on some CPUs')

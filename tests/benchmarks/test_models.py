@@ -7,7 +7,7 @@ from helpers.in_process import ROOT, run
 
 from swin_backbone import devices
 
-SMALL = '--size', '64', '--runs', '1', '--busy-machine'
+SMALL = '--shape', '64', '--runs', '1', '--busy-machine'
 STEPS = ['toolbox', 'backbone', 'layers', 'convolutions', 'bfloat16']
 
 

@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
 def test_steps_have_the_losses_of_the_toolboxs_own_swin(trained, kind, iterations):
     theirs = trained(kind, swin='theirs', iterations=iterations)
     assert len(set(theirs)) == iterations
-    for backend in ('native', 'eager', 'graph', 'reference'):
+    for backend in ('native', 'torch'):
         if backend != 'native' or load()[0] is not None:
             ours = trained(kind, backend=backend, iterations=iterations)
             assert ours == pytest.approx(theirs, rel=1e-5), backend
@@ -94,11 +94,11 @@ def test_controls_of_all_seeds_make_the_band():
 def test_what_is_planned():
     kinds = dict(optimizers=['sgd', 'adamw'], dtypes=parity.DTYPES)
     args = Namespace(
-        seeds=3, iterations=7, backend='eager', configs=[], cfg_options=None, data='D', annotations=None, **kinds
+        seeds=3, iterations=7, backend='torch', configs=[], cfg_options=None, data='D', annotations=None, **kinds
     )
     plan = list(parity.planned(args, parity.DEMOS[0], 'folder'))
     assert [seed for _, seed, _ in plan] == [0, 0, 1, 2] * 2
-    assert all(named['ours'].backend == 'eager' and named['theirs'].swin == 'theirs' for *_, named in plan)
+    assert all(named['ours'].backend == 'torch' and named['theirs'].swin == 'theirs' for *_, named in plan)
     assert {name for *_, named in plan for name in named} == {
         'theirs',
         'ours',
@@ -125,7 +125,7 @@ def test_ones_own_data_take_the_place_of_the_configs(tmp_path):
 
 @pytest.mark.parametrize('type', ['SwinBackbone', 'mmdet.SwinTransformer', 'SwinTransformer'])
 def test_arguments_of_theirs(type):
-    arch = dict(arch='nano', backend='eager') if type == 'SwinBackbone' else dict(embed_dims=32, depths=(2, 2, 2, 2))
+    arch = dict(arch='nano', backend='torch') if type == 'SwinBackbone' else dict(embed_dims=32, depths=(2, 2, 2, 2))
     theirs = as_theirs(ConfigDict(arch, type=type, drop_path_rate=0.2, with_cp=True), 'mmdet')
     assert (theirs.type, theirs.embed_dims, theirs.drop_path_rate, theirs.with_cp) == (
         'mmdet.SwinTransformer',

@@ -100,7 +100,6 @@ def check(command, monkeypatch):
     program, *arguments = command
     if Path(program).name in ('python', '$(RUN)') and arguments[0].startswith('tools/'):
         monkeypatch.setattr(sys, 'argv', arguments)
-        monkeypatch.syspath_prepend(str(ROOT / 'tools'))  # ablate.py imports another tool
         tool(arguments[0])()
     elif arguments[0] == '-m' and arguments[1].startswith('benchmarks.'):
         monkeypatch.setattr(sys, 'argv', arguments[1:])

@@ -48,7 +48,7 @@ def model(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp('ray')
     command = [sys.executable, 'tools/make_shapes_dataset.py', folder / 'shapes', '--train', '1', '--val', PICTURES]
-    subprocess.run([*map(str, command), '--size', '64'], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([*map(str, command), '--shape', '64'], cwd=ROOT, check=True, capture_output=True)
     (folder / 'shapes' / 'images' / 'val' / '000003.png').write_bytes(b'no picture')
     base = str(ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py')
     (folder / 'config.py').write_text(
@@ -85,7 +85,7 @@ def rows(out):
 def test_an_actor_that_is_killed_loses_and_doubles_no_picture(model, tmp_path, record_fault):
     write_watched(model, 0.2)
     pictures = model / 'shapes' / 'images' / 'val'
-    process = start(model, pictures, tmp_path / 'out', '--actors', 2, '--batch-size', 4)
+    process = start(model, pictures, tmp_path / 'out', '--actors', 2, '--batch', 4)
     deadline = time.monotonic() + LIMIT_S
     while True:  # until both have begun
         actors = [path for path in (model / 'seen').iterdir() if path.read_text()]

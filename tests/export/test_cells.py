@@ -20,10 +20,11 @@ def require(format, precision):
         pytest.importorskip(name, reason=f'{name} is not installed')
 
 
+@pytest.mark.parametrize('shape', [None, (60, 90)])
 @pytest.mark.parametrize(('format', 'precision'), CELLS)
-def test_a_backbone(format, precision, tmp_path):
+def test_a_backbone(format, precision, shape, tmp_path):
     require(format, precision)
-    one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', None)
+    one = graph.maps_graph(small_swin(SwinBackbone), 'backbone', shape)
     images = np.random.default_rng(0).standard_normal((4, 1, 3, 60, 90), np.float32)
     calibration = [[image] for image in images] if precision == 'int8' else ()
     manifest = export.write(one, tmp_path / 'out', format, precision, calibration=calibration)

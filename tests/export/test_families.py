@@ -6,15 +6,16 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from helpers.export.small_exports import save_checkpoint, small_config
+from mmengine.registry import MODELS, DefaultScope
 from test_boxes import WHOLE
 
 from swin_backbone.export import export, formats
 from swin_backbone.export.graph import ExportError
 
-pytestmark = pytest.mark.slow
 FAMILIES = {**WHOLE, 'Mask R-CNN with batch norm': 'demo/mask-rcnn_swin-nano_fpn_shapes.py'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_whole_model(family, format, tmp_path):
@@ -33,16 +34,25 @@ def test_a_whole_model(family, format, tmp_path):
         model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
         assert {node.domain for node in model.graph.node} == {''}
         kinds = {node.op_type for node in model.graph.node}
-        assert ('NonMaxSuppression' in kinds) == (family in ('RetinaNet', 'ATSS') or 'R-CNN' in family)
-        assert ('RoiAlign' in kinds) == ('R-CNN' in family)
+        suppresses = {'RetinaNet', 'ATSS', 'GFL', 'FCOS', 'VFNet', 'TOOD', 'YOLOX', 'RTMDet', 'RTMDet-Ins'}
+        two_stage = 'R-CNN' in family or family == 'HTC++'
+        assert ('NonMaxSuppression' in kinds) == (family in suppresses or (two_stage and family != 'Sparse R-CNN'))
+        assert ('RoiAlign' in kinds) == two_stage
 
 
-@pytest.mark.parametrize('part', ['neck', 'backbone'])
-def test_a_head_that_is_not_known_is_refused_by_name_and_its_parts_go(part, tmp_path):
-    pytest.importorskip('onnxscript', reason='onnxscript is not installed')
-    cfg = small_config('sparse_rcnn/sparse-rcnn_swin-t-p4-w7_fpn_300-proposals_ms-crop-3x_coco.py')
-    checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
-    with pytest.raises(ExportError, match=r'SparseRCNN cannot be exported whole, only RetinaNet, .*: use --part neck'):
-        export.export(cfg, str(checkpoint), tmp_path / 'out')
-    manifest = export.export(cfg, str(checkpoint), tmp_path / 'out', part=part)
-    assert len(manifest['outputs']) == len(manifest['inputs']) + 3
+@pytest.mark.parametrize(
+    ('name', 'says'),
+    [
+        ('mmdet::paa/paa_r50_fpn_1x_coco.py', r'PAAHead\.predict_by_feat, which differs from that of BaseDenseHead,'),
+        ('mmdet::solo/solo_r50_fpn_1x_coco.py', 'SOLO'),
+        ('mmdet::dab_detr/dab-detr_r50_8xb2-50e_coco.py', r'DABDETR\.forward_transformer'),
+        ('mmdet::queryinst/queryinst_r50_fpn_1x_coco.py', r'SparseRoIHead\.mask_head'),
+        ('mmseg::ocrnet/ocrnet_hr18_4xb4-80k_ade20k-512x512.py', 'CascadeEncoderDecoder with'),
+    ],
+)
+def test_a_refusal_names_the_part_that_prevents_it(name, says):
+    cfg = small_config(name)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = MODELS.build(cfg.model)
+    with pytest.raises(ExportError, match=says + r'.* cannot be exported whole.*: use --part neck or --part backbone'):
+        export.graph_of(model, cfg, 'model', None)

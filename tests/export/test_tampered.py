@@ -206,14 +206,31 @@ def test_an_argument_that_is_another_thing(record_fault, folder, argument, value
 
 def test_what_is_no_picture_or_no_batch(record_fault, folder):
     model = runtime.load(folder)
-    for wrong in ([[1]], None, 'a.png', np.zeros((24, 40)), np.zeros((24, 40, 4), np.uint8), np.zeros(3, np.uint8)):
-        with pytest.raises(runtime.RuntimeProblem, match=r'a picture is uint8 pixels \(h, w, 3\), got'):
+    for wrong in ([[1]], None, 'a.png', np.zeros((24, 40)), np.zeros((24, 40, 4), np.uint8), np.zeros(3, np.uint8),
+                  np.zeros((0, 0, 3), np.uint8), np.full((24, 40, 3), np.nan, np.float32)):  # fmt: skip
+        with pytest.raises(runtime.RuntimeProblem, match=r'picture takes uint8 pixels \(h, w, 3\), got'):
             list(model.predict([wrong]))
         record_fault('bad_pictures')
     for batch in (0, -1, 1.5, None, 10**30):
         with pytest.raises(runtime.RuntimeProblem, match='batch takes a whole number from 1 to 1073741824, got'):
             list(model.predict([picture()], batch=batch))
         record_fault('bad_commands')
+
+
+def test_an_input_of_the_wrong_kind_is_named(record_fault, folder):
+    model = runtime.load(folder)
+    size, pixels = np.array([24, 40]), picture()[None]
+    for inputs, says in {
+        'none': ([], 'inputs takes 2 arrays, got 0'),
+        'text': (['a.png', size], r"picture takes uint8 values \(batch, height, width, 3\), got 'a.png'"),
+        'float': ([pixels * np.nan, size], r'picture takes uint8 values .*, got float64 \(1, 24, 40, 3\)'),
+        'four channels': ([pixels[..., [0, 1, 2, 2]], size], r'got uint8 \(1, 24, 40, 4\)'),
+        'empty': ([pixels[:, :0], size], r'picture takes at least one value, got uint8 \(1, 0, 40, 3\)'),
+        'no size': ([pixels, None], r'size takes int64 values \(2\), got None'),
+    }.values():
+        with pytest.raises(runtime.RuntimeProblem, match=says):
+            model.run(inputs)
+        record_fault('bad_pictures')
 
 
 def test_a_class_that_has_no_name(record_fault, folder):
@@ -273,5 +290,7 @@ def test_one_bad_picture_among_good_ones(record_fault, tmp_path):
     assert 'takes pictures of 24x40 pixels, and one became 30x30' in lines[0]
     assert 'more than the 10000 pixels' in lines[1]
     assert 'one became 1x1' in lines[2]
+    assert 'it is an empty file' in lines[4]
+    assert 'OpenCV' not in stderr
     record_fault('bad_pictures', len(lines))
     assert run(exported, *good)[0] == 0

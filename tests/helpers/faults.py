@@ -43,7 +43,7 @@ KINDS = {
     'foreign_names': Kind('names and links that lead out of the working folder', 'neither read, written nor removed'),
     'locks': Kind('second trainings in a working folder', 'one sentence that says who trains there'),
     'lost_ranks': Kind(
-        'ranks and machines of a distributed run that are lost', 'the others end in one sentence, or go on'
+        'ranks and machines of a distributed run that are lost', 'the run continues from the last checkpoint'
     ),
     'non_finite': Kind('losses and gradients that are not finite', 'the step is skipped, the weights stay finite'),
     'annotations': Kind('annotations that pycocotools or mmdet cannot take, each way in', 'named before it is read'),

@@ -146,7 +146,28 @@ def test_a_head_that_was_taken_out(backbone):
         sum(output.square().mean() for output in one(x)).backward()
     assert relative_error(kept.weight.grad[:48], whole.weight.grad[16:64]) < 1e-4
     model.backend = 'native'
-    with pytest.raises(ValueError, match=r"'native' cannot compute this: .* some were taken out"):
+    with pytest.raises(ValueError, match=r"'native' cannot compute this: .* take layers"):
+        model(x)
+
+
+@pytest.mark.parametrize('hidden', [77, 1, 128 - 8])
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_hidden_channels_that_were_pruned(backbone, hidden):
+    model, x = make(backbone).train(), torch.randn(1, 3, 40, 50)
+    for fc1, fc2 in ((block.ffn.layers[0][0], block.ffn.layers[1]) for block in model.stages[0].blocks):
+        fc1.weight, fc1.bias = (nn.Parameter(w[:hidden].detach()) for w in (fc1.weight, fc1.bias))
+        fc2.weight = nn.Parameter(fc2.weight[:, :hidden].detach())
+    results = []
+    for backend in ('auto', 'torch'):
+        model.backend = backend
+        maps = model(x)
+        results.append([*maps, *torch.autograd.grad(sum(y.square().mean() for y in maps), list(model.parameters()))])
+    assert relative_error(*results) < 1e-4
+    model.backend = 'native'
+    if hidden % 8:
+        with pytest.raises(ValueError, match=rf'MLPs of a multiple of 8 channels, not {hidden}\.'):
+            model(x)
+    else:
         model(x)
 
 

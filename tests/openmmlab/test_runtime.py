@@ -11,7 +11,9 @@ from mmengine.config import Config
 from mmengine.utils import is_installed
 
 from swin_backbone.cost.flops import build
+from swin_backbone.export import predictor
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.config.published import find_published, start_from_weights
 
 CONFIGS = ROOT / 'configs'
 ALL_CONFIGS = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob('[!_]*/*.py'))
@@ -109,14 +111,6 @@ def test_work_dir_is_the_command_lines_then_the_configs_then_named_after_it(tmp_
     assert Path(default) == Path('work_dirs', Path(MASK_RCNN).stem)
 
 
-def test_auto_scale_lr_needs_a_base(tmp_path):
-    cfg = Config.fromfile(MASK_RCNN)
-    runtime.enable_auto_scale_lr(cfg)
-    assert cfg.auto_scale_lr.enable
-    with pytest.raises(ValueError, match='base_batch_size'):
-        runtime.enable_auto_scale_lr(Config({}))
-
-
 def test_amp_takes_the_wrapper_of_the_machine():
     cfg = Config.fromfile(MASK_RCNN)
     runtime.enable_amp(cfg)
@@ -139,6 +133,21 @@ def test_resume_takes_auto_or_a_checkpoint(tmp_path):
         assert (cfg.resume, cfg.load_from) == expected
     with pytest.raises(ValueError, match=r'missing\.pth.*no file'):
         runtime.set_resume(Config({}), str(tmp_path / 'missing.pth'))
+
+
+def test_weights_alone_come_from_a_checkpoint_that_is_named(tmp_path, monkeypatch):
+    """A config that a resumed training saved has resume=True and that checkpoint."""
+    monkeypatch.setattr(predictor, 'open_whole', lambda *_: None)
+    checkpoint, published = tmp_path / 'epoch_1.pth', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+    checkpoint.touch()
+    for start, loaded in (
+        (lambda cfg: runtime.set_checkpoint(cfg, str(checkpoint)), str(checkpoint)),
+        (lambda cfg: start_from_weights(cfg, published), find_published(published).weights),
+        (lambda cfg: predictor.set_exported(cfg, 'exported'), None),
+    ):
+        cfg = Config(dict(resume=True, load_from='epoch_4.pth', model=dict()))
+        start(cfg)
+        assert (cfg.resume, cfg.load_from) == (False, loaded)
 
 
 def test_drawing_and_predictions_of_both_toolboxes(tmp_path):

@@ -33,7 +33,7 @@ def mmpretrain():
 @pytest.fixture(scope='module')
 def shapes(tmp_path_factory):
     out = tmp_path_factory.mktemp('shapes')
-    made = run('tools/make_shapes_dataset.py', out, '--train', 6, '--val', 4, '--size', 64, '--crops')
+    made = run('tools/make_shapes_dataset.py', out, '--train', 6, '--val', 4, '--shape', 64, '--crops')
     assert made.returncode == 0, made.stderr
     return out
 
@@ -189,7 +189,7 @@ def demo_options(shapes, *more):
 def test_a_classifier_says_the_class_of_a_picture(tmp_path, shapes, trained):
     pictures = sorted((shapes / 'images' / 'val').glob('*.png'))
     arguments = ['--out-dir', tmp_path, *demo_options(shapes)]
-    seen = run('tools/infer.py', *pictures, DEMO, trained, *arguments)
+    seen = run('tools/infer.py', *pictures, DEMO, '--weights', trained, *arguments)
     assert seen.returncode == 0, seen.stderr[-2000:]
     found = json.loads((tmp_path / 'results.json').read_text())
     assert [picture['file_name'] for picture in found] == [str(path) for path in pictures]
@@ -210,7 +210,7 @@ def test_a_picture_gets_the_scores_that_testing_gives_it(tmp_path, shapes, train
     tested = run('tools/test.py', DEMO, trained, *outputs, *demo_options(shapes))
     assert tested.returncode == 0, tested.stderr[-2000:]
     paths = [shapes / 'crops' / 'val' / name for name in names]
-    seen = run('tools/infer.py', *paths, DEMO, trained, '--out-dir', tmp_path, *demo_options(shapes))
+    seen = run('tools/infer.py', *paths, DEMO, '--weights', trained, '--out-dir', tmp_path, *demo_options(shapes))
     assert seen.returncode == 0, seen.stderr[-2000:]
     scores = {one['file_name']: one['score'] for one in json.loads((tmp_path / 'results.json').read_text())}
     expected = pickle.loads((tmp_path / 'out.pkl').read_bytes())
@@ -240,7 +240,7 @@ def test_data_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(('config', 'kind'), [(SIMMIM, SwinBackbone), (SIMMIM_V2, SwinV2Backbone)])
 def test_what_simmim_pretrains_is_loaded_and_fine_tuned(tmp_path, config, kind):
     shapes = tmp_path / 'shapes'
-    run('tools/make_shapes_dataset.py', shapes, '--train', 100, '--val', 4, '--size', 96, '--crops')
+    run('tools/make_shapes_dataset.py', shapes, '--train', 100, '--val', 4, '--shape', 96, '--crops')
     more = options(f'train_dataloader.dataset.data_root={shapes}', 'train_dataloader.batch_size=8', loaders=('train',))
     work = tmp_path / 'simmim'
     pretrained = run('tools/train.py', config, '--work-dir', work, *more)  # 4 epochs of 13 steps

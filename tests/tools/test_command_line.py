@@ -1,7 +1,11 @@
-"""What the tools have in common: how they end."""
+"""What the tools have in common: their options, and how they end."""
 
+import argparse
+import importlib
 import logging
 import os
+import re
+import runpy
 import subprocess
 import sys
 
@@ -11,12 +15,13 @@ from helpers import ROOT
 from helpers.in_process import run
 
 from swin_backbone import command_line
+from swin_backbone.command_line import ARGUMENTS, RENAMED
 
 TOOLS = ROOT / 'tools'
 COMMANDS = sorted(
-    {*TOOLS.glob('*.py')} - {TOOLS / 'launch.py'}
-    | {ROOT / 'benchmarks' / f'{name}.py' for name in ('backbones', 'parts', 'windows', 'operators', 'gpu/report')}
+    {*TOOLS.glob('*.py')} | {ROOT / 'benchmarks' / f'{name}.py' for name in ('backbones', 'operators', 'gpu', 'models')}
 )
+TABLE = ROOT / 'docs' / 'reference' / 'tools.md'
 PROGRAM = """
 import logging, os, sys
 from swin_backbone.command_line import run
@@ -76,22 +81,6 @@ def test_another_broken_pipe_is_an_error():
         command_line.run(main)
 
 
-@pytest.mark.parametrize(
-    ('tool', 'options'),
-    [
-        ('benchmarks.backbones', ['--size', '--batch', '--runs', '--threads', '--strip-tokens']),
-        ('benchmarks.parts', ['--size', '--runs', '--threads']),
-        ('benchmarks.windows', ['--size', '--runs', '--threads']),
-        ('benchmarks.gpu.report', ['--size', '--batch', '--runs', '--windows', '--v2-window']),
-    ],
-)
-def test_what_is_counted_is_at_least_one(tool, options):
-    for option in options:
-        result = run(tool, option, '0')
-        assert result.returncode == 2
-        assert f"argument {option}: it takes a whole number of at least 1, got '0'" in result.stderr
-
-
 def test_what_the_toolboxes_say_for_who_debugs_them_is_not_printed(capsys):
     def main():
         mmengine.logging.print_log('missing', level=logging.DEBUG)
@@ -100,3 +89,90 @@ def test_what_the_toolboxes_say_for_who_debugs_them_is_not_printed(capsys):
     with pytest.raises(SystemExit) as end:
         command_line.run(main)
     assert (end.value.code, capsys.readouterr().out) == (None, 'said\n')
+
+
+class Found(Exception):
+    """Carries the parser of a tool out of it."""
+
+
+def parsers(tool, monkeypatch):
+    """The parser of a tool, or those of its commands."""
+
+    def stop(parser, *_):
+        raise Found(parser)
+
+    monkeypatch.setattr(argparse.ArgumentParser, 'parse_args', stop)
+    if tool.is_relative_to(TOOLS):
+        parse_args = runpy.run_path(str(tool), run_name='tool')['parse_args']
+    else:
+        name = '.'.join(tool.relative_to(ROOT).with_suffix('').parts)
+        parse_args = importlib.import_module(name).parse_args
+    with pytest.raises(Found) as found:
+        parse_args()
+    (parser,) = found.value.args
+    commands = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return list(commands[0].choices.values()) if commands else [parser]
+
+
+def options(parser):
+    """The names and values of a parser's options, in their order; '' where an option takes none."""
+    return {
+        action.option_strings[0]: value_of(action.nargs, action.metavar, action.choices)
+        for action in parser._actions
+        if action.option_strings and action.help != argparse.SUPPRESS
+    }
+
+
+def value_of(nargs, metavar, choices):
+    value = 'NAME' if choices else metavar or ''
+    return '' if nargs == 0 else ' '.join(value) if isinstance(value, tuple) else value
+
+
+def test_the_table_of_options_is_that_of_the_parsers(monkeypatch):
+    rows = re.findall(r'(?m)^\| `(--[a-z-]+) ?([^`]*)` \|', TABLE.read_text(encoding='utf-8'))
+    shared = {
+        name: value_of(
+            0 if 'store_true' in settings.values() else None, settings.get('metavar'), settings.get('choices')
+        )
+        for name, settings in ARGUMENTS.items()
+        if name.startswith('--') and settings.get('help') != argparse.SUPPRESS
+    }
+    assert rows == list(shared.items())
+    tools_with = {}
+    for tool in COMMANDS:
+        for parser in parsers(tool, monkeypatch):
+            found = options(parser)
+            assert not {'--size', '--img-scale', '--batch-size', '--traceback'} & set(found), tool
+            assert {**found, **{name: shared[name] for name in shared if found.get(name)}} == found, tool
+            if tool.is_relative_to(TOOLS):
+                in_table = [name for name in found if found[name] == shared.get(name)]
+                assert in_table == [name for name in shared if name in in_table], tool
+                for name in found:
+                    tools_with.setdefault(name, set()).add(tool)
+    several = {name for name, tools in tools_with.items() if len(tools) > 1} - {'-h'}
+    assert several <= set(shared)
+
+
+def test_help_of_a_training_starts_with_what_is_needed_most(monkeypatch):
+    (parser,) = parsers(TOOLS / 'train.py', monkeypatch)
+    assert list(options(parser))[1:5] == ['--data', '--backbone', '--epochs', '--batch']
+
+
+@pytest.mark.parametrize(
+    ('tool', 'words', 'new'),
+    [
+        ('train', ['CONFIG', '--img-scale', '640x480'], '--shape H W, height first'),
+        ('visualize', ['windows', '--size', '9', '9'], '--shape H W'),
+        ('infer', ['a.png', 'CONFIG', '--batch-size=4'], '--batch N'),
+        ('export', ['CONFIG', 'CKPT', '--out', 'DIR'], '--out-dir D'),
+        ('flops', ['CONFIG', '--traceback'], '--debug'),
+        ('visualize', ['bias', 'CKPT', '--to', '12'], '--new-window W'),
+    ],
+)
+def test_an_option_of_an_earlier_version_names_the_new_one(record_fault, tool, words, new):
+    old = next(word.partition('=')[0] for word in words if word.startswith('--'))
+    result = run(f'tools/{tool}.py', *words)
+    assert result.returncode == 2
+    assert result.stderr.endswith(f'error: {old} is now {new}\n')
+    assert RENAMED[old] == new
+    record_fault('bad_commands')

@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import ROOT
 from helpers.in_process import run
+from helpers.openmmlab.own_data import make_own_data
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData
@@ -68,10 +69,14 @@ def pictures(tmp_path_factory):
     return folder
 
 
+def trained(config, checkpoints):
+    return config, '--weights', checkpoints / f'{config.stem}.pth'
+
+
 def test_detector_on_a_folder_with_a_video_and_a_file_that_is_none(tmp_path, checkpoints, pictures):
     checkpoint = checkpoints / f'{DETECTION.stem}.pth'
     out = tmp_path / 'out'
-    result = run('tools/infer.py', pictures, DETECTION, checkpoint, '--out-dir', out, '--batch-size', 3,
+    result = run('tools/infer.py', pictures, DETECTION, '--weights', checkpoint, '--out-dir', out, '--batch', 3,
                  '--score-thr', 0.01)  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert f'skipped: {pictures / "broken.jpg"}' in result.stderr.replace('\n', '')
@@ -115,8 +120,8 @@ def test_cocos_classes_have_cocos_ids():
 
 def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, pictures):
     for size in (1, 2):
-        arguments = (pictures / 'a.png', pictures / 'b.jpg', DETECTION, checkpoints / f'{DETECTION.stem}.pth')
-        result = run('tools/infer.py', *arguments, '--out-dir', tmp_path / str(size), '--batch-size', size,
+        arguments = (pictures / 'a.png', pictures / 'b.jpg', *trained(DETECTION, checkpoints))
+        result = run('tools/infer.py', *arguments, '--out-dir', tmp_path / str(size), '--batch', size,
                      '--score-thr', 0.05)  # fmt: skip
         assert result.returncode == 0, result.stderr
     single, double = (json.loads((tmp_path / size / 'results.json').read_text()) for size in ('1', '2'))
@@ -128,7 +133,7 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
 
 def test_shards_of_a_folder_are_the_folder(tmp_path, checkpoints, pictures):
     """More shards than pictures too, of which some have none then."""
-    arguments = (f'{pictures}/**/*.png', pictures / 'b.jpg', SEGMENTATION, checkpoints / f'{SEGMENTATION.stem}.pth')
+    arguments = (f'{pictures}/**/*.png', pictures / 'b.jpg', *trained(SEGMENTATION, checkpoints))
     assert run('tools/infer.py', *arguments, '--out-dir', tmp_path / 'whole').returncode == 0
     for number in range(4):
         result = run('tools/infer.py', *arguments, '--out-dir', tmp_path / 'parts', '--shard', f'{number}/4')
@@ -140,7 +145,7 @@ def test_shards_of_a_folder_are_the_folder(tmp_path, checkpoints, pictures):
 
 
 def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
-    arguments = (f'{pictures}/**/*.png', SEGMENTATION, checkpoints / f'{SEGMENTATION.stem}.pth')
+    arguments = (f'{pictures}/**/*.png', *trained(SEGMENTATION, checkpoints))
     result = run('tools/infer.py', *arguments, '--out-dir', tmp_path)
     assert result.returncode == 0, result.stderr
     labels = sorted((tmp_path / 'labels').glob('*.png'))
@@ -166,14 +171,14 @@ def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
 )
 def test_a_users_mistake_is_one_sentence(checkpoints, pictures, inputs, config, message):
     checkpoint = checkpoints / f'{DETECTION.stem}.pth'
-    result = run('tools/infer.py', inputs.format(pictures=pictures), config, checkpoint)
+    result = run('tools/infer.py', inputs.format(pictures=pictures), config, '--weights', checkpoint)
     assert result.returncode == 1
     assert message in result.stderr
     assert 'Traceback' not in result.stderr
 
 
 def test_a_test_with_weights_left_random_stops(tmp_path, checkpoints):
-    made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 1, '--val', 1, '--size', 64)
+    made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 1, '--val', 1, '--shape', 64)
     assert made.returncode == 0, made.stderr
     checkpoint = checkpoints / f'{DETECTION.stem}.pth'
     command = ('tools/test.py', SEGMENTATION, checkpoint, '--work-dir', tmp_path / 'work')
@@ -215,7 +220,7 @@ def test_labels_of_many_classes(classes, tmp_path):
 
 
 def test_browse_dataset_draws_what_is_trained_on(tmp_path):
-    made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 3, '--val', 1, '--size', 64)
+    made = run('tools/make_shapes_dataset.py', tmp_path / 'shapes', '--train', 3, '--val', 1, '--shape', 64)
     assert made.returncode == 0, made.stderr
     for config in (DETECTION, SEGMENTATION):
         out = tmp_path / config.stem
@@ -228,14 +233,21 @@ def test_browse_dataset_draws_what_is_trained_on(tmp_path):
         assert len(list(out.glob('*.jpg'))) == 2
 
 
-def test_print_config_prints_what_is_used(tmp_path):
-    saved = tmp_path / 'config.py'
-    result = run('tools/print_config.py', 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', '--backbone', 'swin-s',
-                 '--save-path', saved, '--cfg-options', 'model.backbone.drop_path_rate=0.4')  # fmt: skip
+def test_print_config_prints_what_is_trained(tmp_path):
+    saved, data = tmp_path / 'config.py', make_own_data(tmp_path / 'own')
+    result = run(
+        'tools/print_config.py', 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', '--backbone', 'swin-s',
+        '--data', data, '--epochs', 3, '--batch', 2, '--shape', 64, 96,
+        '--save-path', saved, '--cfg-options', 'model.backbone.drop_path_rate=0.4',
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "arch='small'" in result.stdout
+    assert 'learning rate 0.0001, 2 pictures per step; the config has it for 16' in result.stderr
     cfg = Config.fromfile(saved)
     assert (cfg.model.backbone.arch, cfg.model.backbone.drop_path_rate) == ('small', 0.4)
+    assert (cfg.train_cfg.max_epochs, cfg.train_dataloader.batch_size) == (3, 2)
+    assert cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64)
+    assert cfg.model.bbox_head.num_classes == 2
     assert 'work_dir' not in cfg
 
 
@@ -261,8 +273,8 @@ def test_a_picture_that_the_pipeline_cannot_take_is_skipped_and_the_others_are_t
     for config, file in ((DETECTION, 'results.json'), (SEGMENTATION, 'labels/b.png')):
         out = tmp_path / config.stem
         inputs = (pictures / 'a.png', tmp_path / 'line.png', tmp_path / 'half.jpg', tmp_path / 'empty.png')
-        result = run('tools/infer.py', *inputs, pictures / 'b.jpg', config, checkpoints / f'{config.stem}.pth',
-                     '--out-dir', out, '--batch-size', 3)  # fmt: skip
+        result = run('tools/infer.py', *inputs, pictures / 'b.jpg', *trained(config, checkpoints),
+                     '--out-dir', out, '--batch', 3)  # fmt: skip
         assert result.returncode == 1
         if config == DETECTION:
             assert f'skipped: {tmp_path}/line.png is 5000x1, of which the test pipeline makes nothing' in result.stderr
@@ -286,7 +298,7 @@ def test_what_was_predicted_is_written_whatever_happens_then(tmp_path, checkpoin
         return predict(self, prepared)
 
     monkeypatch.setattr(inference.Predictor, 'predict', fail_the_second_time)
-    arguments = (pictures / 'a.png', pictures / 'b.jpg', DETECTION, checkpoints / f'{DETECTION.stem}.pth')
+    arguments = (pictures / 'a.png', pictures / 'b.jpg', *trained(DETECTION, checkpoints))
     with pytest.raises(KeyboardInterrupt):
         run('tools/infer.py', *arguments, '--out-dir', tmp_path)
     images = json.loads((tmp_path / 'images.json').read_text())['images']
@@ -297,7 +309,7 @@ def test_what_was_predicted_is_written_whatever_happens_then(tmp_path, checkpoin
 def test_a_picture_of_too_many_pixels_is_reduced_and_its_results_are_not(record_fault, tmp_path, checkpoints, pictures):
     for config in (DETECTION, SEGMENTATION):
         out = tmp_path / config.stem
-        result = run('tools/infer.py', pictures / 'a.png', config, checkpoints / f'{config.stem}.pth', '--out-dir', out,
+        result = run('tools/infer.py', pictures / 'a.png', *trained(config, checkpoints), '--out-dir', out,
                      '--max-pixels', 48 * 64, '--score-thr', 0.01)  # fmt: skip
         assert result.returncode == 0, result.stderr
         assert '128x96 pixels are seen and drawn as 64x48; --max-pixels takes more' in result.stderr
@@ -340,8 +352,8 @@ def test_ctrl_c_ends_after_the_frame_at_hand(tmp_path, checkpoints, pictures, mo
 
     monkeypatch.setattr(cv2, 'VideoCapture', Video)
     handler = signal.getsignal(signal.SIGINT)
-    result = run('tools/infer.py', pictures / 'clip.mp4', pictures / 'a.png', DETECTION,
-                 checkpoints / f'{DETECTION.stem}.pth', '--out-dir', tmp_path, '--batch-size', 2)  # fmt: skip
+    inputs = pictures / 'clip.mp4', pictures / 'a.png', *trained(DETECTION, checkpoints)
+    result = run('tools/infer.py', *inputs, '--out-dir', tmp_path, '--batch', 2)
     assert result.returncode == 130
     assert signal.getsignal(signal.SIGINT) is handler
     assert '3 pictures and frames of 2 files' in result.stdout
@@ -350,7 +362,7 @@ def test_ctrl_c_ends_after_the_frame_at_hand(tmp_path, checkpoints, pictures, mo
 
 
 def test_a_camera_is_refused_with_a_replacement(tmp_path, record_fault):
-    result = run('tools/infer.py', 0, DETECTION, 'nowhere.pth', '--out-dir', tmp_path / 'out')
+    result = run('tools/infer.py', 0, DETECTION, '--weights', 'nowhere.pth', '--out-dir', tmp_path / 'out')
     assert result.returncode == 1
     assert "'0' is none, or matches none. A camera is not read: record a video first" in result.stderr
     record_fault('bad_pictures')
@@ -369,6 +381,15 @@ def test_on_a_cpu_freed_memory_is_kept(more, tmp_path, monkeypatch):
     monkeypatch.setattr(devices, 'default_device', lambda: 'cpu')
     cv2.imwrite(str(tmp_path / 'a.png'), np.zeros((8, 8, 3), np.uint8))
     config = ROOT / 'configs/demo/mask-rcnn_swin-nano_fpn_shapes.py'
-    result = run('tools/infer.py', tmp_path / 'a.png', config, tmp_path / 'missing.pth', *more, '--out-dir', tmp_path)
+    result = run(
+        'tools/infer.py',
+        tmp_path / 'a.png',
+        config,
+        '--weights',
+        tmp_path / 'missing.pth',
+        *more,
+        '--out-dir',
+        tmp_path,
+    )
     assert result.returncode == 1
     assert kept == [True]

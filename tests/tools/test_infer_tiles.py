@@ -40,7 +40,7 @@ def files(tmp_path_factory):
 
 
 def infer(files, config, out, *arguments):
-    model = (config, files / f'{config.stem}.pth') if config.suffix == '.py' else (config,)
+    model = (config, '--weights', files / f'{config.stem}.pth') if config.suffix == '.py' else (config,)
     return run('tools/infer.py', files / 'a.png', *model, *TILES, '--out-dir', out, *arguments)
 
 
@@ -99,7 +99,7 @@ def test_an_exported_segmentor_gives_the_checkpoints_labels(tmp_path, files):
         (['--level', '3'], 'level takes 0 to 0'),
         (['--merge'], 'must have the shards of one division'),
         (['--merge', '--resume'], '--merge takes neither'),
-        (['--batch-size', '2'], 'one tile at a time'),
+        (['--batch', '2'], 'one tile at a time'),
     ],
 )
 def test_bad_commands(record_fault, tmp_path, files, arguments, words):
@@ -111,7 +111,7 @@ def test_bad_commands(record_fault, tmp_path, files, arguments, words):
 
 
 def test_options_of_tiles_without_tiles(record_fault, files):
-    result = run('tools/infer.py', files / 'a.png', SEGMENTATION, files / 'x.pth', '--skip-blank')
+    result = run('tools/infer.py', files / 'a.png', SEGMENTATION, '--weights', files / 'x.pth', '--skip-blank')
     assert result.returncode == 2
     assert '--skip-blank takes --tile' in result.stderr
     record_fault('bad_commands')

@@ -41,7 +41,7 @@ def run(*command, by=in_process.run):
 @pytest.fixture(scope='module')
 def shapes(tmp_path_factory):
     out = tmp_path_factory.mktemp('shapes')
-    run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--size', 64)
+    run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--shape', 64)
     return out
 
 

@@ -22,7 +22,14 @@ SWITCH = 'SWIN_BACKBONE_NATIVE'
 PLATFORM = 'SWIN_BACKBONE_PLATFORM'
 SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
 # Compiled once, for every processor
-LIBRARY = ('library/library', 'machine/threads', 'block/windows', 'detection/roi_axes')
+LIBRARY = (
+    'library/library',
+    'machine/caches',
+    'machine/profile',
+    'machine/threads',
+    'block/windows',
+    'detection/roi_axes',
+)
 KERNELS = (  # once for each instruction set
     *('products/gemm', 'block/block', 'block/backward', 'patches/patches', 'patches/patches_backward'),
     *('detection/convolution', 'detection/roi_align', 'detection/suppression', 'library/kernels'),

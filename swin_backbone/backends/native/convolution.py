@@ -19,8 +19,8 @@ from ..weight_cache import WeightCache
 from .availability import why_not_in
 from .gradients import operate
 from .layers import made_from
-from .library import DTYPES, Convolution, load
-from .operators import address, dtype_number, empty, library, maps, vector, within
+from .library import PRODUCTS, Convolution
+from .operators import address, align, dtype_number, empty, library, map_address, vector_address
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and each pair of channels
@@ -76,10 +76,9 @@ def _dtype_of(*tensors: Optional[Tensor]) -> Optional[torch.dtype]:
 
 
 def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
-    if dtype not in DTYPES or why_not_in(dtype) is not None:
+    if dtype is None or why_not_in(dtype) is not None:
         return False
-    library, _ = load()
-    return dtype is torch.float32 or (library is not None and library.isa != 'amx')
+    return PRODUCTS[dtype] is torch.float32 or library().isa != 'amx'
 
 
 def convolve(
@@ -87,7 +86,7 @@ def convolve(
 ) -> Tensor:
     """`F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
 
-    Maps are float32 or bfloat16, or become what autocast asks for. Weight and bias may have another floating dtype:
+    Maps are float32, bfloat16 or float16, or of the dtype of autocast. Weight and bias may have any floating dtype:
     products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, those of bfloat16 by its
     rounding. The packed weight has 4 times the memory of a float32 one, and 7 times that for large bfloat16 maps. It
     stays in the cache of its tiles, if there are `caches`, until the weight changes: a head may have maps of many
@@ -122,10 +121,12 @@ def convolve(
             turned = pack(weight.flip(2, 3).transpose(0, 1), tile)
             of_x = convolution(grad_BHWN, turned, tile, None, weight.shape[1])
         if needed[1] or needed[2]:
+            # torch emulates products of bfloat16 where the processor has none
+            wide = x_BHWC.dtype if library().multiplies_bfloat16 else torch.float32
             _, of_weight, of_bias = torch.ops.aten.convolution_backward(
-                grad_BHWN.permute(0, 3, 1, 2),
-                x_BHWC.permute(0, 3, 1, 2),
-                weight.to(x_BHWC.dtype),
+                grad_BHWN.to(wide).permute(0, 3, 1, 2),
+                x_BHWC.to(wide).permute(0, 3, 1, 2),
+                weight.to(wide),
                 [len(weight)],
                 *([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, needed[1], needed[2]]),
             )
@@ -135,15 +136,15 @@ def convolve(
         weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
         return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
 
-    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=_dtype_of(x_BCHW)).contiguous()
-    return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2)
+    dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
+    x_BHWC = align(x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous())
+    return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
 
 
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     """A weight in the order in which `convolution` reads it for tiles of this side: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
-    within("a packed weight's numbers", POINTS[tile] * N * C, MAX_NUMBERS)
     packed = empty(POINTS[tile] * N * C)
     library().pack_convolution(first, tile, N, C, torch.get_num_threads(), packed.data_ptr())
     return packed
@@ -151,13 +152,13 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
 
 def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], outputs: int) -> Tensor:
     """Maps (B, H, W, N), where N is `outputs`, of the dtype of x."""
-    kept: list[Tensor] = []
-    number, first = dtype_number('x', x_BHWC.dtype), maps('x', x_BHWC, x_BHWC.dtype)
+    copies: list[Tensor] = []
+    number, first = dtype_number('x', x_BHWC.dtype), map_address('x', x_BHWC, x_BHWC.dtype)
     y_BHWN = empty(*x_BHWC.shape[:3], outputs, dtype=x_BHWC.dtype)
     described = Convolution(
         *(number, torch.get_num_threads(), tile, *x_BHWC.shape, outputs),
         address('packed', packed, (POINTS[tile] * outputs * x_BHWC.shape[3],)),
-        vector('bias', bias_N, outputs, kept),
+        vector_address('bias', bias_N, outputs, copies),
     )
     library().convolution_forward(byref(described), first, y_BHWN.data_ptr())
     return y_BHWN

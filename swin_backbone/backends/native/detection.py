@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .library import RoiAlign
-from .operators import address, begin, dtype_number, extent_of, library
+from .operators import address, dtype_number, extent_of, library, memory_address
 
 Bins = tuple[int, int]
 
@@ -41,7 +41,7 @@ def roi_align(
     rois_R5 = rois_R5.float().contiguous()
     described = _describe(maps_BCHW, rois_R5, bins, scale, sampling_ratio, aligned)
     argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
-    first = begin('maps', maps_BCHW, maps_BCHW.dtype, extent_of(maps_BCHW))
+    first = memory_address('maps', maps_BCHW, maps_BCHW.dtype, extent_of(maps_BCHW))
     library().roi_align_forward(
         byref(described), first, address('pooled', pooled_RCIJ, sizes, maps_BCHW.dtype), *argmax
     )
@@ -68,7 +68,7 @@ def roi_align_backward(
     grad_RCIJ, rois_R5 = grad_RCIJ.contiguous(), rois_R5.float().contiguous()
     described = _describe(sums_BCHW, rois_R5, bins, scale, sampling_ratio, aligned, grad_RCIJ.dtype)
     argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
-    first = begin('the gradient of the maps', sums_BCHW, torch.float32, extent_of(sums_BCHW))
+    first = memory_address('the gradient of the maps', sums_BCHW, torch.float32, extent_of(sums_BCHW))
     library().roi_align_backward(byref(described), address('grad', grad_RCIJ, sizes, grad_RCIJ.dtype), *argmax, first)
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW

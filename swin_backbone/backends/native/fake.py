@@ -10,6 +10,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from .library import PRODUCTS
+from .operators import packed_size
+
 register = torch.library.register_fake
 
 
@@ -18,9 +21,8 @@ def _pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool
     outputs, inputs = len(weight), weight[0].numel()
     if transposed:
         outputs, inputs = inputs, outputs
-    if dtype == torch.bfloat16:
-        inputs += inputs % 2  # bfloat16 inputs are multiplied in pairs
-    return weight.new_empty(outputs * inputs, dtype=dtype)
+    dtype = PRODUCTS.get(dtype, dtype)
+    return weight.new_empty(packed_size(dtype, outputs, inputs), dtype=dtype)
 
 
 @register('swin_backbone::block')
@@ -50,8 +52,7 @@ def _block_backward(
     *_: Any,
 ) -> list[Tensor]:
     C = x_BHWC.shape[-1]
-    # These packed bfloat16 weights have no filler: channels and hidden channels are multiples of 8, so never odd.
-    D = packed[2].numel() // C
+    D = packed[2].numel() // packed_size(packed[2].dtype, 1, C)
     linear = [(3 * C, C), (C, C), (D, C), (C, D)]
     of_vectors = [(C,), (C,), (3 * C,), (C,), (C,), (C,), (D,), (C,), (C,), (C,)]
     shapes = [x_BHWC.shape, *linear, *of_vectors, position_bias.shape, position_bias.shape[:1]]
@@ -62,10 +63,8 @@ def _block_backward(
 def _embed(image_BCHW: Tensor, packed: Tensor, *others: Any) -> Tensor:
     *_, patch = others
     B, channels, H, W = image_BCHW.shape
-    inputs = channels * patch[0] * patch[1]
-    if packed.dtype == torch.bfloat16:
-        inputs += inputs % 2
-    return image_BCHW.new_empty(B, -(-H // patch[0]), -(-W // patch[1]), packed.numel() // inputs)
+    outputs = packed.numel() // packed_size(packed.dtype, 1, channels * patch[0] * patch[1])
+    return image_BCHW.new_empty(B, -(-H // patch[0]), -(-W // patch[1]), outputs)
 
 
 @register('swin_backbone::embed_backward')
@@ -80,7 +79,7 @@ def _embed_backward(
 @register('swin_backbone::merge')
 def _merge(x_BHWC: Tensor, packed: Tensor, *_: Any) -> Tensor:
     B, H, W, C = x_BHWC.shape
-    return x_BHWC.new_empty(B, -(-H // 2), -(-W // 2), packed.numel() // (4 * C))
+    return x_BHWC.new_empty(B, -(-H // 2), -(-W // 2), packed.numel() // packed_size(packed.dtype, 1, 4 * C))
 
 
 @register('swin_backbone::merge_backward')

@@ -27,9 +27,6 @@ VECTORS = (
 )
 LINEAR = ('qkv_weight', 'proj_weight', 'fc1_weight', 'fc2_weight')
 GRADIENTS = (*LINEAR, *VECTORS, 'position_bias_hNN', 'cosine_scale_h')
-# Below this width, and in bfloat16, a training step recomputes a block's values as fast as it stores them.
-STORED_CHANNELS = 384
-HEAD_DIMS = range(8, 65, 8)
 
 
 class BlockWeights(NamedTuple):
@@ -69,7 +66,7 @@ def block(
     windows: Windows,
     dtype: torch.dtype,
     cache: WeightCache,
-    with_cp: bool = False,
+    stores: bool = False,
     overwrites: bool = False,
 ) -> Tensor:
     """Return the output (B, H, W, C) of a Swin block, V1 or V2.
@@ -77,7 +74,7 @@ def block(
     Args:
         dtype: of the matrix products, float32 or bfloat16.
         cache: of packed weights.
-        with_cp: whether a training step stores the input alone.
+        stores: whether a training step stores more than its input, see `availability.is_stored`.
         overwrites: whether the output may take the memory of the input, where no gradient is recorded.
     """
     x_BHWC = x_BHWC.float().contiguous()
@@ -88,7 +85,6 @@ def block(
             return x_BHWC
         y_BHWC: Tensor = _operators().block(x_BHWC, *arguments)
         return y_BHWC
-    stores = not with_cp and is_stored(dtype, x_BHWC.shape[3])
     stores = stores and any(t is not None and t.requires_grad for t in (x_BHWC, *w))
 
     def compute(x: Tensor, *weights: Any) -> Sequence[Tensor]:
@@ -116,11 +112,6 @@ def block(
         return block_by_torch(x, BlockWeights(*weights), settings, windows)
 
     return operate(compute, gradients, by_torch, x_BHWC, *w)
-
-
-def is_stored(dtype: torch.dtype, channels: int) -> bool:
-    """Return whether a training step without `with_cp` stores a block's values for backward."""
-    return dtype == torch.float32 and channels >= STORED_CHANNELS
 
 
 def embed(
@@ -306,15 +297,3 @@ def neighbours_last(weight: Tensor) -> Tensor:
     channels = weight.dim() - 1
     moved: Tensor = weight.unflatten(channels, (2, 2, weight.shape[-1] // 4)).movedim(channels + 2, channels)
     return moved.flatten(channels)
-
-
-def why_not_block(channels: int, heads: int, hidden: int, window_size: Sequence[int]) -> Optional[str]:
-    """Return why the library computes no block of these sizes; None: it computes them."""
-    if max(window_size) > operators.LARGEST_WINDOW:
-        largest, (Wh, Ww) = operators.LARGEST_WINDOW, window_size
-        return f'The compiled library takes windows up to {largest}x{largest}, not {Wh}x{Ww}.'
-    if channels % heads or channels // heads not in HEAD_DIMS:
-        return f'The compiled library takes heads of 8, 16, ... 64 channels, not {channels / heads:g}.'
-    if hidden % 8:
-        return f'The compiled library takes MLPs of a multiple of 8 channels, not {hidden}.'
-    return None

@@ -17,8 +17,10 @@ import torch
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 ISA = 'SWIN_BACKBONE_ISA'
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of `swin_dtype`
-VERSION = 6
+PRODUCTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}  # by autocast's
+VERSION = 7
 NAME = {'win32': 'swin.dll', 'darwin': 'libswin.dylib'}.get(sys.platform, 'libswin.so')
+PATH = Path(__file__).with_name(NAME)
 
 
 def _fields(**of_type: str) -> list[tuple[str, Any]]:
@@ -29,7 +31,7 @@ def _fields(**of_type: str) -> list[tuple[str, Any]]:
 class Block(ctypes.Structure):
     """`swin_block`."""
 
-    kept: list[torch.Tensor]  # to which only addresses in the structure point
+    copies: list[torch.Tensor]  # to which only addresses in the structure point
     _fields_ = [
         *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
         *_fields(i64='window_height window_width shift_height shift_width', i32='mask_padding has_norm3'),
@@ -52,7 +54,7 @@ class BlockGradients(ctypes.Structure):
 class Projection(ctypes.Structure):
     """`swin_projection`."""
 
-    kept: list[torch.Tensor]  # as in `Block`
+    copies: list[torch.Tensor]  # as in `Block`
     _fields_ = [
         *_fields(i32='dtype threads', i64='outputs', p='linear bias'),
         *_fields(i32='has_norm', f32='eps', p='norm_weight norm_bias'),
@@ -83,7 +85,7 @@ class Maps(ctypes.Structure):
 class Convolution(ctypes.Structure):
     """`swin_convolution`."""
 
-    kept: list[torch.Tensor]  # as in `Block`
+    copies: list[torch.Tensor]  # as in `Block`
     _fields_ = _fields(i32='dtype threads tile', i64='batch height width channels outputs', p='weight bias')
 
 
@@ -136,6 +138,7 @@ class Library:
         for name in ('swin_error', 'swin_isa', 'swin_isas', 'swin_why_not'):
             getattr(library, name).restype = c_char_p
         library.swin_why_not.argtypes = [c_int32]
+        library.swin_packed_size.argtypes, library.swin_packed_size.restype = [c_int32, c_int64, c_int64], c_int64
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype, function.errcheck = types, c_int32, self._check
@@ -145,8 +148,19 @@ class Library:
         if status:
             raise ERRORS.get(status, RuntimeError)(self._library.swin_error().decode())
 
+    def choose_isa(self, name: Optional[bytes]) -> None:
+        """Take the instruction set of this name, None: the best."""
+        self.use_isa(name)
+        self._multiplies_bfloat16 = self._library.swin_packed_size(DTYPES.index(torch.bfloat16), 1, 2) == 2
+
     def __getattr__(self, name: str) -> Any:  # for mypy: `__init__` sets them
         raise AttributeError(name)
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether the instruction set in use has products of bfloat16. Others round, and multiply in float32."""
+        multiplies: bool = self._multiplies_bfloat16
+        return multiplies
 
     @property
     def isa(self) -> str:
@@ -175,18 +189,17 @@ def load() -> tuple[Optional[Library], Optional[str]]:
     """
     if os.environ.get(SWITCH) == '0':
         return None, f'{SWITCH}=0 is set.'
-    path = Path(__file__).with_name(NAME)
-    if not path.is_file():
+    if not PATH.is_file():
         return None, 'The compiled operators are not built: reinstall swin_backbone.'
     try:
-        library = Library(path)
+        library = Library(PATH)
         version = library._library.swin_version()
     except (OSError, AttributeError) as error:
         return None, f'The compiled operators do not load: {error}.'
     if version != VERSION:
         return None, 'The compiled operators were built for another version of swin_backbone: reinstall it.'
     try:
-        library.use_isa(_wanted_isa())
+        library.choose_isa(_wanted_isa())
     except ValueError as error:
         return None, f'The compiled operators do not run: {error}.'
     return library, None

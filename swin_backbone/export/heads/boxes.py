@@ -4,7 +4,7 @@ Layout: B batch, M boxes, K classes, R regions, n objects, C channels, H W heigh
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import torch
 from mmengine.config import ConfigDict
@@ -13,23 +13,41 @@ from torch import Tensor, nn
 from ..graph import refusal
 from .operators import nms, roi_align
 
+Size = tuple[int, int]  # height and width; they may be symbolic
 NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to 1
 
 
+class View(NamedTuple):
+    """The sizes of a picture on its way through the graph.
+
+    Args:
+        image_size: height and width after it is resized, without padding, (2,).
+        zoom_4: divides a box of the resized picture to give one of the original picture.
+        padded, inner: height and width of the padded image, and without padding.
+        own: height and width of the original picture, to which masks are pasted; None: there are no masks.
+    """
+
+    image_size: Tensor
+    zoom_4: Tensor
+    padded: Size
+    inner: Size
+    own: Optional[Size]
+
+
 def check_nms(cfg: ConfigDict) -> None:
-    """Raises: ExportError, unless this NMS is what ONNX's NonMaxSuppression computes."""
-    if cfg.get('type', 'nms') != 'nms' or cfg.get('class_agnostic', False):
-        raise refusal(f'nms of type {cfg.get("type")!r}, or for all classes together,')
+    """Raises: ExportError, unless `suppress` computes this NMS."""
+    if cfg.get('type', 'nms') not in ('nms', 'soft_nms') or cfg.get('method', 'linear') != 'linear':
+        raise refusal(f'nms of type {cfg.get("type")!r} and method {cfg.get("method")!r}')
 
 
 def check_coder(coder: Any) -> None:
     """Raises: ExportError, unless `decode` computes what this coder does."""
-    if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp or not coder.clip_border:
+    if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp:
         raise refusal(f'{type(coder).__name__}, or how it is set,')
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
-    """Boxes (..., 4) moved by the deltas that a head predicts, and clipped to the image (mmdet's DeltaXYWHBBoxCoder).
+    """Boxes (..., 4) moved by a head's deltas, and clipped to the image if the coder does so (DeltaXYWHBBoxCoder).
 
     Args:
         image_size: height and width, (2,).
@@ -39,9 +57,14 @@ def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Ten
     centre, side = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
     centre = centre + side * deltas[..., :2]
     side = side * deltas[..., 2:].clamp(-largest, largest).exp()
+    moved = torch.cat([centre - side / 2, centre + side / 2], -1)
+    return clip(moved, image_size) if coder.clip_border else moved
+
+
+def clip(boxes: Tensor, image_size: Tensor) -> Tensor:
+    """Boxes (..., 4) cut at the borders of the image."""
     limit = image_size.flip(0).to(boxes.dtype)
-    ends = [torch.minimum(end.clamp(min=0), limit) for end in (centre - side / 2, centre + side / 2)]
-    return torch.cat(ends, -1)
+    return torch.cat([torch.minimum(end.clamp(min=0), limit) for end in (boxes[..., :2], boxes[..., 2:])], -1)
 
 
 def best(scores_BM: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -55,19 +78,33 @@ def take(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
 
 
 def suppress(
-    boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor, iou_threshold: float, score_threshold: float, most: int
+    boxes_BM4: Tensor,
+    scores_BM: Tensor,
+    group_BM: Tensor,
+    nms_cfg: ConfigDict,
+    score_threshold: float,
+    most: Optional[int],
 ) -> tuple[Tensor, Tensor]:
     """NMS: the best boxes of each image that do not overlap a better box of their group.
 
-    Groups are moved apart, as in mmcv's batched_nms.
+    Groups are moved apart, as in mmcv's batched_nms; with `class_agnostic` all boxes are one group.
+
+    Args:
+        most: the largest number of boxes; None: all.
 
     Returns:
         Scores (B, most), best first, with NEVER after the last; and the indices of their boxes.
     """
     B, M = scores_BM.shape
+    most = M if most is None else most
+    if nms_cfg.get('class_agnostic', False):
+        group_BM = torch.zeros_like(group_BM)
     apart_B11 = boxes_BM4.flatten(1).amax(1)[:, None, None] + 1
     moved_BM4 = boxes_BM4 + group_BM[..., None].to(boxes_BM4.dtype) * apart_B11
-    kept_n3 = nms(moved_BM4, scores_BM[:, None], iou_threshold, score_threshold)
+    if nms_cfg.get('type') == 'soft_nms':
+        scores_BM = torch.where(scores_BM > score_threshold, scores_BM, NEVER)
+        return _suppress_softly(moved_BM4, scores_BM, nms_cfg, most)
+    kept_n3 = nms(moved_BM4, scores_BM[:, None], nms_cfg.iou_threshold, score_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
     # Append `most` empty entries, so that topk always finds at least `most`
     is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
@@ -77,13 +114,36 @@ def suppress(
     return scores_BN, torch.where(scores_BN > NEVER, index_BN, 0)
 
 
-def suppress_large(cfg: ConfigDict, boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor) -> tuple[Tensor, Tensor]:
+def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
+    """mmcv's soft NMS: in turn take the best box, and lower the scores of those that overlap it; see `suppress`."""
+    place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
+    area_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2]).prod(-1)
+    found = []
+    for _ in range(most):
+        best_B1, index_B1 = scores_BM.max(1, keepdim=True)
+        found.append((best_B1, index_B1))
+        one_B14 = take(boxes_BM4, index_B1)
+        sides_BM2 = torch.minimum(boxes_BM4[..., 2:], one_B14[..., 2:]) - torch.maximum(
+            boxes_BM4[..., :2], one_B14[..., :2]
+        )
+        shared_BM = sides_BM2.clamp(min=0).prod(-1)
+        iou_BM = shared_BM / (area_BM + area_BM.gather(1, index_B1) - shared_BM)
+        lowered_BM = torch.where(iou_BM >= nms_cfg.get('iou_threshold', 0.3), scores_BM * (1 - iou_BM), scores_BM)
+        is_left_BM = (lowered_BM >= nms_cfg.get('min_score', 1e-3)) & (place_M != index_B1)
+        scores_BM = torch.where(is_left_BM, lowered_BM, NEVER)
+    scores_BN, index_BN = (torch.cat(parts, 1) for parts in zip(*found))
+    return scores_BN, index_BN
+
+
+def suppress_large(
+    cfg: ConfigDict, boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor, most: Optional[int]
+) -> tuple[Tensor, Tensor]:
     """See `suppress`: of the boxes whose sides are larger than a head's `min_bbox_size`, with its other settings."""
     least = cfg.get('min_bbox_size', -1)
     if least >= 0:
         is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > least).all(-1)
         scores_BM = torch.where(is_large_BM, scores_BM, NEVER)
-    return suppress(boxes_BM4, scores_BM, group_BM, cfg.nms.iou_threshold, NEVER / 2, cfg.max_per_img)
+    return suppress(boxes_BM4, scores_BM, group_BM, cfg.nms, NEVER / 2, most)
 
 
 class Regions(nn.Module):
@@ -120,8 +180,8 @@ class Regions(nn.Module):
         return torch.cat(parts)[place_RL.gather(1, level_R[:, None])[:, 0]]
 
 
-def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The objects of all images that were not removed: image, boxes, scores, labels."""
+def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The objects of all images that were not removed: image, boxes, scores, labels, and their places of B * N."""
     image_n, index_n = (scores_BN > NEVER).nonzero().unbind(1)
     N = scores_BN.shape[1]
     flat_n = image_n * N + index_n
@@ -130,7 +190,22 @@ def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Te
         boxes_BN4.reshape(-1, 4)[flat_n],
         scores_BN.reshape(-1)[flat_n],
         labels_BN.reshape(-1)[flat_n],
+        flat_n,
     )
+
+
+def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tuple[Tensor, ...]:
+    """The `most` best pairs of query and class of each image, as objects of the original picture."""
+    B, Q, K = scores_BQK.shape
+    scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
+    found_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
+    return objects(scores_BN, found_BN4, index_BN % K)[:4]
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """Boxes (..., 4) as x1 y1 x2 y2, of boxes given by centre and sides."""
+    centre, side = boxes[..., :2], boxes[..., 2:]
+    return torch.cat([centre - side / 2, centre + side / 2], -1)
 
 
 def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor:
@@ -153,26 +228,8 @@ def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
     return torch.where(torch.isfinite(inside_nL)[..., None], weight, 0)
 
 
-def priors(generator: Any, maps: Sequence[Tensor]) -> list[Tensor]:
-    """The anchors of each level: (M, 4); the anchors of one place are consecutive."""
-    levels = []
-    for base_A4, (step_x, step_y), one in zip(generator.base_anchors, generator.strides, maps):
-        H, W = one.shape[-2:]
-        x_W = torch.arange(W, device=one.device).to(one.dtype) * step_x
-        y_H = torch.arange(H, device=one.device).to(one.dtype) * step_y
-        x_HW, y_HW = x_W[None].expand(H, W), y_H[:, None].expand(H, W)
-        shift_HW4 = torch.stack([x_HW, y_HW, x_HW, y_HW], -1)
-        levels.append((shift_HW4[:, :, None] + base_A4.to(one)).reshape(-1, 4))
-    return levels
-
-
 def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
     """The outputs of a convolution for each anchor: (B, M, values)."""
     x_BHWC = x_BCHW.permute(0, 2, 3, 1)
     B, H, W, C = x_BHWC.shape
     return x_BHWC.reshape(B, H * W * (C // values), values)
-
-
-def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
-    """Height and width as float values (2,); they may be symbolic."""
-    return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])

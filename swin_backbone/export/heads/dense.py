@@ -1,17 +1,24 @@
-"""One-stage detectors: RetinaNet, ATSS.
+"""One-stage detectors: mmdet's dense heads that decode boxes and suppress the overlapping ones.
 
-Layout: B batch, M anchors, K classes, N candidates.
+A head's own code decodes the boxes. It takes one image; the batch is folded into one tall image. Only the choice of the
+best boxes is replaced, since the number of boxes above a score depends on the data.
+
+Layout: B batch, M priors, K classes, N candidates, C channels, H W height and width, n objects, P prototypes.
 """
 
-from typing import Any
+import copy
+from types import FunctionType, SimpleNamespace
+from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..graph import refusal
 from . import boxes
+from .deformable import replace_deformable
 
-HEADS = ('RetinaHead', 'ATSSHead')  # the tests export and verify these
+CHOICE = 'filter_scores_and_topk'  # mmdet's function that chooses boxes
 
 
 class DenseHead(nn.Module):
@@ -24,44 +31,139 @@ class DenseHead(nn.Module):
         ExportError: for a head that cannot be exported.
     """
 
-    with_masks = False
     planes = 1
 
     def __init__(self, model: Any):
-        super().__init__()
-        head, cfg = model.bbox_head, model.bbox_head.test_cfg
-        if type(head).__name__ not in HEADS or not head.use_sigmoid_cls:
-            raise refusal(type(head).__name__, HEADS)
-        boxes.check_nms(cfg.nms)
-        boxes.check_coder(head.bbox_coder)
-        self.head, self.cfg, self.most = head, cfg, cfg.max_per_img
+        from mmdet.models.dense_heads import RTMDetInsHead, TOODHead, YOLOXHead
+        from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 
-    def forward(self, maps: tuple[Tensor, ...], image_size: Tensor, zoom_4: Tensor) -> tuple[Tensor, ...]:
-        """
-        Args:
-            image_size: height and width without padding, (2,).
-            zoom_4: divides a box of the resized picture to give one of the original picture.
-        """
-        head, cfg = self.head, self.cfg
-        outputs = head(maps)
-        levels = zip(*outputs, boxes.priors(head.prior_generator, outputs[0]))
-        parts = []
-        for scores_BCHW, deltas_BCHW, *centerness, prior_M4 in levels:
-            scores_BMK = boxes.per_prior(scores_BCHW, head.cls_out_channels).sigmoid()
-            deltas_BM4 = boxes.per_prior(deltas_BCHW, 4)
-            B, M, K = scores_BMK.shape
-            clear = torch.where(scores_BMK > cfg.score_thr, scores_BMK, boxes.NEVER).reshape(B, M * K)
-            scores_BN, index_BN = boxes.best(clear, cfg.get('nms_pre', 1000))
-            anchor_BN, label_BN = index_BN // K, index_BN % K
-            found_BN4 = boxes.decode(
-                head.bbox_coder, prior_M4[anchor_BN], boxes.take(deltas_BM4, anchor_BN), image_size
-            )
-            if centerness:
-                factor_BM1 = boxes.per_prior(centerness[0], 1).sigmoid()
-                weighed_BN = scores_BN * boxes.take(factor_BM1, anchor_BN)[..., 0]
-                scores_BN = torch.where(scores_BN > boxes.NEVER, weighed_BN, boxes.NEVER)
-            parts.append((scores_BN, found_BN4 / zoom_4, label_BN))
-        scores_BN, found_BN4, label_BN = (torch.cat(part, 1) for part in zip(*parts))
-        scores_BN, index_BN = boxes.suppress_large(cfg, found_BN4, scores_BN, label_BN)
+        super().__init__()
+        self.head: Any = copy.copy(model.bbox_head)
+        kind, name = type(self.head), type(self.head).__name__
+        self.with_masks = isinstance(self.head, RTMDetInsHead)
+        self.is_yolox = isinstance(self.head, YOLOXHead)
+        if not self.with_masks and not self.is_yolox:
+            for method in ('predict_by_feat', '_bbox_post_process'):
+                if getattr(kind, method, None) is not getattr(BaseDenseHead, method):
+                    raise refusal(f'{name}.{method}, which differs from that of BaseDenseHead,')
+            if CHOICE not in kind._predict_by_feat_single.__code__.co_names:
+                raise refusal(f'{name}._predict_by_feat_single, which does not call {CHOICE},')
+        self.head = replace_deformable(self.head)
+        self.cfg: Any = self.head.test_cfg
+        boxes.check_nms(self.cfg.nms)
+        self.batch = 1 if isinstance(self.head, TOODHead) else None  # TOODHead.forward counts the images in Python
+        self.most: Optional[int] = self.cfg.get('max_per_img')
+        if self.with_masks:
+            self.planes = self.most or 1
+
+    def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
+        outputs = self.head(maps)
+        found = self._yolox(*outputs) if self.is_yolox else self._decode(outputs, view.image_size)
+        scores_BN, found_BN4, label_BN = found.scores, found.bboxes / view.zoom_4, found.labels
+        scores_BN, index_BN = boxes.suppress_large(self.cfg, found_BN4, scores_BN, label_BN, self.most)
         found_BN4, label_BN = boxes.take(found_BN4, index_BN), label_BN.gather(1, index_BN)
-        return boxes.objects(scores_BN, found_BN4, label_BN)
+        image_n, box_n4, score_n, label_n, chosen_n = boxes.objects(scores_BN, found_BN4, label_BN)
+        if not self.with_masks:
+            return image_n, box_n4, score_n, label_n
+        kernel_nC, prior_n4 = (
+            boxes.take(rows, index_BN).flatten(0, 1)[chosen_n] for rows in (found.kernels, found.priors)
+        )
+        masks = self._masks(outputs[-1], image_n, kernel_nC, prior_n4, view)
+        return image_n, box_n4, score_n, label_n, masks
+
+    def _decode(self, outputs: Any, image_size: Tensor) -> Any:
+        """The candidates of each image, by the head's own method: bboxes (B, N, 4), scores and labels (B, N)."""
+        head = self.head
+        B = outputs[0][0].shape[0]
+        counts: list[Any] = []  # of each level's candidates
+
+        def choose(scores: Tensor, least: float, most: int, rows: dict[str, Tensor]) -> tuple[Any, ...]:
+            M, K = scores.shape[0] // B, scores.shape[1]
+            clear_BM = torch.where(scores > least, scores, boxes.NEVER).reshape(B, M * K)
+            scores_BN, index_BN = boxes.best(clear_BM, most if most > 0 else M * K)
+            counts.append(index_BN.shape[1])
+            first_B1 = torch.arange(B, device=scores.device)[:, None] * M
+            row = (index_BN // K + first_B1).flatten()
+            return scores_BN.flatten(), (index_BN % K).flatten(), row, {name: one[row] for name, one in rows.items()}
+
+        def per_image(x: Tensor) -> Tensor:
+            levels = x.split([B * count for count in counts])
+            return torch.cat([one.unflatten(0, (B, count)) for one, count in zip(levels, counts)], 1)
+
+        def fold(levels: Any) -> list[Tensor]:
+            return [one.transpose(0, 1).flatten(1, 2) for one in levels]
+
+        def collect(results: Any, **_: Any) -> Any:
+            return SimpleNamespace(**{name: per_image(x) for name, x in vars(results).items()})
+
+        def decode(priors: Tensor, values: Tensor, max_shape: Any) -> Tensor:
+            decoded = head.bbox_coder.decode(priors, values)
+            return boxes.clip(decoded, image_size) if head.bbox_coder.clip_border else decoded
+
+        sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
+        stride = dict(with_stride=True) if self.with_masks else {}
+        priors = head.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device, **stride)
+        lists: dict[str, Any] = dict(cls_score_list=fold(outputs[0]), bbox_pred_list=fold(outputs[1]))
+        factors = None if self.with_masks or len(outputs) == 2 else outputs[2]
+        lists['score_factor_list'] = [None] * len(sizes) if factors is None else fold(factors)
+        if self.with_masks:
+            lists.update(kernel_pred_list=fold(outputs[2]), mask_feat=None)
+        ours = copy.copy(head)
+        ours._bbox_post_process = ours._bbox_mask_post_process = collect
+        ours.bbox_coder = SimpleNamespace(encode_size=head.bbox_coder.encode_size, decode=decode)
+        single = with_globals(type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace})
+        repeated = [one.repeat(B, 1) for one in priors]
+        found = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
+        if factors is not None and hasattr(found, 'score_factors'):
+            weighed_BN = found.scores * found.score_factors
+            found.scores = torch.where(found.scores > boxes.NEVER, weighed_BN, boxes.NEVER)
+        return found
+
+    def _yolox(self, classes: Any, deltas: Any, objectness: Any) -> Any:
+        head = self.head
+        sizes = [tuple(one.shape[-2:]) for one in classes]
+        priors = head.prior_generator.grid_priors(sizes, device=classes[0].device, with_stride=True)
+        logits_BMK, deltas_BM4, there_BM1 = (
+            torch.cat([boxes.per_prior(one, values) for one in levels], 1)
+            for levels, values in ((classes, head.cls_out_channels), (deltas, 4), (objectness, 1))
+        )
+        scores_BM, label_BM = logits_BMK.sigmoid().max(-1)
+        scores_BM = scores_BM * there_BM1[..., 0].sigmoid()
+        scores_BM = torch.where(scores_BM >= self.cfg.score_thr, scores_BM, boxes.NEVER)
+        found_BM4 = head._bbox_decode(torch.cat(priors), deltas_BM4)
+        return SimpleNamespace(bboxes=found_BM4, scores=scores_BM, labels=label_BM)
+
+    def _masks(
+        self, map_BPHW: Tensor, image_n: Tensor, kernel_nC: Tensor, prior_n4: Tensor, view: boxes.View
+    ) -> Tensor:
+        """The masks of RTMDet: each object's layers, which are matrix products, on the map and relative places."""
+        head, own, zoom_4 = self.head, view.own or (1, 1), view.zoom_4
+        H, W = map_BPHW.shape[-2:]
+        place_M2 = head.prior_generator.single_level_grid_priors((H, W), level_idx=0, device=map_BPHW.device)
+        offset_n2M = (prior_n4[:, None, :2] - place_M2).transpose(1, 2) / (prior_n4[:, 2, None, None] * 8)
+        x = torch.cat([offset_n2M, map_BPHW.flatten(2)[image_n]], 1)
+        parts = kernel_nC.split([*head.weight_nums, *head.bias_nums], 1)
+        layers = len(head.weight_nums)
+        for index, (weight, bias) in enumerate(zip(parts[:layers], parts[layers:])):
+            outputs = head.bias_nums[index]
+            x = weight.unflatten(1, (outputs, head.weight_nums[index] // outputs)) @ x + bias[..., None]
+            x = x.relu() if index < layers - 1 else x
+        stride = head.prior_generator.strides[0][0]
+        logits = F.interpolate(x.unflatten(2, (H, W)), scale_factor=stride, mode='bilinear')
+        sides = torch.stack([torch.ceil(H * stride / zoom_4[1]), torch.ceil(W * stride / zoom_4[0])])
+        height, width = sides.long().tolist()
+        for side, least in ((height, own[0]), (width, own[1])):
+            torch._check(side >= least)
+        logits = F.interpolate(logits, size=(height, width), mode='bilinear', align_corners=False)
+        return (logits[:, 0, : own[0], : own[1]].sigmoid() > self.cfg.mask_thr_binary).to(torch.uint8)
+
+
+def with_globals(function: Any, **names: Any) -> Any:
+    """A copy of a function that finds other objects under some of its module's names."""
+    return FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )

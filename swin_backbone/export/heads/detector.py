@@ -11,43 +11,65 @@ from torch import Tensor, nn
 
 from ...windows.grid import Size
 from ..graph import BackboneMaps, Graph, Port, check_shape, example_size, most_pixels, refusal
-from ..picture import Normalise, preprocessing
-from .boxes import size_tensor
+from ..picture import Normalise, Padding, preprocessing
+from .boxes import View
+from .deformable import replace_deformable, size_tensor
 from .dense import DenseHead
+from .detr import TransformerHead
 from .mask2former import InstanceHead
+from .sparse import SparseHead
 from .two_stage import RegionHead
-
-DENSE = ('RetinaNet', 'ATSS')
-QUERIES = ('Mask2Former',)
-TWO_STAGE = ('FasterRCNN', 'MaskRCNN', 'CascadeRCNN')
 
 
 class Detector(nn.Module):
     """From pixels to the objects of all pictures of a batch, in pixels of the original picture."""
 
-    def __init__(self, model: Any, head: Any):
+    def __init__(self, model: Any, head: Any, padding: Padding):
         super().__init__()
+        self.padding = padding
         self.normalise = Normalise(model.data_preprocessor, model.data_preprocessor.pad_size_divisor)
-        self.maps = BackboneMaps(model.backbone, model.neck if model.with_neck else None)
+        self.maps = BackboneMaps(model.backbone, replace_deformable(model.neck) if model.with_neck else None)
         self.head = head
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        resized = size_tensor(picture.shape[1], picture.shape[2], size.float())
+        picture = self.padding(picture)  # a head takes this padding for a part of the picture, as in mmdet
         image = self.normalise(picture)
         maps = self.maps(image)
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
-        zoom_2 = (image_size / size.to(image.dtype)).flip(0)
-        zoom_4 = torch.cat([zoom_2, zoom_2])
-        if not self.head.with_masks:
-            found: tuple[Tensor, ...] = self.head(maps, image_size, zoom_4)
-            return found
-        height, width = size.tolist()
-        for side in (height, width):
-            torch._check(side >= 1)
-        if isinstance(self.head, InstanceHead):
-            found = self.head(maps, image.shape[-2:], picture.shape[1:3], (height, width))
-        else:
-            found = self.head(maps, image_size, zoom_4, (height, width))
+        zoom_2 = (resized / size.to(image.dtype)).flip(0)
+        own = None
+        if self.head.with_masks:
+            own = size.tolist()
+            for side in own:
+                torch._check(side >= 1)
+        view = View(image_size, torch.cat([zoom_2, zoom_2]), image.shape[-2:], picture.shape[1:3], own)
+        found: tuple[Tensor, ...] = self.head(maps, view)
         return found
+
+
+def head_of(model: Any) -> nn.Module:
+    """The graph's head for a detector.
+
+    Raises:
+        ExportError: for a detector that cannot be exported; names the part that prevents it.
+    """
+    from mmdet.models import detectors
+
+    kinds: dict[Any, Any] = {
+        detectors.SparseRCNN: SparseHead,
+        detectors.TwoStageDetector: RegionHead,
+        detectors.Mask2Former: InstanceHead,
+        detectors.SingleStageDetector: DenseHead,
+        detectors.DetectionTransformer: TransformerHead,
+    }
+    for kind, head in kinds.items():
+        if isinstance(model, kind):
+            for method in ('predict', 'extract_feat'):
+                if getattr(type(model), method) is not getattr(kind, method):
+                    raise refusal(f'{type(model).__name__}.{method}, which differs from that of {kind.__name__},')
+            return head(model)
+    raise refusal(type(model).__name__)
 
 
 def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
@@ -59,14 +81,11 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     Raises:
         ExportError: for a detector that cannot be exported.
     """
-    name = type(model).__name__
-    if name not in DENSE + TWO_STAGE + QUERIES:
-        raise refusal(name, DENSE + TWO_STAGE + QUERIES)
+    head = head_of(model)
     check_shape(model.backbone, shape)
-    make_head = DenseHead if name in DENSE else RegionHead if name in TWO_STAGE else InstanceHead
-    head = make_head(model)
-    module = Detector(model, head).eval()
-    batch, height, width = ('batch', 'height', 'width') if shape is None else (1, *shape)
+    padding = Padding(cfg.test_dataloader.dataset.pipeline)
+    module = Detector(model, head, padding).eval()
+    batch, height, width = (head.batch or 'batch', 'height', 'width') if shape is None else (1, *shape)
     outputs = [
         Port('image', 'int64', ('objects',)),
         Port('boxes', 'float32', ('objects', 4)),
@@ -81,9 +100,9 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         [Port('picture', 'uint8', (batch, height, width, 3)), Port('size', 'int64', (2,))],
         outputs,
         shape is None,
-        example_size(model.backbone),
+        example_size(model.backbone) if padding.size is None else (padding.size[0] - 5, padding.size[1] - 14),
         dict(
             preprocessing=preprocessing(cfg, module.normalise),
-            limits=dict(objects=head.most, pixels=most_pixels(head.planes)),
+            limits=dict(pixels=most_pixels(head.planes), **(dict(objects=head.most) if head.most else {})),
         ),
     )

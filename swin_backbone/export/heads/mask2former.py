@@ -6,7 +6,6 @@ Layout: B batch, C channels, H W height and width, T tokens of all levels, h hea
 each head and level, Q queries, K classes, N objects of an image.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..graph import refusal
-from . import boxes
+from .boxes import View
+from .deformable import centres, replace_deformable, split_levels
 
 
 class PixelDecoder(nn.Module):
@@ -34,63 +34,27 @@ class PixelDecoder(nn.Module):
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The map from which masks are made, and the maps to which queries attend, from low resolution to high."""
         decoder = self.decoder
-        tokens, positions, places, sizes = [], [], [], []
+        tokens, positions, sizes = [], [], []
         for level in range(decoder.num_encoder_levels):
             one = maps[decoder.num_input_levels - level - 1]
-            H, W = one.shape[-2:]
             position = decoder.postional_encoding(torch.zeros_like(one[:, 0], dtype=torch.bool))
             position = position + decoder.level_encoding.weight[level].view(1, -1, 1, 1)
-            y_H, x_W = ((torch.arange(n, device=one.device).to(one.dtype) + 0.5) / n for n in (H, W))
-            place_HW2 = torch.stack([x_W[None].expand(H, W), y_H[:, None].expand(H, W)], -1)
             tokens.append(decoder.input_convs[level](one).flatten(2).transpose(1, 2))
             positions.append(position.flatten(2).transpose(1, 2))
-            places.append(place_HW2.reshape(H * W, 2))
-            sizes.append((H, W))
-        x_BTC, position_BTC, place_T2 = torch.cat(tokens, 1), torch.cat(positions, 1), torch.cat(places)
+            sizes.append(tuple(one.shape[-2:]))
+        x_BTC, position_BTC = torch.cat(tokens, 1), torch.cat(positions, 1)
+        place = centres(sizes, x_BTC)[None, :, None].expand(-1, -1, len(sizes), -1)
         for layer in decoder.encoder.layers:
-            x_BTC = layer.norms[0](x_BTC + _sample(layer.self_attn, x_BTC, position_BTC, place_T2, sizes))
-            x_BTC = layer.norms[1](layer.ffn(x_BTC))
+            x_BTC = layer(x_BTC, position_BTC, None, spatial_shapes=sizes, reference_points=place)
         outs = [
             part.transpose(1, 2).reshape(part.shape[0], part.shape[2], H, W)
-            for part, (H, W) in zip(_levels(x_BTC, sizes), sizes)
+            for part, (H, W) in zip(split_levels(x_BTC, sizes), sizes)
         ]
         for index in range(decoder.num_input_levels - decoder.num_encoder_levels - 1, -1, -1):
             lateral = decoder.lateral_convs[index](maps[index])
             above = F.interpolate(outs[-1], size=lateral.shape[-2:], mode='bilinear', align_corners=False)
             outs.append(decoder.output_convs[index](lateral + above))
         return decoder.mask_feature(outs[-1]), outs[: decoder.num_outs]
-
-
-def _levels(x_BTC: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """The tokens of each level."""
-    parts, start = [], 0
-    for H, W in sizes:
-        parts.append(x_BTC[:, start : start + H * W])
-        start = start + H * W
-    return parts
-
-
-def _sample(
-    attention: Any, x_BTC: Tensor, position_BTC: Tensor, place_T2: Tensor, sizes: Sequence[tuple[int, int]]
-) -> Tensor:
-    """Multi-scale deformable self-attention of the tokens of all maps (mmcv's MultiScaleDeformableAttention)."""
-    B, T, _ = x_BTC.shape
-    h, levels, P = attention.num_heads, attention.num_levels, attention.num_points
-    query_BTC = x_BTC + position_BTC
-    offsets = attention.sampling_offsets(query_BTC).view(B, T, h, levels, P, 2)
-    weights = attention.attention_weights(query_BTC).view(B, T, h, levels * P).softmax(-1).view(B, T, h, levels, P)
-    total: Any = None
-    for level, (value_BTC, (H, W)) in enumerate(zip(_levels(attention.value_proj(x_BTC), sizes), sizes)):
-        d = value_BTC.shape[-1] // h
-        value = value_BTC.view(B, H * W, h, d).permute(0, 2, 3, 1).reshape(B * h, d, H, W)
-        side_2 = boxes.size_tensor(W, H, x_BTC)
-        place = place_T2[None, :, None, None] + offsets[:, :, :, level] / side_2  # B, T, h, P, 2
-        grid = (2 * place - 1).transpose(1, 2).reshape(B * h, T, P, 2)
-        seen = F.grid_sample(value, grid, mode='bilinear', padding_mode='zeros', align_corners=False)  # B*h, d, T, P
-        part = (seen * weights[:, :, :, level].transpose(1, 2).reshape(B * h, 1, T, P)).sum(-1)
-        total = part if total is None else total + part
-    y_BTC: Tensor = attention.output_proj(total.view(B, h * d, T).transpose(1, 2))
-    return y_BTC
 
 
 class QueryHead(nn.Module):
@@ -102,7 +66,7 @@ class QueryHead(nn.Module):
 
     def __init__(self, head: Any):
         super().__init__()
-        self.head = copy.deepcopy(head)
+        self.head = replace_deformable(head)
         self.head.pixel_decoder = PixelDecoder(self.head.pixel_decoder)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -131,6 +95,7 @@ class InstanceHead(nn.Module):
     """
 
     with_masks = True
+    batch = None
 
     def __init__(self, model: Any):
         super().__init__()
@@ -142,16 +107,12 @@ class InstanceHead(nn.Module):
         self.most = fusion.test_cfg.get('max_per_image', 100)
         self.planes: int = model.panoptic_head.num_queries
 
-    def forward(
-        self, maps: Sequence[Tensor], padded: tuple[int, int], inner: tuple[int, int], own: tuple[int, int]
-    ) -> tuple[Tensor, ...]:
-        """
-        Args:
-            padded, inner, own: height and width of the padded image, of the resized picture, of the original picture.
-        """
+    def forward(self, maps: Sequence[Tensor], view: View) -> tuple[Tensor, ...]:
         classes_BQK, masks_BQHW = self.queries(maps)
-        masks = F.interpolate(masks_BQHW, size=padded, mode='bilinear', align_corners=False)
-        masks = F.interpolate(masks[:, :, : inner[0], : inner[1]], size=own, mode='bilinear', align_corners=False)
+        masks = F.interpolate(masks_BQHW, size=view.padded, mode='bilinear', align_corners=False)
+        masks = F.interpolate(
+            masks[:, :, : view.inner[0], : view.inner[1]], size=view.own, mode='bilinear', align_corners=False
+        )
         B, Q = classes_BQK.shape[:2]
         scores_BM = classes_BQK.softmax(-1)[..., :-1].reshape(B, Q * self.num_classes)
         scores_BN, index_BN = scores_BM.topk(self.most, dim=1)
@@ -159,7 +120,7 @@ class InstanceHead(nn.Module):
         image_n, index_n = (label_BN < self.num_things).nonzero().unbind(1)
         flat_n = image_n * self.most + index_n
         query_n = image_n * Q + index_BN.reshape(-1)[flat_n] // self.num_classes
-        logits_nhw = masks.reshape(B * Q, *own)[query_n]
+        logits_nhw = masks.reshape(B * Q, *view.own)[query_n]
         inside_nhw = logits_nhw > 0
         clear_n = (logits_nhw.sigmoid() * inside_nhw).sum((1, 2)) / (inside_nhw.sum((1, 2)) + 1e-6)
         score_n = scores_BN.reshape(-1)[flat_n] * clear_n

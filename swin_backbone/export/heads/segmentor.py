@@ -17,7 +17,8 @@ from ..graph import BackboneMaps, ExportError, Graph, Port, check_shape, example
 from ..picture import Normalise, preprocessing
 from .mask2former import SemanticHead
 
-HEADS = ('UPerHead', 'FCNHead', 'PSPHead', 'Mask2FormerHead')  # that are exported and verified in the tests
+PIXELS = ('UPerHead', 'FCNHead', 'PSPHead', 'SegformerHead', 'ASPPHead', 'DepthwiseSeparableASPPHead')
+HEADS = (*PIXELS, 'IterativeDecodeHead', 'Mask2FormerHead')  # that are exported and verified in the tests
 
 
 class AdaptiveAvgPool(nn.Module):
@@ -113,6 +114,9 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         raise refusal(
             f'{type(model).__name__} with {type(head).__name__}', (f'EncoderDecoder with {one}' for one in HEADS)
         )
+    is_knet = type(head).__name__ == 'IterativeDecodeHead'
+    if is_knet and type(head.kernel_generate_head).__name__ not in PIXELS:
+        raise refusal(f'IterativeDecodeHead.kernel_generate_head of {type(head.kernel_generate_head).__name__}', PIXELS)
     if test_cfg.get('mode', 'whole') != 'whole':
         raise ExportError("test_cfg.mode='slide' cannot be exported: give --cfg-options model.test_cfg.mode=whole")
     if head.align_corners or head.out_channels > 256 or (model.data_preprocessor.test_cfg or {}).get('size'):
@@ -122,7 +126,8 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
         )
     check_shape(model.backbone, shape)
     module = Segmentor(model).eval()
-    batch, height, width = ('batch', 'height', 'width') if shape is None else (1, *shape)
+    # K-Net counts the images of a batch in Python
+    batch, height, width = (1 if is_knet else 'batch', 'height', 'width') if shape is None else (1, *shape)
     return Graph(
         module,
         'segmentation',

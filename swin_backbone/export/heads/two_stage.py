@@ -1,4 +1,4 @@
-"""Two-stage detectors: Faster R-CNN, Mask R-CNN, Cascade R-CNN and Cascade Mask R-CNN.
+"""Two-stage detectors: Faster, Mask, Cascade and Cascade Mask R-CNN, and HTC.
 
 Layout: B batch, M anchors, N proposals of an image, R = B*N regions, K classes, n objects, H W height and width.
 """
@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..graph import refusal
 from . import boxes
 
-ROI_HEADS = ('StandardRoIHead', 'CascadeRoIHead')  # that are exported and verified in the tests
+ROI_HEADS = (
+    'StandardRoIHead',
+    'CascadeRoIHead',
+    'HybridTaskCascadeRoIHead',
+)  # that are exported and verified in the tests
 BOX_HEADS = ('Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead', 'ConvFCBBoxHead')
-MASK_HEADS = ('FCNMaskHead',)
+MASK_HEADS = ('FCNMaskHead', 'HTCMaskHead')
 
 
 class RegionHead(nn.Module):
@@ -26,6 +31,8 @@ class RegionHead(nn.Module):
     Raises:
         ExportError: for a head that cannot be exported.
     """
+
+    batch = None
 
     def __init__(self, model: Any):
         super().__init__()
@@ -51,21 +58,21 @@ class RegionHead(nn.Module):
             shared = getattr(roi, 'share_roi_extractor', False)
             extractors = roi.bbox_roi_extractor if shared else roi.mask_roi_extractor
             self.mask_regions = nn.ModuleList(map(boxes.Regions, _listed(extractors)))
+        self.is_htc = type(roi).__name__ == 'HybridTaskCascadeRoIHead'
+        self.semantic = roi.semantic_head if self.is_htc and roi.with_semantic else None
+        if self.semantic is not None:
+            self.semantic_regions = boxes.Regions(roi.semantic_roi_extractor)
+        self.fusion = roi.semantic_fusion if self.semantic is not None else ()
+        self.passes_on = self.is_htc and roi.mask_info_flow  # each mask head takes features of the one before
 
-    def forward(
-        self, maps: tuple[Tensor, ...], image_size: Tensor, zoom_4: Tensor, own_size: Optional[tuple[int, int]] = None
-    ) -> tuple[Tensor, ...]:
-        """
-        Args:
-            image_size: height and width without padding, (2,).
-            zoom_4: divides a box of the resized picture to give one of the original picture.
-            own_size: the original picture's height and width, to which masks are pasted; None: there are no masks.
-        """
+    def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
+        image_size, zoom_4 = view.image_size, view.zoom_4
         proposals_BN4, there_BN = self._propose(maps, image_size)
-        scores_BNK, found_BNK4 = self._refine(maps, proposals_BN4, image_size)
+        semantic = None if self.semantic is None else self.semantic(maps)[1]
+        scores_BNK, found_BNK4 = self._refine(maps, semantic, proposals_BN4, image_size)
         B, N, K = scores_BNK.shape
         scores_BNK = torch.where(there_BN[..., None] & (scores_BNK > self.cfg.score_thr), scores_BNK, boxes.NEVER)
-        if own_size is None:
+        if not self.with_masks:
             found_BNK4 = found_BNK4 / zoom_4
         found_BM4 = found_BNK4.expand(B, N, K, 4).reshape(B, N * K, 4)
         label_BM = torch.arange(K, device=scores_BNK.device).expand(B, N, K).reshape(B, N * K)
@@ -73,24 +80,26 @@ class RegionHead(nn.Module):
             found_BM4,
             scores_BNK.reshape(B, N * K),
             label_BM,
-            self.cfg.nms.iou_threshold,
+            self.cfg.nms,
             self.cfg.score_thr,
             self.cfg.max_per_img,
         )
-        image_n, box_n4, score_n, label_n = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
-        if own_size is None:
+        image_n, box_n4, score_n, label_n, _ = boxes.objects(scores_BN, boxes.take(found_BM4, index_BN), index_BN % K)
+        if not self.with_masks:
             return image_n, box_n4, score_n, label_n
-        masks_nYX = self._masks(maps, box_n4, image_n, label_n)
+        masks_nYX = self._masks(maps, semantic, box_n4, image_n, label_n)
         box_n4 = box_n4 / zoom_4
-        pasted_nhw = boxes.paste(masks_nYX, box_n4, *own_size)
+        pasted_nhw = boxes.paste(masks_nYX, box_n4, *view.own)
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
     def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:
         """Proposals (B, N, 4), and which of them are valid: (B, N)."""
         rpn, cfg = self.rpn, self.rpn.test_cfg
         outputs = rpn(maps)
+        sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
+        priors = rpn.prior_generator.grid_priors(sizes, dtype=torch.float32, device=image_size.device)
         parts = []
-        for level, (score, delta, prior_M4) in enumerate(zip(*outputs, boxes.priors(rpn.prior_generator, outputs[0]))):
+        for level, (score, delta, prior_M4) in enumerate(zip(*outputs, priors)):
             scores_BMK = boxes.per_prior(score, rpn.cls_out_channels)
             scores_BM = scores_BMK[..., 0].sigmoid() if rpn.use_sigmoid_cls else scores_BMK.softmax(-1)[..., 0]
             scores_BN, index_BN = boxes.best(scores_BM, cfg.nms_pre)
@@ -98,17 +107,20 @@ class RegionHead(nn.Module):
             found_BN4 = boxes.decode(rpn.bbox_coder, prior_M4[index_BN], deltas_BN4, image_size)
             parts.append((scores_BN, found_BN4, torch.full_like(index_BN, level)))
         scores_BM, found_BM4, level_BM = (torch.cat(part, 1) for part in zip(*parts))
-        scores_BN, index_BN = boxes.suppress_large(cfg, found_BM4, scores_BM, level_BM)
+        scores_BN, index_BN = boxes.suppress_large(cfg, found_BM4, scores_BM, level_BM, cfg.max_per_img)
         return boxes.take(found_BM4, index_BN), scores_BN > boxes.NEVER
 
-    def _refine(self, maps: Sequence[Tensor], found_BN4: Tensor, image_size: Tensor) -> tuple[Tensor, Tensor]:
+    def _refine(
+        self, maps: Sequence[Tensor], semantic: Optional[Tensor], found_BN4: Tensor, image_size: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Scores (B, N, K) of proposals, and their boxes (B, N, K or 1, 4), after all stages."""
         B, N, _ = found_BN4.shape
         image_R = torch.arange(B, device=found_BN4.device)[:, None].expand(B, N).reshape(B * N)
         box_R4 = found_BN4.reshape(B * N, 4)
         sum_RK: Any = 0
         for stage, (head, regions) in enumerate(zip(self.stages, self.regions)):
-            logits_RK, deltas = head(regions(maps, box_R4, image_R))
+            features = self._fused('bbox', regions(maps, box_R4, image_R), semantic, box_R4, image_R)
+            logits_RK, deltas = head(features)
             sum_RK = sum_RK + logits_RK
             boxed = 1 if head.reg_class_agnostic else int(head.num_classes)  # type: ignore[arg-type]
             found_RK4 = boxes.decode(head.bbox_coder, box_R4[:, None], deltas.reshape(B * N, boxed, 4), image_size)
@@ -118,24 +130,38 @@ class RegionHead(nn.Module):
         scores_RK = (sum_RK / len(self.stages)).softmax(-1)[:, :-1]
         return scores_RK.reshape(B, N, -1), found_RK4.reshape(B, N, boxed, 4)
 
-    def _masks(self, maps: Sequence[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor) -> Tensor:
-        """The mask of each object inside its box, from 0 to 1: (n, Y, X). With several heads it is their mean."""
+    def _fused(
+        self, kind: str, features: Tensor, semantic: Optional[Tensor], box_R4: Tensor, image_R: Tensor
+    ) -> Tensor:
+        """Features of regions, with those of HTC's semantic map added."""
+        if semantic is None or kind not in self.fusion:
+            return features
+        more = self.semantic_regions([semantic], box_R4, image_R)
+        return features + F.adaptive_avg_pool2d(more, features.shape[-2:])
+
+    def _masks(
+        self, maps: Sequence[Tensor], semantic: Optional[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor
+    ) -> Tensor:
+        """The mask of each object inside its box, from 0 to 1: (n, Y, X)."""
         if torch.compiler.is_exporting():
             torch._check(label_n.shape[0] >= 1)  # a batch norm asks; what is captured is right for no object, too
         total: Any = 0
-        features: Any = None
+        features = passed = None
         for index, head in enumerate(self.mask_heads):
-            if features is None or len(self.mask_regions) > 1:
-                features = self.mask_regions[min(index, len(self.mask_regions) - 1)](maps, box_n4, image_n)
-            masks_nKYX = head(features).sigmoid()
+            if features is None or (len(self.mask_regions) > 1 and not self.is_htc):
+                regions = self.mask_regions[-1 if self.is_htc else min(index, len(self.mask_regions) - 1)]
+                features = self._fused('mask', regions(maps, box_n4, image_n), semantic, box_n4, image_n)
+            logits: Any = head(features, passed) if self.passes_on else head(features)
+            logits, passed = (logits, None) if isinstance(logits, Tensor) else logits
+            masks_nKYX = logits.sigmoid()
             if head.class_agnostic:
                 one = masks_nKYX[:, 0]
             else:
                 K, Y, X = masks_nKYX.shape[1:]
                 place_n = torch.arange(label_n.shape[0], device=label_n.device) * K + label_n
                 one = masks_nKYX.reshape(-1, Y, X)[place_n]
-            total = total + one
-        mean: Tensor = total / len(self.mask_heads)
+            total = one if self.is_htc else total + one  # of HTC the last alone, as mmdet
+        mean: Tensor = total if self.is_htc else total / len(self.mask_heads)
         return mean
 
 

@@ -7,7 +7,6 @@ or hooked must be called instead.
 from collections.abc import Iterator
 from typing import Any, Optional, Protocol, TypeVar
 
-import torch
 from mmcv.cnn.bricks import Linear
 from mmcv.cnn.bricks.drop import DropPath
 from mmcv.cnn.bricks.transformer import FFN
@@ -127,10 +126,3 @@ def modules_inside(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
     """Return weight, bias and eps of a norm; three times None for `nn.Identity`, which stands for no norm."""
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)
-
-
-def why_not_in_float32(weight: Tensor) -> Optional[str]:
-    """Return why the library does not read this weight; None: it reads it."""
-    if weight.dtype != torch.float32:
-        return f'The compiled library takes weights in float32, not {weight.dtype}.'
-    return None

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ...backends.choose import linear_dtype, recorder_of
 from ...backends.native import layers as native
-from .layer import Layer, norm_values, why_not_in_float32
+from ...backends.native.operators import why_not_weights
+from .layer import Layer, norm_values
 
 
 class PatchEmbed(Layer):
@@ -56,7 +57,7 @@ class PatchEmbed(Layer):
     def why_not_native(self) -> Optional[str]:
         """See `Layer`."""
         conv, patch = self.projection, self.patch_size
-        reason = super().why_not_native() or why_not_in_float32(conv.weight)
+        reason = super().why_not_native() or why_not_weights([conv.weight])
         if reason is None and (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups) != (
             *(patch, patch, (0, 0), (1, 1), 1),
         ):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ...backends.choose import linear_dtype, why_not_native
 from ...backends.native import layers as native
-from .layer import Layer, is_hooked, norm_values, why_not_in_float32
+from ...backends.native.operators import why_not_weights
+from .layer import Layer, is_hooked, norm_values
 
 WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
 
@@ -72,7 +73,7 @@ class PatchMerging(Layer):
         reason = super().why_not_native()
         if reason is None and self.reduction.bias is not None:
             return 'The compiled library merges patches without a bias, and the reduction has one.'
-        return reason or why_not_in_float32(self.reduction.weight)
+        return reason or why_not_weights([self.reduction.weight])
 
 
 def normalise_output(norm: nn.Module, x_BHWC: Tensor, backend: str) -> Tensor:

@@ -19,10 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from ...backends.attention import attend
 from ...backends.choose import linear_dtype
 from ...backends.native import layers as native
+from ...backends.native.availability import is_stored
+from ...backends.native.operators import why_not_block
 from ...compat import is_transformed
 from ...windows.grid import Size, Windows, fit_window
 from ...windows.position import relative_position_bias
-from .layer import Layer, Norm, known, why_not_in_float32
+from .layer import Layer, Norm, known
 
 
 @known
@@ -176,7 +178,9 @@ class SwinBlock(Layer):
         if self.by_library(x_BHWC):
             windows, drop_path_2B = self.windows(x_BHWC), self._draw_drop_path(x_BHWC)
             weights = self.weights(windows.window_size)._replace(drop_path_2B=drop_path_2B)
-            how = linear_dtype(x_BHWC), self.cache, self.with_cp, overwrites
+            dtype = linear_dtype(x_BHWC)
+            stores = torch.is_grad_enabled() and not self.with_cp and is_stored(dtype, x_BHWC.shape[3])
+            how = dtype, self.cache, stores, overwrites
             return native.block(x_BHWC, weights, self.settings(), windows, *how)
         if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
             return None
@@ -196,20 +200,16 @@ class SwinBlock(Layer):
         reason = super().why_not_native()
         if reason is not None:
             return reason
-        attention, ((fc1, activation, *_), fc2, *_) = self.attn.w_msa, self.ffn.layers
-        C, w = fc2.weight.shape[0], attention.proj.weight
+        attention, ((fc1, activation, hidden_drop), fc2, ffn_drop) = self.attn.w_msa, self.ffn.layers
         if type(activation) is not nn.GELU or activation.approximate != 'none':
             return 'The compiled library has one activation, exact GELU.'
-        if w.shape[1] != C:
-            return 'The compiled library takes all heads of a block, and some were taken out.'
-        drops = attention.proj_drop, self.ffn.layers[0][2], self.ffn.layers[2]
+        drops = attention.proj_drop, hidden_drop, ffn_drop
         if any(drop.p and drop.training for drop in drops) or (attention.attn_drop_rate and attention.training):
             return 'The compiled library has no dropout, and a dropout rate is above 0.'
         if self.drop_path.drop_prob >= 1 and self.drop_path.training:
             return 'The compiled library drops no branch for certain, and a drop path rate is 1.'
-        return native.why_not_block(C, attention.num_heads, fc1.weight.shape[0], self.window_size) or (
-            why_not_in_float32(w)
-        )
+        layers = attention.qkv, attention.proj, fc1, fc2
+        return why_not_block([layer.weight for layer in layers], attention.num_heads, self.window_size)
 
     def settings(self) -> native.BlockSettings:
         """Return the numbers of the block beside its weights."""

@@ -1,7 +1,7 @@
-"""`--cfg-options KEY=VALUE ...`: values as mmengine's DictAction reads them, but whole; and keys that the config has.
+"""`--cfg-options KEY=VALUE ...`: values as in mmengine's DictAction, and known keys.
 
-DictAction deletes every space of a value. mmengine adds a key that a config does not have, so a misspelt one has no
-effect; here it is refused, and `+KEY=VALUE` adds it.
+DictAction deletes every space of a value; here spaces stay. mmengine adds unknown keys, so a misspelt key has no
+effect; here an unknown key is an error, and `+KEY=VALUE` adds one.
 """
 
 import inspect
@@ -16,11 +16,11 @@ from mmengine.registry import Registry
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-KEY = re.compile(r'\+?[^+.\s][^.]*(\.[^.]+)*')  # dotted, `+` before it adds it
-MOST_CHARACTERS = 100  # of a value that are shown
-MAX_DEPTH = 32  # of lists in lists
+KEY = re.compile(r'\+?[^+.\s][^.]*(\.[^.]+)*')  # dotted; a leading `+` adds the key
+MOST_CHARACTERS = 100  # of a value in a message
+MAX_DEPTH = 32  # of nested lists
 OPENING, CLOSING, QUOTES = '([', ')]', '\'"'
-# What mmengine reads from a config besides the arguments of its Runner, of DataLoader and of set_randomness.
+# Keys that mmengine reads besides the arguments of its Runner, of DataLoader and of set_randomness.
 RUNNER_KEYS = {'auto_scale_lr', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn'}
 LOADER_KEYS = {'dataset', 'num_batch_per_epoch'}
 REGISTRIES = (
@@ -32,10 +32,10 @@ REGISTRIES = (
 
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """The options of a command line by their keys.
+    """Return the options of a command line by their keys.
 
-    A value is an int, float, bool, None or string; `[a,b]` or `a,b` a list and `(a,b)` a tuple of values, however
-    deep. Spaces around a value are not part of it, those inside are. Quotes keep commas: `["a,b",c]` has two values.
+    A value is an int, float, bool, None or string. `[a,b]` and `a,b` are lists, `(a,b)` is a tuple; they nest. Spaces
+    around a value are removed, and spaces inside stay. Quotes protect commas: `["a,b",c]` has two values.
 
     Raises:
         ValueError: if a word is not KEY=VALUE, or its brackets or quotes do not match.
@@ -53,7 +53,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str, depth: int = 0) -> Any:
-    """The value that a text stands for: see `parse_options`."""
+    """Return the value of a text: see `parse_options`."""
     if depth > MAX_DEPTH:
         raise ValueError(f'brackets go more than {MAX_DEPTH} deep')
     text = text.strip()
@@ -74,11 +74,11 @@ def apply_options(cfg: Config, options: dict[str, Any]) -> None:
     """Override settings of a config, in place, one after the other.
 
     Args:
-        options: values by their dotted keys, indices of lists among them. A key is one that the config has, or an
-            argument of the class that its `type` names; `+` before it adds any.
+        options: values by dotted keys, with indices of lists. A key is in the config, or an argument of the class of
+            its `type`; a leading `+` adds any key.
 
     Raises:
-        ValueError: if there is no such key, naming the nearest, or a list is shorter.
+        ValueError: for an unknown key, naming the nearest, or an index beyond a list.
     """
     for key, value in options.items():
         adds = key.startswith('+')
@@ -89,7 +89,7 @@ def apply_options(cfg: Config, options: dict[str, Any]) -> None:
 
 
 def setting_of(cfg: Config, key: str) -> Any:
-    """The value of a dotted key, with or without `+` before it; None if the config does not have it."""
+    """Return the value of a dotted key, with or without a leading `+`; None if the config lacks the key."""
     node: Any = cfg._cfg_dict
     for name in key.removeprefix('+').split('.'):
         if isinstance(node, (list, tuple)):
@@ -100,7 +100,7 @@ def setting_of(cfg: Config, key: str) -> Any:
 
 
 def _set(node: Any, path: list[str], value: Any) -> None:
-    """mmengine's `merge_from_dict` exchanges no element of a list for anything but a dict."""
+    """Set a value, also in a list: mmengine's `merge_from_dict` replaces elements of lists by dicts alone."""
     name: Any
     for depth, name in enumerate(path):
         name = int(name) if isinstance(node, list) else name
@@ -132,13 +132,13 @@ def _check_path(cfg: Config, path: list[str], adds: bool) -> None:
 
 
 def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> str:
-    """Which part of a key the config does not have, and the key that may have been meant."""
+    """Return a message with the unknown part of a key and the nearest known key."""
     full, parent = '.'.join(path), '.'.join(path[:depth])
     candidates = [*node, *_arguments(node, path[:depth])]
     nearest = get_close_matches(path[depth], candidates, n=1)
     if nearest:
         meant: Optional[str] = '.'.join([*path[:depth], nearest[0], *path[depth + 1 :]])
-    else:  # a key whose beginning was left out
+    else:  # a key without its beginning
         meant = next((key for key in _keys(cfg._cfg_dict) if key.endswith(f'.{full}')), None)
     return (
         f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'
@@ -148,7 +148,7 @@ def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> 
 
 
 def _keys(node: Any, prefix: str = '') -> Iterator[str]:
-    """Every dotted key of a config."""
+    """Yield every dotted key of a config."""
     items: Any = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, child in items:
         yield f'{prefix}{name}'
@@ -156,7 +156,7 @@ def _keys(node: Any, prefix: str = '') -> Iterator[str]:
 
 
 def _arguments(node: dict[str, Any], path: Sequence[str]) -> set[str]:
-    """The arguments that a part of a config may have, besides those it has: of the class that its `type` names."""
+    """Return the arguments of the class that a part of a config names as its `type`."""
     if not path:
         return _parameters(Runner) | RUNNER_KEYS
     if path[-1] == 'randomness':
@@ -172,7 +172,7 @@ def _arguments(node: dict[str, Any], path: Sequence[str]) -> set[str]:
 
 
 def registered(name: str) -> Iterator[Any]:
-    """What mmengine's registries, and through them the toolboxes', have under a name."""
+    """Yield the entries of a name in the registries of mmengine and the toolboxes."""
     for root in REGISTRIES:
         with root.switch_scope_and_registry(None) as scoped:
             if (found := scoped.get(name) if '.' in name else _entry(scoped, name)) is not None:
@@ -180,7 +180,7 @@ def registered(name: str) -> Iterator[Any]:
 
 
 def _entry(registry: Optional[Registry], name: str) -> Any:
-    """As `registry.get`, which looks for a module of that name in all of sys.path where no registry has it."""
+    """Return an entry as `registry.get`, but do not import a module of the name for an unknown name."""
     if registry is not None:
         registry.import_from_location()
     while registry is not None and name not in registry.module_dict:
@@ -191,13 +191,13 @@ def _entry(registry: Optional[Registry], name: str) -> Any:
 def _parameters(function: Any) -> set[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of builtins that do not say
+    except (TypeError, ValueError):  # builtins without a signature
         return set()
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != 'self'}
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The parts between the commas of a text, as far as they are in no bracket and no quotes."""
+    """Yield the parts of a text between commas outside of brackets and quotes."""
     start = position = 0
     while position < len(text):
         if text[position] in OPENING:
@@ -215,7 +215,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _end_of_bracket(text: str, start: int = 0) -> int:
-    """Where the bracket that opens at `start` closes."""
+    """Return the position of the bracket that closes the one at `start`."""
     awaited = []
     position = start
     while position < len(text):

@@ -19,14 +19,14 @@ from ..errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
-SIMILAR = 3  # names of configs that an error suggests
+SIMILAR = 3  # suggestions in an error message
 SUFFIXES = ('.py', '.yml', '.yaml', '.json')
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Reads numbers, texts, lists, dicts, and the tuples that mmengine writes.
+    """Reads numbers, texts, lists, dicts, and mmengine's tuples.
 
-    It is the one in Python: that in C overflows its stack where a file is nested too deeply.
+    This is PyYAML's loader in Python: the loader in C overflows its stack on deeply nested files.
     """
 
 
@@ -37,18 +37,18 @@ PlainLoader.add_constructor(
 
 @register_handler(['yaml', 'yml'])
 class PlainYamlHandler(YamlHandler):
-    """mmengine's YAML, also of `_base_`, which by itself runs any constructor that a file names."""
+    """mmengine's reader of YAML, also of `_base_`, without constructors of arbitrary Python objects."""
 
     def load_from_fileobj(self, file: TextIO, **kwargs: Any) -> Any:
         return yaml.load(file, **{**kwargs, 'Loader': PlainLoader})
 
 
 def register_prefixes() -> None:
-    """Teach mmengine the prefixes that it cannot resolve by itself, in `_base_` as well as in `get_config`.
+    """Register prefixes of configs with mmengine, for `_base_` and `get_config`.
 
-    It knows a package by the name of its distribution. Its table lacks this package, and has mmsegmentation for
-    mmseg, which the OneDL forks distribute under another name: there the module's own name does. Nothing here asks
-    mmengine what is installed, since its 0.10.7 needs pkg_resources for that, which setuptools no longer has.
+    mmengine maps a prefix to the name of a distribution. Its table lacks this package, and names mmsegmentation for
+    mmseg, but the OneDL forks have another distribution: there the module's name serves. mmengine 0.10.7 looks up
+    installed packages by pkg_resources, and setuptools no longer has this module.
     """
     names = distribution_names()
     names.setdefault(OWN, OWN)
@@ -66,10 +66,10 @@ def read_config(path: Union[str, Path]) -> Config:
             `mmpretrain::`, `mmrotate::` and `swin_backbone::`.
 
     Raises:
-        ConfigError: (a ValueError) if the prefix is of a package that is not installed, there is no such file, it is of
-            no kind that is read, or cannot be read.
+        ConfigError: (a ValueError) if the package is not installed, or the file is missing, of another kind or
+            damaged.
     """
-    use_torchvision()  # which mmpretrain and mmrotate import, and a config may import them
+    use_torchvision()  # mmpretrain and mmrotate import it, and a config may import them
     prefix, colons, name = str(path).partition('::')
     file = Path(path)
     if colons:
@@ -79,7 +79,7 @@ def read_config(path: Union[str, Path]) -> Config:
         file = configs / name
     try:
         is_file = file.is_file()
-    except ValueError as error:  # of a name with a NUL
+    except ValueError as error:  # a NUL in the name
         raise ConfigError(f'a config is a path, got {str(path)!r}: {error}') from error
     if not is_file:
         raise ConfigError(f'there is no config {str(path)!r}{_similar(str(path))}')
@@ -89,14 +89,14 @@ def read_config(path: Union[str, Path]) -> Config:
         if file.suffix != '.py' and not isinstance(held := load(str(file)), dict):
             raise ValueError(f'it takes settings by their names, got {type(held).__name__}')
         return Config.fromfile(str(file))
-    except Exception as error:  # whatever a config in Python does, or a parser says
+    except Exception as error:  # a config in Python can raise anything
         raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
 
 
 def _similar(path: str) -> str:
-    """Which configs have names like that of one that is not there.
+    """Return similar names of configs, for an error message.
 
-    Of its package or folder; of this folder and every package, where it is a name alone.
+    The search covers the package or folder of `path`, and every package for a name alone.
     """
     prefix, colons, name = path.partition('::')
     wanted = Path(name if colons else path)
@@ -116,7 +116,7 @@ def _similar(path: str) -> str:
 
 
 def use_torchvision() -> None:
-    """See `import_torchvision`; what is wrong with one that cannot be imported is said."""
+    """Import torchvision by `import_torchvision`, and warn if this fails."""
     error = import_torchvision()
     if error is not None:
         print_log(
@@ -128,9 +128,9 @@ def use_torchvision() -> None:
 
 
 def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
-    """The path of a config that `_base_` names by a prefix, and the scope in which mmengine builds what it inherits.
+    """Return path and scope of a config with a prefix in `_base_`.
 
-    The prefix is the scope, but for this package's own, whose configs are in a toolbox's.
+    The scope is the prefix; this package's configs have none of their own.
     """
     prefix, _colons, name = cfg_path.partition('::')
     configs = configs_of(prefix) if name else None
@@ -140,12 +140,12 @@ def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
 
 
 def configs_of(package: str) -> Optional[Path]:
-    """The folder of configs that an installed package brings along; None if it is none of those, or not installed."""
+    """Return the folder of configs in an installed package; None if the package is unknown or not installed."""
     spec = find_spec(package) if package in (OWN, *TOOLBOXES, *distribution_names()) else None
     if spec is None or spec.origin is None:
         return None
     root = Path(spec.origin).parent
-    if package == OWN and not (root / '.mim').exists():  # a checkout that was not installed
+    if package == OWN and not (root / '.mim').exists():  # a checkout without installation
         return root.parent / 'configs'
     return root / '.mim' / 'configs'
 

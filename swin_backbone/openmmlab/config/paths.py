@@ -1,4 +1,4 @@
-"""Folders and files that a user names: made or found, or a sentence that says what is wrong with them."""
+"""Checks of the user's folders and files."""
 
 import os
 import stat
@@ -15,17 +15,17 @@ MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
 
 
 def make_folder(path: Union[str, Path], argument: str) -> Path:
-    """Make a folder to write to, unless it is there.
+    """Make a writable folder, unless it exists.
 
     Raises:
-        ValueError: if it cannot be made or written to, naming the argument.
+        ValueError: if this fails, naming the argument.
     """
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise ValueError(f'{argument} takes a folder, got {str(path)!r}, which is a file') from None
-    except (OSError, ValueError) as error:  # the second for a NUL in it
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, 'strerror', None) or error
         raise ValueError(f'{argument}: the folder {str(path)!r} cannot be made: {reason}') from error
     if not os.access(path, os.W_OK | os.X_OK):
@@ -76,10 +76,10 @@ def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
 
 
 def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
-    """The data sets of 'train', 'val' or 'test' with the keys where they stand; none, if a config has no such phase.
+    """Return keys and data sets of 'train', 'val' or 'test'; none if a config lacks the phase.
 
     Raises:
-        ValueError: if there is something else, naming the key.
+        ValueError: if a key has no data set, naming the key.
     """
     loader = cfg.get(f'{phase}_dataloader')
     if not isinstance(loader, dict):
@@ -88,10 +88,10 @@ def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The data sets of a part of a config with the keys where they stand, without the wrappers around them.
+    """Yield keys and data sets of a part of a config, without their wrappers.
 
     Raises:
-        ValueError: if there is something else, naming the key.
+        ValueError: if a key has no data set, naming the key.
     """
     if isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
@@ -107,12 +107,12 @@ def datasets_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def metrics_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
-    """The metrics of 'train', 'val' or 'test' with the keys where they stand."""
+    """Return keys and metrics of 'train', 'val' or 'test'."""
     return list(metrics_of(cfg.get(f'{phase}_evaluator'), f'{phase}_evaluator'))
 
 
 def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The metrics of a part of a config with the keys where they stand, without an evaluator around them."""
+    """Yield keys and metrics of a part of a config, without their evaluators."""
     if isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
             yield from metrics_of(child, f'{where}.{index}')
@@ -123,7 +123,7 @@ def metrics_of(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def annotation_file(node: dict[str, Any]) -> Optional[str]:
-    """Where the annotation file of a data set or metric is, if it names one on this machine's disk."""
+    """Return the path of the annotation file of a data set or metric, if it is on a local disk."""
     path = node.get('ann_file')
     if not isinstance(path, str) or not path or '://' in path or node.get('backend_args'):
         return None
@@ -131,13 +131,13 @@ def annotation_file(node: dict[str, Any]) -> Optional[str]:
 
 
 def require_data(cfg: Config, phases: Sequence[str]) -> None:
-    """See that files and folders of the data sets are there, and classes and colours can be, before anything is built.
+    """Raise an error for missing files of data sets, and for wrong classes and colours.
 
     Args:
-        phases: of 'train', 'val' and 'test'. Data sets with a `backend_args` are not on this machine's disk.
+        phases: of 'train', 'val' and 'test'. Data sets with `backend_args` are elsewhere, and not checked.
 
     Raises:
-        ValueError: if one is not, naming the key that expects it.
+        ValueError: naming the key.
     """
     for phase in phases:
         for where, dataset in datasets_in(cfg, phase):
@@ -167,7 +167,7 @@ def _require(path: str, key: str, setting: str) -> None:
 
 
 def _require_metainfo(metainfo: Any, where: str) -> None:
-    """See that classes are names and a palette has a colour for each."""
+    """Raise an error unless classes are names and the palette has a colour for each."""
     if metainfo is None:
         return
     if not isinstance(metainfo, dict):
@@ -179,7 +179,7 @@ def _require_metainfo(metainfo: Any, where: str) -> None:
         is_list = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
         if not is_list or not classes or len(set(classes)) < len(classes):
             raise ValueError(f'{where}.classes takes a list of names, each once, got {classes!r}')
-    if palette is None or isinstance(palette, str):  # as 'random' in mmdet
+    if palette is None or isinstance(palette, str):  # 'random' in mmdet
         return
     if not isinstance(palette, (list, tuple)) or not all(map(_is_colour, palette)):
         raise ValueError(f'{where}.palette takes a list of colours, three whole numbers from 0 to 255, got {palette!r}')
@@ -196,7 +196,7 @@ def _is_colour(colour: Any) -> bool:
 
 
 def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The paths that a data set names, with their keys, as mmengine's BaseDataset joins them."""
+    """Yield keys and paths of a data set, joined as in mmengine's BaseDataset."""
     root = dataset.get('data_root') or ''
     named = [('ann_file', dataset.get('ann_file'))]
     prefix = dataset.get('data_prefix') or {}
@@ -209,6 +209,6 @@ def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     for key, path in named:
         if isinstance(path, str) and path:
-            yield key, os.path.join(root, path)  # which takes an absolute path as it is
+            yield key, os.path.join(root, path)  # an absolute path stays
     if root:
         yield 'data_root', root

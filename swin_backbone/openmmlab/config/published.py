@@ -1,9 +1,9 @@
-"""The weights of whole models that their authors published, by the names that metafiles give the models."""
+"""Published weights of whole models, by the names of the models in metafiles."""
 
 import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from mmengine.config import Config
 from mmengine.fileio import load
@@ -13,15 +13,15 @@ from .files import OWN, SIMILAR, TOOLBOXES, configs_of
 
 
 class Published(NamedTuple):
-    """What a metafile.yml says of a model."""
+    """An entry of a metafile.yml."""
 
     name: str
-    weights: str  # an address
-    scores: dict[str, float]  # of its authors, by the metric
+    weights: str  # URL
+    scores: dict[str, float]  # published, by metric
 
 
 def published_in(metafile: Path) -> list[Published]:
-    """The models of a metafile that have weights."""
+    """Return the models of a metafile with weights."""
     loaded: Any = load(str(metafile))
     models = loaded.get('Models') or [] if isinstance(loaded, dict) else loaded
     return [
@@ -32,13 +32,13 @@ def published_in(metafile: Path) -> list[Published]:
 
 
 def find_published(name: str) -> Published:
-    """The published weights of a model of this package's configs, or else of an installed toolbox's.
+    """Return the entry of a model in this package's metafiles, or else in an installed toolbox's.
 
     Args:
-        name: of its config, without folder and `.py`.
+        name: of the config, without folder and `.py`.
 
     Raises:
-        ConfigError: (a ValueError) if there are none; it suggests names like it.
+        ConfigError: (a ValueError) if no metafile has the name; the message has similar names.
     """
     names: list[str] = []
     for package in (OWN, *TOOLBOXES):
@@ -58,13 +58,37 @@ def find_published(name: str) -> Published:
     )
 
 
-def start_from_published(cfg: Config, name: str) -> None:
-    """Begin a training with the published weights of a whole model; those of ImageNet are not loaded first.
+def start_from(cfg: Config, checkpoint: Optional[str]) -> None:
+    """Load the weights of a checkpoint, a path or URL, and not the state of its training; None loads none.
+
+    A config that a resumed training saved has `resume=True`.
+    """
+    cfg.update(load_from=checkpoint, resume=False)
+
+
+def find_weights(weights: str) -> str:
+    """Return the path or URL of a checkpoint: `weights` itself, or the published ones of this name.
 
     Raises:
-        ConfigError: see `find_published`.
+        ConfigError: (a ValueError) if it is neither a URL nor a file nor a name; see `find_published`.
     """
-    cfg.load_from = find_published(name).weights
+    if '://' in weights or Path(weights).is_file():
+        return weights
+    if Path(weights).suffix or '/' in weights:
+        raise ConfigError(f'--weights takes a checkpoint or the name of a published model, got no file {weights!r}')
+    return find_published(weights).weights
+
+
+def start_from_weights(cfg: Config, weights: str) -> None:
+    """Begin a training with the weights of a whole model; those of ImageNet are not loaded first.
+
+    Args:
+        weights: see `find_weights`.
+
+    Raises:
+        ConfigError: see `find_weights`.
+    """
+    start_from(cfg, find_weights(weights))
     backbone = cfg.model.get('backbone')
     if backbone and 'Pretrained' in str(backbone.get('init_cfg')):
         backbone.init_cfg = None

@@ -1,4 +1,4 @@
-"""--epochs, --batch, --img-scale and --lr: one number each, and everything in a config that hangs together with it."""
+"""--epochs, --batch, --shape and --lr, with all settings of a config that depend on them."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,81 +9,122 @@ from mmengine.config import Config, ConfigDict
 from ..errors import ConfigError, kind_of, parts_of
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
-WARM_UP = 0.1  # the largest share of a training that a warm-up takes
-MODES = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')  # of hooks and heads
-# Settings of transforms and preprocessors that are a side or two, in pixels.
+WARM_UP = 0.1  # largest share of a warm-up in a training
+MODES = (
+    'num_last_epochs',
+    'switch_epoch',
+    'begin_epoch',
+    'start_epoch',
+    'initial_epoch',
+)  # settings of hooks and heads, in epochs
+# Settings of transforms and preprocessors: one side or two, in pixels.
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
-STEP = 32  # pixels: what is a multiple of it stays one
+STEP = 32  # pixels: a multiple of it stays a multiple
 
 
 class Settings(NamedTuple):
-    """What a command line says of a training; None leaves it as the config has it.
+    """The settings of a training; None keeps the config's.
 
     Args:
-        epochs: over all training pictures, also of a config that counts iterations, or repeats pictures in an epoch.
-        batch: pictures a step and process; the learning rate follows in proportion, unless `lr` is given.
-        img_scale: width and height, in pixels, that pictures are resized to, as the config's pipelines do it.
-        lr: the learning rate.
+        epochs: passes over all training pictures, also of a config that counts iterations or repeats pictures.
+        batch: pictures of a step and process.
+        img_scale: width and height in pixels of the resized pictures.
+        lr: the learning rate; the other rates of the schedule follow.
+        auto_scale_lr: let mmengine scale the learning rate in proportion to the batch.
     """
 
     epochs: Optional[int] = None
     batch: Optional[int] = None
     img_scale: Optional[tuple[int, int]] = None
     lr: Optional[float] = None
+    auto_scale_lr: bool = False
 
     @property
     def words(self) -> str:
-        """As on a command line."""
-        scale = None if self.img_scale is None else 'x'.join(map(str, self.img_scale))
-        said = dict(self._asdict(), img_scale=scale)
-        return ' '.join(f'--{key.replace("_", "-")} {value}' for key, value in said.items() if value is not None)
+        """The options of a command line."""
+        shape = self.img_scale and f'{self.img_scale[1]} {self.img_scale[0]}'
+        options = dict(epochs=self.epochs, batch=self.batch, shape=shape, lr=self.lr)
+        words = [f'--{name} {value}' for name, value in options.items() if value is not None]
+        return ' '.join(words + ['--auto-scale-lr'] * self.auto_scale_lr)
 
 
 def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], int], processes: int = 1) -> None:
-    """Put settings into a config, in place, with what hangs together with them.
+    """Put settings into a config, in place, with everything that depends on them.
+
+    The learning rate does not follow the batch: see `lr_line`.
 
     Args:
-        pictures_of: how many pictures an epoch has; asked if it has to be known.
-        processes: among which a batch of each is trained on.
+        pictures_of: returns the number of pictures of an epoch; called with `epochs` alone.
+        processes: number of processes, each with a batch of its own.
 
     Raises:
-        ConfigError: if the config has not what a setting changes, naming the key.
+        ConfigError: if the config lacks what a setting changes, naming the key.
     """
     if settings.batch is not None:
-        _set_batch(cfg, settings.batch, scales_lr=settings.lr is None)
+        loader: Any = cfg.get('train_dataloader')
+        if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
+            raise ConfigError('--batch sets train_dataloader.batch_size, and the config has none')
+        loader['batch_size'] = settings.batch
     if settings.img_scale is not None:
         _set_img_scale(cfg, settings.img_scale)
     if settings.lr is not None:
-        _scale_lr(cfg, settings.lr / _optimizer(cfg, '--lr').lr)
+        optimizer = _optimizer(cfg)
+        if optimizer is None:
+            raise ConfigError('--lr sets optim_wrapper.optimizer.lr, and the config has none')
+        _scale_lr(cfg, settings.lr / optimizer.lr)
     if settings.epochs is not None:
         for part in _steps(cfg.train_dataloader.get('dataset')):
             if kind_of(part) == 'RepeatDataset':
-                part['times'] = 1  # else an epoch would have each picture several times
+                part['times'] = 1  # else an epoch has each picture several times
         fit_schedule(cfg, pictures_of(), processes, settings.epochs)
 
 
-# --- batch and learning rate ------------------------------------------------------------------------------------------
+# --- the learning rate ------------------------------------------------------------------------------------------------
 
 
-def _set_batch(cfg: Config, batch: int, scales_lr: bool) -> None:
-    loader: Any = cfg.get('train_dataloader')
-    if not isinstance(loader, dict) or not isinstance(loader.get('batch_size'), int):
-        raise ConfigError('--batch sets train_dataloader.batch_size, and the config has none')
-    if scales_lr and not (cfg.get('auto_scale_lr') or {}).get('enable'):
-        _scale_lr(cfg, batch / loader['batch_size'])
-    loader['batch_size'] = batch
+def lr_line(cfg: Config, processes: int = 1) -> str:
+    """Return a line about the learning rate and the pictures per step; empty without a single optimizer and batch.
+
+    The learning rate does not follow the batch: docs/guides/own_data.md has the measurements of three rules.
+    """
+    optimizer, batch = _optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
+    if optimizer is None or not isinstance(batch, int):
+        return ''
+    real = batch * processes * cfg.optim_wrapper.get('accumulative_counts', 1)  # pictures between two steps
+    base = _base_batch(cfg)
+    if base in (None, real):
+        return f'learning rate {optimizer.lr:g}, {real} pictures per step'
+    hint = '--auto-scale-lr scales it in proportion, --lr sets another'
+    return f'learning rate {optimizer.lr:g}, {real} pictures per step; the config has it for {base}: {hint}'
 
 
-def _optimizer(cfg: Config, option: str) -> Any:
+def enable_auto_scale_lr(cfg: Config) -> None:
+    """Let mmengine scale the learning rate in proportion to the batch, as the toolboxes' `--auto-scale-lr`.
+
+    Raises:
+        ConfigError: if the config does not name the batch of its learning rate.
+    """
+    if _base_batch(cfg) is None:
+        raise ConfigError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) in the config')
+    cfg.auto_scale_lr.enable = True
+
+
+def _base_batch(cfg: Config) -> Optional[int]:
+    base: Optional[int] = (cfg.get('auto_scale_lr') or {}).get('base_batch_size')
+    return base
+
+
+def _optimizer(cfg: Config) -> Optional[Any]:
+    """Return the optimizer of a config, if it is one with a learning rate."""
     optimizer: Any = (cfg.get('optim_wrapper') or {}).get('optimizer')
-    if not isinstance(optimizer, dict) or not isinstance(optimizer.get('lr'), (int, float)) or not optimizer['lr']:
-        raise ConfigError(f'{option} sets optim_wrapper.optimizer.lr, and the config has none')
-    return optimizer
+    has_lr = isinstance(optimizer, dict) and isinstance(optimizer.get('lr'), (int, float)) and optimizer['lr']
+    return optimizer if has_lr else None
 
 
 def _scale_lr(cfg: Config, factor: float) -> None:
-    """Multiply the learning rate, and the rates that a schedule leads to."""
-    optimizer = _optimizer(cfg, '--batch')
+    """Multiply the learning rate, and the other rates of the schedule."""
+    optimizer = _optimizer(cfg)
+    assert optimizer is not None
     optimizer.lr = _rounded(optimizer.lr * factor)
     for schedule in _schedules(cfg):
         for key in ('eta_min', 'eta_max', 'min_value'):
@@ -104,7 +145,11 @@ def _schedules(cfg: Config) -> list[ConfigDict]:
 
 
 def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optional[int] = None) -> None:
-    """Make a training so many epochs long, in place, or leave its length; no warm-up takes more than a tenth of it.
+    """Set the length of a training, in place, and shorten warm-ups to a tenth of it.
+
+    Args:
+        pictures: of an epoch.
+        epochs: None keeps the length.
 
     Raises:
         ConfigError: if train_cfg has neither max_epochs nor max_iters.
@@ -123,7 +168,7 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
     total = new * steps if by_epoch else new
     ends = _Ends(factor, new, total, steps, by_epoch)
     cfg.param_scheduler = [fitted for one in _schedules(cfg) if (fitted := ends.fitted(one)) is not None]
-    _fit_intervals(cfg, loop, factor, new, by_epoch)
+    _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else steps)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
         logger['interval'] = min(logger.get('interval', 10), steps if by_epoch else max(1, new // 10))
@@ -133,14 +178,14 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
 
 
 class _Ends:
-    """Where the parts of a schedule end in a training of another length."""
+    """Ends of the parts of a schedule in a training of another length."""
 
     def __init__(self, factor: float, new: int, total: int, steps: int, by_epoch: bool):
         self.factor, self.new, self.total, self.steps, self.by_epoch = factor, new, total, steps, by_epoch
-        self.moved: dict[int, int] = {}  # ends of warm-ups in iterations, where other parts begin
+        self.moved: dict[int, int] = {}  # old and new ends of warm-ups, in iterations
 
     def fitted(self, schedule: ConfigDict) -> Optional[ConfigDict]:
-        """A part of a schedule; None if nothing is left of it."""
+        """Return a part of the schedule at its new place; None if it has no length left."""
         if 'end' not in schedule and 'milestones' not in schedule and 'T_max' not in schedule:
             return schedule
         schedule = ConfigDict(schedule)
@@ -170,7 +215,7 @@ class _Ends:
         return schedule
 
     def _warm_up(self, schedule: ConfigDict, end: int, counts_epochs: bool) -> Optional[ConfigDict]:
-        """One in iterations is as long as it was, up to a share of the training; one in epochs becomes one in them."""
+        """Keep the length of a warm-up in iterations, up to `WARM_UP`; convert epochs to iterations."""
         longest = int(WARM_UP * self.total)
         if not counts_epochs:
             schedule.end = self.moved[end] = min(end, longest)
@@ -181,11 +226,15 @@ class _Ends:
         return schedule if schedule.end else None
 
 
-def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool) -> None:
-    """Validate and save as often in a shorter training as before, and at its end; in a longer one as before."""
+def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_epoch: bool, step: int) -> None:
+    """Validate and save a shorter training as often as the config, and a longer one at the config's intervals.
+
+    Args:
+        step: every interval is a multiple of it, as of the iterations of an epoch.
+    """
 
     def fitted(interval: int) -> int:
-        return min(interval, max(1, round(interval * factor)), new)
+        return min(max(1, round(min(interval, interval * factor) / step)) * step, new)
 
     if isinstance(loop.get('val_interval'), int):
         loop.val_interval = fitted(loop.val_interval)
@@ -202,7 +251,7 @@ def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_ep
 
 
 def _scale_modes(node: Any, factor: float) -> None:
-    """Move when hooks and heads change what they do, which is counted in epochs."""
+    """Scale the epochs at which hooks and heads change their behaviour."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key in MODES and isinstance(value, int):
@@ -220,10 +269,10 @@ def _scale_modes(node: Any, factor: float) -> None:
 
 
 def _set_img_scale(cfg: Config, scale: tuple[int, int]) -> None:
-    """Resize to a width and height in test, and in proportion whatever else has a size in pixels."""
+    """Set the width and height of Resize in test, and scale all other sizes in pixels in proportion."""
     tested = [step for phase in ('test', 'val') for step in _steps(cfg.get(f'{phase}_dataloader')) if _is_resize(step)]
     if not tested:
-        raise ConfigError('--img-scale sets the scale of Resize in test_dataloader, whose pipeline has none')
+        raise ConfigError('--shape sets the scale of Resize in test_dataloader, whose pipeline has none')
     old = sorted(_pair(tested[0]['scale']))
     factors = min(scale) / old[0], max(scale) / old[1]
     for node in (cfg.get('train_dataloader'), cfg.get('custom_hooks'), cfg.get('tta_pipeline')):
@@ -259,7 +308,7 @@ def _pair(scale: Any) -> tuple[int, int]:
 
 
 def _steps(node: Any) -> Iterator[dict[str, Any]]:
-    """Whatever has a type in a part of a config, as data sets and transforms, those in others too."""
+    """Yield each dict with a `type` in a part of a config, nested ones too."""
     return (part for _, part in parts_of(node, '-'))
 
 
@@ -267,7 +316,7 @@ def _scale_sides(step: dict[str, Any], factors: tuple[float, float]) -> None:
     for key in SIDES:
         if key in step and not isinstance(step[key], (bool, str)) and _has_pixels(step[key]):
             step[key] = _scaled(step[key], factors)
-    if isinstance(step.get('max_size'), int):  # of the longer side
+    if isinstance(step.get('max_size'), int):  # the longer side
         step['max_size'] = _side(step['max_size'], factors[1])
 
 
@@ -278,7 +327,7 @@ def _has_pixels(value: Any) -> bool:
 
 
 def _scaled(value: Any, factors: tuple[float, float]) -> Any:
-    """A side, two, or a list of two each, by the factors of short sides and of long ones; a square by the first."""
+    """Scale a side, a pair or a list of pairs by the factors of the short and the long side; a square by the first."""
     short, long = factors
     if isinstance(value, int):
         return _side(value, short)

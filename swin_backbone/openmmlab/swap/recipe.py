@@ -8,12 +8,13 @@ from mmengine.config import Config
 from ..errors import kind_of
 from .variants import Task
 
-# The rates are for 16 images a step, and a classifier's for CLASSIFIED.
+# The rates are for a batch of BATCH pictures, and a classifier's for CLASSIFIED.
 ADAMW = dict(
     detection=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
     segmentation=dict(type='AdamW', lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
     classification=dict(type='AdamW', lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
 )
+BATCH = 16
 CLASSIFIED = 1024
 POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
 
@@ -25,7 +26,7 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
     A config that has AdamW already (the DETR family, RTMDet, SegFormer) keeps its rate, its decay and its
     multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables. Any config
     keeps `bypass_duplicate`, which says that its neck or heads share parameters. A classifier's rate is scaled from
-    1024 images a step to the config's `auto_scale_lr.base_batch_size`.
+    1024 images a step to the config's `auto_scale_lr.base_batch_size`, which becomes 16 otherwise.
 
     Args:
         backbone: what the backbone's parameters are called by, as 'backbone', 'detector.backbone' or 'img_backbone'.
@@ -52,6 +53,8 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
         if task == 'classification':
             wrapper.optimizer.lr *= (cfg.get('auto_scale_lr') or {}).get('base_batch_size', CLASSIFIED) / CLASSIFIED
             wrapper.paramwise_cfg.update(norm_decay_mult=0.0, bias_decay_mult=0.0)
+        else:
+            cfg.auto_scale_lr = dict(cfg.get('auto_scale_lr') or {}, base_batch_size=BATCH)
         if 'bypass_duplicate' in paramwise:
             wrapper.paramwise_cfg.bypass_duplicate = paramwise['bypass_duplicate']
     schedulers: Any = cfg.get('param_scheduler') or []

@@ -1,4 +1,4 @@
-"""One training at a time in a working folder: others would mix their checkpoints with its own."""
+"""A lock for one training at a time in a working folder: two trainings would mix their checkpoints."""
 
 import json
 import os
@@ -14,20 +14,20 @@ from ...whole_files import write_whole
 from ..checkpointing.names import is_own_file
 from ..errors import TrainingStopped
 
-LOCK, HOLDER = '.training.lock', '.training.json'  # a lock file is no place for text: on Windows none can be read
+LOCK, HOLDER = '.training.lock', '.training.json'  # two files: Windows cannot read a locked file
 
 
 @contextmanager
 def only_training_in(work_dir: str, rank: int = 0) -> Iterator[None]:
-    """While this lasts, this process trains in a folder, and no other does. Tests and other tools go on.
+    """Keep other trainings out of a folder while the context lasts. Tests and other tools take no lock.
 
-    The operating system lets go of the lock when the process ends, however it ends.
+    The operating system releases the lock at the end of the process.
 
     Args:
-        rank: of this process in its run. The first holds the lock for all.
+        rank: of this process in its run. Rank 0 holds the lock for all.
 
     Raises:
-        TrainingStopped: if another process trains there, naming it.
+        TrainingStopped: if another process trains in the folder, naming the process.
     """
     if rank:
         yield
@@ -53,5 +53,5 @@ def _holder(path: Path) -> str:
     try:
         holder = json.loads(path.read_bytes()[:1000]) if is_own_file(path) else {}
         return f'process {holder["pid"]:d} on {holder["host"]:.100}, since {holder["since"]:.40},'
-    except (OSError, ValueError, KeyError, TypeError):  # it has only just begun
+    except (OSError, ValueError, KeyError, TypeError):  # the other training has just begun
         return 'another process'

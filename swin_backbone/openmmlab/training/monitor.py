@@ -1,4 +1,4 @@
-"""What a training shows of itself: curves.png beside its log, and mmengine's backends for TensorBoard and W&B."""
+"""Views of a training: curves.png beside the log, and mmengine's backends for TensorBoard and W&B."""
 
 import logging
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 from ...pictures.curves import curves_figure, read_log
 from ...pictures.save import save_figure
 
-# By the name of the flag: mmengine's backend, and the packages of which it needs one.
+# By the value of --vis: mmengine's backend, and packages; one of them is needed.
 BACKENDS = {
     'tensorboard': ('TensorboardVisBackend', ('tensorboard', 'tensorboardX')),
     'wandb': ('WandbVisBackend', ('wandb',)),
@@ -23,11 +23,11 @@ BACKENDS = {
 class CurvesHook(Hook):
     """Draws loss terms, learning rate and validation metrics at each validation and at the end of training.
 
-    They go to curves.png in the run's folder, beside the log. Runs in the same working folder, as of a training that
-    was resumed, are drawn as one. A picture that cannot be drawn is a warning: the training goes on.
+    The picture is curves.png in the run's folder, beside the log. Runs in the same working folder are drawn as one
+    resumed training. An error is a warning, and the training continues.
     """
 
-    priority = 'LOWEST'  # behind the hook that writes the scalars
+    priority = 'LOWEST'  # after the hook that writes the scalars
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, Any]] = None) -> None:
         """Draw, if this validation is part of a training."""
@@ -42,7 +42,7 @@ class CurvesHook(Hook):
     def _draw(self, runner: Runner) -> None:
         try:
             save_figure(curves_figure([read_log(Path(runner.work_dir))]), Path(runner.log_dir, 'curves.png'))
-        except Exception as error:  # whatever it is, it is not worth a training
+        except Exception as error:  # no error here stops a training
             runner.logger.log(logging.WARNING, f'curves.png was not drawn: {error}')
 
 
@@ -50,10 +50,10 @@ def enable_vis(cfg: Config, name: Optional[str]) -> None:
     """Have mmengine's visualizer write to TensorBoard or Weights & Biases too, in the run's folder.
 
     Args:
-        name: 'tensorboard' or 'wandb'; None: leave the config as it is.
+        name: 'tensorboard' or 'wandb'; None changes nothing.
 
     Raises:
-        ValueError: if the package that it needs is not installed.
+        ValueError: if its package is not installed.
     """
     if name is None:
         return

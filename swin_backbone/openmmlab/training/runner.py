@@ -1,4 +1,4 @@
-"""The Runner of tools/train.py and tools/test.py: mmengine's, that loses nothing and resumes exactly."""
+"""The Runner of tools/train.py and tools/test.py: mmengine's Runner with safe checkpoints and exact resuming."""
 
 import io
 import logging
@@ -24,15 +24,12 @@ MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_sch
 
 
 class SafeRunner(BriefRunner):
-    """mmengine's Runner with the loops, the checkpoint hook and the data loaders of this package in place of its own.
-
-    It takes the arguments of mmengine's.
-    """
+    """mmengine's Runner, with the same arguments, but loops, checkpoint hook and data loaders of this package."""
 
     resumed_from: Optional[str] = None  # the checkpoint
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
-        # mmengine takes None for those of its own
+        # in mmengine, None removes a default hook
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
         hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
@@ -50,7 +47,7 @@ class SafeRunner(BriefRunner):
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler):
                 if isinstance(handler.stream, io.TextIOWrapper):
-                    handler.stream.reconfigure(errors='backslashreplace')  # a file's name need not be UTF-8
+                    handler.stream.reconfigure(errors='backslashreplace')  # for file names that are not UTF-8
                 handler.handleError = _raise  # type: ignore[method-assign]  # else logging prints a traceback for each line on a full disk
         return logger
 
@@ -85,10 +82,10 @@ class SafeRunner(BriefRunner):
         return checkpoint
 
     def resume(self, filename: str, *args: Any, **kwargs: Any) -> None:
-        """Go on from a checkpoint, as mmengine does: see `fit_to_run`.
+        """Continue from a checkpoint, as mmengine: see `fit_to_run`.
 
         Raises:
-            CheckpointError: if what it holds does not fit this run; nothing of it is taken then.
+            CheckpointError: if the checkpoint does not fit this run; the run is unchanged then.
         """
         self._resume, self.resumed_from = True, filename
         super().resume(filename, *args, **kwargs)
@@ -98,10 +95,10 @@ class SafeRunner(BriefRunner):
         restore(self, self._meta)
 
     def train(self) -> nn.Module:
-        """Train, as mmengine does.
+        """Train, as mmengine.
 
         Raises:
-            TrainingStopped: if a file cannot be written, as on a full disk, or too many steps were not finite.
+            TrainingStopped: on a full disk, or after too many losses that are not finite.
         """
         try:
             trained: nn.Module = super().train()

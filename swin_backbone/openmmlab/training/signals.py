@@ -1,4 +1,4 @@
-"""What a training does on SIGTERM, SIGINT and SIGUSR1, which a cluster sends before it takes a machine away.
+"""Signals to a training; a cluster sends them before it takes a machine away.
 
 SIGTERM and SIGINT: finish the step, save, exit with `RESUMABLE`. A second one stops at once. SIGUSR1: save, go on.
 """
@@ -18,8 +18,8 @@ from mmengine.runner import Runner
 
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 
-# EX_TEMPFAIL of sysexits.h: "temporary failure, try again". No shell, Python, torchrun or signal uses it (a process
-# that a signal ends has 128 and the signal's number), so that a scheduler can requeue on it alone.
+# EX_TEMPFAIL of sysexits.h: "temporary failure, try again". No shell, Python, torchrun or signal uses this status, so
+# a scheduler can requeue on it alone.
 RESUMABLE = 75
 
 NOTHING, SAVE, STOP = range(3)
@@ -28,14 +28,14 @@ WANTED = {
     for name, wanted in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGUSR1', SAVE))
     if hasattr(signal, name)  # Windows has no SIGUSR1
 }
-SAME_S = 1.0  # seconds in which a second signal is the first again: a terminal and torchrun both send Ctrl-C
+SAME_S = 1.0  # seconds: a terminal and torchrun both send Ctrl-C, and count as one signal
 
 
 class SignalHook(Hook):
-    """Saves and stops when a signal asks for it, on all ranks after the same step.
+    """Saves and stops on a signal, on all ranks after the same step.
 
-    It comes last, when a step's other hooks are through. During validation it stops as soon as what training reached
-    is saved; where that needs all ranks, that is once validation is over.
+    The hook runs last in a step. During validation a single process stops as soon as the last step is saved. Several
+    processes stop after validation.
     """
 
     priority = 'LOWEST'
@@ -49,7 +49,7 @@ class SignalHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()
-        if threading.current_thread() is threading.main_thread():  # no other may
+        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             for number in WANTED:
                 self.handlers.setdefault(number, signal.signal(number, self._receive))
 
@@ -57,7 +57,7 @@ class SignalHook(Hook):
         self.restore_handlers()
 
     def restore_handlers(self) -> None:
-        """Hand the signals back to whoever had them."""
+        """Restore the earlier handlers."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.handlers.clear()
@@ -83,7 +83,7 @@ class SignalHook(Hook):
         self._act(runner, runner.iter)
 
     def _receive(self, number: int, frame: Optional[FrameType]) -> None:
-        if os.getpid() != self.process:  # a worker, forked with this handler
+        if os.getpid() != self.process:  # in a forked worker
             return
         now = time.monotonic()
         if WANTED[number] == SAVE:
@@ -95,16 +95,16 @@ class SignalHook(Hook):
             os.kill(self.process, number)
 
     def _act(self, runner: Runner, iteration: int) -> None:
-        """What any rank was asked for, after `iteration` iterations."""
+        """Do the most that any rank received, after `iteration` iterations."""
         agreed = torch.tensor(STOP if self.stop else SAVE if self.save else NOTHING)
-        self.save = False  # one that comes from here on asks for another
+        self.save = False  # a later signal saves again
         all_reduce(agreed, op='max')
         if agreed == NOTHING:
             return
         hook = find_checkpoint_hook(runner)
         if hook is not None:
             hook.save_now(runner, iteration)
-            barrier()  # a launcher ends the other ranks when one exits: not before the first has saved
+            barrier()  # otherwise a launcher ends the saving rank when another one exits
         if agreed == STOP:
             self._exit(runner, hook, iteration)
         runner.logger.info(f'SIGUSR1: {name_of_last(hook)}')
@@ -120,10 +120,10 @@ class SignalHook(Hook):
 
 
 class WorkerInit:
-    """A data loader's `worker_init_fn`: its own, in a worker that leaves signals to the training.
+    """A data loader's `worker_init_fn` that also makes the worker ignore signals.
 
-    A terminal and a cluster send them to workers too, and a worker that dies of one ends the training before it has
-    saved. SIGTERM of the training itself ends a worker as ever.
+    A terminal and a cluster signal workers too, and a dead worker ends the training before the training has saved.
+    SIGTERM from the training itself still ends a worker.
     """
 
     def __init__(self, own: Optional[Callable[[int], None]]) -> None:
@@ -133,7 +133,7 @@ class WorkerInit:
         for number in WANTED:
             if number != signal.SIGTERM:
                 signal.signal(number, signal.SIG_IGN)
-        if hasattr(signal, 'sigwaitinfo'):  # which alone says who sent it; macOS has none
+        if hasattr(signal, 'sigwaitinfo'):  # returns the sender; macOS lacks it
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             threading.Thread(target=_end_by, args=(os.getppid(),), daemon=True).start()
         if self.own is not None:
@@ -141,7 +141,7 @@ class WorkerInit:
 
 
 def _end_by(parent: int) -> None:
-    """End this process when `parent` sends SIGTERM, and nobody else."""
+    """End this process on a SIGTERM from `parent` alone."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What of a run's log is printed; the log file has all of it."""
+"""A shorter log on the terminal; the log file is complete."""
 
 import logging
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
-# How mmengine begins the records that are hundreds of lines in all, before the first iteration.
+# Beginnings of mmengine's longest records, hundreds of lines before the first iteration.
 FOR_THE_FILE = (
     f'\n{"-" * 60}\nSystem environment:',
     'Config:\n',
@@ -16,13 +16,13 @@ FOR_THE_FILE = (
 
 
 class BriefRunner(Runner):
-    """mmengine's Runner, which prints neither the environment, the config, the hooks nor each parameter's rate.
+    """mmengine's Runner, but environment, config, hooks and the rates of parameters go to the log file alone.
 
-    They are in the log file, and with log_level='DEBUG' they are printed too.
+    With log_level='DEBUG' they are printed too.
     """
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        """The Runner's logger, whose console leaves out what is for the file."""
+        """Return the Runner's logger, with a filter for its console."""
         logger = super().build_logger(*args, **kwargs)
         consoles = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
         for console in consoles:

@@ -119,5 +119,14 @@ def test_autocast_computes_in_bfloat16_and_gives_float32(calls):
         assert (a - t).pow(2).mean() < (b - t).pow(2).mean()
 
 
-def test_the_reason_is_said_once_found():
-    assert why_not_in(torch.float16) == 'The compiled operators compute in float32 and bfloat16, not torch.float16.'
+@torch.no_grad()
+def test_autocast_to_float16_computes_in_float32(calls):
+    model, x = backbones()[0], torch.randn(1, 3, 70, 90)
+    with torch.autocast('cpu', torch.float16):
+        found = model(x)
+    assert len(calls) == 8
+    assert all(map(torch.equal, found, model(x)))
+
+
+def test_a_dtype_without_products_has_a_reason():
+    assert why_not_in(torch.float64).endswith('not torch.float64.')

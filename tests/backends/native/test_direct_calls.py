@@ -10,6 +10,7 @@ import torch
 from helpers import ROOT
 from helpers.backends.native_blocks import block_weights, random_weights
 
+from swin_backbone.backends.native import operators
 from swin_backbone.backends.native.layers import pack
 from swin_backbone.backends.weight_cache import WeightCache
 
@@ -76,11 +77,14 @@ def without_its_end(x):
         (dict(x=torch.zeros(1, 8, 8, 0)), 'packed qkv weight must be contiguous and of'),
         (dict(x=torch.zeros(0, 2**40, 8, 32)), 'height must be from 1 to 1048576, got 1099511627776'),
         (dict(x=without_its_end(torch.zeros(1, 8, 8, 32))), 'x must be a tensor with all of its memory'),
-        (dict(x=torch.frombuffer(bytearray(8193), dtype=torch.float32, offset=1).view(1, 8, 8, 32)), 'multiple of 4'),
         (dict(heads=3, position_bias=torch.zeros(3, 16, 16)), 'heads must have'),
         (dict(heads=0, position_bias=torch.zeros(0, 16, 16)), 'heads must have'),
         (dict(shift=[4, 0]), 'a shift must be from 0 to 3, got 4'),
-        (dict(window=[2**32, 2**32]), 'a side of the window must be from 1 to 16, got 4294967296'),
+        (
+            dict(window=[17, 1], position_bias=torch.zeros(2, 17, 17)),
+            'a side of the window must be from 1 to 16, got 17',
+        ),
+        (dict(window=[2**32, 2**32]), 'position_bias must be'),
         (dict(position_bias=torch.zeros(2, 9, 9)), 'position_bias must be'),
         (dict(packed=[torch.zeros(5)] * 4), 'packed qkv weight must be contiguous and of'),
         (dict(packed=[torch.zeros(3 * 32 * 32), torch.zeros(32 * 32), torch.zeros(0), torch.zeros(0)]), 'got 0'),
@@ -109,8 +113,8 @@ def saved(change):
     ('change', 'said'),
     [
         (lambda saved: saved[:, :1].expand(saved.shape), 'saved must be contiguous'),
-        (lambda saved: saved[:0], "saved's groups must be from 1"),
-        (lambda saved: saved.new_zeros(999, 1), "saved's groups must be from 1"),
+        (lambda saved: saved[:0], 'saved must be contiguous and of'),
+        (lambda saved: saved.new_zeros(999, 1), 'groups must be from 0'),
         (lambda saved: saved.new_zeros(len(saved), saved.shape[1] + 1), 'saved must be contiguous and of'),
         (lambda saved: saved.flatten(), r'saved must be \(groups, bytes\)'),
         (lambda saved: torch.cat([saved.new_zeros(8), saved.flatten()])[8:].view(saved.shape), 'a multiple of 64'),
@@ -132,10 +136,8 @@ def test_a_unit_is_a_number_of_columns(unit):
 @pytest.mark.parametrize(
     ('patch', 'said'),
     [
-        ([2**40, 4], 'a side of the patch must be from 1 to 1048576, got 1099511627776'),
-        ([2**32, 2**32], 'a side of the patch'),
-        ([0, 4], 'a side of the patch'),
-        ([2**20, 2**20], 'the numbers of a patch must be from 1 to 1048576'),
+        ([2**40, 4], 'packed weight must be contiguous and of'),
+        ([0, 4], 'packed weight must be contiguous and of'),
         ([4], 'the 2 sides of a patch'),
     ],
 )
@@ -160,3 +162,52 @@ def test_channels_of_nothing():
 def test_no_maps_give_no_maps():
     found = torch.ops.swin_backbone.block(**arguments(x=torch.zeros(0, 8, 8, 32)))
     assert found.shape == (0, 8, 8, 32)
+
+
+def at_an_odd_address(x):
+    """Return a copy of a float32 tensor."""
+    return torch.frombuffer(bytearray(1) + x.contiguous().numpy().tobytes(), dtype=x.dtype, offset=1).view(x.shape)
+
+
+def test_tensors_at_odd_addresses_give_the_same():
+    right = arguments(vectors=[torch.randn(32), *[None] * 9])
+    odd = {name: at_an_odd_address(right[name]) for name in ('x', 'position_bias')}
+    odd['packed'], odd['vectors'] = list(map(at_an_odd_address, right['packed'])), right['vectors']
+    odd['vectors'][0] = at_an_odd_address(right['vectors'][0])
+    for block in (operators.block, torch.ops.swin_backbone.block):
+        assert torch.equal(block(*{**right, **odd}.values()), block(*right.values()))
+    expected, x = operators.block(*right.values()), odd['x']
+    operators.block_(*{**right, **odd}.values())
+    assert torch.equal(x, expected)
+    weight, image = torch.randn(32, 48), torch.randn(1, 3, 8, 8)
+    packed = operators.pack_linear(at_an_odd_address(weight), torch.float32, 1)
+    assert torch.equal(packed, operators.pack_linear(weight, torch.float32, 1))
+    others = packed, None, None, None, None, [4, 4]
+    assert torch.equal(operators.embed(at_an_odd_address(image), *others), operators.embed(image, *others))
+
+
+def linear_weights(C, D, dtype=torch.float32):
+    """Return the weights of qkv, proj, fc1 and fc2."""
+    return [torch.empty(size, dtype=dtype) for size in ((3 * C, C), (C, C), (D, C), (C, D))]
+
+
+@pytest.mark.parametrize(
+    ('weights', 'heads', 'window', 'reason'),
+    [
+        (linear_weights(32, 128), 2, (7, 7), None),
+        ([*linear_weights(32, 128), None, torch.empty(32)], 4, (16, 1), None),
+        (linear_weights(32, 77), 2, (7, 7), 'not 77'),
+        (linear_weights(32, 0), 2, (7, 7), 'not 0'),
+        (linear_weights(96, 128), 1, (7, 7), 'heads of 8, 16'),
+        (linear_weights(32, 128), 0, (7, 7), 'heads of 8, 16'),
+        (linear_weights(32, 128), 2, (17, 7), 'windows up to 16x16'),
+        (linear_weights(32, 128, torch.float64), 2, (7, 7), 'not torch.float64'),
+        ([*linear_weights(32, 128), torch.empty(32, device='meta')], 2, (7, 7), 'on meta'),
+        ([torch.empty(48, 32), torch.empty(32, 16), *linear_weights(32, 128)[2:]], 2, (7, 7), '(3C, C)'),
+        ([None, *linear_weights(32, 128)[1:]], 2, (7, 7), '(3C, C)'),
+        ([torch.empty(32), *linear_weights(32, 128)[1:]], 2, (7, 7), '(3C, C)'),
+    ],
+)
+def test_weights_decide_whether_a_block_is_computed(weights, heads, window, reason):
+    found = operators.why_not_block(weights, heads, window)
+    assert reason in found if reason else found is None

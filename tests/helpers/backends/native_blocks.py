@@ -1,7 +1,6 @@
 """Blocks of random weights, by the reference and by the compiled operator."""
 
 import math
-from unittest import mock
 
 import torch
 from hypothesis import strategies as st
@@ -98,8 +97,7 @@ def by_operator(
     assert why_not_in(dtype) is None  # which also loads the library
     w, settings = block_weights(weights, heads, window, drop_path_2B)
     windows = Windows(*x_BHWC.shape[1:3], window, shift, mask_padding)
-    with mock.patch.object(layers, 'is_stored', return_value=save):
-        return layers.block(x_BHWC, w, settings, windows, dtype, WeightCache())
+    return layers.block(x_BHWC, w, settings, windows, dtype, WeightCache(), stores=save)
 
 
 def rms(x: Tensor) -> float:

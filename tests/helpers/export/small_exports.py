@@ -1,5 +1,6 @@
 """Models small enough to export in seconds, and how they are looked at."""
 
+import copy
 import logging
 from pathlib import Path
 
@@ -45,8 +46,12 @@ def small_config(name, pipeline=True):
     else:
         cfg = read_config(f'swin_backbone::{name}')
     cfg.model.backbone.update(SWIN)
-    if 'neck' in cfg.model:
-        cfg.model.neck.in_channels = WIDTHS[-len(cfg.model.neck.in_channels) :]
+    necks = cfg.model.get('neck', [])
+    for neck in necks if isinstance(necks, list) else [necks]:
+        if 'embed_dims' in neck:  # attention over the last map
+            neck.update(embed_dims=WIDTHS[-1], num_heads=4)
+        else:
+            neck.in_channels = WIDTHS[-len(neck.in_channels) :]
     if 'auxiliary_head' in cfg.model:
         cfg.model.auxiliary_head.in_channels = WIDTHS[2]
     for head in (cfg.model.get('decode_head'), cfg.model.get('panoptic_head')):
@@ -57,39 +62,61 @@ def small_config(name, pipeline=True):
             cfg.model.test_cfg.max_per_image = 50
         else:
             _narrow(head)
-    for part in ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
+    is_wide = cfg.model.get('as_two_stage') and cfg.model.type == 'DeformableDETR'  # its width is fixed in the code
+    for part in () if is_wide else ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
         _narrow(cfg.model.get(part))
+    if 'encoder' in cfg.model:
+        for part in ('encoder', 'decoder'):
+            cfg.model[part].num_layers = 2
+        cfg.model.num_queries = 60
+        cfg.model.test_cfg.max_per_img = 50
+        if not is_wide:
+            cfg.model.bbox_head.embed_dims = 32
+            _narrow(cfg.model, DETR)
     if cfg.model.get('test_cfg', {}).get('rpn'):
         cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=100)
         cfg.model.test_cfg.rcnn.update(max_per_img=30)
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
     keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
     if pipeline:
+        resize = dict(type='Resize', scale=(320, 256), keep_ratio=True)
+        pads = [step for step in cfg.test_dataloader.dataset.pipeline if step['type'] == 'Pad']
+        for step in pads:
+            resize['scale'] = (320, 320)
+            step.update(size=(320, 352)) if 'size' in step else None
         cfg.test_dataloader.dataset.pipeline = [
             dict(type='LoadImageFromFile'),
-            dict(type='Resize', scale=(320, 256), keep_ratio=True),
+            resize,
+            *pads,
             dict(type=kind, meta_keys=keys),
         ]
     return cfg
 
 
-def _narrow(settings):
+# Widths of published heads, and those of the tests
+HEADS = {(name, 256): 32 for name in ('in_channels', 'out_channels', 'feat_channels', 'conv_out_channels')}
+HEADS[('proposal_feature_channel', 256)] = 32
+HEADS.update({('fc_out_channels', 1024): 64, ('c1_in_channels', 96): 32, ('c1_channels', 48): 16})
+HEADS.update({('in_channels', 512): 32, ('out_channels', 512): 32})  # of K-Net
+DETR = {('embed_dims', 256): 32, ('num_feats', 128): 16, ('feedforward_channels', 1024): 64}
+DETR[('feedforward_channels', 2048)] = 64
+
+
+def _narrow(settings, widths=HEADS):
     """The heads of published configs have 256 channels, which is slow; UPerNet and FCN read the backbone's maps."""
     if isinstance(settings, list):
         for one in settings:
-            _narrow(one)
+            _narrow(one, widths)
     elif isinstance(settings, dict):
         for name, value in settings.items():
-            if name in ('in_channels', 'out_channels', 'feat_channels', 'conv_out_channels') and value == 256:
-                settings[name] = 32
-            elif name == 'fc_out_channels':
-                settings[name] = 64
+            if isinstance(value, int) and (name, value) in widths:
+                settings[name] = widths[(name, value)]
             elif name == 'in_channels' and value == [96, 192, 384, 768]:
                 settings.update(in_channels=WIDTHS, channels=32)
             elif name == 'in_channels' and value == 768:
                 settings.update(in_channels=WIDTHS[3], channels=32)
             else:
-                _narrow(value)
+                _narrow(value, widths)
 
 
 def save_checkpoint(cfg: Config, path: Path) -> Path:
@@ -97,14 +124,25 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
     logging.disable(logging.INFO)
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = randomise(MODELS.build(cfg.model))
+        model = randomise(MODELS.build(copy.deepcopy(cfg.model)))  # a DETR changes its settings
+    is_sparse = cfg.model.get('rpn_head', {}).get('type') == 'EmbeddingRPNHead'
     for name, parameter in model.named_parameters():
         if name.endswith(('retina_cls.bias', 'atss_cls.bias')):
             torch.nn.init.constant_(parameter, -2)
+        if name.endswith(('tood_reg.weight', 'reg_offset_module.2.weight')) or '.rtm_reg.' in name:
+            parameter.data *= 0.1  # or sides and offsets magnify rounding
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
             parameter.data *= 6  # so that classes differ from place to place
         if name.endswith('rpn_cls.weight'):
             parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
+        if '.rtm_reg.' in name and name.endswith('.bias'):
+            torch.nn.init.constant_(parameter, 2)  # or boxes are slivers
+        if 'image_pool' in name:
+            parameter.data *= 0.05  # or every place has the same class
+        if name.endswith('init_proposal_bboxes.weight'):
+            parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
+        if name.endswith('.fc_reg.weight') and is_sparse:
+            parameter.data *= 0.1
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
     head = next(h for h in ('decode_head', 'roi_head', 'bbox_head', 'panoptic_head') if h in cfg.model)

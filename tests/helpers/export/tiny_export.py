@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 
 from swin_backbone.export import runtime
 
+FITTED = dict(scale=[40, 24], keep_ratio=True)
 FREE = ['batch', 'height', 'width', 3]
 
 
@@ -38,7 +39,7 @@ def model_of(shape):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 20)], ir_version=9)
 
 
-def export_to(folder, format='onnx', shape=FREE):
+def export_to(folder, format='onnx', shape=FREE, resize=FITTED):
     """An exported folder, as tools/export.py makes it."""
     folder.mkdir(parents=True)
     onnx.save(model_of(shape), str(folder / 'model.onnx'))
@@ -58,7 +59,7 @@ def export_to(folder, format='onnx', shape=FREE):
             dict(name='labels', dtype='uint8', shape=shape[:3]),
             dict(name='own', dtype='float32', shape=[2]),
         ],
-        preprocessing=dict(resize=dict(scale=[40, 24], keep_ratio=True), mean=[0, 0, 0], std=[1, 1, 1]),
+        preprocessing=dict(resize=resize, mean=[0, 0, 0], std=[1, 1, 1]),
         limits=dict(pixels=10000),
         classes=['dark', 'bright'],
         palette=[[0, 0, 0], [255, 255, 255]],

@@ -5,7 +5,7 @@ from helpers import ROOT
 from helpers.in_process import run
 from mmengine.config import Config
 
-from swin_backbone.openmmlab.config.published import find_published, published_in, start_from_published
+from swin_backbone.openmmlab.config.published import find_published, find_weights, published_in, start_from_weights
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 
@@ -47,7 +47,15 @@ def test_a_name_is_found_here_and_in_a_toolbox(name, end, scores):
 @pytest.mark.parametrize('name', ['mask-rcnn_swin-t-p4-w7_fpn_1x', ''])
 def test_another_name_is_told_by_its_like(name):
     with pytest.raises(ValueError, match=f"the name of a model with published weights, got '{name}'"):
-        find_published(name)
+        find_weights(name)
+
+
+def test_weights_are_a_file_an_address_or_a_name(tmp_path):
+    (tmp_path / 'a.pth').touch()
+    for weights in (str(tmp_path / 'a.pth'), 'https://x/a.pth'):
+        assert find_weights(weights) == weights
+    with pytest.raises(ValueError, match=r"got no file 'b\.pth'"):
+        find_weights('b.pth')
 
 
 def test_a_model_without_scores_has_none(tmp_path):
@@ -60,7 +68,7 @@ def test_a_model_without_scores_has_none(tmp_path):
 
 def test_a_training_begins_with_them_alone():
     cfg = Config(dict(model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='imagenet.pth')))))
-    start_from_published(cfg, 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco')
+    start_from_weights(cfg, 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco')
     assert cfg.load_from.endswith('-9d6b7cfa.pth')
     assert cfg.model.backbone.init_cfg is None
 
@@ -68,10 +76,11 @@ def test_a_training_begins_with_them_alone():
 @pytest.mark.parametrize(
     ('command', 'said'),
     [
-        (('test', 'a.py'), 'it takes CONFIG CKPT, or CONFIG --weights NAME'),
-        (('test', 'a.py', 'b.pth', '--weights', 'NAME'), 'it takes CONFIG CKPT, or CONFIG --weights NAME'),
+        (('test', 'a.py'), 'it takes CONFIG CKPT, or CONFIG --weights W'),
+        (('test', 'a.py', 'b.pth', '--weights', 'NAME'), 'it takes CONFIG CKPT, or CONFIG --weights W'),
         (('train', 'a.py', '--resume', '--weights', 'NAME'), 'leave out --weights'),
-        (('infer', 'a.py', '--weights', 'NAME'), 'INPUT CONFIG --weights NAME'),
+        (('infer', 'a.png', 'a.py'), 'it takes INPUT... CONFIG --weights CKPT'),
+        (('infer', 'a.png', 'a.py', 'a.pth'), 'it takes INPUT... CONFIG --weights CKPT'),
     ],
 )
 def test_tools_take_one_or_the_other(command, said):

@@ -1,4 +1,4 @@
-"""--epochs, --batch, --img-scale and --lr: what hangs together with each moves with it."""
+"""--epochs, --batch, --shape and --lr: what depends on each follows it."""
 
 import copy
 
@@ -12,7 +12,14 @@ pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from swin_backbone.openmmlab.config.files import read_config
-from swin_backbone.openmmlab.config.training_settings import Settings, apply_settings, fit_schedule
+from swin_backbone.openmmlab.config.training_settings import (
+    Settings,
+    apply_settings,
+    enable_auto_scale_lr,
+    fit_schedule,
+    lr_line,
+)
+from swin_backbone.openmmlab.swap.replace import swap_backbone
 
 RETINANET = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'
 YOLOX = 'mmdet::yolox/yolox_tiny_8xb8-300e_coco.py'
@@ -67,11 +74,18 @@ def test_epochs_of_a_step_schedule():
 def test_epochs_of_a_config_that_counts_iterations():
     cfg = set_(FCN, epochs=4, batch=5)  # 20 steps each
     assert cfg.train_cfg.max_iters == cfg.param_scheduler[0].end == 80
-    assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (8, 8)
+    assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (20, 20)
     assert cfg.default_hooks.logger.interval == 8
     found = rates(cfg, 80)
     assert found[0] == cfg.optim_wrapper.optimizer.lr
     assert found[-1] < 0.1 * found[0]
+
+
+@pytest.mark.parametrize(('epochs', 'interval'), [(1, 12), (10, 12), (25, 24), (1000, 1200), (10_000, 8004)])
+def test_iterations_are_validated_and_saved_at_ends_of_epochs(epochs, interval):
+    """The config does both ten times, each 8000 iterations."""
+    cfg = set_(FCN, 48, epochs=epochs)
+    assert cfg.train_cfg.val_interval == cfg.default_hooks.checkpoint.interval == interval
 
 
 def test_an_epoch_has_each_picture_once_in_a_config_that_repeats_them():
@@ -136,12 +150,34 @@ def test_a_longer_training_validates_as_often_as_before():
     assert cfg.param_scheduler[1].milestones == [24, 33]
 
 
-def test_the_learning_rate_follows_the_batch_unless_it_is_given():
-    lr = read_config(RETINANET).optim_wrapper.optimizer.lr
-    assert set_(RETINANET, batch=8).optim_wrapper.optimizer.lr == pytest.approx(4 * lr)
+def test_the_learning_rate_does_not_follow_the_batch():
+    """RetinaNet's 0.01 is for 16 pictures: 8 processes of 2."""
+    hint = '; the config has it for 16: --auto-scale-lr scales it in proportion, --lr sets another'
+    cfg = set_(RETINANET, batch=4)
+    assert (cfg.optim_wrapper.optimizer.lr, cfg.train_dataloader.batch_size) == (0.01, 4)
+    assert lr_line(cfg) == f'learning rate 0.01, 4 pictures per step{hint}'
+    assert lr_line(cfg, processes=2) == f'learning rate 0.01, 8 pictures per step{hint}'
+    cfg.optim_wrapper.accumulative_counts = 4
+    assert lr_line(cfg) == 'learning rate 0.01, 16 pictures per step'
+    assert lr_line(read_config(FCN)) == 'learning rate 0.01, 4 pictures per step'
+    assert lr_line(Config(dict(optim_wrapper=dict(gen=dict(), disc=dict())))) == ''
+
+
+@pytest.mark.parametrize(('config', 'rate'), [(RETINANET, 1e-4), (FCN, 6e-5)])
+def test_a_swap_names_the_batch_of_its_rate(config, rate):
+    cfg = read_config(config)
+    cfg.auto_scale_lr = dict(base_batch_size=64)  # of the optimizer that is replaced
+    cfg = swap_backbone(cfg, 'swin-t')
+    enable_auto_scale_lr(cfg)
+    assert cfg.optim_wrapper.optimizer.lr == rate
+    assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)
+    with pytest.raises(ValueError, match='base_batch_size'):
+        enable_auto_scale_lr(read_config(FCN))
+
+
+def test_a_learning_rate_moves_the_end_of_its_schedule():
     assert set_(RETINANET, batch=8, lr=0.5).optim_wrapper.optimizer.lr == 0.5
-    cfg = set_(FCN, lr=0.1)
-    assert cfg.param_scheduler[0].eta_min == pytest.approx(1e-3)
+    assert set_(FCN, lr=0.1).param_scheduler[0].eta_min == pytest.approx(1e-3)
 
 
 def test_few_pictures_shorten_a_warm_up_alone():

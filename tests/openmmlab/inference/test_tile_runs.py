@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import tracemalloc
 from functools import partial
@@ -221,25 +223,31 @@ def test_a_file_of_the_user_stays(record_fault, tmp_path, picture):
     record_fault('outputs')
 
 
-def test_a_full_disk(record_fault, tmp_path, picture, kind, monkeypatch):
-    """One sentence that names the file; what was finished before goes on, once there is room."""
-    import errno
+def run_limited(kind, picture, out, most_bytes, messages):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    try:
+        infer_tiled(kind(), picture, out, resume=True, **SETTINGS)
+    except OSError as error:
+        messages.put(str(error))
+    else:
+        messages.put('')
 
+
+@pytest.mark.parametrize('most_bytes', [0, 150, 700, 2500, 9000, 90_000])
+def test_a_full_disk(record_fault, tmp_path, picture, kind, monkeypatch, most_bytes):
+    """No file of a process may grow larger; a run with more room goes on after the finished tiles."""
+    monkeypatch.setattr(manifest, 'EVERY', 0)
     kind, wanted = kind
-    write, left = manifest.Part._write, [9]
-
-    def full(file, path, data, flush=False):
-        left[0] -= 1
-        if left[0] < 0:
-            file.write(data[: len(data) // 2])
-            file.flush()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write(file, path, data, flush)
-
-    monkeypatch.setattr(manifest.Part, '_write', staticmethod(full))
-    with pytest.raises(OSError, match=r'No space left on device.*0-of-1'):
-        infer_tiled(kind(), picture, tmp_path, **SETTINGS)
-    monkeypatch.undo()
+    fork = multiprocessing.get_context('fork')
+    messages = fork.Queue()
+    process = fork.Process(target=run_limited, args=(kind, picture, tmp_path, most_bytes, messages))
+    process.start()
+    message = messages.get()
+    process.join()
+    if message or most_bytes < 1000:
+        assert re.match(rf"\[Errno 27\] File too large: '{tmp_path}.+'", message)
+        assert not results(tmp_path).keys() & wanted.keys()
     infer_tiled(kind(), picture, tmp_path, resume=True, **SETTINGS)
     assert results(tmp_path) == wanted
     record_fault('full_disks')

@@ -67,13 +67,13 @@ ONE_FILE = {
     'flops': (CONFIG, '--backbone-only', '--shape', 64, '--json', 'out.json'),
     'print_config': (CONFIG, '--save-path', 'out.py'),
     'plot_log': ('LOG', '--out', 'out.png'),
-    'visualize windows': ('--size', 64, 64, '--out', 'out.png'),
-    'visualize explore': ('--size', 64, 64, '--out', 'out.html'),
+    'visualize windows': ('--shape', 64, 64, '--out', 'out.png'),
+    'visualize explore': ('--shape', 64, 64, '--out', 'out.html'),
     'benchmarks.backbones': (
         '--arch',
         'nano',
-        '--size',
-        '64x64',
+        '--shape',
+        '64',
         '--peers',
         '',
         '--memory',
@@ -81,7 +81,6 @@ ONE_FILE = {
         '--json',
         'out.json',
     ),
-    'benchmarks.parts': ('--arch', 'nano', '--size', '64x64', '--runs', 1, '--busy-machine', '--json', 'out.json'),
     'convert_checkpoint': ('CKPT', 'out.pth', '--to', 'timm'),
 }
 
@@ -122,7 +121,7 @@ def test_a_checkpoint_is_not_converted_onto_itself(record_fault, tmp_path):
 
 
 def test_a_data_set_of_shapes(record_fault, tmp_path):
-    command = ('tools/make_shapes_dataset.py', tmp_path, '--train', 1, '--val', 1, '--size', 64)
+    command = ('tools/make_shapes_dataset.py', tmp_path, '--train', 1, '--val', 1, '--shape', 64)
     mine = tmp_path / 'labels' / 'train' / '000000.png'
     mine.parent.mkdir(parents=True)
     mine.write_bytes(MINE)
@@ -277,7 +276,7 @@ def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
     shutil.copy(data / 'whole.mp4', data / os.fsdecode(b'caf\xe9.mp4'))
     broken = data / os.fsdecode(b'na\xefve.png')
     broken.write_bytes(b'no picture')
-    result = run('tools/infer.py', data, model, '--out-dir', out, '--batch-size', 3)
+    result = run('tools/infer.py', data, model, '--out-dir', out, '--batch', 3)
     lines = [line for line in said(result).splitlines() if line.startswith('skipped: ')]
     assert len(lines) == len(bad) + 1
     for path in bad:

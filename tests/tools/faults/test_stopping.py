@@ -69,34 +69,6 @@ def test_converting_to_a_full_disk_is_a_sentence(tmp_path, record_fault, suffix)
     record_fault('full_disks')
 
 
-RANK = """
-import signal, sys, time
-if sys.argv[1] == 'wait':
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-    open(sys.argv[2], 'w').close()
-    time.sleep(60)
-sys.exit(int(sys.argv[1]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('ends', 'code'), [('75', 75), ('0', 0), ('3', 1)])
-def test_launched_processes_end_as_one(tmp_path, ends, code):
-    (tmp_path / 'rank.py').write_text(RANK)
-    assert run('tools/launch.py', '--standalone', '--nproc_per_node=2', tmp_path / 'rank.py', ends).returncode == code
-
-
-@pytest.mark.slow
-def test_a_launcher_passes_a_signal_on(tmp_path, record_fault):
-    (tmp_path / 'rank.py').write_text(RANK)
-    command = ['tools/launch.py', '--standalone', '--nproc_per_node=2', tmp_path / 'rank.py', 'wait', tmp_path / 'up']
-    process = subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=ENVIRONMENT)
-    wait_for(lambda: (tmp_path / 'up').exists())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT_S) == 75
-    record_fault('signals')
-
-
 WRITER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -141,7 +113,7 @@ def wait_for(condition):
 @pytest.fixture(scope='module')
 def shapes(tmp_path_factory):
     out = tmp_path_factory.mktemp('shapes')
-    result = run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--size', 64)
+    result = run('tools/make_shapes_dataset.py', out, '--train', 8, '--val', 2, '--shape', 64)
     assert result.returncode == 0, result.stderr
     return out
 

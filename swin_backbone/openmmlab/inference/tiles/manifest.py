@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from ....whole_files import write_whole
 from .grid import Grid
 
 EVERY = 1.0  # seconds: what finished since is put on the disk together, and is done again if it was not
@@ -107,7 +108,7 @@ class Part:
             raise ValueError(f'{self.blocks_path} is there, without {self.lines_path.name}: move it away')
         if not end:
             self.blocks_path.write_bytes(b'')  # first: lines without blocks are of what was merged
-            self.lines_path.write_bytes(_line(dict(settings=self.settings)))
+            write_whole(self.lines_path, _line(dict(settings=self.settings)))
             end = self.lines_path.stat().st_size
         os.truncate(self.lines_path, end)
         os.truncate(self.blocks_path, self._length)

@@ -1,11 +1,9 @@
-"""Windows of large pictures. Each library is imported where it is used, and named where it is missing.
-
-A picture is never read whole, but by OpenCV, which can do nothing else.
-"""
+"""Windows of large pictures, without reading the whole picture. Libraries are imported inside functions."""
 
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -16,16 +14,12 @@ from numpy.typing import NDArray
 
 from ....windows.grid import Size
 from ...config.paths import require_file
-from ...data.media import read_picture
+from ...data.media import require_whole
 from .grid import Window
 
-SLIDES = ('.bif', '.mrxs', '.ndpi', '.scn', '.svs', '.svslide', '.vms', '.vmu')
-TIFFS = ('.btf', '.tf2', '.tf8', '.tif', '.tiff')
-OPENCV = ('.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.webp')
-GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)  # scale, tie points, transformation; keys, and their values
-ORIENTATION = 274
-SEPARATE, MINISWHITE, PALETTE = 2, 0, 3  # planar configuration; photometric interpretations
-MOST_BYTES = 1 << 28  # that are decoded at once: a file that is one strip would be read whole
+# GDAL opens some slides as plain TIFFs, and ignores overlaps of tiles. Only openslide reads these suffixes right.
+SLIDES = ('.bif', '.mrxs', '.ndpi', '.scn', '.svslide', '.vms', '.vmu')
+ORIENTATION = 274  # tag of TIFF
 CACHE = 64  # MB, of GDAL
 
 
@@ -33,7 +27,7 @@ class Coordinates(NamedTuple):
     """Where a picture lies.
 
     Attributes:
-        crs: its coordinate reference system, as WKT.
+        crs: the coordinate reference system, as WKT.
         transform: (a, b, c, d, e, f): x = a column + b row + c, y = d column + e row + f.
     """
 
@@ -42,13 +36,13 @@ class Coordinates(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture of which windows are read.
+    """A picture that is read by windows.
 
     Attributes:
-        size: its height and width, at the level that was asked for.
-        read: gives the pixels of a window as BGR, (H, W, 3) uint8, or raises an OSError that names the file.
-        notes: what is not taken as it is, in sentences.
-        coordinates: None: it has none.
+        size: height and width at the chosen level.
+        read: returns the pixels of a window as BGR, (H, W, 3) uint8, or raises an OSError that names the file.
+        notes: sentences on what is read differently from what the file stores.
+        coordinates: place of the picture; None if unknown.
     """
 
     path: Path
@@ -59,9 +53,9 @@ class Picture(NamedTuple):
 
 
 def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
-    """Open a picture with the library for its suffix: openslide for slides; rasterio for a TIFF with coordinates and
-    for what no other reads; tifffile for any other TIFF; zarr for a folder `.zarr`; OpenCV for JPEG, PNG, BMP, WebP,
-    PPM.
+    """Open a picture: a folder `.zarr` with zarr, a slide with openslide, any other file with rasterio.
+
+    An SVS that rasterio cannot open, as with JPEG 2000 inside, is opened with openslide if installed.
 
     Args:
         level: of a pyramid; 0 has all pixels.
@@ -75,20 +69,26 @@ def open_picture(path: Union[str, Path], level: int = 0) -> Picture:
     if suffix == '.zarr':
         return _open_zarr(path, level)
     require_file(path)
-    if suffix in OPENCV:
-        return _open_opencv(path, level)
     if suffix in SLIDES:
         return _open_openslide(path, level)
-    return _open_tiff(path, level) if suffix in TIFFS else _open_rasterio(path, level)
+    try:
+        return _open_rasterio(path, level)
+    except OSError as error:
+        if suffix != '.svs':  # openslide ends the process at some damaged TIFFs
+            raise
+        try:
+            return _open_openslide(path, level)
+        except (OSError, ValueError):
+            raise error from None
 
 
 def digest_of(path: Path) -> str:
-    """What tells two pictures apart without reading them whole: the length of a file, its first and its last MiB."""
+    """Return a digest of a picture without reading the whole: of a file's length, first MiB and last MiB."""
     digest = hashlib.sha256()
     if path.is_dir():
-        described = [one for one in sorted(path.rglob('*')) if one.name in ('zarr.json', '.zarray', '.zattrs')]
-        for one in described:
-            digest.update(one.read_bytes())
+        for one in sorted(path.rglob('*')):
+            if one.name in ('zarr.json', '.zarray', '.zattrs'):
+                digest.update(one.read_bytes())
         return digest.hexdigest()
     with open(path, 'rb') as file:
         length = path.stat().st_size
@@ -100,10 +100,10 @@ def digest_of(path: Path) -> str:
 
 
 def require(package: str, module: str, path: Path) -> Any:
-    """Import a library that reads `path`, or writes it.
+    """Import a library that reads or writes `path`.
 
     Raises:
-        ValueError: if it is not installed.
+        ValueError: if the library is not installed.
     """
     try:
         return import_module(module)
@@ -111,137 +111,104 @@ def require(package: str, module: str, path: Path) -> Any:
         raise ValueError(f'{path} needs {package}, which is not installed: pip install {package}') from error
 
 
-def _open_opencv(path: Path, level: int) -> Picture:
-    _require_level(path, level, 1)
-    pixels = read_picture(path)
-    height, width = pixels.shape[:2]
-    return Picture(path, (height, width), lambda window: pixels[window.within(Window(0, 0, height, width))])
-
-
-def _open_tiff(path: Path, level: int) -> Picture:
-    tifffile = require('tifffile', 'tifffile', path)
-    try:
-        file = tifffile.TiffFile(path)
-        first, series = file.pages.first, file.series[0]
-        if any(tag in first.tags for tag in GEO_TAGS):
-            file.close()
-            return _open_rasterio(path, level)
-        levels = series.levels
-    except Exception as error:  # of many kinds
-        if isinstance(error, ValueError) and 'not installed' in str(error):
-            raise
-        raise OSError(f'{path} cannot be read as a TIFF: {error}') from error
-    _require_level(path, level, len(levels))
-    chosen = levels[level]
-    axes = ''.join(axis for axis, length in zip(chosen.axes, chosen.shape) if length > 1 or axis in 'YX')
-    if axes not in ('YX', 'YXS', 'SYX', 'CYX'):
-        raise OSError(f'{path} has the axes {chosen.axes} of {chosen.shape}, of which {axes or "none"} is no picture')
-    pages = [page.aspage() for page in chosen.pages[: 3 if axes == 'CYX' else 1]]
-    height, width = (chosen.shape[chosen.axes.index(axis)] for axis in 'YX')
-    channels = chosen.shape[chosen.axes.index(axes.strip('YX'))] if len(axes) == 3 else 1
-    for page in pages:
-        _require_segments(path, page, file.filehandle.size)
-    palette = pages[0].photometric == PALETTE and pages[0].colormap is not None
-    invert = pages[0].photometric == MINISWHITE
-
-    def read(window: Window) -> NDArray[Any]:
-        try:
-            planes = [_read_page(page, window) for page in pages]
-        except Exception as error:  # decoders raise many kinds
-            raise OSError(f'{path} cannot be read at {window}: {error}') from error
-        pixels = np.concatenate(planes, 2)
-        if palette:
-            pixels = pages[0].colormap.T[pixels[..., 0]]
-        return _to_bgr(~pixels if invert else pixels)
-
-    notes = _notes(path, 3 if palette else channels, 'uint8' if palette else pages[0].dtype)
-    orientation = first.tags.valueof(ORIENTATION, 1)
-    if orientation != 1:
-        notes += (f'{path} is shown turned or mirrored (orientation {orientation}), and is taken as it is stored',)
-    return Picture(path, (height, width), read, notes)
-
-
-def _require_segments(path: Path, page: Any, length: int) -> None:
-    """See that no tile or strip of a page is beyond the end of the file, or too large to be read at once."""
-    if any(start + count > length for start, count in zip(page.dataoffsets, page.databytecounts)):
-        raise OSError(f'{path} is truncated: it has {length} bytes, and its tiles or strips are beyond them')
-    shape = page.tile if page.is_tiled else (min(page.rowsperstrip, page.imagelength), page.imagewidth)
-    size = int(np.prod(shape)) * page.samplesperpixel * page.dtype.itemsize
-    if size > MOST_BYTES and not page.is_memmappable:
-        raise OSError(
-            f'{path} is stored in pieces of {shape[0]}x{shape[1]} pixels, each of which is read whole: write it in '
-            'tiles'
-        )
-
-
-def _read_page(page: Any, window: Window) -> NDArray[Any]:
-    """A window of a page of a TIFF, (H, W, C), decoding no tile or strip beside it."""
-    height, width = window.size
-    planar = page.planarconfig == SEPARATE and page.samplesperpixel > 1
-    file = page.parent.filehandle
-    if page.is_memmappable and not page.is_tiled:
-        stored = np.memmap(file.path, page.parent.byteorder + page.dtype.char, 'r', page.dataoffsets[0], page.shape)
-        rows, columns = slice(window.top, window.bottom), slice(window.left, window.right)
-        pixels = stored[:, rows, columns].transpose(1, 2, 0) if planar else stored[rows, columns]
-        return np.array(pixels, page.dtype).reshape(height, width, -1)
-    pixels = np.full((height, width, page.samplesperpixel), page.nodata, page.dtype)
-    deep, wide = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
-    across, down = -(-page.imagewidth // wide), -(-page.imagelength // deep)
-    jpeg = {'jpegtables': page.jpegtables} if page.jpegtables is not None else {}
-    for plane in range(page.samplesperpixel if planar else 1):
-        for row in range(window.top // deep, -(-window.bottom // deep)):
-            for column in range(window.left // wide, -(-window.right // wide)):
-                index = (plane * down + row) * across + column
-                count = page.databytecounts[index]
-                if not count:  # never written
-                    continue
-                file.seek(page.dataoffsets[index])
-                segment, at, shape = page.decode(file.read(count), index, **jpeg)
-                if segment is None:
-                    continue
-                here = Window(at[2], at[3], at[2] + shape[1], at[3] + shape[2])
-                both = Window(*map(max, window[:2], here[:2]), *map(min, window[2:], here[2:]))
-                rows, columns = both.within(window)
-                channels = slice(at[0], at[0] + 1) if planar else slice(None)
-                pixels[rows, columns, channels] = segment[0][both.within(here)]
-    return pixels
-
-
 def _open_rasterio(path: Path, level: int) -> Picture:
     rasterio = require('rasterio', 'rasterio', path)
-    from rasterio.errors import NotGeoreferencedWarning, RasterioError
     from rasterio.windows import Window as Part
 
-    options = {'OVERVIEW_LEVEL': level - 1} if level else {}
-    with rasterio.Env(GDAL_CACHEMAX=CACHE), warnings.catch_warnings():
-        warnings.simplefilter('ignore', NotGeoreferencedWarning)
-        try:
-            with rasterio.open(path) as whole:
-                levels = 1 + len(whole.overviews(1))
-            _require_level(path, level, levels)
-            file = rasterio.open(path, **options)
-        except RasterioError as error:
-            raise OSError(f'{path} cannot be read: {error}') from error
-    bands = list(range(1, min(file.count, 3) + 1)) if file.count != 2 else [1]
+    require_whole(path)
+    with _gdal(rasterio, str(path)):
+        pages = _pages_of(rasterio, path, level)
+        page = pages[0]
+        size, dtype = page.shape, np.dtype(page.dtypes[0])
+        bits = int(page.tags(1, ns='IMAGE_STRUCTURE').get('NBITS', 8 * dtype.itemsize))
+        notes = _notes(path, sum(one.count for one in pages), dtype, bits)
+        palette_UC = None
+        if page.colorinterp[0].name == 'palette':
+            palette_UC = np.zeros((1 << 8 * dtype.itemsize, 3), np.uint8)
+            for value, colour in page.colormap(1).items():
+                palette_UC[value] = colour[:3]
+            notes = ()
+        orientation = int(page.tags().get('EXIF_Orientation', 1))
+        coordinates = Coordinates(page.crs.to_wkt(), tuple(page.transform)[:6]) if page.crs else None
+    if page.driver == 'GTiff':  # GDAL does not expose the orientation
+        tifffile = require('tifffile', 'tifffile', path)
+        with suppress(tifffile.TiffFileError), tifffile.TiffFile(path) as file:
+            orientation = file.pages.first.tags.valueof(ORIENTATION, 1)
+    if orientation != 1:
+        notes += (f'{path} is shown turned or mirrored (orientation {orientation}), and is taken as it is stored',)
 
     def read(window: Window) -> NDArray[Any]:
         part = Part(window.left, window.top, window.size[1], window.size[0])
-        try:
-            with rasterio.Env(GDAL_CACHEMAX=CACHE):
-                pixels = file.read(bands, window=part).transpose(1, 2, 0)
-        except RasterioError as error:
-            raise OSError(f'{path} cannot be read at {window}: {error}') from error
-        return _to_bgr(palette_UC[pixels[..., 0]] if palette_UC is not None else pixels)
+        with _gdal(rasterio, f'{path} at {window}'):
+            bands = [one.read(list(range(1, min(one.count, 3) + 1)), window=part) for one in pages]
+        pixels = np.concatenate(bands).transpose(1, 2, 0)
+        return _to_bgr(pixels, bits) if palette_UC is None else _to_bgr(palette_UC[pixels[..., 0]], 8)
 
-    palette_UC = None
-    if file.colorinterp[0].name == 'palette':
-        palette_UC = np.zeros((256, 3), np.uint8)
-        for value, colour in file.colormap(1).items():
-            palette_UC[value] = colour[:3]
-    placed = file.crs is not None
-    coordinates = Coordinates(file.crs.to_wkt(), tuple(file.transform)[:6]) if placed else None
-    notes = _notes(path, 3 if palette_UC is not None else file.count, file.dtypes[0])
-    return Picture(path, (file.height, file.width), read, notes, coordinates)
+    if page.driver == 'GTiff':
+        read(Window(size[0] - 1, size[1] - 1, *size))  # a truncated file fails here
+    is_rows = page.block_shapes[0][1] >= size[1]
+    return Picture(path, size, _hold_rows(read, size[1]) if is_rows else read, notes, coordinates)
+
+
+@contextmanager
+def _gdal(rasterio: Any, name: str) -> Iterator[None]:
+    """Run GDAL with a small cache, and without the warning of missing coordinates.
+
+    Raises:
+        OSError: for any error of GDAL; the message starts with `name`.
+    """
+    try:
+        with rasterio.Env(GDAL_CACHEMAX=CACHE, GDAL_ERROR_ON_LIBJPEG_WARNING=True), warnings.catch_warnings():
+            warnings.simplefilter('ignore', rasterio.errors.NotGeoreferencedWarning)
+            yield
+    except rasterio.errors.RasterioError as error:
+        raise OSError(f'{name} cannot be read: {error.__cause__ or error}') from error
+
+
+def _pages_of(rasterio: Any, path: Path, level: int) -> list[Any]:
+    """Return the open datasets of a level. Their bands together are the channels.
+
+    Levels are overviews, or (in SVS) tiled pages with the proportions of the first. An OME-TIFF may have a page for
+    each channel.
+    """
+    whole = rasterio.open(path)
+    height, width = whole.shape
+    channels, count = [str(path)], len(whole.overviews(1))
+    reduced: list[tuple[str, dict[str, int]]] = [(str(path), dict(OVERVIEW_LEVEL=i)) for i in range(count)]
+    for name in whole.subdatasets[1:] if whole.driver == 'GTiff' else ():
+        page = rasterio.open(name)
+        if page.shape == whole.shape:
+            description = whole.tags().get('TIFFTAG_IMAGEDESCRIPTION', '')
+            if not all(f'Size{axis}="1"' in description for axis in 'ZT'):
+                raise OSError(f'{path} has several pages of {width}x{height} pixels, and is no single picture')
+            channels.append(name)
+        elif page.block_shapes[0][1] < page.width:
+            reduced.append((name, {}))
+    levels: list[tuple[int, str, dict[str, int]]] = [(-width, str(path), {})]
+    for name, options in reduced:
+        page = rasterio.open(name, **options)
+        if abs(page.height * width - page.width * height) <= height + width:
+            levels.append((-page.width, name, options))
+    _require_level(path, level, len(levels))
+    _, name, options = sorted(levels, key=lambda one: one[0])[level]
+    return [rasterio.open(one, **options) for one in (channels[:3] if name == str(path) else [name])]
+
+
+def _hold_rows(read: Callable[[Window], NDArray[Any]], width: int) -> Callable[[Window], NDArray[Any]]:
+    """Read whole rows from top to bottom, and keep the rows of a window: PNG and JPEG decoders cannot go back."""
+    held = Window(0, 0, 0, width)
+    rows_HWC: NDArray[Any] = np.zeros((0, width, 3), np.uint8)
+
+    def read_held(window: Window) -> NDArray[Any]:
+        nonlocal held, rows_HWC
+        if not held.top <= window.top <= window.bottom <= held.bottom:
+            goes_on = held.top <= window.top <= held.bottom
+            new = read(Window(held.bottom if goes_on else window.top, 0, window.bottom, width))
+            rows_HWC = np.concatenate([rows_HWC[window.top - held.top :], new]) if goes_on else new
+            held = Window(window.top, 0, window.bottom, width)
+        return rows_HWC[window.within(held)]
+
+    return read_held
 
 
 def _open_openslide(path: Path, level: int) -> Picture:
@@ -284,7 +251,7 @@ def _open_zarr(path: Path, level: int) -> Picture:
         raise OSError(f'{path} cannot be read as a zarr array or OME-Zarr: {error!r}') from error
     _require_level(path, level, len(arrays))
     array = arrays[level]
-    shape = array.shape
+    shape, bits = array.shape, 1 if array.dtype == np.bool_ else 8 * array.dtype.itemsize
     if not axes:
         axes = {2: 'YX', 3: 'YXC' if shape[-1] <= 4 else 'CYX', 5: 'TCZYX'}.get(len(shape), '')
     few = all(length == 1 or axis in 'YXC' for axis, length in zip(axes, shape))
@@ -300,9 +267,9 @@ def _open_zarr(path: Path, level: int) -> Picture:
             raise OSError(f'{path} cannot be read at {window}: {error!r}') from error
         left = [axis for axis in axes if axis in part]
         pixels = pixels.transpose([left.index(axis) for axis in 'YXC' if axis in left])
-        return _to_bgr(pixels.reshape(*window.size, -1))
+        return _to_bgr(pixels.reshape(*window.size, -1), bits)
 
-    return Picture(path, (size['Y'], size['X']), read, _notes(path, size.get('C', 1), array.dtype))
+    return Picture(path, (size['Y'], size['X']), read, _notes(path, size.get('C', 1), array.dtype, bits))
 
 
 def _require_level(path: Path, level: int, levels: int) -> None:
@@ -310,30 +277,30 @@ def _require_level(path: Path, level: int, levels: int) -> None:
         raise ValueError(f'level takes 0 to {levels - 1} for {path}, got {level}')
 
 
-def _notes(path: Path, channels: int, dtype: Any) -> tuple[str, ...]:
-    """What is not taken as it is.
+def _notes(path: Path, channels: int, dtype: Any, bits: int) -> tuple[str, ...]:
+    """Return sentences on channels and bits that are left out.
 
     Raises:
-        OSError: if numbers of such a type are no colours.
+        OSError: if the numbers are no colours.
     """
     dtype = np.dtype(dtype)
     if dtype not in (np.uint8, np.uint16, np.bool_):
         raise OSError(f'{path} has pixels of {dtype}, and uint8 and uint16 are read: convert it')
     notes = []
-    if dtype == np.uint16 and channels:
-        notes.append(f'{path} has 16 bits a channel, of which the upper 8 are taken')
+    if bits > 8:
+        notes.append(f'{path} has {bits} bits a channel, of which the upper 8 are taken')
     if channels == 2 or channels > 3:
         taken = 'the first is taken as grey' if channels == 2 else 'the first three are taken as red, green and blue'
         notes.append(f'{path} has {channels} channels, of which {taken}')
     return tuple(notes)
 
 
-def _to_bgr(pixels: NDArray[Any]) -> NDArray[Any]:
-    """Grey, RGB or more channels (H, W, C) of 1, 8 or 16 bits as BGR (H, W, 3) uint8, as OpenCV reads them."""
-    if pixels.dtype == np.uint16:
-        pixels = (pixels >> 8).astype(np.uint8)
-    elif pixels.dtype == np.bool_:
-        pixels = pixels.astype(np.uint8) * 255
+def _to_bgr(pixels: NDArray[Any], bits: int = 8) -> NDArray[Any]:
+    """Return grey, RGB or more channels (H, W, C) of 1 to 16 bits as BGR (H, W, 3) uint8, as OpenCV reads them."""
+    if bits < 8:
+        pixels = (pixels * (255 // ((1 << bits) - 1))).astype(np.uint8)
+    elif bits > 8:
+        pixels = (pixels >> bits - 8).astype(np.uint8)
     if pixels.shape[2] < 3:
         return cv2.cvtColor(np.ascontiguousarray(pixels[..., 0]), cv2.COLOR_GRAY2BGR)
     return cv2.cvtColor(np.ascontiguousarray(pixels[..., :3]), cv2.COLOR_RGB2BGR)

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -146,7 +146,7 @@ class TiledInference:
         outputs = Outputs(self.out_dir, [self.path], overwrite)
         outputs.check(*self.files)
         tiles = self.grid.shard(number, of)
-        with Part(self.folder, (number, of), tiles, self.settings) as part:
+        with _name_in_errors(self.folder), Part(self.folder, (number, of), tiles, self.settings) as part:
             if part.is_merged():
                 if resume:
                     part.require_same()
@@ -297,6 +297,17 @@ class TiledInference:
                 for done in part.records():
                     data = [read_block(file, *place) for _, *place in done.blocks]
                     yield from merger.add(done.tile, [one for block in data for one in writers.decode_objects(block)])
+
+
+@contextmanager
+def _name_in_errors(path: Path) -> Iterator[None]:
+    """Add `path` to an error of the system without a file name, as of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def infer_tiled(

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from ....windows.grid import Size
 from .grid import Grid
 from .objects import Object, rle_of
-from .readers import CACHE, GEO_TAGS, Coordinates, require
+from .readers import CACHE, Coordinates, require
 
 GDAL_NODATA = 42113
+GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)  # scale, tie points, transformation; keys and their values
 LONLAT = 'EPSG:4326'  # of GeoJSON, RFC 7946
 
 

@@ -167,7 +167,6 @@ def test_what_is_left_to_torch():
     assert takes_maps(x, weight, None)
     assert not takes_maps(x.double(), weight.double(), None)
     assert not takes_maps(x.bfloat16(), weight, None)
-    assert not takes_maps(x.half(), weight.half(), None)
     assert not takes_maps(x[0], weight, None)
     assert not takes_maps(x[:, :31], weight[:, :31], None)
     assert not takes_maps(x, weight[:31], None)
@@ -183,10 +182,18 @@ def test_what_is_left_to_torch():
     assert not takes_maps(x.as_subclass(Subclass), weight, None)
     with FlopCounterMode(display=False):
         assert not takes_maps(x, weight, None)
-    with torch.autocast('cpu', torch.float16):
-        assert not takes_maps(x, weight, None)
     with torch.backends.mkldnn.flags(enabled=False):
         assert not takes_maps(x, weight, None)
+
+
+def test_float16_is_computed_in_float32():
+    x, weight, bias = drawn(2, 32, 24, 24), drawn(32, 32, 3, 3, seed=1).requires_grad_(), drawn(32, seed=2)
+    with torch.autocast('cpu', torch.float16):
+        assert takes_maps(x, weight, bias)
+        found = convolve(x, weight, bias)
+    assert torch.equal(found, convolve(x, weight, bias).half())
+    (grad,) = torch.autograd.grad(found, weight, torch.ones_like(found))
+    assert torch.equal(grad, torch.autograd.grad(convolve(x, weight, bias), weight, torch.ones(found.shape))[0])
 
 
 def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
@@ -200,7 +207,7 @@ def test_bfloat16_is_taken_where_torch_has_no_tiles(monkeypatch):
 
     monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: None)
     for isa, expected in (('avx512_bf16', True), ('amx', False)):
-        monkeypatch.setattr(convolution, 'load', lambda isa=isa: (SimpleNamespace(isa=isa), None))
+        monkeypatch.setattr(convolution, 'library', lambda isa=isa: SimpleNamespace(isa=isa))
         assert taken() == {expected}
     monkeypatch.setattr(convolution, 'why_not_in', lambda dtype: 'No.' if dtype is torch.bfloat16 else None)
     assert taken() == {False}
@@ -257,7 +264,6 @@ def test_without_the_library_torch_computes(monkeypatch):
         (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3), drawn(5)),
         (drawn(1, 8, 9, 9).double(), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9), drawn(4, 8, 3, 3).long(), None),
-        (drawn(1, 8, 9, 9).half(), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 9, 9).to('meta'), drawn(4, 8, 3, 3), None),
         (drawn(1, 8, 0, 9), drawn(4, 8, 3, 3), None),
     ],

@@ -286,7 +286,7 @@ def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
 
 def test_generated_data_are_no_results(tmp_path):
     root = tmp_path / 'own'
-    run('tools/make_shapes_dataset.py', root, '--train', 2, '--val', 1, '--size', 64)
+    run('tools/make_shapes_dataset.py', root, '--train', 2, '--val', 1, '--shape', 64)
     for config in (BOXES, LABELS):
         _, said = fill(config, root, root / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
         assert '2 pictures' in said

@@ -1,0 +1,98 @@
+#include "machine/profile.h"
+
+#ifdef SWIN_PROFILE
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "swin.h"
+
+namespace swin {
+namespace {
+
+constexpr int KINDS = static_cast<int>(Work::WEIGHTS) + 1;
+std::atomic<int64_t> nanoseconds[KINDS], amounts[KINDS];
+
+int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+struct Current {
+  Work work = Work::OTHER;
+  int64_t since = 0;
+};
+thread_local Current current;
+
+constexpr int ROUNDS = 20000;
+#ifdef __x86_64__
+#define SWIN_WIDE __attribute__((target_clones("avx512f", "arch=haswell", "default"), noinline))
+#else
+#define SWIN_WIDE __attribute__((noinline))
+#endif
+
+// 12 sums of 16 numbers each, which do not wait for each other. Returns the number of operations.
+SWIN_WIDE double multiply_and_add() {
+  typedef float Numbers __attribute__((vector_size(64)));
+  static volatile float one = 1.f;
+  Numbers sums[12], factor = Numbers{} + one, term = Numbers{} + one;
+  for (Numbers& sum : sums) sum = term;
+  for (int i = 0; i < ROUNDS; i++)
+    for (Numbers& sum : sums) sum = sum * factor + term;
+  for (const Numbers& sum : sums) one = one + 0.f * sum[0];
+  return 2. * 12 * 16 * ROUNDS;
+}
+
+double copy_in_cache() {
+  constexpr int COUNT = 1 << 15;
+  static float from[COUNT], to[COUNT];
+  for (int i = 0; i < 50; i++) {
+    std::memcpy(to, from, sizeof to);
+    from[i] += to[COUNT - 1 - i];
+  }
+  return 50. * COUNT;
+}
+
+template <class F>
+double best_rate(const F& f) {
+  double best = 0;
+  for (int i = 0; i < 20; i++) {
+    const int64_t start = now();
+    const double amount = f();
+    best = std::max(best, 1e9 * amount / static_cast<double>(now() - start));
+  }
+  return best;
+}
+
+// Count the time until now for the current work, and begin another.
+Work begin(Work work) {
+  const Work before = current.work;
+  const int64_t at = now();
+  if (before != Work::OTHER) nanoseconds[static_cast<int>(before)] += at - current.since;
+  current = {work, at};
+  return before;
+}
+
+}  // namespace
+
+Timed::Timed(Work work, int64_t amount) : before(begin(work)) { amounts[static_cast<int>(work)] += amount; }
+Timed::~Timed() { begin(before); }
+
+}  // namespace swin
+
+extern "C" {
+
+// What a core can do: operations of fused multiply-adds in a second, and numbers that are read and written in L2.
+SWIN_API void swin_profile_peaks(double* operations, double* numbers) {
+  *operations = swin::best_rate([] { return swin::multiply_and_add(); });
+  *numbers = swin::best_rate([] { return swin::copy_in_cache(); });
+}
+
+// Seconds and amount of one kind of work, in the order of `Work`, since the last call. Returns 0 after the last kind.
+SWIN_API int32_t swin_profile(int32_t kind, double* seconds, double* amount) {
+  if (kind < 0 || kind >= swin::KINDS) return 0;
+  *seconds = 1e-9 * static_cast<double>(swin::nanoseconds[kind].exchange(0));
+  *amount = static_cast<double>(swin::amounts[kind].exchange(0));
+  return 1;
+}
+
+}  // extern "C"
+#endif

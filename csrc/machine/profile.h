@@ -1,0 +1,30 @@
+// Time by kind of work, in a library compiled with SWIN_PROFILE for `benchmarks.backbones --profile`. Other libraries
+// have none of this.
+#pragma once
+
+#include <cstdint>
+
+namespace swin {
+
+// `amount` counts floating-point operations of products, and numbers of all other work.
+enum class Work { OTHER, PRODUCTS, SOFTMAX, GELU, NORMS, HEADS, RESIDUALS, PACKING, WEIGHTS };
+
+#ifdef SWIN_PROFILE
+// Measures as long as it lives. The time of a later one is not counted for this one.
+class Timed {
+ public:
+  Timed(Work work, int64_t amount);
+  ~Timed();
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  Work before;
+};
+#else
+struct Timed {
+  Timed(Work, int64_t) {}
+};
+#endif
+
+}  // namespace swin

@@ -1,0 +1,56 @@
+"""Sparse R-CNN: learned proposals that stages of heads refine; no boxes are suppressed.
+
+Layout: B batch, N proposals of an image, R = B*N regions, C channels, K classes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..graph import refusal
+from . import boxes
+
+
+class SparseHead(nn.Module):
+    """Turns maps into objects, in pixels of the original picture.
+
+    Args:
+        model: mmdet's SparseRCNN.
+
+    Raises:
+        ExportError: for a head that cannot be exported.
+    """
+
+    with_masks = False
+    planes = 1
+    batch = None
+
+    def __init__(self, model: Any):
+        super().__init__()
+        roi = model.roi_head
+        known = [(model.rpn_head, ('EmbeddingRPNHead',)), (roi, ('SparseRoIHead',))]
+        for part, names in [*known, *((one, ('DIIHead',)) for one in roi.bbox_head)]:
+            if type(part).__name__ not in names:
+                raise refusal(type(part).__name__, names)
+        if roi.with_mask:
+            raise refusal(f'{type(roi).__name__}.mask_head')
+        for one in roi.bbox_head:
+            boxes.check_coder(one.bbox_coder)
+        self.proposals, self.stages = model.rpn_head, roi.bbox_head
+        self.regions = nn.ModuleList(map(boxes.Regions, roi.bbox_roi_extractor))
+        self.most: int = roi.test_cfg.max_per_img
+
+    def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
+        start_N4 = boxes.corners(self.proposals.init_proposal_bboxes.weight) * view.image_size.flip(0).repeat(2)
+        feature_NC = self.proposals.init_proposal_features.weight
+        B, N = maps[0].shape[0], start_N4.shape[0]
+        box_R4 = start_N4.expand(B, N, 4).flatten(0, 1)
+        feature_BNC = feature_NC.expand(B, *feature_NC.shape)
+        image_R = torch.arange(B, device=box_R4.device)[:, None].expand(B, N).flatten()
+        for head, regions in zip(self.stages, self.regions):
+            logits_BNK, deltas_BN4, feature_BNC, _ = head(regions(maps, box_R4, image_R), feature_BNC)
+            box_R4 = boxes.decode(head.bbox_coder, box_R4, deltas_BN4.flatten(0, 1), view.image_size)  # type: ignore[arg-type]
+        uses_sigmoid = self.stages[-1].loss_cls.use_sigmoid
+        scores_BNK = logits_BNK.sigmoid() if uses_sigmoid else logits_BNK.softmax(-1)[..., :-1]
+        return boxes.ranked(scores_BNK, box_R4.unflatten(0, (B, N)), self.most, view)

@@ -1,0 +1,32 @@
+"""Which blocks store values for the backward pass."""
+
+import pytest
+import torch
+
+from swin_backbone.backends.native import availability
+
+
+@pytest.mark.parametrize(
+    ('isa', 'dtype', 'stored'),
+    [
+        ('amx', torch.float32, (384, 768)),
+        ('amx', torch.bfloat16, ()),
+        ('avx512_bf16', torch.float32, (192, 384, 768)),
+        ('avx512_bf16', torch.bfloat16, (96, 192, 384, 768)),
+        ('avx512', torch.bfloat16, (192, 384, 768)),
+        ('avx2', torch.float32, (192, 384, 768)),
+        ('avx2', torch.float16, (192, 384, 768)),
+    ],
+)
+def test_processor_and_memory_decide_what_is_stored(isa, dtype, stored, monkeypatch):
+    library, _ = availability.load()
+    monkeypatch.setattr(type(library), 'isa', isa)
+    monkeypatch.setattr(library, '_multiplies_bfloat16', isa in ('amx', 'avx512_bf16'))
+    least, reason = availability.storage_for.__wrapped__(dtype)
+    assert tuple(C for C in (96, 192, 384, 768) if C >= least) == stored
+    assert f'blocks of {least} and more channels store values: ' in reason
+
+
+def test_without_a_library_the_reason_is_its(monkeypatch):
+    monkeypatch.setattr(availability, 'load', lambda: (None, 'It is not built.'))
+    assert availability.storage_for.__wrapped__(torch.float32).reason == 'It is not built.'

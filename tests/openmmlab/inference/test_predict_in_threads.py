@@ -1,0 +1,69 @@
+"""Results in eight threads are those in one thread."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from helpers.export.small_exports import randomise
+from helpers.openmmlab.oracles import noise
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+
+from swin_backbone.openmmlab.data.media import Frame, Medium
+from swin_backbone.openmmlab.inference.predict import Predictor
+from swin_backbone.openmmlab.inference.tiles import infer_tiled
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+pytest.importorskip('mmseg', reason='mmseg is not installed')
+
+
+@pytest.fixture(scope='module')
+def predictors(tmp_path_factory):
+    """A random detector and a random segmentor: mmengine has one default scope for all threads."""
+    folder, found = tmp_path_factory.mktemp('models'), []
+    for name in ('mask-rcnn_swin-nano_fpn_shapes', 'swin-nano_upernet_shapes'):
+        cfg = Config.fromfile(ROOT / 'configs' / 'demo' / f'{name}.py')
+        cfg.model.backbone.init_cfg = None
+        torch.manual_seed(0)
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            model = randomise(MODELS.build(cfg.model))
+        meta = dict(dataset_meta=dict(cfg.train_dataloader.dataset.metainfo))
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{name}.pth')
+        found.append(Predictor(cfg, str(folder / f'{name}.pth'), 'cpu'))
+    return found
+
+
+def test_predictions_of_two_toolboxes(predictors):
+    jobs = [(predictors[turn % 2], noise((64 + 4 * turn, 96), turn)) for turn in range(24)]
+
+    def predict(job):
+        predictor, pixels = job
+        frame = Frame(Medium(None, 'a', False), 0, pixels, pixels.shape[:2])
+        (sample,) = predictor.predict([predictor.prepare(frame)])
+        drawn = predictor.draw(frame, sample, 0.0)
+        if predictor.scope == 'mmseg':
+            return sample.seg_logits.data.numpy(), drawn
+        return sample.pred_instances.bboxes.numpy(), sample.pred_instances.masks.numpy()  # mmdet draws random colours
+
+    expected = [predict(job) for job in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        for found, one in zip(pool.map(predict, jobs), expected):
+            assert all(map(np.array_equal, found, one))
+
+
+def test_tiles_of_eight_pictures(tmp_path, predictors):
+    pytest.importorskip('rasterio', reason='rasterio is not installed')
+    paths = [tmp_path / f'{number}.png' for number in range(8)]
+    for number, path in enumerate(paths):
+        cv2.imwrite(str(path), noise((150, 200), number))
+
+    def infer(path, folder):
+        (labels,) = infer_tiled(predictors[1], path, tmp_path / folder / path.stem, tile=96, overlap=32).files
+        return labels.read_bytes()
+
+    expected = [infer(path, 'one') for path in paths]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda path: infer(path, 'eight'), paths)) == expected
