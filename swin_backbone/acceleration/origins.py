@@ -1,7 +1,7 @@
 """The layers of each origin: their structure, an example input, and their computation by the compiled library.
 
 Structure and attribute names identify an origin, so that copies of a package's code count as that package.
-`verify.py` compares each computation with the original.
+`swap.py` compares each computation with the original.
 
 Layout: B batch, T = H*W tokens of a map, C channels, h heads, N places of a window.
 """
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from ..backends.choose import linear_dtype
 from ..backends.native import layers as native
+from ..backends.native.availability import is_stored
+from ..backends.native.operators import why_not_block
 from ..backends.weight_cache import WeightCache
 from ..windows.grid import Size, Windows
 
@@ -36,7 +38,7 @@ class Parts(NamedTuple):
     """The modules and numbers of a V1 block of any origin."""
 
     norms: tuple[Any, Any]
-    qkv: tuple[Any, ...]  # one linear layer, or three
+    qkv: Any
     proj: Any
     fc1: Any
     activation: Any
@@ -54,25 +56,20 @@ class Parts(NamedTuple):
 def parameters_of_block(p: Parts) -> Iterator[Optional[Tensor]]:
     """Yield the tensors that the library reads."""
     yield p.table_Rh
-    for module in (*p.norms, *p.qkv, p.proj, p.fc1, p.fc2):
+    for module in (*p.norms, p.qkv, p.proj, p.fc1, p.fc2):
         yield module.weight
         yield module.bias
 
 
 def compute_block(p: Parts, x_BHWC: Tensor, cache: WeightCache) -> Optional[Tensor]:
     """Return the map (B, H, W, C) behind a block; None: the library cannot compute the block."""
-    (H, W, C), hidden = x_BHWC.shape[1:], p.fc1.weight.shape[0]
+    H, W, C = x_BHWC.shape[1:]
     places = p.window_size[0] * p.window_size[1]
-    if native.why_not_block(C, p.heads, hidden, p.window_size) or p.index.numel() != places**2:
-        return None
-    qkv_weight, qkv_bias = p.qkv[0].weight, p.qkv[0].bias
-    if len(p.qkv) > 1:
-        qkv_weight = torch.cat([one.weight for one in p.qkv])
-        qkv_bias = None if qkv_bias is None else torch.cat([one.bias for one in p.qkv])
-    if qkv_weight.shape != (3 * C, C):
+    linear = [layer.weight for layer in (p.qkv, p.proj, p.fc1, p.fc2)]
+    if why_not_block(linear, p.heads, p.window_size) or p.index.numel() != places**2:
         return None
     weights = native.BlockWeights(
-        *(p.norms[0].weight, p.norms[0].bias, qkv_weight, qkv_bias),
+        *(p.norms[0].weight, p.norms[0].bias, p.qkv.weight, p.qkv.bias),
         p.table_Rh[p.index.flatten()].view(places, places, -1).permute(2, 0, 1).contiguous(),
         *(p.proj.weight, p.proj.bias, p.norms[1].weight, p.norms[1].bias),
         *(p.fc1.weight, p.fc1.bias, p.fc2.weight, p.fc2.bias),
@@ -80,7 +77,9 @@ def compute_block(p: Parts, x_BHWC: Tensor, cache: WeightCache) -> Optional[Tens
     )
     settings = native.BlockSettings(p.scale, (p.norms[0].eps, p.norms[1].eps))
     windows = Windows(H, W, p.window_size, p.shift)
-    return native.block(x_BHWC, weights, settings, windows, linear_dtype(x_BHWC), cache, p.with_cp)
+    dtype = linear_dtype(x_BHWC)
+    stores = torch.is_grad_enabled() and not p.with_cp and is_stored(dtype, C)
+    return native.block(x_BHWC, weights, settings, windows, dtype, cache, stores)
 
 
 def _drop_path_factors(drop_paths: tuple[Any, Any], x_BHWC: Tensor) -> Optional[Tensor]:
@@ -121,10 +120,6 @@ def _tokens(x_BTC: Tensor, size: Any) -> Optional[Tensor]:
     return x_BTC.reshape(len(x_BTC), H, W, -1) if x_BTC.dim() == 3 and x_BTC.shape[1] == H * W else None
 
 
-def _is_whole(size: Any, window_size: Size) -> bool:
-    return not any(length % window for length, window in zip(size, window_size))
-
-
 def _random(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
@@ -141,7 +136,7 @@ def _mmdet_parts(block: Any) -> Parts:
     attn, ffn, w_msa = block.attn, block.ffn, block.attn.w_msa
     return Parts(
         (block.norm1, block.norm2),
-        (w_msa.qkv,),
+        w_msa.qkv,
         w_msa.proj,
         *(ffn.layers[0][0], ffn.layers[0][1], ffn.layers[1]),
         *(w_msa.relative_position_bias_table, w_msa.relative_position_index, w_msa.num_heads, w_msa.scale),
@@ -251,145 +246,56 @@ def _is_merging(module: Any) -> bool:
     return channels % 4 == 0 and tuple(module.norm.normalized_shape) == (channels,)
 
 
-# transformers
-
-
-def _transformers_parts(block: Any) -> Parts:
-    a, bias = block.attention, block.attention.relative_position_bias
-    return Parts(
-        (block.layernorm_before, block.layernorm_after),
-        (a.q_proj, a.k_proj, a.v_proj),
-        a.o_proj,
-        *(block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2),
-        *(bias.relative_position_bias_table, bias.relative_position_index, a.num_attention_heads, a.scaling),
-        *(_pair(block.window_size), _pair(block.shift_size), (block.drop_path, nn.Identity())),
-    )
-
-
-def _is_transformers_block(block: Any) -> bool:
-    parts = 'attention.q_proj', 'attention.relative_position_bias.relative_position_bias_table', 'layernorm_before'
-    return _has(block, *parts, 'set_shift_and_window_size', 'mlp.activation_fn') and takes(
-        block, 'hidden_states', 'input_dimensions', 'always_partition'
-    )
-
-
-def _transformers_block(
-    block: Any, cache: WeightCache, x: Tensor, size: Any, always_partition: bool = False, **other: Any
-) -> Any:
-    attention = block.attention
-    x_BHWC = _tokens(x, size)
-    # Only 'sdpa' returns no attention weights.
-    if x_BHWC is None or any(other.values()) or attention.config._attn_implementation != 'sdpa':
-        return None
-    if block.training and (attention.attention_dropout or type(block.drop_path) is not nn.Identity):
-        return None
-    if not always_partition:
-        block.set_shift_and_window_size(size)
-    y_BHWC = compute_block(_transformers_parts(block), x_BHWC, cache)
-    return None if y_BHWC is None else (y_BHWC.view(x.shape), None)
-
-
-def _is_transformers_embedding(module: Any) -> bool:
-    return _has(module, 'maybe_pad', 'grid_size') and takes(module, 'pixel_values') and _is_patch(module.projection)
-
-
-# timm
-
-
-def _attn_mlp_parts(block: Any, drop_paths: tuple[Any, Any]) -> Parts:
-    a, mlp = block.attn, block.mlp
-    return Parts(
-        (block.norm1, block.norm2),
-        (a.qkv,),
-        a.proj,
-        *(mlp.fc1, mlp.act, mlp.fc2, a.relative_position_bias_table, a.relative_position_index, a.num_heads, a.scale),
-        *(_pair(block.window_size), _pair(block.shift_size), drop_paths),
-    )
-
-
-def _has_attn_mlp(block: Any) -> bool:
-    parts = 'attn.qkv', 'attn.scale', 'attn.relative_position_bias_table', 'mlp.fc1', 'mlp.act', 'mlp.fc2', 'norm1.eps'
-    return _has(block, *parts, 'norm2.eps', 'shift_size', 'window_size', 'attn.proj', 'attn.num_heads')
-
-
-def _is_timm_block(block: Any) -> bool:
-    return _has_attn_mlp(block) and _has(block, 'drop_path1', 'target_shift_size', 'attn_mask') and takes(block, 'x')
-
-
-def _timm_parts(block: Any) -> Parts:
-    return _attn_mlp_parts(block, (block.drop_path1, block.drop_path2))
-
-
-def _timm_block(block: Any, cache: WeightCache, x: Tensor) -> Any:
-    p, size = _timm_parts(block), tuple(x.shape[1:3])
-    # The original rolls before it pads, and keeps the mask of one size of map.
-    if any(p.shift) and not (
-        _is_whole(size, p.window_size) and (block.dynamic_mask or size == tuple(block.input_resolution))
-    ):
-        return None
-    return compute_block(p, x, cache)
-
-
-def _timm_example(block: Any, generator: torch.Generator) -> Arguments:
-    return (_random(generator, 1, *block.input_resolution, block.attn.proj.out_features),)
-
-
 # microsoft/Swin-Transformer and copies of its code
 
 
 def _is_official_block(block: Any) -> bool:
-    return _has_attn_mlp(block) and _has(block, 'drop_path') and not _has(block, 'drop_path1')
+    parts = 'attn.qkv', 'attn.scale', 'attn.relative_position_bias_table', 'mlp.fc1', 'mlp.act', 'mlp.fc2', 'norm1.eps'
+    others = 'norm2.eps', 'shift_size', 'window_size', 'attn.proj', 'attn.num_heads', 'drop_path'
+    return _has(block, *parts, *others) and takes(block, 'x', 'mask_matrix')
 
 
 def _official_parts(block: Any) -> Parts:
-    return _attn_mlp_parts(block, (block.drop_path, block.drop_path))
+    a, mlp, drop_path = block.attn, block.mlp, block.drop_path
+    return Parts(
+        (block.norm1, block.norm2),
+        a.qkv,
+        a.proj,
+        *(mlp.fc1, mlp.act, mlp.fc2, a.relative_position_bias_table, a.relative_position_index, a.num_heads, a.scale),
+        *(_pair(block.window_size), _pair(block.shift_size), (drop_path, drop_path)),
+    )
 
 
-def _official_block(block: Any, cache: WeightCache, x: Tensor, mask_matrix: Any = None) -> Any:
-    p, has_any_size = _official_parts(block), takes(block, 'x', 'mask_matrix')
-    size = (block.H, block.W) if has_any_size else block.input_resolution
-    x_BHWC = _tokens(x, size)
-    if x_BHWC is None or not (has_any_size or _is_whole(size, p.window_size)):
+def _official_block(block: Any, cache: WeightCache, x: Tensor, mask_matrix: Any) -> Any:
+    p, x_BHWC = _official_parts(block), _tokens(x, (block.H, block.W))
+    if x_BHWC is None:
         return None
+    mask_L1NN = Windows(block.H, block.W, p.window_size, p.shift).mask(x.device)
+    if mask_L1NN is not None and not torch.equal(mask_matrix == 0, mask_L1NN[:, 0]):
+        return None  # a mask of another kind
     y_BHWC = compute_block(p, x_BHWC, cache)
     return None if y_BHWC is None else y_BHWC.view(x.shape)
 
 
 def _official_example(block: Any, generator: torch.Generator) -> Arguments:
     p = _official_parts(block)
-    if not takes(block, 'x', 'mask_matrix'):
-        H, W = block.input_resolution
-        return (_random(generator, 1, H * W, p.proj.weight.shape[0]),)
     block.H, block.W = _some_size(p.window_size)  # of a copy
     mask = Windows(block.H, block.W, p.window_size, p.shift).mask(torch.device('cpu'))
     weights = None if mask is None else torch.zeros(mask[:, 0].shape).masked_fill(~mask[:, 0], -100.0)
     return _random(generator, 2, block.H * block.W, p.proj.weight.shape[0]), weights
 
 
-def _map_merging(module: Any, cache: WeightCache, x: Tensor) -> Any:
-    return _merge(module, cache, x)
+def _is_official_merging(module: Any) -> bool:
+    return _is_merging(module) and takes(module, 'x', 'H', 'W')
 
 
-def _map_example(module: Any, generator: torch.Generator) -> Arguments:
-    return (_random(generator, 2, 9, 6, module.reduction.in_features // 4),)
-
-
-def _sized_merging(module: Any, cache: WeightCache, x: Tensor, *size: Any) -> Any:
-    x_BHWC = _tokens(x, size[0] if len(size) == 1 else size or module.input_resolution)
-    if x_BHWC is None or not (size or _is_whole(x_BHWC.shape[1:3], (2, 2))):
-        return None
-    return _merge(module, cache, x_BHWC).flatten(1, 2)
+def _official_merging(module: Any, cache: WeightCache, x: Tensor, H: Any, W: Any) -> Any:
+    x_BHWC = _tokens(x, (H, W))
+    return None if x_BHWC is None else _merge(module, cache, x_BHWC).flatten(1, 2)
 
 
 def _official_merging_example(module: Any, generator: torch.Generator) -> Arguments:
-    H, W = (9, 6) if takes(module, 'x', 'H', 'W') else module.input_resolution
-    x = _random(generator, 2, H * W, module.reduction.in_features // 4)
-    return (x, H, W) if takes(module, 'x', 'H', 'W') else (x,)
-
-
-def _is_official_merging(module: Any) -> bool:
-    sized = _has(module, 'input_resolution') and takes(module, 'x')
-    return _is_merging(module) and (sized or takes(module, 'x', 'H', 'W'))
+    return _random(generator, 2, 9 * 6, module.reduction.in_features // 4), 9, 6
 
 
 def _block(origin: str, matches: Any, parts: Callable[[Any], Parts], example: Any, compute: Any) -> Kind:
@@ -400,26 +306,11 @@ def _merging(origin: str, matches: Any, example: Any, compute: Any) -> Kind:
     return Kind(origin, 'merging', matches, _merging_parameters, example, compute)
 
 
-PARTS = {
-    'mmdet': _mmdet_parts,
-    'transformers': _transformers_parts,
-    'timm': _timm_parts,
-    'official code': _official_parts,
-}
+PARTS = {'mmdet': _mmdet_parts, 'official code': _official_parts}
 KINDS = (
     _block('mmdet', _is_mmdet_block, _mmdet_parts, _mmdet_example, _mmdet_block),
-    _block('transformers', _is_transformers_block, _transformers_parts, lambda block, generator: (
-        _random(generator, 2, 15 * 10 * 4, block.attention.o_proj.out_features), (30, 20)), _transformers_block),
-    _block('timm', _is_timm_block, _timm_parts, _timm_example, _timm_block),
-    _block('official code', lambda block: _is_official_block(block) and (
-        (takes(block, 'x') and _has(block, 'input_resolution')) or takes(block, 'x', 'mask_matrix')
-    ), _official_parts, _official_example, _official_block),
+    _block('official code', _is_official_block, _official_parts, _official_example, _official_block),
     _merging('mmdet', _is_mmdet_merging, _merging_example, _mmdet_merging),
-    _merging('transformers', lambda module: _is_merging(module) and takes(
-        module, 'input_feature', 'input_dimensions'), _merging_example, _sized_merging),
-    _merging('timm', lambda module: _is_merging(module) and takes(module, 'x') and not _has(
-        module, 'input_resolution'), _map_example, _map_merging),
-    _merging('official code', _is_official_merging, _official_merging_example, _sized_merging),
+    _merging('official code', _is_official_merging, _official_merging_example, _official_merging),
     Kind('mmdet', 'embedding', _is_mmdet_embedding, _embedding_parameters, _image, _embedding),
-    Kind('transformers', 'embedding', _is_transformers_embedding, _embedding_parameters, _image, _embedding),
-)  # fmt: skip
+)

@@ -135,7 +135,7 @@ def _root_of(block: str) -> str:
 
 
 @cache
-def _subclass(base: type[nn.Module]) -> type[nn.Module]:
+def _subclass(base: Any) -> Any:
     """Return a class like `base` whose layers the library computes where it can."""
 
     @wraps(base.forward)
@@ -144,18 +144,18 @@ def _subclass(base: type[nn.Module]) -> type[nn.Module]:
         return base.forward(self, *args, **kwargs) if output is None else output
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
-        _, arguments, *rest = base.__reduce_ex__(self, protocol)
-        return _new, (base, *arguments[1:]), *rest
+        reduced: Any = base.__reduce_ex__(self, protocol)
+        return _new, (base, *reduced[1][1:]), *reduced[2:]
 
     names = {'forward': forward, '__reduce_ex__': reduce_ex, '__module__': base.__module__}
-    made = type(base.__name__, (base,), {**names, '__qualname__': base.__qualname__, '__doc__': base.__doc__})
-    return made
+    return type(base.__name__, (base,), {**names, '__qualname__': base.__qualname__, '__doc__': base.__doc__})
 
 
 def _new(base: type[nn.Module], *_: Any) -> nn.Module:
     """Return an empty accelerated module, which pickle and deepcopy fill."""
     made = _subclass(base)
-    return made.__new__(made)
+    module: nn.Module = made.__new__(made)
+    return module
 
 
 def _compute(module: Any, args: Any, kwargs: Any) -> Any:
@@ -174,10 +174,7 @@ def _compute(module: Any, args: Any, kwargs: Any) -> Any:
     kind = KINDS[record.kind]
     if any(w is not None and w.dtype != torch.float32 for w in kind.parameters(module)):
         return None
-    try:
-        return kind.compute(module, record.cache, *args, **kwargs)
-    except TypeError:  # arguments of another version of the origin
-        return None
+    return kind.compute(module, record.cache, *args, **kwargs)
 
 
 def _why_not(module: nn.Module, kind: Kind) -> Optional[str]:

@@ -26,7 +26,7 @@ def accelerate(model: Model, dry_run: bool = False) -> Model:
     for each Swin and kind of layer is logged. Parameters, names, modules and hooks stay. A second call changes nothing.
 
     Args:
-        model: of mmdet, mmseg, timm or transformers, or with a copy of the official code.
+        model: with the Swin of mmdet or mmseg, or a copy of the official detection code. Other Swins stay as they are.
         dry_run: whether the model stays as it is, and the lines are logged alone.
 
     Returns:
@@ -54,6 +54,7 @@ def accelerate(model: Model, dry_run: bool = False) -> Model:
 def restore(model: Model) -> Model:
     """Undo `accelerate`, in place, and return the model."""
     restore_swin(model)
+    module: Any
     for module in model.modules():
         if CLASS in module.__dict__:
             module.__class__ = module.__dict__.pop(CLASS)
