@@ -44,7 +44,7 @@ class Parts(NamedTuple):
     activation: Any
     fc2: Any
     table_Rh: Tensor
-    index: Tensor
+    offset_index: Tensor
     heads: int
     scale: float
     window_size: Size
@@ -66,11 +66,11 @@ def compute_block(p: Parts, x_BHWC: Tensor, cache: WeightCache) -> Optional[Tens
     H, W, C = x_BHWC.shape[1:]
     places = p.window_size[0] * p.window_size[1]
     linear = [layer.weight for layer in (p.qkv, p.proj, p.fc1, p.fc2)]
-    if why_not_block(linear, p.heads, p.window_size) or p.index.numel() != places**2:
+    if why_not_block(linear, p.heads, p.window_size) or p.offset_index.numel() != places**2:
         return None
     weights = native.BlockWeights(
         *(p.norms[0].weight, p.norms[0].bias, p.qkv.weight, p.qkv.bias),
-        p.table_Rh[p.index.flatten()].view(places, places, -1).permute(2, 0, 1).contiguous(),
+        p.table_Rh[p.offset_index.flatten()].view(places, places, -1).permute(2, 0, 1).contiguous(),
         *(p.proj.weight, p.proj.bias, p.norms[1].weight, p.norms[1].bias),
         *(p.fc1.weight, p.fc1.bias, p.fc2.weight, p.fc2.bias),
         drop_path_2B=_drop_path_factors(p.drop_paths, x_BHWC),
@@ -140,7 +140,10 @@ def _mmdet_parts(block: Any) -> Parts:
         w_msa.proj,
         *(ffn.layers[0][0], ffn.layers[0][1], ffn.layers[1]),
         *(w_msa.relative_position_bias_table, w_msa.relative_position_index, w_msa.num_heads, w_msa.scale),
-        *(_pair(attn.window_size), _pair(attn.shift_size), (attn.drop, ffn.dropout_layer), bool(block.with_cp)),
+        window_size=_pair(attn.window_size),
+        shift=_pair(attn.shift_size),
+        drop_paths=(attn.drop, ffn.dropout_layer),
+        with_cp=bool(block.with_cp),
     )
 
 
@@ -236,7 +239,8 @@ def _reordered(weight: Optional[Tensor]) -> Optional[Tensor]:
     if weight is None:
         return None
     axes = weight.dim() - 1
-    return weight.unflatten(axes, (2, 2, -1)).transpose(axes, axes + 2).flatten(axes).contiguous()
+    moved: Tensor = weight.unflatten(axes, (2, 2, -1)).transpose(axes, axes + 2)
+    return moved.flatten(axes).contiguous()
 
 
 def _is_merging(module: Any) -> bool:
@@ -262,7 +266,9 @@ def _official_parts(block: Any) -> Parts:
         a.qkv,
         a.proj,
         *(mlp.fc1, mlp.act, mlp.fc2, a.relative_position_bias_table, a.relative_position_index, a.num_heads, a.scale),
-        *(_pair(block.window_size), _pair(block.shift_size), (drop_path, drop_path)),
+        window_size=_pair(block.window_size),
+        shift=_pair(block.shift_size),
+        drop_paths=(drop_path, drop_path),
     )
 
 

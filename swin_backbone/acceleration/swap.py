@@ -117,7 +117,8 @@ def restore_swin(model: nn.Module) -> None:
 def _accelerate(module: nn.Module, kind: int) -> None:
     types = tuple(type(one) for _, one in modules_inside(module))
     module.__dict__[RECORD] = Record(kind, types, WeightCache())
-    module.__class__ = _subclass(type(module))
+    kind_of_module: Any = type(module)
+    module.__class__ = _subclass(kind_of_module)
 
 
 def _looks_like_block(module: nn.Module) -> bool:
@@ -153,7 +154,8 @@ def _subclass(base: Any) -> Any:
 
 def _new(base: type[nn.Module], *_: Any) -> nn.Module:
     """Return an empty accelerated module, which pickle and deepcopy fill."""
-    made = _subclass(base)
+    of_base: Any = base
+    made = _subclass(of_base)
     module: nn.Module = made.__new__(made)
     return module
 

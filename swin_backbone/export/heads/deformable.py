@@ -84,8 +84,9 @@ class SampledAttention(nn.Module):
             grid = (2 * (where[..., :2] + step) - 1).transpose(1, 2).reshape(B * h, Q, P, 2)
             seen = F.grid_sample(map_BdHW, grid, mode='bilinear', padding_mode='zeros', align_corners=False)
             total = total + (seen * weights[:, :, :, level].transpose(1, 2).reshape(B * h, 1, Q, P)).sum(-1)
-        out = ours.output_proj(total.view(B, h * d, Q).transpose(1, 2))
-        return identity + (out if ours.batch_first else out.transpose(0, 1))
+        out: Tensor = ours.output_proj(total.view(B, h * d, Q).transpose(1, 2))
+        y: Tensor = identity + (out if ours.batch_first else out.transpose(0, 1))
+        return y
 
 
 def split_levels(x_BTC: Tensor, sizes: Sizes) -> list[Tensor]:
@@ -126,11 +127,11 @@ class SampledConv(nn.Module):
                 offset, mask = offset.tensor_split((2 * offset.shape[1] // 3,), 1)
                 mask = mask.sigmoid()
         G = ours.deform_groups
-        settings = (
+        stride, padding, dilation = (
             value if isinstance(value, tuple) else (value, value)
             for value in (ours.stride, ours.padding, ours.dilation)
         )
-        seen_BCKHW = sampled(x, offset, ours.kernel_size, *settings, G)
+        seen_BCKHW = sampled(x, offset, ours.kernel_size, stride, padding, dilation, G)
         if mask is not None:
             mask_BG1KHW = mask.unflatten(1, (G, 1, seen_BCKHW.shape[2]))
             seen_BCKHW = (seen_BCKHW.unflatten(1, (G, -1)) * mask_BG1KHW).flatten(1, 2)

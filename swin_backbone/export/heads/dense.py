@@ -155,7 +155,8 @@ class DenseHead(nn.Module):
         for side, least in ((height, own[0]), (width, own[1])):
             torch._check(side >= least)
         logits = F.interpolate(logits, size=(height, width), mode='bilinear', align_corners=False)
-        return (logits[:, 0, : own[0], : own[1]].sigmoid() > self.cfg.mask_thr_binary).to(torch.uint8)
+        masks: Tensor = logits[:, 0, : own[0], : own[1]].sigmoid() > self.cfg.mask_thr_binary
+        return masks.to(torch.uint8)
 
 
 def with_globals(function: Any, **names: Any) -> Any:

@@ -38,12 +38,14 @@ class Detector(nn.Module):
         maps = self.maps(image)
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
         zoom_2 = (resized / size.to(image.dtype)).flip(0)
-        own = None
+        own: Any = None
         if self.head.with_masks:
             own = size.tolist()
             for side in own:
                 torch._check(side >= 1)
-        view = View(image_size, torch.cat([zoom_2, zoom_2]), image.shape[-2:], picture.shape[1:3], own)
+        padded: Any = image.shape[-2:]
+        inner: Any = picture.shape[1:3]
+        view = View(image_size, torch.cat([zoom_2, zoom_2]), padded, inner, own)
         found: tuple[Tensor, ...] = self.head(maps, view)
         return found
 
@@ -68,7 +70,8 @@ def head_of(model: Any) -> nn.Module:
             for method in ('predict', 'extract_feat'):
                 if getattr(type(model), method) is not getattr(kind, method):
                     raise refusal(f'{type(model).__name__}.{method}, which differs from that of {kind.__name__},')
-            return head(model)
+            built: nn.Module = head(model)
+            return built
     raise refusal(type(model).__name__)
 
 
@@ -81,7 +84,7 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     Raises:
         ExportError: for a detector that cannot be exported.
     """
-    head = head_of(model)
+    head: Any = head_of(model)
     check_shape(model.backbone, shape)
     padding = Padding(cfg.test_dataloader.dataset.pipeline)
     module = Detector(model, head, padding).eval()

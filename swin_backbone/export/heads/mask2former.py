@@ -120,7 +120,7 @@ class InstanceHead(nn.Module):
         image_n, index_n = (label_BN < self.num_things).nonzero().unbind(1)
         flat_n = image_n * self.most + index_n
         query_n = image_n * Q + index_BN.reshape(-1)[flat_n] // self.num_classes
-        logits_nhw = masks.reshape(B * Q, *view.own)[query_n]
+        logits_nhw = masks.reshape(B * Q, *(view.own or ()))[query_n]
         inside_nhw = logits_nhw > 0
         clear_n = (logits_nhw.sigmoid() * inside_nhw).sum((1, 2)) / (inside_nhw.sum((1, 2)) + 1e-6)
         score_n = scores_BN.reshape(-1)[flat_n] * clear_n

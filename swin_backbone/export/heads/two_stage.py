@@ -89,7 +89,7 @@ class RegionHead(nn.Module):
             return image_n, box_n4, score_n, label_n
         masks_nYX = self._masks(maps, semantic, box_n4, image_n, label_n)
         box_n4 = box_n4 / zoom_4
-        pasted_nhw = boxes.paste(masks_nYX, box_n4, *view.own)
+        pasted_nhw = boxes.paste(masks_nYX, box_n4, *(view.own or ()))
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
     def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ class RegionHead(nn.Module):
         if semantic is None or kind not in self.fusion:
             return features
         more = self.semantic_regions([semantic], box_R4, image_R)
-        return features + F.adaptive_avg_pool2d(more, features.shape[-2:])
+        return features + F.adaptive_avg_pool2d(more, (features.shape[-2], features.shape[-1]))
 
     def _masks(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor
