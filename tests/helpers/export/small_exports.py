@@ -132,14 +132,13 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
         if name.endswith(('tood_reg.weight', 'reg_offset_module.2.weight')) or '.rtm_reg.' in name:
             parameter.data *= 0.1  # or sides and offsets magnify rounding
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
-            parameter.data -= parameter.data.mean(1, keepdim=True) * name.endswith('conv_seg.weight')
             parameter.data *= 6  # so that classes differ from place to place
         if name.endswith('rpn_cls.weight'):
             parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
         if '.rtm_reg.' in name and name.endswith('.bias'):
             torch.nn.init.constant_(parameter, 2)  # or boxes are slivers
         if 'image_pool' in name:
-            parameter.data *= 0.01  # or every place has the same class
+            parameter.data *= 0.05  # or every place has the same class
         if name.endswith('init_proposal_bboxes.weight'):
             parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
         if name.endswith('.fc_reg.weight') and is_sparse:
