@@ -74,7 +74,7 @@ setup(
         # A CUDA build of torch brings the triton it was built for; with another, its interpreter runs the kernels
         'test': [
             *('pytest', 'pytest-xdist', 'hypothesis', 'matplotlib>=3.8', 'nbclient', 'ipykernel', 'tifffile'),
-            'rasterio',
+            *('rasterio', 'imagecodecs'),
             'triton; platform_system == "Linux" and platform_machine == "x86_64"',
         ],
         # notebooks/
