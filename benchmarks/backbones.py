@@ -99,6 +99,7 @@ def parse_args() -> argparse.Namespace:
         '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
     )
     args = parser.parse_args()
+    args.shape = args.shape or [(512, 512)]
     if args.peers is None:
         args.peers = 'mmdet' if args.version == 1 else 'mmpretrain'
     unknown = set(filter(None, args.peers.split(','))) - PEERS.keys()
@@ -249,7 +250,9 @@ def main() -> None:
     if args.profile:
         with stop_on_user_errors():
             check_quiet(args)
-            return library_profile.profile(args.arch, args.size, getattr(torch, args.dtype), args.train)
+            return library_profile.profile(
+                args.arch, args.shape or [(512, 512)], getattr(torch, args.dtype), args.train
+            )
     if args.device == 'cpu':
         machine.pin_threads(args.threads)
     where = processor()
@@ -261,7 +264,7 @@ def main() -> None:
         figures, picture = (claim(path, overwrite=args.overwrite) if path else None for path in (args.json, args.plot))
         check_quiet(args)
         builders = build_all(args)
-        for shape in args.shape or [(512, 512)]:
+        for shape in args.shape:
             title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {where}'
             if args.sizes_in_turn:
                 for name, ratio in measure_sizes_in_turn(args, builders, shape).items():

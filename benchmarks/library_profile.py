@@ -1,8 +1,7 @@
-"""Where the compiled library spends its time: python -m benchmarks.backbones --profile.
+"""Print the compiled library's time by kind of work: python -m benchmarks.backbones --profile.
 
-The library is compiled again with clocks inside, which takes a minute, and runs on one thread. Each kind of work stands
-beside its floor. For products the floor is a bare loop of multiply-adds, for all other work a copy within the L2 cache.
-The floor of AMX is not known.
+A library with clocks inside is compiled in a minute, and runs on one thread. The floor of products
+is a bare loop of multiply-adds. The floor of all other work is a copy within the L2 cache. The floor of AMX is unknown.
 """
 
 import ctypes
@@ -20,12 +19,16 @@ from torch import Tensor
 from swin_backbone import SwinBackbone
 from swin_backbone.backends.native import build, library, operators
 
-KINDS = ('other', 'products', 'softmax', 'GELU', 'norms', 'heads', 'residuals', 'packing', 'weights')  # `Work` in csrc
+# In the order of `Work` in csrc/machine/profile.h. A norm reads tokens from the map, a residual sum writes tokens back.
+KINDS = (
+    *('other', 'products', 'softmax', 'GELU', 'norms, gather', 'heads'),
+    *('residuals, scatter', 'packing', 'weights'),
+)
 RUNS = 5
 
 
 class Row(NamedTuple):
-    """Milliseconds of one kind of work in a run, and the milliseconds that it takes at least."""
+    """Milliseconds of one kind of work in a run, and the floor of this work."""
 
     kind: str
     ms: float
@@ -33,13 +36,13 @@ class Row(NamedTuple):
 
 
 def use_clocks(folder: Path) -> ctypes.CDLL:
-    """Compile the library with clocks into `folder`, and let this process use it from now on."""
+    """Compile the library with clocks into `folder`, and load this copy in the process."""
     loaded, reason = library.load()
     if loaded is None:
         raise ValueError(reason)
     target = build.target()
     path, sets = folder / build.NAMES[target.system], build.INSTRUCTION_SETS[target.machine]
-    build.INSTRUCTION_SETS[target.machine] = {loaded.isa: sets[loaded.isa]}  # no other is compiled
+    build.INSTRUCTION_SETS[target.machine] = {loaded.isa: sets[loaded.isa]}  # compile one set
     build.SOURCES = Path(__file__).parents[1] / 'csrc'
     build.link_library(path, build.compile_sources(folder, target, ['-DSWIN_PROFILE']), target, [])
     build.INSTRUCTION_SETS[target.machine] = sets
@@ -49,7 +52,11 @@ def use_clocks(folder: Path) -> ctypes.CDLL:
 
 
 def measure(clocks: ctypes.CDLL, run: Callable[[], object], pairs: bool) -> list[Row]:
-    """Return a row for each kind of work of `run`. In pairs, products of bfloat16 have twice the speed of float32."""
+    """Return a row for each kind of work of `run`.
+
+    Args:
+        pairs: if true, the floor of products is halved: instructions multiply pairs of bfloat16 numbers.
+    """
     operations, numbers, seconds, amount = (ctypes.c_double() for _ in range(4))
     clocks.swin_profile_peaks(ctypes.byref(operations), ctypes.byref(numbers))
     run()

@@ -1,13 +1,14 @@
 """benchmarks/backbones.py as a user runs it, on the smallest Swin."""
 
 import json
+import sys
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from helpers import apart, in_process
 
-from benchmarks import backbones
+from benchmarks import backbones, library_profile
 
 RUNTIMES = ['onnxruntime fp32', 'openvino fp32', 'openvino bf16']
 
@@ -34,6 +35,25 @@ def test_what_is_taken_in_turn_is_on_the_device(monkeypatch):
     builders = {'ours': partial(backbones.build, 'ours', 1, 'nano', {})}
     ratios = backbones.measure_sizes_in_turn(args, builders, (256, 256))
     assert ratios['ours'] > 0
+
+
+def test_a_profile_has_each_kind_of_work_and_its_floor(monkeypatch, capsys):
+    """With a stand-in for the library that is compiled with clocks."""
+
+    class Clocks:
+        def swin_profile_peaks(self, operations, numbers):
+            operations._obj.value, numbers._obj.value = 2e9, 1e9
+
+        def swin_profile(self, kind, seconds, amount):
+            seconds._obj.value, amount._obj.value = kind * 1e-3, kind * 1e6
+
+    monkeypatch.setattr(library_profile, 'use_clocks', lambda folder: Clocks())
+    arguments = ['--profile', '--arch', 'nano', '--shape', '32', '--busy-machine']
+    monkeypatch.setattr(sys, 'argv', ['backbones.py', *arguments])
+    backbones.main()
+    table = capsys.readouterr().out
+    for work in ('products', 'softmax', 'GELU', 'norms, gather', 'residuals, scatter', 'packing'):
+        assert work in table
 
 
 @pytest.mark.slow
