@@ -1,4 +1,4 @@
-"""Counting faults: what a test of a fault says it tried is in the table if the test passed."""
+"""The counts of faults: a passed test with `record_fault` adds to the table."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_what_passed_is_counted_by_kind(pytester, request, processes):
         assert text.startswith('before\n')
         assert text.endswith(f'{END}\nafter\n')
         assert '| 2,000 | nothing executed' in text
-        assert '| 5 | a whole checkpoint is left' in text
+        assert '| 5 | a whole checkpoint remains' in text
         assert '2,005 faults in 2 tests.' in text
         assert 'old' not in text
         assert 'the memory that' not in text

@@ -1,4 +1,4 @@
-"""Calls in a forked process, which has all modules: to import torch takes seconds."""
+"""Calls in a forked process, without a new import of torch, which takes seconds."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -10,9 +10,9 @@ from swin_backbone.backends.native import availability, library
 
 
 def call(function, *arguments, **environment):
-    """What `function`, of a module, gives where these variables are set; whatever it sets stays in its process.
+    """Return the result of a module's `function` in a forked process with these environment variables.
 
-    The compiled library is chosen anew.
+    The process chooses the compiled library again.
     """
     with ProcessPoolExecutor(1, mp_context=get_context('fork')) as pool:
         return pool.submit(_call, function, arguments, environment).result()
@@ -20,7 +20,7 @@ def call(function, *arguments, **environment):
 
 def _call(function, arguments, environment):
     os.environ.update(environment)
-    torch.set_num_threads(1)  # the threads of OpenMP do not come along with a fork
+    torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load.cache_clear()
     availability.why_not_in.cache_clear()
     return function(*arguments)

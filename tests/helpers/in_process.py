@@ -1,4 +1,4 @@
-"""Running the tools in this process: to import the toolboxes takes seconds."""
+"""Run the tools in the test process. A new import of the toolboxes takes seconds."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from yapf.yapflib import yapf_api
 
 from helpers import ROOT
 
-# mmengine formats a config when it is dumped, logged and saved with each checkpoint: here once.
+# mmengine formats a config for each dump, log and checkpoint. The tests format each text once.
 _format = yapf_api.FormatCode
 _format_once = lru_cache(maxsize=32)(lambda text, style: _format(text, style_config=dict(style)))
 yapf_api.FormatCode = lambda text, style_config, verify=True: _format_once(text, tuple(style_config.items()))

@@ -1,6 +1,6 @@
-"""The paper's algorithms written literally, step by step, on state dicts: slow, plain, the truth of all comparisons.
+"""The paper's algorithms, written literally on state dicts. All comparisons use them as the truth.
 
-Nothing is shared with the package: no index tables, no modules. The position bias is looked up pair by pair.
+The file shares no code with the package. The position bias is read pair by pair.
 
 Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels of a
 head.
@@ -255,23 +255,6 @@ def attend(
     x_LNC = (weights_LhNN.to(v.dtype) @ v).transpose(1, 2).reshape(L, N, -1)
     x_BHWC = window_reverse(x_LNC, window_size, padded)
     return x_BHWC.roll(shift, dims=(1, 2))[:, : size[0], : size[1]]
-
-
-def attend_to_products(
-    qkv_BHW3C: Tensor,
-    bias_hNN: Tensor,
-    scale: float,
-    size: Size,
-    window_size: Size,
-    shift: Size,
-    mask_padding: bool = False,
-) -> Tensor:
-    """`attend`, by softmax(scale q k^T + bias) v."""
-
-    def logits(q: Tensor, k: Tensor) -> Tensor:
-        return scale * q @ k.transpose(-2, -1) + bias_hNN
-
-    return attend(qkv_BHW3C, len(bias_hNN), logits, size, window_size, shift, mask_padding)
 
 
 def window_partition(x_BHWC: Tensor, window_size: Size) -> Tensor:

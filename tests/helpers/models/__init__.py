@@ -1,1 +1,1 @@
-"""What the tests of models share."""
+"""Helpers of the tests of models."""

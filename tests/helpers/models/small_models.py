@@ -1,4 +1,4 @@
-"""Small models whose every weight says which it is, and what they log."""
+"""Small models with different numbers in all weights, and the texts of log records."""
 
 import torch
 
@@ -6,7 +6,7 @@ from swin_backbone import SwinBackbone
 
 
 def randomised(output_norms=True, **arguments):
-    """A backbone with every parameter away from its initialisation; output norms too, or as they are initialised."""
+    """Return a backbone with random parameters. Output norms stay as initialised if `output_norms` is false."""
     backbone = SwinBackbone(**{'arch': 'nano', **arguments}).eval()
     for name, parameter in backbone.named_parameters():
         if output_norms or not name.startswith('norm'):
@@ -15,7 +15,7 @@ def randomised(output_norms=True, **arguments):
 
 
 class Detector(torch.nn.Module):
-    """What is around a backbone in a whole model, as far as names go."""
+    """A backbone and a neck with the names of a whole model."""
 
     def __init__(self, backbone):
         super().__init__()

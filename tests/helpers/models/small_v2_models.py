@@ -1,4 +1,4 @@
-"""Small Swin V2s whose every weight says which it is."""
+"""Small Swin V2 models with different numbers in all weights."""
 
 import torch
 

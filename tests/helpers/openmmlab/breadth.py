@@ -1,4 +1,4 @@
-"""The configs that a Swin is swapped into, and what is done with each: built, trained for a step, asked to predict."""
+"""Configs with a swapped Swin: build the model, train one step, predict."""
 
 import copy
 import re
@@ -16,7 +16,7 @@ from mmengine.structures import InstanceData, PixelData
 from swin_backbone import swap_backbone
 from swin_backbone.openmmlab.config.files import read_config
 
-# family: its config.
+# Family: config.
 PLACED = {
     'Faster R-CNN': 'mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py',
     'Faster R-CNN on C5': 'mmdet::faster_rcnn/faster-rcnn_r50-caffe-dc5_1x_coco.py',
@@ -84,7 +84,7 @@ PLACED = {
     'Mask2Former, semantic': 'mmseg::mask2former/mask2former_r50_8xb2-160k_ade20k-512x512.py',
 }
 
-# Run by `make test TESTS=slow` alone: what the others leave to be seen.
+# Families of `make test TESTS=slow` alone.
 SLOW = {
     'HTC', 'Sparse R-CNN', 'SOLOv2', 'DINO', 'TOOD', 'GFL', 'Mask2Former, instances', 'K-Net', 'UPerNet',
     'Faster R-CNN on C5', 'SCNet', 'Panoptic FPN', 'Libra R-CNN', 'HRNet, HRFPN', 'NAS-FCOS', 'ATSS, DyHead',
@@ -95,7 +95,7 @@ SLOW = {
     'PointRend',
 }  # fmt: skip
 
-# family: its config, and the key that the refusal names.
+# Family: config, and the key in the error.
 REFUSED = {
     'SSD': ('mmdet::ssd/ssd300_coco.py', 'model.neck.out_channels'),
     'CornerNet': ('mmdet::cornernet/cornernet_hourglass104_32xb3-210e-mstest_coco.py', 'model.backbone'),
@@ -116,7 +116,7 @@ REFUSED = {
 
 
 def swapped(path, **backbone):
-    """A config with swin-nano in it, as it would train here: without downloads."""
+    """Return a config with swin-nano as backbone, without downloads."""
     return swap_backbone(read_config(path), 'swin-nano', verbose=False, init_cfg=None, **backbone)
 
 
@@ -125,7 +125,7 @@ SMALL = dict(num=16, nms_pre=100, max_per_img=20, max_num=20, num_points=64)
 
 
 def shrink(node):
-    """Fewer proposals, samples and queries, in place: what takes time and does not depend on the backbone."""
+    """Lower the numbers of proposals, samples and queries in place, to save time."""
     if isinstance(node, dict):
         for key, value in node.items():
             if isinstance(value, int) and value > SMALL.get(key, value):
@@ -137,7 +137,7 @@ def shrink(node):
 
 
 def alone(node):
-    """What needs several processes, the network, or a package that only saves memory, gives way, in place."""
+    """Remove settings that need several processes, the network or fairscale, in place."""
     if isinstance(node, dict):
         if node.get('type') == 'MMSyncBN':
             node['type'] = 'BN'
@@ -149,27 +149,27 @@ def alone(node):
 
 
 def build(cfg, initialise=True, side=SIDE):
-    """The model of a config, for small pictures."""
+    """Return the model of a config, for small pictures."""
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
-    if 'data_preprocessor' not in cfg.model:  # mmpretrain's runner puts it there
+    if 'data_preprocessor' not in cfg.model:  # as mmpretrain's runner does
         cfg.model.data_preprocessor = cfg.data_preprocessor
     preprocessor = cfg.model.data_preprocessor
     if 'size' in preprocessor:
-        preprocessor.size = (side, side)  # to which a segmentor pads what it trains on
-    preprocessor.pop('batch_augments', None)  # which pads to the size of a crop
+        preprocessor.size = (side, side)  # a segmentor pads training pictures to this size
+    preprocessor.pop('batch_augments', None)  # pads to the size of a crop
     alone(cfg.model)
     if cfg.model.type == 'DINO':
-        cfg.model.num_queries = 30  # of the tokens of the picture, which is small
+        cfg.model.num_queries = 30  # a small picture has few tokens
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg.model)))  # some write into it
+        model = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg.model)))  # some models write into their config
         if initialise:
             model.init_weights()
     return model
 
 
 def pictures_and_truth(cfg, batch=2, side=SIDE):
-    """Random pictures with what a data set would say of them."""
+    """Return random pictures with labels, in the form of the toolbox's data loader."""
     if cfg.default_scope == 'mmseg':
         from mmseg.structures import SegDataSample
 
@@ -185,18 +185,18 @@ def pictures_and_truth(cfg, batch=2, side=SIDE):
     if cfg.default_scope == 'mmpretrain':
         return pictures_and_classes(cfg, (side, side))
     if cfg.model.type == 'BaseReID':
-        return pictures_and_classes(cfg, (256, 128))  # for which its pooling is made
+        return pictures_and_classes(cfg, (256, 128))  # the input size of its pooling layer
     return _of_detection(cfg, batch, side)
 
 
 def pictures_and_classes(cfg, size, batch=4):
-    """Random pictures of a size (height, width), and the class of each."""
+    """Return random pictures of a size (height, width) with a class for each."""
     from mmdet.structures import ReIDDataSample
     from mmpretrain.structures import DataSample
 
     kind = DataSample if cfg.default_scope == 'mmpretrain' else ReIDDataSample
     pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)]
-    samples = [kind().set_gt_label(i % 2) for i in range(batch)]  # two of each, for a triplet loss
+    samples = [kind().set_gt_label(i % 2) for i in range(batch)]  # two pictures of each class, for a triplet loss
     return dict(inputs=pictures, data_samples=samples)
 
 
@@ -209,12 +209,12 @@ def _of_detection(cfg, batch, side):
     with_semantic = "'with_seg': True" in loaders or 'Panoptic' in loaders
     shapes, items, classes = [[3, side, side]] * batch, [3] * batch, min(8, *_values(cfg.model, 'num_classes'))
     kind = cfg.model.data_preprocessor.type.rpartition('.')[2]
-    # A tracker trains on clips, or its detector on pictures.
+    # A tracker trains on clips; its detector trains on pictures.
     if kind == 'TrackDataPreprocessor' and not cfg.model.data_preprocessor.get('use_det_processor'):
         return demo_track_inputs(batch, 2, [0], shapes, items, classes, with_mask=with_mask)
 
     def inputs():
-        # Its labels begin with 1, so of one class there would be none.
+        # Labels of `demo_mm_inputs` begin with 1, so one class has no label.
         data = demo_mm_inputs(
             batch, shapes, items, num_classes=max(classes, 2), with_mask=with_mask, with_semantic=with_semantic
         )
@@ -229,7 +229,7 @@ def _of_detection(cfg, batch, side):
                 sample.set_metainfo(dict(homography_matrix=np.eye(3, dtype=np.float32)))
         return {part: {name: branch[part] for name, branch in branches.items()} for part in ('inputs', 'data_samples')}
     data = inputs()
-    if cfg.model.type == 'FastRCNN':  # which is given its proposals
+    if cfg.model.type == 'FastRCNN':  # reads proposals from the samples
         for sample in data['data_samples']:
             boxes = sample.gt_instances.bboxes
             sample.proposals = InstanceData(bboxes=boxes.clone(), scores=torch.ones(len(boxes)))
@@ -237,7 +237,7 @@ def _of_detection(cfg, batch, side):
 
 
 def _values(node, key):
-    """The ints of a config at any key of this name, and one that is larger than all."""
+    """Yield 2 ** 30, then the ints at all keys of this name in a config."""
     yield 1 << 30
     if isinstance(node, dict):
         node, inner = list(node.values()), node.get(key)
@@ -249,13 +249,13 @@ def _values(node, key):
 
 
 def train_one_step(cfg, model, data):
-    """Train for a step as the config says; the losses, and which of the backbone's parameters got no gradient."""
+    """Train for one step. Return the losses, and the names of backbone parameters without a gradient."""
     reached = set()
     backbone = backbone_of(model)
     trained = [(name, parameter) for name, parameter in backbone.named_parameters() if parameter.requires_grad]
     for name, parameter in trained:
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: reached.add(name))
-    for counter in ('iter', 'epoch'):  # some heads and assigners ask
+    for counter in ('iter', 'epoch'):  # some heads and assigners read the counters
         MessageHub.get_current_instance().update_info(counter, 0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         wrapper = Runner.build_optim_wrapper(_Owner(model), cfg.optim_wrapper)
@@ -265,9 +265,9 @@ def train_one_step(cfg, model, data):
 
 
 def backbone_of(model):
-    """The backbone that is trained: of a detector, or of what a wrapper or tracker holds."""
-    found = [module for name, module in model.named_modules() if name.endswith('backbone')]
-    return next(module for module in found if any(parameter.requires_grad for parameter in module.parameters()))
+    """Return the trained backbone of a detector, or of the detector in a wrapper or tracker."""
+    backbones = [module for name, module in model.named_modules() if name.endswith('backbone')]
+    return next(module for module in backbones if any(parameter.requires_grad for parameter in module.parameters()))
 
 
 def predict(cfg, model, data):
@@ -277,16 +277,16 @@ def predict(cfg, model, data):
 
 
 def forward(cfg, model, data):
-    """The tensors that a model's heads emit."""
+    """Return the output tensors of a model's heads."""
     model.eval()
     double = 'kernel_generate_head' in cfg.model.get('decode_head', {})
-    if double:  # K-Net's iterations grow what differs in the last digit of float32
+    if double:  # K-Net's iterations enlarge rounding differences of float32
         model.double()
     with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.no_grad():
         data = model.data_preprocessor(data)
         if double:
             data['inputs'] = data['inputs'].double()
-        if cfg.default_scope == 'mmseg':  # whose MaskFormers have no mode='tensor'
+        if cfg.default_scope == 'mmseg':  # mmseg's MaskFormers have no mode='tensor'
             return [sample.seg_logits.data for sample in model(**data, mode='predict')]
         return list(_tensors(model(**data, mode='tensor')))
 
@@ -302,14 +302,14 @@ def _tensors(node):
 
 
 class _Owner:
-    """What `Runner.build_optim_wrapper` needs of a runner."""
+    """The part of a runner that `Runner.build_optim_wrapper` reads."""
 
     def __init__(self, model):
         self.model = model
 
 
 def shipped_with_swin(package):
-    """The configs of an installed toolbox with `SwinTransformer` in them or in what they inherit, as package::path."""
+    """Return the configs of an installed toolbox with `SwinTransformer`, own or inherited, as package::path."""
     root = Path(find_spec(package).origin).parent / '.mim' / 'configs'
     texts = {path.resolve(): path.read_text() for path in root.rglob('*.py')}
 
@@ -321,5 +321,5 @@ def shipped_with_swin(package):
         names = re.findall(r"'(.+?)'", bases[1]) if bases else []
         return any(has_swin((path.parent / name).resolve()) for name in names if name.endswith('.py'))
 
-    found = sorted(path for path in texts if '_base_' not in path.parts and has_swin(path))
-    return [f'{package}::{path.relative_to(root.resolve())}' for path in found]
+    configs = sorted(path for path in texts if '_base_' not in path.parts and has_swin(path))
+    return [f'{package}::{path.relative_to(root.resolve())}' for path in configs]

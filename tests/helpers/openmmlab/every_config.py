@@ -1,4 +1,4 @@
-"""Every config that mmdet and mmseg ship: what comes of it with a Swin in the place of its backbone."""
+"""Try a Swin as the backbone of every config of mmdet and mmseg."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ SIDES = (64, 128, 256, 512)
 
 
 class Outcome(NamedTuple):
-    """What came of a config; `why` where it is refused, was not tried, or was built and cannot be trained."""
+    """The result for a config, with the reason for all results but `TRAINS`."""
 
     config: str
     result: str
@@ -27,42 +27,42 @@ class Outcome(NamedTuple):
 
 
 def home(toolbox):
-    """From where an installed toolbox's configs name each other, as `configs/...`."""
+    """Return the folder with an installed toolbox's `configs/`."""
     return Path(find_spec(toolbox).origin).parent / '.mim'
 
 
 def folders(toolbox):
-    """The folders of an installed toolbox's configs, each with the names of its configs."""
+    """Return the folders of an installed toolbox's configs, each with its config names."""
     if find_spec(toolbox) is None:
         return {}
-    root, found = home(toolbox) / 'configs', {}
+    root, names = home(toolbox) / 'configs', {}
     for path in sorted(root.rglob('*.py')):
         folder, _, name = str(path.relative_to(root)).partition('/')
         if '_base_' not in path.parts and name:
-            found.setdefault(folder, []).append(name)
-    return found
+            names.setdefault(folder, []).append(name)
+    return names
 
 
 def outcomes(toolbox, folder):
-    """Swap, build and train each config of a folder: for a step where its layers are others than of those before."""
+    """Swap and build each config of a folder. Train one step if its set of layer types is new."""
     trained = set()
     for name in folders(toolbox)[folder]:
         path = f'{toolbox}::{folder}/{name}'
         try:
             yield Outcome(path, *outcome(path, trained))
-        except Exception:  # the configs after it are tried all the same
+        except Exception:  # go on with the next config
             yield Outcome(path, FAILS, traceback.format_exc())
         gc.collect()
 
 
 def outcome(path, trained):
-    """What comes of a config; `trained` has the layers of those that trained, and gains this one's."""
+    """Return the result for a config, and its reason. `trained` collects the sets of layer types that trained."""
     try:
         cfg = read_config(path)
     except (ImportError, FileNotFoundError) as error:
         return NOT_TRIED, _first_line(error)
     if 'model' not in cfg:
-        return NOT_TRIED, 'it has no model: it is what others inherit, or a program'
+        return NOT_TRIED, 'no model: a base config or a program'
     try:
         after = swapped(path)
     except ValueError as error:
@@ -70,7 +70,7 @@ def outcome(path, trained):
     layers = frozenset(types(after.model))
     untrained = ''
     if layers not in trained:
-        untrained = toolboxes_fault(train, after, cfg) if 'optim_wrapper' in cfg else 'it has no optimizer'
+        untrained = toolboxes_fault(train, after, cfg) if 'optim_wrapper' in cfg else 'no optimizer'
         if untrained is None:
             trained.add(layers)
             return TRAINS, ''
@@ -79,10 +79,10 @@ def outcome(path, trained):
 
 
 def toolboxes_fault(attempt, after, before):
-    """Why an attempt fails, where with its own backbone a config fails in the same way; None where it does not fail.
+    """Return the error of an attempt if the original backbone gives the same error; None: the attempt succeeds.
 
     Raises:
-        Exception: what the attempt raised, if it is the swap's doing.
+        Exception: the error of the attempt, if the original backbone gives no such error.
     """
     try:
         attempt(copy.deepcopy(after), strict=True)
@@ -92,7 +92,7 @@ def toolboxes_fault(attempt, after, before):
             attempt(copy.deepcopy(before), strict=False)
         except Exception as own:
             if _kind(own) == _kind(error):
-                return f'with its own backbone neither: {_first_line(own)}'
+                return f'its own backbone fails too: {_first_line(own)}'
         raise error
 
 
@@ -101,7 +101,7 @@ def build_only(cfg, strict):
 
 
 def train(cfg, strict):
-    """Train for a step on pictures of 64 pixels, or larger where those are too small."""
+    """Train for one step on pictures of 64 pixels, or larger pictures after an error."""
     for side in SIDES:
         try:
             _train(copy.deepcopy(cfg), side, strict)
@@ -122,17 +122,17 @@ def _train(cfg, side, strict):
             {key: cfg.optim_wrapper[key] for key in cfg.optim_wrapper if key not in ('loss_scale', 'dtype')},
             type='OptimWrapper',
         )
-    model = build(cfg, side=side, initialise=strict)  # the old backbone's weights are not downloaded
+    model = build(cfg, side=side, initialise=strict)  # no download of the old backbone's weights
     losses, idle = train_one_step(cfg, model, pictures_and_truth(cfg, side=side))
     assert all(torch.isfinite(torch.as_tensor(value)).all() for value in losses.values()), losses
     if strict:
-        # A parameter without a gradient stops distributed training, unless the config says that there are some.
+        # A parameter without a gradient stops distributed training, unless the config allows unused parameters.
         assert not idle or cfg.get('find_unused_parameters'), idle
         assert all('norm' in name for name in idle), idle
 
 
 def types(node):
-    """The types that are named in a model's config."""
+    """Yield the layer types of a model's config."""
     if isinstance(node, dict):
         if 'type' in node:
             yield str(node['type'])
@@ -144,7 +144,7 @@ def types(node):
 
 
 def _first_line(error):
-    """The first line of an error, without the places of this machine; where it has no text, its kind."""
+    """Return the first line of an error, without paths of the machine; the error's type if there is no text."""
     lines = str(error).strip().split('\n')
     line = re.sub(r'/\S*/(?=configs/)', '', lines[0])
     return re.sub(r'\s+', ' ', re.split(r', the current sys.path|\. Please check', line)[0]) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Models that know the answer, in place of trained ones: what tiles do to it is then what is tested."""
+"""Models with exact predictions, in place of trained models. Differences come from the tiles alone."""
 
 import os
 import signal
@@ -11,10 +11,10 @@ COLOURS = [(255, 40, 40), (40, 255, 40), (40, 40, 255)]  # BGR, of the classes o
 
 
 class Oracle:
-    """What tiles ask of a predictor.
+    """The interface of a predictor for tiles.
 
     Args:
-        dies_at: kill this process as the tile of that number comes, counted from 0.
+        dies_at: number of the tile, counted from 0, at which the process is killed.
     """
 
     period = 1
@@ -35,7 +35,7 @@ class Oracle:
 
 
 class Segmentor(Oracle):
-    """Scores of three classes that depend on 15 pixels around, so that a cut changes them."""
+    """Scores of three classes. A score depends on 15 pixels on each side, so a cut changes scores."""
 
     scope = 'mmseg'
     classes = ('dark', 'middle', 'light')
@@ -46,7 +46,7 @@ class Segmentor(Oracle):
 
 
 class Detector(Oracle):
-    """Finds what has one of the colours and hangs together, with its mask; one score for all but the larger of two."""
+    """Return connected regions of a class's colour, with masks. A larger region has a higher score."""
 
     scope = 'mmdet'
 
@@ -57,14 +57,14 @@ class Detector(Oracle):
     def predict(self, prepared):
         samples = []
         for item in prepared:
-            found = []
+            regions = []
             for label, colour in enumerate(COLOURS):
                 number, parts_HW = cv2.connectedComponents((item['inputs'] == colour).all(2).astype(np.uint8))
                 for index in range(1, number):
                     rows, columns = np.nonzero(parts_HW == index)
                     box = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
-                    found.append((box, 1 - 1 / (1 + len(rows)), label, parts_HW == index))
-            boxes, scores, labels, masks = zip(*found) if found else ((), (), (), ())
+                    regions.append((box, 1 - 1 / (1 + len(rows)), label, parts_HW == index))
+            boxes, scores, labels, masks = zip(*regions) if regions else ((), (), (), ())
             size = item['inputs'].shape[:2]
             instances = InstanceData(
                 bboxes=np.array(boxes, float).reshape(-1, 4), scores=np.array(scores), labels=np.array(labels, int)
@@ -76,13 +76,13 @@ class Detector(Oracle):
 
 
 def noise(size, seed=0):
-    """A smooth picture, BGR."""
+    """Return a smooth random picture, BGR."""
     small = np.random.default_rng(seed).integers(0, 256, (max(2, size[0] // 16), max(2, size[1] // 16), 3), np.uint8)
     return cv2.resize(small, size[::-1], interpolation=cv2.INTER_CUBIC)
 
 
 def scene(size, number, seed=0, largest=40):
-    """A picture of ellipses that do not touch, and the mask of each."""
+    """Return a picture of ellipses that do not touch, and a mask for each ellipse."""
     rng = np.random.default_rng(seed)
     picture, masks = np.full((*size, 3), 90, np.uint8), []
     taken = np.zeros(size, bool)
@@ -97,4 +97,4 @@ def scene(size, number, seed=0, largest=40):
             taken |= mask.astype(bool)
             picture[mask.astype(bool)] = COLOURS[len(masks) % 3]
             masks.append(mask.astype(bool))
-    return picture, masks  # as many as found room
+    return picture, masks  # possibly fewer than `number`

@@ -1,6 +1,6 @@
-"""Trainings of a second, in processes of their own that can be killed; what their tests share.
+"""Trainings of one second in forked processes, for tests that kill or limit a process.
 
-A forked process has all modules: it starts at once, and its loggers and message hubs are its own.
+A fork has all modules, so it starts at once. It has its own loggers and message hubs.
 """
 
 import os
@@ -13,10 +13,10 @@ import time
 import traceback
 
 import matplotlib.backends.backend_agg
-import matplotlib.figure  # noqa: F401  mmengine's visualizer imports it: here once for all processes
+import matplotlib.figure  # noqa: F401  mmengine's visualizer imports the module; the import runs once for all forks
 import numpy as np
 import torch
-import torch._dynamo  # an optimizer imports it, which takes as long as a training here
+import torch._dynamo  # an optimizer imports the module, which takes as long as a training
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
@@ -37,7 +37,7 @@ IMAGES = 16
 
 @DATASETS.register_module(force=True)
 class NoisyImages(torch.utils.data.Dataset):
-    """Pictures that are drawn anew each time, from all three generators."""
+    """Pictures with new random numbers at each access, from the generators of torch, numpy and Python."""
 
     def __init__(self, bad=(), images=IMAGES):
         self.bad = bad
@@ -56,10 +56,11 @@ class NoisyImages(torch.utils.data.Dataset):
 
 @MODELS.register_module(force=True)
 class Toy(BaseModel):
-    """A Swin with drop path, batch norm, and noise in the loss; `spoil` makes what is named infinite or NaN.
+    """A Swin with drop path, batch norm and noise in the loss.
 
     Args:
-        spoil: by iteration, counted from 0, and where to spoil, of loss_a, loss_b, gradient.
+        spoil: for an iteration, counted from 0: 'loss_a', 'loss_b' or 'gradient', the number to make NaN.
+        rank_to_spoil: rank of the process with the NaN.
     """
 
     def __init__(self, spoil=None, rank_to_spoil=0):
@@ -84,13 +85,13 @@ class Toy(BaseModel):
         if spoilt in losses:
             losses[spoilt] = losses[spoilt] * float('nan')
         elif spoilt == 'gradient':
-            losses['loss_a'] = losses['loss_a'] + torch.sqrt(self.head.bias.sum() * 0)  # 0, whose derivative is none
+            losses['loss_a'] = losses['loss_a'] + torch.sqrt(self.head.bias.sum() * 0)  # 0 with a NaN derivative
         return losses
 
 
 @OPTIM_WRAPPERS.register_module(force=True)
 class CpuAmp(AmpOptimWrapper):
-    """mmengine's AmpOptimWrapper, which wants an accelerator, with a CPU's scaler."""
+    """mmengine's AmpOptimWrapper with a CPU's scaler. mmengine's own constructor requires an accelerator."""
 
     def __init__(self, init_scale=1024.0, **kwargs):
         OptimWrapper.__init__(self, **kwargs)
@@ -101,7 +102,7 @@ class CpuAmp(AmpOptimWrapper):
 
 @HOOKS.register_module(force=True)
 class SendSignal(Hook):
-    """Sends this process, of all ranks or one, or its whole group, a signal after iterations, counted from 1."""
+    """Send a signal after iterations, counted from 1: to this process or its group, on all ranks or one rank."""
 
     def __init__(self, number, after, stage='after_train_iter', rank=None, group=False):
         self.number, self.after, self.stage, self.rank, self.group = number, after, stage, rank, group
@@ -121,7 +122,7 @@ class SendSignal(Hook):
 
 @HOOKS.register_module(force=True)
 class SleepAfter(Hook):
-    """A step that takes long."""
+    """Sleep after an iteration, counted from 1."""
 
     def __init__(self, after, seconds):
         self.after, self.seconds = after, seconds
@@ -133,7 +134,7 @@ class SleepAfter(Hook):
 
 @HOOKS.register_module(force=True)
 class RunAfter(Hook):
-    """Runs a command of the shell after an epoch."""
+    """Run a shell command after an epoch."""
 
     priority = 'LOWEST'
 
@@ -147,7 +148,7 @@ class RunAfter(Hook):
 
 @HOOKS.register_module(force=True)
 class LimitFiles(Hook):
-    """After an epoch no file of this process grows beyond the size of a log: its checkpoints do not fit."""
+    """Limit the size of files after an epoch: logs fit, checkpoints do not."""
 
     priority = 'LOWEST'
 
@@ -161,7 +162,7 @@ class LimitFiles(Hook):
 
 @METRICS.register_module(force=True)
 class Scores(BaseMetric):
-    """Given scores, one for each validation."""
+    """Return given scores, one for each validation."""
 
     def __init__(self, scores):
         super().__init__()
@@ -175,7 +176,10 @@ class Scores(BaseMetric):
 
 
 def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), interval=1, val=None, **more):
-    """A training by `epochs` of 8 steps, or by `iterations`. Dots in keys are written as double underscores."""
+    """Return the config of a training of `epochs` with 8 steps each, or of `iterations`.
+
+    Keys of `more` are config keys with double underscores in place of dots.
+    """
     loader = dict(
         batch_size=2, num_workers=workers, persistent_workers=workers > 0, dataset=dict(type='NoisyImages'),
         sampler=dict(type='DefaultSampler' if epochs else 'InfiniteSampler', shuffle=True),
@@ -211,7 +215,7 @@ def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), inter
 
 
 def train(cfg):
-    """To the end; without curves.png, which takes as long to draw as half of the training."""
+    """Train to the end, without curves.png, which takes half as long as the training."""
     runner = runtime.build_runner(cfg)
     runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, CurvesHook)]
     runner.train()
@@ -219,7 +223,7 @@ def train(cfg):
 
 
 def train_and_say(cfg):
-    """What tools/train.py does."""
+    """Train, and exit with the message of a stop, like tools/train.py."""
     try:
         train(cfg)
     except TrainingStopped as error:
@@ -227,7 +231,7 @@ def train_and_say(cfg):
 
 
 def start(function, *args, log=os.devnull, **environment):
-    """Call `function` in a forked process, and return its id; it exits with 1 and a traceback on an error."""
+    """Call `function` in a forked process, and return the process id. An error gives exit code 1 and a traceback."""
     process = os.fork()
     if process:
         return process
@@ -238,9 +242,9 @@ def start(function, *args, log=os.devnull, **environment):
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             sys.stdout = sys.stderr = file
-            MMLogger._instance_dict.clear()  # those of this process print to what a test had in the place of stdout
+            MMLogger._instance_dict.clear()  # loggers of the parent print to the captured stdout of a test
             os.environ.update({key: str(value) for key, value in environment.items()})
-            torch.set_num_threads(1)  # the threads of OpenMP do not come along with a fork
+            torch.set_num_threads(1)  # a fork has no OpenMP threads
             try:
                 function(*args)
                 code = 0
@@ -253,17 +257,17 @@ def start(function, *args, log=os.devnull, **environment):
 
 
 def wait(process):
-    """The exit code of a process, -n if signal n ended it."""
+    """Return the exit code of a process; -n after signal n."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def run(cfg, **options):
-    """Train to the end in a process of its own, and return its exit code."""
+    """Train to the end in a forked process, and return the exit code."""
     return wait(start(train, cfg, **options))
 
 
 def run_ranks(cfg, ranks=2, log=None):
-    """Train in several processes, and return their exit codes."""
+    """Train in several processes, and return the exit codes."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
@@ -279,7 +283,7 @@ def run_ranks(cfg, ranks=2, log=None):
 
 
 def tensors_of(checkpoint):
-    """Every tensor of a checkpoint's weights, optimizer and average, by its place."""
+    """Return all tensors of a checkpoint's weights, optimizer and moving average, by path."""
     loaded = torch.load(checkpoint, weights_only=False)
 
     def walk(value, path):
@@ -292,12 +296,12 @@ def tensors_of(checkpoint):
             for key, inner in enumerate(value):
                 yield from walk(inner, (*path, key))
 
-    kept = {key: loaded[key] for key in ('state_dict', 'optimizer', 'ema_state_dict') if key in loaded}
-    return dict(walk(kept, ()))
+    parts = {key: loaded[key] for key in ('state_dict', 'optimizer', 'ema_state_dict') if key in loaded}
+    return dict(walk(parts, ()))
 
 
 def differing(first, second):
-    """Places of tensors whose bits differ between two checkpoints."""
+    """Return the paths of tensors with different bits in two checkpoints."""
     first, second = tensors_of(first), tensors_of(second)
     assert first.keys() == second.keys()
     assert len(first) > 100
