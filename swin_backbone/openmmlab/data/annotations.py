@@ -203,9 +203,6 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
     if len({type(number) is str for number in sizes}) > 1:
         errors.add('ids of images that are strings beside others that are numbers', 'they must be of one kind')
     names = {one['id']: one['name'] for _, one in _entries('categories', data['categories'], _check_category, errors)}
-    for name, count in Counter(names.values()).items():
-        if count > 1:
-            errors.add('categories of one name', repr(name))
     if not names:
         errors.add('no categories', 'each has an id and a name')
     known = first_of([f'{number} ({name})' for number, name in names.items()], CLASSES_SHOWN)
@@ -253,25 +250,12 @@ def _read(path: str, form: str) -> dict[str, list[Any]]:
         data.setdefault('annotations', [])
     for table in TABLES:
         if not isinstance(data, dict) or not isinstance(data.get(table), list):
-            program = _program_of(data)
-            if program:
-                raise DataError(f"{path} is {program}'s own format: export the annotations in COCO's format, or YOLO's")
-            raise DataError(f"{path} is not in {form}'s format: it has no list {table!r}")
+            raise DataError(
+                f"{path} is not in {form}'s format: it has no list {table!r}. Export COCO or YOLO (mmdet), or "
+                'label PNGs (mmseg)'
+            )
     lists: dict[str, list[Any]] = data
     return lists
-
-
-def _program_of(data: Any) -> Optional[str]:
-    """Return the program whose own format a JSON has."""
-    if isinstance(data, list):
-        return 'Label Studio' if data and isinstance(data[0], dict) and 'data' in data[0] else None
-    if not isinstance(data, dict):
-        return None
-    if 'shapes' in data and 'imagePath' in data:
-        return 'labelme'
-    first = next(iter(data.values()), None)
-    is_via = '_via_settings' in data or (isinstance(first, dict) and {'regions', 'filename'} <= first.keys())
-    return 'the VGG Image Annotator' if is_via else None
 
 
 def _entries(

@@ -140,12 +140,25 @@ def cvat_masks_subsets(root):
     cvat_masks(root, SPLITS)
 
 
-def label_studio_coco(root):
+def label_studio_coco(root, folder='images/'):
     """All ids count from 0."""
     for _, name, picture, _ in _all():
         write_picture(root / 'images', f'8ab1-{name}', picture)
-    pictures = [(f'images/8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
+    pictures = [(f'{folder}8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
     _write(root / 'result.json', _coco(pictures, 0, 0, 0, ignore=0))
+
+
+def label_studio_coco_windows(root):
+    label_studio_coco(root, 'images\\')
+
+
+def label_studio_coco_upload(root):
+    label_studio_coco(root, '../../label-studio/data/media/upload/1/')
+
+
+def label_studio_coco_local_files(root):
+    """Names of pictures are quoted as in addresses."""
+    label_studio_coco(root, '/data/local-files/?d=pictures%20of%20parts/')
 
 
 def label_studio_yolo(root):
@@ -166,6 +179,36 @@ def label_studio_json(root):
     for _, name, picture, _ in _all():
         write_picture(root / 'images', name, picture)
     _write(root / 'project-1.json', [dict(id=1, annotations=[dict(id=1, result=[])], data=dict(image='/a.jpg'))])
+
+
+def label_studio_json_min(root):
+    for _, name, picture, _ in _all():
+        write_picture(root / 'images', name, picture)
+    _write(
+        root / 'project-1.json', [dict(id=1, image='/data/upload/1/a.jpg', label=[dict(x=1, rectanglelabels=['nut'])])]
+    )
+
+
+def label_studio_brush(root):
+    """A PNG for each region, named by its task."""
+    for index, (_, name, picture, boxes) in enumerate(_all(), 1):
+        write_picture(root / 'images', name, picture)
+        for number, box in enumerate(boxes):
+            pixels = 255 * (_labels([box]) > 0).astype(np.uint8)
+            write_picture(root, f'task-{index}-annotation-{index}-by-1-tag-{NAMES[box[3]]}-{number}', pixels, '.png')
+
+
+def cvat_images(root):
+    """CVAT for images 1.1."""
+    for _, name, picture, _ in _all():
+        write_picture(root / 'images', name, picture)
+    _write(root / 'annotations.xml', '<annotations><version>1.1</version></annotations>')
+
+
+def via_csv(root):
+    for _, name, picture, _ in _all():
+        write_picture(root, name, picture)
+    _write(root / 'via_export_csv.csv', 'filename,file_size,file_attributes,region_count,region_id\n')
 
 
 def labelme(root):
@@ -197,16 +240,21 @@ def labelme_voc(root):
     _write(root / 'class_names.txt', '_background_\nnut\nbolt\n')
 
 
-def roboflow_coco(root):
+def roboflow_coco(root, group='parts'):
     """A category of all classes, without objects, comes first."""
     for split, folder in zip(SPLITS, ('train', 'valid')):
         names = {name: f'{name}_jpg.rf.0123456789abcdef' for name, *_ in scenes(split)}
         for name, picture, _ in scenes(split):
             write_picture(root / folder, names[name], picture)
         data = _coco([(f'{names[name]}.jpg', boxes) for name, _, boxes in scenes(split)], 0, 0)
-        data['categories'].insert(0, dict(id=0, name='parts', supercategory='none'))
+        data['categories'].insert(0, dict(id=0, name=group, supercategory='none'))
         _write(root / folder / '_annotations.coco.json', data)
     _write(root / 'README.roboflow.txt', 'parts - v1\n')
+
+
+def roboflow_coco_one_name(root):
+    """This category has the name of a class."""
+    roboflow_coco(root, 'nut')
 
 
 def roboflow_yolo(root):

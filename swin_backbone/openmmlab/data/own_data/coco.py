@@ -4,12 +4,21 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
+from urllib.parse import unquote
 
 from ...config.paths import read_file
 from ...errors import DataError
 from ..annotations import MOST_JSON, check_annotations, require_annotations
 from .folder import DataFolder, OwnData, class_line, line, list_folders, require_distinct
-from .splits import folder_split, read_split_lists, split_of, split_pictures, train_and_val
+from .splits import (
+    folder_split,
+    index_tails,
+    match_name,
+    read_split_lists,
+    split_of,
+    split_pictures,
+    train_and_val,
+)
 
 SAMPLE = 50  # pictures of an annotation file whose place is looked up
 MAX_JSONS = 40  # that are looked into
@@ -22,21 +31,31 @@ def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     paths = _annotation_files(folder, one_file)
     if not paths:
         return None
-    contents = {path: _read(path) for path in paths}
-    train = paths[0]
-    names = [str(category['name']) for category in contents[train]['categories']]
-    require_distinct(names, train)
-    require_masks(train, contents[train], with_masks)
-    images = {path: _picture_folder(folder, path, contents[path]) for path in paths}
-    if len(paths) > 1:
-        splits = {split: (path.absolute(), images[path], len(contents[path]['images']))
-                  for split, path in zip(('train', 'val'), paths)}  # fmt: skip
-        return describe_boxes(folder, 'COCO JSON', splits, names, [])
-    require_annotations(train, 'COCO', False, beyond=())  # a split would hide objects of unknown pictures
-    parts, lines = _split(folder, contents[train], images[train])
-    splits = {split: (folder.write(f'{split}.json', data), images[train], len(data['images']))
-              for split, data in parts.items()}  # fmt: skip
-    lines.append(line('written', f'{folder.outputs.folder}/{{train,val}}.json'))
+    contents, images, written = [], [], len(paths) == 1
+    for path in paths:
+        data = _read(path)
+        require_annotations(path, 'COCO', False, beyond=())
+        is_changed = _repair(data)
+        place = _picture_folder(folder, path, data)
+        if place is None:
+            _rename_pictures(folder, path, data)
+            place, is_changed = '.', True
+        contents.append(data)
+        images.append(place)
+        written |= is_changed
+    names = [str(category['name']) for category in contents[0]['categories']]
+    require_distinct(names, paths[0])
+    require_masks(paths[0], contents[0], with_masks)
+    lines: list[str] = []
+    if len(contents) == 1:
+        contents, lines = _split(folder, contents[0], images[0])
+    if written:
+        paths = [folder.write(f'{split}.json', data) for split, data in zip(('train', 'val'), contents)]
+        lines.append(line('written', f'{folder.outputs.folder}/{{train,val}}.json'))
+    splits = {
+        split: (path.absolute(), place, len(data['images']))
+        for split, path, place, data in zip(('train', 'val'), paths, [*images, *images], contents)
+    }
     return describe_boxes(folder, 'COCO JSON', splits, names, lines)
 
 
@@ -107,10 +126,10 @@ def _annotation_files(folder: DataFolder, one_file: Optional[Path]) -> list[Path
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a file that `check_annotations` accepts."""
+    """Return the content of a file whose lists `check_annotations` accepts."""
     data: dict[str, Any] = json.loads(read_file(path, MOST_JSON))
     data.setdefault('annotations', [])
-    if any('segments_info' in annotation for annotation in data['annotations']):
+    if any(isinstance(annotation, dict) and 'segments_info' in annotation for annotation in data['annotations']):
         raise DataError(
             f'{path} is panoptic, which --data does not take: a config of mmdet takes its objects, as '
             'instances_*.json, and one of mmseg a PNG of labels for each picture. panopticapi writes both: '
@@ -119,24 +138,43 @@ def _read(path: Path) -> dict[str, Any]:
     return data
 
 
-def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Split a file for training and validation, with objects numbered from 1, and return the parts and lines."""
+def _repair(data: dict[str, Any]) -> bool:
+    """Change what Roboflow writes and mmdet reads wrong, in place, and return whether anything was.
+
+    COCO's evaluation counts an object with the id 0 as not found. mmdet numbers two categories of one name as two.
+    """
+    is_counted_from_0 = any(annotation['id'] == 0 for annotation in data['annotations'])
+    if is_counted_from_0:
+        for number, annotation in enumerate(data['annotations'], 1):
+            annotation['id'] = number
+    categories = data['categories']
+    names = [category['name'] for category in categories]
+    used = {annotation['category_id'] for annotation in data['annotations']}
+    data['categories'] = [
+        category
+        for place, category in enumerate(categories, 1)
+        if category['id'] in used or category['name'] not in names[place:]
+    ]
+    return is_counted_from_0 or len(data['categories']) < len(categories)
+
+
+def _split(folder: DataFolder, data: dict[str, Any], images: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the parts of a file for training and for validation, and lines of the report."""
     by_picture: dict[Path, list[dict[str, Any]]] = {}
     for image in data['images']:
         by_picture.setdefault(Path(images, image['file_name']), []).append(image)
     split = split_pictures(list(by_picture), *read_split_lists(folder, list(by_picture)))
-    parts = {}
-    for phase, pictures in (('train', split.train), ('val', split.val)):
+    parts = []
+    for pictures in (split.train, split.val):
         chosen = [image for picture in pictures for image in by_picture[picture]]
         ids = {image['id'] for image in chosen}
-        objects = [annotation for annotation in data['annotations'] if annotation.get('image_id') in ids]
-        objects = [dict(annotation, id=number) for number, annotation in enumerate(objects, 1)]
-        parts[phase] = {**data, 'images': chosen, 'annotations': objects}
+        objects = [annotation for annotation in data['annotations'] if annotation['image_id'] in ids]
+        parts.append({**data, 'images': chosen, 'annotations': objects})
     return parts, split.lines
 
 
-def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> str:
-    """Return the folder, relative to the root, of the pictures of an annotation file."""
+def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> Optional[str]:
+    """Return the folder, relative to the root, of the pictures of an annotation file; None if none has any."""
     names = [image['file_name'] for image in data['images']]
     names = names[:: max(1, len(names) // SAMPLE)]
     parents = {parent for picture in folder.pictures for parent in picture.parents}
@@ -148,9 +186,20 @@ def _picture_folder(folder: DataFolder, path: Path, data: dict[str, Any]) -> str
         return number, is_of_split, folder.root / parent == path.parent, -len(parent.parts)
 
     best = max(sorted(parents), key=rank)
-    if not rank(best)[0]:
-        raise DataError(
-            f'{path} names {len(data["images"])} pictures, as {names[0]!r}, and none of those looked for is below '
-            f'{folder.root}, which has pictures in {list_folders(folder.pictures)}'
-        )
-    return best.as_posix()
+    return best.as_posix() if rank(best)[0] else None
+
+
+def _rename_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> None:
+    """Replace names of pictures from another machine by paths below the root, in place, by the ends of the names.
+
+    Label Studio writes addresses and paths of its server, and Windows's separators.
+    """
+    tails = index_tails(folder.pictures)
+    for image in data['images']:
+        picture = match_name(unquote(image['file_name']), tails)
+        if picture is None:
+            raise DataError(
+                f'{path} names {len(data["images"])} pictures, as {image["file_name"]!r}, and below {folder.root} there '
+                f'is no picture of this name, or several: it has pictures in {list_folders(folder.pictures)}'
+            )
+        image['file_name'] = picture.as_posix()

@@ -170,13 +170,14 @@ def match_lines(lines: Iterable[str], tails: Mapping[str, list[Path]]) -> list[P
     """Return the pictures named by lines: a path or a name, with or without suffix, at the begin of each line."""
     matched = []
     for text in filter(None, map(str.strip, lines)):
-        picture = _match(text, tails) or _match(text.split()[0], tails)
+        picture = match_name(text, tails) or match_name(text.split()[0], tails)
         if picture is not None:
             matched.append(picture)
     return matched
 
 
-def _match(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
+def match_name(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
+    """Return the picture with the longest end of a path or name; None if there is none, or several."""
     path = Path(name.replace('\\', '/'))
     suffix = path.suffix if path.suffix.lower() in PICTURES else ''
     parts = (path.with_suffix('') if suffix else path).parts

@@ -17,16 +17,18 @@ def plain(name):
 
 @pytest.mark.parametrize(('kind', 'keeps_split'), [
     ('cvat_coco', False), ('cvat_coco_subsets', True), ('cvat_voc', False), ('cvat_voc_subsets', True),
-    ('cvat_yolo', False), ('cvat_ultralytics', True), ('label_studio_coco', False), ('label_studio_yolo', False),
-    ('label_studio_voc', False), ('labelme_coco', False), ('roboflow_coco', True), ('roboflow_yolo', True),
-    ('roboflow_voc', True),
+    ('cvat_yolo', False), ('cvat_ultralytics', True), ('label_studio_coco', False),
+    ('label_studio_coco_windows', False), ('label_studio_coco_upload', False), ('label_studio_coco_local_files', False),
+    ('label_studio_yolo', False), ('label_studio_voc', False), ('labelme_coco', False), ('roboflow_coco', True),
+    ('roboflow_coco_one_name', True), ('roboflow_yolo', True), ('roboflow_voc', True),
 ])  # fmt: skip
 def test_objects_of_exports(kind, keeps_split, tmp_path, record_fault):
     cfg, _ = fill(BOXES, exports.made(kind, tmp_path), tmp_path / 'work')
     seen = {}
     for phase in ('train', 'val'):
         data = read(cfg, phase)
-        assert all(one['id'] > 0 for one in data['annotations']) or kind == 'roboflow_coco'
+        assert all(one['id'] > 0 for one in data['annotations'])
+        assert len({category['name'] for category in data['categories']}) == len(data['categories'])
         objects = {plain(name): found for name, found in boxes(data).items()}
         assert not seen.keys() & objects.keys()
         seen.update(objects)
@@ -69,12 +71,12 @@ def test_labels_of_exports(kind, train, tmp_path, record_fault):
 
 
 @pytest.mark.parametrize(('kind', 'config', 'message'), [
-    ('labelme', BOXES, "is labelme's own format: .*COCO"),
-    ('via_json', BOXES, "is the VGG Image Annotator's own format: .*COCO"),
-    ('via_project', BOXES, "is the VGG Image Annotator's own format: .*COCO"),
-    ('label_studio_json', BOXES, "is Label Studio's own format: .*COCO"),
+    *((kind, config, "json is not in COCO's format: it has no list 'images'. Export COCO or YOLO")
+      for kind in ('labelme', 'via_json', 'via_project', 'label_studio_json', 'label_studio_json_min')
+      for config in (BOXES, LABELS)),
+    *((kind, config, 'no annotations were found .* datumaro and supervision convert')
+      for kind in ('cvat_images', 'label_studio_brush', 'via_csv') for config in (BOXES, LABELS)),
     ('via_coco', BOXES, r"objects whose 'image_id' is that of no image: 12, as annotation 0 has '0'; "),
-    ('labelme', LABELS, "is labelme's own format"),
     ('cvat_coco', LABELS, 'takes a PNG of labels for each picture. datumaro'),
 ])  # fmt: skip
 def test_exports_without_a_reader_are_refused_with_advice(kind, config, message, tmp_path, record_fault):

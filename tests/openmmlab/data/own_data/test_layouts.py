@@ -204,7 +204,7 @@ def broken(root, how):
 
 @pytest.mark.parametrize(('config', 'layout', 'how', 'message'), [
     (BOXES, 'coco', 'no annotations', 'no annotations were found in .*looked for a JSON.*; found 6 .jpg in images'),
-    (BOXES, 'coco', 'pictures elsewhere', "names 4 pictures, as 'train_0.jpg', and none of those looked for is below"),
+    (BOXES, 'coco', 'pictures elsewhere', "names 4 pictures, as 'train_0.jpg', and below .* is no picture"),
     (BOXES, 'coco', 'several files', 'several annotation files for training: .*name one: --data FILE'),
     (BOXES, 'coco', 'broken json', r'instances_train\.json is no JSON'),
     (BOXES, 'coco', 'no sizes', r"instances_train\.json has images without 'height': 4, as image 1"),
