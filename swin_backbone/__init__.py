@@ -42,6 +42,7 @@ else:
     with suppress(*[ImportError] if _is_for_info() else []):
         from .api import Model, load
         from .archs import ARCHS, ARCHS_MLP, ARCHS_V2
+        from .backends.native.library import library_path
         from .checkpoints import convert_checkpoint, load_checkpoint
         from .models import SwinBackbone, SwinMLPBackbone, SwinV2Backbone
         from .openmmlab.config.files import register_prefixes, use_torchvision
@@ -68,6 +69,7 @@ __all__ = [
     '__version__',
     'accelerate',
     'convert_checkpoint',
+    'library_path',
     'load',
     'load_checkpoint',
     'mixed_precision',

@@ -26,6 +26,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--part', default='model', help='model (default), backbone or neck')
     parser.add_argument('--precision', help='fp32, fp16, bf16 or int8 (default: fp32; for openvino fp16 weights)')
     parser.add_argument(
+        '--operators', help="swin: the backbone's layers by this package's compiled library, which DIR then contains"
+    )
+    parser.add_argument(
         '--pictures', nargs='+', default=[], metavar='P', help='pictures for verification and for int8 calibration'
     )
     return parser.parse_args()
@@ -48,6 +51,7 @@ def main() -> None:
             pictures,
             args.unsafe_load,
             args.overwrite,
+            args.operators,
         )
     for figures in manifest['verification']:
         print(json.dumps(figures))

@@ -117,7 +117,16 @@ std::atomic<Pool*>& pool() {
   return current;
 }
 
+struct Host {
+  HostThreads::Run run;
+  void* context;
+};
+thread_local Host host{};
+
 }  // namespace
+
+HostThreads::HostThreads(Run run, void* context) { host = {run, context}; }
+HostThreads::~HostThreads() { host = {}; }
 
 void run_tasks(int64_t count, int64_t threads, void (*task)(void*, int64_t), void* context) {
   threads = std::min(threads, count);
@@ -126,7 +135,10 @@ void run_tasks(int64_t count, int64_t threads, void (*task)(void*, int64_t), voi
     return;
   }
   Job job{count, task, context};
-  if (const Parallel parallel = torchs_threads()) {
+  if (host.run) {
+    host.run(host.context, threads, Job::work_on, &job);
+    job.work();
+  } else if (const Parallel parallel = torchs_threads()) {
     parallel(Job::work_on, &job, static_cast<unsigned>(threads), 0);
   } else {
     if (!pool().load()->run(job, threads)) job.work();

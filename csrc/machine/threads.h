@@ -13,6 +13,17 @@ namespace swin {
 // itself, and touches no other thread. An exception of a task is thrown here, when all tasks are done.
 void run_tasks(int64_t count, int64_t threads, void (*task)(void* context, int64_t i), void* context);
 
+// While it lives, run_tasks of its thread starts no threads: run(context, count, work, job) calls work(job) up to
+// `count` times, on threads of the host. A call of `work` returns when no task is left.
+class HostThreads {
+ public:
+  using Run = void (*)(void* context, int64_t count, void (*work)(void* job), void* job);
+  HostThreads(Run run, void* context);
+  ~HostThreads();
+  HostThreads(const HostThreads&) = delete;
+  HostThreads& operator=(const HostThreads&) = delete;
+};
+
 // f(i) for each i < count.
 template <class F>
 void each_task(int64_t count, int64_t threads, const F& f) {

@@ -15,12 +15,15 @@ from mmengine.config import Config
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..backends.native.library import NAME as LIBRARY
+from ..backends.native.library import library_path
 from ..openmmlab.data.media import Frame, Medium
 from ..openmmlab.inference.predict import Predictor
 from ..windows.grid import Size
 from . import formats, verify
 from .folder import new_folder
 from .graph import PARTS, ExportError, Graph, maps_graph
+from .library_nodes import with_nodes
 from .picture import at_one_size
 from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
@@ -40,6 +43,7 @@ def export(
     pictures: Sequence[NDArray[Any]] = (),
     unsafe_load: bool = False,
     overwrite: bool = False,
+    operators: Optional[str] = None,
 ) -> dict[str, Any]:
     """Write the folder `out` with the verified model and `deploy.json`; an earlier export there is replaced.
 
@@ -55,6 +59,7 @@ def export(
             pictures of the training set to calibrate.
         unsafe_load: see `load_checkpoint`.
         overwrite: replace an earlier export also where its files were changed.
+        operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
 
     Returns:
         The contents of deploy.json.
@@ -63,8 +68,9 @@ def export(
         ExportError: if the model cannot be exported, or the export does not compute the same as PyTorch.
         ValueError: if the config is of another toolbox, or the checkpoint does not fit.
     """
-    precision = precision or formats.PRECISIONS.get(format, ('',))[0]
-    formats.check_format(format, precision)
+    default = formats.PRECISIONS.get(format, ('',))[0] if operators is None else 'fp32'
+    precision = precision or default
+    formats.check_format(format, precision, operators)
     if part not in PARTS:
         raise ExportError(f'--part takes one of {", ".join(PARTS)}, got {part!r}')
     if part == 'model' and shape is not None:
@@ -85,7 +91,7 @@ def export(
     )
     wanted = None if part != 'model' else lambda picture: result_of(predictor, picture)
     metric = (lambda folder: evaluate(cfg, folder)) if part == 'model' else lambda folder: {}
-    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite)
+    return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite, operators)
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
@@ -116,6 +122,7 @@ def write(
     calibration: Sequence[Feed] = (),
     metric: Callable[[Path], dict[str, float]] = lambda folder: {},
     overwrite: bool = False,
+    operators: Optional[str] = None,
 ) -> dict[str, Any]:
     """Capture a graph, write it and verify what was written: see `export`.
 
@@ -125,7 +132,7 @@ def write(
         metric: evaluates the model in a folder; for int8 the manifest holds it before and after quantization.
     """
     with new_folder(out, overwrite) as folder:
-        write_model(graph, folder, format, precision, calibration)
+        write_model(graph, folder, format, precision, calibration, operators)
         manifest = {**manifest_of(graph, folder, format, precision), **graph.settings, **(meta or {})}
         manifest['versions'] = formats.versions(format)
         _write_json(folder / MANIFEST, manifest)
@@ -149,21 +156,39 @@ def write(
 
 
 def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
-    """What deploy.json says of every model, once its files are in a folder."""
+    """Return the entries of deploy.json that every model has, once its files are in a folder."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
+    names = [path.name for path in files]
     return dict(
         format=format,
         precision=precision,
         task=graph.task,
-        file=formats.FORMATS[format],
-        sha256={path.name: file_digest(path) for path in sorted(folder.glob('model.*'))},
+        file=formats.FORMATS[format] if formats.FORMATS[format] in names else formats.FORMATS['onnx'],
+        sha256={path.name: file_digest(path) for path in files},
+        **(dict(library=LIBRARY) if LIBRARY in names else {}),
         inputs=[vars(port) for port in graph.inputs],
         outputs=[vars(port) for port in graph.outputs],
     )
 
 
-def write_model(graph: Graph, folder: Path, format: str, precision: str, calibration: Sequence[Feed] = ()) -> None:
-    """Capture a graph, and write it in a format to the file named in `formats.FORMATS`."""
+def write_model(
+    graph: Graph,
+    folder: Path,
+    format: str,
+    precision: str,
+    calibration: Sequence[Feed] = (),
+    operators: Optional[str] = None,
+) -> None:
+    """Capture a graph, and write it in a format to the file named in `formats.FORMATS`.
+
+    With `operators`, the file is ONNX for every runtime, and the compiled library is written beside it.
+    """
     path = folder / formats.FORMATS[format]
+    if operators:
+        graph = with_nodes(graph, precision)
+        shutil.copyfile(library_path(), folder / LIBRARY)
+        program = formats.capture(graph, example_of(graph))
+        return formats.write_onnx(program, graph, folder / formats.FORMATS['onnx'], weights_apart=True)
     if format != 'openvino' and precision in ('fp16', 'bf16'):
         graph = formats.narrowed(graph, precision)
     program = formats.capture(graph, example_of(graph))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..backends.native.library import NAME as LIBRARY
 from ..outputs import RECORD, Outputs
 from .graph import ExportError
 from .runtime import MANIFEST
@@ -47,7 +48,7 @@ def _require_export(out: Path, overwrite: bool) -> None:
         raise ExportError(wanted)
     outputs = Outputs(out)
     for path in sorted(out.iterdir()):
-        is_ours = path.is_file() and (path.name == MANIFEST or path.match('model.*'))
+        is_ours = path.is_file() and (path.name in (MANIFEST, LIBRARY) or path.match('model.*'))
         if path.name != RECORD and not outputs.is_own(path) and not (overwrite and is_ours):
             allowed = ', or allow it by --overwrite' if is_ours else ''
             raise ExportError(f'{wanted}, where no export wrote {path.name}, or it was changed: move it{allowed}')

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ PRECISIONS = {
     'torch': ('fp32', 'fp16', 'bf16'),
     'aoti': ('fp32', 'fp16', 'bf16'),
 }
+OPERATORS = {'swin': ('fp32', 'bf16')}  # precisions of --operators, which is for ONNX Runtime and OpenVINO
 PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
 NEEDED = {
     'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
@@ -35,16 +36,23 @@ NEEDED = {
 }
 
 
-def check_format(format: str, precision: str) -> None:
-    """Check that the format exists, has this precision, and that the packages it needs are installed.
+def check_format(format: str, precision: str, operators: Optional[str] = None) -> None:
+    """Check that the format exists, has this precision and operators, and that the packages it needs are installed.
 
     Raises:
         ExportError: if not.
     """
     if format not in FORMATS:
         raise ExportError(f'--format takes one of {", ".join(FORMATS)}, got {format!r}')
-    if precision not in PRECISIONS[format]:
-        raise ExportError(f'--format {format} takes --precision {", ".join(PRECISIONS[format])}, got {precision!r}')
+    precisions, option = PRECISIONS[format], f'--format {format}'
+    if operators is not None:
+        if operators not in OPERATORS or format not in ('onnx', 'openvino'):
+            raise ExportError(f'--operators takes swin, for onnx and openvino, got {operators!r} for {format}')
+        if precision == 'int8':
+            raise ExportError('--precision int8 quantises the plain graph: leave --operators out')
+        precisions, option = OPERATORS[operators], f'--operators {operators}'
+    if precision not in precisions:
+        raise ExportError(f'{option} takes --precision {", ".join(precisions)}, got {precision!r}')
     needed = (*NEEDED[format], 'nncf') if (format, precision) == ('openvino', 'int8') else NEEDED[format]
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
@@ -70,8 +78,12 @@ def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
         raise ExportError(f'torch cannot capture the model as a graph, for {where}: {said[-1]}') from error
 
 
-def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
-    """Write an ONNX model of standard operators."""
+def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart: bool = False) -> None:
+    """Write an ONNX model.
+
+    Args:
+        weights_apart: write weights to a second file, model.onnx.data, which runtimes map into memory.
+    """
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     from .fuse import simplify
@@ -97,7 +109,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
     for node in model.graph:
         node.metadata_props.clear()  # the place in the source code
         node.doc_string = None
-    exported.save(str(path))
+    exported.save(str(path), external_data=weights_apart)
 
 
 def narrowed(graph: Graph, precision: str) -> Graph:

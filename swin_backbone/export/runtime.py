@@ -12,13 +12,16 @@ then.
 Layout: B batch, H W height and width of the model's input, h w those of the original picture, n objects.
 """
 
+import ctypes
 import hashlib
 import json
+import re
 import reprlib
 import stat
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from io import TextIOWrapper
 from pathlib import Path
 from queue import LifoQueue
@@ -87,7 +90,8 @@ class Model:
         runtimes = {'onnx': _open_onnxruntime, 'openvino': _open_openvino}
         if self.info['format'] not in runtimes:
             raise RuntimeProblem(f'{self.folder} holds format {self.info["format"]!r}, which torch itself runs')
-        self._run = runtimes[self.info['format']](path, self.info, device, threads)
+        library = self.folder / self.info['library'] if 'library' in self.info else None
+        self._run = runtimes[self.info['format']](path, self.info, device, threads, library)
         self.classes: list[str] = self.info.get('classes', [])
 
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
@@ -242,7 +246,8 @@ def _check_manifest(info: Any) -> None:
     is_named = isinstance(sha256, dict) and all(name == Path(name).name and '\0' not in name for name in sha256)
     is_whole = is_named and all(isinstance(digest, str) for digest in sha256.values())
     _require('sha256', sha256, is_whole, 'names of files in this folder, each with its SHA-256')
-    _require('file', file, isinstance(file, str) and file in sha256, 'a name that sha256 has')
+    for name, value in dict(file=file, library=info.get('library', file)).items():
+        _require(name, value, isinstance(value, str) and value in sha256, 'a name that sha256 has')
     for side in ('inputs', 'outputs'):
         ports = info.get(side)
         is_right = isinstance(ports, list) and all(map(_is_port, ports))
@@ -378,7 +383,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _open_onnxruntime(
-    path: Path, info: dict[str, Any], device: str, threads: Optional[int]
+    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[Path]
 ) -> Callable[..., list[NDArray[Any]]]:
     try:
         import onnxruntime
@@ -395,9 +400,14 @@ def _open_onnxruntime(
         options.intra_op_num_threads = threads
     settings = {'device_id': number} if number else {}
     try:
+        if library is not None:
+            _load_library(library)
+            options.register_custom_ops_library(str(library.resolve()))
         session = onnxruntime.InferenceSession(str(path), options, providers=[(provider, settings)])
+    except RuntimeProblem:
+        raise
     except Exception as error:  # of kinds of its own
-        raise RuntimeProblem(f'onnxruntime cannot open {path}: {_first_line(error)}') from error
+        raise _cannot_open('onnxruntime', path, error) from error
     ports = [[({port.name}, port.shape) for port in side] for side in (session.get_inputs(), session.get_outputs())]
     _compare_ports(path, info, *ports)
     names = [port['name'] for port in info['inputs']]
@@ -426,7 +436,7 @@ def _core() -> Any:
 
 
 def _open_openvino(
-    path: Path, info: dict[str, Any], device: str, threads: Optional[int]
+    path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[Path]
 ) -> Callable[..., list[NDArray[Any]]]:
     try:
         with CORE_LOCK:  # or two threads make two Cores
@@ -440,10 +450,16 @@ def _open_openvino(
     settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': OPENVINO_TYPES[info['precision']]}
     if threads is not None:
         settings['INFERENCE_NUM_THREADS'] = threads
+    nodes = None if library is None else Nodes(_load_library(library))
+    if nodes is not None and device.upper() != 'CPU':
+        raise RuntimeProblem(f'the operators of {path} run on cpu alone, got {device!r}')
     try:
-        compiled = core.compile_model(str(path), device.upper(), settings)
+        model = str(path) if nodes is None else nodes.read(path)
+        compiled = core.compile_model(model, device.upper(), settings)
     except Exception as error:
-        raise RuntimeProblem(f'openvino cannot open {path}: {_first_line(error)}') from error
+        raise _cannot_open('openvino', path, error) from error
+    if nodes is not None:
+        nodes.threads = compiled.get_property('INFERENCE_NUM_THREADS')
     ports = [
         [
             (port.get_names(), [d.get_length() if d.is_static else None for d in port.get_partial_shape()])
@@ -470,6 +486,129 @@ def _open_openvino(
             idle.put(request)
 
     return run
+
+
+def _load_library(path: Path) -> ctypes.CDLL:
+    """Load the compiled library that computes nodes of domain `swin`.
+
+    Raises:
+        RuntimeProblem: if the library is for another system or processor.
+    """
+    try:
+        library = ctypes.CDLL(str(path.resolve()))
+        library.swin_why_not.restype = ctypes.c_char_p
+        reason = library.swin_why_not(0)
+    except (OSError, AttributeError) as error:
+        reason = str(error).encode()
+    if reason:
+        raise RuntimeProblem(
+            f'{path} is for another system or processor ({reason.decode()}): export the model again on this machine, '
+            'or without --operators'
+        )
+    return library
+
+
+class Nodes:
+    """The nodes of domain `swin` in OpenVINO: operators in Python, which call the compiled library.
+
+    A node has its weights, packed; the graph keeps no other copy. csrc/runtimes/operators.h describes the functions.
+    """
+
+    threads = 1
+
+    def __init__(self, library: ctypes.CDLL):
+        for name in ('kinds', 'attributes', 'weights', 'create', 'shape', 'run'):
+            getattr(library, f'swin_operator_{name}').restype = ctypes.c_char_p
+        library.swin_operator_free.argtypes = [ctypes.c_void_p]
+        self.library = library
+
+    def read(self, path: Path) -> Any:
+        """Return the model in an ONNX file."""
+        from openvino.frontend import FrontEndManager
+        from openvino.frontend.onnx import ConversionExtension
+
+        frontend = FrontEndManager().load_by_framework('onnx')
+        for kind in self.library.swin_operator_kinds().decode().split():
+            frontend.add_extension(ConversionExtension(kind, 'swin', partial(self._convert, kind)))
+        return frontend.convert(frontend.load(str(path)))
+
+    def _convert(self, kind: str, context: Any) -> Any:
+        x, *constants = (context.get_input(i) for i in range(context.get_input_size()))
+        names = self.library.swin_operator_attributes(kind.encode()).decode().split()
+        attributes = {name: context.get_attribute(name) for name in names}
+        weights = [constant.get_node().data for constant in constants]
+        made = ctypes.c_void_p()
+        self.call(
+            'create',
+            kind.encode(),
+            (ctypes.c_double * len(names))(*attributes.values()),
+            (ctypes.c_void_p * len(weights))(*(weight.ctypes.data for weight in weights)),
+            (ctypes.c_int64 * len(weights))(*(weight.size for weight in weights)),
+            ctypes.byref(made),
+        )
+        weakref.finalize(made, self.library.swin_operator_free, made.value)
+        channels = attributes.get('outputs', attributes['channels'])
+        shape = [-1, channels, -1, -1] if kind == 'OutputNorm' else [-1, -1, -1, channels]
+        return _node_class()(self, made, shape, [x]).outputs()
+
+    def call(self, name: str, *arguments: Any) -> None:
+        error = getattr(self.library, f'swin_operator_{name}')(*arguments)
+        if error:
+            raise ValueError(error.decode())
+
+    def output_shape(self, made: Any, shape: Sequence[int]) -> list[int]:
+        """Return the shape of a node's output."""
+        output = (ctypes.c_int64 * 4)()
+        self.call('shape', made, (ctypes.c_int64 * 4)(*shape), output)
+        return list(output)
+
+
+@cache
+def _node_class() -> Any:
+    import openvino
+
+    class Node(openvino.Op):
+        class_type_info = openvino.DiscreteTypeInfo('Node', 'swin')
+
+        def __init__(self, nodes: Nodes, made: Any, shape: list[int], inputs: Any):
+            super().__init__(self)
+            self.nodes, self.made, self.free_shape = nodes, made, shape
+            self.set_arguments(inputs)
+            self.constructor_validate_and_infer_types()
+
+        def validate_and_infer_types(self) -> None:
+            shape, free = self.get_input_partial_shape(0), self.free_shape
+            known = self.nodes.output_shape(self.made, list(shape.to_shape())) if shape.is_static else free
+            self.set_output_type(0, self.get_input_element_type(0), openvino.PartialShape(known))
+
+        def clone_with_new_inputs(self, inputs: Any) -> Any:
+            return Node(self.nodes, self.made, self.free_shape, inputs)
+
+        def get_type_info(self) -> Any:
+            return Node.class_type_info
+
+        def visit_attributes(self, visitor: Any) -> bool:
+            visitor.on_attributes({'made': self.made.value})  # nodes of one input are not equal
+            return True
+
+        def has_evaluate(self) -> bool:
+            return True
+
+        def evaluate(self, outputs: Any, inputs: Any) -> bool:
+            x, y = inputs[0], outputs[0]
+            y.shape = self.nodes.output_shape(self.made, x.shape)
+            shape = (ctypes.c_int64 * 4)(*x.shape)
+            pointers = [ctypes.c_void_p(tensor.data.ctypes.data) for tensor in (x, y)]
+            self.nodes.call('run', self.made, shape, pointers[0], self.nodes.threads, pointers[1])
+            return True
+
+    return Node
+
+
+def _cannot_open(runtime: str, path: Path, error: Exception) -> RuntimeProblem:
+    needs_library = re.search(r'swin(:Embed|.Embed, )', str(error))  # of the messages for unknown operators
+    reason = f'its nodes are of domain swin, and {MANIFEST} names no library' if needs_library else _first_line(error)
+    return RuntimeProblem(f'{runtime} cannot open {path}: {reason}')
 
 
 def _cannot_run(runtime: str, inputs: Sequence[NDArray[Any]], error: Exception) -> RuntimeProblem:

@@ -29,6 +29,8 @@ LIBRARY = (
     'machine/threads',
     'block/windows',
     'detection/roi_axes',
+    'runtimes/operators',
+    'runtimes/onnxruntime',
 )
 KERNELS = (  # once for each instruction set
     *('products/gemm', 'block/block', 'block/backward', 'patches/patches', 'patches/patches_backward'),

@@ -205,6 +205,18 @@ def load() -> tuple[Optional[Library], Optional[str]]:
     return library, None
 
 
+def library_path() -> str:
+    """Return the path of the compiled library, for `register_custom_ops_library` of ONNX Runtime's options.
+
+    Raises:
+        RuntimeError: if the library is not built or does not run here. The message has the reason.
+    """
+    library, reason = load()
+    if library is None:
+        raise RuntimeError(reason)
+    return str(PATH)
+
+
 def _wanted_isa() -> Optional[bytes]:
     """That of the environment, also of the variable that limits torch; None: the best."""
     asked = os.environ.get(ISA)

@@ -70,8 +70,9 @@ def test_the_library_knows_neither_torch_nor_python():
         return {line.split()[-1] for line in listed.splitlines()}
 
     assert not [name for name in names() if re.search('torch|c10|at3vec|Py[A-Z_]|omp_', name)]
-    header = (Path(__file__).parents[3] / 'csrc' / 'swin.h').read_text()
-    declared = set(re.findall(r'SWIN_API [^(]*?(swin_\w+)\(', header))
+    csrc = Path(__file__).parents[3] / 'csrc'
+    headers = [(csrc / name).read_text() for name in ('swin.h', 'runtimes/operators.h', 'runtimes/onnxruntime.h')]
+    declared = set(re.findall(r'^(?:SWIN_API|extern "C" ORT_EXPORT) [^(;]*?(\w+)\(', '\n'.join(headers), re.M))
     assert names('--defined-only') == declared
     assert {f'swin_{name}' for name in vars(load()[0]) if not name.startswith('_')} < declared
 

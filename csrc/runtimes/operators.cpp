@@ -1,0 +1,344 @@
+#include "runtimes/operators.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Shape = std::array<int64_t, 4>;
+
+constexpr int64_t MAX_SIZE = 1 << 20, MAX_PATCH = 1 << 10, MAX_WINDOW = 16;  // products of these are int64_t
+
+// A packed weight, on cache lines of its own.
+struct Panels {
+  struct Free {
+    void operator()(char* memory) const { ::operator delete(memory, LINE); }
+  };
+  static constexpr std::align_val_t LINE{64};
+  std::unique_ptr<char, Free> memory;
+
+  explicit Panels(int64_t bytes = 0) : memory(bytes ? static_cast<char*>(::operator new(bytes, LINE)) : nullptr) {}
+  char* data() const { return memory.get(); }
+};
+
+// The attributes and weights of a node, read in order, each by its name.
+class Node {
+ public:
+  Node(const char* attribute_names, const char* weight_names, const double* attributes, const float* const* weights,
+       const int64_t* counts)
+      : attribute_names(attribute_names),
+        weight_names(weight_names),
+        attributes(attributes),
+        weights(weights),
+        counts(counts) {}
+
+  float number() {
+    attribute_names >> name;
+    return static_cast<float>(*attributes++);
+  }
+  int64_t whole(int64_t least, int64_t most) {
+    attribute_names >> name;
+    const double value = *attributes++;
+    if (!(value >= static_cast<double>(least) && value <= static_cast<double>(most)))
+      throw std::invalid_argument(name + " must be from " + std::to_string(least) + " to " + std::to_string(most) +
+                                  ", got " + std::to_string(value));
+    return static_cast<int64_t>(value);
+  }
+  // A copy of the next weight.
+  std::vector<float> vector(int64_t count) {
+    const float* first = take(count);
+    return {first, first + count};
+  }
+  // The next weight (N, K), packed.
+  Panels packed(int32_t dtype, int64_t N, int64_t K, int64_t unit) {
+    const float* weight = take(N * K);
+    Panels panels(swin_packed_size(dtype, N, K) * (dtype == SWIN_BFLOAT16 ? 2 : 4));
+    if (swin_pack(dtype, weight, N, K, unit, 0, 1, panels.data())) throw std::invalid_argument(swin_error());
+    return panels;
+  }
+
+ private:
+  const float* take(int64_t count) {
+    weight_names >> name;
+    const int64_t given = *counts++;
+    const float* weight = *weights++;
+    if (given != count || !weight)
+      throw std::invalid_argument(name + " must have " + std::to_string(count) + " numbers, got " +
+                                  std::to_string(given));
+    return weight;
+  }
+
+  std::istringstream attribute_names, weight_names;
+  std::string name;
+  const double* attributes;
+  const float* const* weights;
+  const int64_t* counts;
+};
+
+}  // namespace
+
+struct swin_operator {
+  swin_operator() = default;
+  swin_operator(const swin_operator&) = delete;
+  swin_operator& operator=(const swin_operator&) = delete;
+  virtual ~swin_operator() = default;
+  virtual int64_t channels(const Shape& shape) const { return shape[3]; }
+  virtual Shape output_shape(const Shape& shape) const { return shape; }
+  virtual int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const = 0;
+  int64_t expected_channels = 0;
+};
+
+namespace {
+
+struct Block : swin_operator {
+  static constexpr const char* KIND = "Block";
+  static constexpr const char* ATTRIBUTES =
+      "version bfloat16 channels hidden heads window_height window_width shift_height shift_width mask_padding "
+      "scale eps1 eps2 eps3";
+  static constexpr const char* WEIGHTS =
+      "qkv_weight proj_weight fc1_weight fc2_weight qkv_bias proj_bias fc1_bias fc2_bias norm1_weight norm1_bias "
+      "norm2_weight norm2_bias norm3_weight norm3_bias position_bias cosine_scale";
+
+  explicit Block(Node& node) {
+    const int64_t version = node.whole(1, 2);
+    block.dtype = static_cast<int32_t>(node.whole(0, 1));
+    const int64_t C = expected_channels = block.channels = node.whole(1, MAX_SIZE);
+    const int64_t D = block.hidden = node.whole(1, MAX_SIZE);
+    const int64_t h = block.heads = node.whole(1, C);
+    block.window_height = node.whole(1, MAX_WINDOW);
+    block.window_width = node.whole(1, MAX_WINDOW);
+    block.shift_height = node.whole(0, MAX_WINDOW);
+    block.shift_width = node.whole(0, MAX_WINDOW);
+    block.mask_padding = static_cast<int32_t>(node.whole(0, 1));
+    block.scale = node.number();
+    block.eps1 = node.number();
+    block.eps2 = node.number();
+    block.eps3 = node.number();
+    block.has_norm3 = block.eps3 >= 0;
+    const int64_t outputs[] = {3 * C, C, D, C}, inputs[] = {C, C, C, D}, N = block.window_height * block.window_width;
+    for (int i = 0; i < SWIN_LINEARS; i++) linear[i] = node.packed(block.dtype, outputs[i], inputs[i], i ? 1 : C / h);
+    for (int i = 0; i < SWIN_LINEARS; i++) bias[i] = node.vector(outputs[i]);
+    for (auto& norm : norms) norm = node.vector(C);
+    position_bias = node.vector(h * N * N);
+    cosine_scale = node.vector(h);
+    for (int i = 0; i < SWIN_LINEARS; i++) block.linear[i] = linear[i].data(), block.bias[i] = bias[i].data();
+    const float** const places[] = {&block.norm1_weight, &block.norm1_bias,   &block.norm2_weight,
+                                    &block.norm2_bias,   &block.norm3_weight, &block.norm3_bias};
+    for (int i = 0; i < 6; i++) *places[i] = norms[i].data();
+    block.position_bias = position_bias.data();
+    block.cosine_scale = version == 2 ? cosine_scale.data() : nullptr;
+  }
+  int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const override {
+    swin_block of_call = block;
+    of_call.threads = threads;
+    of_call.batch = shape[0], of_call.height = shape[1], of_call.width = shape[2];
+    return swin_block_forward(&of_call, x, y, nullptr, 0);
+  }
+
+  swin_block block{};
+  std::array<Panels, SWIN_LINEARS> linear;
+  std::array<std::vector<float>, SWIN_LINEARS> bias;
+  std::array<std::vector<float>, 6> norms;
+  std::vector<float> position_bias, cosine_scale;
+};
+
+// A linear layer and a norm, of Embed and Merge.
+struct Projected : swin_operator {
+  void read(Node& node, int64_t K, bool has_bias, bool norm_after) {
+    const int64_t N = projection.outputs;
+    linear = node.packed(projection.dtype, N, K, 1);
+    if (has_bias) bias = node.vector(N);
+    norm_weight = node.vector(norm_after ? N : K);
+    norm_bias = node.vector(norm_after ? N : K);
+    projection.linear = linear.data();
+    projection.bias = bias.data();
+    projection.has_norm = projection.eps >= 0;
+    projection.norm_weight = norm_weight.data();
+    projection.norm_bias = norm_bias.data();
+  }
+  swin_projection with(int32_t threads) const {
+    swin_projection of_call = projection;
+    of_call.threads = threads;
+    return of_call;
+  }
+
+  swin_projection projection{};
+  Panels linear;
+  std::vector<float> bias, norm_weight, norm_bias;
+};
+
+struct Embed : Projected {
+  static constexpr const char* KIND = "Embed";
+  static constexpr const char* ATTRIBUTES = "bfloat16 channels outputs patch_height patch_width eps";
+  static constexpr const char* WEIGHTS = "weight bias norm_weight norm_bias";
+
+  explicit Embed(Node& node) {
+    projection.dtype = static_cast<int32_t>(node.whole(0, 1));
+    expected_channels = node.whole(1, MAX_SIZE);
+    projection.outputs = node.whole(1, MAX_SIZE);
+    height = node.whole(1, MAX_PATCH);
+    width = node.whole(1, MAX_PATCH);
+    projection.eps = node.number();
+    read(node, expected_channels * height * width, true, true);
+  }
+  int64_t channels(const Shape& shape) const override { return shape[1]; }
+  Shape output_shape(const Shape& shape) const override {
+    return {shape[0], (shape[2] + height - 1) / height, (shape[3] + width - 1) / width, projection.outputs};
+  }
+  int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const override {
+    const auto [B, C, H, W] = shape;
+    const swin_images images{x, B, C, H, W, {C * H * W, H * W, W, 1}, height, width};
+    const swin_projection of_call = with(threads);
+    return swin_embed_forward(&images, &of_call, y);
+  }
+
+  int64_t height, width;
+};
+
+struct Merge : Projected {
+  static constexpr const char* KIND = "Merge";
+  static constexpr const char* ATTRIBUTES = "bfloat16 channels outputs norm_after eps";
+  static constexpr const char* WEIGHTS = "weight norm_weight norm_bias";
+
+  explicit Merge(Node& node) {
+    projection.dtype = static_cast<int32_t>(node.whole(0, 1));
+    expected_channels = node.whole(1, MAX_SIZE);
+    projection.outputs = node.whole(1, MAX_SIZE);
+    norm_after = static_cast<int32_t>(node.whole(0, 1));
+    projection.eps = node.number();
+    read(node, 4 * expected_channels, false, norm_after);
+  }
+  Shape output_shape(const Shape& shape) const override {
+    return {shape[0], (shape[1] + 1) / 2, (shape[2] + 1) / 2, projection.outputs};
+  }
+  int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const override {
+    const swin_maps maps{x, shape[0], shape[1], shape[2], shape[3], norm_after};
+    const swin_projection of_call = with(threads);
+    return swin_merge_forward(&maps, &of_call, y);
+  }
+
+  int32_t norm_after;
+};
+
+struct OutputNorm : swin_operator {
+  static constexpr const char* KIND = "OutputNorm";
+  static constexpr const char* ATTRIBUTES = "channels eps";
+  static constexpr const char* WEIGHTS = "weight bias";
+
+  explicit OutputNorm(Node& node) {
+    expected_channels = node.whole(1, MAX_SIZE);
+    eps = node.number();
+    weight = node.vector(expected_channels);
+    bias = node.vector(expected_channels);
+  }
+  Shape output_shape(const Shape& shape) const override { return {shape[0], shape[3], shape[1], shape[2]}; }
+  int32_t run(const Shape& shape, const float* x, int32_t threads, float* y) const override {
+    const int64_t area = shape[1] * shape[2];
+    return swin_output_norm_forward(x, shape[0], area, shape[3], weight.data(), bias.data(), eps, threads, y);
+  }
+
+  float eps;
+  std::vector<float> weight, bias;
+};
+
+struct Kind {
+  const char *name, *attributes, *weights;
+  std::unique_ptr<swin_operator> (*make)(Node&);
+};
+
+template <class T>
+constexpr Kind kind() {
+  return {T::KIND, T::ATTRIBUTES, T::WEIGHTS,
+          [](Node& node) -> std::unique_ptr<swin_operator> { return std::make_unique<T>(node); }};
+}
+
+constexpr Kind KINDS[] = {kind<Block>(), kind<Embed>(), kind<Merge>(), kind<OutputNorm>()};
+
+const Kind* find_kind(const char* name) {
+  for (const Kind& one : KINDS)
+    if (name && !std::strcmp(one.name, name)) return &one;
+  return nullptr;
+}
+
+// The instruction set of the environment, as in the Python package.
+void choose_instruction_set() {
+  const char* name = std::getenv("SWIN_BACKBONE_ISA");
+  if (name && *name && swin_use_isa(name)) throw std::invalid_argument(swin_error());
+}
+
+template <class F>
+const char* guarded(const F& f) {
+  thread_local char message[512];
+  try {
+    f();
+    return nullptr;
+  } catch (const std::exception& error) {
+    std::snprintf(message, sizeof message, "%s", error.what());
+  } catch (...) {
+    std::snprintf(message, sizeof message, "an unknown error");
+  }
+  return message;
+}
+
+Shape checked(const swin_operator& made, const int64_t shape[4]) {
+  const Shape checked{shape[0], shape[1], shape[2], shape[3]};
+  if (made.channels(checked) != made.expected_channels)
+    throw std::invalid_argument("the input must have " + std::to_string(made.expected_channels) + " channels, got " +
+                                std::to_string(made.channels(checked)));
+  return checked;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* swin_operator_kinds(void) { return "Block Embed Merge OutputNorm"; }
+
+const char* swin_operator_attributes(const char* kind) {
+  const Kind* found = find_kind(kind);
+  return found ? found->attributes : nullptr;
+}
+
+const char* swin_operator_weights(const char* kind) {
+  const Kind* found = find_kind(kind);
+  return found ? found->weights : nullptr;
+}
+
+const char* swin_operator_create(const char* kind, const double* attributes, const float* const* weights,
+                                 const int64_t* counts, swin_operator** made) {
+  return guarded([&] {
+    const Kind* found = find_kind(kind);
+    if (!found) throw std::invalid_argument(std::string("the kind must be one of ") + swin_operator_kinds());
+    choose_instruction_set();
+    Node node(found->attributes, found->weights, attributes, weights, counts);
+    *made = found->make(node).release();
+  });
+}
+
+void swin_operator_free(swin_operator* made) { delete made; }
+
+const char* swin_operator_shape(const swin_operator* made, const int64_t shape[4], int64_t output_shape[4]) {
+  return guarded([&] {
+    const Shape output = made->output_shape(checked(*made, shape));
+    std::copy(output.begin(), output.end(), output_shape);
+  });
+}
+
+const char* swin_operator_run(const swin_operator* made, const int64_t shape[4], const float* x, int32_t threads,
+                              float* y) {
+  return guarded([&] {
+    if (made->run(checked(*made, shape), x, threads, y)) throw std::runtime_error(swin_error());
+  });
+}
+
+}  // extern "C"

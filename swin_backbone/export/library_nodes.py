@@ -1,0 +1,162 @@
+"""Layers of a backbone as nodes of the compiled library: domain `swin`, see csrc/runtimes/operators.h.
+
+Layout: B batch, C channels, H W height and width.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..backends.native.availability import why_not_in
+from ..backends.native.layers import neighbours_first
+from ..models.layers import PatchEmbed, PatchMerging, SwinBlock
+from ..models.layers.layer import Layer, norm_values
+from ..models.layers.patch_merging import is_plain_norm
+from ..models.pyramid import SwinPyramid
+from .graph import BackboneMaps, ExportError, Graph
+
+ABSENT = -1.0  # the eps of a norm that a layer does not have
+Shape = Callable[[Tensor], list[Any]]
+
+
+class Node(nn.Module):
+    """A layer as one node of a graph. It computes nothing: `torch.export` records its name, weights and attributes."""
+
+    def __init__(self, kind: str, weights: Sequence[Tensor], shape: Shape, **attributes: Any):
+        super().__init__()
+        self.kind, self.shape, self.attributes = kind, shape, attributes
+        for i, weight in enumerate(weights):
+            self.register_buffer(f'weight{i}', weight.detach().float().contiguous())
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        inputs, shape = (x, *self.buffers()), self.shape(x)
+        y: Tensor = torch.onnx.ops.symbolic(
+            f'swin::{self.kind}', inputs, self.attributes, dtype=torch.float32, shape=shape, version=1
+        )
+        return y if self.kind != 'OutputNorm' else y.permute(0, 2, 3, 1)  # where a norm of tokens is expected
+
+
+def with_nodes(graph: Graph, precision: str) -> Graph:
+    """Return a graph whose backbone consists of the library's nodes, where the library has them.
+
+    Raises:
+        ExportError: if there is no library, or the backbone has no layer of it.
+    """
+    dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
+    reason = why_not_in(dtype)
+    module: Any = copy.deepcopy(graph.module)
+    backbone = (module if isinstance(module, BackboneMaps) else module.maps).backbone
+    if reason is None and not isinstance(backbone, SwinPyramid):
+        reason = f'the backbone is {type(backbone).__name__}'
+    if reason is not None:
+        raise ExportError(f'--operators swin has no operator for this model: {reason}')
+    bfloat16 = int(precision == 'bf16')
+    sizes = None if graph.free else [size[1:] for size in backbone.map_sizes(*image_size(graph))]
+    backbone.patch_embed = _replaced(backbone.patch_embed, embed_node, bfloat16)
+    for index, stage in enumerate(backbone.stages):
+        for i, block in enumerate(stage.blocks):
+            stage.blocks[i] = _replaced(block, block_node, bfloat16, sizes and sizes[index])
+        if stage.downsample is not None:
+            stage.downsample = _replaced(stage.downsample, merge_node, bfloat16)
+    for index in backbone.out_indices:
+        norm = getattr(backbone, f'norm{index}')
+        if is_plain_norm(norm):
+            setattr(backbone, f'norm{index}', norm_node(norm))
+    return replace(graph, module=module)
+
+
+def image_size(graph: Graph) -> Sequence[int]:
+    """Return height and width of the backbone's input, for a graph of one size."""
+    _, *shape = graph.inputs[0].shape
+    if graph.task == 'maps':
+        return shape[1:]
+    module: Any = graph.module
+    picture = torch.zeros(1, *shape, dtype=torch.uint8)
+    image: Tensor = module.normalise(module.padding(picture) if hasattr(module, 'padding') else picture)
+    return image.shape[2:]
+
+
+def _replaced(layer: Layer, make: Callable[..., Node], *arguments: Any) -> nn.Module:
+    return layer if layer.why_not_native() else make(layer, *arguments).eval()
+
+
+def _norm(weight: Optional[Tensor], bias: Optional[Tensor], channels: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(channels) if weight is None else weight, _bias(bias, channels)
+
+
+def _bias(bias: Optional[Tensor], channels: int) -> Tensor:
+    return torch.zeros(channels) if bias is None else bias
+
+
+def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
+    weight, (height, width) = embed.projection.weight, embed.patch_size
+    norm_weight, norm_bias, eps = norm_values(embed.norm)
+    return Node(
+        'Embed',
+        (weight, _bias(embed.projection.bias, len(weight)), *_norm(norm_weight, norm_bias, len(weight))),
+        lambda x: [x.shape[0], (x.shape[2] + height - 1) // height, (x.shape[3] + width - 1) // width, len(weight)],
+        bfloat16=bfloat16,
+        channels=weight.shape[1],
+        outputs=len(weight),
+        patch_height=height,
+        patch_width=width,
+        eps=ABSENT if eps is None else eps,
+    )
+
+
+def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]]) -> Node:
+    windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
+    w, settings = block.weights(windows.window_size), block.settings()
+    C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
+    linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
+    biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
+    norms = (w.norm1_weight, w.norm1_bias), (w.norm2_weight, w.norm2_bias), (w.norm3_weight, w.norm3_bias)
+    return Node(
+        'Block',
+        (
+            *linear,
+            *(_bias(bias, len(weight)) for weight, bias in zip(linear, biases)),
+            *(vector for norm in norms for vector in _norm(*norm, C)),
+            w.position_bias_hNN,
+            _bias(w.cosine_scale_h, heads),
+        ),
+        lambda x: list(x.shape),
+        version=1 if w.cosine_scale_h is None else 2,
+        bfloat16=bfloat16,
+        channels=C,
+        hidden=D,
+        heads=heads,
+        window_height=windows.window_size[0],
+        window_width=windows.window_size[1],
+        shift_height=windows.shift[0],
+        shift_width=windows.shift[1],
+        mask_padding=int(windows.mask_padding),
+        scale=float(settings.scale),
+        **{f'eps{i + 1}': eps for i, eps in enumerate((*settings.eps, ABSENT)[:3])},
+    )
+
+
+def merge_node(merging: PatchMerging, bfloat16: int) -> Node:
+    weight = merging.reduction.weight
+    norm_weight, norm_bias, eps = norm_values(merging.norm)
+    vectors = _norm(norm_weight, norm_bias, len(weight) if merging.post_norm else weight.shape[1])
+    return Node(
+        'Merge',
+        (neighbours_first(weight), *(vectors if merging.post_norm else map(neighbours_first, vectors))),
+        lambda x: [x.shape[0], (x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2, len(weight)],
+        bfloat16=bfloat16,
+        channels=weight.shape[1] // 4,
+        outputs=len(weight),
+        norm_after=int(merging.post_norm),
+        eps=ABSENT if eps is None else eps,
+    )
+
+
+def norm_node(norm: nn.LayerNorm) -> Node:
+    shape: Shape = lambda x: [x.shape[0], x.shape[3], x.shape[1], x.shape[2]]  # noqa: E731
+    (channels,) = norm.normalized_shape
+    return Node('OutputNorm', _norm(norm.weight, norm.bias, channels), shape, channels=channels, eps=norm.eps)

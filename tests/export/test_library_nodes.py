@@ -1,0 +1,211 @@
+"""Layers of the compiled library as nodes of a graph: maps of both runtimes equal PyTorch's bit for bit."""
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip('onnxscript', reason='onnxscript is not installed')
+pytest.importorskip('onnxruntime', reason='onnxruntime is not installed')
+
+import onnx
+from helpers.export.small_exports import save_checkpoint, small_config, small_swin
+
+from swin_backbone import SwinBackbone, SwinMLPBackbone, SwinV2Backbone, library_path
+from swin_backbone.backends.native.library import load
+from swin_backbone.export import export, formats, graph, runtime, verify
+from swin_backbone.export.graph import ExportError
+from swin_backbone.outputs import RECORD
+
+pytestmark = pytest.mark.skipif(load()[0] is None, reason='the compiled library is not built')
+TWO_STAGES = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(0, 1))
+WINDOWS = dict(window_size=((3, 5), (4, 4)), mask_padding=True)
+SHAPES = [(1, 3, 1, 1), (3, 3, 75, 100), (1, 3, 133, 97)]
+
+
+@pytest.fixture(autouse=True)
+def _one_small_size(monkeypatch):
+    monkeypatch.setattr(verify, 'SIZES', ((33, 47),))
+
+
+def write(model, folder, format='onnx', precision='fp32', shape=None):
+    export.write(graph.maps_graph(model, 'backbone', shape), folder, format, precision, operators='swin')
+    return folder
+
+
+@pytest.fixture(scope='module')
+def v1():
+    return small_swin(SwinBackbone, **TWO_STAGES, **WINDOWS)
+
+
+@pytest.fixture(scope='module')
+def exported(v1, tmp_path_factory):
+    out = tmp_path_factory.mktemp('exported') / 'out'
+    export.write(graph.maps_graph(v1, 'backbone', None), out, 'onnx', 'fp32', operators='swin')
+    return out
+
+
+def kinds(folder):
+    nodes = onnx.load(str(folder / 'model.onnx'), load_external_data=False).graph.node
+    return [node.op_type for node in nodes if node.domain == 'swin'], [node for node in nodes if node.domain != 'swin']
+
+
+def open_in(folder, format, to, **changes):
+    """The same files, opened by another runtime."""
+    if format == 'openvino':
+        pytest.importorskip('openvino', reason='openvino is not installed')
+    shutil.copytree(folder, to)
+    info = json.loads((to / 'deploy.json').read_text())
+    info.update(format=format, **changes)
+    (to / 'deploy.json').write_text(json.dumps(info))
+    return runtime.load(to, threads=2)
+
+
+def check_equal(run, model, shapes=SHAPES, dtype=torch.float32):
+    for shape in shapes:
+        image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad(), torch.autocast('cpu', dtype, enabled=dtype is torch.bfloat16):
+            expected = model(image)
+        for got, wanted in zip(run([image.numpy()]), expected, strict=True):
+            assert np.array_equal(got, wanted.numpy()), shape
+
+
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_each_layer_is_a_node_with_equal_numbers(format, exported, v1, tmp_path):
+    own, others = kinds(exported)
+    assert own == ['Embed', 'Block', 'Block', 'OutputNorm', 'Merge', 'Block', 'Block', 'OutputNorm']
+    assert not others
+    check_equal(open_in(exported, format, tmp_path / 'out').run, v1)
+
+
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_bfloat16_is_an_attribute_of_a_node(format, exported, v1, tmp_path):
+    model = onnx.load(str(exported / 'model.onnx'), load_external_data=False)
+    for attribute in (one for node in model.graph.node for one in node.attribute):
+        if attribute.name == 'bfloat16':
+            attribute.i = 1
+    shutil.copytree(exported, tmp_path / 'bf16')
+    onnx.save(model, str(tmp_path / 'bf16' / 'model.onnx'))
+    digests = {name: runtime.file_digest(tmp_path / 'bf16' / name) for name in digests_of(exported)}
+    run = open_in(tmp_path / 'bf16', format, tmp_path / 'out', precision='bf16', sha256=digests).run
+    check_equal(run, v1, dtype=torch.bfloat16)
+
+
+def digests_of(folder):
+    return json.loads((folder / 'deploy.json').read_text())['sha256']
+
+
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_results_in_eight_threads_equal_those_in_one(format, exported, tmp_path):
+    model = open_in(exported, format, tmp_path / 'out')
+    images = np.random.default_rng(0).standard_normal((24, 1, 3, 40, 52), np.float32)
+    expected = [runtime.load(tmp_path / 'out', threads=1).run([image]) for image in images]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda image: model.run([image]), images))
+    for maps, truth in zip(results, expected, strict=True):
+        assert all(map(np.array_equal, maps, truth))
+
+
+@pytest.mark.parametrize(
+    ('cls', 'arguments', 'shape', 'nodes'),
+    [
+        (SwinV2Backbone, dict(window_size=(5, 4), mask_padding=True), None, 4),
+        pytest.param(SwinBackbone, dict(small_map='shrink'), (22, 50), 4, marks=pytest.mark.slow),
+        pytest.param(SwinBackbone, dict(patch_norm=False, qkv_bias=False), None, 4, marks=pytest.mark.slow),
+        pytest.param(SwinMLPBackbone, dict(window_size=(3, 4)), None, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_other_backbones(cls, arguments, shape, nodes, tmp_path):
+    model = small_swin(cls, **arguments)
+    folder = write(model, tmp_path / 'first', shape=shape)
+    assert len(kinds(folder)[0]) == nodes
+    for format in ('onnx', 'openvino'):
+        run = open_in(folder, format, tmp_path / format).run
+        if cls is not SwinMLPBackbone:  # whose blocks are plain
+            check_equal(run, model, SHAPES if shape is None else [(1, 3, *shape)])
+
+
+@pytest.mark.slow
+def test_a_position_embedding_is_a_part_of_the_plain_graph(tmp_path):
+    model = small_swin(SwinBackbone, use_abs_pos_embed=True, pretrain_img_size=32)
+    own, others = kinds(write(model, tmp_path / 'out'))
+    assert len(own) == 4
+    assert 'Resize' in {node.op_type for node in others}
+
+
+def test_the_library_lies_in_the_folder_and_runs_without_torch(exported, tmp_path):
+    names = {'deploy.json', 'model.onnx', 'model.onnx.data', load()[0]._library._name.rpartition('/')[2], RECORD}
+    assert {path.name for path in exported.iterdir()} == names
+    shutil.copy(runtime.__file__, tmp_path / 'runtime.py')
+    code = (
+        'import sys, numpy, runtime\n'
+        'maps = runtime.load(sys.argv[1]).run([numpy.zeros((1, 3, 40, 40), numpy.float32)])\n'
+        "assert not {'torch', 'swin_backbone'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, '-c', code, str(exported)], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_users_register_the_installed_library(exported, v1):
+    """Several sessions of one model, each with threads of its own."""
+    import onnxruntime
+
+    for threads in (1, 2):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.register_custom_ops_library(library_path())
+        session = onnxruntime.InferenceSession(str(exported / 'model.onnx'), options)
+        check_equal(lambda inputs, session=session: session.run(None, {'image': inputs[0]}), v1, SHAPES[:2])
+
+
+@pytest.mark.parametrize('format', ['onnx', 'openvino'])
+def test_what_does_not_fit_is_refused_in_a_sentence(format, exported, tmp_path):
+    shutil.copytree(exported, tmp_path / 'out')
+    library = tmp_path / 'out' / load()[0]._library._name.rpartition('/')[2]
+    whole = library.read_bytes()
+    library.write_bytes(whole[:-1] + b'?')
+    with pytest.raises(runtime.RuntimeProblem, match='is not the file that was exported'):
+        runtime.load(tmp_path / 'out')
+    library.write_bytes(whole[:16] + b'\xff\xff\xff\xff' + whole[20:])  # another machine, in the header of ELF
+    info = dict(json.loads((tmp_path / 'out' / 'deploy.json').read_text()), format=format)
+    info['sha256'][library.name] = runtime.file_digest(library)
+    (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(info))
+    with pytest.raises(runtime.RuntimeProblem, match='is for another system or processor'):
+        runtime.load(tmp_path / 'out')
+    del info['library']
+    (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(info))
+    with pytest.raises(runtime.RuntimeProblem, match=r'cannot open .*: its nodes are of domain swin'):
+        runtime.load(tmp_path / 'out')
+
+
+def test_options_that_do_not_go_together_are_refused():
+    for format, precision, operators, message in (
+        ('onnx', 'int8', 'swin', 'int8 quantises the plain graph: leave --operators out'),
+        ('onnx', 'fp16', 'swin', "--operators swin takes --precision fp32, bf16, got 'fp16'"),
+        ('torch', 'fp32', 'swin', "takes swin, for onnx and openvino, got 'swin' for torch"),
+        ('onnx', 'fp32', 'other', "takes swin, for onnx and openvino, got 'other'"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            formats.check_format(format, precision, operators)
+
+
+@pytest.mark.parametrize(
+    'config',
+    [
+        'mmseg::fcn/fcn_r50-d8_4xb4-80k_ade20k-512x512.py',
+        pytest.param('mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py', marks=pytest.mark.slow),
+    ],
+)
+def test_a_whole_model(config, tmp_path):
+    pytest.importorskip('mmseg' if 'mmseg' in config else 'mmdet', reason='the toolbox is not installed')
+    cfg = small_config(config)
+    checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
+    for format in ('onnx', 'openvino'):
+        pytest.importorskip('openvino' if format == 'openvino' else 'onnx')
+        manifest = export.export(cfg, str(checkpoint), tmp_path / format, format, operators='swin')
+        assert kinds(tmp_path / format)[0].count('Block') == 5
+        assert all(figure.get('equal_labels', figure.get('matched')) == 1 for figure in manifest['verification'])
