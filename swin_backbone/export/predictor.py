@@ -85,8 +85,8 @@ class ExportedPredictor(Predictor):
             raise RuntimeProblem(f'{self.model.folder} has no output named logits: export the model again')
         return with_background(result['logits'].astype(np.float32), self.model.info.get('threshold'))
 
-    def seen_size(self, size: Size) -> Size:
-        """See `Predictor.seen_size`."""
+    def input_size(self, size: Size) -> Size:
+        """See `Predictor.input_size`."""
         return resized_size(size, self.model.info['preprocessing']['resize'])
 
     @property

@@ -277,7 +277,7 @@ def test_a_picture_that_the_pipeline_cannot_take_is_skipped_and_the_others_are_t
                      '--out-dir', out, '--batch', 3)  # fmt: skip
         assert result.returncode == 1
         if config == DETECTION:
-            assert f'skipped: {tmp_path}/line.png is 5000x1, of which the test pipeline makes nothing' in result.stderr
+            assert f'skipped: {tmp_path}/line.png of 5000x1 pixels is no input for the test pipeline' in result.stderr
         assert f'skipped: {tmp_path}/half.jpg is damaged: image file is truncated' in result.stderr
         assert f'skipped: {tmp_path}/empty.png is empty' in result.stderr
         assert (out / file).exists()

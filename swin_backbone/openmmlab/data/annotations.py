@@ -367,7 +367,7 @@ def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
     if not isinstance(given, (list, tuple)) or set(map(type, given)) != {int} or list(given) != list(size):
         return f'has the size {_shorten.repr(given)}, its picture is {list(size)} (height, width)'
     if isinstance(counts, (str, bytes)):
-        runs = _run_lengths(counts)
+        runs = run_lengths(counts)
         if runs is None:
             return f'has counts that are no compressed RLE: {_shorten.repr(counts)}'
     elif isinstance(counts, list) and set(map(type, counts)) == {int}:
@@ -380,8 +380,8 @@ def _rle_fault(rle: dict[str, Any], size: tuple[int, int]) -> Optional[str]:
     return None
 
 
-def _run_lengths(counts: Union[str, bytes]) -> Optional[list[int]]:
-    """Return the run lengths of a compressed RLE; None for an invalid RLE.
+def run_lengths(counts: Union[str, bytes], longest: int = 6) -> Optional[list[int]]:
+    """Return the run lengths of a compressed RLE; None for an invalid RLE, or a length of too many characters.
 
     A length is some characters of five bits, least significant first. A sixth bit marks that another follows; the last
     has the sign. From the fourth on, a length is a difference to the last but one (pycocotools' rleFrString).
@@ -396,7 +396,7 @@ def _run_lengths(counts: Union[str, bytes]) -> Optional[list[int]]:
     last = np.flatnonzero(codes & 32 == 0)
     first = np.concatenate([[0], last[:-1] + 1])
     places = np.arange(len(codes)) - np.repeat(first, last - first + 1)
-    if places.max() > 5:  # of 30 bits, as an `int` of C has them
+    if places.max() >= longest:  # by default 30 bits, as in an `int` of C
         return None
     runs = np.add.reduceat((codes & 31) << 5 * places, first)
     runs -= np.where(codes[last] & 16, 1 << 5 * (places[last] + 1), 0)

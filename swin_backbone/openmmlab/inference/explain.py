@@ -1,4 +1,4 @@
-"""What is drawn of a detector or segmentor: its input, its features, and the score of a box or a class."""
+"""Inputs, features and class activation maps of a detector or segmentor, for pictures of visualize.py."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,23 +21,30 @@ from .predict import Predictor
 
 
 class Seen(NamedTuple):
-    """An image as the model takes it."""
+    """A frame as input of the model: resized, normalised and padded; and resized alone, as uint8 RGB."""
 
-    inputs_BCHW: Tensor  # resized, normalised, padded
-    picture_HW3: NDArray[Any]  # resized alone: uint8 RGB
+    inputs_BCHW: Tensor
+    picture_HW3: NDArray[Any]
 
 
 class Explained(NamedTuple):
-    """A class activation map."""
+    """A class activation map.
 
-    map_HW: Tensor  # of the stage, from 0 to 1
-    label: str  # the class
-    score: float  # of the box; of a segmentor the share of pixels that have the class
-    box: Optional[list[float]]  # (x1, y1, x2, y2) in the picture as the model takes it
+    Args:
+        map_HW: of the stage, from 0 to 1.
+        label: name of the class.
+        score: of the box; for a segmentor the share of pixels with the class.
+        box: (x1, y1, x2, y2) in pixels of the model's input; None for a segmentor.
+    """
+
+    map_HW: Tensor
+    label: str
+    score: float
+    box: Optional[list[float]]
 
 
 def seen_by(predictor: Predictor, frame: Frame) -> Seen:
-    """A frame as the predictor's model takes it."""
+    """Return a frame as input of the predictor's model."""
     with DefaultScope.overwrite_default_scope(predictor.scope):
         data = predictor.model.data_preprocessor(_batch(predictor, frame), False)
     height, width = data['data_samples'][0].img_shape[:2]
@@ -47,7 +54,7 @@ def seen_by(predictor: Predictor, frame: Frame) -> Seen:
 
 @torch.no_grad()
 def features_of(predictor: Predictor, seen: Seen) -> list[tuple[int, Tensor]]:
-    """The number of each stage that the backbone emits, from 1, and its map (C, H, W)."""
+    """Return the number, from 1, and the map (C, H, W) of each output of the backbone."""
     backbone = find_backbone(predictor.model)
     return [(index + 1, map_1CHW[0]) for index, map_1CHW in zip(backbone.out_indices, backbone(seen.inputs_BCHW))]
 
@@ -55,34 +62,34 @@ def features_of(predictor: Predictor, seen: Seen) -> list[tuple[int, Tensor]]:
 def explain(
     predictor: Predictor, frame: Frame, stage: int, method: str, label: Optional[str] = None, number: int = 1
 ) -> Explained:
-    """A class activation map of what a detector finds, or of a class of a segmentor.
+    """Return a class activation map of a box of a detector, or of a class of a segmentor.
 
     Args:
         stage, method: see `class_activation_map`.
-        label: the class. Default: of a detector any, of a segmentor the most frequent in the picture.
-        number: which of a detector's boxes (of that class), from 1, the best first.
+        label: name of the class. Default: any class of a detector, the most frequent class of a segmentor's picture.
+        number: of the box among the boxes of the class, by score, from 1.
 
     Raises:
-        ValueError: if the model finds no such box or does not know the class; or see `class_activation_map`.
+        ValueError: if there is no such class or box; or see `class_activation_map`.
     """
     classes = predictor.meta['classes']
     if label is not None and label not in classes:
-        raise ValueError(f'the model knows no class {label!r}; it knows {", ".join(classes)}')
+        raise ValueError(f'the class must be one of {", ".join(classes)}, got {label!r}')
     index = None if label is None else classes.index(label)
     choose: Callable[..., Any] = _score_of_box if predictor.scope == 'mmdet' else _score_of_class
-    chosen = []
+    choices = []
 
     def score() -> Tensor:
         with DefaultScope.overwrite_default_scope(predictor.scope), _scores_keep_gradients():
             sample = predictor.model.test_step(_batch(predictor, frame))[0]
         value: Tensor
-        value, *found = choose(sample, index, number)
-        chosen.append(found)
+        value, *choice = choose(sample, index, number)
+        choices.append(choice)
         return value
 
     map_HW = class_activation_map(predictor.model, score, stage, method)[0]
-    found, value, box = chosen[0]
-    return Explained(map_HW, classes[found], value, box)
+    chosen, value, box = choices[0]
+    return Explained(map_HW, classes[chosen], value, box)
 
 
 def _score_of_box(sample: BaseDataElement, label: Optional[int], number: int) -> tuple[Tensor, int, float, list[float]]:
@@ -90,22 +97,22 @@ def _score_of_box(sample: BaseDataElement, label: Optional[int], number: int) ->
     if label is not None:
         objects = objects[objects.labels == label]
     if not 1 <= number <= len(objects):
-        raise ValueError(f'the detector finds {len(objects)} such boxes, and there is no number {number} among them')
-    one = objects[objects.scores.argsort(descending=True)[number - 1 : number]]
-    scale = np.tile(sample.get('scale_factor', (1, 1)), 2)  # back to the picture that it takes
-    box = one.bboxes[0].detach().cpu().numpy() * scale
-    return one.scores[0], int(one.labels), one.scores.item(), box.tolist()
+        raise ValueError(f'the number of the box must be from 1 to {len(objects)}, got {number}')
+    best = objects[objects.scores.argsort(descending=True)[number - 1 : number]]
+    scale = np.tile(sample.get('scale_factor', (1, 1)), 2)  # from the frame to the input
+    box = best.bboxes[0].detach().cpu().numpy() * scale
+    return best.scores[0], int(best.labels), best.scores.item(), box.tolist()
 
 
 def _score_of_class(sample: BaseDataElement, label: Optional[int], _number: int) -> tuple[Tensor, int, float, None]:
-    """The mean of a class's logits over the pixels that have it."""
+    """Return the mean of a class's logits over the pixels of the class."""
     logits_KHW, labels_HW = sample.seg_logits.data, sample.pred_sem_seg.data[0]
     if label is None:
         label = int(labels_HW.flatten().bincount().argmax())
-    there_HW = labels_HW == label
-    if not there_HW.any():
-        raise ValueError('no pixel of the picture is of that class')
-    return logits_KHW[label][there_HW].mean(), label, float(there_HW.float().mean()), None
+    has_class_HW = labels_HW == label
+    if not has_class_HW.any():
+        raise ValueError('no pixel of the picture has this class')
+    return logits_KHW[label][has_class_HW].mean(), label, float(has_class_HW.float().mean()), None
 
 
 def _batch(predictor: Predictor, frame: Frame) -> dict[str, Any]:
@@ -115,10 +122,10 @@ def _batch(predictor: Predictor, frame: Frame) -> dict[str, Any]:
 
 @contextmanager
 def _scores_keep_gradients() -> Iterator[None]:
-    """mmdet's one-stage heads detach their scores where they select those of an image; here they do not."""
+    """Keep the gradients of scores, which mmdet's one-stage heads detach."""
     try:
         from mmdet.models.dense_heads import base_dense_head
-    except ImportError:  # segmentors alone are installed
+    except ImportError:  # only mmseg is installed
         yield
         return
     select = base_dense_head.select_single_mlvl

@@ -1,9 +1,10 @@
-"""A trained detector, segmentor or classifier on pictures and videos: predictions, drawn and as data."""
+"""Predict pictures and videos with a trained detector, segmentor or classifier; draw and write the predictions."""
 
 import hashlib
 import io
 import json
 import math
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -35,23 +36,22 @@ from ..layers.maps import prepare_convolutions
 from ..layers.replace import replace_layers
 from ..optim.amp import mixed_precision
 
-# COCO's 80 classes have the ids 1 to 90 without these.
-COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
+COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
 VISUALIZERS_OF = dict(mmdet='DetLocalVisualizer', mmseg='SegLocalVisualizer', mmpretrain='UniversalVisualizer')
 COLOURS = 256  # of a palette
-TOP = 5  # classes that are written of a classifier's picture
-_one_at_a_time = threading.RLock()  # mmengine's scope is one for all threads, and a visualizer holds one picture
+TOP = 5  # written classes of a classifier's picture
+_one_at_a_time = threading.RLock()  # all threads share mmengine's scope; a visualizer holds a single picture
 
 
 class Predictor:
-    """A model of a config with a checkpoint's weights. Several threads may use it, one at a time.
+    """Model of a config with the weights of a checkpoint. Calls of several threads run in turn.
 
     Args:
         cfg: of mmdet, mmseg or mmpretrain.
-        checkpoint: path or URL, of the whole model; None: the weights that the config starts from.
-        device: as torch names it.
+        checkpoint: path or URL of the whole model; None: initial weights of the config.
+        device: name of torch.
         unsafe_load: see `load_checkpoint`.
-        allow_missing: go on where the checkpoint leaves weights of the model random.
+        allow_missing: accept a checkpoint without some weights of the model.
         amp: predict in `mixed_precision`.
 
     Raises:
@@ -79,9 +79,9 @@ class Predictor:
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
-            if 'own_data' in cfg:  # whose classes are in the data, and in what was trained on them
+            if 'own_data' in cfg:  # the checkpoint has the classes
                 set_num_classes(cfg.model, len(self.meta['classes']))
-            if 'data_preprocessor' in cfg:  # of mmpretrain, as its runner does
+            if 'data_preprocessor' in cfg:  # as mmpretrain's runner does
                 cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
             self.model: Any = revert_sync_batchnorm(MODELS.build(cfg.model))
             if checkpoint is None:
@@ -103,10 +103,10 @@ class Predictor:
         load_state_dict(self.model, loaded.get('state_dict', loaded) if weights is None else weights, strict=False)
 
     def prepare(self, frame: Frame) -> dict[str, Any]:
-        """What the model takes, of a frame.
+        """Return a frame as input of the model.
 
         Raises:
-            OSError: if the test pipeline cannot make it, as of a picture that is a thousand times as wide as high.
+            OSError: if the test pipeline fails, as for a picture 1000 times as wide as high.
         """
         try:
             with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
@@ -118,42 +118,43 @@ class Predictor:
         except Exception as error:
             height, width = frame.size
             raise OSError(
-                f'{frame.medium.path} is {width}x{height}, of which the test pipeline makes nothing: {error}'
+                f'{frame.medium.path} of {width}x{height} pixels is no input for the test pipeline: {error}'
             ) from error
 
     def can_batch(self, prepared: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Whether the model takes two frames at once: mmseg pads none to the size of the other."""
-        is_same: bool = self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape
-        return is_same
+        """Return whether two frames fit into a batch: mmdet pads frames to one size, mmseg does not."""
+        return bool(self.scope == 'mmdet' or prepared['inputs'].shape == other['inputs'].shape)
 
     @torch.no_grad()
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
-        """What the model sees on each of a batch of frames."""
+        """Return the predictions for each frame of a batch."""
         precision = mixed_precision(self.model) if self.amp else nullcontext()
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope), precision:
             samples: list[BaseDataElement] = self.model.test_step(pseudo_collate(prepared))
             return samples
 
     def scores(self, prepared: dict[str, Any]) -> NDArray[Any]:
-        """A segmentor's scores of a frame, whose largest is the class of a pixel: (K, H, W) float32."""
+        """Return a segmentor's scores of a frame, (K, H, W) float32. The largest score decides the class."""
         (sample,) = self.predict([prepared])
         return with_background(sample.seg_logits.data.float().cpu().numpy(), self.threshold)
 
     @property
     def threshold(self) -> Optional[float]:
-        """That of a segmentor with one score, above which a pixel is of the second class."""
+        """Return the score from which a pixel has the second class, for a segmentor with a single score."""
         return getattr(getattr(self.model, 'decode_head', None), 'threshold', None)
 
-    def seen_size(self, size: Size) -> Size:
-        """The height and width that the model sees a frame of `size` at, before it is padded to a multiple."""
-        frame = Frame(Medium(Path('made'), 'made', False), 0, np.zeros((*size, 3), np.uint8), size)
+    def input_size(self, size: Size) -> Size:
+        """Return height and width of the model's input for a frame of `size`, before padding to a multiple."""
+        frame = Frame(Medium(Path('zeros'), 'zeros', False), 0, np.zeros((*size, 3), np.uint8), size)
         height, width = self.prepare(frame)['inputs'].shape[-2:]
         return height, width
 
     @property
     def period(self) -> int:
-        """By how many pixels a picture may be cut off so that the backbone's windows lie as before: the least common
-        multiple of its windows' sides in pixels; 32 for other backbones than this package's."""
+        """Return the least common multiple of the windows' sides in pixels; 32 for a backbone of another package.
+
+        A shift by a multiple of the period moves all windows with the picture.
+        """
         try:
             windows = find_backbone(self.model).window_size
         except ValueError:
@@ -162,7 +163,7 @@ class Predictor:
 
     @property
     def identity(self) -> str:
-        """A digest of what the predictions depend on: weights, config of the model, and test pipeline."""
+        """Return a digest of weights, config of the model, and test pipeline."""
         digest = hashlib.sha256(self._described.encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f'{name} {tensor.dtype} {tuple(tensor.shape)}'.encode())
@@ -170,7 +171,7 @@ class Predictor:
         return digest.hexdigest()
 
     def draw(self, frame: Frame, sample: BaseDataElement, score_thr: float) -> NDArray[Any]:
-        """The frame with its predictions on it, (H, W, 3) uint8 BGR."""
+        """Return the frame with its predictions drawn, (H, W, 3) uint8 BGR."""
         more = dict(pred_score_thr=score_thr) if self.scope == 'mmdet' else {}
         pixels = cv2.cvtColor(frame.pixels, cv2.COLOR_BGR2RGB)
         with _one_at_a_time:
@@ -183,19 +184,19 @@ class Predictor:
 
 
 class Results:
-    """Writes predictions as `outputs`, and counts them; all but the overlays in the pixels of the picture itself.
+    """Writer of predictions. Positions are pixels of the original picture; overlays may be reduced.
 
-        overlays/NAME.jpg    each picture with its predictions drawn, NAME.mp4 for a video
+        overlays/NAME.jpg    each picture with its predictions drawn; NAME.mp4 for a video
         results.json         of a detector: COCO results, (image_id, category_id, bbox, score, segmentation); of a
                              classifier: (file_name, class, score) of each picture, with the five best classes
-        images.json          the images and categories that the ids in results.json stand for, in COCO's format
-        labels/NAME.png      of a segmentor, and of a panoptic head: the class of each pixel, numbered from 0, with the
-                             classes' colours as the palette; of more than 256 classes in 16 bits of grey
+        images.json          images and categories of the ids in results.json, in COCO's format
+        labels/NAME.png      of a segmentor or panoptic head: the class of each pixel, numbered from 0, with a palette
+                             of the classes' colours; for more than 256 classes 16 bits of grey
 
     Args:
-        outputs: their folder is made if it is not there.
-        predictor: whose predictions these are.
-        score_thr: objects below are neither drawn nor written.
+        outputs: owner of the folder.
+        predictor: source of the predictions.
+        score_thr: lowest score of a drawn and written object.
     """
 
     def __init__(self, outputs: Outputs, predictor: Predictor, score_thr: float):
@@ -208,11 +209,7 @@ class Results:
         self.video: Optional[tuple[Medium, VideoWriter]] = None
 
     def check(self, media: Sequence[Medium]) -> None:
-        """See that what will be made of media may be written.
-
-        Raises:
-            FileExistsError: if not, naming the first.
-        """
+        """Raise FileExistsError if a result would replace a file of the user."""
         for medium in media:
             self.outputs.check(self._path('overlays', medium.name, '.mp4' if medium.is_video else '.jpg'))
             if self.predictor.scope == 'mmseg' and not medium.is_video:
@@ -220,10 +217,10 @@ class Results:
         self.outputs.check(*self._tables())
 
     def add(self, frame: Frame, sample: BaseDataElement) -> None:
-        """Write one frame's predictions.
+        """Write the predictions of a frame.
 
         Raises:
-            OSError: if they cannot be written.
+            OSError: if the disk is full.
         """
         overlay = self.predictor.draw(frame, sample, self.score_thr)
         height, width = frame.size
@@ -245,7 +242,7 @@ class Results:
     def data_of(
         self, frame: Frame, sample: BaseDataElement, image_id: int
     ) -> tuple[list[dict[str, Any]], Optional[bytes]]:
-        """One frame's predictions as data: what results.json has of it, and the PNG of its labels, if it has any."""
+        """Return the entries of a frame for results.json, and its labels as a PNG, or None."""
         objects: list[dict[str, Any]] = []
         labels_png = None
         if 'pred_instances' in sample:
@@ -264,13 +261,13 @@ class Results:
         return objects, labels_png
 
     def close(self) -> None:
-        """Write what is about all frames together."""
+        """Finish the video and write the JSON files."""
         self._close_video()
         for path, data in self._tables().items():
             self.outputs.write(path, json.dumps(data).encode())
 
     def _tables(self) -> dict[Path, Any]:
-        """The files about all frames together, and what they hold."""
+        """Return the contents of the JSON files, by path."""
         folder = self.outputs.folder
         tables: dict[Path, Any] = {}
         if self.predictor.scope == 'mmdet':
@@ -288,20 +285,20 @@ class Results:
         return dict(file_name=file_name, **top[0], top=top)
 
     def _coco_objects(self, instances: Any, image_id: int, frame: Frame) -> Iterator[dict[str, Any]]:
-        (height, width), seen = frame.size, frame.pixels.shape
-        scale = np.array([width / seen[1], height / seen[0]] * 2)
+        height, width = frame.size
+        scale = np.array([width / frame.pixels.shape[1], height / frame.pixels.shape[0]] * 2)
         for index in np.flatnonzero(instances.scores >= self.score_thr):
-            found: dict[str, Any] = dict(
+            result: dict[str, Any] = dict(
                 image_id=image_id,
                 category_id=self.category_ids[int(instances.labels[index])],
                 score=float(instances.scores[index]),
             )
             if 'bboxes' in instances:
                 x1, y1, x2, y2 = map(float, instances.bboxes[index] * scale)
-                found['bbox'] = [x1, y1, x2 - x1, y2 - y1]
+                result['bbox'] = [x1, y1, x2 - x1, y2 - y1]
             if 'masks' in instances:
-                found['segmentation'] = _encode(_enlarge(instances.masks[index].astype(np.uint8), frame.size))
-            yield found
+                result['segmentation'] = _encode(_enlarge(instances.masks[index].astype(np.uint8), frame.size))
+            yield result
 
     def _path(self, folder: str, name: str, suffix: str) -> Path:
         return self.outputs.folder / folder / (name + suffix)
@@ -313,48 +310,47 @@ class Results:
 
 
 def file_name_of(frame: Frame) -> str:
-    """What results call a frame."""
+    """Return the name of a frame in the results."""
     return str(frame.medium.path) + (f'#{frame.number}' if frame.medium.is_video else '')
 
 
 def with_background(scores_KHW: NDArray[Any], threshold: Optional[float]) -> NDArray[Any]:
-    """Scores of which the largest is the class, also of a segmentor with one score, which is a probability.
+    """Return scores whose largest decides the class. A single score, a probability, gets the threshold beside it.
 
     Raises:
-        ValueError: if there is one score, and no threshold to compare it with.
+        ValueError: if there is a single score and no threshold.
     """
     if len(scores_KHW) > 1:
         return scores_KHW
     if threshold is None:
-        raise ValueError('the model gives one score a pixel, and no threshold to compare it with')
+        raise ValueError('a model with a single score for each pixel must have a threshold, got None')
     return np.concatenate([np.full_like(scores_KHW, threshold), scores_KHW])
 
 
 def _pipeline_of_pixels(pipeline: Sequence[dict[str, Any]], scope: str) -> list[dict[str, Any]]:
-    """A test pipeline that starts from pixels, and asks for no annotations."""
-    loader = [dict(type=f'{scope}.LoadImageFromNDArray')] if scope != 'mmpretrain' else []  # which has none
-    kept = [dict(step) for step in pipeline if 'Annotations' not in step['type']]
-    return [*loader, *(step for step in kept if not step['type'].startswith('LoadImage'))]
+    """Return the test pipeline for pixels in place of files, without annotations."""
+    loader = [dict(type=f'{scope}.LoadImageFromNDArray')] if scope != 'mmpretrain' else []  # mmpretrain has none
+    return [*loader, *(dict(step) for step in pipeline if not re.match('LoadImage|.*Annotations', step['type']))]
 
 
 def _dataset_meta(loaded: dict[str, Any], checkpoint: str, cfg: Config) -> dict[str, Any]:
-    """Classes and colours: of the checkpoint, else of the config's data set."""
+    """Return classes and colours of the checkpoint or, without them, of the config's data set."""
     meta = dataset_meta_of(loaded)
     if 'classes' not in meta:
         dataset = cfg.test_dataloader.dataset
         with DATASETS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-            published = registry.get(dataset.type)
-        meta = dict(getattr(published, 'METAINFO', {}), **dataset.get('metainfo', {}))
+            cls = registry.get(dataset.type)
+        meta = dict(getattr(cls, 'METAINFO', {}), **dataset.get('metainfo', {}))
     if 'classes' not in meta:
-        raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo says what the classes are')
+        raise ValueError('neither the checkpoint nor test_dataloader.dataset.metainfo has the classes')
     if not meta.get('palette'):
         meta['palette'] = distinct_colours(len(meta['classes']))
-    meta['palette'] = [tuple(colour) for colour in meta['palette']]  # mmdet draws no lists
+    meta['palette'] = [tuple(colour) for colour in meta['palette']]  # mmdet cannot draw lists
     return meta
 
 
 def category_ids_of(classes: Sequence[str]) -> list[int]:
-    """COCO's own ids for COCO's classes; from 1 for any others."""
+    """Return the official ids of COCO's classes, or for other classes the numbers from 1."""
     from mmdet.datasets import CocoDataset
 
     if tuple(classes) == tuple(CocoDataset.METAINFO['classes']):
@@ -370,15 +366,13 @@ def _encode(mask: NDArray[Any]) -> dict[str, Any]:
 
 
 def _enlarge(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
-    """Classes or a mask, (H, W) uint8 or uint16, at another height and width."""
+    """Return classes or a mask, (H, W) uint8 or uint16, resized to `size`."""
     return values if values.shape == size else cv2.resize(values, size[::-1], interpolation=cv2.INTER_NEAREST)
 
 
 def _encode_labels(labels: NDArray[Any], palette: Sequence[Sequence[int]]) -> bytes:
-    """Classes as a PNG with a palette of RGB colours, which viewers show; Pillow reads classes, OpenCV the colours.
-
-    Those of 16 bits are grey."""
-    # All 256 colours: Pillow writes fewer bits a pixel for a short palette, and changes values that are beyond it.
+    """Return classes as a PNG with a palette of RGB colours, or in 16 bits of grey."""
+    # For a short palette Pillow writes fewer bits a pixel, and changes values beyond the palette.
     colours = np.zeros((COLOURS, 3), np.uint8)
     colours[: len(palette)] = palette[:COLOURS]
     image = Image.fromarray(labels)

@@ -1,4 +1,4 @@
-"""What a test writes by the toolboxes' own code: pictures, label maps, predictions."""
+"""Files that the toolboxes write during a test: pictures, label maps, predictions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from ..errors import DataError
 
 @contextmanager
 def written_by_others(outputs: Outputs) -> Iterator[Path]:
-    """A folder for a toolbox to write to; what it wrote gets its place below the folder of `outputs` when this ends.
+    """Yield a temporary folder for a toolbox, and move its files to the folder of `outputs` at the end.
 
     Raises:
         OSError: see `Outputs.write_by`.
@@ -31,10 +31,10 @@ def written_by_others(outputs: Outputs) -> Iterator[Path]:
 
 
 def own_folder(folder: Path, overwrite: bool) -> Outputs:
-    """The outputs below a folder that is new or empty, or has nothing else than what the tools wrote.
+    """Return the outputs below a folder.
 
     Raises:
-        FileExistsError: if it has, and `overwrite` does not allow to replace it.
+        FileExistsError: if the folder has a file of the user, unless `overwrite` is set.
     """
     outputs = Outputs(folder, overwrite=overwrite)
     for path in sorted(folder.rglob('*')):
@@ -45,15 +45,15 @@ def own_folder(folder: Path, overwrite: bool) -> Outputs:
 
 
 class OneFileEachHook(Hook):
-    """Before a test: see that no two pictures are written to one file, and none over a picture of the data set.
+    """Before a test, check that pictures of the data set have different names and are not overwritten.
 
     Args:
-        outputs: of the files.
-        suffix: of them, in the place of the picture's own; None: they have the name of the picture.
+        outputs: owner of the files.
+        suffix: of the files; '': as the picture.
 
     Raises:
-        DataError: if two would be.
-        FileExistsError: if one would be written over a file that may not be replaced.
+        DataError: if the results of two pictures have one name.
+        FileExistsError: if a result would replace a file of the user.
     """
 
     def __init__(self, outputs: Outputs, suffix: str = ''):
@@ -61,13 +61,13 @@ class OneFileEachHook(Hook):
 
     def before_test(self, runner: Runner) -> None:
         dataset = runner.test_loop.dataloader.dataset
-        found: dict[str, str] = {}
+        pictures: dict[str, str] = {}
         for index in range(len(dataset)):
             item = dataset.get_data_info(index)
             picture = Path(item['img_path'])
             name = picture.stem + self.suffix if self.suffix else picture.name
-            other = found.setdefault(name.casefold(), str(picture))
+            other = pictures.setdefault(name.casefold(), str(picture))
             if other != str(picture):
                 raise DataError(f'{other} and {picture} would be written to one file, {self.outputs.folder / name}')
             self.outputs.protect(*(item[key] for key in ('img_path', 'seg_map_path') if item.get(key)))
-        self.outputs.check(*(self.outputs.folder / name for name in found))
+        self.outputs.check(*(self.outputs.folder / name for name in pictures))

@@ -30,7 +30,7 @@ class Oracle:
         self.seen += 1
         return dict(inputs=frame.pixels)
 
-    def seen_size(self, size):
+    def input_size(self, size):
         return size
 
 

@@ -36,10 +36,10 @@ from swin_backbone.openmmlab.data.annotations import (
     BAD_RLE,
     NO_MASK,
     SHORT_POLYGON,
-    _run_lengths,
     check_annotations,
     mask_fault,
     require_annotations,
+    run_lengths,
 )
 from swin_backbone.openmmlab.errors import DataError
 
@@ -299,7 +299,7 @@ def test_the_file_is_read_once_until_it_changes(data, monkeypatch):
     assert len(reads) == 2
 
 
-def test_run_lengths_are_those_that_pycocotools_wrote():
+def testrun_lengths_are_those_that_pycocotools_wrote():
     rng = np.random.default_rng(0)
     for number in range(200):
         height, width = rng.integers(1, 60, 2)
@@ -311,7 +311,7 @@ def test_run_lengths_are_those_that_pycocotools_wrote():
         changes = np.flatnonzero(np.diff(flat)) + 1
         runs = np.diff([0, *changes, len(flat)])
         expected = [0, *runs] if flat[0] else list(runs)
-        assert _run_lengths(encoded['counts']) == expected
+        assert run_lengths(encoded['counts']) == expected
         assert mask_fault(dict(encoded, counts=encoded['counts'].decode()), mask.shape) is None
         assert mask_fault(rle([int(run) for run in expected], mask.shape), mask.shape) is None
     assert mask_fault(rle([2**24, 2**24], (2**13, 2**12)), (2**13, 2**12)) is None
@@ -365,7 +365,7 @@ def random_mask(rng):
         return mask, size
     pixels = np.asfortranarray(np.random.default_rng(rng.randrange(2**32)).random(size) < rng.random(), np.uint8)
     encoded = coco_mask.encode(pixels)
-    counts = encoded['counts'].decode() if kind == 1 else _run_lengths(encoded['counts'])
+    counts = encoded['counts'].decode() if kind == 1 else run_lengths(encoded['counts'])
     if rng.random() < 0.5:
         place = rng.randrange(len(counts))
         new = rng.choice('0OPo~ \0' if kind == 1 else odd)

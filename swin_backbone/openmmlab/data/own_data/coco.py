@@ -199,7 +199,7 @@ def _rename_pictures(folder: DataFolder, path: Path, data: dict[str, Any]) -> No
         picture = match_name(unquote(image['file_name']), tails)
         if picture is None:
             raise DataError(
-                f'{path} names {len(data["images"])} pictures, as {image["file_name"]!r}, and below {folder.root} there '
-                f'is no picture of this name, or several: it has pictures in {list_folders(folder.pictures)}'
+                f'{path} names {len(data["images"])} pictures, as {image["file_name"]!r}, and below {folder.root} '
+                f'is no picture of this name, or several; there are pictures in {list_folders(folder.pictures)}'
             )
         image['file_name'] = picture.as_posix()

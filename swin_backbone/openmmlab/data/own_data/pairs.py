@@ -144,4 +144,4 @@ def _common_name(pair: Pair) -> tuple[str, ...]:
 
 
 def _folder_before(path: Path, name: Sequence[str]) -> str:
-    return '/'.join(path.parent.parts[: len(path.parent.parts) - (len(name) - 1)]) or '.'
+    return Path(*path.parent.parts[: len(path.parent.parts) - (len(name) - 1)]).as_posix()

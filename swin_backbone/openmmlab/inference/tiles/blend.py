@@ -1,4 +1,4 @@
-"""The scores of overlapping tiles as one map, in memory that depends on the tile alone.
+"""Blend the scores of overlapping tiles into one map, in memory that depends on the tile alone.
 
 Layout: K classes, H height, W width.
 """
@@ -12,33 +12,33 @@ from .grid import Grid
 
 
 class Blender:
-    """Adds up the weighted scores of tiles, which come row by row, and gives each cell once nothing is added to it.
+    """Sum the weighted scores of tiles, which come row by row, and return each cell once it is finished.
 
-    What a tile leaves to the tile on its right is kept in memory, and what it leaves to the row below in a file: as one
-    may begin anywhere, after the `warm_up` tiles before, so runs that begin at different tiles give the same bits.
+    Sums for the tile to the right stay in memory, and sums for the row below in a file. A run that begins at any tile,
+    after the `warm_up` tiles, gives the same bits.
 
     Args:
-        scratch: a file for what the row below needs, columns * (classes + 1) * overlap * tile * 4 bytes.
+        scratch: file of columns * (classes + 1) * overlap * tile * 4 bytes.
     """
 
     def __init__(self, grid: Grid, classes: int, scratch: IO[bytes]):
         self.grid, self.classes, self.scratch = grid, classes, scratch
         self.right: Optional[NDArray[Any]] = None
-        self.below: set[int] = set()  # columns of which the file has what the row below needs
+        self.below: set[int] = set()  # columns with sums in the file
 
     @staticmethod
     def warm_up(grid: Grid, first: int) -> int:
-        """The tile to begin with, so that the cells from `first` on are whole: those above, and the one to the left."""
+        """Return the tile to begin with: the cell of the tile `first` needs the tiles above and to the left."""
         return max(0, first - grid.columns - 1) if grid.overlap else first
 
     def add(self, index: int, scores_KHW: Optional[NDArray[Any]]) -> Optional[tuple[NDArray[Any], NDArray[Any]]]:
         """Add a tile.
 
         Args:
-            scores_KHW: of the tile's window, float32; None: of a tile that was skipped.
+            scores_KHW: of the tile's window, float32; None for a skipped tile.
 
         Returns:
-            The sums of its cell (K, H, W), and where there are any (H, W) bool. None: there are none.
+            The sums of the tile's cell (K, H, W), and the pixels with scores (H, W) bool. None: no pixel has scores.
         """
         grid, (row, column) = self.grid, self.grid.place(index)
         if not column:
@@ -47,7 +47,7 @@ class Blender:
             return None
         cell, window, overlap, step = grid.cell(index), grid.window(index), grid.overlap, grid.step
         weights_HW = np.outer(grid.vertical.weights(row), grid.horizontal.weights(column))
-        sums = np.zeros((self.classes + 1, *weights_HW.shape), np.float32)  # the last: of the weights
+        sums = np.zeros((self.classes + 1, *weights_HW.shape), np.float32)  # the last plane: sums of the weights
         if scores_KHW is not None:
             inside_KHW = scores_KHW[:, cell.top - window.top :, cell.left - window.left :]
             np.multiply(inside_KHW, weights_HW, out=sums[:-1])

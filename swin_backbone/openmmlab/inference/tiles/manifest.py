@@ -1,12 +1,11 @@
-"""What is finished of a picture's tiles, so that a run that was killed goes on where it was, and shards come together.
+"""Finished tiles of a picture on disk: a killed run continues, and the shards of several processes are merged.
 
-Each shard has two files that only grow:
+Each shard has two growing files:
 
-    I-of-N.jsonl    the settings, then a line for each finished tile: the lengths and checksums of what it made
-    I-of-N.blocks   what the tiles made, one behind the other
+    I-of-N.jsonl    the settings, then a line for each finished tile: lengths and checksums of the tile's blocks
+    I-of-N.blocks   the blocks of the tiles, one after another
 
-Tiles are finished in their order. What is behind the last line, or a line that is not whole, is of a tile that was not
-finished, and is cut off when the shard goes on.
+Tiles are finished in order. Bytes behind the last whole line are of an unfinished tile. A resumed run cuts them off.
 """
 
 import json
@@ -23,23 +22,18 @@ from filelock import FileLock, Timeout
 from ....whole_files import write_whole
 from .grid import Grid
 
-EVERY = 1.0  # seconds: what finished since is put on the disk together, and is done again if it was not
+EVERY = 1.0  # seconds between writes to the disk; a kill loses the tiles since the last
 
 
 class Block(NamedTuple):
-    """Something that a tile made.
-
-    Attributes:
-        number: among those of all tiles.
-        data: its bytes.
-    """
+    """A part of the results: number in the picture, and bytes."""
 
     number: int
     data: bytes
 
 
 class Done(NamedTuple):
-    """A finished tile: its number, whether it was skipped as blank, and of each block number, offset, length, CRC."""
+    """A finished tile: number, skipped as blank or not, and number, offset, length and CRC of each block."""
 
     tile: int
     blank: bool
@@ -47,17 +41,17 @@ class Done(NamedTuple):
 
 
 class Part:
-    """The finished tiles of one shard. A context: while it lasts, no other process has the shard.
+    """The finished tiles of a shard. As a context, it locks the shard against other processes.
 
     Args:
         folder: of the shards of one picture.
-        shard: its number from 0, and how many there are.
-        tiles: those of the shard.
-        settings: whatever the results depend on.
+        shard: number from 0, and number of shards.
+        tiles: of the shard.
+        settings: everything that the results depend on.
 
     Attributes:
-        done: the tiles that are finished.
-        blanks: how many of them were blank.
+        done: number of finished tiles.
+        blanks: number of blank tiles among them.
     """
 
     def __init__(self, folder: Path, shard: tuple[int, int], tiles: range, settings: Mapping[str, Any]):
@@ -89,11 +83,11 @@ class Part:
             self.lock.release()
 
     def begin(self, resume: bool, overwrite: bool) -> None:
-        """Go on after the last finished tile, or begin.
+        """Open the files, and continue after the last finished tile if `resume` is set.
 
         Raises:
-            ValueError: if there is a manifest of another model or other settings, or one that may not be continued; or
-                files that are none.
+            ValueError: if there are finished tiles of another model or other settings, or `resume` and `overwrite` are
+                not set, or a file is no manifest.
         """
         end = 0
         if self.lines_path.exists() and not overwrite:
@@ -107,7 +101,7 @@ class Part:
         elif self.blocks_path.exists() and self.blocks_path.stat().st_size and not overwrite:
             raise ValueError(f'{self.blocks_path} is there, without {self.lines_path.name}: move it away')
         if not end:
-            self.blocks_path.write_bytes(b'')  # first: lines without blocks are of what was merged
+            self.blocks_path.write_bytes(b'')  # before the lines: lines without blocks mean a merged picture
             write_whole(self.lines_path, _line(dict(settings=self.settings)))
             end = self.lines_path.stat().st_size
         os.truncate(self.lines_path, end)
@@ -116,17 +110,17 @@ class Part:
         self._blocks = self._files.enter_context(self.blocks_path.open('ab'))
 
     def is_merged(self) -> bool:
-        """Whether what the tiles made was merged, and deleted then."""
+        """Return whether the blocks were merged into the results, and deleted."""
         return self.lines_path.exists() and not self.blocks_path.exists()
 
     def add(self, blocks: Sequence[Block], blank: bool = False) -> None:
         """Finish the next tile.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if the disk is full.
         """
-        made = [[block.number, len(block.data), zlib.crc32(block.data)] for block in blocks]
-        self._pending.append(_line(dict(tile=self.tiles[self.done], blank=blank, blocks=made)))
+        sums = [[block.number, len(block.data), zlib.crc32(block.data)] for block in blocks]
+        self._pending.append(_line(dict(tile=self.tiles[self.done], blank=blank, blocks=sums)))
         self._write(self._blocks, self.blocks_path, b''.join(block.data for block in blocks))
         self.done += 1
         self.blanks += blank
@@ -134,7 +128,7 @@ class Part:
             self.save()
 
     def save(self) -> None:
-        """Put what is finished on the disk: what tiles made before the lines that say so."""
+        """Write the finished tiles to the disk: first the blocks, then the lines."""
         if self._pending:
             self._write(self._blocks, self.blocks_path, b'', flush=True)
             self._write(self._lines, self.lines_path, b''.join(self._pending), flush=True)
@@ -153,100 +147,97 @@ class Part:
             raise
 
     def require_same(self) -> None:
-        """See that the manifest is of the same model and settings.
-
-        Raises:
-            ValueError: if not, naming what differs, or if it is no manifest.
-        """
+        """Raise ValueError if the manifest has other settings, with the difference, or is no manifest."""
         try:
             with open(self.lines_path, 'rb') as file:
-                found = json.loads(file.readline())['settings']
-            differ = [key for key in {**self.settings, **found} if found.get(key) != self.settings.get(key)]
+                settings = json.loads(file.readline())['settings']
+            keys = [key for key in {**self.settings, **settings} if settings.get(key) != self.settings.get(key)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f'{self.lines_path} is no manifest of tiles: move it away ({error!r})') from error
-        if differ:
-            said = ', '.join(f'{key} {_short(found.get(key))}, not {_short(self.settings.get(key))}' for key in differ)
+        if keys:
+            difference = ', '.join(
+                f'{key} {settings.get(key)!s:.12}, not {self.settings.get(key)!s:.12}' for key in keys
+            )
             raise ValueError(
-                f'{self.lines_path} was begun with {said}: take the same or another --out-dir, or begin again by '
+                f'{self.lines_path} was begun with {difference}: take the same or another --out-dir, or begin again by '
                 '--overwrite'
             )
 
     def records(self) -> Iterator[Done]:
-        """The finished tiles, in their order."""
+        """Yield the finished tiles, in order."""
         for done, _ in self._lines_and_ends():
             yield done
 
     def _lines_and_ends(self) -> Iterator[tuple[Done, int]]:
-        """Each finished tile, and where its line ends."""
+        """Yield each finished tile, and the end of its line."""
         offset = 0
         with open(self.lines_path, 'rb') as file:
             end = len(file.readline())
             for tile, line in zip(self.tiles, file):
                 try:
-                    found = json.loads(line)
+                    entry = json.loads(line)
                     blocks = []
-                    for number, length, crc in found['blocks']:
+                    for number, length, crc in entry['blocks']:
                         blocks.append((number, offset, length, crc))
                         offset += length
-                    is_next = line.endswith(b'\n') and found['tile'] == tile
+                    is_next = line.endswith(b'\n') and entry['tile'] == tile
                 except (ValueError, KeyError, TypeError):
                     return
                 if not is_next:
                     return
                 end += len(line)
-                yield Done(tile, bool(found['blank']), blocks), end
+                yield Done(tile, bool(entry['blank']), blocks), end
 
     def _skim(self) -> int:
-        """Count the finished tiles of which the blocks are there and right; give where the line of the last ends."""
+        """Count the finished tiles with undamaged blocks, and return the end of the last tile's line."""
         if not self.blocks_path.exists():
             return 0
         with open(self.lines_path, 'rb') as file:
             end = len(file.readline())
-        stored = self.blocks_path.stat().st_size
         with open(self.blocks_path, 'rb') as file:
             for done, line_end in self._lines_and_ends():
-                length = sum(block[2] for block in done.blocks)
-                if self._length + length > stored:
+                blocks = [(file.read(length), length, crc) for _, _, length, crc in done.blocks]
+                if any(len(data) < length or zlib.crc32(data) != crc for data, length, crc in blocks):
                     break
-                if any(zlib.crc32(file.read(size)) != crc for _, _, size, crc in done.blocks):
-                    break
-                self.done, self.blanks, self._length = self.done + 1, self.blanks + done.blank, self._length + length
+                self.done, self.blanks = self.done + 1, self.blanks + done.blank
+                self._length += sum(length for _, length, _ in blocks)
                 end = line_end
         return end
 
 
 def parts_of(folder: Path, grid: Grid, settings: Mapping[str, Any]) -> list[Part]:
-    """All shards of a picture, each of which must be whole.
+    """Return all shards of a picture.
 
     Raises:
-        ValueError: if one is missing or not finished, or is of another model or other settings.
+        ValueError: if a shard is missing or unfinished, or of another model or other settings.
     """
     names = sorted(path.stem for path in folder.glob('*-of-*.jsonl'))
-    numbers = {int(name.rpartition('-')[2]) for name in names if name.rpartition('-')[2].isdigit()}
-    if len(numbers) != 1:
-        found = ', '.join(names) or 'none'
-        raise ValueError(f'{folder} must have the shards of one division to be merged, got {found}')
-    (of,) = numbers
+    counts = {int(name.rpartition('-')[2]) for name in names if name.rpartition('-')[2].isdigit()}
+    if len(counts) != 1:
+        raise ValueError(
+            f'{folder} must have the shards of one division to be merged, got {", ".join(names) or "none"}'
+        )
+    (count,) = counts
     parts = []
-    for number in range(of):
-        part = Part(folder, (number, of), grid.shard(number, of), settings)
+    for number in range(count):
+        part = Part(folder, (number, count), grid.shard(number, count), settings)
         if not part.lines_path.exists():
-            raise ValueError(f'{part.lines_path} is missing: run --shard {number}/{of}')
+            raise ValueError(f'{part.lines_path} is missing: run --shard {number}/{count}')
         part.require_same()
         finished = sum(1 for _ in part.records())
         if finished < len(part.tiles) or not part.blocks_path.exists():
             raise ValueError(
-                f'{part.lines_path} has {finished} of {len(part.tiles)} tiles: run --shard {number}/{of} --resume'
+                f'{part.lines_path} has {finished} of {len(part.tiles)} tiles: run --shard {number}/{count} --resume'
             )
         parts.append(part)
     return parts
 
 
 def read_block(file: IO[bytes], offset: int, length: int, crc: int) -> bytes:
-    """A block of a shard.
+    """Return a block of a shard.
 
     Raises:
-        OSError: if it is not what the tile made.
+        OSError: if the block is damaged.
     """
     file.seek(offset)
     data = file.read(length)
@@ -257,7 +248,3 @@ def read_block(file: IO[bytes], offset: int, length: int, crc: int) -> bytes:
 
 def _line(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, separators=(',', ':')).encode() + b'\n'
-
-
-def _short(value: Any) -> str:
-    return str(value)[:12]

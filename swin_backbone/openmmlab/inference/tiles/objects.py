@@ -1,7 +1,7 @@
-"""The objects of a large picture from those of its tiles: each once, and whole where it lies across a seam.
+"""Objects of a large picture, merged from the objects of its tiles: no doubles, and no cuts at seams.
 
-A mask is a set of runs, (m, 2) int64: in the picture's pixels column by column, as in COCO's RLE, begin and end of each
-piece of a column, sorted. So a mask takes as much memory as it has outline, whatever the size of the picture.
+A mask is a list of runs, (m, 2) int64, sorted. A run is a piece of a column. Its begin and end count pixels column by
+column, as COCO's RLE does. The memory of a mask depends on the outline, not on the size of the picture.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,16 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....windows.grid import Size
+from ...data.annotations import run_lengths
 from .grid import Grid, Window
 
-MARGIN = 8  # pixels: an object that ends closer to the cut of its tile may go on beyond it
-TWINS = 0.5  # IoU of what two tiles both see of an object
+MARGIN = 8  # pixels: a tile cuts an object that ends closer to the border of the tile
+TWINS = 0.5  # IoU of twins within the overlap of their tiles
+LONGEST = 12  # characters of a run length of an RLE: 60 bits
+
+Box = tuple[float, float, float, float]  # x1, y1, x2, y2
+Key = tuple[int, int]  # number of a tile, and of an object in the tile
 
 
 class Object(NamedTuple):
-    """An object: its box (x1, y1, x2, y2) in the picture's pixels, its mask's runs, if any, whether its tile cut it."""
+    """An object in the pixels of the picture: box, score, class, runs of the mask, and whether the tile cuts it."""
 
-    box: tuple[float, float, float, float]
+    box: Box
     score: float
     label: int
     runs: Optional[NDArray[Any]]
@@ -28,7 +33,7 @@ class Object(NamedTuple):
 
 
 def runs_of(mask_HW: NDArray[Any], window: Window, height: int) -> NDArray[Any]:
-    """The runs of a mask that covers a window of a picture of so many rows."""
+    """Return the runs of a mask of a window, in a picture of `height` rows."""
     columns_WH = np.pad(mask_HW.T.astype(np.int8), ((0, 0), (1, 1)))
     steps = np.diff(columns_WH, axis=1)
     (x, begin), (_, end) = np.nonzero(steps == 1), np.nonzero(steps == -1)
@@ -37,18 +42,18 @@ def runs_of(mask_HW: NDArray[Any], window: Window, height: int) -> NDArray[Any]:
 
 
 def clip_runs(runs: NDArray[Any], window: Window, height: int) -> NDArray[Any]:
-    """What of a mask is in a window."""
+    """Return the parts of runs inside a window."""
     column = runs[:, 0] // height
     inside = (column >= window.left) & (column < window.right)
     first = column[inside] * height
     begin = np.maximum(runs[inside, 0], first + window.top)
     end = np.minimum(runs[inside, 1], first + window.bottom)
-    cut: NDArray[Any] = np.stack([begin, end], 1)[begin < end]
-    return cut
+    clipped: NDArray[Any] = np.stack([begin, end], 1)[begin < end]
+    return clipped
 
 
 def unite_runs(masks: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The union of masks."""
+    """Return the runs of the union of masks."""
     runs: NDArray[Any] = np.concatenate(masks)
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
     if not len(runs):
@@ -59,64 +64,48 @@ def unite_runs(masks: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def area_of(runs: NDArray[Any]) -> int:
+    """Return the number of pixels."""
     return int((runs[:, 1] - runs[:, 0]).sum())
 
 
 def rle_of(runs: NDArray[Any], size: Size) -> dict[str, Any]:
-    """COCO's compressed RLE of a mask in a picture of that height and width.
+    """Return COCO's compressed RLE of a mask, in a picture of `size` (height, width).
 
-    pycocotools makes the same of a dense mask; in a picture of more than 2 ** 32 pixels it can neither hold one nor
-    read this, and `crop_of_rle` can.
+    It equals the RLE of pycocotools, also for pictures of more than 2 ** 32 pixels, which pycocotools cannot hold.
     """
     bounds: NDArray[Any] = runs.ravel()
-    touch = np.flatnonzero(bounds[1:-1:2] == bounds[2::2]) * 2 + 1  # a column's end that is the next one's begin
-    bounds = np.delete(bounds, np.concatenate([touch, touch + 1])) if len(touch) else bounds
+    joints = np.flatnonzero(bounds[1:-1:2] == bounds[2::2]) * 2 + 1  # a run ends where the next column's run begins
+    bounds = np.delete(bounds, np.concatenate([joints, joints + 1])) if len(joints) else bounds
     total = size[0] * size[1]
     edges = [0, *bounds.tolist(), *([total] if not len(bounds) or bounds[-1] < total else [])]
     counts = [end - begin for begin, end in zip(edges, edges[1:])]
     text = bytearray()
     for index, count in enumerate(counts):
-        left = count - counts[index - 2] if index > 2 else count
+        rest = count - counts[index - 2] if index > 2 else count
         while True:
-            five, left = left & 31, left >> 5
-            more = left != -1 if five & 16 else left != 0
-            text.append((five | 32 if more else five) + 48)
-            if not more:
+            five, rest = rest & 31, rest >> 5
+            goes_on = rest != -1 if five & 16 else rest != 0
+            text.append((five | 32 if goes_on else five) + 48)
+            if not goes_on:
                 break
     return dict(size=list(size), counts=text.decode('ascii'))
 
 
 def runs_of_rle(segmentation: dict[str, Any]) -> NDArray[Any]:
-    """The runs of what `rle_of` or pycocotools wrote; one that goes over several columns stays one."""
-    counts: list[int] = []
-    value = shift = 0
-    for character in segmentation['counts'].encode('ascii'):
-        five = character - 48
-        value |= (five & 31) << shift
-        shift += 5
-        if not five & 32:
-            if five & 16:
-                value -= 1 << shift
-            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-            value = shift = 0
+    """Return the runs of a compressed RLE, each within one column."""
+    height, counts = segmentation['size'][0], run_lengths(segmentation['counts'], LONGEST)
+    if counts is None:
+        raise ValueError(f'segmentation takes a compressed RLE, got {segmentation!r:.80}')
     bounds = np.cumsum(counts, dtype=np.int64)
-    return np.stack([bounds[0 : len(bounds) - 1 : 2], bounds[1::2]], 1)
-
-
-def columns_of(runs: NDArray[Any], height: int) -> NDArray[Any]:
-    """Runs of one column each, from runs that may go over several."""
-    first, last = runs[:, 0] // height, (runs[:, 1] - 1) // height
-    which = np.repeat(np.arange(len(runs)), last - first + 1)
-    column = (
-        first[which]
-        + np.arange(len(which))
-        - np.repeat(np.cumsum(last - first + 1) - (last - first + 1), last - first + 1)
-    )
-    return np.stack([np.maximum(runs[which, 0], column * height), np.minimum(runs[which, 1], (column + 1) * height)], 1)
+    begin, end = bounds[: len(bounds) - 1 : 2], bounds[1::2]
+    first, columns = begin // height, (end - 1) // height - begin // height + 1
+    run = np.repeat(np.arange(len(begin)), columns)
+    column = first[run] + np.arange(len(run)) - np.repeat(np.cumsum(columns) - columns, columns)
+    return np.stack([np.maximum(begin[run], column * height), np.minimum(end[run], (column + 1) * height)], 1)
 
 
 def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any]:
-    """The part of a mask in a box, without the rest of the picture.
+    """Return the part of a mask inside a box, without decoding the rest.
 
     Args:
         segmentation: of a line of `objects/NAME.jsonl`.
@@ -127,65 +116,56 @@ def crop_of_rle(segmentation: dict[str, Any], box: Sequence[int]) -> NDArray[Any
     """
     x, y, width, height = box
     rows = segmentation['size'][0]
-    window = Window(y, x, y + height, x + width)
     mask = np.zeros((width, height), bool)
-    for begin, end in clip_runs(columns_of(runs_of_rle(segmentation), rows), window, rows).tolist():
+    for begin, end in clip_runs(runs_of_rle(segmentation), Window(y, x, y + height, x + width), rows).tolist():
         mask[begin // rows - x, begin % rows - y : (end - 1) % rows - y + 1] = True
     return mask.T
 
 
 def mark_cut(objects: Iterable[Object], grid: Grid, index: int) -> list[Object]:
-    """The objects of a tile that are its to report, each with whether the tile cuts it.
-
-    One that is cut, and lies whole in the window of a neighbour, is left to the neighbour, which sees more of it.
-    """
-    own = grid.cuts(index)
-    others = [grid.cuts(other) for other in grid.neighbours(index)]
-    kept = []
-    for one in objects:
-        is_cut = not _is_inside(one.box, own)
-        if not (is_cut and any(_is_inside(one.box, other) for other in others)):
-            kept.append(one._replace(is_cut=is_cut))
-    return kept
+    """Return the objects of a tile, with `is_cut`, except those that a neighbour sees whole and this tile cuts."""
+    window = grid.open_window(index)
+    neighbours = [grid.open_window(neighbour) for neighbour in grid.neighbours(index)]
+    marked = []
+    for item in objects:
+        is_cut = not _is_inside(item.box, window)
+        if not (is_cut and any(_is_inside(item.box, neighbour) for neighbour in neighbours)):
+            marked.append(item._replace(is_cut=is_cut))
+    return marked
 
 
-def _is_inside(box: Sequence[float], cuts: Window) -> bool:
+def _is_inside(box: Box, window: Window) -> bool:
     x1, y1, x2, y2 = box
-    return (
-        x1 >= cuts.left + MARGIN
-        and y1 >= cuts.top + MARGIN
-        and x2 <= cuts.right - MARGIN
-        and y2 <= cuts.bottom - MARGIN
-    )
+    is_inside_x = window.left + MARGIN <= x1 and x2 <= window.right - MARGIN
+    return is_inside_x and window.top + MARGIN <= y1 and y2 <= window.bottom - MARGIN
 
 
 class Merger:
-    """Finds twins among the objects of neighbouring tiles, which come row by row.
+    """Merge twins among the objects of neighbouring tiles. Tiles come row by row.
 
-    The grid of tiles is the index over space: a tile is compared with the four neighbours before it alone, and of their
-    objects with those that reach into what both tiles see. An object is given as soon as no tile to come can
-    have a part of it, so no more than the objects of two rows of tiles are kept, and those that go on.
+    A tile is compared with the four earlier neighbours, within the overlap. An object is finished once no later tile
+    can have a part of it. Memory holds the unfinished objects and those of two rows of tiles.
 
     Attributes:
-        compared: pairs of objects whose overlap was computed.
+        compared: number of compared pairs.
     """
 
     def __init__(self, grid: Grid):
         self.grid = grid
         self.compared = 0
-        self.objects: dict[tuple[int, int], Object] = {}  # by tile, and number in it
-        self.parent: dict[tuple[int, int], tuple[int, int]] = {}
-        self.tiles: dict[int, list[tuple[int, int]]] = {}
+        self.objects: dict[Key, Object] = {}
+        self.parent: dict[Key, Key] = {}  # trees of twins
+        self.tiles: dict[int, list[Key]] = {}
 
     def add(self, index: int, objects: Sequence[Object]) -> Iterator[Object]:
-        """Add the objects of the next tile; gives those that are finished by it."""
+        """Add the objects of the next tile, and yield the finished objects."""
         keys = [(index, number) for number in range(len(objects))]
         self.tiles[index] = keys
-        for key, one in zip(keys, objects):
-            self.objects[key], self.parent[key] = one, key
-        for other in self.grid.neighbours(index):
-            if other < index:
-                self._match(other, index)
+        self.objects.update(zip(keys, objects))
+        self.parent.update(zip(keys, keys))
+        for neighbour in self.grid.neighbours(index):
+            if neighbour < index:
+                self._match(neighbour, index)
         row, column = self.grid.place(index)
         if column == self.grid.columns - 1:
             for tile in range((row - 1) * self.grid.columns, row * self.grid.columns):
@@ -193,75 +173,74 @@ class Merger:
             yield from self._finish(index + 1 if row == self.grid.rows - 1 else row * self.grid.columns)
 
     def _match(self, before: int, index: int) -> None:
-        """Unite each object of a tile with its twin in a tile before it."""
+        """Unite the twins of two tiles, the most similar first."""
         a, b = self.grid.window(before), self.grid.window(index)
-        both = Window(*map(max, a[:2], b[:2]), *map(min, a[2:], b[2:]))
-        if min(both.size) <= 0:
+        overlap = Window(*map(max, a[:2], b[:2]), *map(min, a[2:], b[2:]))
+        if min(overlap.size) <= 0:
             return
-        left, right = (
-            [(key, seen) for key in self.tiles.get(tile, ()) if (seen := _box_in(self.objects[key].box, both))]
+        first, second = (
+            [(key, box) for key in self.tiles.get(tile, ()) if (box := _box_in(self.objects[key].box, overlap))]
             for tile in (before, index)
         )
-        found = []
-        for key, box in left:
-            for other, its in right:
-                if self.objects[key].label == self.objects[other].label and _overlap(box, its) > 0:
+        pairs = []
+        for key, box in first:
+            for key_2, box_2 in second:
+                if self.objects[key].label == self.objects[key_2].label and _common_area(box, box_2) > 0:
                     self.compared += 1
-                    found.append((-self._alike(key, other, box, its, both), key, other))
-        taken: set[tuple[int, int]] = set()
-        for alike, key, other in sorted(found):
-            if -alike >= TWINS and key not in taken and other not in taken:
-                taken.update((key, other))
-                first, second = sorted((self._root(key), self._root(other)))
-                self.parent[second] = first
+                    pairs.append((-self._similarity(key, key_2, box, box_2, overlap), key, key_2))
+        matched: set[Key] = set()
+        for negative, key, key_2 in sorted(pairs):
+            if -negative >= TWINS and matched.isdisjoint((key, key_2)):
+                matched.update((key, key_2))
+                root, child = sorted((self._root(key), self._root(key_2)))
+                self.parent[child] = root
 
-    def _alike(self, key: Any, other: Any, box: Any, its: Any, both: Window) -> float:
-        """IoU of what two tiles both see of two objects: of masks, or of boxes where there are none."""
-        height = self.grid.size[0]
-        masks = [one.runs for one in (self.objects[key], self.objects[other]) if one.runs is not None]
+    def _similarity(self, key: Key, key_2: Key, box: Box, box_2: Box, overlap: Window) -> float:
+        """Return the IoU of two objects within the overlap: of masks or, without masks, of boxes."""
+        masks = [item.runs for item in (self.objects[key], self.objects[key_2]) if item.runs is not None]
         if len(masks) < 2:
-            common = _overlap(box, its)
-            return common / (_overlap(box, box) + _overlap(its, its) - common)
-        seen = [clip_runs(runs, both, height) for runs in masks]
-        union = area_of(unite_runs(seen))
-        return (area_of(seen[0]) + area_of(seen[1]) - union) / union if union else 0.0
+            common = _common_area(box, box_2)
+            return common / (_common_area(box, box) + _common_area(box_2, box_2) - common)
+        masks = [clip_runs(runs, overlap, self.grid.size[0]) for runs in masks]
+        union = area_of(unite_runs(masks))
+        return (area_of(masks[0]) + area_of(masks[1]) - union) / union if union else 0.0
 
-    def _root(self, key: tuple[int, int]) -> tuple[int, int]:
+    def _root(self, key: Key) -> Key:
         while self.parent[key] != key:
             self.parent[key] = self.parent[self.parent[key]]
             key = self.parent[key]
         return key
 
-    def _finish(self, before: int) -> Iterator[Object]:
-        """Give the objects that have no part in a tile from `before` on."""
-        groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    def _finish(self, end: int) -> Iterator[Object]:
+        """Yield and forget the objects whose parts are all of tiles before `end`."""
+        groups: dict[Key, list[Key]] = {}
         for key in self.parent:
             groups.setdefault(self._root(key), []).append(key)
         for root in sorted(groups):
             keys = sorted(groups[root])
-            if keys[-1][0] < before:
-                yield _united([self.objects[key] for key in keys])
+            if keys[-1][0] < end:
+                yield _unite([self.objects[key] for key in keys])
                 for key in keys:
                     del self.objects[key], self.parent[key]
 
 
-def _united(twins: Sequence[Object]) -> Object:
-    """One object of its twins: the best that no tile cuts, else all of them together."""
-    whole = [one for one in twins if not one.is_cut]
-    best = max(whole or twins, key=lambda one: one.score)
+def _unite(twins: Sequence[Object]) -> Object:
+    """Return the best whole twin or, if every tile cuts the object, the union of the twins."""
+    whole = [item for item in twins if not item.is_cut]
+    best = max(whole or twins, key=lambda item: item.score)
     if whole or len(twins) == 1:
         return best
-    boxes = np.array([one.box for one in twins])
-    masks = [one.runs for one in twins if one.runs is not None]
+    boxes = np.array([item.box for item in twins])
+    masks = [item.runs for item in twins if item.runs is not None]
     (x1, y1), (x2, y2) = boxes[:, :2].min(0).tolist(), boxes[:, 2:].max(0).tolist()
     return best._replace(box=(x1, y1, x2, y2), runs=unite_runs(masks) if masks else None)
 
 
-def _box_in(box: Sequence[float], window: Window) -> Optional[tuple[float, float, float, float]]:
+def _box_in(box: Box, window: Window) -> Optional[Box]:
     x1, y1 = max(box[0], window.left), max(box[1], window.top)
     x2, y2 = min(box[2], window.right), min(box[3], window.bottom)
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
 
 
-def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
+def _common_area(a: Box, b: Box) -> float:
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))

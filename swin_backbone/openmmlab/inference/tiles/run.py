@@ -1,4 +1,4 @@
-"""A picture larger than memory, tile by tile."""
+"""Predict a picture larger than memory, tile by tile."""
 
 import json
 import tempfile
@@ -23,40 +23,41 @@ from .manifest import Block, Part, parts_of, read_block
 from .objects import Merger, Object, mark_cut, runs_of
 from .readers import digest_of, open_picture, require
 
-SMALLEST_OVERLAP = 32  # of a detector: an object that no tile sees whole is known again by what two see of it
+SMALLEST_OVERLAP = 32  # pixels, of a detector: the parts of a cut object are matched within the overlap
 
 
 class Progress(NamedTuple):
-    """How far the tiles of a run or shard are."""
+    """Numbers of tiles of a run or shard: finished, all, and skipped among the finished."""
 
     done: int
     total: int
-    blank: int  # of those done, the tiles that were skipped
+    blank: int
 
 
 class Finished(NamedTuple):
-    """What a run or shard did: how far it came, and the files that it wrote (of a shard none)."""
+    """Progress at the end of a run or shard, and the written files; a shard writes none."""
 
     progress: Progress
     files: list[Path]
 
 
 class TiledInference:
-    """A detector or segmentor, and a large picture.
+    """Inference of a detector or segmentor on a large picture.
 
     Args:
-        predictor: of a checkpoint or of an exported folder.
-        path: of the picture; see `open_picture` for what is read by which library.
-        out_dir: the results are `labels/NAME.tif` of a segmentor, `objects/NAME.jsonl`, `objects/NAME.images.json` and,
-            if the picture has coordinates, `objects/NAME.geojson` of a detector; `tiles/NAME/` is the manifest.
+        predictor: of a checkpoint or an exported folder.
+        path: of the picture; see `open_picture`.
+        out_dir: folder of the results. A segmentor writes `labels/NAME.tif`; a detector writes `objects/NAME.jsonl`,
+            `objects/NAME.images.json` and, for a picture with coordinates, `objects/NAME.geojson`. `tiles/NAME/` is
+            the manifest.
         tile: side of a tile, in pixels.
-        overlap: of neighbouring tiles, at most half a tile.
+        overlap: of neighbouring tiles, in pixels, at most half a tile.
         level: of a pyramid; 0 has all pixels.
-        skip_blank: skip tiles of one colour: no channel differs by more than this anywhere. None: none.
-        score_thr: objects below are left out.
+        skip_blank: skip tiles in which no channel varies by more than this number. None: skip no tile.
+        score_thr: lowest score of a written object.
 
     Attributes:
-        notes: sentences on what is not as one may think.
+        notes: sentences on reductions and on unaligned windows.
 
     Raises:
         OSError: if the picture cannot be read.
@@ -82,24 +83,24 @@ class TiledInference:
         self.segments = predictor.scope == 'mmseg'
         if not self.segments and overlap < SMALLEST_OVERLAP:
             raise ValueError(f'overlap takes at least {SMALLEST_OVERLAP} pixels for a detector, got {overlap}')
-        Grid((1, 1), tile, overlap)  # whether they are in range, before a file is opened
+        Grid((1, 1), tile, overlap)  # raises an error for a wrong argument, before a file is opened
         self.picture = open_picture(path, level)
         self.classes: list[str] = list(predictor.meta['classes'])
         if self.segments:
             require('tifffile', 'tifffile', Path('labels') / f'{self.path.stem}.tif')
         elif self.picture.coordinates:
             require('shapely', 'shapely', Path('objects') / f'{self.path.stem}.geojson')
-        seen, period = predictor.seen_size((tile, tile)), predictor.period
-        keeps_size = seen == (tile, tile)
+        height, width = predictor.input_size((tile, tile))
+        period, keeps_size = predictor.period, (height, width) == (tile, tile)
         self.grid = Grid(self.picture.size, tile, overlap, period if keeps_size else 1)
         self.skip_blank, self.score_thr = skip_blank, score_thr
         self.notes = [*self.picture.notes]
         if not keeps_size:
-            self.notes.append(f'the test pipeline shows tiles of {tile}x{tile} to the model as {seen[0]}x{seen[1]}')
+            self.notes.append(f'the test pipeline resizes tiles of {tile}x{tile} to {height}x{width}')
         elif self.grid.step % period and len(self.grid) > 1:
             self.notes.append(
-                f'tiles start every {self.grid.step} pixels, no multiple of {period}, by which the windows of the '
-                'backbone repeat: labels differ more from those of the whole picture'
+                f'tiles start every {self.grid.step} pixels, which is no multiple of {period}, the period of the '
+                'windows: labels differ more from the labels of the whole picture'
             )
         self.settings: dict[str, Any] = dict(
             format=1, picture=digest_of(self.path), size=self.picture.size, level=level, model=predictor.identity,
@@ -108,12 +109,12 @@ class TiledInference:
 
     @property
     def folder(self) -> Path:
-        """Of the manifest."""
+        """Return the folder of the manifest."""
         return self.out_dir / 'tiles' / self.path.stem
 
     @property
     def files(self) -> list[Path]:
-        """What is written in the end."""
+        """Return the paths of the results."""
         if self.segments:
             return [self.out_dir / 'labels' / f'{self.path.stem}.tif']
         suffixes = ['.jsonl', '.images.json', *(['.geojson'] if self.picture.coordinates else [])]
@@ -126,27 +127,27 @@ class TiledInference:
         overwrite: bool = False,
         report: Callable[[Progress], object] = lambda progress: None,
     ) -> Finished:
-        """Predict for all tiles and write the results, or for the tiles of a shard.
+        """Predict all tiles and write the results, or predict the tiles of a shard.
 
         Args:
-            shard: its number from 0, and how many there are; `merge` writes the results of all.
-            resume: go on after the tiles that are finished.
-            overwrite: replace files of the user, and begin again where tiles are finished.
-            report: is called after each tile.
+            shard: number from 0, and number of shards; `merge` writes the results.
+            resume: continue after the finished tiles.
+            overwrite: replace files of the user, and finished tiles.
+            report: called after each tile.
 
         Raises:
-            ValueError: if tiles are finished that may not be continued, or with another model or other settings;
-                or if another process works on them.
-            FileExistsError: if a file is in the way; see `Outputs`.
+            ValueError: if there are finished tiles without `resume` and `overwrite`, or of another model or other
+                settings, or another process works on them.
+            FileExistsError: if a result would replace a file of the user; see `Outputs`.
             OSError: if the picture cannot be read, or the results cannot be written.
         """
-        number, of = shard or (0, 1)
-        if not 0 <= number < of:
-            raise ValueError(f'shard takes I/N with I from 0 to N - 1, got {number}/{of}')
+        number, count = shard or (0, 1)
+        if not 0 <= number < count:
+            raise ValueError(f'shard takes I/N with I from 0 to N - 1, got {number}/{count}')
         outputs = Outputs(self.out_dir, [self.path], overwrite)
         outputs.check(*self.files)
-        tiles = self.grid.shard(number, of)
-        with _name_in_errors(self.folder), Part(self.folder, (number, of), tiles, self.settings) as part:
+        tiles = self.grid.shard(number, count)
+        with _name_in_errors(self.folder), Part(self.folder, (number, count), tiles, self.settings) as part:
             if part.is_merged():
                 if resume:
                     part.require_same()
@@ -164,10 +165,10 @@ class TiledInference:
         return Finished(progress, self.merge(overwrite))
 
     def merge(self, overwrite: bool = False) -> list[Path]:
-        """Write the results of all shards; what the tiles made is deleted then.
+        """Write the results of all shards, and delete the blocks.
 
         Raises:
-            ValueError: if a shard is missing or not finished, or is of another model or other settings.
+            ValueError: if a shard is missing or unfinished, or of another model or other settings.
             FileExistsError, OSError: see `run`.
         """
         outputs = Outputs(self.out_dir, [self.path], overwrite)
@@ -182,7 +183,7 @@ class TiledInference:
         return self.files
 
     def _predict(self, tiles: range) -> Iterator[tuple[list[Block], bool]]:
-        """What each of the tiles makes, and whether it was skipped."""
+        """Yield the blocks of each tile, and whether the tile was skipped."""
         if not tiles:
             return
         if not self.segments:
@@ -200,7 +201,7 @@ class TiledInference:
                     yield self._labels(index, blended), pixels is None
 
     def _read(self, index: int) -> Optional[NDArray[Any]]:
-        """The pixels of a tile; None: it is blank, and blank tiles are skipped."""
+        """Return the pixels of a tile; None for a skipped tile."""
         pixels = self.picture.read(self.grid.window(index))
         if self.skip_blank is not None:
             ranges = (cv2.minMaxLoc(channel)[:2] for channel in cv2.split(pixels))
@@ -214,17 +215,17 @@ class TiledInference:
 
     def _scores(self, index: int, pixels: NDArray[Any]) -> NDArray[Any]:
         scores_KHW = self.predictor.scores(self.predictor.prepare(self._frame(pixels)))
-        wanted = (len(self.classes), *self.grid.window(index).size)
-        if scores_KHW.shape != wanted:
-            raise ValueError(f'the model gives scores of {scores_KHW.shape} for a tile, and {wanted} are needed')
+        expected = (len(self.classes), *self.grid.window(index).size)
+        if scores_KHW.shape != expected:
+            raise ValueError(f'the scores of a tile must have the shape {expected}, got {scores_KHW.shape}')
         return scores_KHW
 
     def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> list[Block]:
         if blended is None:
-            return [Block(number, self._nothing) for number, _ in self.grid.blocks(index)]
+            return [Block(number, self._empty_block) for number, _ in self.grid.blocks(index)]
         dtype = writers.label_type(len(self.classes))
-        sums_KHW, there_HW = blended
-        labels_HW = np.where(there_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
+        sums_KHW, has_scores_HW = blended
+        labels_HW = np.where(has_scores_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
         cell = self.grid.cell(index)
         return [
             Block(number, writers.encode_labels(labels_HW[window.within(cell)], self.grid.step))
@@ -232,18 +233,18 @@ class TiledInference:
         ]
 
     @cached_property
-    def _nothing(self) -> bytes:
-        """The block of labels where no tile was run."""
+    def _empty_block(self) -> bytes:
+        """Return the block of labels of skipped tiles."""
         return writers.encode_labels(np.zeros((0, 0), writers.label_type(len(self.classes))), self.grid.step)
 
     def _objects(self, index: int, pixels: NDArray[Any]) -> bytes:
         (sample,) = self.predictor.predict([self.predictor.prepare(self._frame(pixels))])
-        found = list(self._objects_of(sample, self.grid.window(index)))
-        return writers.encode_objects(mark_cut(found, self.grid, index))
+        objects = list(self._objects_of(sample, self.grid.window(index)))
+        return writers.encode_objects(mark_cut(objects, self.grid, index))
 
     def _objects_of(self, sample: BaseDataElement, window: Window) -> Iterator[Object]:
         if 'pred_panoptic_seg' in sample or 'bboxes' not in sample.get('pred_instances', ()):
-            raise ValueError('tiles are for detectors with boxes and for segmentors, and this model gives neither')
+            raise ValueError('tiles are for segmentors and for detectors with boxes; the model is of another kind')
         instances = sample.pred_instances.cpu().numpy()
         for number in np.flatnonzero(instances.scores >= self.score_thr):
             x1, y1, x2, y2 = map(float, instances.bboxes[number])
@@ -296,12 +297,13 @@ class TiledInference:
             with open(part.blocks_path, 'rb') as file:
                 for done in part.records():
                     data = [read_block(file, *place) for _, *place in done.blocks]
-                    yield from merger.add(done.tile, [one for block in data for one in writers.decode_objects(block)])
+                    objects = [item for block in data for item in writers.decode_objects(block)]
+                    yield from merger.add(done.tile, objects)
 
 
 @contextmanager
 def _name_in_errors(path: Path) -> Iterator[None]:
-    """Add `path` to an error of the system without a file name, as of a full disk."""
+    """Add `path` to an error of the system without the name of a file, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -321,7 +323,7 @@ def infer_tiled(
     report: Callable[[Progress], object] = lambda progress: None,
     **settings: Any,
 ) -> Finished:
-    """Run a detector or segmentor on a picture of any size, in memory that does not depend on it.
+    """Run a detector or segmentor on a picture larger than memory.
 
     Args and errors: see `TiledInference` (`settings`) and `TiledInference.run`.
     """

@@ -1,4 +1,4 @@
-"""What is written of a large picture, bit by bit: labels as a tiled TIFF, objects as lines of JSON and as GeoJSON."""
+"""Write the results of a large picture piece by piece: labels as a tiled TIFF, objects as lines of JSON and GeoJSON."""
 
 import json
 import zlib
@@ -20,12 +20,12 @@ LONLAT = 'EPSG:4326'  # of GeoJSON, RFC 7946
 
 
 def label_type(classes: int) -> np.dtype[Any]:
-    """Of labels; its largest number is where no tile was run."""
+    """Return the dtype of labels. Its largest number marks pixels without a prediction."""
     return np.dtype(np.uint8 if classes <= 255 else np.uint16)
 
 
 def encode_labels(labels_HW: NDArray[Any], side: int) -> bytes:
-    """A block of a TIFF, which has no smaller ones at its border."""
+    """Return a whole block of a TIFF, filled at the borders of the picture."""
     block = np.full((side, side), np.iinfo(labels_HW.dtype).max, labels_HW.dtype)
     block[: labels_HW.shape[0], : labels_HW.shape[1]] = labels_HW
     return zlib.compress(block.tobytes())
@@ -39,7 +39,7 @@ def write_labels(
     classes: Sequence[str],
     coordinates: Optional[Coordinates],
 ) -> None:
-    """Labels as a TIFF of blocks of step x step pixels, with the classes' colours and names, and the coordinates.
+    """Write labels as a TIFF of blocks of step x step pixels, with colours and names of the classes, and coordinates.
 
     Args:
         blocks: of `encode_labels`, row by row.
@@ -62,7 +62,7 @@ def write_labels(
 
 
 def _geo_tags(path: Path, coordinates: Coordinates) -> list[tuple[Any, ...]]:
-    """The tags by which a TIFF says where it lies, as GDAL writes them."""
+    """Return the TIFF tags of coordinates, copied from a small file of GDAL."""
     rasterio, tifffile = require('rasterio', 'rasterio', path), require('tifffile', 'tifffile', path)
     with rasterio.MemoryFile() as memory:
         profile = dict(driver='GTiff', width=1, height=1, count=1, dtype='uint8')
@@ -76,11 +76,8 @@ def _geo_tags(path: Path, coordinates: Coordinates) -> list[tuple[Any, ...]]:
 
 
 def encode_objects(objects: Iterable[Object]) -> bytes:
-    """The objects of a tile, as `decode_objects` reads them."""
-    rows = [
-        (one.box, one.score, one.label, None if one.runs is None else one.runs.ravel().tolist(), one.is_cut)
-        for one in objects
-    ]
+    """Return the objects of a tile as bytes for `decode_objects`."""
+    rows = [[*item[:3], None if item.runs is None else item.runs.ravel().tolist(), item.is_cut] for item in objects]
     return zlib.compress(json.dumps(rows, separators=(',', ':')).encode())
 
 
@@ -92,61 +89,53 @@ def decode_objects(data: bytes) -> list[Object]:
 
 
 def write_objects(path: Path, objects: Iterable[Object], size: Size, category_ids: Sequence[int]) -> None:
-    """A COCO result on each line."""
+    """Write a COCO result on each line."""
     with open(path, 'w', encoding='utf-8') as file:
-        for one in objects:
-            x1, y1, x2, y2 = one.box
-            found: dict[str, Any] = dict(
-                image_id=1, category_id=category_ids[one.label], score=one.score, bbox=[x1, y1, x2 - x1, y2 - y1]
+        for item in objects:
+            x1, y1, x2, y2 = item.box
+            result: dict[str, Any] = dict(
+                image_id=1, category_id=category_ids[item.label], score=item.score, bbox=[x1, y1, x2 - x1, y2 - y1]
             )
-            if one.runs is not None:
-                found['segmentation'] = rle_of(one.runs, size)
-            file.write(json.dumps(found) + '\n')
+            if item.runs is not None:
+                result['segmentation'] = rle_of(item.runs, size)
+            file.write(json.dumps(result) + '\n')
 
 
 def write_geojson(
     path: Path, objects: Iterable[Object], height: int, coordinates: Coordinates, classes: Sequence[str]
 ) -> None:
-    """Objects as features in longitude and latitude: the outline of the mask, or the box."""
+    """Write objects as features in longitude and latitude: the outline of the mask, or the box."""
     place = _placing(path, coordinates)
     with open(path, 'w', encoding='utf-8') as file:
         file.write('{"type": "FeatureCollection", "features": [')
         separator = '\n'
-        for one in objects:
-            properties = {'class': classes[one.label], 'score': one.score}
-            feature = dict(type='Feature', properties=properties, geometry=place(_outline(path, one, height)))
+        for item in objects:
+            properties = {'class': classes[item.label], 'score': item.score}
+            feature = dict(type='Feature', properties=properties, geometry=place(_outline(path, item, height)))
             file.write(separator + json.dumps(feature))
             separator = ',\n'
         file.write('\n]}\n')
 
 
-def _placing(path: Path, coordinates: Coordinates) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """From the picture's pixels to longitude and latitude."""
-    rasterio = require('rasterio', 'rasterio', path)
+def _placing(path: Path, coordinates: Coordinates) -> Callable[[Any], dict[str, Any]]:
+    """Return the conversion of shapes in pixels to GeoJSON in longitude and latitude."""
+    rasterio, shapely = require('rasterio', 'rasterio', path), require('shapely', 'shapely', path)
     from rasterio.warp import transform_geom
 
-    a, b, c, d, e, f = coordinates.transform
+    affine = rasterio.Affine(*coordinates.transform)
 
-    def moved(part: Any) -> Any:
-        if isinstance(part[0], (int, float)):
-            x, y = part[:2]
-            return a * x + b * y + c, d * x + e * y + f
-        return [moved(one) for one in part]
-
-    def place(geometry: dict[str, Any]) -> dict[str, Any]:
-        there = dict(type=geometry['type'], coordinates=moved(geometry['coordinates']))
+    def place(outline: Any) -> dict[str, Any]:
+        placed = shapely.transform(outline, lambda points: np.stack(affine * points.T, 1))
         with rasterio.Env(GDAL_CACHEMAX=CACHE):
-            return dict(transform_geom(coordinates.crs, LONLAT, there, precision=9))
+            return dict(transform_geom(coordinates.crs, LONLAT, shapely.geometry.mapping(placed), precision=9))
 
     return place
 
 
-def _outline(path: Path, one: Object, height: int) -> dict[str, Any]:
-    x1, y1, x2, y2 = one.box
-    if one.runs is None or not len(one.runs):
-        return dict(type='Polygon', coordinates=[[(x1, y1), (x2, y1), (x2, y2), (x1, y2), (x1, y1)]])
+def _outline(path: Path, item: Object, height: int) -> Any:
+    """Return the outline of a mask or box in pixels, as a shape of shapely."""
     shapely = require('shapely', 'shapely', path)
-    x, top = np.divmod(one.runs[:, 0], height)
-    outline = shapely.union_all(shapely.box(x, top, x + 1, top + one.runs[:, 1] - one.runs[:, 0])).simplify(0)
-    mapping: dict[str, Any] = shapely.geometry.mapping(outline)
-    return mapping
+    if item.runs is None or not len(item.runs):
+        return shapely.box(*item.box)
+    x, top = np.divmod(item.runs[:, 0], height)
+    return shapely.union_all(shapely.box(x, top, x + 1, top + item.runs[:, 1] - item.runs[:, 0])).simplify(0)
