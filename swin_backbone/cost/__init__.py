@@ -1,1 +1,1 @@
-"""What a backbone or a whole model costs: parameters, multiply-adds, operators, bytes."""
+"""Parameters and multiply-adds of a backbone or a whole model."""

@@ -1,12 +1,11 @@
 """Parameters and multiply-adds of a detector, segmentor or backbone, part by part.
 
-One multiply and one add count as one, as in the paper and in mmengine's `get_model_complexity_info`: matrix products
-and convolutions, and beside them norms and resizing at that function's rates. Nothing is computed: the forward runs
-on the meta device.
+A multiply and an add count as one, as in the paper and in mmengine's `get_model_complexity_info`. Counted are matrix
+products, convolutions and, by the rates of mmengine's function, norms and resizing. The forward runs on the meta
+device, without values.
 
-A two-stage detector is counted at 1000 proposals for each box head and 100 for each mask head, whatever the weights
-would propose: the convention of mmdet 2's get_flops, with which the published tables were made. Pooling regions
-counts nothing, as everywhere.
+Box heads of a two-stage detector get 1000 proposals, and mask heads 100: the convention of mmdet 2's get_flops and of
+the published tables. Pooling of regions counts nothing.
 """
 
 import copy
@@ -31,7 +30,7 @@ NUM_PROPOSALS = 1000
 NUM_MASKS = 100
 
 aten = torch.ops.aten
-# Multiply-adds of an element of the output, as mmengine counts them.
+# Multiply-adds for an element of the output, as in mmengine.
 PER_ELEMENT = {
     aten.native_layer_norm: 5,
     aten.native_group_norm: 5,
@@ -45,42 +44,48 @@ PER_ELEMENT = {
 
 
 class Cost(NamedTuple):
-    """Of one part of a model: parameters, and multiply-adds of one image."""
+    """Parameters of a part of a model, and multiply-adds for an image."""
 
     params: int
     flops: int
 
 
 class Attention(NamedTuple):
-    """Of the attention layers of one stage, in multiply-adds: equations 1 and 2 of the paper, times the layers."""
+    """Multiply-adds of the attention layers of a stage.
 
-    stage: int  # from 1
+    Args:
+        stage: from 1.
+        height, width: of the map, in tokens.
+        counted: of qkv, attention and projection, with padding to whole windows and V2's position bias.
+        windowed: equation 2 of the paper times the layers, 4hwC^2 + 2M^2hwC.
+        global_: equation 1 of the paper times the layers, 4hwC^2 + 2(hw)^2C.
+    """
+
+    stage: int
     height: int
     width: int
     layers: int
-    counted: (
-        int  # of qkv, attention and projection, padding of the map to whole windows and V2's position bias included
-    )
-    windowed: int  # 4hwC^2 + 2M^2hwC
-    global_: int  # 4hwC^2 + 2(hw)^2C
+    counted: int
+    windowed: int
+    global_: int
 
 
 class Counts:
-    """Multiply-adds by the name of the innermost module that ran them."""
+    """Multiply-adds by the name of the innermost module."""
 
     def __init__(self, model: nn.Module):
         self.model = model
         self.by_module: Counter[str] = Counter()
 
     def cost(self, prefix: str = '') -> Cost:
-        """Of a module and all in it; '' for the model."""
+        """Return the cost of a module with its submodules; '' for the model."""
         flops = sum(n for name, n in self.by_module.items() if not prefix or (name + '.').startswith(prefix + '.'))
         module = self.model.get_submodule(prefix)
         return Cost(sum(parameter.numel() for parameter in module.parameters()), flops)
 
 
 def build(cfg: dict[str, Any], scope: str, device: str = 'meta') -> nn.Module:
-    """A model of a config, in eval mode; on the meta device without memory for its weights."""
+    """Build the model of a config in eval mode. On the meta device its weights take no memory."""
     with DefaultScope.overwrite_default_scope(scope), on_device(device):
         model: nn.Module = revert_sync_batchnorm(MODELS.build(copy.deepcopy(cfg)))
     model.eval()
@@ -97,13 +102,13 @@ def count(model: Any, height: int, width: int, device: str = 'meta') -> Counts:
 
 
 def forward(model: Any, image_BCHW: Tensor, regions: int, masks: int) -> list[Any]:
-    """Run a detector, segmentor or backbone without what depends on values: proposals, targets, losses.
+    """Run a detector, segmentor or backbone without proposals, targets and losses, which depend on values.
 
     Args:
-        regions, masks: of all images, that box heads and mask heads get.
+        regions, masks: numbers of regions of all images, for box heads and mask heads.
 
     Returns:
-        What each part gives at its end.
+        The outputs of the parts.
     """
     size = image_BCHW.shape[2:]
     if not hasattr(model, 'extract_feat'):
@@ -117,7 +122,7 @@ def forward(model: Any, image_BCHW: Tensor, regions: int, masks: int) -> list[An
 
 
 def _two_stage(model: Any, image: Tensor, regions: int, masks: int) -> Iterator[Any]:
-    """Run each head once on as many regions as the convention says: what they hold does not matter."""
+    """Run each head once on the regions of the convention; their values do not matter."""
     x = model.extract_feat(image)
     roi_head = model.roi_head
     if hasattr(model.rpn_head, 'num_proposals'):  # Sparse R-CNN's proposals are parameters
@@ -144,7 +149,7 @@ def _two_stage(model: Any, image: Tensor, regions: int, masks: int) -> Iterator[
 
 
 def _pooled(extractor: Any, regions: int, x: Any) -> Tensor:
-    """What is pooled of maps: zeros, through which a gradient reaches the first of them."""
+    """Return zeros in the shape of pooled regions, with a gradient to the first map."""
     extractor = _as_list(extractor)[0]
     size = extractor.roi_layers[0].output_size
     pooled: Tensor = x[0].new_zeros(regions, extractor.out_channels, *size) + 0 * x[0].flatten()[0]
@@ -156,7 +161,7 @@ def _as_list(module: Any) -> list[Any]:
 
 
 def _samples(model: nn.Module, height: int, width: int) -> list[BaseDataElement]:
-    """What a data set would say of the image: its shapes."""
+    """Return data samples with the shapes of the image."""
     toolbox = type(model).__module__.partition('.')[0]
     sample = import_module(f'{toolbox}.structures').__dict__['DetDataSample' if toolbox == 'mmdet' else 'SegDataSample']
     shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width))
@@ -202,10 +207,10 @@ class _Counter(TorchDispatchMode):
 
 
 def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> list[Attention]:
-    """What attention costs in each stage, counted, windowed and global.
+    """Return the cost of attention in each stage.
 
     Args:
-        backbone: the name of the SwinBackbone or SwinV2Backbone in the model; '' if it is the model.
+        backbone: name of the SwinBackbone or SwinV2Backbone in the model; '' for a backbone alone.
         height, width: of the image.
     """
     module: Any = counts.model.get_submodule(backbone)

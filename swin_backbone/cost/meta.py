@@ -1,4 +1,4 @@
-"""Models without memory for their weights, whose forward gives shapes and computes nothing."""
+"""Models on the meta device: weights take no memory, and a forward computes shapes alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class _LinspaceOnCpu(TorchFunctionMode):
-    """Constructors that read drop path rates off a linspace get one that holds numbers."""
+    """Mode with `linspace` on the CPU: constructors read drop path rates from its numbers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -20,6 +20,6 @@ class _LinspaceOnCpu(TorchFunctionMode):
 
 @contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """Build modules and tensors on a device, by default; on 'meta' they have shapes and no data."""
+    """Make a device the default for new modules and tensors; 'meta' has shapes and no data."""
     with torch.device(device), _LinspaceOnCpu():
         yield

@@ -1,4 +1,4 @@
-"""What tools/flops.py says of a config: as data, and as tables."""
+"""Report of tools/flops.py on a config: as data, and as tables."""
 
 from typing import Any, Optional
 
@@ -15,15 +15,15 @@ DETECTION, SEGMENTATION = (800, 1280), (512, 2048)  # height and width at which 
 
 
 def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: bool = False) -> dict[str, Any]:
-    """Parameters and multiply-adds of a config's model, by part and by the stages of its backbone.
+    """Return parameters and multiply-adds of a config's model, by part and by stage of the backbone.
 
     Args:
         shape: height and width of the image; None: 800x1280 for a detector, 512x2048 for a segmentor.
         backbone_only: leave out neck and heads.
 
     Returns:
-        What json can hold: shape, total, parts and stages, each with params and flops; attention, for a
-        SwinBackbone or SwinV2Backbone, stage by stage, with what equations 1 and 2 of the paper give.
+        Data for JSON: shape; total, parts and stages with params and flops; attention of a SwinBackbone or
+        SwinV2Backbone by stage, see `Attention`.
 
     Raises:
         ValueError: if the config has no model with a backbone.
@@ -51,7 +51,7 @@ def report(cfg: Config, shape: Optional[tuple[int, int]] = None, backbone_only: 
 
 
 def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> Counts:
-    """On the meta device, or if some module does not run there, with numbers on a CPU."""
+    """Count on the meta device or, if a module fails there, on the CPU."""
     with DefaultScope.overwrite_default_scope(scope):
         try:
             return count(build(model, scope, 'meta'), *shape, 'meta')
@@ -60,7 +60,7 @@ def _count(model: dict[str, Any], scope: str, shape: tuple[int, int]) -> Counts:
 
 
 def print_report(data: dict[str, Any], console: Console) -> None:
-    """The tables of a report."""
+    """Print the tables of a report."""
     height, width = data['shape']
     table = Table(title=f'{height}x{width} pixels', title_justify='left')
     table.add_column('part')

@@ -1,4 +1,4 @@
-"""What a backbone costs (parameters, multiply-adds, time), and pictures of its windows, attention and features."""
+"""Pictures of windows, masks, attention, features and training curves."""
 
 from .attention import AttentionMap, attention_maps
 

@@ -1,6 +1,6 @@
-"""The attention weights of a forward, block by block, and what tokens see through several blocks.
+"""Attention weights of each block, and receptive fields of tokens through several blocks.
 
-A usual forward keeps no attention weights. `attention_maps` computes them from the inputs of each attention module.
+A forward keeps no attention weights: `attention_maps` computes them from the inputs of each attention module.
 
 Layout: B batch, H W height and width of a map, L windows of all images, N places of a window, h heads, C channels.
 """
@@ -27,11 +27,10 @@ class AttentionMap:
     """The attention weights of one block.
 
     Attributes:
-        stage, block: their numbers, from 1; block 2 of stage 1 is `stages.0.blocks.1`.
-        weights_LhNN: of each window and head, how much each query (row) takes of each key; rows sum to 1, those of
-            padding mean nothing. The windows are those of the rolled map, row by row, image after image.
-        token_at_LN: the token at each place of each window, counted over the maps of the batch, (b * H + y) * W + x;
-            -1 for padding.
+        stage, block: numbers from 1; block 2 of stage 1 is `stages.0.blocks.1`.
+        weights_LhNN: weight of each key (column) for each query (row), in each window and head. Rows sum to 1; rows of
+            padding have no meaning. Windows of the rolled map, row by row, image after image.
+        token_at_LN: number of the token at each place of each window, (b * H + y) * W + x; -1 for padding.
         batch: B.
         size: (H, W), without padding.
         window_size: (Wh, Ww).
@@ -48,7 +47,7 @@ class AttentionMap:
     shift: Size
 
     def number_of(self, y: int, x: int, image: int = 0) -> int:
-        """The number, as in `token_at_LN`, of the token in row `y` and column `x`.
+        """Return the number, as in `token_at_LN`, of the token in row `y` and column `x`.
 
         Raises:
             ValueError: if there is no such token.
@@ -61,9 +60,9 @@ class AttentionMap:
         return (image * H + y) * W + x
 
     def of_token(self, y: int, x: int, image: int = 0) -> Tensor:
-        """Where the token in row `y` and column `x` looks: (h, H, W).
+        """Return the attention of the token in row `y` and column `x` to each token: (h, H, W).
 
-        Each head sums to 1, less what goes to padding.
+        The sum of a head is 1 minus the attention to padding.
 
         Raises:
             ValueError: if there is no such token.
@@ -71,16 +70,16 @@ class AttentionMap:
         H, W = self.size
         window, place = (self.token_at_LN == self.number_of(y, x, image)).nonzero()[0].tolist()
         tokens_N, weights_hN = self.token_at_LN[window], self.weights_LhNN[window, :, place]
-        there = tokens_N >= 0
+        is_token_N = tokens_N >= 0
         map_hT = weights_hN.new_zeros(len(weights_hN), H * W)
-        map_hT[:, tokens_N[there] - image * H * W] = weights_hN[:, there]
+        map_hT[:, tokens_N[is_token_N] - image * H * W] = weights_hN[:, is_token_N]
         return map_hT.view(-1, H, W)
 
     def pull_back(self, share_BHW: Tensor) -> Tensor:
-        """How much of the block's output, weighted by `share_BHW`, came from each input token.
+        """Return the share of each input token in the block's output, which is weighted by `share_BHW`.
 
-        The mean of the heads, and the shortcut, by half: attention rollout (Abnar and Zuidema 2020, arXiv 2005.00928,
-        equation 1). What goes to padding is lost.
+        Attention rollout (Abnar and Zuidema 2020, arXiv 2005.00928, equation 1): half the mean of the heads, half the
+        shortcut. The attention to padding is lost.
         """
         share_T = share_BHW.flatten()
         padded_T = torch.cat([share_T, share_T.new_zeros(1)])
@@ -90,21 +89,20 @@ class AttentionMap:
 
 
 def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) -> list[AttentionMap]:
-    """The attention weights of every block, in one forward without gradients, in eval mode; the model stays as it is.
+    """Return the attention weights of every block, of one forward in eval mode without gradients.
 
-    The weights of all blocks are in memory at once: for Swin-T at 800x1344 they are 0.5 GB an image in float32.
+    All weights are in memory at once: 0.5 GB an image for Swin-T at 800x1344 in float32.
 
     Args:
-        model: a `SwinBackbone` or `SwinV2Backbone`, or a model that has one.
-        images_BCHW: the images as the backbone takes them, normalised.
-        shift: False leaves out the shift in every block, to see what it is good for.
+        model: a `SwinBackbone` or `SwinV2Backbone`, or a model with a single such backbone.
+        images_BCHW: normalised images.
+        shift: False leaves out the shift in every block.
 
     Returns:
-        Those of the stages that the backbone runs, from the first block on.
+        Maps from the first block to the last that the backbone runs.
 
     Raises:
-        ValueError: if the model has no such backbone, or more than one, or a block whose attention is not of this
-            package.
+        ValueError: if the model has no such backbone or several, or a block has an attention of another package.
 
     Examples:
         >>> import torch
@@ -113,7 +111,7 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
         >>> maps = attention_maps(SwinBackbone(arch='nano'), torch.rand(1, 3, 56, 56))
         >>> maps[0].weights_LhNN.shape  # block 1 of stage 1: windows, heads, queries, keys
         torch.Size([4, 2, 49, 49])
-        >>> maps[0].of_token(3, 5).shape  # where the token in row 3, column 5 looks: heads, height, width
+        >>> maps[0].of_token(3, 5).shape  # attention of the token in row 3, column 5: heads, height, width
         torch.Size([2, 14, 14])
     """
     backbone = find_backbone(model)
@@ -123,7 +121,7 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
             for number, block in enumerate(stage.blocks, 1):
                 attention = getattr(getattr(block, 'attn', None), 'w_msa', None)
                 if not isinstance(attention, (WindowAttention, WindowAttentionV2)):
-                    raise ValueError(f'stages.{stage_index} has a block whose attention is not of this package')
+                    raise ValueError(f'stages.{stage_index}.blocks.{number - 1} has no attention of this package')
                 record = partial(_record, maps, stage_index + 1, number, shift)
                 hooks.callback(attention.register_forward_pre_hook(record).remove)
         backbone(images_BCHW)
@@ -133,7 +131,7 @@ def attention_maps(model: nn.Module, images_BCHW: Tensor, shift: bool = True) ->
 def _record(
     maps: list[AttentionMap], stage: int, block: int, shift: bool, attention: Any, inputs: tuple[Tensor, Windows]
 ) -> tuple[Tensor, Windows]:
-    """Append the attention map of a module's call to `maps`; return the inputs, without the shift if so asked."""
+    """Append the attention map of a module's call to `maps`, and return the inputs, with or without the shift."""
     x_BHWC, windows = inputs
     windows = windows if shift else windows._replace(shift=(0, 0))
     bias_hNN = attention.position_bias(windows.window_size)
@@ -148,12 +146,12 @@ def _record(
 
 
 def receptive_fields(maps: Sequence[AttentionMap], y: int, x: int, image: int = 0) -> list[Tensor]:
-    """What a token sees of the map after 1, 2, ... of the blocks in `maps`, which are of one stage: each (H, W).
+    """Return the share of each input token in a token after 1, 2, ... blocks of a stage: (H, W) for each block.
 
-    Attention rolled out over the first k blocks, for k from 1 on, see `AttentionMap.pull_back`.
+    Attention rollout over the first blocks; see `AttentionMap.pull_back`.
 
     Raises:
-        ValueError: if the maps are not all of one stage, or there is no such token.
+        ValueError: if the maps are of several stages, or there is no such token.
     """
     if len({attention.stage for attention in maps}) != 1:
         raise ValueError(f'maps must be of one stage, got stages {sorted({a.stage for a in maps})}')
@@ -168,21 +166,22 @@ def receptive_fields(maps: Sequence[AttentionMap], y: int, x: int, image: int = 
 
 
 def find_backbone(model: nn.Module) -> SwinPyramid:
-    """The one backbone of this package in a model.
+    """Return the single backbone of this package in a model.
 
     Raises:
-        ValueError: if there is none, or more than one.
+        ValueError: if there is no such backbone, or several.
     """
-    found = [module for module in model.modules() if isinstance(module, SwinPyramid)]
-    if len(found) != 1:
+    backbones = [module for module in model.modules() if isinstance(module, SwinPyramid)]
+    if len(backbones) != 1:
         raise ValueError(
-            f'model must be or have one SwinBackbone or SwinV2Backbone, got a {type(model).__name__} with {len(found)}'
+            'model must be or have one SwinBackbone or SwinV2Backbone, '
+            f'got a {type(model).__name__} with {len(backbones)}'
         )
-    return found[0]
+    return backbones[0]
 
 
 def strides_of(model: nn.Module) -> list[int]:
-    """The side in pixels of a token of each stage, in a model with a backbone of this package."""
+    """Return the side of a token in pixels, for each stage of the backbone in a model."""
     backbone = find_backbone(model)
     merges = [getattr(stage, 'downsample', None) for stage in backbone.stages]
     strides = [backbone.patch_embed.projection.stride[0]]

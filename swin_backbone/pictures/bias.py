@@ -1,4 +1,4 @@
-"""The relative position bias tables in a checkpoint of any origin, as they are and for another window.
+"""Relative position bias tables of a checkpoint: as trained, and for another window.
 
 Layout: R offsets in a window, h heads.
 """
@@ -16,7 +16,7 @@ from ..windows.position import log_spaced_coordinates
 
 
 class BiasTable(NamedTuple):
-    """A bias for each offset of two places of a window, head by head."""
+    """Bias of each offset between two places of a window, for each head."""
 
     table_Rh: Tensor
     window_size: Size
@@ -25,17 +25,16 @@ class BiasTable(NamedTuple):
 def bias_tables(
     loaded: Any, stage: int, block: int, target: Optional[Size] = None, window_size: Optional[Size] = None
 ) -> tuple[BiasTable, BiasTable]:
-    """A block's bias as it was trained, and for windows of `target`: resized (Swin V1), or computed (Swin V2).
+    """Return a block's bias as trained, and for windows of `target`: resized (Swin V1) or computed (Swin V2).
 
     Args:
-        loaded: what `read_checkpoint` gives.
+        loaded: result of `read_checkpoint`.
         stage, block: from 1.
-        target: default: twice as high and wide as the window of the checkpoint.
-        window_size: of the checkpoint, where it does not say so. Default: of Swin V1 that of a square table.
+        target: (height, width). Default: twice the window of the checkpoint.
+        window_size: of the checkpoint, if the checkpoint has none. Default: square, for Swin V1.
 
     Raises:
-        ValueError: if the checkpoint has no such block, or holds no Swin (a `CheckpointError`), or it is not known for
-            which window it was trained.
+        ValueError: if the checkpoint has no such block or no Swin, or its window is unknown.
     """
     weights = find_swin(tensors_of(loaded))
     prefix = f'stages.{stage - 1}.blocks.{block - 1}.attn.w_msa.'
@@ -48,7 +47,7 @@ def bias_tables(
     if window is None and is_v1:
         window = window_of_table(own[name])
     if window is None:
-        raise ValueError('the checkpoint does not say for which window it was trained: give it as window_size')
+        raise ValueError('the checkpoint does not name the window of its training: give window_size')
     target = target or (2 * window[0], 2 * window[1])
     if not is_v1:
         return BiasTable(_continuous(own, window, window), window), BiasTable(_continuous(own, target, window), target)
@@ -58,7 +57,7 @@ def bias_tables(
 
 
 def _continuous(weights: dict[str, Tensor], window_size: Size, trained: Size) -> Tensor:
-    """Swin V2's bias of each offset (Liu et al. 2022, equations 3 and 4): (R, h)."""
+    """Return Swin V2's bias of each offset (Liu et al. 2022, equations 3 and 4): (R, h)."""
     coordinates_R2 = log_spaced_coordinates(window_size, trained, torch.device('cpu')).float()
     hidden = F.linear(coordinates_R2, weights['cpb_mlp.0.weight'].float(), weights['cpb_mlp.0.bias'].float()).relu()
     return 16 * F.linear(hidden, weights['cpb_mlp.2.weight'].float()).sigmoid()

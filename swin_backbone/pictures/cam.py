@@ -1,7 +1,6 @@
-"""Which part of an image a prediction depends on: Grad-CAM and EigenCAM on the maps of a backbone.
+"""Class activation maps on the outputs of a backbone: Grad-CAM and EigenCAM.
 
-The package `grad-cam` computes the same; it needs torchvision, which `make install` does not bring. `reshape_transform`
-is what that package asks for, and the tests compare with it where it is installed.
+The tests compare with the package `grad-cam`, which needs torchvision; `make install` does not install it.
 
 Layout: B batch, C channels, H W height and width of a map.
 """
@@ -18,7 +17,7 @@ METHODS = ('grad', 'eigen')
 
 
 def reshape_transform(x_BHWC: Tensor) -> Tensor:
-    """The output of a stage, block or output norm, as maps (B, C, H, W).
+    """Return the output of a stage, block or output norm as maps (B, C, H, W).
 
     For the package grad-cam: `GradCAM(model, [backbone.norm3], reshape_transform=reshape_transform)`.
     """
@@ -26,15 +25,15 @@ def reshape_transform(x_BHWC: Tensor) -> Tensor:
 
 
 def grad_cam(activations_BCHW: Tensor, gradients_BCHW: Tensor) -> Tensor:
-    """Channels weighted by their mean gradient, where positive (Selvaraju et al. 2017, arXiv 1610.02391, eq. 1-2)."""
+    """Return the positive sum of channels, weighted by mean gradients (Selvaraju et al. 2017, equations 1, 2)."""
     weights_BC11 = gradients_BCHW.mean((2, 3), keepdim=True)
     return (weights_BC11 * activations_BCHW).sum(1).relu()
 
 
 def eigen_cam(activations_BCHW: Tensor) -> Tensor:
-    """Channels projected on their first principal component (Muhammad and Yeasin 2020, arXiv 2008.00299): (B, H, W).
+    """Return the first principal component of the channels (Muhammad and Yeasin 2020, arXiv 2008.00299): (B, H, W).
 
-    The sign of a component is arbitrary: here it is the one with which the largest deviation is positive.
+    The sign makes the largest deviation positive.
     """
     features_BTC = activations_BCHW.flatten(2).transpose(1, 2).float()
     centred_BTC = features_BTC - features_BTC.mean(1, keepdim=True)
@@ -46,31 +45,29 @@ def eigen_cam(activations_BCHW: Tensor) -> Tensor:
 
 
 def class_activation_map(model: nn.Module, score: Callable[[], Tensor], stage: int, method: str = 'grad') -> Tensor:
-    """How much a score depends on each place of the map of a stage: (B, H, W), from 0 to 1.
+    """Return the influence of each place of a stage's map on a score: (B, H, W), from 0 to 1.
 
     Args:
-        model: what has a `SwinBackbone` or `SwinV2Backbone`.
-        score: runs the model, and returns the number to be explained. EigenCAM looks at the features alone.
-        stage: from 1. Its map is looked at as the backbone emits it, after the output norm; if the score does not
-            depend on that, as the next stage takes it.
+        model: with a `SwinBackbone` or `SwinV2Backbone`.
+        score: runs the model and returns the score. EigenCAM does not use the score.
+        stage: from 1. The map is the output after the norm; or before the norm, if the score depends on that alone.
         method: 'grad' or 'eigen'.
 
     Raises:
-        ValueError: for another method or a stage that the backbone does not run, or if no gradient of the score
-            reaches the stage.
+        ValueError: for another method or stage, or if the score has no gradient at the stage.
     """
     backbone = find_backbone(model)
-    ran = max(backbone.out_indices) + 1
+    last = max(backbone.out_indices) + 1
     if method not in METHODS:
         raise ValueError(f'method must be one of {", ".join(METHODS)}, got {method!r}')
-    if not 1 <= stage <= ran:
-        raise ValueError(f'stage must be from 1 to {ran}, got {stage}')
-    # The emitted map first: before its norm a few tokens are so large that they hide the others.
+    if not 1 <= stage <= last:
+        raise ValueError(f'stage must be from 1 to {last}, got {stage}')
+    # The map after the norm comes first: before the norm, a few very large tokens hide the rest.
     places = [getattr(backbone, f'norm{stage - 1}', None), backbone.stages[stage - 1]]
     outputs: dict[nn.Module, Tensor] = {}
 
     def keep(place: nn.Module, _inputs: tuple[Any, ...], x_BHWC: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and not x_BHWC.requires_grad:  # all before it is frozen
+        if torch.is_grad_enabled() and not x_BHWC.requires_grad:  # the layers before are frozen
             x_BHWC = x_BHWC.detach().requires_grad_()
         outputs.setdefault(place, x_BHWC)
         return x_BHWC

@@ -1,13 +1,13 @@
-"""Colours that are told apart: for classes that have none of their own."""
+"""Distinct colours, for classes without colours."""
 
 import colorsys
 
-GOLDEN = 0.618034  # of the circle of hues from one class to the next: no two of a few are near each other
+GOLDEN = 0.618034  # of the circle of hues, between two classes: a few classes are far apart
 LIGHTS = ((0.95, 0.85), (0.55, 1.0), (0.9, 0.5))  # saturation and value, in turn
 
 
 def distinct_colours(number: int) -> list[tuple[int, int, int]]:
-    """RGB colours from 0 to 255, one for each class: neighbours differ in hue and in brightness."""
+    """Return an RGB colour, from 0 to 255, for each class. Neighbours differ in hue and brightness."""
     colours = []
     for index in range(number):
         saturation, value = LIGHTS[index % len(LIGHTS)]

@@ -1,4 +1,4 @@
-"""Training curves from the scalars that mmengine writes: reading logs, and drawing them."""
+"""Training curves: read the scalars of mmengine's logs, and draw them."""
 
 import json
 import sys
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Points = dict[str, list[tuple[float, float]]]  # of each name (step, value)
+Points = dict[str, list[tuple[float, float]]]  # (step, value) by name
 
 NOT_DRAWN = ('base_lr', 'data_time', 'time', 'epoch', 'iter', 'step', 'memory', 'grad_norm')
-SCALARS = Path('vis_data', 'scalars.json')  # where mmengine's LocalVisBackend writes, below a run's folder
-LINES = ('-', '--', ':', '-.')  # one for each log
+SCALARS = Path('vis_data', 'scalars.json')  # of mmengine's LocalVisBackend, below a run's folder
+LINES = ('-', '--', ':', '-.')  # by log
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#999999')  # Okabe and Ito
 MOST_LINES = len(COLOURS)
 
 
 class Log(NamedTuple):
-    """What a training wrote down."""
+    """Scalars of a training."""
 
     name: str
     losses: Points  # against iterations
@@ -33,11 +33,11 @@ def read_log(path: Path) -> Log:
     """Read a training's scalars.
 
     Args:
-        path: a scalars.json, the folder of a run, or a working folder: its runs then count as one training that was
-            resumed, each going on, or starting over, where its first step says.
+        path: a scalars.json, the folder of a run, or a working folder. The runs of a working folder count as one
+            resumed training: later runs replace the equal and later steps of earlier runs.
 
     Raises:
-        ValueError: if there are no scalars, or the file is not of this kind.
+        ValueError: if there are no scalars, or a file is not in mmengine's form.
     """
     files = [path] if path.is_file() else sorted([*path.glob(str(SCALARS)), *path.glob(str(Path('*', SCALARS)))])
     if not files:
@@ -47,15 +47,15 @@ def read_log(path: Path) -> Log:
     by_epoch = False
     for file in files:
         records = _read_records(file)
-        mine = [record for record in records if 'iter' in record]
-        others = [record for record in records if 'iter' not in record]
-        by_epoch = any('epoch' in record for record in mine) or (by_epoch and not mine)
-        if mine and train and mine[0]['step'] <= min(train):  # from the start: nothing before it counts
+        iterations = [record for record in records if 'iter' in record]
+        validations = [record for record in records if 'iter' not in record]
+        by_epoch = any('epoch' in record for record in iterations) or (by_epoch and not iterations)
+        if iterations and train and iterations[0]['step'] <= min(train):  # a run from the start
             train, validated = {}, {}
-        for earlier, later in ((train, mine), (validated, others)):
+        for earlier, later in ((train, iterations), (validated, validations)):
             first = min((record['step'] for record in later), default=None)
             for step in [step for step in earlier if first is not None and step >= first]:
-                del earlier[step]  # a run that was killed wrote these, and the next one did them again
+                del earlier[step]  # of a killed run, repeated by the next run
             earlier.update((record['step'], record) for record in later)
     names = {name for record in train.values() for name in record if name not in NOT_DRAWN}
     losses = _points(train, [name for name in names if 'loss' in name])
@@ -68,7 +68,7 @@ def read_log(path: Path) -> Log:
 
 
 def curves_figure(logs: Sequence[Log]) -> Figure:
-    """Loss terms, learning rate and validation metrics of one or several trainings."""
+    """Draw loss terms, learning rate and validation metrics of trainings."""
     if not logs:
         raise ValueError('logs must have at least one')
     figure = Figure(figsize=(11, 4.2), layout='constrained')
@@ -83,28 +83,28 @@ def curves_figure(logs: Sequence[Log]) -> Figure:
         axis.set_xlabel('iteration', fontsize=9)
     units = {'epoch' if log.by_epoch else 'iteration' for log in logs if log.metrics}
     metric.set_xlabel(' or '.join(sorted(units)) or 'epoch', fontsize=9)
-    metric.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # at first there is one validation
+    metric.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # also for a single validation
     rate.ticklabel_format(axis='y', scilimits=(-2, 2))
     figure.suptitle('Training of ' + ', '.join(log.name for log in logs), fontsize=11, wrap=True)
     return figure
 
 
-def _draw(axis: Axes, of_logs: Mapping[str, Points], what: str, first: str = '', marker: str = '') -> None:
-    """The curves of several logs; a name has one colour, a log one kind of line."""
-    names = list(dict.fromkeys(name for points in of_logs.values() for name in points))
+def _draw(axis: Axes, by_log: Mapping[str, Points], subject: str, first: str = '', marker: str = '') -> None:
+    """Draw the curves of several logs: colours by names, styles of lines by logs."""
+    names = list(dict.fromkeys(name for points in by_log.values() for name in points))
     names.sort(key=lambda name: (name != first, _importance(name), name))
-    for log, style, points in zip(of_logs, LINES * len(of_logs), of_logs.values()):
+    for log, style, points in zip(by_log, LINES * len(by_log), by_log.values()):
         for name, colour in zip(names[:MOST_LINES], COLOURS):
             if name in points:
-                label = name if len(of_logs) == 1 else f'{log}: {name}'
+                label = name if len(by_log) == 1 else f'{log}: {name}'
                 width = 2.2 if name == first else 1.2
                 axis.plot(*zip(*points[name]), style, color=colour, lw=width, label=label, marker=marker, ms=3)
     if not names:
-        axis.text(0.5, 0.5, f'no {what} yet', ha='center', va='center', transform=axis.transAxes, color='#555555')
+        axis.text(0.5, 0.5, f'no {subject} yet', ha='center', va='center', transform=axis.transAxes, color='#555555')
         return
     if len(names) > MOST_LINES:
         axis.text(0.01, 1.0, f'{MOST_LINES} of {len(names)} drawn', fontsize=7, transform=axis.transAxes, va='bottom')
-    if len(names) > 1 or len(of_logs) > 1:
+    if len(names) > 1 or len(by_log) > 1:
         axis.legend(fontsize=7, framealpha=0.8)
     axis.grid(alpha=0.3)
     axis.tick_params(labelsize=8)
@@ -112,7 +112,7 @@ def _draw(axis: Axes, of_logs: Mapping[str, Points], what: str, first: str = '',
 
 
 def _importance(name: str) -> int:
-    """The toolboxes' headline metrics before their details, as bbox_mAP before bbox_mAP_s."""
+    """Return 0 for main metrics, as bbox_mAP, and 1 for details, as bbox_mAP_s."""
     return 0 if name.endswith(('mAP', 'mIoU', 'PQ', 'top1')) else 1
 
 
@@ -125,8 +125,8 @@ def _read_records(file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError):  # no JSON, or a number, or a depth, that mmengine does not write
-            if number == len(lines):  # of a run that was killed as it wrote
+        except (ValueError, RecursionError):  # also numbers and depths beyond Python's limits
+            if number == len(lines):  # half a line of a killed run
                 break
             raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes') from None
         if not isinstance(record, dict) or not all(
@@ -139,20 +139,20 @@ def _read_records(file: Path) -> list[dict[str, Any]]:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a number that can be drawn."""
-    return isinstance(value, (int, float)) and abs(value) < sys.float_info.max  # which is wrong of NaN
+    """Return whether a value is a finite number, also as a float."""
+    return isinstance(value, (int, float)) and abs(value) < sys.float_info.max  # False for NaN
 
 
 def _points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Points:
-    found: Points = defaultdict(list)
+    points: Points = defaultdict(list)
     for step in sorted(records):
         for name in names:
             value = records[step].get(name)
             if isinstance(value, (int, float)) and _is_number(value):
-                found[name].append((step, value))
-    return dict(found)
+                points[name].append((step, value))
+    return dict(points)
 
 
 def _without_absent(metrics: Points) -> Points:
-    """COCO's evaluation gives -1 where there are no objects of a size."""
+    """Leave out metrics of -1, COCO's value for a size without objects."""
     return {name: points for name, points in metrics.items() if any(value != -1 for _, value in points)}

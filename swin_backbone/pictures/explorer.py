@@ -1,4 +1,4 @@
-"""The explorer of windows: one HTML file, without anything from a network."""
+"""Explorer of windows: one HTML file, which needs no network."""
 
 import json
 from pathlib import Path
@@ -16,15 +16,15 @@ def explorer_html(
     mask_padding: bool = False,
     small_map: str = 'pad',
 ) -> str:
-    """A page that shows each token's window, partners, region and mask row, and where the roll takes it.
+    """Return a page with each token's window, partners, region, row of the mask, and place after the roll.
 
-    The page's fields can be changed; the arguments are what it opens with.
+    The arguments are the initial values of the page's fields.
 
     Args:
         image_size: (height, width) in pixels.
         window_size: (height, width) in tokens.
         stage: from 1 to 4.
-        shifted: whether the block is one with shifted windows.
+        shifted: of a block with shifted windows.
         mask_padding, small_map: see `SwinBackbone`.
     """
     settings = dict(

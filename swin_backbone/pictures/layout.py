@@ -1,6 +1,6 @@
-"""Where the tokens of a map sit in windows, and which may attend to each other, laid out as maps to look at.
+"""Windows, regions and attention masks of a map of tokens, as arrays for pictures.
 
-All of it is read from the `Windows` that the model computes with.
+They are computed by the model's `Windows`.
 
 Layout: H W height and width of a map padded to whole windows, L windows, N places of a window, R C rows and columns of
 windows.
@@ -18,43 +18,54 @@ from ..windows.grid import Size, Windows, find_indices, fit_window
 
 PADDING = -1
 MOST_TOKENS = 1 << 18  # an image of 2048x2048 pixels in stage 1
-MOST_PLACES = 1 << 12  # of a window, whose mask has the square of that
+MOST_PLACES = 1 << 12  # of a window; a mask has the square
 
 
-class Kind(NamedTuple):
-    """The windows that have one attention mask."""
+class MaskKind(NamedTuple):
+    """Windows with an equal attention mask.
 
-    name: str  # 'interior', 'right edge', 'bottom edge', 'corner'; with masked padding there can be more
-    mask_NN: NDArray[Any]  # True where the query (row) may attend to the key (column)
+    Args:
+        name: 'interior', 'right edge', 'bottom edge', 'corner'; more with masked padding.
+        mask_NN: True if the query (row) may attend to the key (column).
+    """
+
+    name: str
+    mask_NN: NDArray[Any]
 
 
 class Layout(NamedTuple):
     """A map cut into windows.
 
-    A "rolled" map is padded to whole windows and moved up and left by the shift, so that windows tile it.
+    A rolled map is padded to whole windows, and moved up and left by the shift.
+
+    Args:
+        size: of the map, without padding.
+        token_HW: number of the token at each place of the rolled map; -1 for padding.
+        window_HW: number of the window of each place of the rolled map.
+        region_HW: index of REGIONS, for each place of the rolled map. Tokens of a window attend within their region.
+        kind_RC: index of `kinds`, for each window.
     """
 
-    size: Size  # of the map, without padding
+    size: Size
     window_size: Size
     shift: Size
     mask_padding: bool
-    token_HW: NDArray[Any]  # of the rolled map: the number of each token, row by row; -1 for padding
-    window_HW: NDArray[Any]  # of the rolled map: the number of the window, row by row
-    region_HW: NDArray[Any]  # of the rolled map: equal for tokens of one window that attend to each other; below
-    kind_RC: NDArray[Any]  # the kind of each window, an index of `kinds`
-    kinds: tuple[Kind, ...]
+    token_HW: NDArray[Any]
+    window_HW: NDArray[Any]
+    region_HW: NDArray[Any]
+    kind_RC: NDArray[Any]
+    kinds: tuple[MaskKind, ...]
 
     def rolled_back(self, map_HW: NDArray[Any]) -> NDArray[Any]:
-        """A rolled map as it lies on the image."""
+        """Return a rolled map in the places of the image."""
         return np.roll(map_HW, self.shift, axis=(0, 1))
 
 
-# Regions: where the roll brought no tokens, where it brought columns, rows, or both; and padding that is masked.
 REGIONS = ('not wrapped', 'columns wrapped around', 'rows wrapped around', 'both wrapped around', 'masked padding')
 
 
 def map_size(image_size: Size, stage: int) -> Size:
-    """Height and width, in tokens, of the map in stage 1, 2, ... for an image of (height, width) pixels.
+    """Return height and width in tokens of a stage's map, for an image of (height, width) pixels.
 
     Raises:
         ValueError: if there is no such stage.
@@ -67,10 +78,10 @@ def map_size(image_size: Size, stage: int) -> Size:
 
 
 def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = False, small_map: str = 'pad') -> Layout:
-    """Cut a map of (height, width) tokens as a block of the backbone does; a shift is half a window.
+    """Cut a map of (height, width) tokens as a block of the backbone does. The shift is half a window.
 
     Raises:
-        ValueError: if a side of the map or of the window is not positive, or they are too large to be drawn.
+        ValueError: if a side of the map or window is not positive, or too large for a picture.
     """
     for name, sides in (('size', size), ('window_size', window_size)):
         if min(sides) < 1:
@@ -93,7 +104,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
     )
     regions = [windows.regions(axis, cpu).numpy() for axis in (0, 1)]
 
-    kinds: dict[tuple[bytes, bytes], Kind] = {}
+    kinds: dict[tuple[bytes, bytes], MaskKind] = {}
     kind_RC = np.zeros((rows, columns), int)
     token_HW, region_HW = np.full((rows * Wh, columns * Ww), PADDING), np.zeros((rows * Wh, columns * Ww), int)
     for row, column in np.ndindex(rows, columns):
@@ -107,7 +118,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
         if pattern not in kinds:
             cut = bool(row_labels.any()), bool(column_labels.any())
             label_N = (row_labels[:, None] * Ww + column_labels).ravel()
-            kinds[pattern] = Kind(_name(cut, (row, column), (rows, columns)), label_N[:, None] == label_N)
+            kinds[pattern] = MaskKind(_name(cut, (row, column), (rows, columns)), label_N[:, None] == label_N)
         kind_RC[row, column] = list(kinds).index(pattern)
     region_HW[(token_HW == PADDING) & mask_padding] = REGIONS.index('masked padding')
     window_HW = np.divmod(np.arange(rows * Wh), Wh)[0][:, None] * columns + np.divmod(np.arange(columns * Ww), Ww)[0]
@@ -117,7 +128,7 @@ def lay_out(size: Size, window_size: Size, shifted: bool, mask_padding: bool = F
 
 
 def _name(cut: tuple[bool, bool], position: tuple[int, int], counts: Sequence[int]) -> str:
-    """The name of the windows that a border of regions cuts by rows, by columns, or both ways."""
+    """Return the name of a window by its position; `cut`: regions meet in it, of rows and of columns."""
     if not any(cut):
         return 'interior'
     inner = [number < count - 1 for number, count in zip(position, counts)]

@@ -1,7 +1,7 @@
-"""What a backbone makes of an image, drawn over it: attention, features, class activation. Figures of matplotlib.
+"""Attention, features and class activation maps drawn over the picture, as figures of matplotlib.
 
-A picture (H, W, 3) is uint8 RGB at the size the backbone sees, without the padding of the batch; token (y, x) of a map
-lies `stride` times as far from its upper left corner.
+A picture (H, W, 3) is uint8 RGB in the size of the backbone's input, without the padding of the batch. Token (y, x) of
+a map covers the pixels from (y * stride, x * stride).
 
 Layout: H W height and width, C channels, h heads.
 """
@@ -35,14 +35,14 @@ def attention_figure(
     block: int = 1,
     head: int = 1,
 ) -> Figure:
-    """Where the token at a pixel looks, and what it sees after 1, 2, ... blocks of its stage, with and without shift.
+    """Draw the attention of a token, and its receptive field after 1, 2, ... blocks, with and without shift.
 
     Args:
         picture_HW3: see above.
-        shifted: what `attention_maps` gives.
-        plain: the same with shift=False.
-        at: the pixel, (row, column).
-        strides: of the backbone's stages, from the picture: see `strides_of`.
+        shifted: result of `attention_maps`.
+        plain: result with shift=False.
+        at: pixel of the token, (row, column).
+        strides: of the backbone's stages; see `strides_of`.
         stage, block, head: from 1.
 
     Raises:
@@ -87,12 +87,12 @@ def attention_figure(
 
 
 def features_figure(picture_HW3: NDArray[Any], maps: Sequence[tuple[str, Tensor]], strides: Sequence[int]) -> Figure:
-    """Maps beside the picture, each with its three first principal components as red, green and blue.
+    """Draw the three first principal components of maps as red, green and blue, beside the picture.
 
     Args:
         picture_HW3: see above.
-        maps: a name and a map (C, H, W) each.
-        strides: of each map, from the picture.
+        maps: names and maps (C, H, W).
+        strides: of the maps.
     """
     columns = len(maps) + 1
     height, width = picture_HW3.shape[:2]
@@ -112,7 +112,7 @@ def features_figure(picture_HW3: NDArray[Any], maps: Sequence[tuple[str, Tensor]
 def cam_figure(
     picture_HW3: NDArray[Any], map_HW: Tensor, stride: int, title: str, box: Optional[Sequence[float]]
 ) -> Figure:
-    """A class activation map from 0 to 1 over the picture, and a box (x1, y1, x2, y2) that it is of."""
+    """Draw a class activation map from 0 to 1 over the picture, and its box (x1, y1, x2, y2)."""
     height, width = picture_HW3.shape[:2]
     figure = Figure(figsize=(8.6, 4 * min(1.5, height / width) + 0.6), layout='constrained')
     left, right = figure.subplots(1, 2)
@@ -131,9 +131,9 @@ def cam_figure(
 
 
 def principal_colours(map_CHW: Tensor) -> NDArray[Any]:
-    """The three first principal components of a map's channels, each from its 1st to its 99th percentile: (H, W, 3).
+    """Return the three first principal components of a map's channels, (H, W, 3), from the 1st to the 99th percentile.
 
-    Of a component, whose sign is arbitrary, the largest deviation is bright.
+    The sign makes the largest deviation bright.
     """
     _C, H, W = map_CHW.shape
     features_TC = map_CHW.detach().float().cpu().flatten(1).T
@@ -159,11 +159,11 @@ def _draw(
     token: Optional[tuple[int, int]] = None,
     outline: bool = False,
 ) -> None:
-    """A picture, heat over it, and a token's square."""
+    """Draw a picture, a map over it, and the square of a token."""
     axis.imshow(picture_HW3)
     if map_HW is not None:
         values = map_HW.detach().float().cpu().numpy()
-        # The brightest is the largest but one: the token itself would outshine what it looks at.
+        # The second largest value is the brightest: the token's own value is often far larger.
         peak = np.partition(values.ravel(), -2)[-2] if values.size > 1 else values.max()
         strength = np.sqrt(np.clip(values / max(peak, 1e-12), 0, 1))
         heat = colormaps[HEAT](strength)
@@ -183,13 +183,13 @@ def _draw(
 
 
 def _show(axis: Axes, values: NDArray[Any], stride: int, **how: Any) -> AxesImage:
-    """A map in its place over the picture."""
+    """Draw a map over the picture."""
     height, width = values.shape[:2]
     return axis.imshow(values, extent=(-0.5, width * stride - 0.5, height * stride - 0.5, -0.5), **how)
 
 
 def _frame(axis: Axes, picture_HW3: NDArray[Any], title: str) -> None:
-    """What the map has beyond the picture is cut off: it is of the padding of the batch."""
+    """Cut off the part of the map beyond the picture, which is padding of the batch."""
     height, width = picture_HW3.shape[:2]
     axis.set_xlim(-0.5, width - 0.5)
     axis.set_ylim(height - 0.5, -0.5)

@@ -1,4 +1,4 @@
-"""Writing figures and pages."""
+"""Write figures and pages."""
 
 import html
 import io
@@ -20,13 +20,13 @@ PAGE = """<!doctype html>
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 100, write: Callable[[Path, bytes], None] = write_whole) -> None:
-    """Write a figure, beside its place first, as a PNG or as an HTML page that needs nothing else.
+    """Write a figure as a PNG, or as an HTML page without other files.
 
     Args:
-        write: writes bytes to a path; of a tool `Outputs.write`.
+        write: writes bytes to a path.
 
     Raises:
-        ValueError: if the name ends otherwise.
+        ValueError: if the path has another suffix.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f'a picture is written as {" or ".join(SUFFIXES)}, got {str(path)!r}')

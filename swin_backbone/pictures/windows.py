@@ -18,18 +18,18 @@ from torch import Tensor
 from ..windows.grid import Size
 from .layout import PADDING, REGIONS, Layout
 
-# Of Okabe and Ito, told apart by the colour-blind too: the four regions, and padding.
+# By Okabe and Ito, also for the colour-blind: the four regions, and padding.
 REGION_COLOURS = ('#56B4E9', '#E69F00', '#009E73', '#CC79A7', '#DDDDDD')
 KIND_COLOURS = ('#FFFFFF', '#E69F00', '#009E73', '#CC79A7', '#F0E442', '#0072B2', '#D55E00', '#56B4E9', '#999999')
 WINDOW_COLOURS = ('#D6ECFA', '#A8D5F2')
-MASK_COLOURS = ListedColormap(['#222222', '#F0E442'])  # apart, together
+MASK_COLOURS = ListedColormap(['#222222', '#F0E442'])  # masked, may attend
 ATTENDED = '#F0E442'
-LARGEST_MOSAIC = 1200  # pixels of a side, of the full stack of masks
-TOKEN_LINES = 40  # tokens of a side up to which each is outlined
+LARGEST_MOSAIC = 1200  # pixels of a side, of the picture of all masks
+TOKEN_LINES = 40  # tokens of a side; larger maps have no lines between tokens
 
 
 def windows_figure(layout: Layout) -> Figure:
-    """A map with its windows and padding; in a shifted block, also after the roll, with regions and kinds."""
+    """Draw a map with its windows and padding and, for a shifted block, the rolled map with regions and kinds."""
     tiles = layout.window_HW // layout.kind_RC.shape[1] + layout.window_HW % layout.kind_RC.shape[1]
     plain = np.array([to_rgb(colour) for colour in WINDOW_COLOURS])[tiles % 2]
     regions = np.array([to_rgb(colour) for colour in REGION_COLOURS])[layout.region_HW]
@@ -58,7 +58,7 @@ def windows_figure(layout: Layout) -> Figure:
 
 
 def masks_figure(layout: Layout) -> Figure:
-    """The attention mask of each kind of window, beside where in the rolled map it applies, and the stack of all."""
+    """Draw the attention mask and the windows of each kind, and the masks of all windows."""
     kinds, Wh, Ww = layout.kinds, *layout.window_size
     figure, axes = _panels(len(kinds) + 1, layout.token_HW.shape, rows=2)
     for index, kind in enumerate(kinds):
@@ -94,13 +94,13 @@ def masks_figure(layout: Layout) -> Figure:
 
 
 def mask_bytes(layout: Layout) -> tuple[int, int]:
-    """How many bytes the stack (windows, N, N) takes in float32, as others keep it, and the masks of each kind here."""
+    """Return the bytes of a mask for each window in float32, and of a bool mask for each kind."""
     N = layout.window_size[0] * layout.window_size[1]
     return layout.kind_RC.size * N * N * 4, sum(kind.mask_NN.nbytes for kind in layout.kinds if kind.name != 'interior')
 
 
 def mosaic(layout: Layout) -> NDArray[Any]:
-    """The masks of all windows, each in its window's place; of large maps every n-th query and key alone."""
+    """Return the masks of all windows in the places of the windows, for large maps every n-th query and key."""
     rows, columns = layout.kind_RC.shape
     N = layout.window_size[0] * layout.window_size[1]
     step = -(-N * max(rows, columns) // LARGEST_MOSAIC)
@@ -109,11 +109,10 @@ def mosaic(layout: Layout) -> NDArray[Any]:
 
 
 def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figure:
-    """Relative position bias tables, head by head, each as a map over the offset of the key from the query.
+    """Draw relative position bias tables as maps over the offset of the key from the query, for each head.
 
     Args:
-        tables: for each row of the picture what it shows, a table ((2Wh-1)*(2Ww-1), h), and (Wh, Ww); such as one
-            before and one after it was resized.
+        tables: for each row of the figure a title, a table ((2Wh-1)*(2Ww-1), h), and (Wh, Ww).
     """
     heads = tables[0][1].shape[1]
     shown = min(heads, 8)
@@ -132,7 +131,7 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
             if head >= heads:
                 axis.set_axis_off()
                 continue
-            # The table is by query minus key: turned, the middle is the query, and a place around it a key.
+            # The offsets of a table are query minus key. Turned, the middle is the query, and the places are keys.
             map_YX = table_Rh[:, head].detach().float().cpu().numpy().reshape(2 * Wh - 1, 2 * Ww - 1)[::-1, ::-1]
             extent = (0.5 - Ww, Ww - 0.5, Wh - 0.5, 0.5 - Wh)
             image = axis.imshow(map_YX, cmap=colours, vmin=lowest, vmax=limit, extent=extent, interpolation='nearest')
@@ -148,17 +147,17 @@ def bias_figure(tables: Sequence[tuple[str, Tensor, Size]], title: str) -> Figur
 
 def _panels(columns: int, map_shape: tuple[int, ...], rows: int = 1) -> tuple[Figure, list[Axes]]:
     height, width = map_shape
-    side = min(4.2, max(2.0, 10 / columns))  # 10 inches on a page of documentation leave text legible
+    side = min(4.2, max(2.0, 10 / columns))  # 10 inches: legible on a page of the documentation
     tall = side if rows > 1 else side * min(1.6, max(0.55, height / width))
     figure = Figure(figsize=(max(side * columns, 5.6) + 0.4, tall * rows + 1.5), layout='constrained')
     return figure, list(np.ravel(figure.subplots(rows, columns)))
 
 
 def _draw_map(axis: Axes, colours_HW3: NDArray[Any], number_HW: NDArray[Any], padding_HW: NDArray[Any]) -> None:
-    """Tokens in their colours, borders between the windows of `number_HW`, and padding hatched."""
+    """Draw tokens in their colours, borders between the windows of `number_HW`, and hatched padding."""
     height, width = number_HW.shape
     axis.imshow(colours_HW3, interpolation='nearest')
-    if padding_HW.any():  # each cell from edge to edge, where a contour alone would run through the centres
+    if padding_HW.any():  # a contour runs through centres of cells: double the cells, to reach the edges
         y, x = ((np.arange(side)[:, None] + [-0.499, 0.499]).ravel() for side in (height, width))
         axis.contourf(x, y, padding_HW.repeat(2, 0).repeat(2, 1), levels=[0.5, 1.5], hatches=['////'], colors='none')
     if max(height, width) <= TOKEN_LINES:
@@ -171,7 +170,7 @@ def _draw_map(axis: Axes, colours_HW3: NDArray[Any], number_HW: NDArray[Any], pa
 
 
 def _borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
-    """The lines between neighbours that differ."""
+    """Return the lines between neighbours with different numbers."""
     across = np.argwhere(number_HW[:, 1:] != number_HW[:, :-1])
     down = np.argwhere(number_HW[1:] != number_HW[:-1])
     lines = [[(x + 0.5, y - 0.5), (x + 0.5, y + 0.5)] for y, x in across]
@@ -191,7 +190,7 @@ def _draw_bytes(axis: Axes, stack_bytes: int, kind_bytes: int) -> None:
 
 
 def readable_bytes(count: int) -> str:
-    """As 1.3 MiB."""
+    """Return a number of bytes in words, as 1.3 MiB."""
     size = float(count)
     for unit in ('B', 'KiB', 'MiB'):
         if size < 1024:

@@ -121,5 +121,5 @@ def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match='Linear with 0'):
         attention_maps(nn.Linear(1, 1), torch.randn(1, 3, 32, 32))
     backbone.stages[1].blocks[0] = nn.Identity()
-    with pytest.raises(ValueError, match=r'stages\.1 has a block whose attention'):
+    with pytest.raises(ValueError, match=r'stages\.1\.blocks\.0 has no attention of this package'):
         attention_maps(backbone, torch.randn(1, 3, 32, 32))

@@ -245,7 +245,7 @@ def test_bias_tables_of_both_versions_before_and_after():
     own = BACKBONES[0].stages[1].blocks[0].attn.w_msa
     assert torch.equal(trained.table_Rh, own.relative_position_bias_table)
     assert torch.equal(resized.table_Rh, resize_relative_position_bias_table(trained.table_Rh, (4, 4), (6, 6)))
-    with pytest.raises(ValueError, match='does not say for which window'):
+    with pytest.raises(ValueError, match='does not name the window of its training'):
         bias_tables(BACKBONES[1].state_dict(), 2, 1)
     trained, larger = bias_tables(BACKBONES[1].state_dict(), 2, 1, window_size=(4, 4))
     assert larger.window_size == (8, 8)
