@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
+
 from swin_backbone.command_line import Parser, positive, run
 from swin_backbone.devices import processor
 
@@ -46,7 +48,7 @@ def measure(args: argparse.Namespace, name: str, options: list[str]) -> dict[str
     path = Path(args.out_dir) / f'{name}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-m', 'benchmarks.backbones', *options, '--json', str(path), '--overwrite']
-    command += ['--busy-machine', '--threads', str(args.threads or 2)]
+    command += ['--busy-machine', '--threads', str(args.threads)]
     if args.dry:
         command += ['--arch', 'nano', '--runs', '1']
     elif args.runs:
@@ -93,7 +95,10 @@ def lines(args: argparse.Namespace) -> Iterator[str]:
 
 
 def main() -> None:
-    for line in lines(parse_args()):
+    args = parse_args()
+    args.threads = args.threads or 2
+    torch.set_num_threads(args.threads)
+    for line in lines(args):
         print(line, flush=True)
 
 
