@@ -1,4 +1,4 @@
-"""Helpers that several test files share."""
+"""Fixtures and hooks of all tests."""
 
 import dataclasses
 import gc
@@ -15,29 +15,29 @@ from hypothesis import HealthCheck, settings
 
 from swin_backbone.devices import keep_freed_memory
 
-keep_freed_memory()  # as the tools do: a tenth less processor time
+keep_freed_memory()  # saves a tenth of the processor time, as in the tools
 os.environ.setdefault('OMP_NUM_THREADS', '2')
-if not torch.cuda.is_available():  # read where a kernel is defined: before any is
+if not torch.cuda.is_available():  # Triton reads the variable at the definition of a kernel
     os.environ.setdefault('TRITON_INTERPRET', '1')
     if find_spec('triton'):
         from triton.runtime.interpreter import interpreter_builder
 
-        # A GPU does not look for sums of integers that overflow either; it takes half of the interpreter's time.
+        # The overflow check takes half of the interpreter's time. A GPU has no such check.
         interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 
-if find_spec('torchvision'):  # which mmdet imports by way of mmpretrain, where both are installed
+if find_spec('torchvision'):  # mmdet imports torchvision through mmpretrain
     from swin_backbone.compat import import_torchvision
 
     import_torchvision()
 
-# Each run draws the same examples: a failure is the fault of the last change. `make test TESTS=nightly` draws others.
-# A busy machine draws slowly, and this is no fault of the code.
+# Hypothesis draws equal examples in every run. `make test TESTS=nightly` draws new examples.
+# A busy machine draws slowly, so slow draws are no failure.
 settings.register_profile('same', derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile('nightly', settings.get_profile('same'), derandomize=False, print_blob=True)
 settings.load_profile('same')
 
-FAULT = 'fault'  # the property of a test's report that record_fault adds
-FAULTS = {}  # what the tests that passed tried, by their ids
+FAULT = 'fault'  # property of a test's report, added by record_fault
+FAULTS = {}  # counts of passed tests, by test id
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def _seed():
 
 @pytest.fixture(autouse=True)
 def _nothing_of_an_earlier_runner():
-    """As its scope, which decides where mmengine looks names up."""
+    """Forget the scope and the loggers of an earlier test's runner."""
     from helpers.in_process import forget_instances
 
     forget_instances()
@@ -55,7 +55,7 @@ def _nothing_of_an_earlier_runner():
 
 @pytest.fixture
 def one_process(tmp_path):
-    """A process group of this process alone."""
+    """A process group with one process."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip('torch is built without gloo')
@@ -78,7 +78,7 @@ def pytest_addoption(parser):
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by markers
 def pytest_collection_modifyitems(items):
     for item in items:
         if 'record_fault' in item.fixturenames:
@@ -86,17 +86,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What was imported to find the tests stays: the garbage collector need not look through it again and again."""
+    """Freeze the imported objects, so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def record_fault(request):
-    """`record_fault(kind, count=1)`: so many faults of a kind were tried, and came out as promised.
-
-    The kinds are those of tests/helpers/faults.py. They count if the test passes.
-    """
+    """`record_fault(kind, count=1)` counts faults of a kind of tests/helpers/faults.py. Failed tests do not count."""
 
     def record(kind: str, count: int = 1) -> None:
         if kind not in KINDS or count < 0:
@@ -107,7 +104,7 @@ def record_fault(request):
 
 
 def pytest_runtest_logreport(report):
-    """Runs in the process that collects what the others found, if tests run in several."""
+    """Collect the counts; pytest-xdist calls this hook in the main process."""
     if report.when == 'call' and report.passed:
         counts = Counter()
         for name, value in report.user_properties:

@@ -1,4 +1,4 @@
-"""`load`, and what it gives: train, test, predict and export from Python; nothing heavy is imported before."""
+"""`load` and its model: train, test, predict and export from Python, with late imports."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def test_from_a_name_to_predictions(tmp_path):
                  options={**SMALL, 'test_dataloader.dataset.pipeline.1.scale': (64, 64)})  # fmt: skip
     metrics = again.test()
     assert 'coco/bbox_mAP' in metrics
-    assert model.test() == metrics  # on pictures of the size that was trained on
+    assert model.test() == metrics  # on pictures of the training size
     boxes = [found.predict(picture)[0].sample.pred_instances.bboxes for found in (model, again)]
     assert (boxes[0] == boxes[1]).all()
 
@@ -107,7 +107,7 @@ def test_swap_backbone_takes_a_name():
 
 @pytest.mark.parametrize('command', ['train', 'infer'])
 def test_a_command_is_the_tool_with_the_same_help(command):
-    """But for its name, in the lines of usage."""
+    """The lines of usage have different program names."""
     printed = [in_process.run(*line, '--help') for line in (('swin_backbone', command), (f'tools/{command}.py',))]
     assert [one.returncode for one in printed] == [0, 0]
     assert len({one.stdout.partition('\n\n')[2] for one in printed}) == 1

@@ -1,4 +1,4 @@
-"""What is private in torch and mmengine: it is there in this release, and where it is not nothing else breaks."""
+"""Private names of torch and mmengine: present in this release, and replaced in releases without them."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_a_function_is_marked_as_torch_marks_it():
 
 
 def test_importing_the_package_leaves_torchs_compiler_alone():
-    # Where torchvision is, the package imports it, and it imports the compiler
+    # The package imports torchvision, if installed, and torchvision imports torch's compiler.
     code = "import sys, swin_backbone; sys.exit('torch._dynamo' in sys.modules and 'torchvision' not in sys.modules)"
     assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
 
@@ -55,7 +55,7 @@ def test_a_prefix_in_base_is_found_before_mmengine_is_asked(tmp_path):
     child = tmp_path / 'child.py'
     child.write_text(f'_base_ = {OWN_CONFIG!r}\n')
     assert Config.fromfile(child).model == read_config(OWN_CONFIG).model
-    assert asked  # of what is relative
+    assert asked  # for relative paths
     assert not [path for path in asked if '::' in path]
 
 
@@ -105,7 +105,7 @@ print(mmengine.Config.fromfile('child.py').model.type)
 
 
 def test_a_release_of_mmengine_that_needs_pkg_resources_need_not_have_it(tmp_path):
-    """setuptools 82 has none, and mmengine 0.10.7 asks it whether a package is installed."""
+    """setuptools 82 has no pkg_resources, and mmengine 0.10.7 imports it to find packages."""
     (tmp_path / 'child.py').write_text(f'_base_ = {OWN_CONFIG!r}\n')
     result = subprocess.run(
         [sys.executable, '-c', WITHOUT_PKG_RESOURCES],

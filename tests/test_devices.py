@@ -1,4 +1,4 @@
-"""What a process does with memory that it freed."""
+"""Freed memory of a process: kept for later allocations."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ keep_freed_memory()
 faults(4)
 print(faults(12))
 """
-PAGES = 12 * (120 << 20) // 4096  # of all blocks; a heap that is still in pieces may grow by some of them
+PAGES = 12 * (120 << 20) // 4096  # pages of all blocks; a fragmented heap may grow by some blocks
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='malloc is not glibc here')

@@ -40,7 +40,7 @@ def test_what_passed_is_counted_by_kind(pytester, request, processes):
     result = pytester.runpytest(
         f'--numprocesses={processes}', '-m', 'faults', '--strict-markers', '--faults-json', 'out/faults.json'
     )
-    result.assert_outcomes(passed=3, failed=1, deselected=0 if processes else 1)  # xdist does not count these
+    result.assert_outcomes(passed=3, failed=1, deselected=0 if processes else 1)  # xdist counts no deselected tests
     counts = json.loads((pytester.path / 'out' / 'faults.json').read_text())
     assert list(counts.values()) == [{'kills': 2, 'doors': 1000}, {'kills': 3, 'doors': 1000}]
 

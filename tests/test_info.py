@@ -1,4 +1,4 @@
-"""`python -m swin_backbone info`, where all is installed and where much is missing."""
+"""`python -m swin_backbone info`, with all packages and with missing packages."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from swin_backbone.version import __version__
 
 
 def facts(printed):
-    """The lines of a report as a dict, by part and name."""
+    """Return the lines of a report as a dict, by part and name."""
     part, found = '', {}
     for line in printed.splitlines():
         if line.startswith('  '):
@@ -62,7 +62,7 @@ def test_a_backend_says_why_it_cannot(monkeypatch):
 
 
 def report_without(folder, *modules):
-    """What `info` prints in a process that can import none of these."""
+    """Return the report of a process without these modules."""
     lines = ['import sys', *(f'sys.modules[{module!r}] = None' for module in modules)]
     (folder / 'sitecustomize.py').write_text('\n'.join(lines))
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(folder), str(ROOT)])}

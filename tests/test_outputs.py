@@ -1,4 +1,4 @@
-"""Files that a command writes: no file of the user, none that it reads, none twice; and the same command again."""
+"""Output files of a command: no user's file, no input, no file twice. A second run of the command may overwrite."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ MINE = b'the work of a year'
 
 
 def refused(record_fault, write, path, *words, holds=MINE):
-    """That `write` refuses to write `path`, which keeps its bytes, with nothing beside it."""
+    """Assert that `write` raises an error, and that `path` and its folder stay unchanged."""
     before = sorted(path.parent.iterdir())
     with pytest.raises(FileExistsError) as caught:
         write()
@@ -85,7 +85,7 @@ def test_a_file_put_in_the_place_of_an_output_or_copied_beside_one(record_fault,
 def test_an_input_is_no_output_under_any_name(record_fault, tmp_path, overwrite):
     inner = tmp_path / 'inner'
     source = inner / 'source'
-    Outputs(inner).write(source, MINE)  # its own, also
+    Outputs(inner).write(source, MINE)  # a file of the same command, too
     os.link(source, inner / 'hard')
     (inner / 'soft').symlink_to(source)
     (tmp_path / 'aside').symlink_to(inner)
@@ -135,7 +135,7 @@ def test_two_inputs_of_one_command_share_no_output(record_fault, tmp_path):
 
 
 def test_a_record_that_is_none(record_fault, mine):
-    """It is not written through a link, and one that says nothing protects all."""
+    """A link as record is refused. An unreadable record protects all files."""
     record = mine.parent / RECORD
     record.symlink_to(mine)
     refused(record_fault, lambda: Outputs(mine.parent), mine.parent / RECORD, 'no regular file')
@@ -153,7 +153,7 @@ def test_a_record_that_is_none(record_fault, mine):
 
 @pytest.mark.parametrize('stem', ['x' * 251, '图' * 83, 'é' * 125])
 def test_names_as_long_as_a_folder_takes(stem, tmp_path):
-    """The file beside them must not have a longer one."""
+    """The temporary file has no longer name than the target."""
     outputs = Outputs(tmp_path)
     outputs.write(tmp_path / f'{stem}.jpg', b'data')
     outputs.write_by(tmp_path / f'{stem}.png', lambda partial: partial.with_suffix('.png').write_bytes(b'more'))
@@ -167,7 +167,7 @@ def test_a_long_name_may_be_all_behind_its_point(name, tmp_path):
 
 
 def test_what_was_stopped_between_record_and_name_is_not_lost(tmp_path):
-    """The line is there before the file has its name; the file that has it still counts as written."""
+    """The record has the line before the rename. The old file of this name still counts as written."""
     path = tmp_path / 'a'
     Outputs(tmp_path).write(path, b'old')
 

@@ -1,4 +1,4 @@
-"""The package as a whole: what it needs, and which way its imports go."""
+"""The package as a whole: requirements and directions of imports."""
 
 import ast
 import os
@@ -11,8 +11,8 @@ import pytest
 from helpers import ROOT
 
 PACKAGE = ROOT / 'swin_backbone'
-MOST_ENTRIES = 11  # of a folder, so that it is read at a glance; __init__.py is none
-LARGER_FOLDERS = {  # and why
+MOST_ENTRIES = 11  # of a folder, without __init__.py: a reader sees the list at a glance
+LARGER_FOLDERS = {  # folder: reason
     '.': 'each program looks for its own file there',
     'configs': 'a folder for each architecture, by the names that the toolboxes give them',
     'configs/upernet': 'a file for each published model, by the names that mmseg gives them',
@@ -82,7 +82,7 @@ def imported(path):
 
 @pytest.mark.slow
 def test_after_importing_it_a_torchvision_for_cuda_stops_no_toolbox(tmp_path):
-    """mmseg.apis imports timm, where that is installed, and that imports torchvision."""
+    """mmseg.apis imports timm, and timm imports torchvision."""
     (tmp_path / 'torchvision').mkdir()
     (tmp_path / 'torchvision' / '__init__.py').write_text(TORCHVISION_FOR_CUDA)
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])}
@@ -97,12 +97,12 @@ def test_after_importing_it_a_torchvision_for_cuda_stops_no_toolbox(tmp_path):
 TABLE = ROOT / 'CONTRIBUTING.md'
 ARROW = re.compile(r'^\| `(\w+)/?` \| (.+?) \| (.+?) \|$', re.MULTILINE)
 DECIDERS = 'is_compiling', 'is_tracing', 'is_available('
-# What asks which devices there are, and does not compute.
+# Modules that list devices and compute no layers.
 ASK_FOR_DEVICES = {'info.py', 'devices.py', 'command_line.py', 'openmmlab', 'pictures', 'cost', 'export'}
 
 
 def arrows():
-    """For each package what it may import, of this one and of others, as CONTRIBUTING has it."""
+    """Return the allowed imports of each package from CONTRIBUTING: (own packages, foreign packages)."""
     section = TABLE.read_text(encoding='utf-8').split('Arrows go down only')[1].split('A test reads this table')[0]
     names = re.compile(r'`(\w+)`')
     return {folder: (names.findall(ours), names.findall(others)) for folder, ours, others in ARROW.findall(section)}
@@ -113,7 +113,7 @@ def test_the_table_of_arrows_has_all_packages_and_no_circle():
     folders = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
     assert set(table) == folders
     seen = set()
-    for folder, (ours, _) in table.items():  # each line may name those of the lines above it alone
+    for folder, (ours, _) in table.items():  # a line may name packages of earlier lines alone
         assert set(ours) & folders <= seen, folder
         seen.add(folder)
 
@@ -135,7 +135,7 @@ def test_folders_of_openmmlab_import_those_to_their_left():
     inside = PACKAGE / 'openmmlab'
     assert sorted(folders) == sorted(path.parent.name for path in inside.glob('*/__init__.py'))
     below = ['errors', 'launchers']
-    file_below = 'swin_backbone.openmmlab.config.files'  # which reads a config, and nothing else
+    file_below = 'swin_backbone.openmmlab.config.files'  # reads configs alone
     for path in sorted(inside.rglob('*.py')):
         if path.stem == 'runtime':
             continue
@@ -154,13 +154,13 @@ def test_only_backends_decide_how_a_layer_is_computed():
     for path in sorted(PACKAGE.rglob('*.py')):
         inside = path.relative_to(PACKAGE).parts[0]
         deciders = DECIDERS[:2] if inside in ASK_FOR_DEVICES else DECIDERS
-        if inside not in ('backends', 'windows'):  # whose tables a graph records
+        if inside not in ('backends', 'windows'):  # a graph records the tables of windows
             found += [f'{path.name}: {word}' for word in deciders if word in path.read_text(encoding='utf-8')]
     assert not found
 
 
 def install(folder, python, compiler, mmcv='compiled'):
-    """Run tools/install.sh with a `python` in the environment that is this script."""
+    """Run tools/install.sh with this script as the `python` of the environment."""
     path = folder / 'venv' / 'bin' / 'python'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(python)
@@ -184,7 +184,7 @@ def install(folder, python, compiler, mmcv='compiled'):
 
 
 def test_install_without_a_compiler_stops_with_one_sentence(tmp_path):
-    result = install(tmp_path, '#!/bin/sh\nexit 1\n', compiler=False)  # in which nothing is installed yet
+    result = install(tmp_path, '#!/bin/sh\nexit 1\n', compiler=False)  # an empty environment
     assert result.returncode == 1
     assert result.stdout == ''
     assert len(result.stderr.splitlines()) == 1
@@ -212,7 +212,7 @@ esac
 
 
 def test_install_takes_mmcv_without_its_operators(tmp_path):
-    """As pip builds it in isolation, where there is no torch; not from pip's cache, where one with them may be."""
+    """pip builds mmcv in isolation, without torch and without the cache, which may have mmcv with operators."""
     log = tmp_path / 'log'
     result = install(tmp_path, WITHOUT_MMCV.format(log=log), compiler=True, mmcv='')
     assert result.returncode == 0, result.stderr
@@ -247,8 +247,8 @@ def test_install_compiles_the_library_once_and_beside_the_rest(tmp_path, status)
         for what in ('build_ext', '--no-compile torch', '--editable')
     )
     assert max(begun, torch) < package
-    assert min(torch, package) < lines.index('made')  # nothing waits for the compiler, which takes 0.2 s here
-    assert lines[package].startswith('0 ')  # it does not compile again
+    assert min(torch, package) < lines.index('made')  # no step waits for the compiler, which takes 0.2 s in the test
+    assert lines[package].startswith('0 ')  # no second compilation
     assert 'made' in lines
     if status:
         assert 'the library did not build; what was said is in' in result.stderr
@@ -270,6 +270,6 @@ def test_install_says_how_much_of_mmcv_is_compiled(tmp_path, status, done):
     said = re.findall(r'install: mmcv: (\d+) of 25 files compiled', result.stdout)
     assert said == ['3', '5', '8', '10', '13', '15', '18', '20', '23', '25'][: 10 if done == 25 else 4]
     log = (tmp_path / 'venv' / 'mmcv-build.log').read_text()
-    assert str(ninja) in log  # with which torch compiles on all cores
+    assert str(ninja) in log  # torch compiles on all cores with ninja
     assert f'file{done}.o' in log
     assert ('mmcv did not build' in result.stderr) == (status == 1)
