@@ -1,4 +1,4 @@
-"""benchmarks/backbones.py as a user runs it, on the smallest Swin."""
+"""benchmarks/backbones.py from the command line, with the smallest Swin."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def test_each_backend_and_with_cp_in_one_run(tmp_path, backend):
 
 
 def test_what_is_taken_in_turn_is_on_the_device(monkeypatch):
-    """On `meta`, which refuses tensors of a CPU as a GPU does, but has no autocast."""
+    """The device `meta` refuses CPU tensors like a GPU, and has no autocast."""
     monkeypatch.setattr(backbones.timing, 'make_run', lambda model, x_BCHW, train, dtype: partial(model.eval(), x_BCHW))
     args = SimpleNamespace(device='meta', batch=2, dtype='float32', arch='nano')
     builders = {'ours': partial(backbones.build, 'ours', 1, 'nano', {})}
@@ -38,7 +38,7 @@ def test_what_is_taken_in_turn_is_on_the_device(monkeypatch):
 
 
 def test_a_profile_has_each_kind_of_work_and_its_floor(monkeypatch, capsys):
-    """With a stand-in for the library that is compiled with clocks."""
+    """A fake module takes the place of the library with clocks."""
 
     class Clocks:
         def swin_profile_peaks(self, operations, numbers):

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py on a CPU, which has all parts but CUDA's memory and kernels."""
+"""benchmarks/gpu.py on a CPU: all parts but CUDA memory and kernels."""
 
 import json
 import sys

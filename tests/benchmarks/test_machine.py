@@ -1,4 +1,4 @@
-"""A machine is quiet only if nothing else runs and the same work takes the same time."""
+"""A quiet machine runs no other program, and equal work takes equal time."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ from swin_backbone.devices import processor
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Let each loop of the calibration take what is given, and nothing else run."""
+    """Set the times of the calibration loops, with no other programs."""
 
     def tell(seconds):
         times = itertools.chain.from_iterable((0.0, s) for s in itertools.cycle(seconds))

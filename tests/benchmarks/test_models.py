@@ -1,4 +1,4 @@
-"""benchmarks/models.py as a user runs it, on the demos' models."""
+"""benchmarks/models.py from the command line, with the models of the demos."""
 
 import json
 

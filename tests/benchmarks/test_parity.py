@@ -1,4 +1,4 @@
-"""benchmarks/parity.py: training with ours is training with the toolbox's own, and the command says where it is not."""
+"""benchmarks/parity.py: trainings with both Swins agree, and the command reports differences."""
 
 import json
 from argparse import Namespace
@@ -19,7 +19,7 @@ DROP_PATH = {'model.backbone.drop_path_rate': 0.3}
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """A function that trains 10 steps, or fewer, from the same weights."""
+    """Function that trains up to 10 steps from fixed weights."""
     folder = tmp_path_factory.mktemp('parity')
     root = make_own_data(folder / 'data')
     configs = {'detector': detection(root), 'segmentor': segmentation(root)}
@@ -62,7 +62,7 @@ def test_what_disturbs_a_training_does(trained):
 
 
 def compared(**changed):
-    """A comparison whose controls differ by 0.01 in the end, and ours by 0.005."""
+    """Comparison with a final difference of 0.01 for controls and 0.005 for ours."""
     growth = 10 ** np.linspace(-7, -2, 60)
     losses = dict(theirs=np.ones(60), ours=1 + growth / 2, ulp=1 - growth, threads=1 + growth / 4)
     return parity.Comparison('a, sgd, float32', 0, {k: list(v) for k, v in {**losses, **changed}.items()})

@@ -1,4 +1,4 @@
-"""What is measured beside time."""
+"""Measured memory and spread."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Swin-MLP configs: neck and heads take what the backbone gives, and the weights are of its size and window."""
+"""The Swin-MLP configs: neck, heads and weights fit the backbone."""
 
 import glob
 from pathlib import Path

@@ -97,7 +97,7 @@ def test_attention_is_the_closed_form_where_windows_divide_the_map(window):
 
 
 def position_bias(window, heads):
-    """What Swin V2's MLP of 512 hidden channels takes for the bias of a window of this side."""
+    """Return the operations of Swin V2's bias MLP with 512 hidden channels, for a window of this side."""
     return (2 * window - 1) ** 2 * 512 * (2 + heads)
 
 
@@ -163,7 +163,7 @@ def test_what_is_counted_is_what_mmengine_counts():
 
 @pytest.fixture
 def report_of(tmp_path, monkeypatch):
-    """A function: what tools/flops.py prints and writes for a detector."""
+    """Function that returns the printed and written results of tools/flops.py for a detector."""
     monkeypatch.setenv('COLUMNS', '120')
 
     def report(name):

@@ -1,4 +1,4 @@
-"""The commands of the documentation, run as they stand."""
+"""Run the commands of the documentation."""
 
 import os
 import re

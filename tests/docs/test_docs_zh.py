@@ -1,4 +1,4 @@
-"""The Chinese pages follow the English ones: section by section the same code, tables, links and names."""
+"""Chinese pages have the code, tables, links and names of the English pages, section by section."""
 
 import os
 import re
@@ -16,14 +16,14 @@ CHINESE = {
 each = pytest.mark.parametrize('english', CHINESE, ids=lambda page: page.name)
 
 FENCE = re.compile(r'^(```+)(\w*)\n(.*?)^\1$', re.M | re.S)
-# Tables that a test writes stand on the English page alone, and the Chinese one leads to them.
+# Tables written by tests are on the English page alone. The Chinese page links to them.
 GENERATED = re.compile(r'<!-- generated.*?<!-- end -->', re.S)
 LANGUAGES = re.compile(r'\A# .+\n\n.*(?:简体中文|English).*\n')
 COMMENT = re.compile(r'(^|\s)(#|//)\s')
 
 
 def sections(page):
-    """A page's text, cut before each heading; without the switch between languages."""
+    """Return the sections of a page, without the links between languages."""
     text = GENERATED.sub('[](#generated)', page.read_text(encoding='utf-8'))
     text = LANGUAGES.sub(lambda found: found[0].partition('\n')[0] + '\n', text)
     hidden = FENCE.sub(lambda block: re.sub('^#', '\0', block[0], flags=re.M), text)
@@ -31,7 +31,7 @@ def sections(page):
 
 
 def pairs(english):
-    """The sections of both pages, side by side, with the heading by which a failed test names them."""
+    """Return pairs of sections of both pages, with the heading as test id."""
     ours, theirs = sections(CHINESE[english]), sections(english)
     levels = [[re.match('#*', part)[0] for part in page] for page in (ours, theirs)]
     assert levels[0] == levels[1], f'{english.name}: other headings'
@@ -47,7 +47,7 @@ def is_translation(line, own, language):
     chinese = re.search(r'[^\x00-\x7f]', own)
     if line == own or not chinese:
         return line == own
-    if not language:  # a listing with words beside it
+    if not language:  # a listing with comments
         code = own[: chinese.start()]
         return code.endswith('   ') and line.startswith(code)
     comment = COMMENT.search(own)
@@ -66,7 +66,7 @@ def test_code_is_the_same(english):
 
 
 def cells(section):
-    """The rows of a section's tables: of each cell its names in code and its numbers."""
+    """Return the table rows of a section: the code names and numbers of each cell."""
     rows = [line.strip('|').split('|') for line in FENCE.sub('', section).splitlines() if line.startswith('|')]
     return [[names(cell) + numbers(cell) for cell in row] for row in rows]
 
@@ -93,7 +93,7 @@ def test_the_same_names_stand_in_each_section(english):
 
 
 def anchor_of(heading):
-    """As GitHub and the site make it."""
+    """Return the anchor of a heading, as on GitHub and the site."""
     plain = re.sub(r'[`*]|\[([^]]*)\]\([^)]*\)', r'\1', heading.lstrip('# '))
     return re.sub(r'[^\w\- ]', '', plain.lower()).replace(' ', '-')
 
@@ -103,7 +103,7 @@ def anchors(page):
 
 
 def links(section, page):
-    """Where a section's links lead."""
+    """Return the link targets of a section."""
     found = re.findall(r'\]\(([^)\s]+)\)', FENCE.sub('', section))
     return [link if '://' in link else resolved(link, page) for link in found]
 
@@ -114,7 +114,7 @@ def resolved(link, page):
 
 
 def translated(link):
-    """Where the Chinese page leads for it: to the Chinese page, if there is one, at the heading of the same place."""
+    """Return the Chinese page and heading for an English link target, if a Chinese page exists."""
     if isinstance(link, str) or link[0] not in CHINESE:
         return link
     page, anchor = link

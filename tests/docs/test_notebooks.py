@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are kept without what they printed."""
+"""The notebooks run from top to bottom, and contain no outputs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The documentation as its readers meet it: links lead somewhere, commands parse, Python runs, errors are real ones."""
+"""The documentation: links exist, commands parse, Python blocks run, error texts are in the code."""
 
 import ast
 import doctest
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-CHINESE = sorted((ROOT / 'docs' / 'zh_cn').rglob('*.md'))  # whose code is the English pages': test_docs_zh.py
+CHINESE = sorted((ROOT / 'docs' / 'zh_cn').rglob('*.md'))  # test_docs_zh.py compares their code
 ENGLISH = [page for page in sorted((ROOT / 'docs').rglob('*.md')) if page not in CHINESE]
 PAGES = [*sorted(ROOT.glob('*.md')), *ENGLISH]
 names = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
@@ -29,13 +29,13 @@ EXAMPLES = (
 
 
 def prose(page):
-    """A page without its blocks of code."""
+    """Return a page without code blocks."""
     return FENCE.sub('', page.read_text(encoding='utf-8'))
 
 
 @cache
 def anchors(page):
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as on GitHub."""
     headings = re.findall(r'^#+ (.+)$', prose(page), re.M)
     plain = [re.sub(r'[`*]|\[([^]]*)\]\([^)]*\)', r'\1', heading) for heading in headings]
     return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in plain}
@@ -65,16 +65,16 @@ def test_each_picture_of_the_pages_is_drawn_by_one_command():
 
 @names
 def test_files_that_are_named_exist(page):
-    written = prose(page).partition('<!-- generated')[0]  # by a test, of errors that name the toolboxes' files
+    written = prose(page).partition('<!-- generated')[0]  # written by a test, with errors of the toolboxes
     named = re.findall(
         r'\b(?:swin_backbone|tools|tests|configs|constraints|benchmarks)/[\w./-]+\.(?:py|sh|md|txt)\b', written
     )
-    if page.name != 'CHANGELOG.md':  # which also names files that are gone
+    if page.name != 'CHANGELOG.md':  # names removed files too
         assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def commands(page):
-    """The commands of a page's blocks of shell, and those behind a prompt, one by one, as lists of words."""
+    """Yield the commands of a page's shell blocks as lists of words."""
     for _, language, text in FENCE.findall(page.read_text(encoding='utf-8')):
         if language != 'bash':
             text = '\n'.join(line[2:] for line in text.splitlines() if line.startswith('$ '))
@@ -139,7 +139,7 @@ def check(command, monkeypatch):
 @names
 def test_commands_parse(page, tmp_path, monkeypatch, capsys):
     (tmp_path / 'DIR').mkdir()
-    (tmp_path / 'DIR' / 'deploy.json').touch()  # what tells an exported folder from a checkpoint
+    (tmp_path / 'DIR' / 'deploy.json').touch()  # the mark of an exported folder
     monkeypatch.chdir(tmp_path)
     for command in commands(page):
         try:
@@ -150,7 +150,7 @@ def test_commands_parse(page, tmp_path, monkeypatch, capsys):
 
 @names
 def test_python_blocks_run(page, tmp_path, monkeypatch, capsys):
-    """The blocks of a page run one after the other; one that cannot has a line before it: <!-- not run: why -->."""
+    """Run the blocks of a page in order. A block after `<!-- not run: REASON -->` is left out."""
     text, namespace = page.read_text(encoding='utf-8'), {}
     monkeypatch.chdir(tmp_path)
     for match in FENCE.finditer(text):
@@ -168,7 +168,7 @@ def test_examples_of_docstrings(module):
 
 @lru_cache(maxsize=1)
 def sentences():
-    """A pattern for each string of the package and the tools, with 20 characters or more that are always there."""
+    """Return a pattern for each string of the package and the tools with at least 20 fixed characters."""
     found = set()
     for path in [path for folder in ('swin_backbone', 'tools', 'benchmarks') for path in (ROOT / folder).rglob('*.py')]:
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):

@@ -1,4 +1,4 @@
-"""examples/ray_data.py on one machine: what it reads, what it writes, and what becomes of an actor that is killed."""
+"""examples/ray_data.py on one machine: inputs, outputs, and a killed actor."""
 
 import io
 import os
@@ -21,7 +21,7 @@ parquet = pytest.importorskip('pyarrow.parquet', reason='pyarrow is not installe
 LIMIT_S = 300
 PICTURES = 24
 
-# Only actors read the config: each says who it is and how many pictures it has seen, and takes its time
+# Only actors read the config. An actor writes its process id and number of pictures, and sleeps.
 WATCHED = """
 import os, time
 from pathlib import Path
@@ -40,7 +40,7 @@ predict.Predictor.predict = predict_slowly
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
-    """A folder with pictures, one of which is none, a config, and weights."""
+    """Folder with pictures, a broken picture, a config and weights."""
     from mmengine.config import Config
     from mmengine.registry import MODELS, init_default_scope
 
@@ -87,7 +87,7 @@ def test_an_actor_that_is_killed_loses_and_doubles_no_picture(model, tmp_path, r
     pictures = model / 'shapes' / 'images' / 'val'
     process = start(model, pictures, tmp_path / 'out', '--actors', 2, '--batch', 4)
     deadline = time.monotonic() + LIMIT_S
-    while True:  # until both have begun
+    while True:  # wait for both actors
         actors = [path for path in (model / 'seen').iterdir() if path.read_text()]
         if len(actors) == 2:
             break

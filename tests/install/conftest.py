@@ -1,4 +1,4 @@
-"""The package as pip installs it."""
+"""Fixtures with the package as a wheel."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def installed(source, tmp_path_factory):
-    """A folder with the package as a wheel installs it."""
+    """Folder with the files of an installed wheel."""
     folder = tmp_path_factory.mktemp('wheel')
     command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-build-isolation', '--no-index']
     command.append('--no-compile')  # of four hundred modules, for two processes

@@ -1,4 +1,4 @@
-"""The Dockerfile: hadolint's findings, its commands, and .dockerignore. No test needs Docker."""
+"""The Dockerfile: hadolint's findings, its commands, and .dockerignore. The tests run without Docker."""
 
 import re
 import shutil

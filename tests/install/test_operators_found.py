@@ -1,4 +1,4 @@
-"""`mmcv.ops` finds operators where nothing of this package is imported before: a `.pth` file names their finder."""
+"""`mmcv.ops` finds operators without a prior import of this package: a `.pth` file installs the finder."""
 
 import csv
 import os
@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT
 
 FILES = {'_swin_backbone_mmcv.pth', '_swin_backbone_mmcv.py'}
-# Python reads `.pth` files in its own site-packages alone, unless it is asked to.
+# Python reads `.pth` files in site-packages alone; `site.addsitedir` reads more folders.
 READ_PTH = 'import site, sys\nsite.addsitedir({folder!r})\n'
 CALLS = """
 import torch
@@ -36,7 +36,7 @@ def run(folder, code):
 
 @pytest.fixture(scope='module')
 def editable(source, tmp_path_factory):
-    """A folder with the files that an editable installation puts into site-packages."""
+    """Folder with the site-packages files of an editable installation."""
     folder = tmp_path_factory.mktemp('editable')
     code = f'from setuptools import build_meta; build_meta.build_editable({str(folder)!r})'
     environment = {**os.environ, 'SWIN_BACKBONE_NATIVE': '0'}

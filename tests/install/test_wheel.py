@@ -1,4 +1,4 @@
-"""An installed wheel brings its configs and tools along, and mim's look-ups find them."""
+"""An installed wheel contains the configs and tools, and mim finds them."""
 
 import os
 import platform
@@ -63,7 +63,7 @@ def test_a_wheel_brings_the_operators(tmp_path):
 
 
 def build(platform: str, folder: Path) -> tuple[Path, bytes]:
-    """A wheel for a platform, and the library in it."""
+    """A wheel for a platform, and its library."""
     if find_spec('ziglang') is None:
         pytest.skip('zig, the compiler for all platforms, is not installed: make install EXTRAS=wheels')
     command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '--no-index', '.']
@@ -118,7 +118,7 @@ def test_a_platform_without_wheels_is_said(tmp_path):
 
 @pytest.fixture
 def old_compiler(tmp_path):
-    """A compiler without AMX and bfloat16 products, such as GCC 9."""
+    """A compiler without AMX and bfloat16 products, for example GCC 9."""
     compiler = tmp_path / 'old-c++'
     compiler.write_text('#!/bin/sh\ncase "$*" in *amx*|*bf16*) exit 1;; esac\nexec c++ "$@"\n')
     compiler.chmod(0o755)

@@ -18,7 +18,7 @@ sides = st.integers(1, 19)
 
 @st.composite
 def cases(draw, rolls=True):
-    """Windows, and maps of their size."""
+    """Draw windows and a map size."""
     window = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
     shift = (window[0] // 2, window[1] // 2) if draw(st.booleans()) else (0, 0)
     windows = Windows(draw(sides), draw(sides), window, shift, draw(st.booleans()), rolls)
@@ -66,7 +66,7 @@ def test_masks_are_the_nine_regions(case):
     mask_L1NN = windows.mask(CPU)
     mask_LNN = torch.ones_like(expected_LNN) if mask_L1NN is None else mask_L1NN[:, 0]
     holds_token_LN = find_indices(windows, CPU)[0].view(regions_LN.shape) < size[0] * size[1]
-    # Padding as a query reaches no output.
+    # A padded query reaches no output.
     assert torch.equal(mask_LNN[holds_token_LN], expected_LNN[holds_token_LN])
 
 
