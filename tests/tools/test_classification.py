@@ -1,4 +1,4 @@
-"""A classifier through the tools, with what mmpretrain brings: trained, tested, asked about pictures; and SimMIM."""
+"""Train, test and run a classifier of mmpretrain by the tools; pretrain by SimMIM."""
 
 import json
 import pickle
@@ -62,7 +62,7 @@ def options(*more, loaders=('train', 'val', 'test')):
 
 @pytest.fixture(scope='module')
 def imagenet(tmp_path_factory):
-    """A few pictures where the ImageNet data set looks for them, with the lists of its first release."""
+    """Write pictures in the folders of ImageNet, with the lists of its first release."""
     root = tmp_path_factory.mktemp('imagenet')
     rng = np.random.default_rng(0)
     for split, number in (('train', 4), ('val', 2)):
@@ -76,7 +76,7 @@ def imagenet(tmp_path_factory):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts which of mmpretrain's parts of the recipe are called in training."""
+    """Count the calls of mmpretrain's parts of the recipe in training."""
     from mmpretrain.models.losses import LabelSmoothLoss
     from mmpretrain.models.utils.batch_augments import CutMix, Mixup
 
@@ -106,7 +106,7 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet, calls):
         f"train_dataloader = dict(dataset=dict(data_root={str(imagenet)!r}, ann_file='train.txt'), batch_size=4)\n"
         f"val_dataloader = dict(dataset=dict(data_root={str(imagenet)!r}, ann_file='val.txt'), batch_size=2)\n"
         'test_dataloader = val_dataloader\n'
-        'train_cfg = dict(max_epochs=22, val_interval=22)\n'  # two of them behind the warm-up
+        'train_cfg = dict(max_epochs=22, val_interval=22)\n'  # two steps after the warm-up
         "custom_hooks = [dict(type='EMAHook', momentum=0.5)]\n"
     )
     work = tmp_path / 'work'
@@ -168,7 +168,7 @@ def test_each_config_trains_and_tests(tmp_path, imagenet, calls, model):
 
     checkpoint = tmp_path / f'epoch_{epochs}.pth'
     tested = run('tools/test.py', config, checkpoint, '--work-dir', tmp_path, *more)
-    checkpoint.unlink()  # of up to 800 MB, which pytest would keep
+    checkpoint.unlink()  # up to 800 MB; pytest keeps the folders of three runs
     assert tested.returncode == 0, tested.stderr[-2000:]
     assert 'accuracy/top5: ' in tested.stdout
 
@@ -199,7 +199,7 @@ def test_a_classifier_says_the_class_of_a_picture(tmp_path, shapes, trained):
         assert sorted(one['class'] for one in picture['top']) == sorted(CLASSES)
         assert sum(one['score'] for one in picture['top']) == pytest.approx(1, abs=1e-3)
         assert f'{picture["file_name"]}: {picture["class"]} {picture["score"]:.3f}' in seen.stdout
-    for path in pictures:  # the text is drawn on it
+    for path in pictures:  # the picture has the text
         drawn = cv2.imread(str(tmp_path / 'overlays' / f'{path.stem}.jpg')).astype(int)
         assert np.abs(drawn - cv2.imread(str(path))).max() > 100
 

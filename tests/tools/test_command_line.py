@@ -1,4 +1,4 @@
-"""What the tools have in common: their options, and how they end."""
+"""Options and exit codes of all tools."""
 
 import argparse
 import importlib
@@ -58,9 +58,9 @@ def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
     assert program.stdout.readline().startswith('line')
     program.stdout.close()
     stderr = program.stderr.read()
-    assert program.wait(60) in ((141,) if body == PRINTS else (0, 141))  # 141: as what SIGPIPE ends
+    assert program.wait(60) in ((141,) if body == PRINTS else (0, 141))  # 141: the exit code after SIGPIPE
     assert stderr == ''
-    assert (tmp_path / 'end').exists() == (body == LOGS)  # what logs goes on
+    assert (tmp_path / 'end').exists() == (body == LOGS)  # a tool with logs goes on
 
 
 def test_nobody_reads_on_what_info_prints():
@@ -92,11 +92,11 @@ def test_what_the_toolboxes_say_for_who_debugs_them_is_not_printed(capsys):
 
 
 class Found(Exception):
-    """Carries the parser of a tool out of it."""
+    """Exception with the parser of a tool."""
 
 
 def parsers(tool, monkeypatch):
-    """The parser of a tool, or those of its commands."""
+    """Return the parser of a tool, or the parsers of its commands."""
 
     def stop(parser, *_):
         raise Found(parser)
@@ -115,7 +115,7 @@ def parsers(tool, monkeypatch):
 
 
 def options(parser):
-    """The names and values of a parser's options, in their order; '' where an option takes none."""
+    """Return the names and values of a parser's options in order; '' for an option without a value."""
     return {
         action.option_strings[0]: value_of(action.nargs, action.metavar, action.choices)
         for action in parser._actions

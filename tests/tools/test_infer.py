@@ -39,7 +39,7 @@ SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 
 @pytest.fixture(scope='module')
 def checkpoints(tmp_path_factory):
-    """A random detector and segmentor, as training saves them."""
+    """Checkpoints of a random detector and a random segmentor."""
     folder = tmp_path_factory.mktemp('checkpoints')
     for path in (DETECTION, SEGMENTATION):
         cfg = Config.fromfile(path)
@@ -47,7 +47,7 @@ def checkpoints(tmp_path_factory):
             model = MODELS.build(cfg.model)
             model.init_weights()
         metainfo = dict(cfg.train_dataloader.dataset.metainfo)
-        metainfo['palette'] = [list(colour) for colour in metainfo['palette']]  # as a config in JSON has it
+        metainfo['palette'] = [list(colour) for colour in metainfo['palette']]  # the form of a JSON config
         meta = dict(dataset_meta=metainfo)
         torch.save(dict(state_dict=model.state_dict(), meta=meta), folder / f'{path.stem}.pth')
     return folder
@@ -55,7 +55,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def pictures(tmp_path_factory):
-    """Three pictures of two sizes in folders, a file that is none, and a video of five frames."""
+    """Three pictures of two sizes in folders, a text file, and a video of five frames."""
     folder = tmp_path_factory.mktemp('pictures')
     rng = np.random.default_rng(0)
     for name, size in (('a.png', (96, 128)), ('b.jpg', (96, 128)), ('inner/a.png', (80, 64))):
@@ -132,7 +132,7 @@ def test_a_batch_predicts_what_single_pictures_do(tmp_path, checkpoints, picture
 
 
 def test_shards_of_a_folder_are_the_folder(tmp_path, checkpoints, pictures):
-    """More shards than pictures too, of which some have none then."""
+    """With more shards than pictures, some shards are empty."""
     arguments = (f'{pictures}/**/*.png', pictures / 'b.jpg', *trained(SEGMENTATION, checkpoints))
     assert run('tools/infer.py', *arguments, '--out-dir', tmp_path / 'whole').returncode == 0
     for number in range(4):
@@ -149,12 +149,12 @@ def test_segmentor_writes_labels(tmp_path, checkpoints, pictures):
     result = run('tools/infer.py', *arguments, '--out-dir', tmp_path)
     assert result.returncode == 0, result.stderr
     labels = sorted((tmp_path / 'labels').glob('*.png'))
-    assert [path.name for path in labels] == ['a.png', 'a_1.png']  # two pictures of one name
+    assert [path.name for path in labels] == ['a.png', 'a_1.png']  # two pictures with equal names
     palette = np.array(Config.fromfile(SEGMENTATION).train_dataloader.dataset.metainfo.palette)
     for path, shape in zip(labels, [(96, 128), (80, 64)]):
         image = Image.open(path)
         assert image.mode == 'P'
-        values = np.asarray(image)  # the classes, as the toolboxes read them
+        values = np.asarray(image)  # the classes in the toolboxes' order
         assert values.shape == shape
         assert values.max() < 5
         assert (np.asarray(image.convert('RGB')) == palette[values]).all()
@@ -193,7 +193,7 @@ def test_a_test_with_weights_left_random_stops(tmp_path, checkpoints):
 
 
 def test_a_panoptic_head_gives_the_class_of_each_pixel(tmp_path):
-    """mmdet numbers instances: class + 1000 * instance; 2 is what no query sees."""
+    """mmdet's number of an instance is class + 1000 * instance; 2 is background."""
     meta = dict(classes=('person', 'sky'), palette=[(9, 9, 9), (7, 7, 7)])
     predictor = SimpleNamespace(scope='mmdet', meta=meta, draw=lambda frame, *_: frame.pixels)
     classes_HW = torch.tensor([[0, 1000, 2], [1, 1, 2000]])
@@ -322,7 +322,7 @@ def test_a_picture_of_too_many_pixels_is_reduced_and_its_results_are_not(record_
     objects = json.loads((out / 'results.json').read_text())
     assert {tuple(found['segmentation']['size']) for found in objects} == {(96, 128)}
     assert max(found['bbox'][0] + found['bbox'][2] for found in objects) > 64
-    for found in objects:  # a mask is where its box is
+    for found in objects:  # a mask lies in its box
         from pycocotools import mask
 
         x, y, width, height = mask.toBbox(found['segmentation'])
@@ -334,7 +334,7 @@ def test_a_picture_of_too_many_pixels_is_reduced_and_its_results_are_not(record_
 
 
 def test_ctrl_c_ends_after_the_frame_at_hand(tmp_path, checkpoints, pictures, monkeypatch):
-    """The frames before it are written, in a whole video, and the files behind it are left out."""
+    """The video has the frames before the fault. Later files are left out."""
     open_video = cv2.VideoCapture
 
     class Video:

@@ -24,7 +24,7 @@ ENVIRONMENT['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = (
     '1'  # a shared store has the addresses of lost processes (torch 2.13)
 )
 LIMIT_S = 300
-END_S = 30  # in which all ranks have ended after one was lost
+END_S = 30  # limit for the end of all ranks after a lost rank
 
 
 def free_port():
@@ -33,7 +33,7 @@ def free_port():
 
 
 def start(command, log, **environment):
-    """A machine: a launcher in a process group of its own, with its ranks."""
+    """Start a launcher with its ranks in a new process group: one machine."""
     with open(log, 'a') as file:
         return subprocess.Popen(
             [str(word) for word in command], cwd=ROOT, env={**ENVIRONMENT, **environment}, stdout=file, stderr=file,
@@ -50,7 +50,7 @@ def wait_for(condition, *processes):
 
 
 def end(machine):
-    """A machine at once, with its ranks, which are in sessions of their own."""
+    """Kill a machine at once: the launcher and its ranks in their sessions."""
     for process in [*children_of(machine), machine.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -132,7 +132,7 @@ def training(config, work_dir, batch_size, iterations, *options):
 
 
 def losses(work_dir):
-    """By iteration: the last of those that were computed again after a restart."""
+    """Return the losses by iteration; a repeated iteration has its last loss."""
     rows = map(json.loads, (work_dir / 'losses.jsonl').read_text().splitlines())
     return {iteration: (loss, world) for iteration, loss, world in rows}
 
@@ -170,7 +170,7 @@ def elastic(config, work_dir, batch_size, iterations, port):
 
 
 def ranks_below(machine):
-    """The trainings that a launcher started."""
+    """Return the process ids of a launcher's trainings."""
     return [child for child in children_of(machine) if b'train.py' in Path(f'/proc/{child}/cmdline').read_bytes()]
 
 
@@ -197,14 +197,14 @@ def test_it_goes_on_with_the_same_bits_where_the_world_is_the_same(config, machi
 @pytest.mark.slow
 @pytest.mark.train
 def test_it_goes_on_near_it_where_a_machine_is_lost(config, machines, tmp_path, record_fault):
-    """The remaining machine has half the batch, and a loss of about the same size."""
+    """The remaining machine has half the batch, and a similar loss."""
     port = free_port()
     machines[:] = [
         start(elastic(config, tmp_path / 'work', 2, 60, port), tmp_path / f'{node}.log', NODE_RANK=str(node))
         for node in range(2)
     ]
     wait_for(lambda: list((tmp_path / 'work').glob('iter_15.pth')), *machines)
-    end(machines[1])  # the launcher and its rank; the store is the first one's
+    end(machines[1])  # the launcher and its rank; the first machine has the store
     assert machines[0].wait(LIMIT_S) == 0, (tmp_path / '0.log').read_text()[-3000:]
     found = losses(tmp_path / 'work')
     assert list(found) == list(range(60))
@@ -221,7 +221,7 @@ def test_it_goes_on_near_it_where_a_machine_is_lost(config, machines, tmp_path, 
     record_fault('lost_ranks')
 
 
-# Stand-ins for Slurm: srun runs a command once for each task
+# Fake programs of Slurm: srun runs a command once for each task
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do echo "$1" >> "$FOLDER/srun"; shift; done
 for task in 0 1; do

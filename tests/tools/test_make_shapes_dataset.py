@@ -1,4 +1,4 @@
-"""The shapes data set: the same seed gives the same bytes, and its two kinds of annotation agree."""
+"""The shapes data set: a seed gives equal bytes, and both kinds of annotation agree."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_instances_labels_and_pictures_agree(tmp_path):
             if annotation['image_id'] == image['id']:
                 mask = coco_mask.decode(annotation['segmentation']).astype(bool)
                 assert mask.sum() == annotation['area'] >= 64
-                assert not painted[mask].any()  # instances hold what is visible: they do not overlap
+                assert not painted[mask].any()  # instances have visible pixels alone, so no two overlap
                 painted[mask] = annotation['category_id']
         assert (painted == labels).all()
 
@@ -51,7 +51,7 @@ def bitten(folder):
     convex = [shape['segmentation'] for shape in shapes if shape['category_id'] < 4]
     masks = [np.ascontiguousarray(coco_mask.decode(one)) for one in convex]
     hulls = [cv2.fillConvexPoly(0 * mask, cv2.convexHull(cv2.findNonZero(mask)), 1) for mask in masks]
-    inner = [cv2.erode(hull, np.ones((3, 3), np.uint8)) for hull in hulls]  # less a step of their edges
+    inner = [cv2.erode(hull, np.ones((3, 3), np.uint8)) for hull in hulls]  # without one pixel at the edges
     return sum((mask < hull).any() for mask, hull in zip(masks, inner)), len(masks)
 
 
@@ -70,7 +70,7 @@ def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
     lines = (tmp_path / 'annotations' / 'crops_val.txt').read_text().splitlines()
     shapes = json.loads((tmp_path / 'annotations' / 'instances_val.json').read_text())
     names = [category['name'] for category in shapes['categories']]
-    assert 12 <= len(lines) < len(shapes['annotations'])  # what others cover is left out
+    assert 12 <= len(lines) < len(shapes['annotations'])  # covered pixels are left out
     for line in lines:
         name, label = line.split()
         folder, index = name.split('/')[0], name.split('/')[1].partition('_')[0]

@@ -74,7 +74,7 @@ def load(path):
 
 
 def train_until_killed(work_dir, arguments):
-    """Start training, kill -9 it as soon as a checkpoint is there, and return that checkpoint."""
+    """Start a training, kill it by `kill -9` after the first checkpoint, and return the checkpoint."""
     log = work_dir.with_suffix('.log')
     command = ['tools/train.py', DETECTION, '--work-dir', work_dir, *arguments]
     process = toy_training.start(lambda: print(in_process.run(*command)), log=log)
@@ -232,7 +232,7 @@ class MakesAFile:
 
 
 def in_official_names(key):
-    """The official detectors call a backbone so; their heads have mmdet's names."""
+    """Checkpoints of the official detectors: their heads have mmdet's names."""
     key = key.replace('backbone.stages.', 'backbone.layers.').replace('attn.w_msa.', 'attn.')
     key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
     return key.replace('patch_embed.projection', 'patch_embed.proj')

@@ -28,14 +28,14 @@ PHOTOGRAPHS = ROOT.parent / 'shared' / 'data' / 'tiny_coco' / 'images'
 def visualize(*arguments):
     result = run('tools/visualize.py', *arguments)
     assert result.returncode == 0, result.stderr
-    out = Path(result.stdout.splitlines()[-1])  # above, what the toolboxes print when they are imported
+    out = Path(result.stdout.splitlines()[-1])  # lines above: prints of the toolboxes' imports
     assert out.stat().st_size > 1000
     return out
 
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
-    """A picture, and random checkpoints as training saves them."""
+    """A picture, and random checkpoints of trainings."""
     folder = tmp_path_factory.mktemp('files')
     cv2.imwrite(str(folder / 'picture.png'), np.random.RandomState(0).randint(0, 255, (96, 128, 3), np.uint8))
     for path in (DETECTION, DETECTION_V2, SEGMENTATION):

@@ -1,4 +1,4 @@
-"""What is wrong with a command line is said in a sentence, without a traceback."""
+"""Wrong command lines give one sentence, without a traceback."""
 
 import os
 import stat
@@ -207,7 +207,7 @@ def test_an_option_of_the_config_that_is_none(record_fault, word):
     record_fault('bad_commands')
 
 
-# What is built, and fails in its first step: the part of the config is named.
+# An error in the first step names the part of the config.
 FIRST_STEP = {
     'model.neck.out_channels=7': 'model.rpn_head of ',
     'model.neck.out_channels=-1': 'model.neck of ',
@@ -229,7 +229,7 @@ def test_what_fails_in_its_first_step_is_named(record_fault, own, option, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize('words', [detection, segmentation])
 def test_a_resume_with_other_classes_says_what_to_do(record_fault, tmp_path, words):
-    """The head has another shape than its moments, by which a fused optimizer would step."""
+    """The head's shape differs from the shape of its moments. A fused optimizer would read wrong memory."""
     root, work = make_own_data(tmp_path / 'own'), tmp_path / 'work'
     options = [*words(root, '+optim_wrapper.optimizer.fused=True'), '--work-dir', work]
     assert run('tools/train.py', *options).returncode == 0

@@ -1,4 +1,4 @@
-"""What is wrong with a user's pictures, labels and annotations is said in a sentence, by each tool that meets it."""
+"""Faults in pictures, labels and annotations give one sentence in each tool."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def config(words):
 
 
 def first_item(words, phase='train', **options):
-    """What the first picture of a data set becomes, outside of any check before."""
+    """Return the first sample of a data set, without a check of the data before."""
     cfg = config(words)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = build_dataset(cfg, phase, **options)
@@ -47,7 +47,7 @@ def first_item(words, phase='train', **options):
 
 
 def sentence(result):
-    """The last line of what a tool wrote, which must have no traceback."""
+    """Return the last line of a tool's output, and assert that it has no traceback."""
     assert result.returncode == 1, result.stderr[-1000:]
     assert 'Traceback' not in result.stderr
     return (result.stderr.strip() or result.stdout.strip()).splitlines()[-1]  # tools/check_data.py's are a result
@@ -106,7 +106,7 @@ def test_labels_of_one_channel_are_read_whatever_their_mode(own, tmp_path):
 
 
 def test_colours_that_are_lists_can_be_drawn(own):
-    """As a config in JSON or YAML has them, or --cfg-options; mmdet draws tuples alone."""
+    """Configs in JSON or YAML, and --cfg-options, have lists. mmdet draws tuples alone."""
     cfg = config(detection(own))
     cfg.train_dataloader.dataset.metainfo.palette = [[1, 2, 3], [4, 5, 6]]
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -151,7 +151,7 @@ def truncate(path):
 
 
 def truncated_jpeg(path):
-    """A JPEG of which some decoders read what is there."""
+    """A truncated JPEG. Some decoders read the first part."""
     pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
     data = cv2.imencode('.jpg', pixels)[1].tobytes()
     path.write_bytes(data[: len(data) * 9 // 10])
@@ -175,7 +175,7 @@ def test_a_picture_that_cannot_be_read_is_named_or_skipped_and_counted(record_fa
     path = own / 'images' / 'train' / '0.png'
     spoil(path)
     for words in (detection(own), segmentation(own)):
-        if kind == 'missing' and 'upernet' in str(words[0]):  # its data sets are the pictures that are there
+        if kind == 'missing' and 'upernet' in str(words[0]):  # its data sets list the files in a folder
             continue
         reports = check_data(config(words))
         (said,) = reports[0].sentences(reports[0].errors)
@@ -216,7 +216,7 @@ def test_train_goes_on_without_unreadable_pictures_and_counts_them(record_fault,
 
 
 def test_a_worker_processs_error_is_the_sentence_alone(record_fault, own, tmp_path):
-    """Beyond what the look at the data before training has opened."""
+    """The check before training opens fewer pictures."""
     path = own / 'labels' / 'train' / '0.png'
     Image.fromarray(np.full((SIZE, SIZE), 200, np.uint8)).save(path)
     cfg = config(segmentation(own, 'train_dataloader.num_workers=1'))
@@ -278,7 +278,7 @@ def test_tiny_pictures_are_skipped_or_have_a_finite_loss(record_fault, own, word
 
 
 def spoilt(change):
-    """A change to a COCO file as a test's parameter."""
+    """Return a change to a COCO file as a test's parameter."""
 
     def spoil(root):
         coco = read_coco(root)
@@ -364,7 +364,7 @@ def test_classes_unlike_the_annotation_files_are_named(record_fault, own, classe
         loader.dataset.metainfo.classes = classes
     cfg.dump(tmp_path / 'config.py')
     tools = {'check_data': [], 'browse_dataset': ['--not-show', '--output-dir', tmp_path / 'out']}
-    if 'screw' in classes:  # mmdet knows the number of categories that it found
+    if 'screw' in classes:  # mmdet reads the number of categories from the file
         tools['train'] = ['--work-dir', tmp_path]
     else:
         tools.pop('browse_dataset')
@@ -502,7 +502,7 @@ def test_what_is_no_file_is_not_waited_for(record_fault, own, kind, folder):
     path = own / folder / 'train' / '0.png'
     path.unlink()
     NO_FILES[kind](path)
-    words = detection(own) if folder == 'images' else segmentation(own)  # whose pictures are those that are files
+    words = detection(own) if folder == 'images' else segmentation(own)  # its pictures are the files of a folder
     report = check_data(config(words))[0]
     (said,) = report.sentences(report.errors)
     assert said.startswith('train: pictures or labels that cannot be read: 1, as')
@@ -513,7 +513,7 @@ def test_what_is_no_file_is_not_waited_for(record_fault, own, kind, folder):
 
 
 def test_a_file_name_is_named_that_the_system_cannot_have(record_fault, own):
-    """Of a list of pictures that is no COCO file."""
+    """A list of pictures without COCO's format."""
     for name in ('0\0.png', '\ud800.png', 'x' * 300 + '.png'):
         cfg = config(detection(own))
         items = [dict(img_path=name, height=SIZE, width=SIZE, img_id=0, instances=[])]
@@ -600,7 +600,7 @@ def test_browse_names_the_pictures_that_it_cannot_draw_and_draws_the_others(reco
 
 @pytest.mark.slow
 def test_a_name_that_is_not_utf_8_is_written_as_bytes(record_fault, own, tmp_path):
-    """In processes of their own, whose output is UTF-8."""
+    """The processes print UTF-8."""
     for folder in ('images', 'labels'):
         (own / folder / 'train' / '0.png').rename(os.fsdecode(os.fsencode(own / folder / 'train') + b'/\xff.png'))
     environment = dict(os.environ, PYTHONUTF8='1')

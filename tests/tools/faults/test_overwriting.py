@@ -1,4 +1,4 @@
-"""What the tools write: never over a user's file or over what they read, and again over what they wrote themselves."""
+"""The tools overwrite no user's file and no input. They overwrite their own files."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def said(result, status=1):
 
 
 def spared(record_fault, path, *command, words=('is there already',), holds=MINE):
-    """That a command does not write `path`, and says so."""
+    """Assert that a command refuses to write `path`."""
     sentence = said(run(*command)).splitlines()[-1]
     for word in (str(path), *words):
         assert word in sentence
@@ -158,7 +158,7 @@ def test_infer_into_the_folder_of_the_data(record_fault, tmp_path):
         mine.write_bytes(MINE)
         spared(record_fault, mine, 'tools/infer.py', data / 'x.png', *command[2:])
         shutil.rmtree(mine.parent)
-    for _ in range(2):  # the second time, what the first wrote is no input
+    for _ in range(2):  # the second run reads no output of the first run
         result = run(*command)
         assert result.returncode == 0, result.stderr
         assert '1 pictures and frames of 1 files' in result.stdout
@@ -297,7 +297,7 @@ def test_a_video_that_is_cut_off(record_fault, tmp_path, suffix, codec):
     assert result.returncode == 0, result.stderr
     assert '40 pictures and frames of 1 files' in result.stdout
     data = whole.read_bytes()
-    if suffix == '.mp4':  # its index is at the end: put it in front, as for streaming
+    if suffix == '.mp4':  # move the index from the end to the front, as for streaming
         data = index_first(data)
     cut = tmp_path / f'cut{suffix}'
     cut.write_bytes(data[: len(data) // 2])

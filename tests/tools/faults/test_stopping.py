@@ -1,4 +1,4 @@
-"""The tools, when a disk is full or a training is stopped: what they say, and their exit codes."""
+"""Messages and exit codes of the tools after a full disk or a stopped training."""
 
 import os
 import random
@@ -92,7 +92,7 @@ run(main)
 
 @pytest.mark.parametrize('name', ['SIGTERM', pytest.param('SIGHUP', marks=pytest.mark.slow)])
 def test_a_signal_leaves_nothing_half_written(tmp_path, record_fault, name):
-    """What a worker process gets ends it alone."""
+    """A signal to a worker process ends the worker alone."""
     number = getattr(signal, name)
     command = [sys.executable, '-c', WRITER, str(tmp_path), name]
     process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
