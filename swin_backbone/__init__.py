@@ -11,9 +11,9 @@ from .version import __version__
 
 
 def _is_for_info() -> bool:
-    """Whether this is `python -m swin_backbone`, or `swin-backbone`, which also say what is missing.
+    """Return whether this is `python -m swin_backbone` or `swin-backbone`, whose `info` works without mmengine.
 
-    Python sets `sys.argv[0]` to '-m' while it looks for the module to run, which imports this file.
+    `sys.argv[0]` is '-m' while Python imports this file for `python -m`.
     """
     if sys.argv[:1] == ['-m']:
         return 'swin_backbone' in getattr(sys, 'orig_argv', ['swin_backbone'])
@@ -25,10 +25,10 @@ try:
 
     from .mmcv_ops import put_in_place
 
-    put_in_place()  # before anything imports mmcv.ops, which fails without compiled operators
-    with warnings.catch_warnings():  # mmcv says that it has no operators; no layer here needs one
+    put_in_place()  # first: an import of mmcv.ops fails without compiled operators
+    with warnings.catch_warnings():  # mmcv warns about missing operators, and no layer here needs them
         warnings.filterwarnings('ignore', message='Fail to import', category=UserWarning)
-        import mmcv.cnn.bricks.transformer  # noqa: F401 - most of what is imported below
+        import mmcv.cnn.bricks.transformer  # noqa: F401
 except ImportError as error:
     if not _is_for_info():
         raise ImportError(
@@ -53,7 +53,7 @@ else:
         from .openmmlab.swap.replace import swap_backbone
 
         register_prefixes()
-        use_torchvision()  # before timm, which mmseg.apis imports, or mmpretrain does: one for CUDA stops them
+        use_torchvision()  # before timm and mmpretrain, whose import fails beside a torchvision for CUDA
 
 __all__ = [
     'ARCHS',
@@ -79,7 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Layers of mmdet's and mmseg's models, which configs name as 'swin_backbone.UPerHead': imported when asked for."""
+    """Import layers of mmdet's and mmseg's models at first use. Configs name them 'swin_backbone.UPerHead'."""
     modules = {'SingleRoIExtractor': 'roi_extractor', 'UPerHead': 'uper_head'}
     if name not in modules:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -1,7 +1,6 @@
-"""`python -m swin_backbone COMMAND`, which is `swin-backbone COMMAND` where the package is installed.
+"""`python -m swin_backbone COMMAND`, or `swin-backbone COMMAND` of an installed package.
 
-`info` works where mmengine, mmcv or torch are missing. The other commands are the files of tools/, which a wheel brings
-along.
+`info` works without mmengine, mmcv and torch. All other commands are the files of tools/, also in a wheel.
 """
 
 import argparse
@@ -13,7 +12,7 @@ from pathlib import Path
 from .command_line import run
 from .info import print_info
 
-# What each file of tools/ is called here, and what it does.
+# By command: the file in tools/, and the help
 TOOLS = {
     'train': ('train', 'train a detector, segmentor or classifier'),
     'test': ('test', 'evaluate a checkpoint or an exported model'),
@@ -21,11 +20,11 @@ TOOLS = {
     'export': ('export', 'make a folder that runs without torch'),
     'convert': ('convert_checkpoint', 'write a checkpoint in another format'),
     'visualize': ('visualize', 'draw windows, masks, attention, features'),
-    'check-data': ('check_data', 'look through the data sets of a config'),
-    'browse-dataset': ('browse_dataset', 'show what augmentation makes of a data set'),
+    'check-data': ('check_data', 'check the data sets of a config'),
+    'browse-dataset': ('browse_dataset', 'show augmented pictures of a data set'),
     'print-config': ('print_config', 'print a config as a training would use it'),
     'plot-log': ('plot_log', 'draw the curves of trainings'),
-    'make-shapes': ('make_shapes_dataset', 'generate a small data set, to try things on'),
+    'make-shapes': ('make_shapes_dataset', 'generate a small data set for trials'),
     'flops': ('flops', 'count parameters and multiply-adds'),
 }
 
@@ -35,16 +34,15 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
     commands.add_parser(
         'info',
-        help='print what is installed, which devices there are, and which backends can compute on each: paste it into '
-        'a bug report',
+        help='print versions, devices and backends, for a bug report',
     )
-    for name, (_, does) in TOOLS.items():
-        commands.add_parser(name, help=does)
+    for name, (_, summary) in TOOLS.items():
+        commands.add_parser(name, help=summary)
     return parser
 
 
 def main() -> None:
-    """Run a command. A tool gets all behind its name, `--help` too."""
+    """Run a command. A tool gets all arguments behind its name, also `--help`."""
     if sys.argv[1:2] and sys.argv[1] in TOOLS:
         _run_tool(sys.argv[1], sys.argv[2:])
     else:
@@ -59,7 +57,7 @@ def _program() -> str:
 def _run_tool(name: str, arguments: Sequence[str]) -> None:
     folder = _tools()
     sys.argv = [f'{_program()} {name}', *arguments]
-    sys.path.insert(0, str(folder))  # as Python does with the folder of a file that it runs
+    sys.path.insert(0, str(folder))  # as Python does for a file
     spec = spec_from_file_location(TOOLS[name][0], folder / f'{TOOLS[name][0]}.py')
     assert spec is not None
     assert spec.loader is not None
@@ -69,7 +67,7 @@ def _run_tool(name: str, arguments: Sequence[str]) -> None:
 
 
 def _tools() -> Path:
-    """tools/ of an installed wheel, else of the checkout."""
+    """Return the folder of the tools: in an installed wheel, or in the checkout."""
     package = Path(__file__).parent
     for folder in (package / '.mim' / 'tools', package.parent / 'tools'):
         if (folder / 'train.py').is_file():

@@ -1,7 +1,4 @@
-"""A model from a config's name to its predictions, in Python: what the tools do, one call each.
-
-It imports mmdet or mmseg only when it is called.
-"""
+"""The tools as methods of a model: train, test, predict, export. Toolboxes are imported at the first call."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ PathLike = Union[str, Path]
 
 
 class Prediction(NamedTuple):
-    """What a model sees on a picture.
+    """The prediction for a picture.
 
     Args:
-        path: of the picture; None for pixels.
-        sample: the toolbox's own data sample, with `pred_instances` or `pred_sem_seg`, on the CPU.
-        drawn: the picture with what was seen, (H, W, 3) uint8 RGB.
-        classes: the names that labels count.
+        path: path of the picture; None for pixels.
+        sample: the toolbox's data sample, with `pred_instances` or `pred_sem_seg`, on the CPU.
+        drawn: the picture with the predictions, (H, W, 3) uint8 RGB.
+        classes: names of the classes, by label.
     """
 
     path: Optional[str]
@@ -34,25 +31,21 @@ class Prediction(NamedTuple):
 
 
 class Model:
-    """A config of mmdet or mmseg, maybe with a checkpoint: `load` makes one.
+    """A config of mmdet or mmseg with or without a checkpoint, made by `load`.
 
     Attributes:
-        cfg: the config, as a training takes it.
-        checkpoint: path or URL of the weights; None before a training.
-        work_dir: folder for logs and checkpoints.
+        cfg: the config of the last training.
+        checkpoint: path or URL of the weights; None without weights.
+        work_dir: folder of logs and checkpoints.
     """
 
     def __init__(self, arguments: dict[str, Any], checkpoint: Optional[str], device: Optional[str]):
-        self._arguments, self.checkpoint, self._device = arguments, checkpoint, device
-        self._predictor: Any = None
-        self.cfg: Config = self._configured(None)
-        self.work_dir = str(self.cfg.work_dir)
-
-    def _configured(self, settings: Any) -> Config:
         from .openmmlab import runtime
 
-        cfg = runtime.load_config(**self._arguments, settings=settings)
-        return cfg
+        self._arguments, self.checkpoint, self._device = arguments, checkpoint, device
+        self._predictor: Any = None
+        self.cfg: Config = runtime.load_config(**arguments)
+        self.work_dir = str(self.cfg.work_dir)
 
     def train(
         self,
@@ -63,32 +56,33 @@ class Model:
         *,
         resume: bool = False,
     ) -> Model:
-        """Train, and keep the last checkpoint: tools/train.py.
+        """Train as tools/train.py, and use the last checkpoint from then on.
+
+        None keeps the config's setting. Settings that depend on a changed setting follow, as in tools/train.py.
 
         Args:
-            epochs: how often all pictures are seen; this and the next three are the config's own by default, and change
-                what hangs together with them, as the options of tools/train.py do.
-            batch: pictures of a step, on each device.
+            epochs: passes over all pictures.
+            batch: pictures per step and device.
             img_scale: (width, height) in pixels.
-            lr: the learning rate.
+            lr: learning rate.
             resume: continue from the last checkpoint in the working folder.
 
         Returns:
             The model itself.
 
         Raises:
-            ValueError: if something in the config or the data cannot work, naming it.
-            TrainingStopped: if training ends before its time.
+            ValueError: for an error in the config or the data.
+            TrainingStopped: if training ends early.
         """
         from .openmmlab import runtime
         from .openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook
         from .openmmlab.config.paths import make_folder, require_data
         from .openmmlab.config.published import start_from
-        from .openmmlab.config.training_settings import Settings
+        from .openmmlab.config.training_settings import TrainingSettings
         from .openmmlab.data.check_data import check_own_data
         from .openmmlab.training.lock import only_training_in
 
-        cfg = self._configured(Settings(epochs, batch, img_scale, lr))
+        cfg = runtime.load_config(**self._arguments, settings=TrainingSettings(epochs, batch, img_scale, lr))
         runtime.set_resume(cfg, 'auto' if resume else None)
         if self.checkpoint is not None and not resume:
             start_from(cfg, self.checkpoint)
@@ -104,10 +98,10 @@ class Model:
         return self
 
     def test(self) -> dict[str, float]:
-        """The metrics of the config on its test data, at the scale that was trained on: tools/test.py.
+        """Return the metrics on the test data, as tools/test.py. Pictures have the size of the training.
 
         Raises:
-            ValueError: if there is no checkpoint, or something in it, the config or the data cannot work.
+            ValueError: without a checkpoint, or for an error in the checkpoint, the config or the data.
         """
         from .openmmlab import runtime
         from .openmmlab.config.paths import require_data
@@ -121,14 +115,14 @@ class Model:
     def predict(
         self, pictures: Union[PathLike, NDArray[Any], Sequence[Union[PathLike, NDArray[Any]]]], score_thr: float = 0.3
     ) -> list[Prediction]:
-        """What the model sees on pictures: tools/infer.py, without files.
+        """Return the predictions for pictures, as tools/infer.py without files.
 
         Args:
-            pictures: paths of pictures, folders or patterns, or pixels (H, W, 3) uint8 RGB; one, or a list.
+            pictures: a path of a picture, a folder, a pattern, pixels (H, W, 3) uint8 RGB, or a list of these.
             score_thr: objects with lower scores are not drawn.
 
         Raises:
-            ValueError: if there is no checkpoint, or no such picture.
+            ValueError: without a checkpoint, or if a path has no pictures.
             OSError: if a picture cannot be read.
         """
         import numpy as np
@@ -147,7 +141,7 @@ class Model:
         return predictions
 
     def export(self, out: PathLike, format: str = 'onnx', **options: Any) -> dict[str, Any]:
-        """Write a folder that runs without torch: see `swin_backbone.export.export.export`, which takes the options.
+        """Write a folder that runs without torch. Options: see `swin_backbone.export.export.export`.
 
         Returns:
             The contents of deploy.json.
@@ -156,9 +150,9 @@ class Model:
 
         return export(self.cfg, self._require_checkpoint('export'), Path(out), format, **options)
 
-    def _require_checkpoint(self, what: str) -> str:
+    def _require_checkpoint(self, action: str) -> str:
         if self.checkpoint is None:
-            raise ValueError(f'to {what}, a model needs a checkpoint: load(..., checkpoint=...), or train() before')
+            raise ValueError(f'to {action}, a model needs a checkpoint: load(..., checkpoint=...), or train() before')
         return self.checkpoint
 
 
@@ -175,22 +169,22 @@ def load(
     at: Optional[str] = None,
     device: Optional[str] = None,
 ) -> Model:
-    """A model to train, test, predict with and export.
+    """Return a model to train, test, predict with and export.
 
     Args:
         config: a path, or `mmdet::...`, `mmseg::...` or `swin_backbone::...`.
         checkpoint: path or URL of the weights of the whole model.
         backbone: put this Swin in place of the config's backbone; see `swap_backbone`.
-        data: your own pictures with their annotations: a folder, or a COCO JSON.
-        annotations: their file or folder, where it is not below `data`.
-        work_dir: folder for logs and checkpoints; work_dirs/ and the config's name by default.
-        options: settings of the config by their keys, as --cfg-options: {'train_dataloader.num_workers': 0}.
-        recipe: with `backbone`: 'swin', the Swin recipe's optimizer, or 'keep', the config's own.
-        at: with `backbone`: the key of the backbone that is replaced, where there are several.
-        device: for predictions; CUDA if there is one by default.
+        data: your own pictures with annotations: a folder, or a COCO JSON.
+        annotations: file or folder of the annotations, if they are not below `data`.
+        work_dir: folder of logs and checkpoints. Default: work_dirs/ and the config's name.
+        options: settings of the config by key, as --cfg-options: {'train_dataloader.num_workers': 0}.
+        recipe: with `backbone`: 'swin' for the optimizer of the Swin recipe, 'keep' for the config's own.
+        at: with `backbone`: key of the replaced backbone, if the config has several.
+        device: device of predictions. Default: the first CUDA device, or the CPU.
 
     Raises:
-        ValueError: if there is no such config, or something does not fit it, naming it.
+        ValueError: if the config is missing, or an argument does not fit the config.
 
     Examples:
         >>> from swin_backbone import load
@@ -214,19 +208,18 @@ def load(
 
 
 def _frames(pictures: Any) -> list[tuple[Optional[str], Any]]:
-    """Each picture with its path."""
+    """Return the frame of each picture, with the path of a file."""
     import numpy as np
 
     from .openmmlab.data.media import Frame, Medium, find_media, read_frames
 
-    given = pictures if isinstance(pictures, (list, tuple)) else [pictures]
     frames: list[tuple[Optional[str], Any]] = []
-    for number, one in enumerate(given):
-        if isinstance(one, (str, Path)):
-            for medium in find_media([str(one)]):
+    for number, picture in enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures]):
+        if isinstance(picture, (str, Path)):
+            for medium in find_media([str(picture)]):
                 frames += [(str(medium.path), frame) for frame in read_frames(medium)]
             continue
-        pixels = np.asarray(one)
+        pixels = np.asarray(picture)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or not pixels.size:
             raise TypeError(
                 f'pictures takes paths, or pixels (H, W, 3) uint8, got {pixels.dtype} of the shape {pixels.shape}'

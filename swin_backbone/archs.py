@@ -19,13 +19,13 @@ ARCHS: dict[str, Arch] = {
     'large': Arch(192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
 
-# Swin V2 has two more; the heads of Huge, which the paper does not say, are mmpretrain's.
+# Sizes of Swin V2. The paper does not give the heads of Huge; these are mmpretrain's.
 ARCHS_V2: dict[str, Arch] = {
     **ARCHS,
     'huge': Arch(352, (2, 2, 18, 2), (8, 16, 32, 64)),
     'giant': Arch(512, (2, 2, 42, 4), (16, 32, 64, 128)),
 }
-# Swin-MLP of microsoft/Swin-Transformer. It has three of width 96: with 24 channels a head ('tiny'), 12 and 6.
+# Swin-MLP of microsoft/Swin-Transformer. The three sizes of width 96 have 24, 12 and 6 channels per head.
 ARCHS_MLP: dict[str, Arch] = {
     'nano': Arch(32, (2, 2, 2, 2), (2, 4, 8, 16)),
     'tiny': Arch(96, (2, 2, 6, 2), (4, 8, 16, 32)),
@@ -33,4 +33,4 @@ ARCHS_MLP: dict[str, Arch] = {
     'tiny-c6': Arch(96, (2, 2, 6, 2), (16, 32, 64, 128)),
     'base': Arch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
 }
-EXTRA_NORM_EVERY_N_BLOCKS = {'huge': 6, 'giant': 6}  # a norm on the shortcut, which keeps such widths from growing
+EXTRA_NORM_EVERY_N_BLOCKS = {'huge': 6, 'giant': 6}  # a norm on the shortcut bounds the values of wide models

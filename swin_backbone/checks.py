@@ -8,18 +8,18 @@ from collections.abc import Collection, Sequence
 from numbers import Integral, Real
 from typing import Any, Optional, TypeVar, Union
 
-T = TypeVar('T')
+Value = TypeVar('Value')
 
-MAX_CHARACTERS = 200  # of a value in a message
+MAX_VALUE = 200  # of a value in a message
 
 
 def refusal(name: str, takes: str, value: object) -> str:
     """Return the message of a refused value."""
     got = repr(value)
-    return f'{name} takes {takes}, got {got if len(got) <= MAX_CHARACTERS else got[:MAX_CHARACTERS] + "..."}'
+    return f'{name} takes {takes}, got {got if len(got) <= MAX_VALUE else got[:MAX_VALUE] + "..."}'
 
 
-def check_type(name: str, value: T, kinds: Union[type, tuple[type, ...]], takes: str) -> T:
+def check_type(name: str, value: Value, kinds: Union[type, tuple[type, ...]], takes: str) -> Value:
     """Check the type of a value.
 
     Args:
@@ -80,7 +80,7 @@ def check_number(
     return number
 
 
-def check_choice(name: str, value: T, choices: Collection[str]) -> T:
+def check_choice(name: str, value: Value, choices: Collection[str]) -> Value:
     """Check a name among the allowed names."""
     takes = 'one of ' + ', '.join(map(repr, choices))
     if not isinstance(value, str):

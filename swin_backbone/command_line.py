@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import fill
 from types import FrameType
 from typing import Any, NoReturn, Optional, Union
 
@@ -24,8 +25,8 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     A closed pipe on stdout, as in `TOOL | head`, ends the tool silently with status 141, the shell's for SIGPIPE. A
     training continues, because its log file is still there.
 
-    A full disk ends the tool with one sentence and status 1. The output is flushed first: Python ignores a full disk
-    while it exits.
+    A full disk ends the tool with one sentence and status 1. The output is flushed before the exit, because Python
+    ignores a full disk later.
 
     SIGTERM and SIGHUP end the tool with status 143 and 129, after temporary files are removed.
     """
@@ -45,7 +46,7 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _is_stdout_broken():  # another pipe, as of a worker
+        if not _is_stdout_broken():  # the pipe of a worker, for example
             raise
         status = BROKEN_PIPE
         _print_no_more()
@@ -75,7 +76,7 @@ def _clean_up_on_signals() -> None:
 
 
 def _print_no_more() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at its end
 
 
 def _cannot_write(error: OSError) -> bool:
@@ -189,15 +190,15 @@ def _export_local_rank(rank: str) -> int:
     return int(rank)
 
 
-# The arguments that several tools have, in the order of every --help. docs/reference/tools.md is the same table.
+# Arguments of several tools, in the order of every --help. docs/reference/tools.md has this table.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     'image': dict(help='a picture'),
     'config': dict(help='path of the config, or mmdet::..., mmseg::..., swin_backbone::...'),
     'checkpoint': dict(help='path or URL of the checkpoint'),
     '--data': dict(
         metavar='D',
-        help='your own pictures with their annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or '
-        'label PNGs, or the JSON itself; data sets, classes and evaluators follow',
+        help='your own pictures with annotations: a folder with a COCO JSON, YOLO text files, Pascal VOC XML or label '
+        'PNGs, or the JSON itself; data sets, classes and evaluators follow',
     ),
     '--backbone': dict(
         type=swin, metavar='NAME', help="put this Swin in place of the config's backbone: swin-t, swinv2-b, ..."
@@ -205,14 +206,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--epochs': dict(
         type=positive, metavar='N', help='train for N epochs; schedule, warm-up, validation and checkpoints follow'
     ),
-    '--batch': dict(type=positive, metavar='N', help='pictures of a step and process; the learning rate stays'),
+    '--batch': dict(type=positive, metavar='N', help='pictures per step and process; the learning rate stays'),
     '--shape': dict(type=whole(1, LARGEST_SIDE), nargs='+', action=Shape, metavar=('H', 'W'), help='height and width'),
     '--lr': dict(type=number(1e-12), metavar='R', help='the learning rate; the last rate of the schedule follows'),
     '--auto-scale-lr': dict(
         action='store_true',
         help='scale the learning rate in proportion to the batch, from auto_scale_lr.base_batch_size of the config',
     ),
-    '--annotations': dict(metavar='A', help='with --data: their file or folder, if they are not below the pictures'),
+    '--annotations': dict(metavar='A', help='with --data: annotations that are not below the pictures'),
     '--at': dict(metavar='KEY', help='with --backbone: the key of the backbone, if the config has several'),
     '--recipe': dict(
         choices=('swin', 'keep'),
@@ -241,22 +242,20 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     '--dpi': dict(type=whole(1, 1000), default=100, metavar='N', help='pixels of a PNG per inch (default: 100)'),
     '--overwrite': dict(
         action='store_true',
-        help='replace existing files, also files that no tool wrote and files that were changed since',
+        help='replace existing files of yours too; files of the tools are always replaced',
     ),
     '--cfg-options': dict(
         nargs='+',
         action=CfgOptions,
         metavar='K=V',
-        help='override settings of the config: key=value, key="[a,b]" or key=a,b, nested keys with dots; an unknown '
-        'key is an error, and +key=value adds a key',
+        help='override settings of the config: key=value, key="[a,b]" or key=a,b; dots between nested keys; '
+        '+key=value adds a new key',
     ),
     '--skip-unreadable': dict(action='store_true', help='skip pictures that cannot be read, and count them'),
     '--allow-missing': dict(
-        action='store_true', help='continue if the checkpoint lacks weights of the model; these stay random'
+        action='store_true', help='continue if the checkpoint lacks weights of the model, which stay random'
     ),
-    '--unsafe-load': dict(
-        action='store_true', help='let checkpoints run any code while they are read: only if you trust their author'
-    ),
+    '--unsafe-load': dict(action='store_true', help='let a checkpoint run any code: only if you trust its author'),
     '--timeout': dict(
         type=number(0.001),
         default=30.0,
@@ -266,11 +265,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     '--launcher': dict(choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher'),
     '--local-rank': dict(also=['--local_rank'], type=_export_local_rank, help=argparse.SUPPRESS),
-    '--debug': dict(action='store_true', help='print the traceback of an error, in place of one sentence'),
+    '--debug': dict(action='store_true', help='print the traceback of an error'),
 }
 
 # Options of earlier versions, and their names now.
-RENAMED = {
+RENAMED_OPTIONS = {
     '--size': '--shape H W',
     '--img-scale': '--shape H W, height first',
     '--batch-size': '--batch N',
@@ -278,22 +277,30 @@ RENAMED = {
     '--traceback': '--debug',
     '--to': '--new-window W',
 }
-CONFIG = 'config backbone at recipe cfg_options debug'  # what `load_config` needs
-SETTINGS = 'epochs batch shape lr auto_scale_lr'  # what `training_settings` needs
+CONFIG = 'config backbone at recipe cfg_options debug'  # for `load_config`
+TRAINING_OPTIONS = 'epochs batch shape lr auto_scale_lr'  # for `training_settings`
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Fill the paragraphs of a description, except commands and indented paragraphs."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split('\n\n')
+        return '\n\n'.join(part if part.startswith(('python', ' ')) else fill(part, width) for part in paragraphs)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a tool: the arguments of `ARGUMENTS` in their order, then its own."""
+    """A parser of a tool: arguments of `ARGUMENTS` in that order, then the tool's own arguments."""
 
     def __init__(self, **settings: Any):
-        super().__init__(**{'formatter_class': argparse.RawDescriptionHelpFormatter, **settings})
+        super().__init__(**{'formatter_class': Help, **settings})
 
     def add(self, names: str, **changes: dict[str, Any]) -> None:
         """Add arguments of `ARGUMENTS`.
 
         Args:
             names: without dashes, with a space between two: 'config data work_dir'.
-            changes: by name, settings of `add_argument` that differ in this tool.
+            changes: settings of `add_argument` that differ in this tool, by name.
         """
         left = set(names.split())
         for name, settings in ARGUMENTS.items():
@@ -307,14 +314,14 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         for word in sys.argv[1:] if args is None else args:
             old = word.partition('=')[0]
-            new = RENAMED.get(old, '')
+            new = RENAMED_OPTIONS.get(old, '')
             if new.split(' ')[0] in self._option_string_actions and old not in self._option_string_actions:
                 self.error(f'{old} is now {new}')
         return super().parse_known_args(args, namespace)
 
 
 def load_config(args: argparse.Namespace, **more: Any) -> Any:
-    """Return the config of a command line: CONFIG, changed by the options that the tool has.
+    """Return the config of a command line, changed by the options of the tool.
 
     Args:
         more: for `runtime.load_config`.
@@ -334,10 +341,10 @@ def load_config(args: argparse.Namespace, **more: Any) -> Any:
 
 
 def training_settings(args: argparse.Namespace) -> Any:
-    """Return the settings of a training: the options of `SETTINGS`."""
-    from swin_backbone.openmmlab.config.training_settings import Settings
+    """Return the settings of a training: the options of `TRAINING_OPTIONS`."""
+    from swin_backbone.openmmlab.config.training_settings import TrainingSettings
 
-    return Settings(args.epochs, args.batch, args.shape and args.shape[::-1], args.lr, args.auto_scale_lr)
+    return TrainingSettings(args.epochs, args.batch, args.shape and args.shape[::-1], args.lr, args.auto_scale_lr)
 
 
 USER_ERRORS = (ValueError, TypeError, OSError)

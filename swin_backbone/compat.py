@@ -1,4 +1,4 @@
-"""Private parts of other libraries that are used here, all in one place, each with what happens if it is missing.
+"""Private parts of other libraries, all in one place. Each docstring has the behaviour without the part.
 
 mmengine is imported inside the functions, so that code which needs only torch can import this file.
 """
@@ -19,20 +19,17 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 # --- torch ------------------------------------------------------------------------------------------------------------
 
-# oneDNN's linear layer, which inductor calls: GELU is applied while a tile is in registers. Without it: `F.linear`.
-onednn_linear: Any = getattr(torch.ops.mkldnn, '_linear_pointwise', None)
-
 
 def has_global_hooks() -> bool:
-    """Whether hooks are registered for all modules of the process. Without torch's function: as if there were none."""
-    ask = getattr(nn.modules.module, '_has_any_global_hook', None)
-    return bool(ask and ask())
+    """Return whether hooks are registered for all modules of the process. Without torch's function: False."""
+    has_any = getattr(nn.modules.module, '_has_any_global_hook', None)
+    return bool(has_any and has_any())
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work. Without torch's functions: no.
+    """Return whether `torch.func` (grad, vmap, jvp, ...) or forward-mode AD is at work.
 
-    It cannot be asked inside torch.compile, which sees what a transform does, and not the transform.
+    Without torch's functions: False. Inside torch.compile the result is meaningless.
     """
     peek = getattr(getattr(torch._C, '_functorch', None), 'peek_interpreter_stack', None)
     level = getattr(torch.autograd.forward_ad, '_current_level', -1)
@@ -40,43 +37,43 @@ def is_transformed() -> bool:
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for a batch of them, under `torch.vmap` or as `torch.autograd.functional` vectorises.
+    """Return whether a tensor is batched by `torch.vmap` or `torch.autograd.functional`.
 
-    Without torch's functions: no.
+    Without torch's functions: False.
     """
-    ask = getattr(getattr(torch._C, '_functorch', None), 'is_legacy_batchedtensor', None)  # of torch.autograd
-    return is_transformed() or bool(ask and ask(tensor))
+    is_legacy = getattr(getattr(torch._C, '_functorch', None), 'is_legacy_batchedtensor', None)  # of torch.autograd
+    return is_transformed() or bool(is_legacy and is_legacy(tensor))
 
 
-# Whether `torch.export` is at work. Without torch's function: as if it were torch.compile.
+# Return whether `torch.export` is at work. Without torch's function: False, as under torch.compile.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, 'is_exporting', bool)
 
 
 def constant_when_compiled(function: Function) -> Function:
-    """Let torch.compile call a function while it compiles, and keep what it returned.
+    """Let torch.compile call a function once, and keep the result as a constant.
 
-    `torch.compiler.assume_constant_result` sets the same mark, and imports torch's compiler for it: a second of every
-    command's start. Without torch's mark: torch.compile traces the function.
+    `torch.compiler.assume_constant_result` sets this mark too, but imports torch's compiler, which takes a second.
+    Without torch's mark: torch.compile traces the function.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def symbolic_views() -> AbstractContextManager[Any]:
-    """While `torch.export` records: views ask nothing about lengths that are free. Without torch's setting: they ask.
+    """Let `torch.export` record views of free lengths without checks of divisibility.
 
-    They ask whether lengths divide each other. The answer is alike for all lengths, but torch cannot prove that, and
-    refuses a `Dim` with a range for it. A strict export, which traces Python's bytecode, cannot trace the setting.
+    torch cannot prove the checks, and would refuse a `Dim` with a range. Without torch's setting: torch checks. A
+    strict export cannot trace the setting.
     """
     if not is_exporting() or torch.compiler.is_dynamo_compiling():
         return nullcontext()
     from torch.fx.experimental import _config
 
-    config: Any = _config  # which gets its methods as it is imported
+    config: Any = _config  # its methods are added at import
     return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
 
 
-# The mode in which operators give fake tensors now, or None. Without torch's function: None.
+# Return the mode that makes fake tensors, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
 
@@ -85,23 +82,13 @@ _profiler_is_on: Callable[[], bool] = getattr(torch.autograd, '_profiler_enabled
 
 
 def operators_are_replaced() -> bool:
-    """Whether a mode (`TorchDispatchMode`) gets each operator now: counters, fake tensors. Without torch's: yes."""
+    """Return whether a `TorchDispatchMode` (counters, fake tensors) is active. Without torch's function: True."""
     return _dispatch_modes() > 0
 
 
 def operators_are_watched() -> bool:
-    """Whether a mode (`TorchDispatchMode`) or a profiler sees each operator now. Without torch's functions: yes."""
+    """Return whether a `TorchDispatchMode` or a profiler is active. Without torch's functions: True."""
     return operators_are_replaced() or _profiler_is_on()
-
-
-def foreach_copy(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source to its place: on CUDA one launch, whatever the dtypes. Without torch's function: one by one."""
-    copy_all = getattr(torch, '_foreach_copy_', None)
-    if copy_all is not None:
-        copy_all(to, sources)
-        return
-    for place, source in zip(to, sources):
-        place.copy_(source)
 
 
 _attention_flags = Lock()
@@ -109,12 +96,12 @@ _attention_flags = Lock()
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Let `scaled_dot_product_attention` choose among the backends that are enabled, but cuDNN's.
+    """Exclude cuDNN from the backends of `scaled_dot_product_attention`.
 
-    With a mask, windows of N % 128 == 64 places (8x8) and a log-sum-exp below -88 its backward gives NaN on H100 and
-    H200 (pytorch issue 196678; torch 2.11 to 2.13). A torch without it (before 2.5) chooses as it does.
+    With a mask, windows of N % 128 == 64 places (8x8) and a log-sum-exp below -88, cuDNN's backward gives NaN on H100
+    and H200 (pytorch issue 196678; torch 2.11 to 2.13). torch before 2.5 does not use cuDNN here.
 
-    What is enabled is a setting of the process, so that threads take turns.
+    The enabled backends are a setting of the process, so that threads take turns.
     """
     flags = torch.backends.cuda
     with _attention_flags:
@@ -143,26 +130,26 @@ FindConfig = Callable[[str], Optional[tuple[str, Optional[str]]]]
 
 
 def find_base_configs_by(find: FindConfig) -> None:
-    """Have `_base_ = 'package::...'` ask `find` first, for the path and the scope of its registry, or None.
+    """Let `_base_ = 'package::...'` call `find` first, for path and scope of a config, or None.
 
-    Missing: mmengine resolves what it can, which is the toolboxes' own prefixes; `read_config` resolves all of them.
+    Without mmengine's method: `_base_` finds the toolboxes' own prefixes alone, and `read_config` finds all of them.
     """
     from mmengine.config import Config
 
-    own = getattr(Config, CONFIG_PATHS, None)
-    if own is None:
+    mmengines = getattr(Config, CONFIG_PATHS, None)
+    if mmengines is None:
         return
 
-    def find_or_ask_mmengine(cfg_path: str, filename: str) -> tuple[str, Optional[str]]:
-        return find(cfg_path) or own(cfg_path, filename)
+    def find_config(cfg_path: str, filename: str) -> tuple[str, Optional[str]]:
+        return find(cfg_path) or mmengines(cfg_path, filename)
 
-    setattr(Config, CONFIG_PATHS, staticmethod(find_or_ask_mmengine))
+    setattr(Config, CONFIG_PATHS, staticmethod(find_config))
 
 
 def distribution_names() -> dict[str, str]:
-    """mmengine's table of the distributions that bring a module, by which `mmengine.hub.get_config` finds configs.
+    """Return mmengine's table of distributions by module, for `mmengine.hub.get_config`.
 
-    Missing: an empty table, which has no effect; `get_config` works as without this package.
+    Without the table: an empty dict, and `get_config` works as without this package.
     """
     from mmengine.config import utils
 
@@ -170,9 +157,9 @@ def distribution_names() -> dict[str, str]:
 
 
 def checkpoint_loaders() -> Optional[dict[str, Callable[..., Any]]]:
-    """The functions by which mmengine loads checkpoints, by the prefix of their address.
+    """Return mmengine's loaders of checkpoints by the prefix of an address.
 
-    Missing: None. The caller cannot wrap them, and must have the whole process load nothing but weights.
+    Without the table: None. The caller then lets the whole process load weights alone.
     """
     from mmengine.runner import CheckpointLoader
 
@@ -181,9 +168,9 @@ def checkpoint_loaders() -> Optional[dict[str, Callable[..., Any]]]:
 
 
 def download_by(load: Callable[..., Any]) -> None:
-    """Have the loaders of `open-mmlab://` and the like, which make an http address of theirs, load that by `load`.
+    """Let the loaders of `open-mmlab://` and similar prefixes download their http addresses by `load`.
 
-    Missing: they download by themselves, and check nothing but a hash in the name.
+    Without mmengine's function: the loaders download themselves, and check only a hash in the name.
     """
     from mmengine.runner import checkpoint
 
@@ -191,19 +178,10 @@ def download_by(load: Callable[..., Any]) -> None:
         setattr(checkpoint, HTTP_LOADER, load)
 
 
-# --- torchvision ------------------------------------------------------------------------------------------------------
-
-# What its import describes to torch, and only its compiled extension declares.
-TORCHVISION_OPERATORS = (
-    'nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
-    'qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
-)
-
-
 def print_no_debug_messages() -> None:
-    """Have mmengine's `print_log` print no message of level DEBUG; without a logger it prints all, of any level.
+    """Silence messages of level DEBUG in mmengine's `print_log`.
 
-    So the toolboxes say on stdout which optional package they did not find.
+    Without a logger, `print_log` prints messages of all levels, as of missing optional packages.
     """
     from mmengine import logging as mmengine_logging
 
@@ -215,27 +193,35 @@ def print_no_debug_messages() -> None:
             print_all(msg, logger, level)
 
     mmengine_logging.print_log = print_log
-    # mmdet says so whenever it is imported, whatever the metric is.
-    warnings.filterwarnings('ignore', message='faster_coco_eval is not installed')
+    warnings.filterwarnings('ignore', message='faster_coco_eval is not installed')  # of each import of mmdet
+
+
+# --- torchvision ------------------------------------------------------------------------------------------------------
+
+# Operators that torchvision's Python code extends, and only its compiled extension declares.
+TORCHVISION_OPERATORS = (
+    'nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
+    'qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor',
+)
 
 
 def import_torchvision() -> Optional[Exception]:
-    """Import torchvision where it is installed, also one that was built for another torch than the one here.
+    """Import torchvision, also a build for another torch.
 
-    Beside a CPU torch the build of PyPI, for CUDA, does not find its compiled operators, and its import stops with a
-    RuntimeError where it describes two of them to torch. They are declared, and then all that is Python in it works:
-    its transforms, which mmpretrain and mmrotate import. The operators themselves stay what they are: not there.
+    PyPI's build is for CUDA. Beside a CPU torch its compiled operators do not load, and the import stops with a
+    RuntimeError, because two operators are not declared. Here the two are declared, so that torchvision's Python code
+    works, such as the transforms of mmpretrain and mmrotate. The operators themselves stay missing.
 
     Returns:
-        What is wrong with a torchvision that cannot be imported all the same. It counts as not installed from now on:
-        mmengine, noting versions in the log, expects an ImportError and no other.
+        The error, if torchvision still cannot be imported. It then counts as not installed: mmengine writes versions
+        to the log, and catches an ImportError alone.
     """
     error = _try_torchvision()
     if error is not None and 'torchvision::' in str(error):
         _declare_torchvision_operators()
         error = _try_torchvision()
     if error is not None:
-        sys.modules['torchvision'] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError now
+        sys.modules['torchvision'] = None  # type: ignore[assignment]  # its import raises ModuleNotFoundError now
     return error
 
 
@@ -251,9 +237,8 @@ def _try_torchvision() -> Optional[Exception]:
     return None
 
 
-@cache
+@cache  # the declarations end with the library
 def _declare_torchvision_operators() -> torch.library.Library:
-    """What it declares goes with the library, which the cache keeps."""
     library = torch.library.Library('torchvision', 'FRAGMENT')
     for schema in TORCHVISION_OPERATORS:
         library.define(schema)

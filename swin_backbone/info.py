@@ -1,7 +1,7 @@
-"""What a report of a bug needs: versions, devices, and what computes on each.
+"""The facts of a bug report: versions, imports, devices and backends.
 
-Each part stands for itself: where one fails, its line says how, and the others are printed. So nothing but the standard
-library is imported before it is needed.
+A fact that cannot be found is printed as an error, and the next facts follow. Therefore only the standard library is
+imported at the top.
 """
 
 import importlib
@@ -11,14 +11,14 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, Callable
 
 from .version import __version__
 
-# Distributions by the module that they bring; where several are installed, they have overwritten each other.
+# Distributions by module. Two installed distributions of one module overwrite each other.
 STACK = {
     'mmengine': ('onedl-mmengine', 'mmengine', 'mmengine-lite'),
     'mmcv': ('onedl-mmcv', 'mmcv', 'mmcv-lite', 'mmcv-full'),
@@ -27,22 +27,21 @@ STACK = {
     'mmpretrain': ('onedl-mmpretrain', 'mmpretrain'),
     'mmrotate': ('onedl-mmrotate', 'mmrotate'),
 }
-TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
 OTHERS = (
     *('torch', 'triton', 'torchvision', 'numpy', 'opencv-python', 'opencv-python-headless', 'safetensors'),
     *('pycocotools', 'matplotlib', 'onnx', 'onnxscript', 'onnxruntime', 'onnxruntime-gpu', 'openvino', 'nncf'),
     *('timm', 'transformers'),
 )
-# Environment variables that change what computes, or how much memory loading takes.
-VARIABLES = ('ATEN_CPU_CAPABILITY', 'CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS', 'TRITON_INTERPRET')
+# Environment variables that change the backend, or the memory of loading
+RELEVANT_VARIABLES = ('ATEN_CPU_CAPABILITY', 'CUDA_VISIBLE_DEVICES', 'OMP_NUM_THREADS', 'TRITON_INTERPRET')
 PREFIX = 'SWIN_BACKBONE_'
 
 Fact = tuple[str, str]
 
 
 def print_info() -> None:
-    """Print all there is to say, part by part, so that a crash shows in which part it was."""
-    for title, facts in PARTS.items():
+    """Print all facts, section by section; before a crash the section is printed."""
+    for title, facts in SECTIONS.items():
         print(title)
         for name, value in facts():
             print(f'  {name}: {value}', flush=True)
@@ -57,7 +56,7 @@ def _system() -> Iterator[Fact]:
         _join(
             f'{name}={value}'
             for name, value in sorted(os.environ.items())
-            if name in VARIABLES or name.startswith(PREFIX)
+            if name in RELEVANT_VARIABLES or name.startswith(PREFIX)
         ),
     )
 
@@ -70,20 +69,20 @@ def _packages() -> Iterator[Fact]:
 
 
 def stack() -> str:
-    """Which of the stacks is installed: 'onedl', 'openmmlab', 'lite' or 'none', and what is wrong with it."""
-    found = {module: [name for name, _ in _installed(names)] for module, names in STACK.items()}
-    twice = [names for names in found.values() if len(names) > 1]
+    """Return the installed stack: 'onedl', 'openmmlab', 'lite' or 'none', or a sentence about a broken mixture."""
+    installed = {module: [name for name, _ in _installed(names)] for module, names in STACK.items()}
+    twice = [names for names in installed.values() if len(names) > 1]
     if twice:
         return (
             f'broken: {" and ".join(twice[0])} overwrite each other; uninstall both of them, then install one stack '
             'in an environment of its own'
         )
-    if not found['mmcv']:
+    if not installed['mmcv']:
         return 'none: mmcv is not installed'
-    mmcv = found['mmcv'][0]
+    mmcv = installed['mmcv'][0]
     if mmcv == 'mmcv-lite':
         return 'lite'
-    names = [name for names in found.values() for name in names]
+    names = [name for names in installed.values() for name in names]
     if len({name.startswith('onedl-') for name in names}) > 1:
         return f'mixed: {", ".join(names)}; install all of them from one stack, in an environment of its own'
     return 'onedl' if mmcv.startswith('onedl-') else 'openmmlab'
@@ -93,9 +92,9 @@ def _imports() -> Iterator[Fact]:
     yield 'mmcv operators', _try(_operators)
     if _installed(['torchvision']):
         yield 'torchvision', _try(_torchvision)
-    for module in TOOLBOXES:
+    for module in list(STACK)[2:]:  # the toolboxes
         if _installed(STACK[module]):
-            yield module, _try(_import, module, 'imports')
+            yield module, _try(_import, module)
 
 
 def _operators() -> str:
@@ -113,16 +112,14 @@ def _torchvision() -> str:
         return f'left out, it cannot be imported: {error}'
     from torchvision.extension import _has_ops
 
-    return (
-        'imports'
-        if _has_ops()
-        else ('imports after swin_backbone, without its operators: it is built for another torch')
-    )
+    if _has_ops():
+        return 'imports'
+    return 'imports after swin_backbone, without its operators: it is built for another torch'
 
 
-def _import(module: str, answer: str) -> str:
+def _import(module: str) -> str:
     importlib.import_module(module)
-    return answer
+    return 'imports'
 
 
 def _devices() -> Iterator[Fact]:
@@ -133,7 +130,7 @@ def _devices() -> Iterator[Fact]:
 def _processor() -> str:
     try:
         from .devices import processor
-    except ImportError:  # of torch or mmcv, as other lines say
+    except ImportError:  # of torch or mmcv
         return f'{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs'
     return processor()
 
@@ -159,7 +156,7 @@ def _device_names() -> list[str]:
         import torch
 
         return ['cpu', *(f'cuda:{index}' for index in range(torch.cuda.device_count()))]
-    except Exception:  # which the lines about the CPU say
+    except Exception:  # the lines of the CPU print this error
         return ['cpu']
 
 
@@ -167,15 +164,13 @@ CAN_COMPUTE = 'can compute'
 
 
 def _backends() -> Iterator[Fact]:
-    """What `backend='auto'` takes, and which backends can compute, on each device."""
+    """Yield for each device and dtype the choice of `backend='auto'`, and why a backend cannot compute."""
     yield 'compiled library', _try(_library)
-    for device in _device_names():
-        for dtype_name in ('float32', 'bfloat16'):
-            yield f'auto on {device}, {dtype_name}', _try(_chosen_backend, device, dtype_name)
-    for name in ('native', 'triton'):  # torch computes everything
+    for name in ('auto', 'native', 'triton'):  # torch computes everything
         for device in _device_names():
             for dtype_name in ('float32', 'bfloat16'):
-                yield f'{name} on {device}, {dtype_name}', _try(_why_not, name, device, dtype_name)
+                fact = _try(_chosen_backend if name == 'auto' else _why_not, name, device, dtype_name)
+                yield f'{name} on {device}, {dtype_name}', fact
 
 
 def _library() -> str:
@@ -187,14 +182,13 @@ def _library() -> str:
     return f'computes by {library.isa}; was built with {", ".join(library.isas)}'
 
 
-def _chosen_backend(device: str, dtype_name: str) -> str:
-    """Return the backend that 'auto' chooses."""
+def _chosen_backend(_auto: str, device: str, dtype_name: str) -> str:
     computes = [name for name in ('native', 'triton') if _why_not(name, device, dtype_name) == CAN_COMPUTE]
     return computes[0] if computes and not (computes == ['triton'] and device == 'cpu') else 'torch'
 
 
 def _why_not(name: str, device: str, dtype_name: str) -> str:
-    """Return why a backend computes no Swin-T on a device, or that it can compute."""
+    """Return why a backend cannot compute a Swin-T on a device, or `CAN_COMPUTE`."""
     import torch
 
     from .backends.choose import takes_triton, why_not_native
@@ -211,7 +205,7 @@ def _why_not(name: str, device: str, dtype_name: str) -> str:
     return CAN_COMPUTE
 
 
-PARTS: dict[str, Callable[[], Iterable[Fact]]] = {
+SECTIONS: dict[str, Callable[[], Iterable[Fact]]] = {
     'system': _system,
     'packages': _packages,
     'imports': _imports,
@@ -221,39 +215,30 @@ PARTS: dict[str, Callable[[], Iterable[Fact]]] = {
 
 
 def _installed(distributions: Iterable[str]) -> list[tuple[str, str]]:
-    """Name and version of those that are installed."""
-    found = []
+    """Return names and versions of the installed distributions."""
+    versions = []
     for name in distributions:
-        try:
-            found.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append((name, importlib.metadata.version(name)))
+    return versions
 
 
-def _try(ask: Callable[..., str], *of: Any) -> str:
-    """The answer, or why there is none, in one line."""
+def _try(find_fact: Callable[..., str], *arguments: Any) -> str:
+    """Return a fact, or the error in one line, without the output of imported libraries."""
     try:
-        with _quiet():
-            return ask(*of)
-    except Exception as error:  # whatever a broken installation raises
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return find_fact(*arguments)
+    except Exception as error:  # broken installations raise errors of any kind
         lines = str(error).strip().splitlines()
         return f'fails: {type(error).__name__}: {lines[0] if lines else ""}'
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What libraries print when they are imported is no part of the answer."""
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        yield
-
-
-def _join(values: Iterable[str], otherwise: str = 'none') -> str:
-    return ', '.join(values) or otherwise
+def _join(values: Iterable[str], empty: str = 'none') -> str:
+    return ', '.join(values) or empty
 
 
 def _shorten(path: Any) -> str:
-    """A path without the name of the user."""
+    """Return a path without the user's name."""
     home = str(Path.home())
     return '~' + str(path)[len(home) :] if str(path).startswith(home + os.sep) else str(path)

@@ -1,7 +1,7 @@
-"""Output files of a command: files of the user and input files are never replaced.
+"""Write the output files of a command, without replacing input files or files of the user.
 
-A command replaces a file only if a command of this package wrote the present contents. The file `RECORD` beside the
-outputs has their SHA-256 in the format of `sha256sum`. Each line is added before the output gets its name.
+A command replaces a file only if a command of this package wrote the present contents. The file `RECORD` beside
+the outputs has the SHA-256 of each output, in the format of `sha256sum`. A line is added before the output is renamed.
 """
 
 import hashlib
@@ -15,17 +15,17 @@ from typing import Optional, Union
 from .whole_files import write_whole, write_whole_by
 
 RECORD = '.swin_backbone.sha256'
-DATA_RECORD = '.swin_backbone.data.sha256'  # the record of generated training data, which `--data` does read
-RESULTS = '.swin_backbone.results'  # the mark of a folder whose files `--data` never reads
-KEPT = 2  # lines for each file: the last may be of an interrupted write
+DATA_RECORD = '.swin_backbone.data.sha256'  # the record of generated training data, which `--data` reads
+RESULTS = '.swin_backbone.results'  # the mark of a folder of results, which `--data` does not read
+KEPT = 2  # lines per file; the last line may be of an interrupted write
 
 
 class Outputs:
-    """Output files of a command below a folder. Each is written once.
+    """Output files of a command below a folder. Each file is written once.
 
     Args:
         folder: folder of the record, made with the first file.
-        inputs: paths of input files, which are never written, also by other names.
+        inputs: paths of input files, which are never written, also under other names.
         overwrite: replace files of the user too, but no folder, device or pipe.
         record: name of the record.
 
@@ -53,10 +53,10 @@ class Outputs:
         self._inputs.update(filter(None, map(_identity, inputs)))
 
     def check(self, *paths: Union[str, Path]) -> None:
-        """Check that files may be written, before the work is done.
+        """Check before the work that files may be written.
 
         Raises:
-            FileExistsError: naming the first file that may not be written.
+            FileExistsError: with the first file that may not be written.
         """
         for path in map(Path, paths):
             if not os.path.lexists(path):
@@ -78,7 +78,7 @@ class Outputs:
         return bool(digests) and path.is_file() and not path.is_symlink() and file_digest(path) in digests
 
     def own_files(self) -> list[Path]:
-        """Return the recorded files that still have the bytes that a command wrote."""
+        """Return the recorded files with unchanged contents."""
         return [path for path in (self.folder / name for name in self._digests) if self.is_own(path)]
 
     def write(self, path: Union[str, Path], data: bytes) -> None:
@@ -111,8 +111,8 @@ class Outputs:
         record = self.record
         if not self._written:
             self._digests = _read_record(record)
-            lines = [_line(name, one) for name, digests in self._digests.items() for one in digests[-KEPT:]]
-            if record.exists() and record.stat().st_size != sum(map(len, lines)):  # too many, or one is not finished
+            lines = [_line(name, digest) for name, digests in self._digests.items() for digest in digests[-KEPT:]]
+            if record.exists() and record.stat().st_size != sum(map(len, lines)):  # too many lines, or a broken line
                 write_whole(record, b''.join(lines))
             self.folder.mkdir(parents=True, exist_ok=True)
         name = self._name(path)
@@ -138,17 +138,17 @@ def claim(path: Union[str, Path], inputs: Iterable[Union[str, Path]] = (), overw
 
 
 def mark_folder(folder: Union[str, Path]) -> None:
-    """Mark a folder of results: `--data` never reads its files."""
+    """Mark a folder of results. `--data` skips marked folders."""
     Path(folder, RESULTS).touch()
 
 
 def _identity(path: Union[str, Path]) -> Optional[tuple[int, int]]:
-    """Return device and inode of a file, equal for all of its names; None if there is no file."""
+    """Return device and inode of a file, which are equal for all names of the file, or None without a file."""
     try:
-        found = os.stat(path)
-    except (OSError, ValueError):  # not there, or an address
+        state = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
-    return found.st_dev, found.st_ino
+    return state.st_dev, state.st_ino
 
 
 def file_digest(path: Path) -> str:
@@ -163,12 +163,12 @@ def file_digest(path: Path) -> str:
 def _read_record(path: Path) -> dict[str, list[str]]:
     """Return the digests of each file, the latest last. Damaged lines are left out."""
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise FileExistsError(f'{path}, where the tools record what they write, is no regular file: move it away')
+        raise FileExistsError(f'{path}, the record of written files, is no regular file: move it away')
     digests: dict[str, list[str]] = {}
     for line in path.read_bytes().split(b'\n') if path.exists() else ():
         digest, _, name = line.lstrip(b'\\').partition(b'  ')
         if line.startswith(b'\\'):
-            name = re.sub(rb'\\(.)', lambda found: b'\n' if found[1] == b'n' else found[1], name)
+            name = re.sub(rb'\\(.)', lambda escape: b'\n' if escape[1] == b'n' else escape[1], name)
         if name:
             digests.setdefault(os.fsdecode(name), []).append(digest.decode('ascii', 'replace'))
     return digests

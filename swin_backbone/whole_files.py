@@ -10,7 +10,7 @@ from typing import Union
 from mmengine.fileio import LocalBackend, register_backend
 
 PARTIAL = '.partial-'
-MOST_BYTES = 255  # of a name in a folder
+LONGEST_NAME = 255  # of a name in a folder
 LONGEST_SUFFIX = 16  # characters, with the point
 # Numbers of an OSError for a full or read-only disk, or a folder in the place of the file
 CANNOT_WRITE = {
@@ -55,7 +55,7 @@ def _shortened(name: str) -> str:
     The suffix has at most `LONGEST_SUFFIX` characters.
     """
     encoded = os.fsencode(name)
-    fits = len(PARTIAL) + len(encoded) <= MOST_BYTES
+    fits = len(PARTIAL) + len(encoded) <= LONGEST_NAME
     return name if fits else hashlib.sha256(encoded).hexdigest() + Path(name).suffix[:LONGEST_SUFFIX]
 
 

@@ -49,7 +49,7 @@ def test_from_a_name_to_predictions(tmp_path):
     assert more[1].path is None
     assert more[1].drawn.shape == picture.shape
     assert torch.from_numpy(more[1].drawn).is_contiguous()
-    assert_threads_see_what_one_does(model)
+    assert_threads_see_the_same(model)
     again = load(RETINANET, model.checkpoint, backbone='swin-nano', data=root, work_dir=tmp_path / 'work2',
                  options={**SMALL, 'test_dataloader.dataset.pipeline.1.scale': (64, 64)})  # fmt: skip
     metrics = again.test()
@@ -59,7 +59,7 @@ def test_from_a_name_to_predictions(tmp_path):
     assert (boxes[0] == boxes[1]).all()
 
 
-def assert_threads_see_what_one_does(model):
+def assert_threads_see_the_same(model):
     pictures = [np.random.default_rng(side).integers(0, 256, (side, 60, 3), np.uint8) for side in range(40, 56)]
     alone = [model.predict(picture)[0] for picture in pictures]
     with ThreadPoolExecutor(8) as pool:
@@ -69,7 +69,7 @@ def assert_threads_see_what_one_does(model):
 
 
 @pytest.mark.parametrize('shape', [(0, 5, 3), (5, 0, 3), (5, 5), (5, 5, 4)])
-def test_what_is_no_picture(shape):
+def test_wrong_pictures(shape):
     with pytest.raises(TypeError, match='pictures takes paths, or pixels'):
         _frames(np.zeros(shape, np.uint8))
 
@@ -95,7 +95,7 @@ def test_export(tmp_path):
     (dict(config=RETINANET, data='nowhere'), "there is no 'nowhere'"),
     (dict(config=RETINANET, backbone='swin-x'), "backbone takes one of .* got 'swin-x'"),
 ])  # fmt: skip
-def test_what_is_wrong_is_named(arguments, message, tmp_path, monkeypatch):
+def test_wrong_arguments_are_named(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         load(**arguments)
@@ -114,7 +114,7 @@ def test_a_command_is_the_tool_with_the_same_help(command):
     assert printed[0].stdout.startswith(f'usage: python -m swin_backbone {command}')
 
 
-def test_a_command_that_is_none_is_said():
+def test_an_unknown_command():
     result = in_process.run('swin_backbone', 'trian')
     assert result.returncode == 2
     assert "invalid choice: 'trian'" in result.stderr

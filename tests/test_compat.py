@@ -1,4 +1,4 @@
-"""Private names of torch and mmengine: present in this release, and replaced in releases without them."""
+"""Private parts of torch and mmengine exist in this release, and nothing breaks without them."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from swin_backbone.openmmlab.config.files import read_config, register_prefixes
 OWN_CONFIG = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'
 
 
-def test_what_is_used_is_there():
+def test_private_parts_exist():
     assert hasattr(Config, compat.CONFIG_PATHS)
     assert hasattr(utils, compat.DISTRIBUTIONS)
     assert hasattr(CheckpointLoader, compat.SCHEMES)
@@ -34,7 +34,7 @@ def test_a_function_is_marked_as_torch_marks_it():
 
 
 def test_importing_the_package_leaves_torchs_compiler_alone():
-    # The package imports torchvision, if installed, and torchvision imports torch's compiler.
+    # The package imports an installed torchvision, and torchvision imports the compiler
     code = "import sys, swin_backbone; sys.exit('torch._dynamo' in sys.modules and 'torchvision' not in sys.modules)"
     assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
 
@@ -59,14 +59,14 @@ def test_a_prefix_in_base_is_found_before_mmengine_is_asked(tmp_path):
     assert not [path for path in asked if '::' in path]
 
 
-def test_without_the_method_that_finds_configs_read_config_reads_them(monkeypatch):
+def test_read_config_without_mmengines_search(monkeypatch):
     monkeypatch.setattr(compat, 'CONFIG_PATHS', '_renamed')
     register_prefixes()
     assert not hasattr(Config, '_renamed')
     assert read_config(OWN_CONFIG).model.type == 'MaskRCNN'
 
 
-def test_without_the_table_of_distributions_read_config_reads_them(monkeypatch):
+def test_read_config_without_mmengines_table(monkeypatch):
     monkeypatch.setattr(compat, 'DISTRIBUTIONS', '_RENAMED')
     assert compat.distribution_names() == {}
     assert read_config(OWN_CONFIG).model.type == 'MaskRCNN'
@@ -85,7 +85,7 @@ def _loaders(monkeypatch):
 
 @pytest.mark.usefixtures('_loaders')
 @pytest.mark.parametrize('trusted', [False, True])
-def test_without_the_table_of_loaders_the_process_loads_nothing_but_weights(monkeypatch, trusted):
+def test_without_mmengines_loaders_only_weights_are_loaded(monkeypatch, trusted):
     monkeypatch.setattr(compat, 'SCHEMES', '_renamed')
     loading.read_checkpoints_safely(unless=trusted)
     assert os.environ.get(loading.WEIGHTS_ONLY) == (None if trusted else '1')
@@ -104,8 +104,8 @@ print(mmengine.Config.fromfile('child.py').model.type)
 """
 
 
-def test_a_release_of_mmengine_that_needs_pkg_resources_need_not_have_it(tmp_path):
-    """setuptools 82 has no pkg_resources, and mmengine 0.10.7 imports it to find packages."""
+def test_mmengine_without_pkg_resources(tmp_path):
+    """setuptools 82 has no pkg_resources, by which mmengine 0.10.7 searches installed packages."""
     (tmp_path / 'child.py').write_text(f'_base_ = {OWN_CONFIG!r}\n')
     result = subprocess.run(
         [sys.executable, '-c', WITHOUT_PKG_RESOURCES],

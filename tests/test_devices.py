@@ -1,4 +1,4 @@
-"""Freed memory of a process: kept for later allocations."""
+"""A process keeps the memory that it frees."""
 
 import os
 import platform

@@ -33,7 +33,7 @@ def test_a_report_of_this_environment(capsys, monkeypatch):
     monkeypatch.setenv('SWIN_BACKBONE_LOAD_MIB', '4096')
     info.print_info()
     found = facts(capsys.readouterr().out)
-    assert {part for part, _ in found} == set(info.PARTS)
+    assert {part for part, _ in found} == set(info.SECTIONS)
     assert found['system', 'swin_backbone'].startswith(__version__)
     assert f'torch {torch.__version__}' in found['packages', 'others']
     assert 'SWIN_BACKBONE_LOAD_MIB=4096' in found['system', 'environment variables']
@@ -81,7 +81,7 @@ def report_without(folder, *modules):
 )
 def test_a_report_where_packages_are_missing(tmp_path, missing):
     found = report_without(tmp_path, *missing)
-    assert {part for part, _ in found} == set(info.PARTS)
+    assert {part for part, _ in found} == set(info.SECTIONS)
     assert found['system', 'Python'].startswith('.'.join(map(str, sys.version_info[:3])))
     works = found['backends', 'native on cpu, float32']
     assert works.startswith('fails: ') == ('torch' in missing)

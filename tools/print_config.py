@@ -1,4 +1,4 @@
-"""Print a config as tools/train.py would use it. What its options changed goes to stderr.
+"""Print a config as tools/train.py would use it. Changes by the options are printed to stderr.
 
 python tools/print_config.py CONFIG --backbone swin-t --data D
 """
@@ -13,24 +13,26 @@ from mmengine.fileio import dump
 from swin_backbone.command_line import (
     BUILD_ERRORS,
     CONFIG,
-    SETTINGS,
+    TRAINING_OPTIONS,
     Parser,
     load_config,
     run,
     stop_on_user_errors,
     training_settings,
 )
-from swin_backbone.openmmlab.config.files import SUFFIXES
+from swin_backbone.openmmlab.config.files import CONFIG_SUFFIXES
 from swin_backbone.outputs import claim
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    parser.add(f'{CONFIG} {SETTINGS} data annotations overwrite')
-    parser.add_argument('--save-path', metavar='F', type=Path, help=f'write it to F too, one of {", ".join(SUFFIXES)}')
+    parser.add(f'{CONFIG} {TRAINING_OPTIONS} data annotations overwrite')
+    parser.add_argument(
+        '--save-path', metavar='F', type=Path, help=f'write it to F too, one of {", ".join(CONFIG_SUFFIXES)}'
+    )
     args = parser.parse_args()
-    if args.save_path and args.save_path.suffix not in SUFFIXES:
-        parser.error(f'--save-path takes a name that ends in {", ".join(SUFFIXES)}, got {args.save_path}')
+    if args.save_path and args.save_path.suffix not in CONFIG_SUFFIXES:
+        parser.error(f'--save-path takes a name that ends in {", ".join(CONFIG_SUFFIXES)}, got {args.save_path}')
     return args
 
 

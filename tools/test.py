@@ -11,7 +11,15 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, number, run, stop_on_user_errors
+from swin_backbone.command_line import (
+    BUILD_ERRORS,
+    CONFIG,
+    Parser,
+    load_config,
+    number,
+    run,
+    stop_on_user_errors,
+)
 from swin_backbone.export.predictor import is_exported, set_exported
 from swin_backbone.openmmlab import runtime
 from swin_backbone.openmmlab.config.paths import make_folder, require_data
@@ -33,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', metavar='D', help='draw predictions on the pictures and write them to D')
     parser.add_argument('--wait-time', type=number(0), default=2, metavar='S', help='seconds a shown picture stays')
-    parser.add_argument('--tta', action='store_true', help='test-time augmentation of the config, or else flipping')
+    parser.add_argument('--tta', action='store_true', help='test-time augmentation of the config, or flipping')
     args = parser.parse_args()
     if (args.checkpoint is None) == (args.weights is None):
         parser.error('it takes CONFIG CKPT, or CONFIG --weights W')

@@ -13,7 +13,7 @@ from swin_backbone.command_line import (
     ARGUMENTS,
     BUILD_ERRORS,
     CONFIG,
-    SETTINGS,
+    TRAINING_OPTIONS,
     Parser,
     load_config,
     run,
@@ -26,17 +26,17 @@ from swin_backbone.openmmlab.config.published import start_from_weights
 from swin_backbone.openmmlab.data.check_data import check_own_data
 from swin_backbone.openmmlab.launchers import rank
 from swin_backbone.openmmlab.training.lock import only_training_in
-from swin_backbone.openmmlab.training.monitor import BACKENDS, enable_vis
+from swin_backbone.openmmlab.training.monitor import VIS_BACKENDS, enable_vis
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add(
-        f'{CONFIG} {SETTINGS} data annotations weights resume amp work_dir skip_unreadable unsafe_load timeout '
+        f'{CONFIG} {TRAINING_OPTIONS} data annotations weights resume amp work_dir skip_unreadable unsafe_load timeout '
         'launcher local_rank',
         weights=dict(help=f'begin with these weights of a whole model: {ARGUMENTS["--weights"]["help"]}'),
     )
-    parser.add_argument('--vis', choices=list(BACKENDS), help='write the log for TensorBoard or W&B too')
+    parser.add_argument('--vis', choices=list(VIS_BACKENDS), help='write the log for TensorBoard or W&B too')
     args = parser.parse_args()
     if args.resume and args.weights:
         parser.error('--resume goes on from the weights of a checkpoint: leave out --weights')

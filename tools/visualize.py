@@ -1,15 +1,15 @@
 """Draw the windows, masks, attention and features of a Swin, and explanations of its predictions.
 
-python tools/visualize.py windows --shape H W [--window 7] [--stage 1] [--shift] [--mask-padding]
-python tools/visualize.py masks --shape H W [--window 7] [--stage 1] [--shift] [--mask-padding]
-python tools/visualize.py explore --shape H W [--window 7] [--stage 1]
-python tools/visualize.py attention IMAGE CONFIG [CKPT] --point X,Y [--stage 1] [--block 1] [--head 1]
+python tools/visualize.py windows --shape H W
+python tools/visualize.py masks --shape H W
+python tools/visualize.py explore --shape H W
+python tools/visualize.py attention IMAGE CONFIG [CKPT] --point X,Y
 python tools/visualize.py features IMAGE CONFIG CKPT
-python tools/visualize.py cam IMAGE CONFIG CKPT [--method grad|eigen] [--label CLASS] [--number 1] [--stage 4]
-python tools/visualize.py bias CKPT [--stage 1] [--block 1] [--new-window 12]
+python tools/visualize.py cam IMAGE CONFIG CKPT
+python tools/visualize.py bias CKPT
 
-Stages, blocks and heads are counted from 1: block 2 of stage 1 is `stages.0.blocks.1`. --shape and --point are pixels
-of the image. explore writes HTML alone. No display is needed.
+`COMMAND --help` prints the options of a command. Stages, blocks and heads are counted from 1: block 2 of stage 1 is
+`stages.0.blocks.1`. --shape and --point are pixels of the image. explore writes HTML alone. No display is needed.
 """
 
 import argparse
@@ -175,7 +175,7 @@ def _predictor(args: argparse.Namespace) -> 'tuple[Predictor, Frame]':
 
 
 def _strides(model: 'nn.Module') -> list[int]:
-    """Of each stage of the model's backbone, from the picture."""
+    """Return the stride of each stage of the model's backbone."""
     from swin_backbone.pictures.attention import strides_of
 
     return strides_of(model)

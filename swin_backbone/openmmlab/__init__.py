@@ -1,1 +1,1 @@
-"""What touches the toolboxes' configs and runners: everything here knows mmengine, and mmdet or mmseg where it must."""
+"""Configs and runners of the toolboxes: code with mmengine, and with mmdet or mmseg."""

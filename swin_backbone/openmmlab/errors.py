@@ -1,6 +1,6 @@
 """Errors of data, configs and trainings, and one line for each error of a toolbox: config key, file, message.
 
-Toolboxes assert, or fail where a tensor meets a weight. The innermost object at work names the part of the config.
+Toolboxes use assertions, or fail inside a layer. The config key is found from the objects in the traceback.
 """
 
 import linecache
@@ -15,22 +15,22 @@ from mmengine.config import Config
 from ..checkpoints import CheckpointError
 
 IN_WORKER = 'Original Traceback (most recent call last)'
-MAX_CHARACTERS = 1000  # of a message
+MAX_MESSAGE = 1000  # of a message
 WHERE = f'{__name__}.DataError: '
 EXAMPLES = 3  # of each kind of fault
 
 
 class DataError(ValueError):
-    """Data that cannot be trained or tested on: one sentence that names the file."""
+    """Data that cannot be used: one sentence with the name of the file."""
 
     @property
     def sentence(self) -> str:
-        """The message without the traceback that torch adds to errors of worker processes."""
+        """Return the message without the traceback that torch adds to errors of worker processes."""
         return str(self).rpartition(WHERE)[2].strip()
 
 
 class Faults:
-    """Faults of many items: the number of each kind, and the first examples."""
+    """Faults of many items: a number for each kind, and the first examples."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class Faults:
             self.examples[kind_there] = [*self.examples.get(kind_there, ()), *examples][:EXAMPLES]
 
     def extend(self, other: 'Faults') -> None:
-        """Add the faults of another."""
+        """Add further faults."""
         for kind, examples in other.examples.items():
             self.counts[kind] += other.counts[kind]
             self.examples[kind] = [*self.examples.get(kind, ()), *examples][:EXAMPLES]
@@ -64,20 +64,20 @@ class Faults:
 
 
 class TrainingStopped(RuntimeError):
-    """A training that ended early: one sentence with the reason and the way to continue."""
+    """The early end of a training: one sentence with the reason and the way to continue."""
 
 
 class ConfigError(ValueError):
-    """A config that cannot work: one sentence with the key, the value and the allowed values."""
+    """An error in a config: one sentence with the key, the value and the allowed values."""
 
 
-COMPLETE = (CheckpointError, ConfigError, TrainingStopped)  # their messages need no key and no file
+COMPLETE = (CheckpointError, ConfigError, TrainingStopped)  # messages with key and file
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an error as one line: the key and the file of the config part at work, and the message.
+    """Return an error in one line with key and file of the config, as `model.neck of a.py: AssertionError: ...`.
 
-    As `model.neck of a.py: AssertionError: ...`. Errors without a config have the message alone.
+    Without a config in the traceback, the line is the message alone.
     """
     if isinstance(error, DataError):
         return error.sentence
@@ -90,7 +90,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def parts_of(node: Any, key: str = '') -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each dict of a config that has a type, with its dotted key. An outer dict precedes its inner dicts."""
+    """Yield the dotted key and the dict of each part of a config with a type, outer dicts first."""
     items: Any = ()
     if isinstance(node, (dict, Config)):
         if key and 'type' in node:
@@ -109,7 +109,7 @@ def kind_of(part: dict[str, Any]) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message in one line, with the error's type where the message alone is not a reason."""
+    """Return the message in one line, with the type of an unusual error."""
     if isinstance(error, RecursionError):
         return 'it is nested too deeply, or contains itself'
     if isinstance(error, UnicodeDecodeError):
@@ -123,17 +123,17 @@ def _message(error: BaseException) -> str:
 
 def _one_line(message: str) -> str:
     message = ' '.join(message.split())
-    return message if len(message) <= MAX_CHARACTERS else f'{message[:MAX_CHARACTERS]}...'
+    return message if len(message) <= MAX_MESSAGE else f'{message[:MAX_MESSAGE]}...'
 
 
 def _failing_line(error: BaseException) -> str:
-    """Return the line of source that raised an error: the message of an assert without a message."""
+    """Return the source line that raised an error, as the message of an assert without a message."""
     *_, (frame, number) = traceback.walk_tb(error.__traceback__)
     return linecache.getline(frame.f_code.co_filename, number).strip()
 
 
 def _config_place(error: BaseException) -> str:
-    """Return key and file of the config part that raised an error, as `model.neck of a.py`; '' if there is none."""
+    """Return key and file of the config part that raised an error, as `model.neck of a.py`, or ''."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     cfg = next(filter(None, map(_config_of, frames)), None)
     if cfg is None:
@@ -148,10 +148,10 @@ def _config_place(error: BaseException) -> str:
 
 
 def _objects_of(frame: FrameType) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield class and settings of the config parts among a frame's variables, then of the object of its method.
+    """Yield class and settings of the config parts among a frame's variables, then of the method's object.
 
-    Functions of this folder yield nothing: their errors name a key. Neither do constructors: their objects have few
-    attributes yet, and the caller has the config.
+    Functions of this folder are left out, because their errors name a key. Constructors are left out, because the
+    caller has the config, and a new object has few attributes.
     """
     if frame.f_globals.get('__name__', '').startswith(f'{__package__}.') or frame.f_code.co_name == '__init__':
         return
@@ -174,7 +174,7 @@ def _config_of(frame: FrameType) -> Optional[Config]:
 
 
 def _num_equal(part: dict[str, Any], settings: Mapping[str, Any]) -> int:
-    """Count the plain values that a part of a config shares with the settings or attributes of an object."""
+    """Count the plain values of a config part that equal the settings or attributes of an object."""
     plain = (bool, int, float, str, list, tuple, type(None))
     return sum(
         name in settings and isinstance(settings[name], plain) and settings[name] == value

@@ -6,7 +6,7 @@ import subprocess
 from torch.distributed import DistError
 
 # The variables that mmengine reads; the rank is first.
-VARIABLES = {
+RANK_VARIABLES = {
     'none': (),
     'pytorch': ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'),
     'slurm': ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_NODELIST'),
@@ -29,7 +29,7 @@ def require_launcher(launcher: str) -> None:
     Raises:
         ValueError: naming the missing variables.
     """
-    missing = [name for name in VARIABLES[launcher] if name not in os.environ]
+    missing = [name for name in RANK_VARIABLES[launcher] if name not in os.environ]
     if missing:
         raise ValueError(
             f'--launcher {launcher} is for processes that {STARTED_BY[launcher]}; {", ".join(missing)} is not set'
@@ -43,7 +43,7 @@ def rank(launcher: str) -> int:
         ValueError: see `require_launcher`.
     """
     require_launcher(launcher)
-    return int(os.environ[VARIABLES[launcher][0]]) if VARIABLES[launcher] else 0
+    return int(os.environ[RANK_VARIABLES[launcher][0]]) if RANK_VARIABLES[launcher] else 0
 
 
 def processes(launcher: str) -> int:

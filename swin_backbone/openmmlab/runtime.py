@@ -1,4 +1,4 @@
-"""Training and testing with mmengine's Runner, for the configs of all toolboxes."""
+"""Train and test with mmengine's Runner, by configs of all toolboxes."""
 
 import atexit
 import copy
@@ -23,7 +23,7 @@ from .config.check import check_fit
 from .config.files import read_config, use_torchvision
 from .config.paths import make_folder
 from .config.published import start_from
-from .config.training_settings import Settings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
+from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
 from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
 from .data.own_data.folder import OwnData
@@ -38,8 +38,8 @@ from .swap.replace import swap_backbone
 from .training.monitor import CurvesHook
 from .training.runner import SafeRunner
 
-LEAD_S = 2  # seconds before the other processes end, so that a launcher reports the lost one first
-RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` that need no traceback
+LEAD_S = 2  # seconds before the remaining processes end, so that a launcher reports the lost process first
+RUN_ERRORS = (ConfigError, CheckpointError, DataError, TrainingStopped)  # errors of `run` without a traceback
 
 
 def load_config(
@@ -53,46 +53,46 @@ def load_config(
     at: Optional[str] = None,
     data: Optional[Union[str, Path]] = None,
     annotations: Optional[Union[str, Path]] = None,
-    settings: Optional[Settings] = None,
+    settings: Optional[TrainingSettings] = None,
 ) -> Config:
     """Read a config and apply the command line: backbone, data, settings, then options.
 
     Args:
-        path: of a file, or `mmdet::...`.
-        work_dir: default: the config's, else work_dirs/ and the config's name.
-        with_data: False leaves `own_data` as it is, and needs no data.
-        data: the user's own pictures with their annotations, in place of the config's; see `find_data`.
-        annotations: their file or folder, if they are not below `data`.
-        settings: of a training; None for other tools.
+        path: a file, or `mmdet::...`.
+        work_dir: default: the config's folder, or work_dirs/ and the config's name.
+        with_data: False skips `own_data`, and needs no data.
+        data: pictures of the user with annotations, in place of the config's; see `find_data`.
+        annotations: file or folder of the annotations, if they are not below `data`.
+        settings: settings of a training; None for other tools.
     """
     cfg = read_config(path)
-    if 'type' in (cfg.get('train_cfg') or {}):  # in mmdet's solov2-light_*; mmengine's loops do not take it
-        cfg.train_cfg.pop('by_epoch', None)
+    if 'type' in (cfg.get('train_cfg') or {}):
+        cfg.train_cfg.pop('by_epoch', None)  # mmdet's solov2-light_* has it, and mmengine's loops refuse it
     name = Path(path.replace('::', '/')).stem
     if at and not backbone:
-        raise ValueError(f'--at {at} says where --backbone goes, and there is no --backbone')
+        raise ValueError(f'--at {at} needs --backbone, which is missing')
     if backbone:
         cfg = swap_backbone(cfg, backbone, at=at, recipe=recipe)
         name += f'_{backbone}'
     options = cfg_options or {}
-    said_dir = work_dir or options.get('work_dir') or options.get('+work_dir')
-    cfg.work_dir = said_dir or cfg.get('work_dir') or str(Path('work_dirs') / name)
+    folder = work_dir or options.get('work_dir') or options.get('+work_dir')
+    cfg.work_dir = folder or cfg.get('work_dir') or str(Path('work_dirs') / name)
     if data is not None:
         names = options.get('own_data.classes') or options.get('+own_data.classes')
         names = names if isinstance(names, (list, tuple)) else None
         _put_data(cfg, find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data', names), launcher)
     elif annotations is not None:
-        raise ValueError(f'--annotations {annotations} belongs to pictures, and there is no --data')
-    if settings is not None and (settings != Settings() or data is not None):
+        raise ValueError(f'--annotations {annotations} needs --data, which is missing')
+    if settings is not None and (settings != TrainingSettings() or data is not None):
         _put_settings(cfg, settings, options, launcher, data is not None)
     apply_options(cfg, options)
-    cfg.work_dir = said_dir or cfg.work_dir
+    cfg.work_dir = folder or cfg.work_dir
     if any(key.lstrip('+').startswith('custom_imports') for key in options):
-        import_modules_from_strings(**cfg.custom_imports)  # mmengine imports those of the file
+        import_modules_from_strings(**cfg.custom_imports)  # mmengine imports only the modules in the file
     if with_data:
-        said = {key: setting_of(cfg, key) for key in options}
+        given = {key: setting_of(cfg, key) for key in options}
         fill_own_data(cfg)
-        for key, value in said.items():
+        for key, value in given.items():
             filled = setting_of(cfg, key)
             if not isinstance(value, dict) and filled != value and repr(filled) != repr(value):  # NaN equals no number
                 raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
@@ -108,7 +108,9 @@ def _put_data(cfg: Config, own: OwnData, launcher: str) -> None:
         print('\n'.join(own.lines), flush=True)
 
 
-def _put_settings(cfg: Config, settings: Settings, options: dict[str, Any], launcher: str, has_own_data: bool) -> None:
+def _put_settings(
+    cfg: Config, settings: TrainingSettings, options: dict[str, Any], launcher: str, has_own_data: bool
+) -> None:
     """Put settings into a config, in place, before the options of the command line, and print the changes."""
     before, lines = copy.deepcopy(cfg), []
 
@@ -175,7 +177,7 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
     Raises:
         ConfigError: for an error in the first step of training, in the first validation or in the test.
         DataError, CheckpointError: for a bad file.
-        TrainingStopped: if another process of the run is lost, beside other reasons.
+        TrainingStopped: if a process of the run is lost, and for further reasons.
     """
     proven = ProvenHook()
     runner.register_hook(proven, priority='VERY_LOW')
@@ -194,7 +196,7 @@ def run(runner: Runner, what: Literal['train', 'test']) -> Any:
 
 
 class ProvenHook(Hook):
-    """Records the phases that worked once: a step of training, a validation with its metrics."""
+    """Record the phases that worked once: a training step, a validation with metrics."""
 
     phase = 'build'
 
@@ -216,7 +218,7 @@ class ProvenHook(Hook):
 
 
 def enable_amp(cfg: Config) -> None:
-    """Turn on automatic mixed precision in training, as the toolboxes' `--amp`; on a CPU `mixed_precision`.
+    """Train in automatic mixed precision, as `--amp` of the toolboxes, and on a CPU in `mixed_precision`.
 
     Raises:
         ValueError: if the config has another kind of optimizer wrapper.
@@ -229,19 +231,19 @@ def enable_amp(cfg: Config) -> None:
     else:
         replace_layers(cfg.model)
         cfg.optim_wrapper.type = CpuAmpOptimWrapper.__name__
-        for of_a_gpu in ('loss_scale', 'dtype', 'use_fsdp'):
-            cfg.optim_wrapper.pop(of_a_gpu, None)
+        for name in ('loss_scale', 'dtype', 'use_fsdp'):  # arguments of AmpOptimWrapper
+            cfg.optim_wrapper.pop(name, None)
 
 
 def enable_amp_of_test(cfg: Config) -> None:
     """Test in `mixed_precision`."""
     replace_layers(cfg.model)
-    cfg.test_cfg.fp16 = True  # otherwise mmengine's loop turns autocast off in each step
+    cfg.test_cfg.fp16 = True  # without this, mmengine's loop turns autocast off in each step
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__)]
 
 
 def set_resume(cfg: Config, resume: Optional[str]) -> None:
-    """Continue from a checkpoint, or for 'auto' from the last one in the working folder; None changes nothing."""
+    """Continue from a checkpoint, or by 'auto' from the last checkpoint in the working folder; None changes nothing."""
     if resume is None:
         return
     if resume != 'auto' and not Path(resume).is_file():
@@ -274,7 +276,7 @@ def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: 
     if show:
         hook.update(show=True, wait_time=wait_time)
     if show_dir:
-        show_dir = str(Path(show_dir).absolute())  # mmdet's hook puts a relative path below a folder of its own
+        show_dir = str(Path(show_dir).absolute())  # mmdet's hook puts relative paths below the working folder
         if scope == 'mmseg':
             cfg.visualizer.save_dir = show_dir
         elif scope == 'mmpretrain':
@@ -284,14 +286,14 @@ def enable_drawing(cfg: Config, show: bool, show_dir: Optional[str], wait_time: 
 
 
 def enable_tta(cfg: Config) -> None:
-    """Test with the config's tta_model and tta_pipeline, or a detector or classifier with flipping.
+    """Test with the config's tta_model and tta_pipeline. Without these, a detector or classifier sees flipped pictures.
 
     Raises:
         ValueError: for a segmentor without tta_model and tta_pipeline, and for drawings of a classifier.
     """
     scope = cfg.get('default_scope')
     if scope == 'mmpretrain' and cfg.default_hooks.get('visualization', {}).get('enable'):
-        raise ValueError('--tta of a classifier takes no --show or --show-dir, of which mmpretrain draws none')
+        raise ValueError('--tta of a classifier takes no --show or --show-dir: mmpretrain draws nothing there')
     if 'tta_pipeline' not in cfg or 'tta_model' not in cfg:
         if scope not in ('mmdet', 'mmpretrain'):
             raise ValueError('--tta needs tta_model and tta_pipeline in the config')
@@ -313,7 +315,7 @@ def enable_tta(cfg: Config) -> None:
 
 
 def write_predictions(cfg: Config, out: str) -> None:
-    """Write the predictions of a test: the pickle `out`, or of a segmentor label PNGs in the folder `out`.
+    """Write the predictions of a test to the pickle `out`, or for a segmentor as label PNGs to the folder `out`.
 
     Raises:
         ValueError: if `out` has the wrong suffix, or a segmentor has more than 256 classes.
@@ -331,7 +333,7 @@ def write_predictions(cfg: Config, out: str) -> None:
 
 
 def _distribute_on_cpu(cfg: Config) -> None:
-    """Join the processes of torchrun or srun over gloo; mmengine itself needs a CUDA device for each process."""
+    """Join the processes of torchrun or srun over gloo. mmengine itself needs a CUDA device for each process."""
     if not torch.distributed.is_initialized():
         if cfg.launcher == 'slurm':
             name_ranks_of_slurm()

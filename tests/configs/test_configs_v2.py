@@ -1,4 +1,4 @@
-"""The Swin V2 configs: all names exist, and neck and heads fit the backbone."""
+"""The configs of Swin V2: all names exist, and neck and heads fit the backbone."""
 
 import glob
 
@@ -12,7 +12,7 @@ from swin_backbone import SwinV2Backbone
 
 ROOT = ROOT / 'configs'
 PATHS = sorted(glob.glob('**/*swinv2*.py', root_dir=ROOT, recursive=True))
-CONFIGS = [path for path in PATHS if 'simmim' not in path]  # a backbone with one output map
+CONFIGS = [path for path in PATHS if 'simmim' not in path]  # SimMIM's backbone emits one map
 
 
 def test_there_is_one_for_each_that_is_promised():

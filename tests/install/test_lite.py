@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers import ROOT
 
-# Releases that pip fetches in front of this environment's packages.
+# Releases from pip, in front of the packages of this environment.
 RELEASES = {
     'mmcv-lite': ['mmcv-lite==2.2.0'],
     'mmcv-lite and OpenMMLab': ['mmcv-lite==2.1.0', 'mmengine==0.10.7'],

@@ -88,7 +88,7 @@ def test_recipe_equals_mmdets_own(name):
 
 
 def in_theirs(part):
-    """A part of a model with the toolbox's own layers in the place of ours, which are named as they are."""
+    """Return a part of a model with the toolbox's own layers in place of ours."""
     return ast.literal_eval(repr(part.to_dict()).replace("'swin_backbone.", "'"))
 
 
@@ -104,7 +104,7 @@ def test_recipe_equals_mmsegs_own():
     assert ours.train_dataloader.batch_size == theirs.train_dataloader.batch_size
 
 
-def test_work_dir_is_the_command_lines_then_the_configs_then_named_after_it(tmp_path):
+def test_order_of_work_dirs(tmp_path):
     assert runtime.load_config(MASK_RCNN, 'x', {}, 'none').work_dir == 'x'
     assert runtime.load_config(MASK_RCNN, None, {'work_dir': 'y'}, 'none').work_dir == 'y'
     default = runtime.load_config(MASK_RCNN, None, None, 'none').work_dir
@@ -136,7 +136,7 @@ def test_resume_takes_auto_or_a_checkpoint(tmp_path):
 
 
 def test_weights_alone_come_from_a_checkpoint_that_is_named(tmp_path, monkeypatch):
-    """A config that a resumed training saved has resume=True and that checkpoint."""
+    """A config of a resumed training has resume=True and load_from."""
     monkeypatch.setattr(predictor, 'open_whole', lambda *_: None)
     checkpoint, published = tmp_path / 'epoch_1.pth', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
     checkpoint.touch()

@@ -42,7 +42,7 @@ METAFILE = load(PUBLISHED.with_name('metafile.yml'))['Models']
 
 
 @pytest.mark.parametrize('model', METAFILE, ids=lambda model: model['Name'])
-def test_each_config_builds_to_the_parameters_that_its_metafile_says(model):
+def test_parameters_of_each_config_equal_the_metafile(model):
     cfg = read_config(ROOT / model['Config'])
     with DefaultScope.overwrite_default_scope('mmpretrain'), torch.device('meta'):
         built = MODELS.build(dict(cfg.model, data_preprocessor=cfg.data_preprocessor))
@@ -62,7 +62,7 @@ def options(*more, loaders=('train', 'val', 'test')):
 
 @pytest.fixture(scope='module')
 def imagenet(tmp_path_factory):
-    """Write pictures in the folders of ImageNet, with the lists of its first release."""
+    """Write a few pictures in the layout of ImageNet, with the lists of the first release."""
     root = tmp_path_factory.mktemp('imagenet')
     rng = np.random.default_rng(0)
     for split, number in (('train', 4), ('val', 2)):
@@ -142,7 +142,7 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet, calls):
 @pytest.mark.slow
 @pytest.mark.parametrize('model', METAFILE, ids=lambda model: model['Name'])
 def test_each_config_trains_and_tests(tmp_path, imagenet, calls, model):
-    """In its own size, on crops of 64 pixels: an epoch is one step; 20 of them warm up, one is behind that."""
+    """Pictures have 64 pixels; an epoch is one step, and the warm-up has 20 steps."""
     config, epochs = ROOT / model['Config'], 21
     more = options(
         *(f'{loader}_dataloader.dataset.data_root={imagenet}' for loader in ('train', 'val', 'test')),

@@ -1,4 +1,4 @@
-"""Options and exit codes of all tools."""
+"""Options common to the tools, and the exit of a tool."""
 
 import argparse
 import importlib
@@ -15,7 +15,7 @@ from helpers import ROOT
 from helpers.in_process import run
 
 from swin_backbone import command_line
-from swin_backbone.command_line import ARGUMENTS, RENAMED
+from swin_backbone.command_line import ARGUMENTS, RENAMED_OPTIONS
 
 TOOLS = ROOT / 'tools'
 COMMANDS = sorted(
@@ -36,7 +36,7 @@ LOGS = "[logger.warning('line' * 100) for _ in range(1000)]; open('end', 'w').cl
 
 
 @pytest.mark.parametrize('tool', COMMANDS)
-def test_every_tool_runs_so(tool):
+def test_every_tool_runs_by_run(tool):
     assert tool.read_text().endswith("if __name__ == '__main__':\n    run(main)\n")
 
 
@@ -49,7 +49,7 @@ def test_every_tool_runs_so(tool):
         pytest.param(LOGS, True, id='logs', marks=pytest.mark.slow),
     ],
 )
-def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
+def test_a_closed_pipe_gives_no_traceback(tmp_path, body, buffered):
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': '' if buffered else '1'}
     program = subprocess.Popen(
         [sys.executable, '-c', PROGRAM.format(body=body)],
@@ -63,7 +63,7 @@ def test_whoever_stops_reading_gets_no_traceback(tmp_path, body, buffered):
     assert (tmp_path / 'end').exists() == (body == LOGS)  # a tool with logs goes on
 
 
-def test_nobody_reads_on_what_info_prints():
+def test_a_closed_pipe_of_info():
     command = [sys.executable, '-m', 'swin_backbone', 'info']
     program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     program.stdout.close()
@@ -81,7 +81,7 @@ def test_another_broken_pipe_is_an_error():
         command_line.run(main)
 
 
-def test_what_the_toolboxes_say_for_who_debugs_them_is_not_printed(capsys):
+def test_debug_messages_of_toolboxes_are_not_printed(capsys):
     def main():
         mmengine.logging.print_log('missing', level=logging.DEBUG)
         mmengine.logging.print_log('said')
@@ -115,7 +115,7 @@ def parsers(tool, monkeypatch):
 
 
 def options(parser):
-    """Return the names and values of a parser's options in order; '' for an option without a value."""
+    """Return a parser's options with their values, in order; '' for an option without a value."""
     return {
         action.option_strings[0]: value_of(action.nargs, action.metavar, action.choices)
         for action in parser._actions
@@ -174,5 +174,5 @@ def test_an_option_of_an_earlier_version_names_the_new_one(record_fault, tool, w
     result = run(f'tools/{tool}.py', *words)
     assert result.returncode == 2
     assert result.stderr.endswith(f'error: {old} is now {new}\n')
-    assert RENAMED[old] == new
+    assert RENAMED_OPTIONS[old] == new
     record_fault('bad_commands')

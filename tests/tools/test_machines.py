@@ -24,7 +24,7 @@ ENVIRONMENT['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] = (
     '1'  # a shared store has the addresses of lost processes (torch 2.13)
 )
 LIMIT_S = 300
-END_S = 30  # limit for the end of all ranks after a lost rank
+END_S = 30  # all ranks end within this time after a loss
 
 
 def free_port():
@@ -50,7 +50,7 @@ def wait_for(condition, *processes):
 
 
 def end(machine):
-    """Kill a machine at once: the launcher and its ranks in their sessions."""
+    """Kill a machine with its ranks, which have their own sessions."""
     for process in [*children_of(machine), machine.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -132,7 +132,7 @@ def training(config, work_dir, batch_size, iterations, *options):
 
 
 def losses(work_dir):
-    """Return the losses by iteration; a repeated iteration has its last loss."""
+    """Return loss and world size by iteration; the last entry counts after a restart."""
     rows = map(json.loads, (work_dir / 'losses.jsonl').read_text().splitlines())
     return {iteration: (loss, world) for iteration, loss, world in rows}
 
@@ -143,7 +143,7 @@ def restored(log):
 
 @pytest.mark.slow
 @pytest.mark.train
-def test_two_machines_compute_what_one_does_at_the_same_global_batch(config, machines, tmp_path):
+def test_two_machines_equal_one_at_the_same_global_batch(config, machines, tmp_path):
     one = start(training(config, tmp_path / 'one', 4, 30), tmp_path / 'one.log', PORT=str(free_port()))
     assert one.wait(LIMIT_S) == 0, (tmp_path / 'one.log').read_text()[-3000:]
     variables = dict(NNODES='2', MASTER_ADDR='127.0.0.1', PORT=str(free_port()))
@@ -176,7 +176,7 @@ def ranks_below(machine):
 
 @pytest.mark.slow
 @pytest.mark.train
-def test_it_goes_on_with_the_same_bits_where_the_world_is_the_same(config, machines, tmp_path, record_fault):
+def test_a_killed_rank_changes_no_bit(config, machines, tmp_path, record_fault):
     for name in ('whole', 'killed'):
         port = free_port()
         machines[:] = [
@@ -196,8 +196,8 @@ def test_it_goes_on_with_the_same_bits_where_the_world_is_the_same(config, machi
 
 @pytest.mark.slow
 @pytest.mark.train
-def test_it_goes_on_near_it_where_a_machine_is_lost(config, machines, tmp_path, record_fault):
-    """The remaining machine has half the batch, and a similar loss."""
+def test_a_lost_machine(config, machines, tmp_path, record_fault):
+    """The remaining machine has half the batch, and a loss of about the same size."""
     port = free_port()
     machines[:] = [
         start(elastic(config, tmp_path / 'work', 2, 60, port), tmp_path / f'{node}.log', NODE_RANK=str(node))

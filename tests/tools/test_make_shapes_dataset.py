@@ -1,4 +1,4 @@
-"""The shapes data set: a seed gives equal bytes, and both kinds of annotation agree."""
+"""The shapes data set: a seed gives the same bytes, and both kinds of annotation agree."""
 
 import json
 
@@ -14,7 +14,7 @@ def make(out, *arguments):
     return {path.relative_to(out): path.read_bytes() for path in sorted(out.rglob('*')) if path.is_file()}
 
 
-def test_same_seed_same_bytes_and_a_larger_set_begins_with_a_smaller(tmp_path):
+def test_a_seed_gives_the_same_bytes(tmp_path):
     small = ('--train', '3', '--val', '2', '--seed', '5')
     first, again = make(tmp_path / 'a', *small), make(tmp_path / 'b', *small)
     assert first == again
@@ -40,7 +40,7 @@ def test_instances_labels_and_pictures_agree(tmp_path):
             if annotation['image_id'] == image['id']:
                 mask = coco_mask.decode(annotation['segmentation']).astype(bool)
                 assert mask.sum() == annotation['area'] >= 64
-                assert not painted[mask].any()  # instances have visible pixels alone, so no two overlap
+                assert not painted[mask].any()  # visible parts do not overlap
                 painted[mask] = annotation['category_id']
         assert (painted == labels).all()
 
@@ -70,7 +70,7 @@ def test_crops_show_more_of_their_class_than_of_any_other(tmp_path):
     lines = (tmp_path / 'annotations' / 'crops_val.txt').read_text().splitlines()
     shapes = json.loads((tmp_path / 'annotations' / 'instances_val.json').read_text())
     names = [category['name'] for category in shapes['categories']]
-    assert 12 <= len(lines) < len(shapes['annotations'])  # covered pixels are left out
+    assert 12 <= len(lines) < len(shapes['annotations'])  # covered shapes are left out
     for line in lines:
         name, label = line.split()
         folder, index = name.split('/')[0], name.split('/')[1].partition('_')[0]

@@ -20,7 +20,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 LIMIT_S = 240
-# One thread a process: two of several threads each on two cores spend their time waiting for each other.
+# One thread per process: more threads than cores wait for each other.
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable}
 
 
@@ -32,7 +32,7 @@ def in_a_process(*command):
 
 
 def run(*command, by=in_process.run):
-    """What a tool prints, run in this process, as the toolboxes take seconds to be imported, or by another one."""
+    """Return the output of a tool, run in this process to save the imports, or by `by`."""
     result = by(*command)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout + result.stderr
@@ -74,7 +74,7 @@ def load(path):
 
 
 def train_until_killed(work_dir, arguments):
-    """Start a training, kill it by `kill -9` after the first checkpoint, and return the checkpoint."""
+    """Start a training, kill it after its first checkpoint, and return the checkpoint."""
     log = work_dir.with_suffix('.log')
     command = ['tools/train.py', DETECTION, '--work-dir', work_dir, *arguments]
     process = toy_training.start(lambda: print(in_process.run(*command)), log=log)
@@ -90,7 +90,7 @@ def train_until_killed(work_dir, arguments):
     return Path(marker.read_text())
 
 
-def test_resume_goes_on_after_kill_minus_nine_and_test_draws(tmp_path, shapes):
+def test_resume_after_a_kill_and_test(tmp_path, shapes):
     work_dir = tmp_path / 'work'
     arguments = detection_options(shapes, 'train_cfg.max_epochs=40')
     before = load(train_until_killed(work_dir, arguments))
@@ -232,13 +232,13 @@ class MakesAFile:
 
 
 def in_official_names(key):
-    """Checkpoints of the official detectors: their heads have mmdet's names."""
+    """Return mmdet's name of a weight as the official detectors write it."""
     key = key.replace('backbone.stages.', 'backbone.layers.').replace('attn.w_msa.', 'attn.')
     key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
     return key.replace('patch_embed.projection', 'patch_embed.proj')
 
 
-def test_tests_a_detector_of_the_official_repository_at_another_window_and_executes_nothing(tmp_path, shapes):
+def test_an_official_detector_at_another_window(tmp_path, shapes):
     from mmengine.config import Config
     from mmengine.registry import MODELS, init_default_scope
 

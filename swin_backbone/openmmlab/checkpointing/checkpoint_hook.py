@@ -1,4 +1,4 @@
-"""Save checkpoints so that a complete one exists at any moment."""
+"""Save checkpoints, with a complete checkpoint on the disk at any moment."""
 
 import os
 from pathlib import Path
@@ -14,14 +14,14 @@ from .names import partials
 
 
 class WholeCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook; an old checkpoint is removed after the new one is on the disk. Same arguments.
+    """mmengine's CheckpointHook, but an old checkpoint is removed after the new checkpoint is on the disk.
 
-    The checkpoint is written to a temporary file and renamed, then `last_checkpoint`; then the oldest checkpoint is
-    removed. mmengine's own hook removes first and writes in place: an interruption leaves no checkpoint.
-    `max_keep_ckpts=n` needs room for n + 1. `meta['exact_resume']` has the position in the data.
+    A checkpoint is written to a temporary file and renamed. Then `last_checkpoint` is written, then the oldest
+    checkpoint removed. mmengine's own hook removes first and writes in place, so that an interruption can leave no
+    checkpoint. `max_keep_ckpts=n` needs room for n + 1. `meta['exact_resume']` has the position in the data.
     """
 
-    # Of the newest complete checkpoint; mmengine sets `last_ckpt` before it writes
+    # Of the newest complete checkpoint; mmengine sets `last_ckpt` before the write
     saved_iter = -1
     saved_path: Optional[str] = None
     file_backend: Any  # mmengine's, or `_RemovesLater`

@@ -9,18 +9,15 @@ from torch import Tensor, nn
 from ...checkpoints import CheckpointError
 from ...checkpoints.adapt import adapt_weights, backbones_of, check_finite
 from ...checkpoints.errors import first_of
+from ..config.check import CLASS_HEADS, SEVERAL_CLASSES
 
 ALLOW_MISSING = '--allow-missing leaves what does not fit random'
 
-# The heads whose labels are a data set's classes; those of a panoptic model are not, nor those of a language model.
-HEADS = ('bbox_head', 'decode_head', 'head')
-OTHER_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')
-
 
 def dataset_meta_of(loaded: Any) -> dict[str, Any]:
-    """Return the metainfo of the training data in a checkpoint of mmengine, its keys in small letters; {} if none.
+    """Return the metainfo of the training data in a checkpoint of mmengine, with small letters as keys, or {}.
 
-    Classes that are no names are left out, and so is a palette with another form than a colour for each class.
+    Classes without names, and a palette without a colour for each class, are left out.
     """
     for part in ('meta', 'dataset_meta'):
         loaded = loaded.get(part) if isinstance(loaded, dict) else None
@@ -41,25 +38,25 @@ def dataset_meta_of(loaded: Any) -> dict[str, Any]:
 def fit_to_model(
     model: nn.Module, loaded: Any, checkpoint: str, instead: Optional[str], data: Mapping[str, Any]
 ) -> Optional[dict[str, Tensor]]:
-    """Return weights under the names and in the shapes of a model with a Swin of this package; else None.
+    """Return weights with the names and shapes of a model with a Swin of this package, or None for other models.
 
     Args:
         loaded: contents of the file.
-        checkpoint: its name, for the log and for errors.
-        instead: advice for an error if weights of the model are missing. None: they stay random.
+        checkpoint: name of the file, for the log and for errors.
+        instead: advice in an error about missing weights. None: missing weights stay random.
         data: metainfo of the test data.
 
     Raises:
-        CheckpointError: if a weight is not finite or the backbone does not fit, and with `instead`: if
-            weights are missing or have another shape, or if model and data have another number of classes.
+        CheckpointError: if a weight is not finite or the backbone does not fit. With `instead`, also if weights are
+            missing or have another shape, or if model and data have different numbers of classes.
     """
     if backbones_of(model):
         weights, report = adapt_weights(model, loaded, checkpoint)
         report.log()
         shapes = {**{key: tuple(value.shape) for key, value in weights.items()}, **report.other_shapes}
     else:
-        held = loaded.get('state_dict', loaded).items()
-        weights = {key.removeprefix('module.'): value for key, value in held if isinstance(value, Tensor)}
+        entries = loaded.get('state_dict', loaded).items()
+        weights = {key.removeprefix('module.'): value for key, value in entries if isinstance(value, Tensor)}
         check_finite(model, weights, checkpoint)
         shapes = {key: tuple(value.shape) for key, value in weights.items()}
     if instead is not None:
@@ -106,10 +103,10 @@ def _numbers_of_classes(
 ) -> tuple[Optional[int], Optional[int]]:
     """Return the numbers of classes of a checkpoint and of the model, from the shapes of a head."""
     for key in wrong:
-        ours = _classes_at(model, key) if any(head in key.split('.') for head in HEADS) else None
+        ours = _classes_at(model, key) if any(head in key.split('.') for head in CLASS_HEADS) else None
         if not ours or shapes[key][1:] != own[key][1:]:
             continue
-        background = own[key][0] % ours if ours > 1 else own[key][0] - 1  # one more output, of some heads
+        background = own[key][0] % ours if ours > 1 else own[key][0] - 1  # a further output of some heads
         theirs, rest = divmod(shapes[key][0] - background, own[key][0] // ours)
         if background in (0, 1) and not rest and theirs != ours:
             return len(meta.get('classes') or ()) or theirs, ours
@@ -133,13 +130,13 @@ def check_classes(model: nn.Module, data: Mapping[str, Any], checkpoint: str) ->
         CheckpointError: if they differ.
     """
     classes = data.get('classes')
-    if not classes or any(hasattr(model, name) for name in OTHER_CLASSES):
+    if not classes or any(hasattr(model, name) for name in SEVERAL_CLASSES):
         return
     for name, module in model.named_modules():
         number = getattr(module, 'num_classes', None)
         last = name.rstrip('.0123456789').rpartition('.')[2]
-        if last in HEADS and isinstance(number, int) and number != len(classes):
+        if last in CLASS_HEADS and isinstance(number, int) and number != len(classes):
             raise CheckpointError(
-                f'checkpoint {checkpoint!r}: the model has {number} classes ({name}), the data it is tested or '
-                f'was trained on {len(classes)}: the config of one does not fit the other'
+                f'checkpoint {checkpoint!r}: the model has {number} classes ({name}), the data {len(classes)}: '
+                "take the config of the model's training"
             )

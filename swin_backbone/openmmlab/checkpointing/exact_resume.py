@@ -1,4 +1,4 @@
-"""Resume a training bit for bit."""
+"""Resume a training with bit-identical results."""
 
 import hashlib
 import math
@@ -21,18 +21,17 @@ from .optimizer_state import describe, fit_optimizer, is_alike
 from .schedule import rates, wind
 
 ANEW = 'to start anew from its weights, leave out --resume and set load_from'
-PARTS = ('meta', 'message_hub', 'state_dict')  # dicts of every checkpoint of a training
-MAX_NAMES = 64  # of pictures, by which data sets are told apart
-MAX_REPEATED = 1024  # batches that one iteration may have become, when batches were made smaller
+TRAINING_PARTS = ('meta', 'message_hub', 'state_dict')  # dicts in every checkpoint of a training
+MAX_NAMES = 64  # pictures whose names identify a data set
 
 
 def check_resumable(checkpoint: Mapping[str, Any], name: str) -> None:
     """Check that a checkpoint is of a training.
 
     Raises:
-        CheckpointError: if it holds weights alone, or no position.
+        CheckpointError: if the checkpoint has only weights, or no position.
     """
-    if not all(isinstance(checkpoint.get(part), dict) for part in PARTS):
+    if not all(isinstance(checkpoint.get(part), dict) for part in TRAINING_PARTS):
         raise CheckpointError(
             f'checkpoint {name!r} holds weights, and not the state of a training run: it cannot be resumed; {ANEW}'
         )
@@ -47,18 +46,18 @@ def _not_resumable(name: str, reason: str) -> CheckpointError:
 
 
 def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
-    """Return the position in the data. All ranks call this function; the result of the first is complete.
+    """Return the position in the data. All ranks call this function, and the first rank gets the complete result.
 
-    Random numbers are a function of the run's seed, which mmengine keeps, and of the iteration (seeds.py).
+    Random numbers are a function of the iteration and of the run's seed, which mmengine saves (seeds.py).
 
     Returns:
-        None for a foreign loop, else a dict:
+        None for a foreign loop; for other loops a dict:
             sampler_seed: seed of the order, or None.
-            batches_done: batches of each rank up to here, of this epoch or, by iterations, of the whole training.
+            batches_done: finished batches of each rank: of this epoch or, in a loop of iterations, of the training.
             by_epoch, batch_size, ranks: units of `batches_done`.
             batches_a_step: number of accumulated batches.
-            images, pictures: number of images in the data, and a hash of some of their names.
-            gradients: by parameter, for each rank, in the middle of an accumulation; else None.
+            images, pictures: number of images in the data, and a hash of some file names.
+            gradients: by parameter, for each rank, in the middle of an accumulation; None after a step.
     """
     loop = runner.train_loop
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
@@ -72,13 +71,13 @@ def resume_state(runner: Runner) -> Optional[dict[str, Any]]:
 
 
 def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
-    """Convert a checkpoint in place for this run, for mmengine's Runner to resume.
+    """Convert a checkpoint in place, so that mmengine's Runner can resume this run.
 
     Tensors are compared with this run's tensors, the position with this loop. Settings of the optimizer, of schedules
-    and of a loss scaler become the config's. A line in the log names every change.
+    and of a loss scaler come from the config. A line in the log names every change.
 
     Raises:
-        CheckpointError: naming a field that does not fit.
+        CheckpointError: with the name of a field that does not fit.
     """
     check_resumable(checkpoint, name)
     classes = dataset_meta_of(checkpoint).get('classes')
@@ -112,18 +111,18 @@ def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
         runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: not as it would have gone on by itself.')
 
 
-def restore(runner: Runner, meta: dict[str, Any]) -> None:
+def restore_position(runner: Runner, meta: dict[str, Any]) -> None:
     """Place the data of a resumed runner, after `fit_to_run`."""
     loop = runner.train_loop
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)):
-        runner.logger.info(f'{type(loop).__name__} is a loop of its own kind: what it draws is not resumed exactly.')
+        runner.logger.info(f'{type(loop).__name__} is a foreign loop: its random numbers are not resumed exactly.')
         return
     state = meta.get('exact_resume')
     if state is None:
         loop.batches_done = loop.iter if isinstance(loop, PlacedIterLoop) else 0
         runner.logger.warning(
-            'The checkpoint does not say where its data was, being of an earlier version or another tool: training '
-            'goes on from its weights and optimizer, with random numbers of its own.'
+            'The checkpoint has no position in the data, as of mmengine itself: training continues with the weights '
+            'and the optimizer, and with other random numbers.'
         )
         return
     if state['sampler_seed'] is not None and hasattr(_sampler(runner), 'seed'):
@@ -142,11 +141,9 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
     loop, state = runner.train_loop, meta.get('exact_resume')
     if not isinstance(loop, (PlacedEpochLoop, PlacedIterLoop)) or state is None:
         return
-    if not 0 <= state['batches_done'] <= MAX_REPEATED * max(meta['iter'], 1):
-        raise ValueError(f'{state["batches_done"]} batches are no position after {meta["iter"]} iterations')
     now = _drawn_from(runner)
     for key, value in now.items():
-        state.setdefault(key, value)  # older checkpoints say less
+        state.setdefault(key, value)  # absent in older checkpoints
     yield from _differences(state, now)
     if any(state[key] != value for key, value in now.items()):
         if any(state[key] != now[key] for key in ('batch_size', 'ranks', 'batches_a_step')):
@@ -156,7 +153,7 @@ def _place(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
         if isinstance(state['batch_size'], int) and isinstance(now['batch_size'], int):
             before = state['batches_done'] * state['batch_size'] * state['ranks']
             state['batches_done'] = before // (now['batch_size'] * now['ranks'])
-        if isinstance(loop, PlacedEpochLoop):  # all epochs count as long as this one
+        if isinstance(loop, PlacedEpochLoop):  # as if all epochs had the length of this epoch
             length = len(loop.dataloader)
             if state['by_epoch']:
                 state['batches_done'] = min(state['batches_done'], length)
@@ -185,7 +182,7 @@ def _drawn_from(runner: Runner) -> dict[str, Any]:
     loader = runner.train_loop.dataloader
     return dict(
         by_epoch=isinstance(runner.train_loop, PlacedEpochLoop),
-        batches_a_step=getattr(runner.optim_wrapper, '_accumulative_counts', None),  # mmengine keeps it to itself
+        batches_a_step=getattr(runner.optim_wrapper, '_accumulative_counts', None),
         batch_size=getattr(loader.batch_sampler, 'batch_size', None),
         ranks=runner.world_size,
         images=len(loader.dataset) if hasattr(loader.dataset, '__len__') else None,
@@ -194,8 +191,8 @@ def _drawn_from(runner: Runner) -> dict[str, Any]:
 
 
 def _hash_of_names(dataset: Any) -> str:
-    """Hash the file names of some pictures, without their folders, since data may move."""
-    from ..data.guard import base_datasets  # here: a lite installation saves checkpoints too, and lacks what it imports
+    """Hash the file names of some pictures, without folders, because data may move."""
+    from ..data.guard import base_datasets  # imported here, because a lite installation lacks its imports
 
     names = []
     for base in base_datasets(dataset):
@@ -205,10 +202,10 @@ def _hash_of_names(dataset: Any) -> str:
 
 
 def _keep_seed(runner: Runner, meta: dict[str, Any]) -> Iterator[str]:
-    """Let mmengine take the seed of the checkpoint."""
-    asked = runner._randomness_cfg.get('seed')
-    if meta.get('seed') is not None and asked is not None and asked != meta['seed']:
-        yield f'its seed {meta["seed"]} and not {asked}'
+    """Use the seed of the checkpoint."""
+    seed = runner._randomness_cfg.get('seed')
+    if meta.get('seed') is not None and seed is not None and seed != meta['seed']:
+        yield f'its seed {meta["seed"]} and not {seed}'
         runner._randomness_cfg['seed'] = None  # prevents a second line of mmengine
 
 
@@ -221,7 +218,7 @@ def _other_rates(before: list[Any], now: list[Any]) -> Iterator[str]:
 
 
 def _fit_averages(runner: Runner, checkpoint: dict[str, Any]) -> Iterator[str]:
-    """Compare the moving average of an EMAHook, which stores averages as weights, and weights as averages."""
+    """Compare the moving average of an EMAHook, and yield the changes. The hook saves averages as the weights."""
     saved = checkpoint.get('ema_state_dict')
     hook = next((hook for hook in runner.hooks if isinstance(hook, EMAHook)), None)
     if saved is None:

@@ -1,4 +1,4 @@
-"""The checkpoint that `--resume` takes, where some are damaged, missing or elsewhere."""
+"""Find the checkpoint for `--resume`, also if checkpoints are damaged, missing or moved."""
 
 import os
 from pathlib import Path
@@ -18,29 +18,29 @@ MAX_PATH = 4096  # bytes
 def newest_whole_checkpoint(work_dir: str, out_dir: str, template: str, iterations_an_epoch: int) -> Optional[str]:
     """Return the path of the checkpoint to resume, the same on all ranks; None if there is no checkpoint.
 
-    First comes the checkpoint that `last_checkpoint` names, then older ones, the newest first. Newer ones come last,
-    because they may be left of an earlier training. Damaged checkpoints are skipped. Links and files with other names
-    are not considered.
+    The order is: the checkpoint named in `last_checkpoint`; then older checkpoints, the newest first; then newer
+    checkpoints, which may be of an earlier training. Damaged checkpoints are skipped. Links and files with foreign
+    names are ignored.
 
     Args:
         work_dir: folder of `last_checkpoint`.
         out_dir: folder of the checkpoints.
-        template: name of a checkpoint, with {} for a number; epoch_{}.pth and iter_{}.pth are taken too.
-        iterations_an_epoch: to compare epochs with iterations.
+        template: name of a checkpoint, with {} for a number. epoch_{}.pth and iter_{}.pth are allowed too.
+        iterations_an_epoch: iterations per epoch, to compare epochs with iterations.
 
     Raises:
         CheckpointError: if all checkpoints are damaged.
     """
-    answer: list[Optional[str]] = [None, None]
+    path_and_error: list[Optional[str]] = [None, None]
     if is_main_process():
         try:
-            answer[0] = _choose(work_dir, out_dir, template, iterations_an_epoch)
+            path_and_error[0] = _choose(work_dir, out_dir, template, iterations_an_epoch)
         except CheckpointError as error:
-            answer[1] = str(error)
-    broadcast_object_list(answer)
-    if answer[1] is not None:
-        raise CheckpointError(answer[1])
-    return answer[0]
+            path_and_error[1] = str(error)
+    broadcast_object_list(path_and_error)
+    if path_and_error[1] is not None:
+        raise CheckpointError(path_and_error[1])
+    return path_and_error[0]
 
 
 def _choose(work_dir: str, out_dir: str, template: str, iterations_an_epoch: int) -> Optional[str]:
@@ -63,12 +63,15 @@ def _choose(work_dir: str, out_dir: str, template: str, iterations_an_epoch: int
         return int(number) * (1 if name.startswith('iter') else iterations_an_epoch)
 
     files = {path for folder in {work_dir, out_dir} for path in Path(folder).glob('*.pth') if is_own_file(path)}
-    found = {path: done for path, done in ((path, progress(path.name)) for path in files) if done is not None}
-    name = Path(named).name
-    last = progress(name)
-    newest_first = sorted(found, key=lambda path: (last is None or found[path] <= last, found[path]), reverse=True)
-    newest = Path(out_dir, name)  # a folder may have moved
-    candidates = sorted(newest_first, key=lambda path: path != newest)
+    iterations = {path: done for path in files if (done := progress(path.name)) is not None}
+    last = progress(Path(named).name)
+    newest = Path(out_dir, Path(named).name)  # the folder may have moved
+
+    def rank(path: Path) -> tuple[bool, bool, int]:
+        done = iterations[path]
+        return path == newest, last is None or done <= last, done
+
+    candidates = sorted(iterations, key=rank, reverse=True)
     if named and newest not in candidates:
         logger.warning(f'{pointer} names {named}, and {out_dir} has no checkpoint of that name.')
     elif candidates and not named:
@@ -86,7 +89,7 @@ def _choose(work_dir: str, out_dir: str, template: str, iterations_an_epoch: int
     if problems:
         raise CheckpointError(f'no checkpoint in {out_dir} is whole: ' + '; '.join(problems))
     if named:
-        raise CheckpointError(f'{pointer} names {named}, and neither that nor another checkpoint is in {out_dir}')
+        raise CheckpointError(f'{pointer} names {named}, and {out_dir} has no checkpoint')
     return None
 
 
@@ -101,5 +104,5 @@ def _read(pointer: Path) -> str:
 def _check(path: Path) -> None:
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint, dict) or 'optimizer' not in checkpoint:
-        raise CheckpointError(f'checkpoint {str(path)!r}: it is none of a training, without optimizer')
+        raise CheckpointError(f'checkpoint {str(path)!r} has no optimizer, and is of no training')
     check_resumable(checkpoint, os.fspath(path))

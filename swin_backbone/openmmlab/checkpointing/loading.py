@@ -19,20 +19,20 @@ from .exact_resume import ANEW, check_resumable, fit_to_run
 
 WEIGHTS_ONLY = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'  # overrides the argument of torch.load
 
-# Configs as text, which mmengine's Runner and Inferencer run as Python.
+# Configs as text. mmengine's Runner and Inferencer run them as Python.
 CONFIGS = (('meta', 'config'), ('meta', 'cfg'), ('message_hub', 'runtime_info', 'cfg'))
 
 
 def read_checkpoints_safely(unless: bool = False) -> None:
     """Replace mmengine's loaders of checkpoints in this process by loaders that execute nothing.
 
-    This covers `resume` and `load_from` of the Runner, and `init_cfg=dict(type='Pretrained')` of any module. The OneDL
-    release of mmengine falls back to unsafe loading if safe loading fails. Loaders of other schemes ('open-mmlab://',
-    's3://', ...) stay: while they run, `torch.load` reads as `read_checkpoint`, and http addresses are downloaded by
-    ours. All loaders leave configs out: see `without_code`.
+    Covered are `resume` and `load_from` of the Runner, and `init_cfg=dict(type='Pretrained')` of any module. (The OneDL
+    release of mmengine falls back to unsafe loading if safe loading fails.) Loaders of 'open-mmlab://', 's3://' and
+    further schemes stay. While they run, `torch.load` reads as `read_checkpoint`, and this package's loader downloads
+    http addresses. Configs are left out: see `without_code`.
 
     Args:
-        unless: load unsafely: the tools' --unsafe-load.
+        unless: load unsafely, as by --unsafe-load of the tools.
     """
     trust_checkpoints(unless)
     own = ('', 'file://', 'http://', 'https://')
@@ -47,10 +47,10 @@ def read_checkpoints_safely(unless: bool = False) -> None:
 
 
 def load_from_file_or_address(filename: str, map_location: Any = None, **_: Any) -> Any:
-    """Load a file or an address: a loader of mmengine's registry, which uses the name after `load_from_`.
+    """Load a file or an address. mmengine's registry uses the name after `load_from_`.
 
     Raises:
-        CheckpointError: see `read_checkpoint`; and if the file holds no dict.
+        CheckpointError: see `read_checkpoint`; also if the file contains no dict.
     """
     checkpoint = without_code(read_checkpoint(filename, map_location))
     if not isinstance(checkpoint, dict):
@@ -77,12 +77,12 @@ def without_code(checkpoint: Any) -> Any:
 
 
 class FitCheckpointHook(Hook):
-    """Adapt a checkpoint to the model before the Runner loads it, so that `load_from` and `resume` take any origin.
+    """Adapt a checkpoint of any origin to the model, before the Runner loads or resumes the checkpoint.
 
     The hook comes before EMAHook, which copies the weights.
 
     Args:
-        whole: refuse a checkpoint that leaves weights of the model random.
+        whole: raise an error if weights of the model would stay random.
     """
 
     priority = 'VERY_HIGH'

@@ -1,4 +1,4 @@
-"""mmengine's training loops with a start in the middle, and random numbers that depend on the iteration alone."""
+"""mmengine's training loops with a start at any iteration, and random numbers that depend on the iteration alone."""
 
 from collections.abc import Sequence
 from typing import Any, Optional, Union
@@ -12,7 +12,7 @@ from ..data.seeds import STEP, seed_generators
 
 
 class PlacedEpochLoop(EpochBasedTrainLoop):
-    """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch; same arguments."""
+    """mmengine's EpochBasedTrainLoop, with a start in the middle of an epoch."""
 
     batches_done = 0  # of this epoch
 
@@ -38,7 +38,7 @@ class PlacedEpochLoop(EpochBasedTrainLoop):
 
 
 class PlacedIterLoop(IterBasedTrainLoop):
-    """mmengine's IterBasedTrainLoop, with a start at any iteration, without loading earlier batches; same arguments."""
+    """mmengine's IterBasedTrainLoop, with a start at any iteration, without loading earlier batches."""
 
     batches_done = 0  # of the whole training
 
@@ -58,30 +58,34 @@ class PlacedIterLoop(IterBasedTrainLoop):
         super().run_iter(data_batch)
 
 
-def begin_at(loop: Union[PlacedEpochLoop, PlacedIterLoop], gone: int) -> bool:
-    """Place a loop's data after `gone` batches; return whether its sampler allows this."""
+def begin_at(loop: Union[PlacedEpochLoop, PlacedIterLoop], batches: int) -> bool:
+    """Place a loop's data after a number of batches, and return whether the sampler can do this."""
     sampler = loop.dataloader.batch_sampler
     if not isinstance(sampler, PlacedBatchSampler):
         return False
-    sampler.begin_at(loop.runner.seed, loop.iter, gone)
+    sampler.begin_at(loop.runner.seed, loop.iter, batches)
     return True
 
 
 class _Batches:
-    """Iterator of the loop. mmengine's own first loads all earlier batches."""
+    """The loop's iterator. mmengine's iterator loads all earlier batches.
 
-    def __init__(self, loader: DataLoader[Any], gone: int) -> None:
+    Args:
+        skipped: number of earlier batches.
+    """
+
+    def __init__(self, loader: DataLoader[Any], skipped: int) -> None:
         self.loader = loader
-        self.gone = gone
+        self.skipped = skipped
         self.iterator: Optional[Any] = None
 
     def skip_iter(self, num_iters: int) -> None:
         """Skip earlier batches: a call of mmengine 0.10.12."""
-        self.gone = 0
+        self.skipped = 0
 
     def __next__(self) -> Any:
-        if self.gone:  # mmengine 0.10.7 draws earlier batches
-            self.gone -= 1
+        if self.skipped:  # mmengine 0.10.7 takes earlier batches from the iterator
+            self.skipped -= 1
             return None
         if self.iterator is None:
             self.iterator = iter(self.loader)
@@ -89,16 +93,8 @@ class _Batches:
 
 
 def placed(loop: dict[str, Any]) -> dict[str, Any]:
-    """Replace mmengine's loop by ours in the config of a training loop. Other loops stay.
-
-    Raises:
-        ValueError: if a number of epochs or iterations is below 1 or no whole number.
-    """
+    """Replace mmengine's training loop by ours in the config of a loop. Foreign loops stay."""
     cfg = dict(loop)
-    for name in ('max_epochs', 'max_iters', 'val_interval'):
-        value = cfg.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value == value // 1:
-            raise ValueError(f'train_cfg.{name} takes a whole number from 1, got {value!r:.80}')
     if 'by_epoch' in cfg and 'type' not in cfg:
         cfg['type'] = EpochBasedTrainLoop if cfg.pop('by_epoch') else IterBasedTrainLoop
     kind = LOOPS.get(cfg['type']) if isinstance(cfg.get('type'), str) else cfg.get('type')

@@ -1,4 +1,4 @@
-"""The state of an optimizer on resume: moments come from the checkpoint, settings from the config."""
+"""The state of a resumed optimizer: moments from the checkpoint, settings from the config."""
 
 import copy
 from collections import defaultdict
@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 def fit_optimizer(wrapper: Any, saved: Any, where: str = 'optimizer') -> dict[str, Any]:
     """Return a state for a freshly built optimizer wrapper: the moments of a checkpoint and the wrapper's own settings.
 
-    Each moment is compared with the moment that this optimizer makes in a step: name, shape and dtype. A moment is
-    copied into memory of the same layout, because a file may share memory between moments.
+    Each moment is compared in name, shape and dtype with a moment of this optimizer after one step. Moments are copied,
+    because a file may share memory between moments.
 
     Args:
         wrapper: mmengine's OptimWrapper or OptimWrapperDict.
@@ -62,7 +62,7 @@ def _fit_moments(wrapper: OptimWrapper, own_groups: list[dict[str, Any]], saved:
         for parameter, own_number, number in zip(group['params'], own_group['params'], numbers[index]):
             entry = {name: value for name, value in (saved['state'].get(number) or {}).items() if value is not None}
             if not entry:
-                continue  # of a parameter without a gradient
+                continue  # the parameter had no gradient
             kind = (index, parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
             if kind not in samples:
                 samples[kind] = _moments_of_a_step(wrapper.optimizer, group, parameter)
@@ -74,9 +74,9 @@ def _fit_moments(wrapper: OptimWrapper, own_groups: list[dict[str, Any]], saved:
 def _moments_of_a_step(
     optimizer: Optimizer, group: dict[str, Any], parameter: nn.Parameter
 ) -> Optional[dict[str, Any]]:
-    """Return the moments that a copy of an optimizer makes in its first step of a parameter of zeros.
+    """Return the moments of a copied optimizer after one step of a parameter of zeros.
 
-    None for an optimizer whose step needs more than a gradient, as LBFGS.
+    The result is None for an optimizer whose step needs more than a gradient, as LBFGS.
     """
     probe = copy.copy(optimizer)
     zeros = nn.Parameter(torch.zeros_like(parameter))
@@ -85,8 +85,8 @@ def _moments_of_a_step(
     # Adagrad has moments before the first step
     probe.state = defaultdict(dict, {zeros: copy.deepcopy(optimizer.state.get(parameter, {}))})
     try:
-        type(probe).step(probe)  # not a method that a scheduler has put on the optimizer
-    except Exception:  # of any kind
+        type(probe).step(probe)  # the class's method: a scheduler replaces the method of the object
+    except Exception:  # optimizers raise errors of any kind
         return None
     moments: dict[str, Any] = probe.state[zeros]
     return moments

@@ -1,4 +1,4 @@
-"""The schedules of learning rates and momenta at the place where a resumed training goes on."""
+"""Place the schedules of learning rates and momenta at the position of a resumed training."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,35 +10,36 @@ PLATEAU = ('best', 'num_bad_epochs', 'cooldown_counter', 'last_step')
 
 
 def wind(runner: Runner, epoch: int, iteration: int, checkpoint: Mapping[str, Any]) -> None:
-    """Step the schedules of the config as often as training did up to here.
+    """Step the schedules of the config up to a position.
 
-    They are a function of the config and the position, and nothing of them is read from a checkpoint. The exception is
-    a schedule that follows a metric (ReduceOnPlateau): its history and its rates are the checkpoint's.
+    A schedule is a function of config and position, and its saved state is not read. The exception is a schedule that
+    follows a metric (ReduceOnPlateau), with history and rates from the checkpoint.
     """
     loop = runner.train_loop
     length = len(runner.train_dataloader) if isinstance(loop, EpochBasedTrainLoop) else 0
     epochs = min(epoch, runner.max_epochs) if length else 0
-    schedulers = [one for group in _by_optimizer(runner.param_schedulers).values() for one in group]
-    each_step = [one for one in schedulers if not one.by_epoch]
-    each_epoch = [one for one in schedulers if one.by_epoch]
+    schedulers = [scheduler for group in _by_optimizer(runner.param_schedulers).values() for scheduler in group]
     done = 0
+
+    def step(by_epoch: bool) -> None:
+        for scheduler in schedulers:
+            if scheduler.by_epoch == by_epoch:
+                scheduler.step()
+
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # the optimizer takes no steps here
         for number in range(1, min(iteration, runner.max_iters) + 1):
-            for one in each_step:
-                one.step()
+            step(by_epoch=False)
             if done < epochs and number % length == 0:
                 done += 1
-                for one in each_epoch:
-                    one.step()
+                step(by_epoch=True)
         for _ in range(epochs - done):  # a batch sampler may make fewer batches than its length
-            for one in each_epoch:
-                one.step()
+            step(by_epoch=True)
     _follow_metrics(runner, checkpoint)
 
 
 def rates(optimizer: Any) -> list[Any]:
-    """Return the learning rates in the state of an optimizer, or of several by their names."""
+    """Return the learning rates in the state of an optimizer, or of several optimizers by name."""
     if not isinstance(optimizer, dict):
         return []
     groups = _groups(optimizer)
@@ -46,7 +47,7 @@ def rates(optimizer: Any) -> list[Any]:
 
 
 def _groups(optimizer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return parameter groups and behind them that of the wrapper, in the order of `OptimWrapper.param_groups`."""
+    """Return parameter groups, then the group of the wrapper, in the order of `OptimWrapper.param_groups`."""
     base = optimizer.get('base_param_settings')
     return [*(optimizer.get('param_groups') or ()), *([] if base is None else [base])]
 

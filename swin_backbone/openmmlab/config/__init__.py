@@ -1,1 +1,1 @@
-"""Configs: finding, changing, comparing and checking them."""
+"""Find, change and check configs."""

@@ -1,7 +1,7 @@
 """`--cfg-options KEY=VALUE ...`: values as in mmengine's DictAction, and known keys.
 
 DictAction deletes every space of a value; here spaces stay. mmengine adds unknown keys, so a misspelt key has no
-effect; here an unknown key is an error, and `+KEY=VALUE` adds one.
+effect; here an unknown key is an error, and `+KEY=VALUE` adds a key.
 """
 
 import inspect
@@ -17,18 +17,11 @@ from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 KEY = re.compile(r'\+?[^+.\s][^.]*(\.[^.]+)*')  # dotted; a leading `+` adds the key
-MOST_CHARACTERS = 100  # of a value in a message
-MAX_DEPTH = 32  # of nested lists
-OPENING, CLOSING, QUOTES = '([', ')]', '\'"'
+BRACKETS = {'(': ')', '[': ']'}
+QUOTES = '\'"'
 # Keys that mmengine reads besides the arguments of its Runner, of DataLoader and of set_randomness.
 RUNNER_KEYS = {'auto_scale_lr', 'custom_imports', 'find_unused_parameters', 'model_wrapper_cfg', 'sync_bn'}
 LOADER_KEYS = {'dataset', 'num_batch_per_epoch'}
-REGISTRIES = (
-    registry.MODELS, registry.DATASETS, registry.TRANSFORMS, registry.HOOKS, registry.LOOPS, registry.METRICS,
-    registry.EVALUATOR, registry.OPTIMIZERS, registry.OPTIM_WRAPPERS, registry.OPTIM_WRAPPER_CONSTRUCTORS,
-    registry.PARAM_SCHEDULERS, registry.DATA_SAMPLERS, registry.TASK_UTILS, registry.VISUALIZERS, registry.VISBACKENDS,
-    registry.LOG_PROCESSORS,
-)  # fmt: skip
 
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
@@ -44,30 +37,52 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition('=')
         if not equals or not KEY.fullmatch(key.strip()):
-            raise ValueError(f'--cfg-options takes KEY=VALUE, got {_short(word)!r}')
+            raise ValueError(f'--cfg-options takes KEY=VALUE, got {word!r:.100}')
         try:
             options[key.strip()] = parse_value(value)
         except ValueError as error:
-            raise ValueError(f'--cfg-options {_short(word)}: {error}') from error
+            raise ValueError(f'--cfg-options {word:.100}: {error}') from error
     return options
 
 
-def parse_value(text: str, depth: int = 0) -> Any:
+def parse_value(text: str) -> Any:
     """Return the value of a text: see `parse_options`."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f'brackets go more than {MAX_DEPTH} deep')
-    text = text.strip()
-    quoted = False
+    text, quoted = text.strip(), False
     while len(text) > 1 and text[0] in QUOTES and text.find(text[0], 1) == len(text) - 1:
         text, quoted = text[1:-1], True
-    if text[:1] in ('(', '[') and _end_of_bracket(text) == len(text) - 1:
-        values = [parse_value(part, depth + 1) for part in _parts(text[1:-1])]
-        return tuple(values) if text[0] == '(' else values
-    if ',' in text and not quoted:
-        parts = list(_parts(text))
-        if len(parts) > 1 or text.endswith(','):
-            return [parse_value(part, depth + 1) for part in parts]
+    has_commas = ',' in text and not quoted
+    if has_commas or text.startswith(tuple(BRACKETS)):
+        parts, end = _split(text)
+        if text[0] in BRACKETS and end == len(text) - 1:
+            values = [parse_value(part) for part in _split(text[1:-1])[0]]
+            return tuple(values) if text[0] == '(' else values
+        if has_commas and (len(parts) > 1 or text.endswith(',')):
+            return [parse_value(part) for part in parts]
     return DictAction._parse_int_float_bool(text)
+
+
+def _split(text: str) -> tuple[list[str], int]:
+    """Return the parts between commas outside of brackets and quotes, and the position where the first bracket ends."""
+    parts, missing, quote, start, end = [], [], '', 0, -1
+    for position, character in enumerate(text):
+        if quote:
+            quote = '' if character == quote else quote
+        elif character in QUOTES and text[:position].rstrip()[-1:] in ('', ',', *BRACKETS):
+            quote = character
+        elif character in BRACKETS:
+            missing.append(BRACKETS[character])
+        elif character in BRACKETS.values():
+            if not missing:
+                raise ValueError(f'a bracket that opens is missing before {text[position:]!r:.100}')
+            if character != missing.pop():
+                raise ValueError(f'a bracket that closes is missing in {text!r:.100}')
+            end = position if end < 0 and not missing else end
+        elif character == ',' and not missing:
+            parts.append(text[start:position])
+            start = position + 1
+    if quote or missing:
+        raise ValueError(f'a {"quote" if quote else "bracket"} that closes is missing in {text!r:.100}')
+    return [*parts, text[start:]] if start < len(text) else parts, end
 
 
 def apply_options(cfg: Config, options: dict[str, Any]) -> None:
@@ -137,12 +152,12 @@ def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> 
     candidates = [*node, *_arguments(node, path[:depth])]
     nearest = get_close_matches(path[depth], candidates, n=1)
     if nearest:
-        meant: Optional[str] = '.'.join([*path[:depth], nearest[0], *path[depth + 1 :]])
+        full_key: Optional[str] = '.'.join([*path[:depth], nearest[0], *path[depth + 1 :]])
     else:  # a key without its beginning
-        meant = next((key for key in _keys(cfg._cfg_dict) if key.endswith(f'.{full}')), None)
+        full_key = next((key for key in _keys(cfg._cfg_dict) if key.endswith(f'.{full}')), None)
     return (
         f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'
-        + (f'; did you mean {meant}?' if meant else ';')
+        + (f'; did you mean {full_key}?' if full_key else ';')
         + f' To add it, say +{full}=...'
     )
 
@@ -164,23 +179,22 @@ def _arguments(node: dict[str, Any], path: Sequence[str]) -> set[str]:
     if path[-1].endswith('_dataloader'):
         return _parameters(DataLoader) | LOADER_KEYS
     kind = node.get('type')
-    found: set[str] = set()
-    for cls in [kind] if inspect.isclass(kind) else registered(kind) if isinstance(kind, str) else []:
-        for base in inspect.getmro(cls) if inspect.isclass(cls) else [cls]:
-            found |= _parameters(base)
-    return found
+    classes = [kind] if inspect.isclass(kind) else _registered(kind) if isinstance(kind, str) else ()
+    bases = (base for cls in classes for base in (inspect.getmro(cls) if inspect.isclass(cls) else [cls]))
+    return set().union(*map(_parameters, bases))
 
 
-def registered(name: str) -> Iterator[Any]:
+def _registered(name: str) -> Iterator[Any]:
     """Yield the entries of a name in the registries of mmengine and the toolboxes."""
-    for root in REGISTRIES:
+    for root in [entry for entry in vars(registry).values() if isinstance(entry, Registry)]:
         with root.switch_scope_and_registry(None) as scoped:
-            if (found := scoped.get(name) if '.' in name else _entry(scoped, name)) is not None:
-                yield found
+            entry = scoped.get(name) if '.' in name else _entry(scoped, name)
+            if entry is not None:
+                yield entry
 
 
 def _entry(registry: Optional[Registry], name: str) -> Any:
-    """Return an entry as `registry.get`, but do not import a module of the name for an unknown name."""
+    """Return an entry as `registry.get`, which also imports modules of an unknown name."""
     if registry is not None:
         registry.import_from_location()
     while registry is not None and name not in registry.module_dict:
@@ -194,51 +208,3 @@ def _parameters(function: Any) -> set[str]:
     except (TypeError, ValueError):  # builtins without a signature
         return set()
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != 'self'}
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Yield the parts of a text between commas outside of brackets and quotes."""
-    start = position = 0
-    while position < len(text):
-        if text[position] in OPENING:
-            position = _end_of_bracket(text, position)
-        elif text[position] in QUOTES and not text[start:position].strip():
-            position = _end_of_quotes(text, position)
-        elif text[position] in CLOSING:
-            raise ValueError(f'a bracket that opens is missing before {_short(text[position:])!r}')
-        elif text[position] == ',':
-            yield text[start:position]
-            start = position + 1
-        position += 1
-    if start < len(text):
-        yield text[start:]
-
-
-def _end_of_bracket(text: str, start: int = 0) -> int:
-    """Return the position of the bracket that closes the one at `start`."""
-    awaited = []
-    position = start
-    while position < len(text):
-        character = text[position]
-        if character in OPENING:
-            awaited.append(CLOSING[OPENING.index(character)])
-        elif character in CLOSING:
-            if character != awaited.pop():
-                break
-            if not awaited:
-                return position
-        elif character in QUOTES and text[position - 1] in ' ,' + OPENING:
-            position = _end_of_quotes(text, position)
-        position += 1
-    raise ValueError(f'a bracket that closes is missing in {_short(text[start:])!r}')
-
-
-def _end_of_quotes(text: str, start: int) -> int:
-    end = text.find(text[start], start + 1)
-    if end < 0:
-        raise ValueError(f'a quote that closes is missing in {_short(text[start:])!r}')
-    return end
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MOST_CHARACTERS else f'{text[:MOST_CHARACTERS]}...'

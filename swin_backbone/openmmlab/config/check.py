@@ -1,6 +1,6 @@
-"""Checks of parts of a config against each other: channels, statistics of pictures and numbers of classes.
+"""Compare parts of a config: channels, statistics of pictures and numbers of classes.
 
-A wrong number of any of them can train without an error. Toolboxes raise the errors of all other settings.
+A training with a wrong number can run without an error. Toolboxes raise the errors of all other settings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from ..swap.consumers import SwappedMaps, check_heads
 from ..swap.probe import Level
 from .paths import datasets_of
 
-HEADS = ('bbox_head', 'decode_head', 'head')  # their num_classes are the classes of the data
-OTHER_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')  # models with classes of several kinds
+CLASS_HEADS = ('bbox_head', 'decode_head', 'head')  # heads with the classes of the data
+SEVERAL_CLASSES = ('panoptic_fusion_head', 'semantic_head', 'language_model')  # models with classes of several kinds
 
 
 def check_fit(cfg: Config) -> None:
@@ -79,7 +79,7 @@ def _check_statistics(model: dict[str, Any]) -> None:
 
 
 def _check_classes(cfg: Config, model: dict[str, Any], loader: str) -> None:
-    if any(name in model for name in OTHER_CLASSES):
+    if any(name in model for name in SEVERAL_CLASSES):
         return
     dataset = (cfg.get(loader) or {}).get('dataset')
     for where, base in datasets_of(dataset, f'{loader}.dataset') if isinstance(dataset, dict) else ():
@@ -102,7 +102,7 @@ def _numbers_of_classes(node: Any, key: str, is_head: bool = False) -> Iterator[
         if is_head and 'num_classes' in node:
             yield key, node['num_classes']
         for name, child in node.items():
-            yield from _numbers_of_classes(child, f'{key}.{name}', name in HEADS)
+            yield from _numbers_of_classes(child, f'{key}.{name}', name in CLASS_HEADS)
     elif isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
             yield from _numbers_of_classes(child, f'{key}.{index}', is_head)

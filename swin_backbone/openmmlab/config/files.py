@@ -1,6 +1,7 @@
-"""Finding a config: a path, or `package::folder/name.py` of an installed toolbox or of this package."""
+"""Find a config by a path, or by `package::folder/name.py` of an installed toolbox or of this package."""
 
 import logging
+from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import metadata
 from importlib.util import find_spec
@@ -19,15 +20,12 @@ from ..errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
-SIMILAR = 3  # suggestions in an error message
-SUFFIXES = ('.py', '.yml', '.yaml', '.json')
+MAX_SUGGESTIONS = 3  # of similar names, in an error
+CONFIG_SUFFIXES = ('.py', '.yml', '.yaml', '.json')
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Reads numbers, texts, lists, dicts, and mmengine's tuples.
-
-    This is PyYAML's loader in Python: the loader in C overflows its stack on deeply nested files.
-    """
+    """PyYAML's safe loader in Python, with mmengine's tuples. The loader in C crashes on deeply nested files."""
 
 
 PlainLoader.add_constructor(
@@ -46,9 +44,9 @@ class PlainYamlHandler(YamlHandler):
 def register_prefixes() -> None:
     """Register prefixes of configs with mmengine, for `_base_` and `get_config`.
 
-    mmengine maps a prefix to the name of a distribution. Its table lacks this package, and names mmsegmentation for
-    mmseg, but the OneDL forks have another distribution: there the module's name serves. mmengine 0.10.7 looks up
-    installed packages by pkg_resources, and setuptools no longer has this module.
+    mmengine maps a prefix to the name of a distribution. The table lacks this package, and has OpenMMLab's names in
+    place of OneDL's: for OneDL the module's name serves. mmengine 0.10.7 finds installed packages by pkg_resources,
+    and setuptools has removed this module.
     """
     names = distribution_names()
     names.setdefault(OWN, OWN)
@@ -62,14 +60,13 @@ def read_config(path: Union[str, Path]) -> Config:
     """Read a config.
 
     Args:
-        path: of a file, or `mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py`, and so for `mmseg::`,
+        path: a file, or `mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py`. Further prefixes are `mmseg::`,
             `mmpretrain::`, `mmrotate::` and `swin_backbone::`.
 
     Raises:
-        ConfigError: (a ValueError) if the package is not installed, or the file is missing, of another kind or
-            damaged.
+        ConfigError: (a ValueError) if the package is not installed, or the file is missing, damaged or no config.
     """
-    use_torchvision()  # mmpretrain and mmrotate import it, and a config may import them
+    use_torchvision()  # a config may import mmpretrain or mmrotate, and both import torchvision
     prefix, colons, name = str(path).partition('::')
     file = Path(path)
     if colons:
@@ -83,40 +80,40 @@ def read_config(path: Union[str, Path]) -> Config:
         raise ConfigError(f'a config is a path, got {str(path)!r}: {error}') from error
     if not is_file:
         raise ConfigError(f'there is no config {str(path)!r}{_similar(str(path))}')
-    if file.suffix not in SUFFIXES:
-        raise ConfigError(f'a config is a file of one of the kinds {", ".join(SUFFIXES)}, got {str(path)!r}')
+    if file.suffix not in CONFIG_SUFFIXES:
+        raise ConfigError(f'a config is a file of one of the kinds {", ".join(CONFIG_SUFFIXES)}, got {str(path)!r}')
     try:
-        if file.suffix != '.py' and not isinstance(held := load(str(file)), dict):
-            raise ValueError(f'it takes settings by their names, got {type(held).__name__}')
+        if file.suffix != '.py' and not isinstance(content := load(str(file)), dict):
+            raise ValueError(f'it takes settings by their names, got {type(content).__name__}')
         return Config.fromfile(str(file))
-    except Exception as error:  # a config in Python can raise anything
+    except Exception as error:  # Python code of a config raises errors of any kind
         raise ConfigError(f'the config {str(path)!r} cannot be read: {sentence_of(error)}') from error
 
 
 def _similar(path: str) -> str:
-    """Return similar names of configs, for an error message.
-
-    The search covers the package or folder of `path`, and every package for a name alone.
-    """
+    """Return similar configs of the package or folder of `path`, or of all packages for a name alone, for an error."""
     prefix, colons, name = path.partition('::')
-    wanted = Path(name if colons else path)
-    found: dict[str, str] = {}
-    for package in (prefix,) if colons else (OWN, *TOOLBOXES) if wanted.parent == Path() else ():
-        configs = configs_of(package)
-        if configs is None:
-            continue
-        for file in configs.glob('*/*.py'):
-            if file.parent.name != '_base_':
-                found.setdefault(file.stem, f'{package}::{file.relative_to(configs)}')
+    file = Path(name if colons else path)
+    names: dict[str, str] = {}
+    for package in (prefix,) if colons else (OWN, *TOOLBOXES) if file.parent == Path() else ():
+        configs = configs_of(package) or Path()
+        for config in configs.glob('*/*.py') if configs.name else ():
+            if config.parent.name != '_base_':
+                names.setdefault(config.stem, f'{package}::{config.relative_to(configs)}')
     if not colons:
-        found.update({file.stem: str(file) for file in wanted.parent.glob('*.py')})
-    begun = sorted((stem for stem in found if stem.startswith(wanted.stem)), key=len)
-    stems = list(dict.fromkeys([*begun, *get_close_matches(wanted.stem, found, SIMILAR, 0.5)]))[:SIMILAR]
-    return f'; did you mean {", ".join(found[stem] for stem in stems)}?' if stems else ''
+        names.update({config.stem: str(config) for config in file.parent.glob('*.py')})
+    near = similar(file.stem, names)
+    return f'; did you mean {", ".join(names[stem] for stem in near)}?' if near else ''
+
+
+def similar(name: str, names: Iterable[str]) -> list[str]:
+    """Return the most similar names: first the shortest names that begin so, then the closest names."""
+    longer = sorted((other for other in names if name and other.startswith(name)), key=len)
+    return list(dict.fromkeys([*longer, *get_close_matches(name, names, MAX_SUGGESTIONS, 0.5)]))[:MAX_SUGGESTIONS]
 
 
 def use_torchvision() -> None:
-    """Import torchvision by `import_torchvision`, and warn if this fails."""
+    """Import torchvision by `import_torchvision`, and log an error as a warning."""
     error = import_torchvision()
     if error is not None:
         print_log(
@@ -128,10 +125,7 @@ def use_torchvision() -> None:
 
 
 def _find_base(cfg_path: str) -> Optional[tuple[str, Optional[str]]]:
-    """Return path and scope of a config with a prefix in `_base_`.
-
-    The scope is the prefix; this package's configs have none of their own.
-    """
+    """Return path and scope of a config with a prefix in `_base_`. The scope is the prefix of a toolbox, or None."""
     prefix, _colons, name = cfg_path.partition('::')
     configs = configs_of(prefix) if name else None
     if configs is None or not (configs / name).is_file():

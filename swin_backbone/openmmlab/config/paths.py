@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 from ..errors import DataError
 
-MOST_BYTES = 2**34  # of a picture or annotation file
+LARGEST_FILE = 2**34  # of a picture or annotation file
 MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
 
 
@@ -33,7 +33,7 @@ def make_folder(path: Union[str, Path], argument: str) -> Path:
     return path
 
 
-def require_file(path: Union[str, Path], most: int = MOST_BYTES) -> None:
+def require_file(path: Union[str, Path], most: int = LARGEST_FILE) -> None:
     """Check that a path is a regular file of bounded size. A read of a device or FIFO may never end.
 
     Args:
@@ -76,7 +76,7 @@ def read_text(path: Union[str, Path], most: int = MOST_TEXT) -> str:
 
 
 def datasets_in(cfg: Config, phase: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return keys and data sets of 'train', 'val' or 'test'; none if a config lacks the phase.
+    """Return keys and data sets of 'train', 'val' or 'test', or an empty list for a config without the phase.
 
     Raises:
         ValueError: if a key has no data set, naming the key.
@@ -131,10 +131,10 @@ def annotation_file(node: dict[str, Any]) -> Optional[str]:
 
 
 def require_data(cfg: Config, phases: Sequence[str]) -> None:
-    """Raise an error for missing files of data sets, and for wrong classes and colours.
+    """Raise an error for missing files of data sets, and for wrong classes.
 
     Args:
-        phases: of 'train', 'val' and 'test'. Data sets with `backend_args` are elsewhere, and not checked.
+        phases: some of 'train', 'val' and 'test'. Data sets with `backend_args` are not on a local disk, nor checked.
 
     Raises:
         ValueError: naming the key.
@@ -167,47 +167,26 @@ def _require(path: str, key: str, setting: str) -> None:
 
 
 def _require_metainfo(metainfo: Any, where: str) -> None:
-    """Raise an error unless classes are names and the palette has a colour for each."""
+    """Raise an error unless classes are a list of names, as for ('person') without a comma."""
     if metainfo is None:
         return
     if not isinstance(metainfo, dict):
         raise ValueError(f'{where} takes a dict, got {metainfo!r}')
-    classes, palette = metainfo.get('classes'), metainfo.get('palette')
+    classes = metainfo.get('classes')
     if isinstance(classes, str) and not os.path.isfile(classes):
         raise ValueError(f'{where}.classes takes a list of names, or a file with one in each line, got {classes!r}')
     if classes is not None and not isinstance(classes, str):
         is_list = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
         if not is_list or not classes or len(set(classes)) < len(classes):
             raise ValueError(f'{where}.classes takes a list of names, each once, got {classes!r}')
-    if palette is None or isinstance(palette, str):  # 'random' in mmdet
-        return
-    if not isinstance(palette, (list, tuple)) or not all(map(_is_colour, palette)):
-        raise ValueError(f'{where}.palette takes a list of colours, three whole numbers from 0 to 255, got {palette!r}')
-    if palette and isinstance(classes, (list, tuple)) and len(palette) < len(classes):
-        raise ValueError(f'{where}.palette takes a colour for each of {len(classes)} classes, got {len(palette)}')
-
-
-def _is_colour(colour: Any) -> bool:
-    return (
-        isinstance(colour, (list, tuple))
-        and len(colour) == 3
-        and all(type(value) is int and 0 <= value <= 255 for value in colour)
-    )
 
 
 def _expected(dataset: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield keys and paths of a data set, joined as in mmengine's BaseDataset."""
     root = dataset.get('data_root') or ''
-    named = [('ann_file', dataset.get('ann_file'))]
     prefix = dataset.get('data_prefix') or {}
-    named += (
-        [(f'data_prefix.{name}', path) for name, path in prefix.items()]
-        if isinstance(prefix, dict)
-        else [
-            ('data_prefix', prefix)  # of mmpretrain
-        ]
-    )
-    for key, path in named:
+    folders = {f'data_prefix.{name}': path for name, path in prefix.items()} if isinstance(prefix, dict) else {}
+    for key, path in {'ann_file': dataset.get('ann_file'), 'data_prefix': prefix, **folders}.items():
         if isinstance(path, str) and path:
             yield key, os.path.join(root, path)  # an absolute path stays
     if root:

@@ -1,7 +1,6 @@
 """Published weights of whole models, by the names of the models in metafiles."""
 
 import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -9,7 +8,7 @@ from mmengine.config import Config
 from mmengine.fileio import load
 
 from ..errors import ConfigError
-from .files import OWN, SIMILAR, TOOLBOXES, configs_of
+from .files import OWN, TOOLBOXES, configs_of, similar
 
 
 class Published(NamedTuple):
@@ -32,7 +31,7 @@ def published_in(metafile: Path) -> list[Published]:
 
 
 def find_published(name: str) -> Published:
-    """Return the entry of a model in this package's metafiles, or else in an installed toolbox's.
+    """Return the entry of a model in the metafiles of this package, then of the installed toolboxes.
 
     Args:
         name: of the config, without folder and `.py`.
@@ -50,8 +49,7 @@ def find_published(name: str) -> Published:
                 for model in published_in(metafile):
                     if model.name == name:
                         return model
-    begun = sorted((other for other in names if name and other.startswith(name)), key=len)
-    near = list(dict.fromkeys([*begun, *get_close_matches(name, names, SIMILAR, 0.5)]))[:SIMILAR]
+    near = similar(name, names)
     raise ConfigError(
         f'--weights takes the name of a model with published weights, got {name!r}'
         + (f'; did you mean {", ".join(near)}?' if near else '')
@@ -59,15 +57,15 @@ def find_published(name: str) -> Published:
 
 
 def start_from(cfg: Config, checkpoint: Optional[str]) -> None:
-    """Load the weights of a checkpoint, a path or URL, and not the state of its training; None loads none.
+    """Load only the weights of a checkpoint, by path or URL; None loads nothing.
 
-    A config that a resumed training saved has `resume=True`.
+    A config of a resumed training has `resume=True`.
     """
     cfg.update(load_from=checkpoint, resume=False)
 
 
 def find_weights(weights: str) -> str:
-    """Return the path or URL of a checkpoint: `weights` itself, or the published ones of this name.
+    """Return the path or URL of a checkpoint: `weights` itself, or the published weights of this name.
 
     Raises:
         ConfigError: (a ValueError) if it is neither a URL nor a file nor a name; see `find_published`.
@@ -80,7 +78,7 @@ def find_weights(weights: str) -> str:
 
 
 def start_from_weights(cfg: Config, weights: str) -> None:
-    """Begin a training with the weights of a whole model; those of ImageNet are not loaded first.
+    """Begin a training with the weights of a whole model, in place of the backbone's ImageNet weights.
 
     Args:
         weights: see `find_weights`.

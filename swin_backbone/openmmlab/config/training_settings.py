@@ -1,4 +1,4 @@
-"""--epochs, --batch, --shape and --lr, with all settings of a config that depend on them."""
+"""--epochs, --batch, --shape and --lr, and all settings of a config that depend on these options."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,19 +10,14 @@ from ..errors import ConfigError, kind_of, parts_of
 
 WARM_UPS = ('LinearLR', 'ConstantLR', 'QuadraticWarmupLR', 'LinearMomentum', 'QuadraticWarmupMomentum')
 WARM_UP = 0.1  # largest share of a warm-up in a training
-MODES = (
-    'num_last_epochs',
-    'switch_epoch',
-    'begin_epoch',
-    'start_epoch',
-    'initial_epoch',
-)  # settings of hooks and heads, in epochs
-# Settings of transforms and preprocessors: one side or two, in pixels.
+# Settings of hooks and heads, in epochs
+EPOCH_SETTINGS = ('num_last_epochs', 'switch_epoch', 'begin_epoch', 'start_epoch', 'initial_epoch')
+# Settings of transforms and preprocessors, in pixels: one side, or two
 SIDES = ('scale', 'scales', 'img_scale', 'crop_size', 'size', 'border', 'random_size_range', 'center_crop_size')
-STEP = 32  # pixels: a multiple of it stays a multiple
+GRID = 32  # pixels: multiples of this number stay multiples
 
 
-class Settings(NamedTuple):
+class TrainingSettings(NamedTuple):
     """The settings of a training; None keeps the config's.
 
     Args:
@@ -41,15 +36,15 @@ class Settings(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The options of a command line."""
+        """Return the settings as options of a command line."""
         shape = self.img_scale and f'{self.img_scale[1]} {self.img_scale[0]}'
         options = dict(epochs=self.epochs, batch=self.batch, shape=shape, lr=self.lr)
         words = [f'--{name} {value}' for name, value in options.items() if value is not None]
         return ' '.join(words + ['--auto-scale-lr'] * self.auto_scale_lr)
 
 
-def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], int], processes: int = 1) -> None:
-    """Put settings into a config, in place, with everything that depends on them.
+def apply_settings(cfg: Config, settings: TrainingSettings, pictures_of: Callable[[], int], processes: int = 1) -> None:
+    """Put settings into a config, in place, and change all settings that depend on them.
 
     The learning rate does not follow the batch: see `lr_line`.
 
@@ -75,7 +70,7 @@ def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], in
     if settings.epochs is not None:
         for part in _steps(cfg.train_dataloader.get('dataset')):
             if kind_of(part) == 'RepeatDataset':
-                part['times'] = 1  # else an epoch has each picture several times
+                part['times'] = 1  # an epoch has each picture once
         fit_schedule(cfg, pictures_of(), processes, settings.epochs)
 
 
@@ -83,9 +78,9 @@ def apply_settings(cfg: Config, settings: Settings, pictures_of: Callable[[], in
 
 
 def lr_line(cfg: Config, processes: int = 1) -> str:
-    """Return a line about the learning rate and the pictures per step; empty without a single optimizer and batch.
+    """Return a line with the learning rate and the pictures per step; '' for several optimizers or no batch.
 
-    The learning rate does not follow the batch: docs/guides/own_data.md has the measurements of three rules.
+    The learning rate does not follow the batch: docs/guides/own_data.md has measurements of three rules.
     """
     optimizer, batch = _optimizer(cfg), (cfg.get('train_dataloader') or {}).get('batch_size')
     if optimizer is None or not isinstance(batch, int):
@@ -99,7 +94,7 @@ def lr_line(cfg: Config, processes: int = 1) -> str:
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:
-    """Let mmengine scale the learning rate in proportion to the batch, as the toolboxes' `--auto-scale-lr`.
+    """Let mmengine scale the learning rate in proportion to the batch: `--auto-scale-lr` of the toolboxes.
 
     Raises:
         ConfigError: if the config does not name the batch of its learning rate.
@@ -115,7 +110,7 @@ def _base_batch(cfg: Config) -> Optional[int]:
 
 
 def _optimizer(cfg: Config) -> Optional[Any]:
-    """Return the optimizer of a config, if it is one with a learning rate."""
+    """Return the optimizer of a config, or None if it has several optimizers or no learning rate."""
     optimizer: Any = (cfg.get('optim_wrapper') or {}).get('optimizer')
     has_lr = isinstance(optimizer, dict) and isinstance(optimizer.get('lr'), (int, float)) and optimizer['lr']
     return optimizer if has_lr else None
@@ -167,7 +162,7 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
     loop[unit] = new
     total = new * steps if by_epoch else new
     ends = _Ends(factor, new, total, steps, by_epoch)
-    cfg.param_scheduler = [fitted for one in _schedules(cfg) if (fitted := ends.fitted(one)) is not None]
+    cfg.param_scheduler = [part for part in map(ends.fitted, _schedules(cfg)) if part is not None]
     _fit_intervals(cfg, loop, factor, new, by_epoch, 1 if by_epoch or epochs is None else steps)
     logger: Any = (cfg.get('default_hooks') or {}).get('logger')
     if isinstance(logger, dict):
@@ -185,7 +180,7 @@ class _Ends:
         self.moved: dict[int, int] = {}  # old and new ends of warm-ups, in iterations
 
     def fitted(self, schedule: ConfigDict) -> Optional[ConfigDict]:
-        """Return a part of the schedule at its new place; None if it has no length left."""
+        """Return a part of the schedule at its new place, or None for a part without length."""
         if 'end' not in schedule and 'milestones' not in schedule and 'T_max' not in schedule:
             return schedule
         schedule = ConfigDict(schedule)
@@ -230,7 +225,7 @@ def _fit_intervals(cfg: Config, loop: ConfigDict, factor: float, new: int, by_ep
     """Validate and save a shorter training as often as the config, and a longer one at the config's intervals.
 
     Args:
-        step: every interval is a multiple of it, as of the iterations of an epoch.
+        step: unit of all intervals, as the iterations of an epoch.
     """
 
     def fitted(interval: int) -> int:
@@ -254,7 +249,7 @@ def _scale_modes(node: Any, factor: float) -> None:
     """Scale the epochs at which hooks and heads change their behaviour."""
     if isinstance(node, dict):
         for key, value in node.items():
-            if key in MODES and isinstance(value, int):
+            if key in EPOCH_SETTINGS and isinstance(value, int):
                 node[key] = round(value * factor)
             elif key == 'warmup_iters' and isinstance(value, int):
                 node[key] = max(1, round(value * factor))
@@ -308,7 +303,7 @@ def _pair(scale: Any) -> tuple[int, int]:
 
 
 def _steps(node: Any) -> Iterator[dict[str, Any]]:
-    """Yield each dict with a `type` in a part of a config, nested ones too."""
+    """Yield each dict with a `type` in a part of a config, also nested dicts."""
     return (part for _, part in parts_of(node, '-'))
 
 
@@ -332,7 +327,7 @@ def _scaled(value: Any, factors: tuple[float, float]) -> Any:
     if isinstance(value, int):
         return _side(value, short)
     if not isinstance(value[0], int):
-        return [_scaled(one, factors) for one in value]
+        return [_scaled(pair, factors) for pair in value]
     if len(value) == 2 and value[0] != value[1]:
         least = min(value)
         return type(value)(_side(side, short if side == least else long) for side in value)
@@ -341,6 +336,6 @@ def _scaled(value: Any, factors: tuple[float, float]) -> Any:
 
 def _side(side: int, factor: float) -> int:
     scaled = side * factor
-    if side % STEP == 0 and side:
-        return max(STEP, round(scaled / STEP) * STEP) if side > 0 else round(scaled)
+    if side % GRID == 0 and side:
+        return max(GRID, round(scaled / GRID) * GRID) if side > 0 else round(scaled)
     return max(1, round(scaled)) if side > 0 else round(scaled)

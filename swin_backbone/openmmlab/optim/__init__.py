@@ -1,1 +1,1 @@
-"""What changes how weights are updated: mixed precision, learning rates by layer, and steps that are left out."""
+"""Updates of weights: mixed precision, learning rates by layer, and skipped steps."""

@@ -1,6 +1,7 @@
-"""Mixed precision of a whole model on a CPU, where torch's autocast alone is too coarse for a detector.
+"""Mixed precision of a whole model on a CPU.
 
-Its list of operations for float32 lacks softmax, sums and powers there, and mmcv's compiled operators take no bfloat16.
+torch's autocast alone is too coarse for a detector: on a CPU it computes softmax, sums and powers in bfloat16, and
+mmcv's compiled operators take no bfloat16.
 """
 
 import threading
@@ -20,10 +21,10 @@ from torch import Tensor, nn
 
 from ..layers.maps import takes_float32_maps
 
-# What a head does with what its forward has computed: losses, targets, softmax, boxes, NMS, masks.
+# Methods of a head behind its forward: losses, targets, softmax, boxes, NMS, masks.
 BEHIND_FORWARD = ('loss_by_feat', 'loss_and_target', 'predict_by_feat', '_get_loss', '_get_predictions')
 
-# TOOD's: it samples at offsets, which bfloat16 rounds, by an operator that mmcv compiles for float32 alone.
+# TOOD samples at offsets, which bfloat16 rounds, by an operator of mmcv for float32 alone.
 SAMPLING = 'deform_sampling'
 
 Method = Callable[..., Any]
@@ -31,23 +32,22 @@ Method = Callable[..., Any]
 
 @OPTIM_WRAPPERS.register_module()
 class CpuAmpOptimWrapper(OptimWrapper):
-    """A step of training in `mixed_precision`, for which mmengine has no wrapper on a CPU.
+    """Train in `mixed_precision`. mmengine has no such wrapper for a CPU.
 
-    Losses are not scaled: bfloat16 has the range of float32.
+    Losses are not scaled, because bfloat16 has the range of float32.
     """
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """Around a forward: see `OptimWrapper`."""
         with super().optim_context(model), mixed_precision(model):
             yield
 
 
 @HOOKS.register_module()
 class MixedPrecisionHook(Hook):
-    """Tests in `mixed_precision`."""
+    """Test in `mixed_precision`."""
 
-    priority = 'VERY_LOW'  # after those that copy the model, or exchange its weights
+    priority = 'VERY_LOW'  # after hooks that copy the model or replace its weights
 
     def before_test_epoch(self, runner: Runner) -> None:
         self._stack = ExitStack()
@@ -59,14 +59,14 @@ class MixedPrecisionHook(Hook):
 
 @contextmanager
 def mixed_precision(model: nn.Module) -> Iterator[None]:
-    """While this lasts, the model runs under bfloat16 autocast on a CPU, but for what must stay in float32.
+    """Run a model in bfloat16 autocast on a CPU, and its sensitive parts in float32, while the context lasts.
 
-    Convolutions and linear layers compute in bfloat16. What a head's forward returns is float32, and so is all that
-    follows: softmax and sigmoid, losses, assignment, boxes, NMS and masks. docs/explanation/mixed_precision.md has the
-    table. One model may be in several of these at a time, in a thread each.
+    Convolutions and linear layers compute in bfloat16. A head's forward returns float32, and everything behind the
+    forward computes in float32: softmax and sigmoid, losses, assignment, boxes, NMS and masks. The table is in
+    docs/explanation/mixed_precision.md. Several threads may use contexts of one model at a time.
 
     Args:
-        model: of mmdet, mmseg or mmpretrain. On a GPU it runs under torch's autocast alone, in float16.
+        model: a model of mmdet, mmseg or mmpretrain. On a GPU the context is torch's autocast alone, in float16.
     """
     device = next((x.device.type for x in model.parameters()), 'cpu')
     with ExitStack() as stack:
@@ -74,17 +74,17 @@ def mixed_precision(model: nn.Module) -> Iterator[None]:
             for module in model.modules():
                 stack.enter_context(_methods_of(module))
         dtype = torch.bfloat16 if device == 'cpu' else torch.float16
-        # Autocast's cache keeps the copies of weights until its end: around a training those of the first step.
+        # Autocast's cache would keep copies of the weights until the context ends, as of the first step of a training.
         stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
         yield
 
 
 class _Replaced(NamedTuple):
-    """The methods of a module that stand in the place of its own."""
+    """The replaced methods of a module."""
 
-    contexts: int  # that are open: of this thread, and of others
+    contexts: int  # open contexts, of all threads
     names: list[str]
-    before: dict[str, Method]  # that the module itself had, not its class
+    before: dict[str, Method]  # earlier methods of the module itself, without those of its class
 
 
 _replaced: WeakKeyDictionary[nn.Module, _Replaced] = WeakKeyDictionary()
@@ -93,24 +93,21 @@ _lock = threading.Lock()
 
 @contextmanager
 def _methods_of(module: nn.Module) -> Iterator[None]:
-    """Methods in float32 in the place of a module's own: of a head what is behind its forward, else what it needs.
-
-    The last context of the module puts its own back: threads may have one each.
-    """
+    """Replace methods of a module by methods in float32. The last context of the module restores the methods."""
     with _lock:
-        found = _replaced.get(module) or _replace(module)
-        _replaced[module] = found._replace(contexts=found.contexts + 1)
+        record = _replaced.get(module) or _replace(module)
+        _replaced[module] = record._replace(contexts=record.contexts + 1)
     try:
         yield
     finally:
         with _lock:
-            found = _replaced.pop(module)
-            if found.contexts > 1:
-                _replaced[module] = found._replace(contexts=found.contexts - 1)
+            record = _replaced.pop(module)
+            if record.contexts > 1:
+                _replaced[module] = record._replace(contexts=record.contexts - 1)
             else:
-                for name in found.names:
+                for name in record.names:
                     delattr(module, name)
-                vars(module).update(found.before)
+                vars(module).update(record.before)
 
 
 def _replace(module: nn.Module) -> _Replaced:
@@ -124,15 +121,15 @@ def _replace(module: nn.Module) -> _Replaced:
         methods[SAMPLING] = in_float32
     before = {name: vars(module)[name] for name in methods if name in vars(module)}
     for name, change in methods.items():
-        if name in before:  # accelerate, for one, gives a module a forward of its own
+        if name in before:  # accelerate.py, for example, sets a module's own forward
             setattr(module, name, change(before[name]))
-        else:  # a method of this module, which a copy of the module has as its own
+        else:  # a bound method: a deep copy of the module binds the method to the copy
             setattr(module, name, MethodType(change(getattr(type(module), name)), module))
     return _Replaced(0, list(methods), before)
 
 
 def in_float32(method: Method) -> Method:
-    """A method outside autocast, whose tensors are float32."""
+    """Return a method that computes in float32, outside autocast."""
 
     @wraps(method)
     def outside(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +140,7 @@ def in_float32(method: Method) -> Method:
 
 
 def to_float32(method: Method) -> Method:
-    """A method whose results are float32."""
+    """Return a method with results in float32."""
 
     @wraps(method)
     def casting(*args: Any, **kwargs: Any) -> Any:
@@ -153,11 +150,11 @@ def to_float32(method: Method) -> Method:
 
 
 def _float32(value: Any) -> Any:
-    """Half precision becomes float32, in tuples, lists and dicts."""
+    """Convert half precision to float32, also inside tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if type(value) is dict:
-        return {key: _float32(one) for key, one in value.items()}
+        return {key: _float32(item) for key, item in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_float32(one) for one in value)
+        return type(value)(_float32(item) for item in value)
     return value

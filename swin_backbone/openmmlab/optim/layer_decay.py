@@ -14,15 +14,15 @@ from ..swap.recipe import POSITION_KEYS
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
-    """Parameter groups in which a layer's learning rate falls with its distance from the heads.
+    """Make parameter groups with learning rates that fall with the distance of a layer from the heads.
 
     The layers are the patch embedding, then each block, in order; neck and heads are above the last block. With L
     blocks, block l = 1..L gets the rate lr * decay_rate ** (L + 1 - l), the patch embedding decay_rate ** (L + 1),
-    neck and heads lr itself. A patch merging belongs to the block before it, an output norm to the last block of its
-    stage (Bao et al. 2021, appendix, "layer-wise decay", which Liu et al. 2022 fine-tune Swin V2 with).
+    neck and heads lr. A patch merging belongs to the block in front, an output norm to the last block of its stage
+    (Bao et al. 2021, appendix, "layer-wise decay"; Liu et al. 2022 fine-tune Swin V2 by this rule).
 
-    Norms, biases and position tables, and what V2 has in their place, get no weight decay, in the backbone and
-    elsewhere (microsoft/Swin-Transformer's optimizer; the toolboxes' constructors for ConvNeXt and BEiT do the same).
+    Norms, biases, position tables and V2's position networks get no weight decay, in all parts of the model
+    (microsoft/Swin-Transformer's optimizer, and the toolboxes' constructors for ConvNeXt and BEiT).
 
         optim_wrapper = dict(
             constructor='SwinLayerDecayOptimizerConstructor',
@@ -30,13 +30,12 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             paramwise_cfg=dict(decay_rate=0.9))
 
     Args:
-        optim_wrapper_cfg: the wrapper and its optimizer.
-        paramwise_cfg: decay_rate, in (0, 1], needed.
+        optim_wrapper_cfg: the wrapper with its optimizer.
+        paramwise_cfg: decay_rate, in (0, 1], and no other key.
 
     Raises:
         TypeError: if decay_rate is missing or no number.
-        ValueError: if decay_rate is out of range, another key stands beside it, or the model has no
-            backbone with Swin's stages and blocks.
+        ValueError: if decay_rate is out of range, for other keys, or if the model has no Swin of this package.
 
     Examples:
         >>> from torch import nn
@@ -56,7 +55,7 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         check_number('paramwise_cfg.decay_rate', self.paramwise_cfg.get('decay_rate'), above=0, most=1)
 
     def add_params(self, params: list[dict[str, Any]], module: nn.Module, **_: Any) -> None:
-        """Append a group for each rate and decay of a model's trainable parameters."""
+        """Append a group for each learning rate and decay of a model's trainable parameters."""
         layer_of = layers(module)
         top = max(layer_of.values()) + 1  # neck and heads
         groups: dict[tuple[int, Optional[float]], dict[str, Any]] = {}
@@ -85,15 +84,17 @@ class SwinLayerDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 
 
 def layers(model: nn.Module) -> dict[str, int]:
-    """The layer of each parameter of the backbone, as `SwinPyramid.layer_order` numbers them.
+    """Return the layer of each parameter of the backbone, by `SwinPyramid.layer_order`.
 
     Raises:
-        ValueError: if there is no such backbone.
+        ValueError: if the model has no Swin of this package.
     """
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, SwinPyramid))
-    path, backbone = next(found, (None, None))
+    backbones = ((name, module) for name, module in model.named_modules() if isinstance(module, SwinPyramid))
+    path, backbone = next(backbones, (None, None))
     if backbone is None:
-        raise ValueError('SwinLayerDecayOptimizerConstructor is for a model with a SwinBackbone, and it has none')
+        raise ValueError(
+            f'SwinLayerDecayOptimizerConstructor takes a model with a SwinBackbone, got {type(model).__name__} without'
+        )
     layer_of = {prefix: layer for layer, prefixes in enumerate(backbone.layer_order()) for prefix in prefixes}
     path = path + '.' if path else ''
     return {

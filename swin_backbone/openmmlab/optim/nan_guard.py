@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite are left out, instead of making every weight NaN."""
+"""Skip the steps of a training with a loss or gradient that is not finite, which would make every weight NaN."""
 
 import math
 from collections.abc import Iterator
@@ -24,32 +24,30 @@ MAX_NAMED = 16  # images in a warning
 
 @HOOKS.register_module()
 class NonFiniteGuardHook(Hook):
-    """Skips a step whose loss or gradient norm is infinite or NaN, on all ranks, and says of which images it was.
+    """Skip a step with an infinite or NaN loss or gradient norm, on all ranks, and log the images of the step.
 
-    Weights, the optimizer's state and saved buffers (batch norm's statistics) stay as they were before the step; with
-    gradient accumulation the step is all that was accumulated for it. mmengine's AmpOptimWrapper skips steps whose
-    gradients overflow by itself, and lowers its loss scale: they count here once the scale is down to 1.
-
-    With several optimizers (`OptimWrapperDict`) nothing is watched.
+    Weights, the optimizer's state and saved buffers (statistics of batch norm) stay as before the step. A step has all
+    its accumulated batches. mmengine's AmpOptimWrapper skips overflows itself and lowers its loss scale: these steps
+    count after the scale has reached 1. Several optimizers (`OptimWrapperDict`) are not watched.
 
     Args:
-        max_in_a_row: skipped steps in a row, after which training stops.
+        max_in_a_row: number of skipped steps in a row that ends the training.
 
     Raises:
-        ValueError: if `max_in_a_row` is no positive number.
-        TrainingStopped: when that many were skipped.
+        ValueError: if `max_in_a_row` is below 1.
+        TrainingStopped: after `max_in_a_row` skipped steps.
     """
 
-    priority = 'HIGH'  # before the hooks that use what a step made: EMA, checkpoints
+    priority = 'HIGH'  # before the hooks that use the results of a step: EMA, checkpoints
 
     def __init__(self, max_in_a_row: int = 10) -> None:
         self.max_in_a_row = check_int('max_in_a_row', max_in_a_row, least=1)
         self.in_a_row = 0
         self.wrapper: Optional[OptimWrapper] = None
-        self.problem: Optional[str] = None  # what is not finite in the step at hand
-        self.finite: list[Tensor] = []  # for each loss since the last step
-        self.seen: list[tuple[dict[str, float], list[str]]] = []  # log variables and images since then
-        self.buffers: list[tuple[Tensor, Tensor]] = []  # and what it found
+        self.problem: Optional[str] = None  # 'loss' or 'gradient norm' of a skipped step
+        self.finite: list[Tensor] = []  # a flag for each loss since the last step
+        self.seen: list[tuple[dict[str, float], list[str]]] = []  # log variables and images since the last step
+        self.buffers: list[tuple[Tensor, Tensor]] = []  # saved buffers, and copies from before the step
 
     def before_train(self, runner: Runner) -> None:
         wrapper = runner.optim_wrapper
@@ -72,7 +70,7 @@ class NonFiniteGuardHook(Hook):
                 self.problem = 'loss'
             else:
                 self.problem = None if _lowers_its_scale(wrapper) else 'gradient norm'
-                if hasattr(wrapper, 'loss_scaler'):  # it takes no step either, but notes why
+                if hasattr(wrapper, 'loss_scaler'):  # AmpOptimWrapper skips the step too, and adapts its scale
                     step(**kwargs)
 
         wrapper.update_params, wrapper.step = watch_loss, step_if_finite
@@ -113,7 +111,7 @@ class NonFiniteGuardHook(Hook):
 
 
 def _agree(*finite: list[Tensor]) -> list[bool]:
-    """Whether all of each are true on all ranks, in one go: a device is waited for once a step."""
+    """Return for each list whether all flags are true on all ranks. One call waits once for the device."""
     device = next((flag.device for flags in finite for flag in flags), None)
     true = torch.ones((), dtype=torch.int32, device=device)
     agreed = torch.stack([torch.stack([true, *(flag.to(true) for flag in flags)]).min() for flags in finite])
@@ -122,21 +120,21 @@ def _agree(*finite: list[Tensor]) -> list[bool]:
 
 
 def _gradient_is_finite(wrapper: OptimWrapper) -> list[Tensor]:
-    """By the norm, for which gradients are read once; ranks have the same ones."""
+    """Return a flag by the norm of all gradients, which are equal on all ranks; no flag without gradients."""
     gradients = [
         parameter.grad
         for group in wrapper.optimizer.param_groups
         for parameter in group['params']
         if parameter.grad is not None
     ]
-    norms = torch._foreach_norm(gradients) if gradients else []  # as clip_grad_norm_ does, which would scale too
+    norms = torch._foreach_norm(gradients) if gradients else []  # as clip_grad_norm_, without scaling
     if not norms:
         return []
     return [torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).norm())]
 
 
 def _lowers_its_scale(wrapper: OptimWrapper) -> bool:
-    """Whether an overflow is an AmpOptimWrapper's to handle: its scale is dynamic, and above 1."""
+    """Return whether AmpOptimWrapper handles an overflow: its scale is dynamic and above 1."""
     scaler = getattr(wrapper, 'loss_scaler', None)
     return scaler is not None and wrapper._scale_update_param is None and scaler.get_scale() > 1
 
@@ -149,19 +147,19 @@ def _saved_buffers(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _describe(problem: str, seen: list[tuple[dict[str, float], list[str]]]) -> str:
-    """What is not finite, and of which images on which rank."""
-    terms = [
+    """Return sentences with the terms that are not finite and their images, for each rank."""
+    terms_of_batches = [
         [f'{name} {value:g}' for name, value in outputs.items() if name != 'loss' and not math.isfinite(value)]
         for outputs, _ in seen
     ]
-    images = [name for (_, names), found in zip(seen, terms) if found or problem != 'loss' for name in names]
-    of_ranks = all_gather_object((sorted({term for found in terms for term in found}), images))
+    images = [name for (_, names), terms in zip(seen, terms_of_batches) if terms or problem != 'loss' for name in names]
+    ranks = all_gather_object((sorted({term for terms in terms_of_batches for term in terms}), images))
     sentences = []
-    for rank, (found, names) in enumerate(of_ranks):
-        if found or problem != 'loss':
-            where = f' on rank {rank}' if len(of_ranks) > 1 else ''
+    for rank, (terms, names) in enumerate(ranks):
+        if terms or problem != 'loss':
+            where = f' on rank {rank}' if len(ranks) > 1 else ''
             sentences.append(
-                f'Not finite{where}: {", ".join(found) or problem}; images: '
+                f'Not finite{where}: {", ".join(terms) or problem}; images: '
                 f'{first_of(names, MAX_NAMED) or "without names"}.'
             )
     return ' '.join(sentences)

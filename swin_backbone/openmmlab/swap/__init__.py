@@ -1,1 +1,1 @@
-"""Another backbone in any config of the toolboxes, and what in the config follows from it."""
+"""Replace the backbone of a toolbox's config, with every setting that depends on the backbone."""

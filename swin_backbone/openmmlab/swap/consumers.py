@@ -1,7 +1,7 @@
-"""Who reads a backbone's maps in a config, and what of it depends on their number and width.
+"""The necks and heads that read a backbone's maps, and the settings that depend on the maps' number and width.
 
-The new backbone's maps take the places of the old one's, so only channels change. Maps that nobody reads are left out,
-since distributed training stops with an error if the parameters of a norm get no gradient. This changes indices.
+Each new map takes the place of an old map, so only channels change. Maps without a reader are left out, and the
+indices follow: distributed training stops with an error if the parameters of a norm get no gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,12 @@ from mmengine.config import ConfigDict
 from ..errors import kind_of
 from .probe import Level, neck_levels
 
-ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: they read every map, whatever in_index says
-# Necks that ask only for the maps from start_level on, wherever that is.
-READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')
+ALL_MAPS_HEADS = ('MaskFormerHead', 'Mask2FormerHead')  # of mmseg: these heads read every map, and ignore in_index
+READ_FROM_START = ('FPN', 'PAFPN', 'FPN_CARAFE', 'NASFPN', 'FPG')  # necks that work with any start_level
 
 
 class SwappedMaps(NamedTuple):
-    """The maps to read before and after a swap, place by place; only places in `kept` will be emitted."""
+    """The maps before and after a swap, place by place."""
 
     old: Sequence[Level]
     new: Sequence[Level]
@@ -28,10 +27,10 @@ class SwappedMaps(NamedTuple):
 
 
 def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
-    """Write the new channels into a neck; the places of the maps it reads, of which the rest can go.
+    """Write the new channels into a neck, and return the places of the maps that the neck uses.
 
     Raises:
-        ValueError: naming what it cannot place.
+        ValueError: with the key of a setting that cannot follow.
     """
     old, new = maps.widths()
     for name in ('rfp_backbone', 'embed_dim'):
@@ -40,7 +39,7 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
                 f'{key}.{name}: a {kind_of(neck)} is made for its own backbone, and cannot be given another'
             )
     if 'in_channels' not in neck:
-        raise ValueError(f'{key}: a {kind_of(neck)} without in_channels, which say what it reads')
+        raise ValueError(f'{key}: a {kind_of(neck)} has no in_channels')
     channels = neck.in_channels
     if isinstance(channels, int):
         if channels != old[-1]:
@@ -50,10 +49,10 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
     outputs = neck.get('out_channels')
     if not isinstance(outputs, (int, type(None))) and list(outputs[: len(channels)]) == list(channels):
         raise ValueError(f'{key}.out_channels: a {kind_of(neck)} passes on the maps of the backbone it was made for')
-    if list(channels) == old[::-1] != old:  # YOLOv3's, from the deepest up
+    if list(channels) == old[::-1] != old:  # of YOLOv3: the deepest map comes first
         neck.in_channels = type(channels)(new[::-1])
         return list(range(len(old)))
-    if not channels or list(channels) != old[: len(channels)]:  # some read the first maps, and let the others be
+    if not channels or list(channels) != old[: len(channels)]:  # some necks read the first maps alone
         raise ValueError(f'{key}.in_channels is {list(channels)}, and the maps of the backbone have {old}')
     old = old[: len(channels)]
     start, end = neck.get('start_level', 0), neck.get('end_level', -1)
@@ -64,24 +63,23 @@ def rewire_neck(neck: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
         used = list(range(len(old)))
     neck.in_channels = type(channels)(new[place] for place in used)
     if 'scales' in neck and len({level.stride for level in maps.old}) == 1:
-        # MultiLevelNeck makes a pyramid of maps of one stride; these are one already.
-        neck.scales = [1.0 for _ in used]
+        neck.scales = [1.0 for _ in used]  # MultiLevelNeck makes a pyramid of equal maps; Swin's maps are a pyramid
     return used
 
 
 def after_neck(
     old_neck: ConfigDict, new_neck: ConfigDict, maps: SwappedMaps, used: list[int], scope: str, key: str
 ) -> SwappedMaps:
-    """The maps behind a neck, before and after; a neck of `out_channels` emits as many channels as before.
+    """Return the maps behind a neck. Both lists are empty for a neck with `out_channels`, which change nothing.
 
     Raises:
-        ValueError: if it ran on the maps before, and does not on those after: some add maps of one size up.
+        ValueError: if the neck runs on the old maps, but not on the new maps. Some necks add maps of equal size.
     """
     sized = 'out_channels' in old_neck
     try:
         before = neck_levels(old_neck, maps.old, scope, key)
     except ValueError:
-        if sized:  # an operator that this machine lacks, most likely: nothing can be said
+        if sized:  # the likely reason is a missing operator, and the neck cannot be tried
             return SwappedMaps([], [])
         raise
     try:
@@ -94,9 +92,9 @@ def after_neck(
     return SwappedMaps([], []) if sized else SwappedMaps(before, after)
 
 
-def leaves_maps_unread(model: ConfigDict, neck_part: str) -> bool:
-    """Whether a neck or head asks for maps that it does not use, whose output norms get no gradient then."""
-    neck = model.get(neck_part) or []
+def leaves_maps_unread(model: ConfigDict, neck_name: str) -> bool:
+    """Return whether a neck or head takes maps without using them. The output norms then get no gradient."""
+    neck = model.get(neck_name) or []
     for first in neck[:1] if isinstance(neck, (list, tuple)) else [neck]:
         if not isinstance(first.in_channels, int) and (
             first.get('start_level') or first.get('end_level', -1) not in (-1, len(first.in_channels) - 1)
@@ -107,10 +105,10 @@ def leaves_maps_unread(model: ConfigDict, neck_part: str) -> bool:
 
 
 def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]:
-    """Write the new channels into the heads of a detector that has no neck; the places of the maps they read.
+    """Write the new channels into the heads of a detector without a neck, and return the places of the used maps.
 
     Raises:
-        ValueError: naming what it cannot place.
+        ValueError: with the key of a setting that cannot follow.
     """
     if 'shared_head' in (model.get('roi_head') or {}):
         raise ValueError(f'{key}.roi_head.shared_head: it is the last stage of the backbone that it was made for')
@@ -127,12 +125,12 @@ def rewire_detector(model: ConfigDict, maps: SwappedMaps, key: str) -> list[int]
         else:
             raise ValueError(f'{path}.{name} is {channels}, and the maps of the backbone have {old}')
     if not used:
-        raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
+        raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
     return sorted(used)
 
 
 def _detection_channels(model: ConfigDict, key: str) -> Iterator[tuple[str, ConfigDict, str]]:
-    """What in a detector without a neck holds the backbone's channels: (path, dict, name)."""
+    """Yield (path, dict, name) of each setting with the backbone's channels."""
     for part, node in model.items():
         if part.endswith('_head') and isinstance(node, dict):
             if part == 'roi_head':
@@ -145,21 +143,21 @@ def _detection_channels(model: ConfigDict, key: str) -> Iterator[tuple[str, Conf
 
 
 def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool) -> list[int]:
-    """Write the new channels and indices into the heads of a segmentor; the places of the maps they read.
+    """Write the new channels and indices into the heads of a segmentor, and return the places of the used maps.
 
     Args:
-        prune: whether outputs of the backbone that no head uses are removed.
+        prune: whether the backbone will emit only the used maps.
 
     Raises:
-        ValueError: naming what it cannot place.
+        ValueError: with the key of a setting that cannot follow.
     """
     heads = list(_segmentation_heads(model, key))
     if not heads:
-        raise ValueError(f'{key}: no neck, and no head with in_channels; nothing says who reads the backbone')
+        raise ValueError(f'{key} takes a neck or a head with in_channels, and has neither')
     reads = [(path, head, _places(path, head, maps)) for path, head in heads]
     for i, (_, head, places) in enumerate(reads[1:]):
         if kind_of(head) == 'OCRHead' and isinstance(places, int):
-            reads[i] = (*reads[i][:2], places)  # its regions are those that the head before it sees
+            reads[i] = (*reads[i][:2], places)  # the head in front finds the regions on the same map
     used = {place for *_, places in reads for place in (places if isinstance(places, list) else [places])}
     if any(head.get('c1_in_channels') for _, head in heads):
         used.add(0)  # DeepLabV3+ reads the first map, beside in_index
@@ -171,7 +169,7 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
         else:
             head.in_channels = new[places]
         if not head.get('num_convs', 1) and head.get('channels') == old[places]:
-            head.channels = new[places]  # without a convolution it classifies what it reads
+            head.channels = new[places]  # without a convolution in front of the classifier
         _set_index(head, places, kept, len(old))
         if head.get('c1_in_channels'):
             if head.c1_in_channels != old[0]:
@@ -181,17 +179,17 @@ def rewire_segmentor(model: ConfigDict, maps: SwappedMaps, key: str, prune: bool
 
 
 def check_heads(model: dict[str, Any], maps: SwappedMaps, key: str) -> None:
-    """See that the heads of a segmentor without a neck read maps that are there.
+    """Check that the heads of a segmentor without a neck read maps that exist.
 
     Raises:
-        ValueError: naming the key that does not.
+        ValueError: with the key of the setting.
     """
     for path, head in _segmentation_heads(model, key):
         _places(path, ConfigDict(head), maps)
 
 
 def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
-    """The heads that read maps: of a cascade each, of K-Net the head that makes its kernels."""
+    """Yield the heads that read maps: all heads of a cascade, and the head of K-Net that makes the kernels."""
     for part in ('decode_head', 'auxiliary_head', 'kernel_generate_head'):
         child = node.get(part)
         children = child if isinstance(child, (list, tuple)) else [child]
@@ -204,7 +202,7 @@ def _segmentation_heads(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]
 
 
 def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
-    """The place, or places, of the maps that a head reads."""
+    """Return the place of the map that a head reads, or the list of places."""
     old = maps.widths()[0]
     channels, index = head.in_channels, head.get('in_index', -1)
     if isinstance(channels, int):
@@ -213,8 +211,8 @@ def _places(path: str, head: ConfigDict, maps: SwappedMaps) -> Any:
         places: Any = index % len(old)
         expected: Any = old[places]
     else:
-        every = 'in_index' not in head or kind_of(head) in ALL_MAPS_HEADS
-        index = range(len(old)) if every else [index] if isinstance(index, int) else index
+        reads_all = 'in_index' not in head or kind_of(head) in ALL_MAPS_HEADS
+        index = range(len(old)) if reads_all else [index] if isinstance(index, int) else index
         if not all(-len(old) <= place < len(old) for place in index):
             raise ValueError(f'{path}.in_index is {list(index)}, and there are {len(old)} maps')
         places = [place % len(old) for place in index]

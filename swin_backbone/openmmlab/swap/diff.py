@@ -1,4 +1,4 @@
-"""What changed between two configs, to be read by a person."""
+"""A readable summary of the differences between two configs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,9 +35,9 @@ def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]
         elif old is ABSENT or new is ABSENT or old != new:
             yield key, old, new
     elif key.endswith('.custom_keys') and old != new:
-        yield key, old, new  # their names have dots
+        yield key, old, new  # the names of custom_keys have dots
     elif old.get('type') != new.get('type') and dict(old, type=None) != dict(new, type=None):
-        yield key, old, new  # another thing altogether, whose arguments do not compare
+        yield key, old, new  # another class has other arguments
     else:
         for name in dict.fromkeys([*old, *new]):
             inner = f'{key}.{name}' if key else str(name)

@@ -1,7 +1,7 @@
-"""What a backbone or neck of a config emits, found by building it and running it, without weights.
+"""Find the maps that a backbone or neck of a config emits: build the module without weights, and run it.
 
-On the meta device that takes neither memory nor arithmetic. What does not run there (an operator without a meta
-kernel, `.item()`) runs on a CPU, on a small image if it can.
+The meta device needs neither memory nor arithmetic. Some modules fail there, by `.item()` or an operator without a meta
+kernel. They run on a CPU, on a small image if possible.
 """
 
 import copy
@@ -18,46 +18,46 @@ from ..errors import kind_of
 
 SIDE = 256  # pixels of the square probe image
 SMALL_SIDE = 64
-BATCH = 2  # of images: in training a batch norm of one place wants more than one
+IMAGES = 2  # a batch norm of one place fails in training with a single image
 
 
 class Level(NamedTuple):
     """One feature map."""
 
     channels: int
-    stride: float  # pixels of the image for each place of the map
+    stride: float  # pixels of the image per place of the map; infinite for a vector
 
     @property
     def is_vector(self) -> bool:
-        """Whether it is one vector an image instead, as some of mmpretrain's backbones emit."""
+        """Return whether the output is one vector per image, as of some backbones of mmpretrain."""
         return self.stride == math.inf
 
 
 def backbone_levels(backbone: dict[str, Any], scope: str, key: str, vectors: bool = False) -> list[Level]:
-    """The maps that the backbone at `key` of a config emits.
+    """Return the maps that the backbone at `key` of a config emits.
 
     Args:
-        vectors: whether it may emit vectors (B, C) too.
+        vectors: allow vectors (B, C) too.
 
     Raises:
-        ValueError: if it cannot be built, or emits anything but feature maps, or others in training than else.
+        ValueError: if the backbone cannot be built, emits no feature maps, or emits different maps in training.
     """
-    side = backbone.get('img_size', SIDE)  # some ViTs take no other
+    side = backbone.get('img_size', SIDE)  # some ViTs take this size alone
     own_side = side if isinstance(side, int) else side[1]
 
     def image(device: str, side: int) -> Tensor:
-        return torch.zeros(BATCH, backbone.get('in_channels', 3), side, side, device=device)
+        return torch.zeros(IMAGES, backbone.get('in_channels', 3), side, side, device=device)
 
     ways = (('meta', own_side), ('cpu', SMALL_SIDE), ('cpu', own_side))
     return _run(backbone, scope, key, image, ways, vectors)
 
 
 def neck_levels(neck: dict[str, Any], inputs: Sequence[Level], scope: str, key: str) -> list[Level]:
-    """The maps that the neck at `key` makes of `inputs`; errors as `backbone_levels`."""
+    """Return the maps that the neck at `key` computes from `inputs`. Raises: see `backbone_levels`."""
 
     def maps(device: str, side: int) -> tuple[Tensor, ...]:
         sides = [max(1, int(side / level.stride)) for level in inputs]
-        return tuple(torch.zeros(BATCH, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
+        return tuple(torch.zeros(IMAGES, level.channels, n, n, device=device) for level, n in zip(inputs, sides))
 
     return _run(neck, scope, key, maps, (('meta', SIDE), ('cpu', SMALL_SIDE)))
 
@@ -70,18 +70,18 @@ def _run(
     ways: Sequence[tuple[str, int]],
     vectors: bool = False,
 ) -> list[Level]:
-    """The maps that a module emits, by the first of the ways (device, side of the image) that works."""
+    """Return the maps that a module emits, on the first (device, side of the image) of `ways` that works."""
     cfg = {name: value for name, value in copy.deepcopy(cfg).items() if name not in ('init_cfg', 'pretrained')}
     for device, side in ways:
         try:
             with DefaultScope.overwrite_default_scope(scope), on_device(device), torch.no_grad():
                 module = MODELS.build(cfg)
-                module.eval()  # which returns None for some of them
+                module.eval()  # returns None for some modules
                 outputs = module(make_input(device, side))
                 module.train()
                 in_training = module(make_input(device, side))
             break
-        except Exception as error:  # whatever a toolbox's module raises, its user gets the key and the reason
+        except Exception as error:  # modules of toolboxes raise errors of any kind
             reason = error
     else:
         first_line = str(reason).strip().split('\n')[0]

@@ -1,4 +1,4 @@
-"""The optimizer of the Swin recipe (Liu et al. 2021, sections 4.1 to 4.3), put into a config."""
+"""The optimizer of the Swin recipe (Liu et al. 2021, sections 4.1 to 4.3) for any config."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,32 +8,31 @@ from mmengine.config import Config
 from ..errors import kind_of
 from .variants import Task
 
-# The rates are for a batch of BATCH pictures, and a classifier's for CLASSIFIED.
+# Learning rates are for BATCH pictures per step, a classifier's for CLASSIFIER_BATCH.
 ADAMW = dict(
     detection=dict(type='AdamW', lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
     segmentation=dict(type='AdamW', lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
     classification=dict(type='AdamW', lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
 )
 BATCH = 16
-CLASSIFIED = 1024
+CLASSIFIER_BATCH = 1024
 POSITION_KEYS = ('absolute_pos_embed', 'relative_position_bias_table', 'w_msa.cpb_mlp', 'w_msa.logit_scale')
 
 
 def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], task: Task) -> None:
-    """Give a config the recipe's optimizer, in place. The schedule is unchanged, except that an
-    `eta_min` at or above the new rate becomes 0.
+    """Put the recipe's optimizer into a config, in place.
 
-    A config that has AdamW already (the DETR family, RTMDet, SegFormer) keeps its rate, its decay and its
-    multipliers: they belong to its heads. It gains no decay on the backbone's norms and position tables. Any config
-    keeps `bypass_duplicate`, which says that its neck or heads share parameters. A classifier's rate is scaled from
-    1024 images a step to the config's `auto_scale_lr.base_batch_size`, which becomes 16 otherwise.
+    A config with AdamW (the DETR family, RTMDet, SegFormer) keeps its rate, decay and multipliers, which belong to its
+    heads. The backbone's norms and position tables lose their decay. All configs keep `bypass_duplicate`, for shared
+    parameters. A classifier's rate is scaled from 1024 images per step to `auto_scale_lr.base_batch_size` of the
+    config. For all other models, `base_batch_size` becomes 16. An `eta_min` at or above the new rate becomes 0.
 
     Args:
-        backbone: what the backbone's parameters are called by, as 'backbone', 'detector.backbone' or 'img_backbone'.
-        layers: its `SwinPyramid.layer_order`.
+        backbone: prefix of the backbone's parameters, as 'backbone', 'detector.backbone' or 'img_backbone'.
+        layers: `SwinPyramid.layer_order` of the backbone.
 
     Raises:
-        ValueError: if the config has an optimizer that is not one `optimizer`.
+        ValueError: if `optim_wrapper` has no single optimizer.
     """
     wrapper = cfg.get('optim_wrapper')
     if wrapper is None:
@@ -51,7 +50,8 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
             custom_keys={**{key: dict(decay_mult=0.0) for key in POSITION_KEYS}, 'norm': dict(decay_mult=0.0)}
         )
         if task == 'classification':
-            wrapper.optimizer.lr *= (cfg.get('auto_scale_lr') or {}).get('base_batch_size', CLASSIFIED) / CLASSIFIED
+            images = (cfg.get('auto_scale_lr') or {}).get('base_batch_size', CLASSIFIER_BATCH)
+            wrapper.optimizer.lr *= images / CLASSIFIER_BATCH
             wrapper.paramwise_cfg.update(norm_decay_mult=0.0, bias_decay_mult=0.0)
         else:
             cfg.auto_scale_lr = dict(cfg.get('auto_scale_lr') or {}, base_batch_size=BATCH)
@@ -64,10 +64,10 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
 
 
 def _no_decay(backbone: str, layers: Iterable[Iterable[str]], paramwise: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Custom keys for norms and position tables, at the rate the config gives the backbone.
+    """Return custom keys for norms and position tables, with the config's learning rate of the backbone.
 
-    Of all keys that are part of a parameter's name mmengine takes the longest alone, so each key here repeats the
-    multiplier of the backbone, and is longer than its name.
+    mmengine applies only the longest key in a parameter's name. Therefore each new key repeats the multiplier of the
+    backbone, and is longer than the backbone's name.
     """
     keys = paramwise.get('custom_keys', {})
     own: dict[str, Any] = next(

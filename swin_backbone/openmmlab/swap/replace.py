@@ -24,7 +24,7 @@ from .variants import SWINS, Swin, Task
 
 RECIPES = ('swin', 'keep')
 IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
-FOR_CLASSIFIERS = ('ClsDataPreprocessor', 'ReIDDataPreprocessor')  # the first is what mmpretrain takes without a type
+CLASSIFIER_PREPROCESSORS = ('ClsDataPreprocessor', 'ReIDDataPreprocessor')  # the first is mmpretrain's default
 STAGE_OF_STRIDE: dict[float, int] = {4: 0, 8: 1, 16: 2, 32: 3}
 
 
@@ -37,24 +37,22 @@ def swap_backbone(
     verbose: bool = True,
     **backbone: Any,
 ) -> Config:
-    """A config with a Swin backbone in place of its own.
+    """Return a copy of a config with a Swin backbone in place of its own.
 
-    What depends on the backbone follows: channels and indices in neck and heads, the images' normalisation, the
-    weights that are loaded, and the optimizer. A config that has the toolbox's `SwinTransformer` of the same size
-    gets another `type`, and its results are the same. Layers of mmdet and mmseg that have a counterpart in `layers`
-    give way to it.
+    All settings that depend on the backbone follow: channels and indices in neck and heads, normalisation of images,
+    pretrained weights, and optimizer. A `SwinTransformer` of the same size gets another `type` alone, and the results
+    stay equal. Layers of mmdet and mmseg with a counterpart in `layers` are replaced too.
 
     Args:
-        cfg: of mmdet, mmseg, mmpretrain or mmrotate, or its path or name, as `mmdet::...`; it is left as it is.
-        name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'; also 'swin-s3-t', '-s' and '-b', and Swin V2 as
-            'swinv2-t'.
-        at: in a model with several backbones, the key of the one to replace, such as 'model.img_backbone'.
-        recipe: 'swin': the optimizer is the Swin recipe's, see `recipe.apply_recipe`; 'keep': the config's own.
-        verbose: print what changed.
-        backbone: further arguments of the new backbone, such as window_size=12 or init_cfg=None.
+        cfg: a config of mmdet, mmseg, mmpretrain or mmrotate, or its path or name, as `mmdet::...`.
+        name: 'swin-t', 'swin-s', 'swin-b', 'swin-l' or 'swin-nano'; 'swin-s3-t', '-s' and '-b'; 'swinv2-t' and more.
+        at: key of the backbone in a model with several backbones, as 'model.img_backbone'.
+        recipe: the optimizer: 'swin' for the Swin recipe (see `recipe.apply_recipe`), 'keep' for the config's own.
+        verbose: print the changes.
+        backbone: further arguments of the new backbone, as window_size=12 or init_cfg=None.
 
     Raises:
-        ValueError: if something in the config cannot be placed, naming its key.
+        ValueError: with the key of a setting that cannot follow.
 
     Examples:
         >>> from mmengine.config import Config
@@ -98,34 +96,36 @@ def swap_backbone(
 
 
 def _find_backbone(cfg: Config, at: Optional[str]) -> tuple[str, ConfigDict, str]:
-    """What has the old backbone: its key (the model, or what a wrapper or tracker holds), itself, and the name
-    of the backbone in it."""
+    """Return the key of the model with the old backbone, this model, and the name of the backbone in the model.
+
+    The key is 'model', or deeper inside a wrapper or tracker.
+    """
     model = cfg.get('model')
     if not isinstance(model, dict):
-        raise ValueError('model: the config has none, and so no backbone to swap')
-    found = list(_backbones('model', model))
-    keys = [f'{key}.{part}' for key, _, part in found]
+        raise ValueError(f'model takes a dict with a backbone, got {model!r:.80}')
+    backbones = list(_backbones('model', model))
+    keys = [f'{key}.{part}' for key, _, part in backbones]
     if at is not None:
         if at not in keys:
             raise ValueError(f'{at}: no backbone of the config is there; it has {keys}')
-        return found[keys.index(at)]
-    if len(found) != 1:
-        hint = '; --at, or at=..., says which' if found else ''
+        return backbones[keys.index(at)]
+    if len(backbones) != 1:
+        hint = '; choose by --at KEY, or at=...' if backbones else ''
         raise ValueError(f'model takes exactly one backbone to swap, got {keys}{hint}')
-    return found[0]
+    return backbones[0]
 
 
 def _backbones(key: str, node: Any) -> Iterator[tuple[str, ConfigDict, str]]:
     if isinstance(node, dict):
-        names = [name for name, child in node.items() if _is_backbone(name, child)]
+        names = [
+            name
+            for name, child in node.items()
+            if name.endswith('backbone') and isinstance(child, dict) and 'type' in child
+        ]
         yield from ((key, node, name) for name in names)
         if not names:
             for name, child in node.items():
                 yield from _backbones(f'{key}.{name}', child)
-
-
-def _is_backbone(name: str, node: Any) -> bool:
-    return name.endswith('backbone') and isinstance(node, dict) and 'type' in node
 
 
 def _task(cfg: Config, model: ConfigDict) -> Task:
@@ -136,7 +136,7 @@ def _task(cfg: Config, model: ConfigDict) -> Task:
 
 
 def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
-    """The dicts from the model to the one at `key`, as 'model.detector', which holds the backbone."""
+    """Yield the dicts from the model to the dict at `key`, as 'model.detector'."""
     yield model
     for name in key.split('.')[1:]:
         model = model[name]
@@ -144,38 +144,38 @@ def _path_to(model: ConfigDict, key: str) -> Iterator[ConfigDict]:
 
 
 def _is_same(old: ConfigDict, swin: Swin) -> bool:
-    """Whether a backbone is a Swin of this size already, the toolbox's or ours, with the same windows by stage."""
-    is_mmpretrains = str(old.type).startswith('mmpretrain.')  # it has other arguments
+    """Return whether a backbone is a Swin of this size, the toolbox's or ours, with equal windows per stage."""
+    is_mmpretrains = str(old.type).startswith('mmpretrain.')  # has other arguments
     kinds = (swin.type, 'SwinTransformer') if swin.type == 'SwinBackbone' and not is_mmpretrains else (swin.type,)
     if kind_of(old) not in kinds:
         return False
-    table, wanted = ARCHS[old.get('arch') or 'tiny'], swin.size
-    depths, heads = (list(old.get(name) or getattr(table, name)) for name in ('depths', 'num_heads'))
+    defaults, size = ARCHS[old.get('arch') or 'tiny'], swin.size
+    depths, heads = (list(old.get(name) or getattr(defaults, name)) for name in ('depths', 'num_heads'))
     windows = old.get('window_size')
     by_stage = tuple(windows) if isinstance(windows, (list, tuple)) and len(windows) > 2 else None
-    stages = len(wanted.depths)  # RTMDet P6 adds one to them
-    return (old.get('embed_dims') or table.embed_dims, depths[:stages], heads[:stages], by_stage) == (
-        wanted.embed_dims,
-        list(wanted.depths),
-        list(wanted.num_heads),
+    stages = len(size.depths)  # RTMDet P6 adds a stage
+    return (old.get('embed_dims') or defaults.embed_dims, depths[:stages], heads[:stages], by_stage) == (
+        size.embed_dims,
+        list(size.depths),
+        list(size.num_heads),
         dict(swin.by_stage).get('window_size'),
     )
 
 
 def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, task: Task) -> list[str]:
-    """Exchange the backbone and rewrite who reads it, in place; what a user should know beside that."""
+    """Replace the backbone and rewrite its readers, in place. Return notes for the user."""
     scope = cfg.get('default_scope') or ('mmseg' if task == 'segmentation' else 'mmdet')
-    old, neck_part = model[part], part.replace('backbone', 'neck')
+    old, neck_name = model[part], part.replace('backbone', 'neck')
     if task == 'classification':
         require_classifier(model, key)
     levels = backbone_levels(old, scope, f'{key}.{part}', vectors=task == 'classification')
     notes: list[str] = []
     if task == 'classification':
-        rewire_classifier(model, levels, swin.widths[-1], key, neck_part)
+        rewire_classifier(model, levels, swin.widths[-1], key, neck_name)
         has_weights = 'Pretrained' in str([old, model.get('init_cfg')]) or bool(cfg.get('load_from'))
         new = swin.config(task, has_weights)
     else:
-        new, notes = _rewire(cfg, key, model, part, neck_part, levels, swin, task)
+        new, notes = _rewire(cfg, key, model, part, neck_name, levels, swin, task)
     if old.get('in_channels', 3) != 3:
         new['in_channels'] = old.in_channels
     if old.get('with_cp'):
@@ -185,57 +185,57 @@ def _replace(cfg: Config, key: str, model: ConfigDict, part: str, swin: Swin, ta
         model.pretrained = None
     if cfg.get('load_from'):
         cfg.load_from = None
-    for holder in _path_to(cfg.model, key):  # a checkpoint of all of it has the old backbone in it
-        if 'Pretrained' in str(holder.get('init_cfg')):
-            del holder.init_cfg
+    for outer in _path_to(cfg.model, key):
+        if 'Pretrained' in str(outer.get('init_cfg')):  # a checkpoint with the old backbone
+            del outer.init_cfg
     others = [f'{other}.{name}' for other, _, name in _backbones('model', cfg.model) if (other, name) != (key, part)]
-    for holder in (cfg, *_path_to(cfg.model, key)):
-        before = copy.deepcopy(holder.get('data_preprocessor'))
-        _normalize_as_imagenet(holder.get('data_preprocessor'))
-        if others and before != holder.get('data_preprocessor'):
-            notes.append(f'note: {" and ".join(others)} may get images that are normalised otherwise than they were')
+    for outer in (cfg, *_path_to(cfg.model, key)):
+        before = copy.deepcopy(outer.get('data_preprocessor'))
+        _normalize_as_imagenet(outer.get('data_preprocessor'))
+        if others and before != outer.get('data_preprocessor'):
+            notes.append(f'note: {" and ".join(others)} may get images with another normalisation than before')
     return notes
 
 
 def _rewire(
-    cfg: Config, key: str, model: ConfigDict, part: str, neck_part: str, levels: list[Level], swin: Swin, task: Task
+    cfg: Config, key: str, model: ConfigDict, part: str, neck_name: str, levels: list[Level], swin: Swin, task: Task
 ) -> tuple[dict[str, Any], list[str]]:
-    """Rewrite who reads the maps of a backbone, in place; the Swin that emits those, and what a user should know."""
+    """Rewrite the readers of a backbone's maps, in place. Return the new backbone and notes for the user."""
     segmentation = task == 'segmentation'
     scope = cfg.get('default_scope') or ('mmseg' if segmentation else 'mmdet')
     stages = _stages(levels, model[part], segmentation, f'{key}.{part}')
     maps = SwappedMaps(levels, [Level(swin.widths[stage], 4 << stage) for stage in stages])
-    neck = model.get(neck_part)
+    neck = model.get(neck_name)
     if segmentation and isinstance(neck, dict) and kind_of(neck) == 'Feature2Pyramid':
-        del model[neck_part]  # it makes a pyramid of a ViT's maps, and Swin's are one
+        del model[neck_name]  # makes a pyramid of a ViT's maps; Swin's maps are a pyramid
         neck = None
     if neck:
         listed = isinstance(neck, (list, tuple))
         first = neck[0] if listed else neck
         old_first = copy.deepcopy(first)
-        neck_key = f'{key}.{neck_part}' + ('[0]' if listed else '')
+        neck_key = f'{key}.{neck_name}' + ('[0]' if listed else '')
         used = rewire_neck(first, maps, neck_key)
         behind = after_neck(old_first, first, maps, used, scope, neck_key)
         if behind.widths()[0] != behind.widths()[1]:
             if not segmentation or listed:
-                raise ValueError(f'{key}.{neck_part}: a {kind_of(first)} emits as many channels as it reads')
+                raise ValueError(f'{key}.{neck_name}: a {kind_of(first)} emits as many channels as it reads')
             rewire_segmentor(model, behind, key, prune=False)
     elif segmentation:
         used = rewire_segmentor(model, maps, key, prune=True)
     else:
         used = rewire_detector(model, maps, key)
-    if leaves_maps_unread(model, neck_part):
+    if leaves_maps_unread(model, neck_name):
         cfg.find_unused_parameters = True
 
     new = swin.config(task)
     outputs = tuple(stages[place] for place in used)
     if outputs != (0, 1, 2, 3):
         new['out_indices'] = outputs
-    if outputs[-1] < 3:  # no stage that nobody sees: a parameter without a gradient stops distributed training
+    if outputs[-1] < 3:  # stages without a reader: a parameter without a gradient stops distributed training
         by_stage = dict(swin.by_stage, depths=swin.size.depths, num_heads=swin.size.num_heads, strides=(4, 2, 2, 2))
         new.update({name: values[: outputs[-1] + 1] for name, values in by_stage.items()})
     return new, [
-        f'note: what reads stage {stages[place] + 1} gets stride {maps.new[place].stride} where it got '
+        f'note: readers of stage {stages[place] + 1} get stride {maps.new[place].stride}, before '
         f'{levels[place].stride:g}'
         for place in used
         if maps.new[place].stride != levels[place].stride
@@ -243,16 +243,16 @@ def _rewire(
 
 
 def _stages(levels: list[Level], backbone: ConfigDict, segmentation: bool, key: str) -> list[int]:
-    """The Swin stage in the place of each map: of the same stride, C2 to C5 are stages 0 to 3.
+    """Return the Swin stage in the place of each map. C2 to C5 are stages 0 to 3.
 
-    Segmentation nets dilate their last stages, and resize whatever they get: there a map keeps its role, and the
-    last of four is stage 3 at any stride. A detector's anchors and regions depend on the stride itself.
+    In a detector the strides are equal, because anchors and regions depend on the stride. Segmentation networks dilate
+    their last stages, and resize all maps: there the last of four maps is stage 3 at any stride.
     """
     strides = [level.stride for level in levels]
     if segmentation and strides == sorted(strides) and min(strides) >= 4:
         if len(levels) == 4:
             return [0, 1, 2, 3]
-        if 'num_stages' in backbone or 'depth' in backbone:  # the ResNets: C2 is number 0
+        if 'num_stages' in backbone or 'depth' in backbone:  # of a ResNet, index 0 is C2
             return sorted(backbone.get('out_indices', range(4)))
     stages = [STAGE_OF_STRIDE[stride] for stride in strides if stride in STAGE_OF_STRIDE]
     if len(stages) < len(strides) or any(b <= a for a, b in zip(stages, stages[1:])):
@@ -262,16 +262,16 @@ def _stages(levels: list[Level], backbone: ConfigDict, segmentation: bool, key: 
 
 
 def _normalize_as_imagenet(preprocessor: Any) -> None:
-    """Swin's weights were trained on RGB images less the mean of ImageNet, over its standard deviation."""
+    """Set the normalisation of Swin's weights: RGB, with the mean and standard deviation of ImageNet."""
     if not isinstance(preprocessor, dict):
         return
     if isinstance(preprocessor.get('data_preprocessor'), dict):
         _normalize_as_imagenet(preprocessor['data_preprocessor'])
     else:
         preprocessor.pop('rgb_to_bgr', None)
-        kind = kind_of(preprocessor) if 'type' in preprocessor else FOR_CLASSIFIERS[0]
+        kind = kind_of(preprocessor) if 'type' in preprocessor else CLASSIFIER_PREPROCESSORS[0]
         preprocessor.update(copy.deepcopy(IMAGENET))
-        preprocessor['to_rgb' if kind in FOR_CLASSIFIERS else 'bgr_to_rgb'] = True
+        preprocessor['to_rgb' if kind in CLASSIFIER_PREPROCESSORS else 'bgr_to_rgb'] = True
 
 
 def _import_swin_backbone(cfg: Config) -> None:

@@ -1,4 +1,4 @@
-"""The backbones that can be swapped in by name, and what each is in a config. A new family is new rows."""
+"""The backbones of `--backbone`, with their settings in a config. A new family is new rows."""
 
 from typing import Any, Literal, NamedTuple, Optional
 
@@ -10,33 +10,32 @@ _RELEASES = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0
 _RELEASES_V2 = 'https://github.com/SwinTransformer/storage/releases/download/v2.0.0/'
 _RELEASES_TIMM = 'https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-weights/'
 
-
-# Of the paper's section 4.1, for 300 epochs of ImageNet-1K; Large, which it trains on ImageNet-22K alone, as Base.
+# For 300 epochs of ImageNet-1K (section 4.1). The paper trains Large on ImageNet-22K alone; here it is as Base.
 CLASSIFIERS_DROP_PATH_RATE = dict(tiny=0.2, small=0.3, base=0.5, large=0.5)
 
 
 class Swin(NamedTuple):
-    """A row: the backbone's `type` and `arch`, and what the paper trained it with."""
+    """A row: `type` and `arch` of the backbone, and the settings of its training."""
 
     arch: str
-    weights: Optional[str]  # ImageNet weights; None: there are none, and it starts from its initialisation
-    drop_path_rate: float  # in detection; the paper's segmentors all have 0.3
+    weights: Optional[str]  # address of ImageNet weights; None: random initialisation
+    drop_path_rate: float  # in detection; all segmentors of the paper have 0.3
     type: str = 'SwinBackbone'
-    by_stage: tuple[tuple[str, tuple[int, ...]], ...] = ()  # arguments that the weights ask for, a value for each stage
+    by_stage: tuple[tuple[str, tuple[int, ...]], ...] = ()  # arguments of the weights, a value for each stage
 
     @property
     def size(self) -> Arch:
-        """Width, depths and heads."""
+        """Return width, depths and heads."""
         arch = ARCHS[self.arch]
         return arch._replace(depths=dict(self.by_stage).get('depths', arch.depths))
 
     @property
     def widths(self) -> list[int]:
-        """Channels of each stage."""
+        """Return the channels of each stage."""
         return [self.size.embed_dims << stage for stage in range(len(self.size.depths))]
 
     def config(self, task: Task, pretrained: bool = True) -> dict[str, Any]:
-        """The backbone of a config; `pretrained`: with the published weights."""
+        """Return the backbone of a config, with published weights if `pretrained`."""
         cfg = dict(type=self.type, arch=self.arch, drop_path_rate=self.drop_path_rate, **dict(self.by_stage))
         if task == 'segmentation' and self.drop_path_rate:
             cfg['drop_path_rate'] = 0.3
@@ -46,7 +45,7 @@ class Swin(NamedTuple):
             )
         if self.weights and pretrained:
             cfg['init_cfg'] = dict(type='Pretrained', checkpoint=self.weights)
-        elif not self.weights:  # the published std of 0.02 is for widths of 96 and more
+        elif not self.weights:  # the default std of 0.02 is for widths of 96 and more
             cfg['init_cfg'] = dict(type='Xavier', layer='Linear', distribution='normal')
         return cfg
 
@@ -57,8 +56,8 @@ SWINS: dict[str, Swin] = {
     'swin-s': Swin('small', _RELEASES + 'swin_small_patch4_window7_224.pth', 0.2),
     'swin-b': Swin('base', _RELEASES + 'swin_base_patch4_window7_224.pth', 0.3),
     'swin-l': Swin('large', _RELEASES + 'swin_large_patch4_window7_224_22k.pth', 0.3),
-    # Chen et al. 2021, arXiv 2111.14725, who searched for windows and depths. Drop path is Swin's, as microsoft/Cream,
-    # where the weights are from, has no training.
+    # Windows and depths of a search (Chen et al. 2021, arXiv 2111.14725). microsoft/Cream publishes the weights without
+    # the training, so drop path is Swin's.
     'swin-s3-t': Swin('tiny', _RELEASES_TIMM + 's3_t-1d53f6a8.pth', 0.2, by_stage=(('window_size', (7, 7, 14, 7)),)),
     'swin-s3-s': Swin('small', _RELEASES_TIMM + 's3_s-3bb4c69d.pth', 0.2, by_stage=(('window_size', (14, 14, 14, 7)),)),
     'swin-s3-b': Swin(

@@ -1,1 +1,1 @@
-"""A training around mmengine's Runner: how it is run, watched, stopped, and kept from mixing with another."""
+"""Train with mmengine's Runner: run, watch, stop and lock a training."""

@@ -13,15 +13,15 @@ from mmengine.runner import Runner
 from ...pictures.curves import curves_figure, read_log
 from ...pictures.save import save_figure
 
-# By the value of --vis: mmengine's backend, and packages; one of them is needed.
-BACKENDS = {
+# By the value of --vis: mmengine's backend, and packages, any of which serves
+VIS_BACKENDS = {
     'tensorboard': ('TensorboardVisBackend', ('tensorboard', 'tensorboardX')),
     'wandb': ('WandbVisBackend', ('wandb',)),
 }
 
 
 class CurvesHook(Hook):
-    """Draws loss terms, learning rate and validation metrics at each validation and at the end of training.
+    """Draw loss terms, learning rate and validation metrics at each validation and at the end of training.
 
     The picture is curves.png in the run's folder, beside the log. Runs in the same working folder are drawn as one
     resumed training. An error is a warning, and the training continues.
@@ -30,12 +30,10 @@ class CurvesHook(Hook):
     priority = 'LOWEST'  # after the hook that writes the scalars
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[dict[str, Any]] = None) -> None:
-        """Draw, if this validation is part of a training."""
         if runner._train_loop is not None and not isinstance(runner._train_loop, dict):
             self._draw(runner)
 
     def after_train(self, runner: Runner) -> None:
-        """Draw for the last time."""
         self._draw(runner)
 
     @master_only
@@ -47,20 +45,20 @@ class CurvesHook(Hook):
 
 
 def enable_vis(cfg: Config, name: Optional[str]) -> None:
-    """Have mmengine's visualizer write to TensorBoard or Weights & Biases too, in the run's folder.
+    """Let mmengine's visualizer write to TensorBoard or Weights & Biases too, in the run's folder.
 
     Args:
         name: 'tensorboard' or 'wandb'; None changes nothing.
 
     Raises:
-        ValueError: if its package is not installed.
+        ValueError: if the package is not installed.
     """
     if name is None:
         return
-    backend, packages = BACKENDS[name]
+    backend, packages = VIS_BACKENDS[name]
     if not any(find_spec(package) for package in packages):
         raise ValueError(f'--vis {name} needs the package {packages[0]}: pip install {packages[0]}')
     visualizer = cfg.get('visualizer') or dict(type='Visualizer')
     backends = visualizer.get('vis_backends') or [dict(type='LocalVisBackend')]
-    if backend not in [one['type'] for one in backends]:
+    if backend not in [entry['type'] for entry in backends]:
         cfg.visualizer = dict(visualizer, vis_backends=[*backends, dict(type=backend)])

@@ -1,8 +1,7 @@
-"""The Runner of tools/train.py and tools/test.py: mmengine's Runner with safe checkpoints and exact resuming."""
+"""The Runner of tools/train.py and tools/test.py: mmengine's Runner with safe checkpoints and exact resume."""
 
 import io
 import logging
-from collections.abc import Sequence
 from typing import Any, NoReturn, Optional, Union
 
 from mmengine.hooks import CheckpointHook, Hook
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from ...whole_files import CANNOT_WRITE
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
-from ..checkpointing.exact_resume import restore
+from ..checkpointing.exact_resume import restore_position
 from ..checkpointing.latest import newest_whole_checkpoint
 from ..checkpointing.loops import placed
 from ..errors import TrainingStopped
@@ -24,12 +23,12 @@ MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_sch
 
 
 class SafeRunner(BriefRunner):
-    """mmengine's Runner, with the same arguments, but loops, checkpoint hook and data loaders of this package."""
+    """mmengine's Runner with loops, checkpoint hook and data loaders of this package. Arguments: see mmengine."""
 
     resumed_from: Optional[str] = None  # the checkpoint
 
     def register_default_hooks(self, hooks: Optional[dict[str, Union[Hook, dict[str, Any]]]] = None) -> None:
-        # in mmengine, None removes a default hook
+        # mmengine removes a default hook that is None
         hooks = {name: hook for name, hook in (hooks or {}).items() if hook is not None or name in MMENGINES_HOOKS}
         hooks['signals'] = SignalHook()
         checkpoint = hooks.setdefault('checkpoint', dict(type='CheckpointHook', interval=1))
@@ -37,18 +36,13 @@ class SafeRunner(BriefRunner):
             hooks['checkpoint'] = dict(checkpoint, type=WholeCheckpointHook)
         super().register_default_hooks(hooks)
 
-    def register_custom_hooks(self, hooks: Sequence[Union[Hook, dict[str, Any]]]) -> None:
-        if not isinstance(hooks, (list, tuple)) or not all(isinstance(hook, (Hook, dict)) for hook in hooks):
-            raise ValueError(f'custom_hooks takes a list of dicts, got {hooks!r:.80}')
-        super().register_custom_hooks(hooks)
-
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if isinstance(handler, logging.FileHandler):
                 if isinstance(handler.stream, io.TextIOWrapper):
                     handler.stream.reconfigure(errors='backslashreplace')  # for file names that are not UTF-8
-                handler.handleError = _raise  # type: ignore[method-assign]  # else logging prints a traceback for each line on a full disk
+                handler.handleError = _raise  # type: ignore[method-assign]  # logging itself prints a traceback for each line on a full disk
         return logger
 
     @staticmethod
@@ -72,7 +66,7 @@ class SafeRunner(BriefRunner):
         template = hook.filename_tmpl if hook is not None else 'epoch_{}.pth'
         path = newest_whole_checkpoint(self.work_dir, folder, template, len(self.train_dataloader))
         if path is None:
-            self.logger.warning(f'There is no checkpoint in {folder} to resume: training starts from its beginning.')
+            self.logger.warning(f'There is no checkpoint in {folder} to resume: training starts from the beginning.')
         else:
             self.resume(path)
 
@@ -85,14 +79,14 @@ class SafeRunner(BriefRunner):
         """Continue from a checkpoint, as mmengine: see `fit_to_run`.
 
         Raises:
-            CheckpointError: if the checkpoint does not fit this run; the run is unchanged then.
+            CheckpointError: if the checkpoint does not fit. The run stays unchanged.
         """
         self._resume, self.resumed_from = True, filename
         super().resume(filename, *args, **kwargs)
         hook = find_checkpoint_hook(self)
         if hook is not None:
             hook.saved_iter, hook.saved_path = self.iter, filename
-        restore(self, self._meta)
+        restore_position(self, self._meta)
 
     def train(self) -> nn.Module:
         """Train, as mmengine.

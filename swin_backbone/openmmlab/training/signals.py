@@ -1,6 +1,6 @@
-"""Signals to a training; a cluster sends them before it takes a machine away.
+"""Signals to a training, as of a cluster before it takes a machine away.
 
-SIGTERM and SIGINT: finish the step, save, exit with `RESUMABLE`. A second one stops at once. SIGUSR1: save, go on.
+SIGTERM and SIGINT: finish the step, save, exit with `RESUMABLE`. A second signal stops at once. SIGUSR1: save.
 """
 
 import os
@@ -23,18 +23,18 @@ from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint
 RESUMABLE = 75
 
 NOTHING, SAVE, STOP = range(3)
-WANTED = {
-    getattr(signal, name): wanted
-    for name, wanted in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGUSR1', SAVE))
+ACTIONS = {
+    getattr(signal, name): action
+    for name, action in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGUSR1', SAVE))
     if hasattr(signal, name)  # Windows has no SIGUSR1
 }
-SAME_S = 1.0  # seconds: a terminal and torchrun both send Ctrl-C, and count as one signal
+SAME_S = 1.0  # seconds: terminal and torchrun both send Ctrl-C, and the two count as one signal
 
 
 class SignalHook(Hook):
-    """Saves and stops on a signal, on all ranks after the same step.
+    """Save and stop on a signal, on all ranks after the same step.
 
-    The hook runs last in a step. During validation a single process stops as soon as the last step is saved. Several
+    The hook runs last in a step. During validation, a single process stops as soon as the last step is saved. Several
     processes stop after validation.
     """
 
@@ -50,7 +50,7 @@ class SignalHook(Hook):
     def before_train(self, runner: Runner) -> None:
         self.process = os.getpid()
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
-            for number in WANTED:
+            for number in ACTIONS:
                 self.handlers.setdefault(number, signal.signal(number, self._receive))
 
     def after_train(self, runner: Runner) -> None:
@@ -74,9 +74,9 @@ class SignalHook(Hook):
         if hook is not None and hook.saved_iter == runner.iter:
             self._exit(runner, hook, runner.iter)
         if runner.world_size == 1:
-            for other in runner.hooks:
-                if isinstance(other, EMAHook):  # validation runs on the averaged weights
-                    other.after_val_epoch(runner)
+            for ema in runner.hooks:
+                if isinstance(ema, EMAHook):  # validation runs on the averaged weights
+                    ema.after_val_epoch(runner)
             self._act(runner, runner.iter)
 
     def after_val(self, runner: Runner) -> None:
@@ -86,7 +86,7 @@ class SignalHook(Hook):
         if os.getpid() != self.process:  # in a forked worker
             return
         now = time.monotonic()
-        if WANTED[number] == SAVE:
+        if ACTIONS[number] == SAVE:
             self.save = True
         elif not self.stop:
             self.stop, self.received, self.received_at = True, signal.Signals(number).name, now
@@ -95,17 +95,17 @@ class SignalHook(Hook):
             os.kill(self.process, number)
 
     def _act(self, runner: Runner, iteration: int) -> None:
-        """Do the most that any rank received, after `iteration` iterations."""
-        agreed = torch.tensor(STOP if self.stop else SAVE if self.save else NOTHING)
+        """Act on the strongest signal of all ranks, after `iteration` iterations."""
+        action = torch.tensor(STOP if self.stop else SAVE if self.save else NOTHING)
         self.save = False  # a later signal saves again
-        all_reduce(agreed, op='max')
-        if agreed == NOTHING:
+        all_reduce(action, op='max')
+        if action == NOTHING:
             return
         hook = find_checkpoint_hook(runner)
         if hook is not None:
             hook.save_now(runner, iteration)
-            barrier()  # otherwise a launcher ends the saving rank when another one exits
-        if agreed == STOP:
+            barrier()  # a launcher ends the saving rank after the exit of another rank
+        if action == STOP:
             self._exit(runner, hook, iteration)
         runner.logger.info(f'SIGUSR1: {name_of_last(hook)}')
 
@@ -120,17 +120,17 @@ class SignalHook(Hook):
 
 
 class WorkerInit:
-    """A data loader's `worker_init_fn` that also makes the worker ignore signals.
+    """A data loader's `worker_init_fn` that makes the worker ignore signals, beside the loader's own function.
 
-    A terminal and a cluster signal workers too, and a dead worker ends the training before the training has saved.
-    SIGTERM from the training itself still ends a worker.
+    Terminals and clusters signal workers too, and a dead worker would end the training without a checkpoint. SIGTERM
+    from the training itself still ends a worker.
     """
 
     def __init__(self, own: Optional[Callable[[int], None]]) -> None:
         self.own = own
 
     def __call__(self, worker_id: int) -> None:
-        for number in WANTED:
+        for number in ACTIONS:
             if number != signal.SIGTERM:
                 signal.signal(number, signal.SIG_IGN)
         if hasattr(signal, 'sigwaitinfo'):  # returns the sender; macOS lacks it

@@ -16,23 +16,18 @@ FOR_THE_FILE = (
 
 
 class BriefRunner(Runner):
-    """mmengine's Runner, but environment, config, hooks and the rates of parameters go to the log file alone.
+    """mmengine's Runner, but environment, config, hooks and rates of parameters are only in the log file.
 
-    With log_level='DEBUG' they are printed too.
+    log_level='DEBUG' prints them.
     """
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        """Return the Runner's logger, with a filter for its console."""
         logger = super().build_logger(*args, **kwargs)
         consoles = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
         for console in consoles:
             if logger.log_file and console.level >= logging.INFO:
-                console.addFilter(_is_for_the_console)
+                console.addFilter(lambda record: not record.getMessage().startswith(FOR_THE_FILE))
         if logger.log_file:
             hidden = 'environment, config, hooks, the rate of each parameter'
             logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
         return logger
-
-
-def _is_for_the_console(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(FOR_THE_FILE)

@@ -5,7 +5,7 @@ import copy
 from helpers.in_process import forget_instances
 from helpers.openmmlab.breadth import alone, shrink
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.config.training_settings import Settings
+from swin_backbone.openmmlab.config.training_settings import TrainingSettings
 
 SIDE = 64
 DETECTORS = [
@@ -37,7 +37,7 @@ CONFIGS = [*(f'mmdet::{name}' for name in DETECTORS), *(f'mmseg::{name}' for nam
 
 def loaded(config, data, work_dir, settings=None, **more):
     """A config with swin-nano in it, pointed at the data, as tools/train.py does."""
-    settings = settings or Settings(epochs=1, batch=2, img_scale=(SIDE, SIDE))
+    settings = settings or TrainingSettings(epochs=1, batch=2, img_scale=(SIDE, SIDE))
     return runtime.load_config(
         config,
         str(work_dir),

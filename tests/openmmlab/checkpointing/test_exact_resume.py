@@ -1,4 +1,4 @@
-"""A training that was killed with kill -9 and resumed gives the bits of one that was not."""
+"""A training that is killed and resumed has the bits of an uninterrupted training."""
 
 import random
 import signal
@@ -45,7 +45,7 @@ def test_by_epochs_in_the_middle_of_one_with_an_average(check):
     check(12, saved_after=10, epochs=2, hooks=[EMA])
 
 
-def test_by_iterations_with_workers_in_the_middle_of_an_accumulation(check):
+def test_iterations_with_workers_within_an_accumulation(check):
     check(11, iterations=12, interval=4, workers=2, optim_wrapper__accumulative_counts=3)
 
 
@@ -53,7 +53,7 @@ def test_two_ranks_in_the_middle_of_an_accumulation(check):
     check(6, saved_after=5, ranks=2, epochs=2, optim_wrapper__accumulative_counts=3)
 
 
-def test_a_seed_that_is_drawn_is_resumed_and_validation_does_not_matter(check, tmp_path, monkeypatch):
+def test_a_drawn_seed_is_resumed(check, tmp_path, monkeypatch):
     monkeypatch.setattr(
         'mmengine.runner.utils.sync_random_seed', lambda: 18 if list(tmp_path.glob('killed/*.pth')) else 17
     )
@@ -93,7 +93,7 @@ def test_other_workers_than_before(check):
 
 
 def resumed_log(tmp_path, change, **settings):
-    """What is said when a checkpoint, changed before, is resumed."""
+    """Return the log of a resume from a changed checkpoint."""
     assert run(config(tmp_path, epochs=1)) == 0
     path = tmp_path / 'epoch_1.pth'
     checkpoint = torch.load(path, weights_only=False)
@@ -107,7 +107,7 @@ def resumed_log(tmp_path, change, **settings):
 
 def test_an_older_checkpoint_is_resumed_with_a_sentence(tmp_path):
     log = resumed_log(tmp_path, lambda meta: meta.pop('exact_resume'))
-    assert 'The checkpoint does not say where its data was' in log
+    assert 'The checkpoint has no position in the data' in log
     assert 'resumed epoch: 1, iter: 8' in log
 
 

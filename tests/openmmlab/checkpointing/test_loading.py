@@ -1,4 +1,4 @@
-"""Checkpoints through mmengine's Runner as the tools build it: `load_from` and `resume`."""
+"""Checkpoints through the tools' Runner: `load_from` and `resume`."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ class MakesAFile:
 
 @pytest.fixture
 def schemes():
-    """mmengine's own loaders, afterwards as before."""
+    """Return mmengine's own loaders, and restore them after the test."""
     before = dict(CheckpointLoader._schemes)
     yield before
     CheckpointLoader._schemes = before
@@ -103,7 +103,7 @@ def test_load_from_takes_any_origin(tmp_path, schemes, save, capsys):
     assert f'Loaded {tmp_path}/weights.pth (microsoft/Swin-Transformer' in capsys.readouterr().out
 
 
-def test_load_from_takes_another_window_and_a_moving_average_starts_from_it(tmp_path, schemes):
+def test_load_from_resizes_windows_before_an_average(tmp_path, schemes):
     source = randomised()
     torch.save(official_detector(source.state_dict()), tmp_path / 'weights.pth')
     runner = build_runner(
@@ -180,7 +180,7 @@ def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(record_fault, t
     )
     if door == 'auto':
         (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
-    if door == 'model_init_cfg':  # another module's, which mmengine loads by itself
+    if door == 'model_init_cfg':  # of a module that mmengine loads itself
         runner.model.init_cfg = pretrained
     if unsafe_load:
         runner.load_or_resume() if door in ('load_from',) else runner.model.init_weights() if 'cfg' in door else None
@@ -197,7 +197,7 @@ def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(record_fault, t
 @pytest.mark.parametrize('unsafe_load', [False, True])
 @pytest.mark.parametrize('door', ['load_from', 'resume', 'auto'])
 def test_a_config_in_a_checkpoint_is_not_run_unless_told_to(record_fault, tmp_path, schemes, door, unsafe_load):
-    """mmengine's Runner.resume runs the text at meta['config'] as Python, its Inferencer those at the other places."""
+    """mmengine runs the text at meta["config"] as Python on a resume, and further texts in its Inferencer."""
     build_runner(tmp_path / 'old').train()
     path = str(tmp_path / 'old' / 'iter_1.pth')
     checkpoint = torch.load(path, weights_only=False)
@@ -231,7 +231,7 @@ def test_bare_weights_are_not_resumed(record_fault, tmp_path, schemes, meta):
     ):
         build_runner(tmp_path, load_from=str(path), resume=True).train()
     (tmp_path / 'last_checkpoint').write_text(str(path))
-    with pytest.raises(CheckpointError, match=r'cannot be resumed|none of a training'):
+    with pytest.raises(CheckpointError, match=r'cannot be resumed|of no training'):
         build_runner(tmp_path, resume=True).train()
     record_fault('damages', 2)
 
@@ -258,7 +258,7 @@ def test_weights_that_are_no_numbers_are_named(record_fault, tmp_path, schemes, 
 
 @pytest.mark.parametrize('unsafe_load', [False, True])
 def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, schemes, unsafe_load):
-    """Whatever loader mmengine has, also one that asks for weights_only=False."""
+    """All loaders of mmengine are replaced, also loaders with weights_only=False."""
     made = tmp_path / 'made'
     torch.save({'state_dict': MakesAFile(made)}, tmp_path / 'weights.pth')
 
@@ -279,7 +279,7 @@ def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, schemes, 
 
 
 def test_a_classifier_of_ones_own_resumes_its_last_norm(tmp_path, schemes):
-    """Its names are those of mmpretrain's classifiers, whose norm3 is none of a detector's."""
+    """The names equal those of mmpretrain's classifiers, whose norm3 is no output norm."""
     backbone = dict(out_indices=(3,))
     runner = build_runner(tmp_path, backbone=backbone)
     runner.model.head = torch.nn.ModuleDict({'fc': runner.model.head})

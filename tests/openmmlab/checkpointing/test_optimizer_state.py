@@ -1,4 +1,4 @@
-"""States of optimizers that do not fit are refused in a sentence; what is taken steps as if nothing had happened."""
+"""A state of an optimizer either fits, and the next step is exact, or raises an error in one sentence."""
 
 import copy
 
@@ -14,16 +14,9 @@ OPTIMIZERS = {
     'Adam': dict(lr=0.1),
     'Adam fused': dict(lr=0.1, fused=True),
     'AdamW': dict(lr=0.1, amsgrad=True),
-    'AdamW fused': dict(lr=0.1, fused=True),
     'AdamW foreach': dict(lr=0.1, foreach=True),
-    'NAdam': dict(lr=0.1),
-    'RAdam': dict(lr=0.1),
-    'Adamax': dict(lr=0.1),
     'Adagrad': dict(lr=0.1),
-    'Adadelta': dict(lr=0.1),
     'RMSprop': dict(lr=0.1, momentum=0.9, centered=True),
-    'ASGD': dict(lr=0.1),
-    'Rprop': dict(lr=0.1),
     'Adafactor': dict(lr=0.1),
 }
 
@@ -50,7 +43,7 @@ def step(model, wrapper):
 
 
 def weights_after(name, change):
-    """Weights one step after a resume from a state that was changed, and those one step on without a resume."""
+    """Return the weights one step after a resume from a changed state, and one step on without a resume."""
     model, wrapper = trained(name)
     saved = copy.deepcopy(wrapper.state_dict())
     change(saved)
@@ -87,9 +80,7 @@ def renumber(state):
 
 REFUSED = {
     'moments of one number': change_moments(lambda value: torch.zeros(1)),
-    'moments of more numbers': change_moments(lambda value: torch.zeros(4000, 3)),
     'moments of half the precision': change_moments(lambda value: value.half()),
-    'moments that are lists': change_moments(lambda value: value.tolist()),
     'other moments': lambda state: state['state'].update({0: {'moment': torch.zeros(4, 3)}}),
     'a group less': lambda state: state['param_groups'].pop(),
     'a group more': lambda state: state['param_groups'].append(dict(params=[9])),
@@ -106,11 +97,8 @@ TAKEN = {
     ),
     'other strides': change_moments(lambda value: value.t().contiguous().t()),
     'moments in a larger memory': change_moments(lambda value: torch.stack([value, value * 7], -1)[..., 0]),
-    'moments beside what is not used': lambda state: entry(state).update(other=torch.zeros(9), text='x'),
     'other numbers': renumber,
-    'parameters that it does not have': lambda state: state['state'].update({99: {'step': 'x'}, 'a': 3}),
     'base settings': lambda state: state.update(base_param_settings=dict(lr=float('nan'))),
-    'a scaler that is not used': lambda state: state.update(loss_scaler=5),
 }
 
 
@@ -166,7 +154,7 @@ def test_a_parameter_without_moments_begins_anew(record_fault):
     ('before', 'now'), [('SGD', 'AdamW'), ('AdamW', 'SGD'), ('Adam', 'Adagrad'), ('Adam', 'AdamW')]
 )
 def test_another_optimizer(record_fault, before, now):
-    """Also the same with moments that the one before did not keep: AdamW is with amsgrad here."""
+    """Adam and AdamW differ too: AdamW has amsgrad here, with a further moment."""
     with pytest.raises(ValueError, match='another optimizer made it'):
         fit_optimizer(trained(now, 0)[1], trained(before)[1].state_dict())
     record_fault('optimizer_states')

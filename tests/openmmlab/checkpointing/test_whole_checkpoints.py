@@ -23,7 +23,7 @@ def newest(folder):
 
 
 def kill_at(countdown):
-    """Kill this process at one of the steps of writing, of which half is on the disk before the rest follows."""
+    """Kill this process at a step of the write; half of the data is on the disk before the second half follows."""
     left = [countdown]
 
     def step(function):
@@ -59,7 +59,7 @@ def kill_at(countdown):
 
 
 def save_and_be_killed_at_each_step(folder):
-    """Save a second checkpoint, killed at each step of it in turn; it has to be one of the two that is found."""
+    """Save a second checkpoint, killed at each step in turn. The first or the second checkpoint must be found."""
     runner = train(config(folder / 'work', epochs=1))
     hook = find_checkpoint_hook(runner)
     shutil.copytree(folder / 'work', folder / 'before')
@@ -91,7 +91,7 @@ def test_killed_at_each_step_of_saving(tmp_path, record_fault):
 
 @pytest.mark.slow
 def test_killed_at_fifty_random_moments(tmp_path, record_fault):
-    """The same training, which saves after each step, killed and resumed again and again."""
+    """A training saves after each step, and is killed and resumed fifty times."""
     where = random.Random(0)
     work_dir, log = tmp_path / 'work', tmp_path / 'log'
     last = 0
@@ -146,7 +146,7 @@ def test_on_a_full_disk_training_stops_with_a_sentence(tmp_path, small_disk, rec
     record_fault('full_disks')
 
 
-def test_in_a_folder_that_becomes_read_only_training_stops_with_a_sentence(tmp_path, small_disk, record_fault):
+def test_a_read_only_folder_stops_training(tmp_path, small_disk, record_fault):
     work_dir, log = small_disk / 'work', tmp_path / 'log'
     # read-only under the open log file would be refused
     freeze = dict(
@@ -160,8 +160,8 @@ def test_in_a_folder_that_becomes_read_only_training_stops_with_a_sentence(tmp_p
     record_fault('full_disks')
 
 
-def test_a_file_that_grows_too_large_stops_training_with_a_sentence(tmp_path, record_fault):
-    """As on a full disk, and where no disk can be mounted."""
+def test_a_limit_of_file_sizes_stops_training(tmp_path, record_fault):
+    """This equals a full disk, and needs no mount."""
     log = tmp_path / 'log'
     cfg = config(tmp_path / 'work', epochs=3, hooks=[dict(type='LimitFiles', after=1)])
     assert wait(start(train_and_say, cfg, log=log)) not in (0, None)

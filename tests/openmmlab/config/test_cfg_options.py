@@ -27,7 +27,7 @@ VALUES = st.recursive(
 
 @given(text=st.one_of(VALUES, st.lists(ATOMS, min_size=2, max_size=3).map(','.join)))
 @settings(max_examples=200, deadline=None)
-def test_without_spaces_and_quotes_a_value_is_what_mmengine_reads(text):
+def test_values_without_spaces_and_quotes_are_mmengines(text):
     assert parse_value(text) == DictAction._parse_iterable(text)
 
 
@@ -62,6 +62,8 @@ def test_spaces_and_quotes(text, value):
         ('key', "takes KEY=VALUE, got 'key'"),
         ('=3', "takes KEY=VALUE, got '=3'"),
         ('+=3', 'takes KEY=VALUE'),
+        ('++a=1', 'takes KEY=VALUE'),
+        ('a..b=1', 'takes KEY=VALUE'),
         ('key=[a,b', 'a bracket that closes is missing'),
         ('key=[a,(b]', 'a bracket that closes is missing'),
         ('key=a],b', 'a bracket that opens is missing'),
@@ -110,7 +112,7 @@ def test_a_key_that_is_not_there_is_refused(record_fault, key, message):
     'key',
     [
         'model.backbone.drop_path_rate',
-        'model.backbone.with_cp',  # an argument of its class that the config does not have
+        'model.backbone.with_cp',  # an argument of the class, absent in the config
         'model.backbone.frozen_stages',
         'train_dataloader.prefetch_factor',
         'train_dataloader.dataset.indices',  # of a base class

@@ -1,4 +1,4 @@
-"""Parts of a config that do not fit each other are named by their keys; all other values pass."""
+"""Parts of a config that do not fit are named by key, and all legal values pass."""
 
 import pytest
 

@@ -59,7 +59,7 @@ def test_weights_are_a_file_an_address_or_a_name(tmp_path):
 
 
 def test_a_model_without_scores_has_none(tmp_path):
-    """As mmpretrain's for self-supervised training."""
+    """Self-supervised configs of mmpretrain are an example."""
     metafile = tmp_path / 'metafile.yml'
     metafile.write_text('Models: [{Name: a, Weights: https://x/a.pth, Config: a.py, Results: [{Metrics: null}]}]')
     (found,) = published_in(metafile)

@@ -1,4 +1,4 @@
-"""--epochs, --batch, --shape and --lr: what depends on each follows it."""
+"""--epochs, --batch, --shape and --lr change all settings that depend on them."""
 
 import copy
 
@@ -13,7 +13,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.config.training_settings import (
-    Settings,
+    TrainingSettings,
     apply_settings,
     enable_auto_scale_lr,
     fit_schedule,
@@ -35,12 +35,12 @@ SLIDE = 'mmseg::vit/vit_vit-b16_mln_upernet_8xb2-80k_ade20k-512x512.py'
 
 def set_(config, pictures=100, **settings):
     cfg = read_config(config)
-    apply_settings(cfg, Settings(**settings), lambda: pictures)
+    apply_settings(cfg, TrainingSettings(**settings), lambda: pictures)
     return cfg
 
 
 def rates(cfg, steps):
-    """The learning rate at each step of a training, as mmengine's schedulers make it."""
+    """Return the learning rate at each step of a training, by mmengine's schedulers."""
     lr = cfg.optim_wrapper.optimizer.lr
     optimizer = optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
     by_epoch = 'max_epochs' in cfg.train_cfg
@@ -83,21 +83,21 @@ def test_epochs_of_a_config_that_counts_iterations():
 
 @pytest.mark.parametrize(('epochs', 'interval'), [(1, 12), (10, 12), (25, 24), (1000, 1200), (10_000, 8004)])
 def test_iterations_are_validated_and_saved_at_ends_of_epochs(epochs, interval):
-    """The config does both ten times, each 8000 iterations."""
+    """The config validates and saves ten times, every 8000 iterations."""
     cfg = set_(FCN, 48, epochs=epochs)
     assert cfg.train_cfg.val_interval == cfg.default_hooks.checkpoint.interval == interval
 
 
-def test_an_epoch_has_each_picture_once_in_a_config_that_repeats_them():
-    """Pascal VOC's have three passes to an epoch; --epochs says how many there are."""
+def test_an_epoch_repeats_no_picture():
+    """An epoch of the Pascal VOC config repeats its pictures three times; an epoch of --epochs does not."""
     counted = []
     cfg = read_config(VOC)
     assert cfg.train_dataloader.dataset.times == 3
-    apply_settings(cfg, Settings(epochs=6), lambda: counted.append(cfg.train_dataloader.dataset.times) or 100)
+    apply_settings(cfg, TrainingSettings(epochs=6), lambda: counted.append(cfg.train_dataloader.dataset.times) or 100)
     assert (counted, cfg.train_dataloader.dataset.times, cfg.train_cfg.max_epochs) == ([1], 1, 6)
     assert set_(VOC, batch=4).train_dataloader.dataset.times == 3
     cfg.train_dataloader.dataset = ConfigDict(type=RepeatDataset, times=5, dataset=cfg.train_dataloader.dataset)
-    apply_settings(cfg, Settings(epochs=6), lambda: 100)  # a class, as configs in Python's own syntax have it
+    apply_settings(cfg, TrainingSettings(epochs=6), lambda: 100)  # a class, as in Python-style configs
     assert cfg.train_dataloader.dataset.times == 1
 
 
@@ -129,8 +129,7 @@ def test_a_head_that_changes_after_some_epochs():
 
 
 @pytest.mark.parametrize('config', [RETINANET, YOLOX, RTMDET, FCN, SEGFORMER, SOLO])
-@pytest.mark.parametrize('epochs', [1, 3, 1000])
-@pytest.mark.parametrize('pictures', [1, 7, 500])
+@pytest.mark.parametrize(('epochs', 'pictures'), [(1, 1), (3, 7), (1000, 500)])
 def test_any_length_is_a_schedule(config, epochs, pictures):
     cfg = set_(config, pictures, epochs=epochs)
     total = cfg.train_cfg.get('max_epochs') or cfg.train_cfg.max_iters
@@ -166,7 +165,7 @@ def test_the_learning_rate_does_not_follow_the_batch():
 @pytest.mark.parametrize(('config', 'rate'), [(RETINANET, 1e-4), (FCN, 6e-5)])
 def test_a_swap_names_the_batch_of_its_rate(config, rate):
     cfg = read_config(config)
-    cfg.auto_scale_lr = dict(base_batch_size=64)  # of the optimizer that is replaced
+    cfg.auto_scale_lr = dict(base_batch_size=64)  # for the old optimizer
     cfg = swap_backbone(cfg, 'swin-t')
     enable_auto_scale_lr(cfg)
     assert cfg.optim_wrapper.optimizer.lr == rate
@@ -217,5 +216,5 @@ def test_whatever_has_a_size_in_pixels_follows_the_scale(config, scale, expected
 ])  # fmt: skip
 def test_what_a_config_lacks_is_named(cfg, settings, key, record_fault):
     with pytest.raises(ValueError, match=key):
-        apply_settings(Config(copy.deepcopy(cfg)), Settings(**settings), lambda: 10)
+        apply_settings(Config(copy.deepcopy(cfg)), TrainingSettings(**settings), lambda: 10)
     record_fault('bad_commands')

@@ -67,7 +67,7 @@ def test_a_forward_that_fails_leaves_autocast():
 
 
 class Recorder(TorchFunctionMode):
-    """The dtypes of what functions return."""
+    """Record the dtypes of results of functions."""
 
     def __init__(self, classes):
         super().__init__()
@@ -87,7 +87,7 @@ class Recorder(TorchFunctionMode):
 
 @contextmanager
 def recorded(model, monkeypatch):
-    """What the rows of the table say, of what is computed meanwhile."""
+    """The dtypes are those of the table in the docs."""
     from swin_backbone.openmmlab.layers import roi_extractor
 
     recorder = Recorder({81, 9, 151})
@@ -246,7 +246,7 @@ def test_afterwards_and_in_a_copy_methods_are_the_modules_own():
     ],
 )
 def test_metrics_of_the_demos(demo, config, metrics, tmp_path, monkeypatch):
-    """Within 0.3 points of float32, where `make demo` and `make demo TASK=seg` have trained them."""
+    """Metrics are within 0.3 points of float32, after `make demo` and `make demo TASK=seg`."""
     last = ROOT / 'work_dirs' / demo / 'last_checkpoint'
     if not last.exists():
         pytest.skip(f'make {demo} has not been run')
@@ -278,7 +278,7 @@ def test_weights_that_change_while_it_lasts_are_used(grad):
         torch.testing.assert_close(model(x) - before, torch.full((1, 2), 3.0), atol=0.05, rtol=0, check_dtype=False)
 
 
-def test_a_whole_training_inside_is_that_of_a_context_for_each_step():
+def test_one_context_equals_a_context_per_step():
     images = torch.rand(3, 1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
     def trained(around_all, around_each):
@@ -302,7 +302,7 @@ def test_a_whole_training_inside_is_that_of_a_context_for_each_step():
 
 
 def test_one_model_in_several_threads():
-    """Each has a context of its own, and the first that ends its own takes nothing from the others."""
+    """The first context that ends changes nothing for the remaining contexts."""
 
     class Head(nn.Linear):
         def loss_by_feat(self, x):

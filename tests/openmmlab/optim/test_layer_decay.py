@@ -1,7 +1,6 @@
 """Layer-wise learning-rate decay: each parameter's rate and decay."""
 
 import pytest
-import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DefaultScope
 from torch import nn
@@ -42,7 +41,7 @@ def expected(kind):
             for norm in ('norm1', 'norm2'):
                 backbone[f'{prefix}{norm}.weight'] = backbone[f'{prefix}{norm}.bias'] = (layer, 0.0)
         if stage < 3:
-            merging = f'stages.{stage + v2}.downsample'  # V2's is in the stage that it leads to
+            merging = f'stages.{stage + v2}.downsample'  # in V2 the merging belongs to the following stage
             backbone[f'{merging}.reduction.weight'] = (layer, DECAY)
             for part in ('weight', 'bias'):
                 backbone[f'{merging}.norm.{part}'] = (layer, 0.0)
@@ -84,7 +83,7 @@ def test_each_parameter_of_swin_t(scope, kind):
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
 @pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (1,)])
-def test_the_layers_of_a_backbone_hold_each_parameter_once_and_nothing_else(kind, out_indices):
+def test_each_parameter_is_in_one_layer(kind, out_indices):
     backbone = Detector(kind, out_indices=out_indices).backbone
     layers = backbone.layer_order()
     assert len(layers) == 1 + sum(DEPTHS)
@@ -99,20 +98,6 @@ def test_frozen_parameters_are_in_no_group():
     model = Detector(frozen_stages=2)
     optimized = {id(p) for group in build(model).optimizer.param_groups for p in group['params']}
     assert optimized == {id(p) for p in model.parameters() if p.requires_grad}
-
-
-def test_a_step_moves_what_is_deep_in_the_backbone_less():
-    model = Detector()
-    optimizer = build(model, dict(decay_rate=0.5)).optimizer
-    before = [p.detach().clone() for p in model.parameters()]
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    moved = {n: (p - b).abs().max().item() for (n, p), b in zip(model.named_parameters(), before)}
-    names = ['patch_embed.norm.bias', *(f'stages.{s}.blocks.1.norm1.bias' for s in range(4))]
-    steps = [moved[f'backbone.{name}'] for name in names]
-    assert steps == sorted(steps)
-    assert steps[0] < 1e-3 * steps[-1]
 
 
 @pytest.mark.parametrize('paramwise', [{}, dict(decay_rate=0.0), dict(decay_rate=1.5), dict(decay_rate=0.9, lr_mult=2)])

@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite costs its step, and nothing else."""
+"""A step with a loss or gradient that is not finite is skipped, without further effect."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ KEEP_ALL = dict(default_hooks__checkpoint__max_keep_ckpts=-1)
 
 
 def spoilt(folder, spoil, *, iterations=6, ranks=1, say=False, **settings):
-    """Train with what `spoil` makes infinite or NaN, by iteration; the exit codes, and what was said."""
+    """Train with infinite or NaN values of `spoil`, by iteration. Return the exit codes and the log."""
     cfg = config(
         folder, iterations=iterations, model__spoil={str(k): v for k, v in spoil.items()}, **KEEP_ALL, **settings
     )
@@ -51,7 +51,7 @@ def test_a_step_is_skipped_with_its_reason_and_images(tmp_path, record_fault, wh
     record_fault('non_finite')
 
 
-def test_a_picture_that_is_not_finite_leaves_no_trace_in_batch_norms_statistics(tmp_path, record_fault):
+def test_statistics_of_batch_norm_stay_finite(tmp_path, record_fault):
     codes, said = spoilt(tmp_path / 'work', {}, iterations=8, train_dataloader__dataset__bad=[3])
     assert codes == {0}, said[-3000:]
     assert is_finite(tmp_path / 'work' / 'iter_8.pth')
@@ -61,7 +61,7 @@ def test_a_picture_that_is_not_finite_leaves_no_trace_in_batch_norms_statistics(
     record_fault('non_finite')
 
 
-def test_too_many_in_a_row_stop_training_and_the_last_good_checkpoint_stays(tmp_path, record_fault):
+def test_many_skipped_steps_stop_training(tmp_path, record_fault):
     spoil = dict.fromkeys((1, 2, 4, 5, 6), 'loss_b')  # 2 in a row, then 3
     codes, said = spoilt(tmp_path / 'work', spoil, iterations=9)
     assert codes == {1}
@@ -78,7 +78,7 @@ def test_an_accumulation_is_one_step(tmp_path, record_fault):
     check_skipped(tmp_path / 'work', 3, 6)
     assert differing(tmp_path / 'work' / 'iter_6.pth', tmp_path / 'work' / 'iter_9.pth') != []
     warning = next(line for line in said.splitlines() if 'Iteration 6: step skipped' in line)
-    assert warning.count('.png') == 2  # of the batch that it was, not of all three
+    assert warning.count('.png') == 2  # of the bad batch alone
     record_fault('non_finite')
 
 
@@ -92,7 +92,7 @@ def test_ranks_skip_together(tmp_path, record_fault, what):
     record_fault('non_finite')
 
 
-def test_with_mixed_precision_a_loss_is_skipped_and_leaves_the_scale(tmp_path, record_fault):
+def test_a_skipped_loss_leaves_the_loss_scale(tmp_path, record_fault):
     codes, said = spoilt(tmp_path / 'work', {2: 'loss_a'}, optim_wrapper__type='CpuAmp')
     assert codes == {0}, said[-3000:]
     check_skipped(tmp_path / 'work', 2, 3)
@@ -104,7 +104,7 @@ def test_with_mixed_precision_a_loss_is_skipped_and_leaves_the_scale(tmp_path, r
     record_fault('non_finite')
 
 
-def test_with_mixed_precision_an_overflow_counts_once_the_scale_is_down(tmp_path, record_fault):
+def test_an_overflow_counts_at_a_scale_of_1(tmp_path, record_fault):
     settings = dict(optim_wrapper__type='CpuAmp', optim_wrapper__init_scale=4.0)
     codes, said = spoilt(tmp_path / 'work', dict.fromkeys(range(9), 'gradient'), iterations=9, **settings)
     assert codes == {1}
@@ -114,13 +114,13 @@ def test_with_mixed_precision_an_overflow_counts_once_the_scale_is_down(tmp_path
     record_fault('non_finite', 5)
 
 
-def test_a_run_that_is_finite_has_the_bits_of_one_that_is_not_watched(tmp_path):
+def test_a_finite_run_has_the_bits_of_an_unwatched_run(tmp_path):
     assert run(config(tmp_path / 'watched', iterations=5)) == 0
     assert run(config(tmp_path / 'alone', iterations=5, default_hooks__finite=None)) == 0
     assert differing(tmp_path / 'watched' / 'iter_5.pth', tmp_path / 'alone' / 'iter_5.pth') == []
 
 
-def test_losses_that_require_gradients_are_read_without_a_warning(recwarn):
+def test_losses_are_read_without_a_warning(recwarn):
     hook = NonFiniteGuardHook()
     hook.wrapper = SimpleNamespace(should_update=lambda: False)
     hook.after_train_iter(None, 0, {}, dict(loss=torch.ones((), requires_grad=True), losses=torch.ones(2), acc=0.5))

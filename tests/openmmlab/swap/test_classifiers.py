@@ -112,7 +112,7 @@ def test_refuses_by_the_key(path, says):
 
 
 def test_backbones_of_mmpretrain_in_other_toolboxes_go(mmpretrain):
-    """Which mmdet and mmseg cannot build without it."""
+    """mmdet and mmseg need mmpretrain to build these backbones."""
     cfg = swap_backbone(
         read_config('mmseg::convnext/convnext-tiny_upernet_8xb2-amp-160k_ade20k-512x512.py'), 'swin-t', verbose=False
     )

@@ -58,7 +58,7 @@ def test_swaps_trains_and_predicts(family):
     assert sample.pred_instances.bboxes.shape[1] == 5
 
 
-def test_maps_that_an_fpn_of_another_toolbox_skips_are_not_emitted():
+def test_skipped_maps_of_an_fpn_are_not_emitted():
     cfg = swap_backbone(read_config(f'mmrotate::{PLACED["Rotated FCOS"]}'), 'swin-t', verbose=False)
     assert cfg.model.backbone.out_indices == (1, 2, 3)
     assert cfg.model.neck.start_level == 0

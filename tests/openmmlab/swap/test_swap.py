@@ -1,4 +1,4 @@
-"""What a swap writes into a config, key by key, and what it refuses."""
+"""The settings that a swap writes into a config, and the configs that it refuses."""
 
 import pytest
 import torch
@@ -35,10 +35,10 @@ def test_faster_rcnn():
     assert after.model.neck.in_channels == [128, 256, 512, 1024]
     assert 'swin_backbone' in after.custom_imports.imports
     assert after.model.rpn_head == before.model.rpn_head
-    assert before.model.backbone.type == 'ResNet'  # its own config is left alone
+    assert before.model.backbone.type == 'ResNet'  # the given config is unchanged
 
 
-def test_maps_that_nobody_reads_are_not_emitted_and_images_are_normalised_as_the_weights_know_them():
+def test_unread_maps_and_normalisation():
     after = swap(CAFFE)
     assert after.model.backbone.out_indices == (1, 2, 3)
     assert after.model.neck.in_channels == [192, 384, 768]
@@ -74,7 +74,7 @@ def test_a_swin_of_fewer_stages_has_as_many_windows(name):
 
 
 @pytest.mark.parametrize('path', [FASTER, 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'])
-def test_the_windows_and_depths_that_were_searched_for_come_with_their_weights(path):
+def test_searched_windows_and_depths_come_with_weights(path):
     tiny, base = swap(path, 'swin-s3-t').model.backbone, swap(path, 'swin-s3-b').model.backbone
     assert tiny.window_size == base.window_size == (7, 7, 14, 7)
     assert 'depths' not in tiny
@@ -92,7 +92,7 @@ def test_recipe_swin_exchanges_sgd():
     }  # fmt: skip
     segmentation = swap(DEEPLAB)
     assert (segmentation.optim_wrapper.optimizer.lr, segmentation.optim_wrapper.optimizer.weight_decay) == (6e-5, 0.01)
-    assert segmentation.param_scheduler[0].eta_min == 0  # it was above the new rate
+    assert segmentation.param_scheduler[0].eta_min == 0  # above the new rate before
 
 
 def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():
@@ -106,7 +106,7 @@ def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():
 
 
 @pytest.mark.parametrize('name', ['swin-nano', 'swinv2-nano'])
-def test_recipe_swin_leaves_no_decay_on_any_norm_or_table_of_the_backbone(name):
+def test_recipe_swin_decays_no_norm_or_table(name):
     cfg = swap(DINO, name, init_cfg=None)
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(cfg.model)
@@ -169,7 +169,7 @@ def test_a_neck_that_adds_maps_of_one_size_is_refused():
         swap('mmseg::setr/setr_vit-l-mla_8xb1-160k_ade20k-512x512.py')
 
 
-def test_a_head_without_a_convolution_gets_the_channels_that_it_reads():
+def test_channels_of_a_head_without_a_convolution():
     cfg = swap('mmseg::segmenter/segmenter_vit-s_fcn_8xb1-160k_ade20k-512x512.py', 'swin-nano', init_cfg=None)
     assert cfg.model.decode_head.channels == cfg.model.decode_head.in_channels == 128
     with DefaultScope.overwrite_default_scope('mmseg'):
@@ -204,7 +204,7 @@ def test_the_summary_has_before_and_after(monkeypatch):
     assert 'model.decode_head.in_channels\n  - 2048\n  + 768' in text
     assert '  - ResNetV1c(depth=50' in text
     assert "  + SwinBackbone(arch='tiny'" in text
-    assert 'note: what reads stage 4 gets stride 32 where it got 8' in text
+    assert 'note: readers of stage 4 get stride 32, before 8' in text
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_the_summary_has_before_and_after(monkeypatch):
         (FASTER, dict(model=dict(neck=dict(rfp_backbone=dict(type='ResNet')))), r'^model\.neck\.rfp_backbone'),
         (FASTER, dict(optim_wrapper=dict(_delete_=True, type='OptimWrapperDict')), '^optim_wrapper has no optimizer'),
         (DEEPLAB, dict(model=dict(auxiliary_head=dict(in_channels=1000))), r'^model\.auxiliary_head\.in_channels is'),
-        (FASTER, dict(model=None), '^model: the config has none'),
+        (FASTER, dict(model=None), '^model takes a dict with a backbone, got None'),
     ],
 )
 def test_what_it_cannot_place_it_names_and_leaves_alone(config, change, message):

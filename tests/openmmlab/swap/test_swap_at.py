@@ -68,14 +68,14 @@ def bev():
 
 def test_of_several_backbones_one_must_be_named(bev):
     keys = r"\['model.img_backbone', 'model.pts_backbone'\]"
-    with pytest.raises(ValueError, match=f'^model takes exactly one backbone to swap, got {keys}; --at'):
+    with pytest.raises(ValueError, match=f'^model takes exactly one backbone to swap, got {keys}; choose by --at'):
         swap_backbone(bev, 'swin-nano', verbose=False)
     for wrong in ('model.img_neck', 'model.backbone', 'img_backbone', ''):
         with pytest.raises(ValueError, match=f'^{wrong}: no backbone of the config is there; it has {keys}'):
             swap_backbone(bev, 'swin-nano', at=wrong, verbose=False)
 
 
-def test_a_backbone_of_another_name_has_the_neck_and_the_rates_of_that_name(bev, monkeypatch):
+def test_neck_and_rates_of_a_backbone_with_another_name(bev, monkeypatch):
     said = []
     monkeypatch.setattr(swap_module, 'print_log', lambda text, **_: said.append(text))
     before = copy.deepcopy(bev)
@@ -86,7 +86,7 @@ def test_a_backbone_of_another_name_has_the_neck_and_the_rates_of_that_name(bev,
     assert cfg.model.img_neck.in_channels == [64, 128, 256]
     assert cfg.model.pts_backbone == before.model.pts_backbone
     assert cfg.model.data_preprocessor.bgr_to_rgb is True
-    assert 'note: model.pts_backbone may get images that are normalised otherwise' in said[0]
+    assert 'note: model.pts_backbone may get images with another normalisation' in said[0]
     keys = cfg.optim_wrapper.paramwise_cfg.custom_keys
     assert keys['img_backbone.stages.0.blocks.1.norm'] == dict(lr_mult=0.1, decay_mult=0.0)
 
@@ -106,13 +106,13 @@ def test_an_only_backbone_of_another_name_is_found(bev):
 
 def test_the_detector_of_deepsort_and_not_its_reid():
     keys = r"\['model.detector.backbone', 'model.reid.backbone'\]"
-    with pytest.raises(ValueError, match=f'^model takes exactly one backbone to swap, got {keys}; --at'):
+    with pytest.raises(ValueError, match=f'^model takes exactly one backbone to swap, got {keys}; choose by --at'):
         runtime.load_config(DEEPSORT, None, None, 'none', 'swin-nano', with_data=False)
     cfg = runtime.load_config(DEEPSORT, None, None, 'none', 'swin-nano', with_data=False, at='model.detector.backbone')
     before = read_config(DEEPSORT)
     assert cfg.model.reid == before.model.reid
     assert cfg.model.data_preprocessor == before.model.data_preprocessor
-    assert 'init_cfg' not in cfg.model.detector  # weights of all of it, with the backbone that went
+    assert 'init_cfg' not in cfg.model.detector  # weights with the old backbone
     detector = Config(
         dict(
             default_scope='mmdet',
@@ -130,5 +130,5 @@ def test_the_detector_of_deepsort_and_not_its_reid():
 
 
 def test_at_without_a_backbone_is_refused():
-    with pytest.raises(ValueError, match=r'^--at model.detector.backbone says where --backbone goes'):
+    with pytest.raises(ValueError, match=r'^--at model.detector.backbone needs --backbone, which is missing'):
         runtime.load_config(DEEPSORT, None, None, 'none', with_data=False, at='model.detector.backbone')

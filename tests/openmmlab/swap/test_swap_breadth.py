@@ -34,7 +34,7 @@ def test_swaps_trains_and_predicts(family):
     model = build(cfg)
     losses, idle = train_one_step(cfg, model, pictures_and_truth(cfg))
     assert all(torch.isfinite(torch.as_tensor(value)).all() for value in losses.values()), losses
-    # A parameter without a gradient stops distributed training, unless the config says that there are some.
+    # A parameter without a gradient stops distributed training, unless find_unused_parameters is set.
     assert not idle or cfg.get('find_unused_parameters'), idle
     assert all('norm' in name for name in idle), idle
     assert len(predict(cfg, model, pictures_and_truth(cfg, batch=1))) == 1

@@ -88,7 +88,7 @@ def _cell(text):
 
 
 def test_the_documentation_has_every_folder(request):
-    """On another release of the toolboxes the folders differ; what was tried is said of one."""
+    """The table is of one release of the toolboxes; further releases have different folders."""
     if request.config.getoption('--write-swap-list'):
         run = [pair for pair in FOLDERS if result_file(*pair).exists()]
         results = {f'{t}/{f}': json.loads(result_file(t, f).read_text()) for t, f in run}

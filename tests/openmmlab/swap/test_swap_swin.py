@@ -51,7 +51,7 @@ def test_another_size_is_a_swap_like_any_other():
 
 
 def distinct(key):
-    """One config for each value of `key(cfg)`."""
+    """Return one config for each value of `key(cfg)`."""
     found = {}
     for path in CONFIGS:
         found.setdefault(json.dumps(key(read_config(path)), sort_keys=True, default=str), path)
@@ -106,7 +106,7 @@ _SEEN = set()
 
 
 def build_key(cfg):
-    """Whether this model is not one that was built before."""
+    """Return whether no equal model was built before."""
     ignored = ('init_cfg', 'pretrained', 'data_preprocessor', 'train_cfg', 'test_cfg')
     model = {name: value for name, value in cfg.model.items() if name not in ignored}
     model['backbone'] = what_it_computes(cfg)

@@ -8,7 +8,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 from helpers.openmmlab import layouts
 from helpers.openmmlab.any_config import CONFIGS, metrics_after_an_epoch
 
-# What a layout is, and which it says: boxes, masks of objects, labels of pixels.
+# The annotations of each layout: boxes, masks of objects, labels of pixels.
 HOLDS = dict(coco=('boxes', 'masks', 'labels'), yolo=('boxes',), voc=('boxes',), labels=('labels',))
 FAST = {('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels')}  # test_api.py has a detector
 WITH_MASKS = ('mask_rcnn', 'htc', 'mask2former')
@@ -38,7 +38,7 @@ def test_trains_to_the_first_metric_or_says_what_it_takes(config, layout, tmp_pa
     assert 0 <= metrics[name] <= 100
     assert ('coco/segm_mAP' in metrics) == (takes(config) == 'masks')
     steps = {'coco': 2, 'yolo': 2, 'voc': 2, 'labels': 2}[layout]
-    assert runner.iter == steps  # of two pictures each: an epoch, whatever the config counts
+    assert runner.iter == steps  # an epoch of batches of two pictures
 
 
 def test_the_grid_has_twenty_configs():

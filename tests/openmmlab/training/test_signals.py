@@ -1,4 +1,4 @@
-"""What a training does when it is told to stop, or to save."""
+"""Signals stop a training, or make it save."""
 
 import multiprocessing.util
 import os
@@ -54,8 +54,8 @@ def test_sigusr1_saves_and_goes_on(tmp_path, record_fault):
 
 
 def test_a_second_signal_stops_at_once(tmp_path, record_fault):
-    """After a second; sooner it is the same once more, as Ctrl-C under torchrun is."""
-    # both within the step: the second would wait for its end if it did not stop at once
+    """Within a second, signals count once, because Ctrl-C under torchrun arrives twice."""
+    # both within one step: the second signal must stop the training before the end of the step
     twice = [send(signal.SIGTERM, 5), dict(type='SleepAfter', after=5, seconds=1.1), send(signal.SIGTERM, 5)]
     assert run(config(tmp_path / 'later', epochs=2, hooks=twice)) == -signal.SIGTERM
     assert not (tmp_path / 'later' / 'last_checkpoint').exists()
@@ -65,7 +65,7 @@ def test_a_second_signal_stops_at_once(tmp_path, record_fault):
 
 
 def test_workers_outlive_a_signal_to_all_processes(tmp_path, record_fault):
-    """As a terminal and a cluster send it."""
+    """Terminals and clusters send signals to whole groups."""
     log = tmp_path / 'log'
     to_all = dict(type='SendSignal', number=int(signal.SIGTERM), after=[5], group=True)
     assert run(config(tmp_path, epochs=2, workers=2, hooks=[to_all]), log=log) == RESUMABLE, log.read_text()[-3000:]
@@ -74,7 +74,7 @@ def test_workers_outlive_a_signal_to_all_processes(tmp_path, record_fault):
 
 
 def test_workers_end_when_their_process_does(tmp_path):
-    """Which sends them SIGTERM, and waits for them."""
+    """torchrun sends SIGTERM to its processes, and waits for them."""
 
     def exit_as_python_does():
         train(config(tmp_path, epochs=1, workers=2))
@@ -98,7 +98,7 @@ def test_ranks_stop_after_the_same_step(tmp_path, record_fault):
 
 
 @pytest.mark.parametrize('interval', [pytest.param(1, marks=pytest.mark.slow), 9])
-def test_a_signal_in_validation_stops_it_without_mixing_up_the_average(tmp_path, record_fault, interval):
+def test_a_signal_in_validation_keeps_the_average(tmp_path, record_fault, interval):
     """mmengine validates on the averaged weights, in the place of those that are trained."""
     settings = dict(epochs=2, val=1, interval=interval)
     during = send(signal.SIGTERM, 8, stage='after_val_iter')

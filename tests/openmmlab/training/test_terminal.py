@@ -1,4 +1,4 @@
-"""What the tools print when they make a runner, and with what installed."""
+"""The output of the tools while a runner is built."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ class _Model(BaseModel):
 
 @pytest.fixture
 def make_runner(tmp_path):
-    """Makes a runner, and hands over what it printed and what is in its log file."""
+    """Build a runner, and return its output and the text of the log file."""
     MODELS.register_module('ModelOfTheTest', module=_Model, force=True)
 
     def make(capsys, **more):
@@ -54,7 +54,7 @@ def make_runner(tmp_path):
 def test_what_is_hundreds_of_lines_goes_to_the_file_alone(capsys, make_runner):
     printed, log = make_runner(capsys)
     for beginning in FOR_THE_FILE:
-        assert beginning in log  # so mmengine still begins them so
+        assert beginning in log  # a record of this beginning is still written
         assert beginning not in printed
     assert 'environment, config, hooks, the rate of each parameter: see ' in printed
     assert len(printed.splitlines()) < 8
@@ -67,7 +67,7 @@ def test_log_level_debug_prints_it_too(capsys, make_runner):
 
 @pytest.fixture
 def install_torchvision(tmp_path, monkeypatch):
-    """Have a torchvision of this text be the one that is installed."""
+    """Install a torchvision with this source."""
 
     def install(text):
         (tmp_path / 'torchvision').mkdir()
@@ -81,7 +81,7 @@ def install_torchvision(tmp_path, monkeypatch):
     return install
 
 
-def test_a_torchvision_of_another_build_is_named_once_and_left_out(install_torchvision, capsys, make_runner):
+def test_a_broken_torchvision_is_named_once(install_torchvision, capsys, make_runner):
     install_torchvision("raise RuntimeError('operator torchvision::nms does not exist')\n")
     with pytest.raises(RuntimeError, match='nms'):
         collect_env()
@@ -101,9 +101,9 @@ __version__ = 'for CUDA'
 """
 
 
-def test_of_a_torchvision_for_cuda_beside_a_cpu_torch_the_python_is_there(install_torchvision, capsys, make_runner):
-    """Whose operators are not declared, as its compiled extension does not load."""
-    declared = hasattr(torch.ops.torchvision, 'nms')  # by the test before, or the real one where it is installed
+def test_the_python_code_of_a_cuda_torchvision_works(install_torchvision, capsys, make_runner):
+    """The compiled extension does not load, and does not declare the operators."""
+    declared = hasattr(torch.ops.torchvision, 'nms')  # by an earlier test, or by a real torchvision
     install_torchvision(DESCRIBES_ITS_OPERATORS)
     if not declared:
         with pytest.raises(RuntimeError, match='operator torchvision::nms does not exist'):

@@ -1,4 +1,4 @@
-"""Wrong command lines give one sentence, without a traceback."""
+"""An error in a command line is one sentence, without a traceback."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ from helpers.openmmlab.own_data import (
     write_coco,
 )
 
-CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any file will do, and a config
+CHECKPOINT = 'swin_backbone::demo/mask-rcnn_swin-nano_fpn_shapes.py'  # any existing file
 
 
 @pytest.fixture(scope='module')
@@ -76,24 +76,16 @@ def test_spaces_reach_the_config(own, tmp_path):
 
 
 OPTIONS = [
-    ('infer', '--score-thr', ['nan', 'inf', '-1', '2', 'much']),
-    ('infer', '--batch', ['0', 'nan', '9' * 30]),
-    ('infer', '--max-pixels', ['0', '-1', '1e6']),
-    ('infer', '--timeout', ['nan', 'inf', '0', '-1', 'long']),
-    ('train', '--timeout', ['nan']),
-    ('test', '--wait-time', ['nan', '-1']),
-    ('browse_dataset', '--show-interval', ['nan', 'inf']),
-    ('check_data', '--seconds', ['nan', 'inf', '-1', 'long']),
-    ('check_data', '--max-files', ['0', 'all']),
-    ('flops', '--shape', ['0', '-5', 'nan']),
-    ('convert_checkpoint', '--timeout', ['nan']),
-    ('plot_log', '--dpi', ['0', '1000000', 'fine']),
-    ('make_shapes_dataset', '--shape', ['63', '1000000', '1e9']),
-    ('make_shapes_dataset', '--seed', ['-1', 'nan']),
-    ('make_shapes_dataset', '--train', ['0']),
+    ('infer', '--score-thr', ['nan', '2', 'much']),
+    ('infer', '--batch', ['0', 'nan']),
+    ('infer', '--max-pixels', ['0', '1e6']),
+    ('train', '--timeout', ['nan', '0']),
+    ('check_data', '--seconds', ['inf', '-1']),
+    ('flops', '--shape', ['0', 'nan']),
+    ('plot_log', '--dpi', ['1000000', 'fine']),
+    ('make_shapes_dataset', '--shape', ['63', '1e9']),
     ('visualize attention', '--point', ['60']),
-    ('benchmarks.backbones', '--device', ['meta', 'nowhere', 'cpu,cuda']),
-    ('benchmarks.backbones', '--shape', ['1000000000', '0', 'nan']),
+    ('benchmarks.backbones', '--device', ['meta', 'cpu,cuda']),
 ]
 
 
@@ -108,7 +100,7 @@ def test_an_option_says_what_it_takes(record_fault, tool, option, values):
         record_fault('bad_commands')
 
 
-@pytest.mark.parametrize('device', ['meta', 'nowhere', 'cpu,cuda', 'cpu:-1'])
+@pytest.mark.parametrize('device', ['meta', 'nowhere'])
 def test_a_device_on_which_nothing_is_computed(record_fault, own, device, tmp_path):
     (tmp_path / 'a.pth').touch()
     picture, checkpoint = own / 'images' / 'val' / '0.png', tmp_path / 'a.pth'
@@ -134,11 +126,7 @@ def test_what_is_too_large_to_draw(record_fault, arguments, tmp_path):
 
 
 LOGS = {
-    'deep': b'{"step": ' + b'[' * 100000 + b']' * 100000 + b'}\n{}',
-    'a list for a step': b'{"step": [1], "loss": 2}\n{}',
     'a text for a step': b'{"step": "a", "loss": 2}\n{}',
-    'nan for a step': b'{"step": NaN, "loss": 2}\n{}',
-    'a long number': b'{"step": 1, "loss": ' + b'9' * 5000 + b'}\n{}',
     'a list': b'[1]\n{}',
     'no UTF-8': b'\xff\xfe{}',
     'nothing': b'',
@@ -157,22 +145,14 @@ def test_a_log_that_mmengine_did_not_write(record_fault, what, tmp_path):
 
 EVIL = '!!python/object/apply:os.mkdir [MADE]'
 CONFIGS = {
-    'a.yaml': f'a: {EVIL}', 'b.yml': f'a: [{EVIL}]', 'c.yaml': f'{EVIL}: 1', 'd.yaml': 'a: !!python/name:os.mkdir',
-    'e.yaml': 'a: !!python/object/new:os.mkdir [MADE]', 'f.yaml': 'a: !!python/module:os',
-    'from.py': "_base_ = 'a.yaml'", 'from.yaml': '_base_: a.yaml', 'from.json': '{"_base_": "a.yaml"}',
-    'deep.yaml': 'a: ' + '[' * 3000 + ']' * 3000, 'deep.json': '{"a": ' + '[' * 100000 + ']' * 100000 + '}',
-    'deep.py': 'a = ' + '[' * 3000 + ']' * 3000, 'itself.py': "_base_ = 'itself.py'", 'cycle.yaml': 'a: &a [*a]',
-    'bytes.py': b'\xff\xfe', 'bytes.json': b'\xff\xfe', 'bytes.yaml': b'\xff\xfe', 'list.json': '[1]',
-    'list.yaml': '- 1', 'number.yaml': '5', 'empty.yaml': '', 'empty.json': '', 'no_base.py': "_base_ = 'nothing.py'",
-    'number.py': '_base_ = 5', 'open.py': 'a = (', 'raises.py': 'raise KeyError(7)', 'own.py': 'filename = 5',
-    'kind.txt': 'a = 5', 'tag.yaml': 'a: !nowhere 5', 'tab.yaml': 'a:\n\t- 5', 'key.yaml': '? [1]\n: 2',
+    'a.yaml': f'a: {EVIL}', 'from.py': "_base_ = 'a.yaml'", 'from.json': '{"_base_": "a.yaml"}',
+    'deep.yaml': 'a: ' + '[' * 3000 + ']' * 3000, 'bytes.py': b'\xff\xfe', 'list.json': '[1]', 'empty.yaml': '',
+    'no_base.py': "_base_ = 'nothing.py'", 'open.py': 'a = (', 'raises.py': 'raise KeyError(7)', 'kind.txt': 'a = 5',
+    'tab.yaml': 'a:\n\t- 5',
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    'name',
-    [pytest.param(one, marks=pytest.mark.slow) if one in ('itself.py', 'cycle.yaml') else one for one in CONFIGS],
-)
+@pytest.mark.parametrize('name', CONFIGS)
 def test_a_config_that_cannot_be_read(record_fault, name, tmp_path):
     for other, text in CONFIGS.items():
         text = text.replace('MADE', str(tmp_path / 'made')) if isinstance(text, str) else text
@@ -197,17 +177,7 @@ def test_a_config_without_data_is_not_checked(record_fault, tmp_path):
     record_fault('bad_commands')
 
 
-@pytest.mark.parametrize(
-    'word', ['++++a=1', '++a=1', '=1', '+=1', 'a.=1', '.a=1', 'a..b=1', 'a=' + '[' * 3000 + ']' * 3000]
-)
-def test_an_option_of_the_config_that_is_none(record_fault, word):
-    said = sentence(run('tools/print_config.py', DETECTION, '--cfg-options', word), status=2)
-    assert '--cfg-options ' in said
-    assert len(said) < 300
-    record_fault('bad_commands')
-
-
-# An error in the first step names the part of the config.
+# Errors in the first step, with the part of the config
 FIRST_STEP = {
     'model.neck.out_channels=7': 'model.rpn_head of ',
     'model.neck.out_channels=-1': 'model.neck of ',
@@ -229,7 +199,7 @@ def test_what_fails_in_its_first_step_is_named(record_fault, own, option, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize('words', [detection, segmentation])
 def test_a_resume_with_other_classes_says_what_to_do(record_fault, tmp_path, words):
-    """The head's shape differs from the shape of its moments. A fused optimizer would read wrong memory."""
+    """The moments have the shape of the old head, and a fused optimizer would use them."""
     root, work = make_own_data(tmp_path / 'own'), tmp_path / 'work'
     options = [*words(root, '+optim_wrapper.optimizer.fused=True'), '--work-dir', work]
     assert run('tools/train.py', *options).returncode == 0
@@ -250,12 +220,9 @@ def test_a_resume_with_other_classes_says_what_to_do(record_fault, tmp_path, wor
 BUILDING = {
     'an argument': ('model.backbone.arch=huge', 'arch takes one of'),
     'a type': ('model.neck.type=FPNN', 'FPNN is not in the mmdet::model registry'),
-    'an optimizer wrapper': ('optim_wrapper.type=OptimWraper', 'OptimWraper is not in the'),
     'a transform': ('train_dataloader.dataset.pipeline.2.type=Resise', 'Resise is not in the'),
     'a hook': ('default_hooks.checkpoint.type=CheckpointHoock', 'CheckpointHoock is not in the'),
-    'a schedule': ('param_scheduler.0.type=LinearLRR', 'LinearLRR is not in the'),
     'a metric': ('val_evaluator.metric=mAP', "metric should be one of 'bbox'"),
-    'a class': ('train_cfg.type=Loop', 'Loop is not in the'),
 }
 
 

@@ -1,4 +1,4 @@
-"""The tools overwrite no user's file and no input. They overwrite their own files."""
+"""The tools never replace files of the user or their own inputs, and do replace their own outputs."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def said(result, status=1):
 
 
 def spared(record_fault, path, *command, words=('is there already',), holds=MINE):
-    """Assert that a command refuses to write `path`."""
+    """Check that a command stops with a sentence, and does not change `path`."""
     sentence = said(run(*command)).splitlines()[-1]
     for word in (str(path), *words):
         assert word in sentence
@@ -289,16 +289,14 @@ def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
     record_fault('bad_pictures', len(lines))
 
 
-@pytest.mark.parametrize(('suffix', 'codec'), [('.avi', 'MJPG'), ('.mkv', 'MJPG'), ('.mp4', 'mp4v')])
-def test_a_video_that_is_cut_off(record_fault, tmp_path, suffix, codec):
+@pytest.mark.parametrize('suffix', ['.avi', '.mkv'])
+def test_a_video_that_is_cut_off(record_fault, tmp_path, suffix):
     model = exported(tmp_path / 'model')
-    whole = write_video(tmp_path / f'whole{suffix}', 40, codec)
+    whole = write_video(tmp_path / f'whole{suffix}', 40, 'MJPG')
     result = run('tools/infer.py', whole, model, '--out-dir', tmp_path / 'whole')
     assert result.returncode == 0, result.stderr
     assert '40 pictures and frames of 1 files' in result.stdout
     data = whole.read_bytes()
-    if suffix == '.mp4':  # move the index from the end to the front, as for streaming
-        data = index_first(data)
     cut = tmp_path / f'cut{suffix}'
     cut.write_bytes(data[: len(data) // 2])
     result = run('tools/infer.py', cut, write_picture(tmp_path / 'b.png'), model, '--out-dir', tmp_path / 'cut')
@@ -309,23 +307,3 @@ def test_a_video_that_is_cut_off(record_fault, tmp_path, suffix, codec):
     assert 0 < frames < 30
     assert media.count_frames(media.Medium(tmp_path / 'cut' / 'overlays' / 'cut.mp4', '', True)) == frames
     record_fault('bad_pictures')
-
-
-def index_first(data):
-    """An MP4 with the box `moov` before `mdat`."""
-    boxes, at = {}, 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], 'big')
-        boxes[data[at + 4 : at + 8]] = data[at : at + size]
-        at += size
-    order = [b'ftyp', b'moov', b'free', b'mdat']
-    index = boxes[b'moov']
-    start = data.index(b'mdat') - 4
-    moved = sum(len(boxes.get(name, b'')) for name in order[:3]) - start
-    table = index.index(b'stco')
-    number = int.from_bytes(index[table + 8 : table + 12], 'big')
-    for place in range(table + 12, table + 12 + 4 * number, 4):
-        offset = int.from_bytes(index[place : place + 4], 'big') + moved
-        index = index[:place] + offset.to_bytes(4, 'big') + index[place + 4 :]
-    boxes[b'moov'] = index
-    return b''.join(boxes.get(name, b'') for name in order)

@@ -1,4 +1,4 @@
-"""Messages and exit codes of the tools after a full disk or a stopped training."""
+"""Messages and exit codes of the tools on a full disk and after signals."""
 
 import os
 import random
@@ -121,7 +121,7 @@ def shapes(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.train
 @pytest.mark.parametrize('config', ['mask-rcnn_swin-nano_fpn_shapes.py', 'swin-nano_upernet_shapes.py'])
-def test_train_py_gives_the_same_bits_after_a_kill_a_signal_and_without(tmp_path, shapes, record_fault, config):
+def test_a_kill_and_a_signal_change_no_bit(tmp_path, shapes, record_fault, config):
     """With a detector by epochs and a segmentor by iterations, two workers, random flips and drop path."""
     pytest.importorskip('mmdet', reason='mmdet is not installed')
     pytest.importorskip('mmseg', reason='mmseg is not installed')
