@@ -23,7 +23,7 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
     """Run a tool and exit with its status.
 
     A closed pipe on stdout, as in `TOOL | head`, ends the tool silently with status 141, the shell's for SIGPIPE. A
-    training continues, because its log file is still there.
+    training continues, and writes to the log file.
 
     A full disk ends the tool with one sentence and status 1. The output is flushed before the exit, because Python
     ignores a full disk later.
@@ -60,7 +60,7 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
 
 
 def _clean_up_on_signals() -> None:
-    """Raise SystemExit on SIGTERM and SIGHUP, so that context managers remove their files."""
+    """Raise SystemExit on SIGTERM and SIGHUP. Context managers then remove temporary files."""
     process = os.getpid()
 
     def end(number: int, _frame: Optional[FrameType]) -> NoReturn:
@@ -300,7 +300,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             names: without dashes, with a space between two: 'config data work_dir'.
-            changes: settings of `add_argument` that differ in this tool, by name.
+            changes: settings of `add_argument` for this tool, by name.
         """
         left = set(names.split())
         for name, settings in ARGUMENTS.items():

@@ -1,6 +1,6 @@
-"""Private parts of other libraries, all in one place. Each docstring has the behaviour without the part.
+"""Private parts of other libraries. Each docstring states the behaviour without the part.
 
-mmengine is imported inside the functions, so that code which needs only torch can import this file.
+Functions import mmengine late, because code without mmengine imports this file too.
 """
 
 import logging
@@ -73,7 +73,7 @@ def symbolic_views() -> AbstractContextManager[Any]:
     return config.patch(backed_size_oblivious=True) if hasattr(config, 'backed_size_oblivious') else nullcontext()
 
 
-# Return the mode that makes fake tensors, or None. Without torch's function: None.
+# Return the active fake tensor mode, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
 
@@ -209,8 +209,8 @@ def import_torchvision() -> Optional[Exception]:
     """Import torchvision, also a build for another torch.
 
     PyPI's build is for CUDA. Beside a CPU torch its compiled operators do not load, and the import stops with a
-    RuntimeError, because two operators are not declared. Here the two are declared, so that torchvision's Python code
-    works, such as the transforms of mmpretrain and mmrotate. The operators themselves stay missing.
+    RuntimeError, because two operators are not declared. Here the two are declared. torchvision's Python code then
+    works, as the transforms of mmpretrain and mmrotate need. The operators themselves stay missing.
 
     Returns:
         The error, if torchvision still cannot be imported. It then counts as not installed: mmengine writes versions

@@ -59,19 +59,6 @@ def _shortened(name: str) -> str:
     return name if fits else hashlib.sha256(encoded).hexdigest() + Path(name).suffix[:LONGEST_SUFFIX]
 
 
-def write_between(document: Path, begin: str, end: str, text: str) -> None:
-    """Replace the text between two markers of a document.
-
-    Raises:
-        ValueError: if the markers are missing.
-    """
-    before, found, rest = document.read_text(encoding='utf-8').partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f'{document} has no lines {begin!r} and {end!r}')
-    write_whole(document, f'{before}{begin}\n\n{text}\n\n{end}{after}'.encode())
-
-
 def _flush(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)

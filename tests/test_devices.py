@@ -1,4 +1,4 @@
-"""A process keeps the memory that it frees."""
+"""A process keeps freed memory."""
 
 import os
 import platform

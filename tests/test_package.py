@@ -160,7 +160,7 @@ def test_only_backends_decide_how_a_layer_is_computed():
 
 
 def install(folder, python, compiler, mmcv='compiled'):
-    """Run tools/install.sh with this script as the `python` of the environment."""
+    """Run tools/install.sh in an environment with a given `python`."""
     path = folder / 'venv' / 'bin' / 'python'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(python)

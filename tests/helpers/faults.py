@@ -95,10 +95,11 @@ def table(counts: dict[str, dict[str, int]]) -> str:
 
 def write_table(counts: dict[str, dict[str, int]], document: Path) -> None:
     """Write the table between the markers of a document. A document without markers is a ValueError."""
-    # Import late: conftest imports this file before it sets the variables of Triton.
-    from swin_backbone.whole_files import write_between
-
-    write_between(document, BEGIN, END, table(counts))
+    before, begin, rest = document.read_text(encoding='utf-8').partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f'{document} has no lines {BEGIN!r} and {END!r}')
+    document.write_text(f'{before}{BEGIN}\n\n{table(counts)}\n\n{END}{after}', encoding='utf-8')
 
 
 if __name__ == '__main__':

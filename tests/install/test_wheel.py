@@ -1,4 +1,4 @@
-"""An installed wheel contains the configs and tools, and mim finds them."""
+"""An installed wheel has configs and tools, and mim finds them."""
 
 import os
 import platform

@@ -33,7 +33,7 @@ def free_port():
 
 
 def start(command, log, **environment):
-    """Start a launcher with its ranks in a new process group: one machine."""
+    """Start a machine: a launcher with its ranks, in a new process group."""
     with open(log, 'a') as file:
         return subprocess.Popen(
             [str(word) for word in command], cwd=ROOT, env={**ENVIRONMENT, **environment}, stdout=file, stderr=file,
@@ -50,7 +50,7 @@ def wait_for(condition, *processes):
 
 
 def end(machine):
-    """Kill a machine with its ranks, which have their own sessions."""
+    """Kill a machine and its ranks, which run in separate sessions."""
     for process in [*children_of(machine), machine.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -170,7 +170,7 @@ def elastic(config, work_dir, batch_size, iterations, port):
 
 
 def ranks_below(machine):
-    """Return the process ids of a launcher's trainings."""
+    """Return the trainings of a launcher."""
     return [child for child in children_of(machine) if b'train.py' in Path(f'/proc/{child}/cmdline').read_bytes()]
 
 

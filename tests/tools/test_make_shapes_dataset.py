@@ -51,7 +51,7 @@ def bitten(folder):
     convex = [shape['segmentation'] for shape in shapes if shape['category_id'] < 4]
     masks = [np.ascontiguousarray(coco_mask.decode(one)) for one in convex]
     hulls = [cv2.fillConvexPoly(0 * mask, cv2.convexHull(cv2.findNonZero(mask)), 1) for mask in masks]
-    inner = [cv2.erode(hull, np.ones((3, 3), np.uint8)) for hull in hulls]  # without one pixel at the edges
+    inner = [cv2.erode(hull, np.ones((3, 3), np.uint8)) for hull in hulls]  # without a step of the edges
     return sum((mask < hull).any() for mask, hull in zip(masks, inner)), len(masks)
 
 

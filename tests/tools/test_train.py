@@ -20,7 +20,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 DETECTION = ROOT / 'configs' / 'demo' / 'mask-rcnn_swin-nano_fpn_shapes.py'
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 LIMIT_S = 240
-# One thread per process: more threads than cores wait for each other.
+# One thread per process: two cores serve two processes.
 ENVIRONMENT = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHON': sys.executable}
 
 
@@ -74,7 +74,7 @@ def load(path):
 
 
 def train_until_killed(work_dir, arguments):
-    """Start a training, kill it after its first checkpoint, and return the checkpoint."""
+    """Start a training, kill it after the first checkpoint, and return the checkpoint."""
     log = work_dir.with_suffix('.log')
     command = ['tools/train.py', DETECTION, '--work-dir', work_dir, *arguments]
     process = toy_training.start(lambda: print(in_process.run(*command)), log=log)
@@ -232,7 +232,7 @@ class MakesAFile:
 
 
 def in_official_names(key):
-    """Return mmdet's name of a weight as the official detectors write it."""
+    """Return the name of a weight in the official detectors."""
     key = key.replace('backbone.stages.', 'backbone.layers.').replace('attn.w_msa.', 'attn.')
     key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')
     return key.replace('patch_embed.projection', 'patch_embed.proj')

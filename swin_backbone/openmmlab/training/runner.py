@@ -17,13 +17,22 @@ from ..checkpointing.latest import newest_whole_checkpoint
 from ..checkpointing.loops import placed
 from ..errors import TrainingStopped
 from .signals import SignalHook, WorkerInit
-from .terminal import BriefRunner
 
+# Beginnings of mmengine's longest records, hundreds of lines before the first iteration
+FOR_THE_FILE = (
+    f'\n{"-" * 60}\nSystem environment:',
+    'Config:\n',
+    'Hooks will be executed in the following order:\n',
+    'paramwise_options -- ',
+)
 MMENGINES_HOOKS = ('runtime_info', 'timer', 'sampler_seed', 'logger', 'param_scheduler', 'checkpoint')
 
 
-class SafeRunner(BriefRunner):
-    """mmengine's Runner with loops, checkpoint hook and data loaders of this package. Arguments: see mmengine."""
+class SafeRunner(Runner):
+    """mmengine's Runner with loops, checkpoint hook and data loaders of this package. Arguments: see mmengine.
+
+    Environment, config, hooks and rates of parameters are only in the log file. log_level='DEBUG' prints them.
+    """
 
     resumed_from: Optional[str] = None  # the checkpoint
 
@@ -43,6 +52,11 @@ class SafeRunner(BriefRunner):
                 if isinstance(handler.stream, io.TextIOWrapper):
                     handler.stream.reconfigure(errors='backslashreplace')  # for file names that are not UTF-8
                 handler.handleError = _raise  # type: ignore[method-assign]  # logging itself prints a traceback for each line on a full disk
+            elif logger.log_file and handler.level >= logging.INFO:
+                handler.addFilter(lambda record: not record.getMessage().startswith(FOR_THE_FILE))
+        if logger.log_file:
+            hidden = 'environment, config, hooks, the rate of each parameter'
+            logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
         return logger
 
     @staticmethod

@@ -138,7 +138,7 @@ def test_a_changed_resume_in_the_other_loop(tmp_path, record_fault, before, afte
 
 @pytest.mark.slow
 def test_epochs_keep_their_meaning_with_another_batch(tmp_path):
-    """A rate that falls after the second epoch does so with another batch size too."""
+    """A rate that falls after the second epoch falls there with any batch size."""
     step = [dict(type='MultiStepLR', milestones=[2], by_epoch=True, convert_to_iter_based=True)]
     for batch, length in ((8, 2), (4, 4)):
         work_dir, log = tmp_path / f'{batch}', tmp_path / f'log-{batch}'

@@ -279,7 +279,7 @@ def test_loaders_of_other_schemes_are_safe_too(record_fault, tmp_path, schemes, 
 
 
 def test_a_classifier_of_ones_own_resumes_its_last_norm(tmp_path, schemes):
-    """The names equal those of mmpretrain's classifiers, whose norm3 is no output norm."""
+    """The names equal mmpretrain's classifiers, whose norm3 is no output norm."""
     backbone = dict(out_indices=(3,))
     runner = build_runner(tmp_path, backbone=backbone)
     runner.model.head = torch.nn.ModuleDict({'fc': runner.model.head})

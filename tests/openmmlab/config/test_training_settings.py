@@ -1,4 +1,4 @@
-"""--epochs, --batch, --shape and --lr change all settings that depend on them."""
+"""--epochs, --batch, --shape and --lr change all dependent settings."""
 
 import copy
 

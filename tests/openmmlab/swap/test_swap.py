@@ -1,4 +1,4 @@
-"""The settings that a swap writes into a config, and the configs that it refuses."""
+"""The settings that a swap writes into a config, and the refused configs."""
 
 import pytest
 import torch

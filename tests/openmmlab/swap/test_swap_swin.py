@@ -51,7 +51,7 @@ def test_another_size_is_a_swap_like_any_other():
 
 
 def distinct(key):
-    """Return one config for each value of `key(cfg)`."""
+    """Return a config for every value of `key(cfg)`."""
     found = {}
     for path in CONFIGS:
         found.setdefault(json.dumps(key(read_config(path)), sort_keys=True, default=str), path)

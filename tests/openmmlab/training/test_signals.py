@@ -74,7 +74,7 @@ def test_workers_outlive_a_signal_to_all_processes(tmp_path, record_fault):
 
 
 def test_workers_end_when_their_process_does(tmp_path):
-    """torchrun sends SIGTERM to its processes, and waits for them."""
+    """torchrun sends SIGTERM to its processes, and waits for their end."""
 
     def exit_as_python_does():
         train(config(tmp_path, epochs=1, workers=2))
@@ -99,7 +99,7 @@ def test_ranks_stop_after_the_same_step(tmp_path, record_fault):
 
 @pytest.mark.parametrize('interval', [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_signal_in_validation_keeps_the_average(tmp_path, record_fault, interval):
-    """mmengine validates on the averaged weights, in the place of those that are trained."""
+    """mmengine validates on the averaged weights."""
     settings = dict(epochs=2, val=1, interval=interval)
     during = send(signal.SIGTERM, 8, stage='after_val_iter')
     assert run(config(tmp_path / 'stopped', hooks=[EMA, during], **settings)) == RESUMABLE

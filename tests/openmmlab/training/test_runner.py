@@ -13,7 +13,7 @@ from mmengine.utils.dl_utils import collect_env
 from torch import nn
 
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.training.terminal import FOR_THE_FILE
+from swin_backbone.openmmlab.training.runner import FOR_THE_FILE
 
 
 class _Model(BaseModel):
@@ -67,7 +67,7 @@ def test_log_level_debug_prints_it_too(capsys, make_runner):
 
 @pytest.fixture
 def install_torchvision(tmp_path, monkeypatch):
-    """Install a torchvision with this source."""
+    """Install a torchvision with a given source."""
 
     def install(text):
         (tmp_path / 'torchvision').mkdir()
