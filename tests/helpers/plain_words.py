@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 # By folder or file: the most pointing words of 100, and the most percent of hard sentences
 LIMITS = {
-    'swin_backbone': (7.5, 1.6),
+    'swin_backbone': (7.4, 1.5),
     'csrc': (10.9, 5.8),
-    'tests': (11.6, 5.3),
+    'tests': (10.6, 4.8),
     'tools': (6.5, 1.0),
     'configs': (6.5, 1.0),
     'benchmarks': (11.6, 9.2),
@@ -28,7 +28,7 @@ LIMITS = {
     'docs': (6.5, 1.0),
     'README.md': (6.5, 1.0),
     'CONTRIBUTING.md': (6.5, 1.0),
-    'CHANGELOG.md': (9.8, 6.7),
+    'CHANGELOG.md': (6.5, 1.0),
 }
 POINTING = {
     'it', 'its', 'that', 'what', 'whatever', 'which', 'whichever', 'who', 'whose', 'whom', 'this', 'these', 'those',
