@@ -1,1 +1,1 @@
-"""What times backbones, their parts, kernels and operators: `python -m benchmarks.NAME --help`, in a checkout."""
+"""Timings of backbones, whole models and operators: `python -m benchmarks.NAME --help`, in a checkout."""

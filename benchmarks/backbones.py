@@ -1,21 +1,14 @@
-"""Measure SwinBackbone beside other implementations of Swin, with the same weights, in one alternating run.
+"""Measure SwinBackbone beside peers, implementations of Swin with equal weights,
+in one alternating run.
 
-python -m benchmarks.backbones [--shape H W ...] [--batch N] [--train] [--dtype bfloat16] [--device cuda]
-    [--version 2] [--peers mmdet,mmpretrain,timm,transformers,torchvision] [--arch tiny] [--compile]
-    [--memory] [--sizes-in-turn] [--backend NAME ...] [--with-cp] [--runtime onnxruntime,openvino]
-    [--runs N] [--threads N] [--busy-machine] [--json F] [--plot F] [--overwrite]
-    [--profile]
-
-A model's ratio is the time of the fastest peer divided by its time, or the memory of the smallest peer divided by its
-memory.
+The ratio of a model is the time of the fastest peer by the time of the model,
+or the model's memory by the memory of the smallest peer.
 """
 
 import argparse
 import json
-import statistics
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +16,6 @@ from typing import Any, Optional, Union, cast
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from swin_backbone import ARCHS, SwinBackbone, SwinV2Backbone
@@ -82,7 +74,6 @@ def parse_args() -> argparse.Namespace:
         '--memory', action='store_true', help='measure memory: the peak on CUDA; else what is stored, or growth'
     )
     parser.add_argument('--profile', action='store_true', help='print the time of the compiled library by kind of work')
-    parser.add_argument('--sizes-in-turn', action='store_true', help='compare 20 sizes in turn with one size')
     parser.add_argument(
         '--backend',
         nargs='+',
@@ -94,7 +85,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--with-cp', action='store_true', help='also measure with blocks recomputed in backward')
     parser.add_argument('--runtime', default='', help='exported models in onnxruntime,openvino, and ours in torch')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--busy-machine', action='store_true', help='measure times even if other programs run')
+    parser.add_argument('--busy-machine', action='store_true', help='permit other programs')
     parser.add_argument(
         '--plot', type=Path, metavar='F', help='plot time, or memory, against size into F.png or F.html'
     )
@@ -113,14 +104,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def build(name: str, version: int, arch: str, variant: dict[str, Any]) -> torch.nn.Module:
-    """One of the models, with the weights that all of them get."""
+    """Build a model. All models have equal weights."""
     torch.manual_seed(0)
     ours = (SwinBackbone, SwinV2Backbone)[version - 1](arch=arch, drop_path_rate=0.0, **variant)
     return build_peer(name, arch, ours) if name in PEERS else ours
 
 
 def build_all(args: argparse.Namespace) -> Builders:
-    """What builds each model, by its name; a peer that is not installed is said and left out."""
+    """Return builders by the name of the model. Print a warning for a missing peer."""
     builders: Builders = {}
     for peer in filter(None, args.peers.split(',')):
         try:
@@ -172,31 +163,10 @@ def measure_bytes(args: argparse.Namespace, builders: Builders, shape: tuple[int
 
 
 def peak_bytes(args: argparse.Namespace, make: Callable[[], torch.nn.Module], shape: tuple[int, ...]) -> int:
-    """Of one model, alone on the device."""
+    """Return the peak of a model that is alone on the device."""
     x_BCHW = torch.randn(shape, device=args.device)
     run = timing.make_run(make().to(args.device), x_BCHW, args.train, getattr(torch, args.dtype))
     return timing.peak_device_growth(run, x_BCHW.device)
-
-
-def measure_sizes_in_turn(args: argparse.Namespace, builders: Builders, shape: tuple[int, int]) -> dict[str, float]:
-    """Seconds a pixel at 20 sizes not seen before, to those at one size, alternating."""
-    sizes = [(shape[0] + 8 * i, shape[1] - 8 * i) for i in range(1, 21)]
-    ratios = {}
-    for name, make in builders.items():
-        model = make().to(args.device)
-        dtype, same_BCHW = getattr(torch, args.dtype), torch.randn(args.batch, 3, *shape, device=args.device)
-        timing.alternate({name: timing.make_run(model, same_BCHW, False, dtype)}, 1)
-        new: list[float] = []
-        same: list[float] = []
-        for other in track(sizes, f'{name}: sizes in turn', console=console, transient=True):
-            for sample, seconds in ((shape, same), (other, new)):
-                x_BCHW = torch.randn(args.batch, 3, *sample, device=args.device)
-                run = timing.make_run(model, x_BCHW, False, dtype)
-                begin = time.perf_counter()
-                run()
-                seconds.append((time.perf_counter() - begin) / (sample[0] * sample[1]))
-        ratios[name] = statistics.median(n / s for n, s in zip(new, same))
-    return ratios
 
 
 def show(
@@ -237,7 +207,7 @@ def plot(path: Path, rows: list[dict[str, Any]], unit: str, title: str, write: C
 
 
 def check_quiet(args: argparse.Namespace) -> None:
-    """Refuse to take times on a CPU that others use."""
+    """Raise ValueError if other programs use the CPU."""
     if args.device != 'cpu' or args.memory or args.busy_machine:
         return
     reason = machine.why_not_quiet()
@@ -266,11 +236,6 @@ def main() -> None:
         builders = build_all(args)
         for shape in args.shape:
             title = f'Swin {args.arch}, {what}, {args.batch} x {shape[0]}x{shape[1]}, {args.dtype}; {where}'
-            if args.sizes_in_turn:
-                for name, ratio in measure_sizes_in_turn(args, builders, shape).items():
-                    console.print(f'{name}: {ratio:.3f} of the time a pixel at {shape[0]}x{shape[1]}')
-                    rows.append(dict(model=name, height=shape[0], width=shape[1], value=ratio))
-                continue
             measure = measure_bytes if args.memory else measure_times
             values = measure(args, builders, shape)
             medians = {n: v.median if isinstance(v, timing.Spread) else v for n, v in values.items()}
@@ -305,12 +270,11 @@ def exported_runs(
     threads: Optional[int],
     beside: Path,
 ) -> dict[str, Callable[[], object]]:
-    """Functions that run each backbone as an ONNX model, by the backbone's name, sizes and runtime.
+    """Return functions that run the backbones as ONNX models, by name, sizes and runtime.
 
     Args:
-        models: backbones by name; each is exported for the size of the image.
-        ours: names of backbones that are exported as by `tools/export.py`, and also with free sizes. The others are
-            exported by `torch.onnx.export` alone.
+        models: backbones by name, exported for the size of the image.
+        ours: names of backbones for `tools/export.py`, also with free sizes. `torch.onnx.export` exports the rest.
         runtimes: names from `RUNTIMES`; OpenVINO also runs in bf16.
         beside: an empty folder for the files.
     """
@@ -329,7 +293,7 @@ def exported_runs(
                 for precision in precisions:
                     check_format(kind, precision)
                     manifest = manifest_of(graph, folder, kind, precision)
-                    manifest['file'] = FORMATS['onnx']  # which OpenVINO reads too
+                    manifest['file'] = FORMATS['onnx']  # OpenVINO also reads ONNX
                     (folder / MANIFEST).write_text(json.dumps(manifest))
                     run = Model(folder, threads=threads).run
                     runs[f'{name}, {sizes}, {runtime} {precision}'] = partial(run, [image.numpy()])

@@ -1,10 +1,10 @@
-"""Measure one processor's column of docs/measurements/benchmarks.md, as rows of Markdown.
+"""Measure a column of docs/measurements/benchmarks.md for one processor, as rows
+of Markdown.
 
-python -m benchmarks.column [--out-dir D] [--threads N] [--dry]
-
-A row is a run of benchmarks.backbones in a process of its own. Environment variables select the instructions:
-ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2. With AVX2, bfloat16 rows have no peers,
-because torch emulates bfloat16 in minutes.
+A row is a run of benchmarks.backbones in a separate process. Environment
+variables select the instructions: ATEN_CPU_CAPABILITY=avx2
+ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2. With AVX2, bfloat16 rows
+have no peers, because torch emulates bfloat16 in minutes.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def compare(name: str, values: dict[str, float], float32: Optional[float]) -> st
 
 
 def lines(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the rows of both tables."""
+    """Yield the rows of two tables: by processor, and large pictures."""
     yield f'| | {processor()} |\n|---|---|'
     float32: dict[str, float] = {}
     for name, options in ROWS.items():

@@ -1,11 +1,8 @@
-"""Check the backends on a GPU and measure what they cost, as one table to paste into an issue.
+"""Check the backends on a GPU and measure time and memory, as a table for an
+issue.
 
-python -m benchmarks.gpu [--arch tiny] [--shape H W] [--batch 2] [--dtype bfloat16] [--peers mmdet,timm]
-    [--compile] [--runs N] [--json F [--overwrite]]
-python -m benchmarks.gpu --dry
-
-A part that fails has a row with the reason, and the next part runs. The exit status is 1 if a part failed, or if
-outputs are wrong.
+A part that fails has a row with the reason, and the next part runs. The exit
+status is 1 if a part failed, or if outputs are wrong.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -39,7 +36,7 @@ OURS: dict[str, dict[str, Any]] = {
     'swin_backbone, triton': dict(backend='triton'),
     'swin_backbone, with_cp': dict(with_cp=True),
 }
-WORSE = 2  # times as far from float32 as the torch backend may a backend be
+WORSE = 2  # limit of a backend's error by the torch backend's error
 # Kernels of a GPU and operators of a CPU by a pattern in their names. The first match counts.
 PARTS = {
     'attention': r'attend|fmha|flash|attention|soft_?max',

@@ -1,4 +1,4 @@
-"""What a time was measured on, and whether the machine was quiet enough for it to mean something."""
+"""Checks of the machine before a timing: other programs, and the spread of a loop."""
 
 import os
 import statistics
@@ -9,20 +9,20 @@ from typing import Any, Optional
 
 import torch
 
-# Of a loop that does the same each time: the range of the middle half of its times, by their median.
+# Limit of the interquartile range of a loop's times, by the median.
 WIDEST_SPREAD = 0.05
 LOOPS = 40
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a large product of matrices, the median of some."""
+    """Return the floating-point operations per second of a large matrix product."""
     side = 8192 if device.type == 'cuda' else 512
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / _seconds(lambda: a @ b, device)
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Of one run: the median of ten, after two that warm up."""
+    """Return the median seconds of ten runs, after two runs of warm-up."""
     seconds = []
     for _ in range(12):
         begin = time.perf_counter()
@@ -34,14 +34,14 @@ def _seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def pin_threads(threads: Optional[int]) -> None:
-    """Set the number of threads of torch (default: its own choice), and keep the process on as many CPUs."""
+    """Set the number of torch's threads (default: torch's choice), and keep the process on as many CPUs."""
     torch.set_num_threads(threads or torch.get_num_threads())
     if hasattr(os, 'sched_setaffinity'):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: torch.get_num_threads()])
 
 
 def why_not_quiet() -> Optional[str]:
-    """Why times measured now would mean little; None: the machine is quiet. It takes a second or two."""
+    """Return the reason against a timing now, or None for a quiet machine, after one or two seconds."""
     others = _running_beside_this()
     if others >= 1:
         return f'{others:.0f} other threads are running'
@@ -51,7 +51,7 @@ def why_not_quiet() -> Optional[str]:
         for _ in range(20):
             x @ x
         seconds.append(time.perf_counter() - begin)
-    low, middle, high = statistics.quantiles(seconds[LOOPS // 4 :], n=4)  # the first ones wake the processor up
+    low, middle, high = statistics.quantiles(seconds[LOOPS // 4 :], n=4)  # without the warm-up
     spread = (high - low) / middle
     if spread > WIDEST_SPREAD:
         return f'the same loop takes times that differ by {spread:.0%} (at most {WIDEST_SPREAD:.0%} is quiet)'
@@ -59,12 +59,12 @@ def why_not_quiet() -> Optional[str]:
 
 
 def _running_beside_this() -> float:
-    """How many other threads are ready to run, as the median over one second; 0 where that is not known."""
+    """Return the median number of other running threads over a second, or 0 without /proc."""
     counts = []
     for _ in range(50):
         time.sleep(0.02)
         try:
-            counts.append(int(Path('/proc/loadavg').read_text().split()[3].split('/')[0]) - 1)  # this one, reading
+            counts.append(int(Path('/proc/loadavg').read_text().split()[3].split('/')[0]) - 1)  # without this thread
         except OSError:
             return 0.0
     return statistics.median(counts)

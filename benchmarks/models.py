@@ -1,23 +1,21 @@
-"""Time whole models on a CPU: the toolbox's own with its Swin, ours with one thing more at a time, and exported ones.
+"""Time whole models on a CPU: the toolbox's model, ours with a part more at a
+time, and exported models.
 
-python -m benchmarks.models CONFIG [--picture F] [--size 800x1333] [--train] [--steps NAME ...]
-    [--exported DIR ...] [--runs N] [--threads N] [--keep-memory] [--busy-machine] [--json F [--overwrite]]
-    [--cfg-options K=V ...]
-
-All have the same random weights and run in turn, on a picture or noise; --train times a step with two of them, and
-random objects or labels. With random weights no score is high: --cfg-options model.test_cfg.rcnn.score_thr=0 lets a
-detector keep as many objects as it may. Each step has what the one before it has:
+All models have equal random weights and run in turn, on a picture or noise.
+--train times a step with two pictures, and random objects or labels. Random
+weights give low scores: with --cfg-options model.test_cfg.rcnn.score_thr=0, a
+detector keeps the largest number of objects. Every step includes the steps
+above:
 
     toolbox           the toolbox's own Swin and layers, in float32
     backbone          SwinBackbone
-    layers            this package's layers in the place of the toolbox's
-    convolutions      in channels_last, and 3x3 ones by the compiled library
-    bfloat16          what `--amp` does
+    layers            this package's layers
+    convolutions      channels_last maps, 3x3 convolutions by the library
+    bfloat16          `--amp`
 
---keep-memory lets the process use freed memory again, for all models, as tools/train.py, test.py and infer.py of this
-project do; the toolboxes' own give it back to the kernel.
-
-DIR is what tools/export.py made of a whole model, maybe of other weights.
+--keep-memory lets the process use freed memory again, for all models, like the
+tools here. The toolboxes' tools return memory to the kernel. DIR is a folder
+of tools/export.py with a whole model.
 """
 
 import argparse
@@ -64,8 +62,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--steps', nargs='+', choices=STEPS, default=list(STEPS), metavar='NAME', help='default: all')
     parser.add_argument('--exported', nargs='+', default=[], metavar='DIR', help='run these too, not with --train')
     parser.add_argument('--runs', type=positive, default=5, metavar='N', help='timed runs of each (default: 5)')
-    parser.add_argument('--keep-memory', action='store_true', help='use freed memory again, as the tools here do')
-    parser.add_argument('--busy-machine', action='store_true', help='take times though other programs run')
+    parser.add_argument('--keep-memory', action='store_true', help='use freed memory again, like the tools here')
+    parser.add_argument('--busy-machine', action='store_true', help='permit other programs')
     args = parser.parse_args()
     if args.train and args.exported:
         parser.error('--exported takes no --train')
@@ -101,10 +99,10 @@ def main() -> None:
 
 
 def read_picture(path: Optional[str], shape: tuple[int, int]) -> Tensor:
-    """(3, H, W) uint8.
+    """Return a picture (3, H, W) of uint8.
 
     Raises:
-        ValueError: if it cannot be read.
+        ValueError: if the file cannot be read.
     """
     if path is None:
         return torch.randint(0, 256, (3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -115,7 +113,7 @@ def read_picture(path: Optional[str], shape: tuple[int, int]) -> Tensor:
 
 
 def model_runs(cfg: Config, steps: list[str], pictures: list[Tensor], train: bool) -> dict[str, Run]:
-    """What runs the model of each step once."""
+    """Return functions that run the models once, by step."""
     runs: dict[str, Run] = {}
     weights: dict[str, Tensor] = {}
     for step in steps:
@@ -129,10 +127,10 @@ def model_runs(cfg: Config, steps: list[str], pictures: list[Tensor], train: boo
 
 
 def build(cfg: Config, number: int) -> nn.Module:
-    """The model of the step of this number.
+    """Build the model of a step.
 
     Raises:
-        ValueError: if the config's backbone is no Swin of V1.
+        ValueError: if the config's backbone is no Swin V1.
     """
     scope = cfg.get('default_scope', 'mmdet')
     described = cfg.model.copy()
@@ -181,7 +179,7 @@ def sample_of(cfg: Config, picture: Tensor) -> Any:
 
 
 def truth_of(cfg: Config, picture: Tensor) -> Any:
-    """Ten random objects, or random labels."""
+    """Return a sample with ten random objects, or random labels."""
     if cfg.get('default_scope') == 'mmseg':
         sample = sample_of(cfg, picture)
         sample.gt_sem_seg = PixelData(data=torch.randint(0, 2, (1, *picture.shape[1:])))
@@ -194,7 +192,7 @@ def truth_of(cfg: Config, picture: Tensor) -> Any:
 
 
 def exported_run(folder: str, picture: Tensor, threads: Optional[int]) -> Run:
-    """What runs an exported whole model once, on a picture that is resized as its test pipeline says."""
+    """Return a function that runs an exported whole model once, with the resizing of the test pipeline."""
     from swin_backbone.export.runtime import Model
 
     model, pixels = Model(folder, threads=threads), picture.permute(1, 2, 0).numpy()[..., ::-1]

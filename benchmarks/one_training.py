@@ -1,7 +1,6 @@
-"""One short training of a config, for `benchmarks.parity`: which Swin it has, how it is disturbed, and its losses.
+"""Losses of a short training, for `benchmarks.parity`: python -m benchmarks.one_training SPEC.json LOSSES.json
 
-A process of its own (`python -m benchmarks.one_training SPEC.json`), since the instructions that torch uses are chosen
-when it is imported.
+The training has a separate process, because the import of torch chooses the instructions.
 """
 
 import inspect
@@ -33,16 +32,16 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """What is trained: with 1 thread and torch's own choice of instructions, unless the process was started otherwise.
+    """Settings of a training.
 
     Args:
-        swin: 'ours' or 'theirs', the toolbox's own.
-        backend: of ours.
-        bfloat16: as `--amp` computes on a CPU.
-        avx2: use the instructions of AVX2 alone, which the process must have been told.
-        ulp: move each weight of the start to the next number of its type, up or down by chance.
-        data, annotations: the user's own, in the place of the config's.
-        start: the weights that training starts from; with 0 iterations they are drawn, by the seed, and written there.
+        start: file of the first weights; with 0 iterations, weights are drawn by the seed and written to the file.
+        swin: 'ours' or 'theirs', the toolbox's Swin.
+        backend: backend of our Swin.
+        bfloat16: compute like `--amp` on a CPU.
+        ulp: move all first weights to a neighbouring number, up or down by chance.
+        avx2: AVX2 instructions; environment variables of the process select them.
+        data, annotations: the user's data, in place of the config's data.
     """
 
     config: str
@@ -63,10 +62,10 @@ class Spec:
 
 
 def run_in_process(spec: Spec) -> list[float]:
-    """The total losses of all iterations.
+    """Train, and return the total losses of all iterations.
 
     Raises:
-        ValueError: if the config's backbone is no Swin of V1, or its weights do not fit.
+        ValueError: if the config's backbone is no Swin V1, or the weights do not fit.
     """
     torch.set_num_threads(spec.threads)
     cfg = _config(spec)
@@ -80,7 +79,7 @@ def run_in_process(spec: Spec) -> list[float]:
         return []
     weights = torch.load(spec.start, weights_only=True)
     _load(model, _moved(weights, spec.seed) if spec.ulp else weights)
-    model.init_weights = lambda: None  # training would initialise it once more
+    model.init_weights = lambda: None  # training calls init_weights again
     losses = LossesHook()
     runner.register_hook(losses)
     with mixed_precision(model) if spec.bfloat16 else nullcontext():
@@ -89,7 +88,7 @@ def run_in_process(spec: Spec) -> list[float]:
 
 
 class LossesHook(Hook):
-    """Keeps the total loss of each iteration."""
+    """Collects the total losses of all iterations."""
 
     def __init__(self) -> None:
         self.totals: list[float] = []
@@ -134,10 +133,10 @@ def _config(spec: Spec) -> Config:
 
 
 def as_theirs(backbone: ConfigDict, scope: str) -> ConfigDict:
-    """The toolbox's own Swin with the arguments of `backbone`, which is one of it or a SwinBackbone.
+    """Return the toolbox's Swin with the arguments of `backbone`, a SwinBackbone or a SwinTransformer.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if `backbone` is of a different type.
     """
     kind = backbone.type.rsplit('.')[-1]
     if kind not in ('SwinBackbone', 'SwinTransformer'):
@@ -154,12 +153,12 @@ def as_theirs(backbone: ConfigDict, scope: str) -> ConfigDict:
 
 
 def as_ours(theirs: ConfigDict, backend: str) -> ConfigDict:
-    """SwinBackbone with the same arguments."""
+    """Return a SwinBackbone with the arguments of the toolbox's Swin."""
     return ConfigDict(theirs, type='SwinBackbone', backend=backend)
 
 
 def restore_layers(node: Any, scope: str) -> None:
-    """Name the toolbox's own layers in the place of this package's, in a model's config, in place."""
+    """Replace this package's layers by the toolbox's layers in the config of a model, in place."""
     if isinstance(node, dict):
         kind = str(node.get('type'))
         if kind.startswith('swin_backbone.') and kind.rpartition('.')[2] in LAYERS:
@@ -170,14 +169,14 @@ def restore_layers(node: Any, scope: str) -> None:
 
 
 def use_torch(model: torch.nn.Module) -> None:
-    """Let torch compute the convolutions that this package would."""
+    """Let torch compute all convolutions."""
     for module in model.modules():
         if isinstance(module, Conv3x3):
             module.__class__ = torch.nn.Conv2d  # type: ignore[assignment]
 
 
 def _load(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """All parameters and running statistics; the toolboxes' Swin also has a table of indices, which is no weight."""
+    """Load all parameters and running statistics. Index tables of the toolboxes' Swin are no weights."""
     missing, unexpected = model.load_state_dict(weights, strict=False)
     missing = [name for name in missing if not name.endswith('relative_position_index')]
     if missing or unexpected:
@@ -185,7 +184,7 @@ def _load(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
 
 
 def _moved(weights: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Each number moved to a neighbour of its type."""
+    """Return the weights with all numbers moved to a neighbour of the type."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(x: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,9 @@
-"""Time the operators of a Mask R-CNN that mmcv compiles: ours, and in turns with them mmcv's, where they are compiled.
+"""Time operators of mmcv: ours, in turn with mmcv's compiled operators if they
+are installed.
 
-    python -m benchmarks.operators [--shape H W] [--regions N] [--channels C] [--runs N] [--threads N]
-        [--busy-machine]
-
-RoIAlign is that of the box head (7x7) and of the mask head (14x14), over the four levels of the pyramid, forward and
-backward. NMS is that of as many boxes. The others are those that mmcv has for a CPU, forward: of as many boxes, or over
-the level of stride 16.
+RoIAlign has the sizes of the box head (7x7) and the mask head (14x14), on four
+pyramid levels, forward and backward. NMS has N boxes. All operators of mmcv
+for a CPU follow, forward: N boxes, or the level of stride 16.
 """
 
 import argparse
@@ -27,7 +25,7 @@ from . import machine, timing
 console = Console()
 STRIDES = (4, 8, 16, 32)
 
-# Of the module that has mmcv's operators, or ours, the call that is timed.
+# From a module of operators to the timed call.
 Make = Callable[[ModuleType], Callable[[], Any]]
 
 
@@ -37,7 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--regions', type=positive, default=1000, metavar='N')
     parser.add_argument('--channels', type=positive, default=256, metavar='C')
     parser.add_argument('--runs', type=positive, default=10, metavar='N')
-    parser.add_argument('--busy-machine', action='store_true', help='measure although other processes run')
+    parser.add_argument('--busy-machine', action='store_true', help='permit other programs')
     return parser.parse_args()
 
 
@@ -69,12 +67,12 @@ def modules() -> dict[str, ModuleType]:
 
 
 def operators(args: argparse.Namespace) -> dict[str, Make]:
-    """Each with what makes its call."""
+    """Return the operators by name."""
     generator = torch.Generator().manual_seed(0)
     height, width = args.shape
     boxes = draw_boxes(args.regions, height, width, generator)
     scores = torch.rand(args.regions, generator=generator)
-    # The level whose stride fits a region, as mmdet's SingleRoIExtractor takes it.
+    # The pyramid level of a region, like in mmdet's SingleRoIExtractor.
     sides = (boxes[:, 2:] - boxes[:, :2]).prod(1).sqrt()
     levels = (sides / 56 + 1e-6).log2().floor().clamp(0, 3).long()
     maps = [
@@ -113,7 +111,7 @@ def operators(args: argparse.Namespace) -> dict[str, Make]:
 
 
 def others_of_boxes(boxes: Tensor, scores: Tensor) -> dict[str, Make]:
-    """What detectors do with their boxes beside NMS."""
+    """Return operators of boxes beside NMS."""
     number = len(boxes)
     dets = torch.cat([boxes, scores[:, None]], 1)
     order = scores.argsort(descending=True)
@@ -139,7 +137,7 @@ def others_of_boxes(boxes: Tensor, scores: Tensor) -> dict[str, Make]:
 
 
 def others_of_maps(x: Tensor, generator: torch.Generator) -> dict[str, Make]:
-    """What samples the map `x` of stride 16: of rotated boxes, and by convolutions of 3 x 3 with offsets."""
+    """Return operators that sample the map `x` of stride 16: rotated boxes, and 3x3 convolutions with offsets."""
     _, channels, height, width = x.shape
     weight = torch.rand(channels, channels, 3, 3, generator=generator)
     offset = torch.randn(1, 18, height, width, generator=generator)
@@ -181,7 +179,7 @@ def others_of_maps(x: Tensor, generator: torch.Generator) -> dict[str, Make]:
 
 
 def draw_boxes(number: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Boxes around a few objects, as a region proposal network gives them: sides of 16 to 400 pixels."""
+    """Return boxes around a few objects, like region proposals: sides of 16 to 400 pixels."""
     objects = torch.rand(max(number // 20, 1), 4, generator=generator)
     near = objects[torch.randint(len(objects), (number,), generator=generator)]
     near = near + 0.02 * torch.randn(number, 4, generator=generator)

@@ -1,24 +1,24 @@
-"""Whether training with SwinBackbone is training with the toolbox's own Swin: the same losses but for rounding.
+"""Compare the losses of a training with SwinBackbone and with the toolbox's own
+Swin: equal up to rounding.
 
-python -m benchmarks.parity [CONFIG ...] [--iterations N] [--optimizers sgd adamw] [--dtypes float32 bfloat16]
-    [--seeds N] [--data D [--annotations A]] [--backend NAME] [--cfg-options K=V ...] [--out-dir D] [--jobs N]
-    [--overwrite]
+CONFIG has a SwinBackbone or a SwinTransformer of mmdet or mmsegmentation;
+default: the demos' Mask R-CNN and UPerNet with drop path. --data replaces the
+config's data, like in tools/train.py. All trainings have equal weights,
+batches and draws:
 
-CONFIG is of mmdet or mmsegmentation, with a SwinBackbone or their SwinTransformer; without one, the demos' Mask R-CNN
-and UPerNet with drop path. --data takes the place of its data, as in tools/train.py. Each is trained from the same
-weights, with the same batches and draws:
+    theirs            the toolbox's own Swin, layers and convolutions
+    ours              SwinBackbone, this package's layers and convolutions
+    instructions      theirs, with the instructions of AVX2 alone
+    threads           theirs, with 2 threads instead of 1
+    ulp               theirs, all weights moved to the next number
 
-    theirs                the toolbox's own Swin, layers and convolutions
-    ours                  SwinBackbone, and this package's layers and convolutions
-    instructions          theirs, with the instructions of AVX2 alone
-    threads               theirs, with 2 threads instead of 1
-    ulp                   theirs, each weight moved to the next number of its type
+Rounding differs in all trainings, and training amplifies the differences. The
+last three trainings are the controls. The controls' differences from theirs
+make a band, and ours must stay in the band. In bfloat16, ours is compared with
+theirs in float32, for N seeds, and the controls are theirs in bfloat16.
 
-Rounding differs between all of them, and training amplifies it. The last three are the controls: by what they differ
-from theirs is the band in which ours must stay. In bfloat16, ours is compared with theirs in float32, for N seeds, and
-the controls are theirs in bfloat16.
-
-Writes parity.json, parity.md and parity.png into DIR, and exits with 1 where ours leaves the band.
+The files are parity.json, parity.md and parity.png in DIR. The exit status is
+1 if ours leaves the band.
 """
 
 import argparse
@@ -50,9 +50,9 @@ DTYPES = ['float32', 'bfloat16']
 WITH_DROP_PATH = {'model.backbone.drop_path_rate': 0.2}
 AVX2 = dict(ATEN_CPU_CAPABILITY='avx2', ONEDNN_MAX_CPU_ISA='AVX2', MKL_ENABLE_INSTRUCTIONS='AVX2')
 
-FACTOR = 2  # ours may differ by so much more than the controls, which are few
-AHEAD = 20  # a difference that is a little larger at first grows as theirs, some iterations earlier
-FLOOR = 1e-5  # of the loss: rounding
+FACTOR = 2  # the band by the controls' largest difference
+AHEAD = 20  # iterations: a larger first difference grows earlier
+FLOOR = 1e-5  # of the loss, for rounding
 
 COLORS = dict(theirs='black', ours='C3')
 
@@ -63,7 +63,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Comparison(NamedTuple):
-    """The losses of trainings that differ by their rounding alone, by name."""
+    """Losses, by name, of trainings that differ only by rounding."""
 
     title: str
     seed: int
@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
 
     @property
     def of_controls(self) -> Array:
-        """The largest difference of a control so far, from theirs."""
+        """Return the largest difference of a control from theirs so far."""
         controls = [losses for name, losses in self.losses.items() if name not in ('theirs', 'ours')]
         found: Array = np.maximum.accumulate(np.abs(np.subtract(controls, self.losses['theirs'])).max(0))
         return found
@@ -89,7 +89,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--optimizers', nargs='+', choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
     parser.add_argument('--dtypes', nargs='+', choices=DTYPES, default=DTYPES)
     parser.add_argument('--seeds', type=positive, default=5, metavar='N', help='in bfloat16 (default: 5)')
-    parser.add_argument('--backend', choices=['auto', *BACKENDS], default='auto', help='of ours (default: auto)')
+    parser.add_argument('--backend', choices=list(BACKENDS), default='auto', help='of ours (default: auto)')
     parser.add_argument('--jobs', type=positive, default=1, metavar='N', help='trainings at once (default: 1)')
     parser.add(
         'data annotations out_dir overwrite cfg_options',
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def compare(args: argparse.Namespace) -> list[Comparison]:
-    """Train all that is asked for."""
+    """Run all trainings."""
     with tempfile.TemporaryDirectory() as folder:
         plan = [one for config in args.configs or DEMOS for one in planned(args, config, folder)]
         starts = {spec.start: replace(spec, swin='ours', iterations=0) for *_, named in plan for spec in named.values()}
@@ -131,7 +131,7 @@ def compare(args: argparse.Namespace) -> list[Comparison]:
 
 
 def planned(args: argparse.Namespace, config: str, folder: str) -> Iterator[tuple[str, int, dict[str, Spec]]]:
-    """What is trained for one config: its title, seed, and the trainings by name."""
+    """Yield title, seed and trainings by name, for a config."""
     options = {**({} if args.configs else WITH_DROP_PATH), **(args.cfg_options or {})}
     for optimizer in args.optimizers:
         for dtype in args.dtypes:
@@ -161,14 +161,14 @@ def planned(args: argparse.Namespace, config: str, folder: str) -> Iterator[tupl
 
 
 def train(folder: str, spec: Spec) -> list[float]:
-    """The losses of a training, in a process of its own.
+    """Train in a separate process, and return the losses.
 
     Raises:
-        ValueError: with what the process said, if it failed.
+        ValueError: if the process fails, with the output of the process.
     """
     told, found = (Path(tempfile.mkdtemp(dir=folder)) / name for name in ('spec.json', 'losses.json'))
     told.write_text(json.dumps(asdict(replace(spec, work_dir=str(told.parent / 'work')))))
-    # Threads that wait sleep: two of them would spin on the cores that other trainings have.
+    # Waiting threads sleep, and leave the cores to the other trainings.
     env = dict(os.environ, OMP_NUM_THREADS=str(spec.threads), OMP_WAIT_POLICY='passive', **(AVX2 if spec.avx2 else {}))
     command = [sys.executable, '-m', 'benchmarks.one_training', str(told), str(found)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -179,7 +179,7 @@ def train(folder: str, spec: Spec) -> list[float]:
 
 
 def band(compared: Sequence[Comparison], found: Comparison) -> Array:
-    """By how much ours may differ from theirs in each iteration: see `FACTOR`, `AHEAD` and `FLOOR`."""
+    """Return the allowed difference of ours from theirs for every iteration: see `FACTOR`, `AHEAD` and `FLOOR`."""
     controls = np.max([one.of_controls for one in compared if one.title == found.title], 0)
     later = np.concatenate([controls, np.full(AHEAD, controls[-1])])[AHEAD:]
     allowed: Array = FACTOR * later + FLOOR * np.abs(found.losses['theirs'])
@@ -187,13 +187,13 @@ def band(compared: Sequence[Comparison], found: Comparison) -> Array:
 
 
 def iteration_out_of_band(compared: Sequence[Comparison], found: Comparison) -> int:
-    """The first iteration, counted from 1, in which ours differs by more than the band, or is not finite; else 0."""
+    """Return the first iteration, from 1, with ours out of the band or not finite, or 0."""
     inside = found.difference <= band(compared, found)
     return 0 if inside.all() else int(inside.argmin()) + 1
 
 
 def as_table(compared: Sequence[Comparison]) -> str:
-    """In Markdown: a row for each comparison, with the differences of losses from theirs."""
+    """Return a table in Markdown: a row for a comparison, with differences of losses from theirs."""
     rows = [
         '| training | seed | 10th iteration: ours | controls | largest: ours | controls '
         '| mean loss of the last quarter: theirs | ours | |',
@@ -214,7 +214,7 @@ def as_table(compared: Sequence[Comparison]) -> str:
 
 
 def draw(compared: Sequence[Comparison], write: Callable[[bytes], None]) -> None:
-    """The curves above, their differences from theirs below, one column for each training of the first seed."""
+    """Draw losses above and differences from theirs below, a column for every training of the first seed."""
     from matplotlib.figure import Figure
 
     shown = [found for found in compared if not found.seed]

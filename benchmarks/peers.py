@@ -1,4 +1,4 @@
-"""Other implementations of Swin Transformer, to be measured beside this one, with the same weights.
+"""Peers: implementations of Swin Transformer with the weights of SwinBackbone.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -19,7 +19,7 @@ FeatureMaps = list[Tensor]
 
 
 class Peer(nn.Module):
-    """Another's backbone: images to the four maps (B, C, H, W), normalised if it has output norms itself."""
+    """A peer's backbone: images to four maps (B, C, H, W), normalised if the peer has output norms."""
 
     def __init__(self, model: nn.Module, run: Callable[[nn.Module, Tensor], FeatureMaps], has_output_norms: bool):
         super().__init__()
@@ -29,7 +29,7 @@ class Peer(nn.Module):
         return self.run(self.model, x_BCHW)
 
     def normalised(self, x_BCHW: Tensor) -> FeatureMaps:
-        """What `SwinBackbone` gives with untrained output norms, which multiply by 1 and add 0."""
+        """Return the maps of a `SwinBackbone` with untrained output norms: weight 1, bias 0."""
         maps: FeatureMaps = self(x_BCHW)
         if self.has_output_norms:
             return maps
@@ -37,13 +37,13 @@ class Peer(nn.Module):
 
 
 def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone], drop_path_rate: float = 0.0) -> Peer:
-    """The backbone of 'mmdet', 'mmpretrain', 'timm', 'transformers' or 'torchvision', with our weights; windows of 7.
+    """Build the backbone of 'mmdet', 'mmpretrain', 'timm', 'transformers' or 'torchvision', with our weights.
 
-    Of Swin V2, with the windows of our first stage in all, 'mmpretrain'.
+    For Swin V2, only 'mmpretrain', with the windows of our first stage.
 
     Raises:
-        ImportError: if it is not installed.
-        ValueError: for another peer of Swin V2.
+        ImportError: if the peer is not installed.
+        ValueError: if the peer has no Swin V2.
     """
     if isinstance(ours, SwinBackbone):
         return PEERS[name](arch, ours.state_dict(), drop_path_rate)
@@ -53,7 +53,7 @@ def build_peer(name: str, arch: str, ours: Union[SwinBackbone, SwinV2Backbone], 
 
 
 def _mmdet(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
-    import_torchvision()  # which it imports by way of mmpretrain, where that is installed
+    import_torchvision()  # mmdet imports torchvision through mmpretrain
     from mmdet.models.backbones.swin import SwinTransformer
 
     embed_dims, depths, num_heads = ARCHS[arch]
@@ -63,7 +63,7 @@ def _mmdet(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer
 
 
 def _mmpretrain(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
-    import_torchvision()  # which it imports
+    import_torchvision()
     from mmpretrain.models import SwinTransformer
 
     sizes = ARCHS[arch]._asdict()
@@ -85,7 +85,7 @@ def _mmpretrain_v2(arch: str, weights: dict[str, Tensor], drop_path_rate: float,
 
 
 def _timm(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
-    import_torchvision()  # which it imports
+    import_torchvision()
     import timm
 
     embed_dim, depths, num_heads = ARCHS[arch]
@@ -101,7 +101,7 @@ def _timm(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
     _load(model, from_here(weights, TIMM))
 
     def run(model: Any, x: Tensor) -> FeatureMaps:
-        if model.patch_embed.img_size != tuple(x.shape[-2:]):  # masks are made for one size; windows would grow with it
+        if model.patch_embed.img_size != tuple(x.shape[-2:]):  # timm makes masks for one size, and windows grow
             model.set_input_size(img_size=tuple(x.shape[-2:]), window_size=7, always_partition=True)
         x, maps = model.patch_embed(x), []
         for layer in model.layers:
@@ -113,7 +113,7 @@ def _timm(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
 
 
 def _transformers(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -> Peer:
-    import_torchvision()  # which it imports where that is installed
+    import_torchvision()  # transformers imports torchvision
     import transformers
 
     embed_dim, depths, num_heads = ARCHS[arch]
@@ -121,7 +121,7 @@ def _transformers(arch: str, weights: dict[str, Tensor], drop_path_rate: float) 
     config = transformers.SwinConfig(
         embed_dim=embed_dim, depths=depths, num_heads=num_heads, out_features=stages, drop_path_rate=drop_path_rate
     )
-    # Its own loader knows how its files' names became its modules'.
+    # transformers' loader translates old names of weights.
     model = transformers.SwinBackbone.from_pretrained(
         None, config=config, state_dict=from_here(weights, HUGGING_FACE), dtype=torch.float32
     )
@@ -142,7 +142,7 @@ def _torchvision(arch: str, weights: dict[str, Tensor], drop_path_rate: float) -
         maps = []
         for index, layer in enumerate(model.features):
             x = layer(x)
-            if index % 2:  # the others embed and merge patches
+            if index % 2:  # even layers embed and merge patches
                 maps.append(x.permute(0, 3, 1, 2))
         return maps
 
@@ -154,7 +154,7 @@ PEERS_V2 = dict(mmpretrain=_mmpretrain_v2)
 
 
 def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Load weights under a peer's names; it may lack places for output norms, and have buffers and heads besides."""
+    """Load weights under the names of a peer. Output norms, buffers and heads may stay."""
     missing = model.load_state_dict(weights, strict=False).missing_keys
     wanted = {name for name, _ in model.named_parameters()}
     left = {name for name in missing if name in wanted and not name.startswith(('norm.', 'head.'))}
@@ -163,7 +163,7 @@ def _load(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def largest_difference(ours: nn.Module, peer: Peer, x_BCHW: Tensor) -> float:
-    """The largest difference of any output on the same images."""
+    """Return the largest difference of all outputs on the images."""
     with torch.no_grad():
         pairs = zip(ours(x_BCHW), peer.normalised(x_BCHW))
         return max(float((a.float() - b.float()).abs().max()) for a, b in pairs)

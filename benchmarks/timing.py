@@ -1,4 +1,4 @@
-"""Time and memory of backbones: as ratios in one alternating run, because a machine's speed changes by the minute."""
+"""Time and memory of backbones, in alternating runs: the speed of a machine changes by the minute."""
 
 import multiprocessing
 import resource
@@ -24,10 +24,10 @@ class Spread(NamedTuple):
 def make_run(
     model: nn.Module, x_BCHW: Tensor, train: bool, dtype: torch.dtype, wait: bool = True
 ) -> Callable[[], None]:
-    """One forward in eval mode, or one forward and backward in training mode; below float32 under autocast.
+    """Return a function: a forward in eval mode, or forward and backward in training mode; autocast below float32.
 
     Args:
-        wait: until a CUDA device has done it.
+        wait: wait for a CUDA device.
     """
     model.train(train)
     kind = x_BCHW.device.type
@@ -45,7 +45,7 @@ def make_run(
 
 
 def alternate(runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, Spread]:
-    """Time each in turn, `rounds` times over, so that all meet the machine's slow and quick minutes alike."""
+    """Return the times of all runs, in turn, `rounds` times."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-warm_up, rounds):
         for name, run in runs.items():
@@ -57,9 +57,9 @@ def alternate(runs: Mapping[str, Callable[[], object]], rounds: int, warm_up: in
 
 
 def bytes_kept(model: nn.Module, x_BCHW: Tensor, dtype: torch.dtype) -> int:
-    """Bytes that a forward in training mode keeps for backward: each storage once, and no parameter or image."""
+    """Return the bytes that a training forward keeps for backward, without parameters and image."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), x_BCHW)}
-    kept: dict[int, Tensor] = {}  # holds the tensors, so that no two storages get one address
+    kept: dict[int, Tensor] = {}  # the tensors stay alive, and addresses unique
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().data_ptr() not in own:
@@ -77,8 +77,8 @@ def bytes_kept(model: nn.Module, x_BCHW: Tensor, dtype: torch.dtype) -> int:
 
 
 def peak_device_growth(run: Callable[[], None], device: torch.device) -> int:
-    """Bytes that a run takes on a CUDA device at its peak, beyond what is there before and after it."""
-    run()  # what is allocated once, workspaces of libraries and tables of indices
+    """Return the peak bytes of a run on a CUDA device, beyond the bytes before the run."""
+    run()  # allocates workspaces of libraries and tables of indices
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -88,11 +88,11 @@ def peak_device_growth(run: Callable[[], None], device: torch.device) -> int:
 
 
 def peak_rss_growth(build: Callable[[], nn.Module], shape: tuple[int, ...], threads: Optional[int] = None) -> int:
-    """Bytes by which a fresh process grows at its peak in one forward in eval mode.
+    """Return the peak growth in bytes of a fresh process in a forward in eval mode.
 
     Args:
-        build: makes the model; must be picklable.
-        shape: of the images.
+        build: makes the model; picklable.
+        shape: shape of the images.
     """
     with multiprocessing.get_context('spawn').Pool(1) as pool:
         return pool.apply(_rss_growth, (build, shape, threads or torch.get_num_threads()))
@@ -102,16 +102,16 @@ def _rss_growth(build: Callable[[], nn.Module], shape: tuple[int, ...], threads:
     torch.set_num_threads(threads)
     model, x_BCHW = build().eval(), torch.randn(shape)
     with torch.no_grad():
-        model(torch.randn(shape[0], shape[1], 64, 64))  # what is allocated once, whatever the size
+        model(torch.randn(shape[0], shape[1], 64, 64))  # allocates everything that does not depend on the size
         before = peak_rss()
         model(x_BCHW)
     return peak_rss() - before
 
 
 def peak_rss() -> int:
-    """Bytes of resident memory that this process has had at its peak.
+    """Return the peak of this process's resident memory in bytes.
 
-    Linux says so in /proc; its `getrusage` does not, since it counts the peak of the process that started this one.
+    Linux: from /proc, because `getrusage` includes the peak of the parent process.
     """
     status = Path('/proc/self/status')
     lines = status.read_text().splitlines() if status.is_file() else []

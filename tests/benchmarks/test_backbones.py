@@ -2,8 +2,6 @@
 
 import json
 import sys
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from helpers import apart, in_process
@@ -26,15 +24,6 @@ def test_each_backend_and_with_cp_in_one_run(tmp_path, backend):
     _, rows = run(tmp_path, '--train', '--backend', 'native', backend, '--with-cp')
     ours = 'swin_backbone'
     assert [row['model'] for row in rows] == [ours, f'{ours}, native', f'{ours}, {backend}', f'{ours}, with_cp']
-
-
-def test_what_is_taken_in_turn_is_on_the_device(monkeypatch):
-    """The device `meta` refuses CPU tensors like a GPU, and has no autocast."""
-    monkeypatch.setattr(backbones.timing, 'make_run', lambda model, x_BCHW, train, dtype: partial(model.eval(), x_BCHW))
-    args = SimpleNamespace(device='meta', batch=2, dtype='float32', arch='nano')
-    builders = {'ours': partial(backbones.build, 'ours', 1, 'nano', {})}
-    ratios = backbones.measure_sizes_in_turn(args, builders, (256, 256))
-    assert ratios['ours'] > 0
 
 
 def test_a_profile_has_each_kind_of_work_and_its_floor(monkeypatch, capsys):
