@@ -31,6 +31,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--pictures', nargs='+', default=[], metavar='P', help='pictures for verification and for int8 calibration'
     )
+    parser.add_argument(
+        '--texts', default='', help="classes that Grounding DINO detects, as 'cat . dog .' (default: the dataset's)"
+    )
     return parser.parse_args()
 
 
@@ -52,6 +55,7 @@ def main() -> None:
             args.unsafe_load,
             args.overwrite,
             args.operators,
+            [text.strip() for text in args.texts.split('.') if text.strip()],
         )
     for figures in manifest['verification']:
         print(json.dumps(figures))

@@ -44,6 +44,7 @@ def export(
     unsafe_load: bool = False,
     overwrite: bool = False,
     operators: Optional[str] = None,
+    texts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the folder `out` with the verified model and `deploy.json`; an earlier export there is replaced.
 
@@ -60,6 +61,7 @@ def export(
         unsafe_load: see `load_checkpoint`.
         overwrite: replace an earlier export also where its files were changed.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
+        texts: the classes that Grounding DINO detects; none: those of the checkpoint or the dataset.
 
     Returns:
         The contents of deploy.json.
@@ -76,7 +78,12 @@ def export(
     if part == 'model' and shape is not None:
         cfg = at_one_size(cfg, shape)
     predictor = Predictor(cfg, checkpoint, 'cpu', unsafe_load)
-    graph = graph_of(predictor.model, cfg, part, shape)
+    has_text = hasattr(predictor.model, 'language_model')
+    if has_text:
+        ask_for(predictor, texts or predictor.meta['classes'])
+    elif texts:
+        raise ExportError(f'--texts needs a model with a language_model, got {type(predictor.model).__name__}')
+    graph = graph_of(predictor.model, cfg, part, shape, predictor.meta['classes'] if has_text else ())
     if part == 'model' and format not in ('onnx', 'openvino'):
         raise ExportError(f'--format {format} takes --part backbone or neck; whole models go to onnx or openvino')
     calibration: Sequence[Feed] = ()
@@ -94,8 +101,18 @@ def export(
     return write(graph, out, format, precision, meta, wanted, pictures, calibration, metric, overwrite, operators)
 
 
-def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph:
+def ask_for(predictor: Predictor, texts: Sequence[str]) -> None:
+    """Have a predictor of Grounding DINO detect the classes that `texts` names, on each picture."""
+    pipeline, asked = predictor.pipeline, dict(text=tuple(texts), custom_entities=True)
+    predictor.pipeline = lambda given: pipeline({**given, **asked})
+    predictor.meta = dict(classes=tuple(texts))
+
+
+def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
     """The graph to export: a whole model or a part of it.
+
+    Args:
+        texts: see `export`.
 
     Raises:
         ExportError: if it cannot be exported.
@@ -108,7 +125,7 @@ def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size]) -> Graph
         return segmentor_graph(model, cfg, shape)
     from .heads.detector import detector_graph
 
-    return detector_graph(model, cfg, shape)
+    return detector_graph(model, cfg, shape, texts)
 
 
 def write(

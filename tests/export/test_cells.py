@@ -47,12 +47,12 @@ def test_a_whole_segmentor(format, precision, tmp_path):
 @pytest.mark.parametrize('family', ['UPerNet', 'RetinaNet', 'ATSS', 'Mask R-CNN', 'Mask2Former, instances'])
 def test_a_whole_model_in_fp16(family, tmp_path, monkeypatch):
     """Coordinates are in float32; only what comes of rounded maps may differ."""
-    from test_boxes import WHOLE
+    from test_families import FAMILIES
 
     require('onnx', 'fp16')
     if 'R-CNN' in family:
         monkeypatch.setitem(verify.LEAST['matched'], 'fp16', ROUNDED)
-    cfg = small_config(WHOLE[family])
+    cfg = small_config(FAMILIES[family].config)
     checkpoint = save_checkpoint(cfg, tmp_path / 'x.pth')
     assert export.export(cfg, str(checkpoint), tmp_path / 'out', 'onnx', precision='fp16')['precision'] == 'fp16'
     import onnx

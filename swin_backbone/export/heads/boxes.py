@@ -194,12 +194,12 @@ def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Te
     )
 
 
-def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tuple[Tensor, ...]:
-    """The `most` best pairs of query and class of each image, as objects of the original picture."""
+def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tuple[Tensor, Tensor, Tensor]:
+    """The `most` best pairs of query and class of each image: scores, boxes of the original picture, labels."""
     B, Q, K = scores_BQK.shape
     scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
     found_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
-    return objects(scores_BN, found_BN4, index_BN % K)[:4]
+    return scores_BN, found_BN4, index_BN % K
 
 
 def corners(boxes: Tensor) -> Tensor:

@@ -108,9 +108,8 @@ class DenseHead(nn.Module):
         lists['score_factor_list'] = [None] * len(sizes) if factors is None else fold(factors)
         if self.with_masks:
             lists.update(kernel_pred_list=fold(outputs[2]), mask_feat=None)
-        ours = copy.copy(head)
-        ours._bbox_post_process = ours._bbox_mask_post_process = collect
-        ours.bbox_coder = SimpleNamespace(encode_size=head.bbox_coder.encode_size, decode=decode)
+        coder = SimpleNamespace(encode_size=head.bbox_coder.encode_size, decode=decode)
+        ours = _Replaced(head, bbox_coder=coder, _bbox_post_process=collect, _bbox_mask_post_process=collect)
         single = with_globals(type(head)._predict_by_feat_single, **{CHOICE: choose, 'InstanceData': SimpleNamespace})
         repeated = [one.repeat(B, 1) for one in priors]
         found = single(ours, **lists, mlvl_priors=repeated, img_meta=dict(img_shape=None), cfg=None)
@@ -157,6 +156,16 @@ class DenseHead(nn.Module):
         logits = F.interpolate(logits, size=(height, width), mode='bilinear', align_corners=False)
         masks: Tensor = logits[:, 0, : own[0], : own[1]].sigmoid() > self.cfg.mask_thr_binary
         return masks.to(torch.uint8)
+
+
+class _Replaced:
+    """An object with some attributes replaced. A copy of a module would be unknown to `torch.export`."""
+
+    def __init__(self, original: Any, **attributes: Any):
+        vars(self).update(attributes, _original=original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
 
 
 def with_globals(function: Any, **names: Any) -> Any:

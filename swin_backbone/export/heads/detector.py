@@ -3,6 +3,8 @@
 Layout: B batch, H W height and width, n objects.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -50,8 +52,11 @@ class Detector(nn.Module):
         return found
 
 
-def head_of(model: Any) -> nn.Module:
+def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
     """The graph's head for a detector.
+
+    Args:
+        texts: see `TransformerHead`.
 
     Raises:
         ExportError: for a detector that cannot be exported; names the part that prevents it.
@@ -63,8 +68,11 @@ def head_of(model: Any) -> nn.Module:
         detectors.TwoStageDetector: RegionHead,
         detectors.Mask2Former: InstanceHead,
         detectors.SingleStageDetector: DenseHead,
+        detectors.GroundingDINO: partial(TransformerHead, texts=texts),
         detectors.DetectionTransformer: TransformerHead,
     }
+    if type(model).__name__ == 'CoDETR':  # of a project of mmdet, which is not imported here
+        kinds = {type(model): TransformerHead}
     for kind, head in kinds.items():
         if isinstance(model, kind):
             for method in ('predict', 'extract_feat'):
@@ -75,16 +83,17 @@ def head_of(model: Any) -> nn.Module:
     raise refusal(type(model).__name__)
 
 
-def detector_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
+def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
     """The graph of a whole detector.
 
     Args:
         shape: height and width to which a picture is resized, for batch size 1; None: free batch, height and width.
+        texts: see `TransformerHead`.
 
     Raises:
         ExportError: for a detector that cannot be exported.
     """
-    head: Any = head_of(model)
+    head: Any = head_of(model, texts)
     check_shape(model.backbone, shape)
     padding = Padding(cfg.test_dataloader.dataset.pipeline)
     module = Detector(model, head, padding).eval()

@@ -1,28 +1,37 @@
-"""Deformable DETR and DINO: mmdet's own encoder, decoder and head, with sizes that stay free.
+"""DETRs as graphs: Deformable DETR, DINO, Grounding DINO and Co-DINO.
 
-mmdet puts the maps' sizes into tensors, which an exporter would fix. What reads them is replaced here.
+The model's own encoder, decoder and head are traced. mmdet stores the sizes of the maps in tensors, and an exporter
+would fix these sizes. The functions that read them are replaced.
 
-Layout: B batch, C channels, T tokens of all levels, Q queries, K classes, N objects of an image, H W height and width.
+Layout: B batch, C channels, T tokens of all levels, Q queries, K classes, N objects of an image, L tokens of the text,
+H W height and width.
 """
 
 import copy
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from mmdet.models.dense_heads import DeformableDETRHead
+from mmdet.models.detectors import DINO
+from mmdet.models.layers import inverse_sigmoid
 from torch import Tensor, nn
 
-from ..graph import refusal
+from ..graph import ExportError, refusal
 from . import boxes
 from .deformable import Sizes, centres, replace_deformable
+from .dense import with_globals
 
-OURS = ('DeformableDETR', 'DINO')
+KINDS = ('DeformableDETR', 'DINO', 'GroundingDINO', 'CoDETR')
 
 
 class TransformerHead(nn.Module):
     """Turns maps into objects, in pixels of the original picture.
 
     Args:
-        model: mmdet's DeformableDETR or DINO; it is copied without its backbone and neck, not changed.
+        model: a detector of `KINDS`; its parts are copied, not changed.
+        texts: the classes that Grounding DINO detects.
 
     Raises:
         ExportError: for another transformer, or if pictures are padded.
@@ -32,19 +41,60 @@ class TransformerHead(nn.Module):
     planes = 1
     batch = None
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, texts: Sequence[str] = ()):
         super().__init__()
-        if type(model).__name__ not in OURS:
-            raise refusal(f'{type(model).__name__}.forward_transformer', OURS)
+        kind = type(model).__name__
+        if kind not in KINDS:
+            raise refusal(f'{kind}.forward_transformer', KINDS)
         if model.data_preprocessor.pad_size_divisor != 1:
             raise refusal('data_preprocessor.pad_size_divisor above 1, with masks of the padding,')
-        parts = copy.copy(model)
-        parts._modules = {name: part for name, part in model._modules.items() if name not in ('backbone', 'neck')}
-        self.parts: Any = replace_deformable(parts)
+        if kind == 'CoDETR':
+            if model.eval_module != 'detr' or type(model.query_head).__name__ != 'CoDINOHead':
+                raise refusal(
+                    f'CoDETR with {type(model.query_head).__name__} and eval_module={model.eval_module!r}',
+                    ("CoDINOHead and eval_module='detr'",),
+                )
+            parts: Any = _CoDINO(model.query_head)
+        else:
+            parts = copy.copy(model)
+            unused = ('backbone', 'neck', 'language_model', 'text_feat_map')
+            parts._modules = {name: part for name, part in model._modules.items() if name not in unused}
+        self.parts = replace_deformable(parts)
         self.parts.encoder.get_encoder_reference_points = _places
         self.parts.gen_encoder_output_proposals = self._proposals
-        self.most: int = model.test_cfg.get('max_per_img', model.num_queries)
-        self.is_dino = type(model).__name__ == 'DINO'
+        cfg = parts.bbox_head.test_cfg
+        self.most: int = cfg.get('max_per_img', parts.num_queries)
+        self.is_dino = kind != 'DeformableDETR'
+        self.nms: Any = cfg.get('nms') if kind == 'CoDETR' else None
+        self.least: Any = cfg.get('score_thr', 0) if kind == 'CoDETR' else None
+        if self.nms:
+            boxes.check_nms(self.nms)
+        if kind == 'CoDETR':  # the head's own forward counts the images in Python
+            forward = with_globals(DeformableDETRHead.forward, inverse_sigmoid=partial(inverse_sigmoid, eps=1e-3))
+            self.parts.bbox_head.forward = partial(forward, self.parts.bbox_head)
+        self.text: dict[str, Tensor] = {}
+        if kind == 'GroundingDINO':
+            self._read(model, texts)
+
+    def _read(self, model: Any, texts: Sequence[str]) -> None:
+        """Compute the features of the text once. The graph stores them as constants, without the language model."""
+        if model.test_cfg.get('chunked_size', -1) > 0:
+            raise refusal('GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,')
+        tokens, caption, _, _ = model.get_tokens_positive_and_prompts(list(texts), True)
+        with torch.no_grad():
+            text = model.language_model([caption])
+            text['embedded'] = model.text_feat_map(text['embedded'])
+        if not text['text_token_mask'].all():
+            raise refusal('GroundingDINO with language_model.pad_to_max=True')
+        self.text = dict(
+            memory_text=text['embedded'], text_self_attention_masks=text['masks'], position_ids=text['position_ids']
+        )
+        shares_KL = torch.zeros(len(texts), model.bbox_head.max_text_len)
+        for label, places in tokens.items():  # labels count from 1
+            if not places:
+                raise ExportError(f'--texts takes classes that the language model reads, got {texts[label - 1]!r}')
+            shares_KL[label - 1, places] = 1 / len(places)
+        self.shares_KL = shares_KL
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         parts, head = self.parts, self.parts.bbox_head
@@ -58,18 +108,34 @@ class TransformerHead(nn.Module):
         shared: dict[str, Any] = dict(
             spatial_shapes=sizes, level_start_index=None, valid_ratios=x_BTC.new_ones(B, len(sizes), 2)
         )
-        x_BTC = parts.encoder(query=x_BTC, query_pos=torch.cat(places, 1), key_padding_mask=None, **shared)
-        asked, _ = parts.pre_decoder(memory=x_BTC, memory_mask=None, spatial_shapes=sizes)
+        text = {name: one.expand(B, *one.shape[1:]) for name, one in self.text.items()}
+        memory: Any = parts.encoder(
+            query=x_BTC, query_pos=torch.cat(places, 1), key_padding_mask=None, **shared, **text
+        )
+        read: dict[str, Any] = {}
+        if text:
+            memory, read['memory_text'] = memory
+            read['text_token_mask'] = read['memory_text'].new_ones(read['memory_text'].shape[:2], dtype=torch.bool)
+        asked, _ = parts.pre_decoder(memory=memory, memory_mask=None, spatial_shapes=sizes, **read)
+        asked.pop('text_attention_mask', None)  # it masks no token
         refines = self.is_dino or parts.with_box_refine
         shared.update(reg_branches=head.reg_branches if refines else None)
         shared.update(self_attn_mask=asked.pop('dn_mask')) if self.is_dino else None
         first = asked['reference_points']
         states, references = parts.decoder(value=asked.pop('memory'), key_padding_mask=None, **asked, **shared)
         references = references if self.is_dino else [first, *references]
-        classes, found = (outputs[-1] for outputs in head(states, list(references)))
+        classes, found = (outputs[-1] for outputs in head(states, list(references), **read))
         scores_BQK = classes.sigmoid() if head.loss_cls.use_sigmoid else classes.softmax(-1)[..., :-1]
+        if text:
+            scores_BQK = scores_BQK @ self.shares_KL.t()
         found_BQ4 = boxes.clip(boxes.corners(found) * view.image_size.flip(0).repeat(2), view.image_size)
-        return boxes.ranked(scores_BQK, found_BQ4, self.most, view)
+        scores_BN, found_BN4, label_BN = boxes.ranked(scores_BQK, found_BQ4, self.most, view)
+        if self.least is not None:
+            scores_BN = torch.where(scores_BN > self.least, scores_BN, boxes.NEVER)
+        if self.nms:
+            scores_BN, index_BN = boxes.suppress(found_BN4, scores_BN, label_BN, self.nms, self.least, self.most)
+            found_BN4, label_BN = boxes.take(found_BN4, index_BN), label_BN.gather(1, index_BN)
+        return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, _: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
         """The encoder's output at each token, and the logits of a box there: (B, T, C), (1, T, 4)."""
@@ -82,6 +148,45 @@ class TransformerHead(nn.Module):
         return self.parts.memory_trans_norm(tokens), logits_1T4
 
 
-def _places(sizes: Sizes, valid_ratios: Tensor, device: Any) -> Tensor:
+def _places(sizes: Sizes, valid_ratios: Tensor, device: Any = None) -> Tensor:
     """The centre of each token, once for each level: (1, T, levels, 2)."""
     return centres(sizes, valid_ratios)[None, :, None].expand(-1, -1, len(sizes), -1)
+
+
+class _CoDINO(DINO):
+    """The query head of mmdet's project Co-DETR, under the names of DINO's parts."""
+
+    def __init__(self, head: Any):
+        nn.Module.__init__(self)
+        transformer = head.transformer
+        self.positional_encoding, self.level_embed = head.positional_encoding, transformer.level_embeds
+        self.encoder, self.decoder = _Encoder(transformer.encoder), _Decoder(transformer.decoder)
+        self.memory_trans_fc, self.memory_trans_norm = transformer.enc_output, transformer.enc_output_norm
+        self.query_embedding, self.num_queries = transformer.query_embed, transformer.two_stage_num_proposals
+        self.bbox_head = head
+
+
+class _Encoder(nn.Module):
+    """mmcv's encoder, which takes tensors (T, B, C), called with tensors (B, T, C) as mmdet's."""
+
+    def __init__(self, layers: Any):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, query: Tensor, query_pos: Tensor, key_padding_mask: None, **shared: Any) -> Tensor:
+        places = _places(shared['spatial_shapes'], shared['valid_ratios'])
+        query, query_pos = query.transpose(0, 1), query_pos.transpose(0, 1)
+        x_TBC: Tensor = self.layers(query, None, None, query_pos=query_pos, reference_points=places, **shared)
+        return x_TBC.transpose(0, 1)
+
+
+class _Decoder(nn.Module):
+    """Co-DETR's decoder, which takes tensors (Q, B, C), called with tensors (B, Q, C) as mmdet's."""
+
+    def __init__(self, layers: Any):
+        super().__init__()
+        self.layers, self.num_layers = layers, layers.num_layers
+
+    def forward(self, query: Tensor, value: Tensor, self_attn_mask: None, **shared: Any) -> tuple[Tensor, Tensor]:
+        states, references = self.layers(query.transpose(0, 1), key=None, value=value.transpose(0, 1), **shared)
+        return states.transpose(1, 2), references

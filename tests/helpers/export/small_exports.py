@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
-from swin_backbone.export import export, verify
+from swin_backbone.export import export, formats, verify
 from swin_backbone.export.runtime import resize
 from swin_backbone.openmmlab.config.files import read_config
 from swin_backbone.openmmlab.inference.predict import Predictor
@@ -38,20 +39,50 @@ def randomise(model):
     return model
 
 
-def small_config(name, pipeline=True):
-    """A published config, of a toolbox where it says so, with a narrow, shallow Swin and few queries, that sees
-    pictures at 320x256 at most."""
-    if '::' in name:
+class Strided(nn.Module):
+    """A backbone of four convolutions. Its maps have the widths and strides of the small Swin."""
+
+    def __init__(self, in_channels=3, out_indices=(0, 1, 2, 3)):
+        super().__init__()
+        self.in_channels, self.out_indices = in_channels, out_indices
+        widths = [in_channels, *WIDTHS]
+        self.steps = nn.ModuleList(
+            nn.Conv2d(narrow, wide, 3, 4 if narrow == in_channels else 2, 1) for narrow, wide in zip(widths, WIDTHS)
+        )
+
+    def forward(self, x):
+        maps = []
+        for step in self.steps:
+            x = step(x).tanh()
+            maps.append(x)
+        return tuple(maps[index] for index in self.out_indices)
+
+
+def small_config(name, swin=True):
+    """A published config with few levels, layers, channels and queries, which sees pictures of at most 320x256.
+
+    Args:
+        name: a config of this project; of a toolbox if it has a scope, as 'mmdet::...'; or the path of a file.
+        swin: the backbone is a narrow, shallow Swin; if not, it is `Strided`.
+    """
+    if '::' in name or Path(name).is_absolute():
         cfg = swap_backbone(read_config(name), 'swin-t', verbose=False)
     else:
         cfg = read_config(f'swin_backbone::{name}')
     cfg.model.backbone.update(SWIN)
+    if 'pretrained' in cfg.model:
+        cfg.model.pretrained = None
+    if not swin:
+        cfg.model.backbone = dict(type=Strided, out_indices=cfg.model.backbone.get('out_indices', (0, 1, 2, 3)))
     necks = cfg.model.get('neck', [])
     for neck in necks if isinstance(necks, list) else [necks]:
         if 'embed_dims' in neck:  # attention over the last map
-            neck.update(embed_dims=WIDTHS[-1], num_heads=4)
+            neck.update(embed_dims=WIDTHS[LEVELS - 1], num_heads=4)
         else:
             neck.in_channels = WIDTHS[-len(neck.in_channels) :]
+            if neck.get('num_outs', 0) > LEVELS:
+                neck.update(num_outs=LEVELS, in_channels=neck.in_channels[: LEVELS + neck.get('start_level', 0)])
+                cfg.model.backbone.out_indices = sorted(WIDTHS.index(width) for width in neck.in_channels)
     if 'auxiliary_head' in cfg.model:
         cfg.model.auxiliary_head.in_channels = WIDTHS[2]
     for head in (cfg.model.get('decode_head'), cfg.model.get('panoptic_head')):
@@ -62,34 +93,46 @@ def small_config(name, pipeline=True):
             cfg.model.test_cfg.max_per_image = 50
         else:
             _narrow(head)
-    is_wide = cfg.model.get('as_two_stage') and cfg.model.type == 'DeformableDETR'  # its width is fixed in the code
+            if head is not None and 'kernel_update_head' in head:  # K-Net's stages
+                head.update(num_stages=1, kernel_update_head=head.kernel_update_head[:1])
+    # The width of some DETRs is fixed in the code
+    is_two_stage = cfg.model.get('as_two_stage') and cfg.model.type in ('DeformableDETR', 'GroundingDINO')
+    is_wide = is_two_stage or 'query_head' in cfg.model
     for part in () if is_wide else ('neck', 'rpn_head', 'roi_head', 'bbox_head'):
         _narrow(cfg.model.get(part))
+    for part in ('rpn_head', 'roi_head', 'bbox_head', 'query_head'):
+        _shorten(cfg.model.get(part))
     if 'encoder' in cfg.model:
-        for part in ('encoder', 'decoder'):
-            cfg.model[part].num_layers = 2
+        cfg.model.encoder.update(num_layers=1, num_cp=-1)
+        cfg.model.decoder.num_layers = 2
         cfg.model.num_queries = 60
+        if cfg.model.type in ('DeformableDETR', 'DINO', 'GroundingDINO'):
+            cfg.model.num_feature_levels = LEVELS
+            cfg.model.encoder.layer_cfg.self_attn_cfg.num_levels = LEVELS
+            cfg.model.decoder.layer_cfg.cross_attn_cfg.num_levels = LEVELS
         cfg.model.test_cfg.max_per_img = 50
         if not is_wide:
             cfg.model.bbox_head.embed_dims = 32
             _narrow(cfg.model, DETR)
-    if cfg.model.get('test_cfg', {}).get('rpn'):
+    if 'query_head' in cfg.model:
+        cfg.model.query_head.num_query = 60
+        cfg.model.test_cfg[0].max_per_img = 50
+    elif cfg.model.get('test_cfg', {}).get('rpn'):
         cfg.model.test_cfg.rpn.update(nms_pre=200, max_per_img=100)
         cfg.model.test_cfg.rcnn.update(max_per_img=30)
     kind = 'PackSegInputs' if cfg.default_scope == 'mmseg' else 'PackDetInputs'
     keys = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')
-    if pipeline:
-        resize = dict(type='Resize', scale=(320, 256), keep_ratio=True)
-        pads = [step for step in cfg.test_dataloader.dataset.pipeline if step['type'] == 'Pad']
-        for step in pads:
-            resize['scale'] = (320, 320)
-            step.update(size=(320, 352)) if 'size' in step else None
-        cfg.test_dataloader.dataset.pipeline = [
-            dict(type='LoadImageFromFile'),
-            resize,
-            *pads,
-            dict(type=kind, meta_keys=keys),
-        ]
+    resize = dict(type='Resize', scale=(320, 256), keep_ratio=True)
+    pads = [step for step in cfg.test_dataloader.dataset.pipeline if step['type'] == 'Pad']
+    for step in pads:
+        resize['scale'] = (320, 320)
+        step.update(size=(320, 352)) if 'size' in step else None
+    cfg.test_dataloader.dataset.pipeline = [
+        dict(type='LoadImageFromFile'),
+        resize,
+        *pads,
+        dict(type=kind, meta_keys=keys),
+    ]
     return cfg
 
 
@@ -100,6 +143,34 @@ HEADS.update({('fc_out_channels', 1024): 64, ('c1_in_channels', 96): 32, ('c1_ch
 HEADS.update({('in_channels', 512): 32, ('out_channels', 512): 32})  # of K-Net
 DETR = {('embed_dims', 256): 32, ('num_feats', 128): 16, ('feedforward_channels', 1024): 64}
 DETR[('feedforward_channels', 2048)] = 64
+LEVELS = 3  # of a pyramid
+SHORT = dict(stacked_convs=1, num_convs=1, num_shared_convs=1, num_ins=LEVELS, num_levels=LEVELS, num_layers=2)
+SHORT.update(num_feature_levels=LEVELS)
+PER_LEVEL = ('strides', 'featmap_strides', 'regress_ranges')
+STAGES = 2  # of Sparse R-CNN
+
+
+def _shorten(settings):
+    """Fewer levels, and convolutions in a row."""
+    if isinstance(settings, list):
+        for one in settings:
+            _shorten(one)
+    elif isinstance(settings, dict):
+        for name, value in settings.items():
+            if name in SHORT and value > SHORT[name]:
+                settings[name] = SHORT[name]
+            elif name in PER_LEVEL:
+                settings[name] = value[:LEVELS]
+            else:
+                _shorten(value)
+        if settings.get('type') == 'VFNetHead':  # whose own default has five levels
+            settings.anchor_generator = dict(
+                type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=settings.strides
+            )
+            settings.anchor_generator.center_offset = 0.0
+        if settings.get('type') == 'SparseRoIHead':
+            settings.update(num_stages=STAGES, stage_loss_weights=[1] * STAGES)
+            settings.update({part: settings[part][:STAGES] for part in ('bbox_head', 'mask_head') if part in settings})
 
 
 def _narrow(settings, widths=HEADS):
@@ -137,16 +208,19 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
             parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
         if '.rtm_reg.' in name and name.endswith('.bias'):
             torch.nn.init.constant_(parameter, 2)  # or boxes are slivers
-        if 'image_pool' in name:
-            parameter.data *= 0.05  # or every place has the same class
+        if 'cls_branches' in name and parameter.numel() == 1:
+            torch.nn.init.zeros_(parameter)  # of Grounding DINO, or all scores are small
         if name.endswith('init_proposal_bboxes.weight'):
             parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
         if name.endswith('.fc_reg.weight') and is_sparse:
             parameter.data *= 0.1
         if '.mask_embed.' in name and parameter.ndim > 1:
             parameter.data *= 3
-    head = next(h for h in ('decode_head', 'roi_head', 'bbox_head', 'panoptic_head') if h in cfg.model)
+    heads = ('decode_head', 'query_head', 'roi_head', 'bbox_head', 'panoptic_head')
+    head = next(head for head in heads if head in cfg.model)
     part = getattr(model, head) if head != 'roi_head' else model.roi_head.bbox_head
+    if hasattr(part, 'conv_seg') and part.out_channels > 1:
+        _level_classes(model.eval(), part)
     number = (part[0] if isinstance(part, torch.nn.ModuleList) else part).num_classes
     meta = dict(dataset_meta=dict(classes=[f'class {i}' for i in range(number)]))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
@@ -154,18 +228,31 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
     return path
 
 
-def compare_eager(cfg: Config, checkpoint: Path):
-    """How alike what the graph's module computes, on a batch of two, and what the toolbox's model does."""
+def _level_classes(model, head):
+    """Give all classes the same mean logit, or one of them is the largest at every place."""
+    with torch.no_grad():
+        logits_BKHW = head(model.extract_feat(torch.randn(1, 3, 128, 160)))
+        head.conv_seg.bias -= logits_BKHW.mean((0, 2, 3))
+
+
+def compare_captured(cfg: Config, checkpoint: Path):
+    """Compare the captured graph of a model, with free sizes, with the toolbox's model on pictures of two sizes.
+
+    Yields:
+        The figures of `verify.compare` for each picture of a batch, and the toolbox's result.
+    """
     predictor = Predictor(cfg, str(checkpoint), 'cpu')
     graph = export.graph_of(predictor.model, cfg, 'model', None)
+    program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # as in a file
     names = [port.name for port in graph.outputs]
+    batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
     for picture in export.made_pictures(graph)[1:]:
         wanted = export.result_of(predictor, picture)
         resized = resize(picture, graph.settings['preprocessing']['resize'])
         with torch.no_grad():
-            outputs = graph.module(torch.from_numpy(np.stack([resized] * 2)), torch.tensor(picture.shape[:2]))
+            outputs = program(torch.from_numpy(np.stack([resized] * batch)), torch.tensor(picture.shape[:2]))
         outputs = dict(zip(names, (one.numpy() for one in outputs)))
-        for index in range(2):
+        for index in range(batch):
             of_one = (
                 {name: value[index] for name, value in outputs.items()}
                 if 'image' not in outputs

@@ -1,0 +1,135 @@
+"""DETRs that need more than a config of mmdet: Co-DINO's code, and texts for Grounding DINO."""
+
+import importlib
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip('mmdet', reason='mmdet is not installed')
+
+from helpers.adapters.frameworks import original
+from helpers.export.small_exports import save_checkpoint, small_config
+from mmengine.registry import MODELS, DefaultScope
+
+from swin_backbone.export import export, formats, runtime
+from swin_backbone.export.graph import ExportError
+
+CO_DINO = 'projects/CO-DETR/configs/codino/co_dino_5scale_swin_l_16xb1_1x_coco.py'
+GROUNDING_DINO = 'mmdet::mm_grounding_dino/grounding_dino_swin-t_pretrain_obj365.py'
+
+
+@pytest.fixture
+def co_dino(monkeypatch):
+    """A small Co-DINO of mmdet's project, whose config adds its code to mmdet's registry."""
+    root = original('mmdetection')
+    monkeypatch.syspath_prepend(str(root))
+    importlib.invalidate_caches()
+    return small_config(str(root / CO_DINO), swin=False)
+
+
+@pytest.fixture
+def grounding_dino(monkeypatch):
+    """OneDL's mmdet 3.5.1 encodes boxes twice as wide as Grounding DINO's decoder, which thus runs nowhere there."""
+    from mmdet.models.layers.transformer import dino_layers
+
+    encode = dino_layers.coordinate_to_encoding
+    monkeypatch.setattr(dino_layers, 'coordinate_to_encoding', lambda boxes, num_feats=128: encode(boxes, 128))
+    cfg = small_config(GROUNDING_DINO, swin=False)
+    cfg.model.language_model = dict(type=Words)
+    cfg.test_dataloader.dataset.pipeline[-1].meta_keys += ('text', 'custom_entities')
+    return cfg
+
+
+class Words(nn.Module):
+    """A language model with the interface of mmdet's BertModel. A token is a word or a full stop."""
+
+    WORD = re.compile(r'\w+|\.')
+    max_tokens, pad_to_max = 256, False
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(64, 24)
+        self.language_backbone = nn.Module()
+        self.language_backbone.body = SimpleNamespace(language_dim=24)
+        self.captions = []
+
+    def tokenizer(self, captions, **_):
+        spans = [word.span() for word in self.WORD.finditer(captions[0])]
+        return SimpleNamespace(
+            char_to_token=lambda place: next((i + 1 for i, (a, b) in enumerate(spans) if a <= place < b), None),
+            input_ids=torch.zeros(1, len(spans) + 2, dtype=torch.long),
+        )
+
+    def forward(self, captions):
+        self.captions += captions
+        words = ['[CLS]', *self.WORD.findall(captions[0]), '[SEP]']
+        ids = torch.tensor([[sum(map(ord, word)) % 64 for word in words]])
+        part = torch.tensor([words[:i].count('.') for i in range(len(words))])
+        place = torch.arange(len(words)) - torch.searchsorted(part, part)
+        B = len(captions)
+        return dict(
+            embedded=self.embedding(ids).expand(B, -1, -1),
+            masks=(part[:, None] == part).expand(B, -1, -1),
+            position_ids=place.expand(B, -1),
+            text_token_mask=torch.ones(B, len(words), dtype=torch.bool),
+        )
+
+
+def export_checked(cfg, folder, **settings):
+    for name in formats.NEEDED['onnx']:
+        pytest.importorskip(name, reason=f'{name} is not installed')
+    manifest = export.export(cfg, str(save_checkpoint(cfg, folder / 'x.pth')), folder / 'out', 'onnx', **settings)
+    for figures in manifest['verification']:
+        assert figures['objects'] > 5
+        assert figures['matched'] == 1
+        assert figures['least_iou'] > 0.999
+        assert figures['score_error'] < 1e-4
+    return manifest
+
+
+@pytest.mark.parametrize('shape', [None, (96, 130)])
+def test_co_dino(co_dino, shape, tmp_path):
+    co_dino.model.test_cfg[0].max_per_img = 20
+    manifest = export_checked(co_dino, tmp_path, shape=shape)
+    assert manifest['inputs'][0]['shape'][0] == ('batch' if shape is None else 1)
+
+
+@pytest.mark.parametrize('nms', [None, dict(type='nms', iou_threshold=0.5)])
+def test_co_dino_with_other_suppression(co_dino, nms, tmp_path):
+    co_dino.model.test_cfg[0].update(nms=nms, score_thr=0.1)
+    export_checked(co_dino, tmp_path, shape=(96, 130))
+
+
+def test_co_dino_by_another_head_is_refused(co_dino):
+    co_dino.model.eval_module = 'one-stage'
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(co_dino.model)
+    with pytest.raises(ExportError, match="CoDETR with CoDINOHead and eval_module='one-stage' cannot be exported"):
+        export.graph_of(model, co_dino, 'model', None)
+
+
+@pytest.mark.parametrize('shape', [None, (96, 130)])
+def test_grounding_dino(grounding_dino, shape, tmp_path):
+    manifest = export_checked(grounding_dino, tmp_path, shape=shape, texts=['cat', 'green apple', 'dog'])
+    assert manifest['classes'] == ['cat', 'green apple', 'dog']
+    import onnx
+
+    model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
+    assert [64, 24] not in [list(one.dims) for one in model.graph.initializer], 'the language model is in the file'
+    assert runtime.Model(tmp_path / 'out').classes == ['cat', 'green apple', 'dog']
+
+
+def test_texts_are_for_models_that_read_them(tmp_path):
+    cfg = small_config('retinanet/retinanet_swin-t-p4-w7_fpn_1x_coco.py', swin=False)
+    checkpoint = str(save_checkpoint(cfg, tmp_path / 'x.pth'))
+    with pytest.raises(ExportError, match='--texts needs a model with a language_model, got RetinaNet'):
+        export.export(cfg, checkpoint, tmp_path / 'out', texts=['cat'])
+
+
+def test_a_text_without_tokens_is_refused(grounding_dino, tmp_path):
+    checkpoint = str(save_checkpoint(grounding_dino, tmp_path / 'x.pth'))
+    with pytest.raises(ExportError, match="--texts takes classes that the language model reads, got '!'"):
+        export.export(grounding_dino, checkpoint, tmp_path / 'out', texts=['cat', '!'])
