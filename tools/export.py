@@ -12,6 +12,8 @@ import json
 
 from swin_backbone.command_line import BUILD_ERRORS, CONFIG, Parser, load_config, run, stop_on_user_errors
 from swin_backbone.export.export import export
+from swin_backbone.export.picture import bands_of
+from swin_backbone.export.runtime import read_picture
 from swin_backbone.openmmlab.data import media
 
 
@@ -41,8 +43,9 @@ def main() -> None:
     args = parse_args()
     with stop_on_user_errors(BUILD_ERRORS, args.debug):
         found = [one for one in media.find_media(args.pictures) if not one.is_video] if args.pictures else []
-        pictures = [frame.pixels for one in found for frame in media.read_frames(one)]
         cfg = load_config(args, with_data=False)
+        bands = bands_of(cfg.model.backbone)
+        pictures = [read_picture(str(one.path), bands) for one in found]
         manifest = export(
             cfg,
             args.checkpoint,

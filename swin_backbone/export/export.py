@@ -267,7 +267,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
     ]
     if graph.task == 'maps':
         return (torch.zeros(shapes[0]),)
-    return torch.zeros(shapes[0], dtype=torch.uint8), torch.tensor([75, 118])
+    return torch.zeros(shapes[0], dtype=getattr(torch, graph.inputs[0].dtype)), torch.tensor([75, 118])
 
 
 def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
@@ -288,9 +288,11 @@ def made_pictures(graph: Graph) -> list[NDArray[Any]]:
     import cv2
 
     sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
-    rng = np.random.default_rng(0)
+    rng, bands = np.random.default_rng(0), graph.inputs[0].shape[3]
     return [
-        cv2.resize(rng.integers(0, 256, (9, 12, 3), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+        cv2.resize(rng.integers(0, 256, (9, 12, bands), np.uint8), size[::-1], interpolation=cv2.INTER_CUBIC)
+        .reshape(*size, bands)
+        .astype(graph.inputs[0].dtype)
         for size in sizes
     ]
 

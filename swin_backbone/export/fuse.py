@@ -22,9 +22,9 @@ def simplify(model: ir.Model) -> None:
     for node in list(model.graph):
         for value in filter(None, node.inputs):
             # onnxscript does not register the limits of the second Clip that it fuses on one input
-            if value.const_value is not None and value.producer() is None and not value.is_graph_input():
-                if value.name not in model.graph.initializers:
-                    model.graph.register_initializer(value)
+            is_loose = value.const_value is not None and value.producer() is None and not value.is_graph_input()
+            if is_loose and value.name not in model.graph.initializers:
+                model.graph.register_initializer(value)
         if node.op_type == 'LayerNormalization' and node.inputs[0].shape is not None and len(node.inputs[0].shape) == 4:
             _norm_tokens(model.graph, node)
         if node.op_type == 'Transpose' and list(node.attributes['perm'].value) == HEADS_FIRST:

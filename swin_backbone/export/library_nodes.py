@@ -75,7 +75,7 @@ def image_size(graph: Graph) -> Sequence[int]:
     if graph.task == 'maps':
         return shape[1:]
     module: Any = graph.module
-    picture = torch.zeros(1, *shape, dtype=torch.uint8)
+    picture = torch.zeros(1, *shape)
     image: Tensor = module.normalise(module.padding(picture) if hasattr(module, 'padding') else picture)
     return image.shape[2:]
 

@@ -13,7 +13,20 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from ..windows.grid import Size
-from .graph import ExportError
+from .graph import ExportError, Port
+
+
+def picture_port(model: Any, batch: Any, height: Any, width: Any) -> Port:
+    """The input of a whole model: uint8 pixels of three bands, or float32 pixels of another number."""
+    bands = bands_of(model.backbone)
+    return Port('picture', 'uint8' if bands == 3 else 'float32', (batch, height, width, bands))
+
+
+def bands_of(backbone: Any) -> int:
+    """The number of bands that a backbone, or its settings, takes."""
+    if isinstance(backbone, dict):
+        return int(backbone.get('in_channels', 3))
+    return int(getattr(backbone, 'in_channels', 3))
 
 
 class Normalise(nn.Module):
@@ -30,7 +43,7 @@ class Normalise(nn.Module):
     def __init__(self, preprocessor: Any, divisor: int):
         super().__init__()
         self.flip_channels = bool(preprocessor._channel_conversion)
-        mean, std = torch.zeros(3), torch.ones(3)
+        mean, std = torch.zeros(1), torch.ones(1)
         if preprocessor._enable_normalize:
             mean, std = preprocessor.mean.flatten().float(), preprocessor.std.flatten().float()
         self.register_buffer('mean_C', mean.clone().cpu())
@@ -39,8 +52,8 @@ class Normalise(nn.Module):
         self.pad_value = float(preprocessor.pad_value)
 
     def forward(self, picture_BHWC: Tensor) -> Tensor:
-        """BGR pixels (B, H, W, 3) uint8 to a normalised image (B, 3, H', W')."""
-        x_BHWC = picture_BHWC.flip(-1) if self.flip_channels else picture_BHWC
+        """Pixels (B, H, W, C), BGR if there are three bands, to a normalised image (B, C, H', W')."""
+        x_BHWC = picture_BHWC.flip(-1) if self.flip_channels and picture_BHWC.shape[-1] == 3 else picture_BHWC
         x_BCHW = ((x_BHWC.float() - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
         if self.divisor > 1:
             H, W = x_BCHW.shape[-2:]

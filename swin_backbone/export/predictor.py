@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from ..openmmlab.config.paths import require_data
 from ..openmmlab.config.published import start_from
-from ..openmmlab.data.media import Frame, read_picture
+from ..openmmlab.data.media import Frame
 from ..openmmlab.errors import DataError
 from ..openmmlab.inference.predict import Predictor, with_background
 from ..openmmlab.runtime import build_runner
 from ..pictures.colours import distinct_colours
 from ..windows.grid import Size
-from .runtime import MANIFEST, Model, Result, RuntimeProblem, resized_size
+from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resized_size
 
 
 def is_exported(path: str) -> bool:
@@ -123,7 +123,7 @@ class ExportedModel(BaseModel):
         samples: list[BaseDataElement] = data['data_samples']
         for sample in samples:
             try:
-                (result,) = self.runtime.predict([read_picture(sample.img_path)])
+                (result,) = self.runtime.predict([read_picture(sample.img_path, self.runtime.bands)])
             except (OSError, RuntimeProblem) as error:
                 raise DataError(f'{sample.img_path}: {error}') from error
             fill(sample, result)

@@ -12,11 +12,10 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from numpy.typing import NDArray
 
-from ..openmmlab.data.media import read_picture
 from .formats import quiet
 from .graph import ExportError, Graph
-from .picture import Normalise, resize_rule
-from .runtime import resize
+from .picture import Normalise, bands_of, resize_rule
+from .runtime import RuntimeProblem, read_picture, resize
 
 CALIBRATION_PICTURES = 64
 
@@ -37,8 +36,8 @@ def training_pictures(cfg: Config) -> list[NDArray[Any]]:
             dataset = DATASETS.build(dict(settings or {}, pipeline=[]))
         chosen = np.unique(np.linspace(0, len(dataset) - 1, CALIBRATION_PICTURES).astype(int))
         paths = [dataset.get_data_info(int(index))['img_path'] for index in chosen]
-        pictures = [read_picture(path) for path in paths]
-    except (TypeError, OSError, KeyError) as error:
+        pictures = [read_picture(path, bands_of(cfg.model.backbone)) for path in paths]
+    except (TypeError, OSError, KeyError, RuntimeProblem) as error:
         raise ExportError(
             f'--precision int8 needs pictures to calibrate on: give --pictures, or the training set of the config, '
             f'which cannot be read ({error})'

@@ -22,7 +22,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from io import TextIOWrapper
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from queue import LifoQueue
 from threading import Lock
@@ -119,7 +119,8 @@ class Model:
         """The result for each picture, one after the other.
 
         Args:
-            pictures: BGR pixels (h, w, 3) uint8, as `cv2.imread` gives them.
+            pictures: BGR pixels (h, w, 3) uint8, as `cv2.imread` gives them. For a model of another number of bands,
+                pixels (h, w, bands) of any numeric type, with the values of the file.
             batch: how many are run at a time, if they are of one size and the model takes batches.
             logits: whether a segmentor's logits are wanted too.
 
@@ -144,12 +145,13 @@ class Model:
                 yield self._result(outputs, index)
 
     def prepare(self, picture: NDArray[Any]) -> NDArray[Any]:
-        """Resize a picture as in the model's config: (H, W, 3) uint8.
+        """Resize a picture as in the model's config: (H, W, 3) uint8, or (H, W, bands) float32.
 
         Raises:
             RuntimeProblem: see `check`.
         """
         self.check(picture)
+        picture = picture if self.bands == 3 else picture.astype(np.float32)
         return resize(picture, self.info['preprocessing']['resize'])
 
     def check(self, picture: NDArray[Any]) -> None:
@@ -159,9 +161,11 @@ class Model:
             RuntimeProblem: if it is not a picture, is too large, or has another size than the one size that the model
                 was exported for.
         """
-        is_array = isinstance(picture, np.ndarray) and picture.dtype == np.uint8
-        is_picture = is_array and picture.ndim == 3 and picture.shape[2] == 3 and picture.size > 0
-        _require('picture', picture, is_picture, 'uint8 pixels (h, w, 3)')
+        bands = self.bands
+        is_array = isinstance(picture, np.ndarray) and (picture.dtype == np.uint8 or bands != 3)
+        is_array = is_array and picture.dtype.kind in 'uif' and picture.ndim == 3
+        is_picture = is_array and picture.shape[2] == bands and picture.size > 0
+        _require('picture', picture, is_picture, f'{"uint8" if bands == 3 else "numeric"} pixels (h, w, {bands})')
         height, width = resized_size((picture.shape[0], picture.shape[1]), self.info['preprocessing']['resize'])
         limit = self.info['limits']['pixels']
         if height * width > limit or picture.shape[0] * picture.shape[1] > limit:
@@ -174,6 +178,12 @@ class Model:
             if isinstance(wanted, int) and wanted != length:
                 shape = 'x'.join(map(str, self.info['inputs'][0]['shape'][1:3]))
                 raise RuntimeProblem(f'this model takes pictures of {shape} pixels, and one became {height}x{width}')
+
+    @property
+    def bands(self) -> int:
+        """The number of bands of a picture."""
+        shape: list[int] = self.info['inputs'][0]['shape']
+        return shape[3]
 
     def _groups(self, pictures: Iterable[NDArray[Any]], batch: int) -> Iterator[list[NDArray[Any]]]:
         """Groups of consecutive pictures of the same size, each run as one batch."""
@@ -349,7 +359,10 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
         RuntimeProblem: if no pixel is left, or there was none.
     """
     height, width = resized_size((picture.shape[0], picture.shape[1]), rule)
-    return picture if rule is None else cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
+    if rule is None:
+        return picture
+    resized = cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR)
+    return resized.reshape(height, width, -1)  # OpenCV drops the dimension of one band
 
 
 def _compare_ports(path: Path, info: dict[str, Any], inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
@@ -626,7 +639,7 @@ def main(folder: str, *paths: str) -> int:
     status = 0
     for path in paths:
         try:
-            (result,) = model.predict([_read(path)])
+            (result,) = model.predict([read_picture(path, model.bands)])
         except RuntimeProblem as error:
             print(f'skipped: {path}: {error}', file=sys.stderr)
             status = 1
@@ -644,13 +657,20 @@ def _summary(result: Result, classes: Sequence[str]) -> str:
     return ', '.join(f'{name} {share:.0%}' for name, share in zip(classes, shares) if share >= 0.01)
 
 
-def _read(path: str) -> NDArray[Any]:
+def read_picture(path: str, bands: int = 3) -> NDArray[Any]:
+    """Return the pixels of a picture: BGR, (h, w, 3) uint8; of another number of bands by tifffile, (h, w, bands).
+
+    Raises:
+        RuntimeProblem: if the file cannot be read, or has another number of bands.
+    """
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise RuntimeProblem('it is no regular file')
         data = np.fromfile(path, np.uint8)
         if not len(data):
             raise RuntimeProblem('it is an empty file')
+        if bands != 3:
+            return _read_bands(data, bands)
         pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)  # cv2.imread cannot open every path
     except (OSError, ValueError) as error:  # a path with NUL
         raise RuntimeProblem(f'it cannot be read as a picture ({_first_line(error)})') from error
@@ -658,6 +678,17 @@ def _read(path: str) -> NDArray[Any]:
         pixels = None  # its message is an assertion of OpenCV's source
     if pixels is None:
         raise RuntimeProblem('it cannot be read as a picture: it is damaged, too large or of another kind')
+    return pixels
+
+
+def _read_bands(data: NDArray[Any], bands: int) -> NDArray[Any]:
+    try:
+        import tifffile
+    except ImportError as error:
+        raise RuntimeProblem(f'a TIFF of {bands} bands needs tifffile, which is not installed') from error
+    pixels: NDArray[Any] = tifffile.imread(BytesIO(data))
+    if pixels.ndim != 3 or pixels.shape[2] != bands:
+        raise RuntimeProblem(f'it has the shape {pixels.shape}, and the model takes (h, w, {bands})')
     return pixels
 
 

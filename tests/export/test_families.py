@@ -133,10 +133,16 @@ def test_a_graph_of_free_sizes(family, tmp_path):
 
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_file_of_one_size(family, tmp_path):
-    check(small_config(FAMILIES[family].config, swin=False), family, ONE_SIZES.get(family, ONE_SIZE), tmp_path, family in BY_OPENVINO)
+    check(
+        small_config(FAMILIES[family].config, swin=False),
+        family,
+        ONE_SIZES.get(family, ONE_SIZE),
+        tmp_path,
+        family in BY_OPENVINO,
+    )
 
 
-def test_a_segmentor_of_one_logit_sees_what_the_toolbox_does(tmp_path):
+def test_a_segmentor_of_one_logit(tmp_path):
     cfg = small_config(FAMILIES['FCN'].config, swin=False)
     cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.4)
     for figures, wanted in compare_captured(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')):

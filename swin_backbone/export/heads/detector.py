@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...windows.grid import Size
 from ..graph import BackboneMaps, Graph, Port, check_shape, example_size, most_pixels, refusal
-from ..picture import Normalise, Padding, preprocessing
+from ..picture import Normalise, Padding, picture_port, preprocessing
 from .boxes import View
 from .deformable import replace_deformable, size_tensor
 from .dense import DenseHead
@@ -109,7 +109,7 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequen
     return Graph(
         module,
         'instances' if head.with_masks else 'boxes',
-        [Port('picture', 'uint8', (batch, height, width, 3)), Port('size', 'int64', (2,))],
+        [picture_port(model, batch, height, width), Port('size', 'int64', (2,))],
         outputs,
         shape is None,
         example_size(model.backbone) if padding.size is None else (padding.size[0] - 5, padding.size[1] - 14),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...windows.grid import Size
 from ..graph import BackboneMaps, ExportError, Graph, Port, check_shape, example_size, most_pixels, refusal
-from ..picture import Normalise, preprocessing
+from ..picture import Normalise, picture_port, preprocessing
 from .mask2former import SemanticHead
 
 PIXELS = ('UPerHead', 'FCNHead', 'PSPHead', 'SegformerHead', 'ASPPHead', 'DepthwiseSeparableASPPHead')
@@ -131,7 +131,7 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     return Graph(
         module,
         'segmentation',
-        [Port('picture', 'uint8', (batch, height, width, 3)), Port('size', 'int64', (2,))],
+        [picture_port(model, batch, height, width), Port('size', 'int64', (2,))],
         [
             Port('labels', 'uint8', (batch, 'own_height', 'own_width')),
             Port('logits', 'float32', (batch, head.out_channels, 'own_height', 'own_width')),

@@ -70,12 +70,14 @@ def _check_statistics(model: dict[str, Any]) -> None:
         if not isinstance(statistics, dict) or not isinstance(backbone, dict):
             continue
         channels = backbone.get('in_channels', 3)
+        allowed = {channels} if channels in (1, 3) else {1, channels}  # mmengine's own preprocessor takes 1 or 3
         for name in ('mean', 'std'):
             values = statistics.get(name)
-            if values is not None and (not isinstance(values, (list, tuple)) or len(values) != channels):
-                raise ConfigError(
-                    f'{key}.data_preprocessor.{name} takes {channels} numbers, one for each channel, got {values!r}'
+            if values is not None and (not isinstance(values, (list, tuple)) or len(values) not in allowed):
+                numbers = (
+                    f'{channels} numbers, one for each channel,' if len(allowed) == 1 else '1 number for all channels,'
                 )
+                raise ConfigError(f'{key}.data_preprocessor.{name} takes {numbers} got {values!r}')
 
 
 def _check_classes(cfg: Config, model: dict[str, Any], loader: str) -> None:
