@@ -686,7 +686,7 @@ def _read_bands(data: NDArray[Any], bands: int) -> NDArray[Any]:
         import tifffile
     except ImportError as error:
         raise RuntimeProblem(f'a TIFF of {bands} bands needs tifffile, which is not installed') from error
-    pixels: NDArray[Any] = tifffile.imread(BytesIO(data))
+    pixels: NDArray[Any] = tifffile.imread(BytesIO(data.tobytes()))
     if pixels.ndim != 3 or pixels.shape[2] != bands:
         raise RuntimeProblem(f'it has the shape {pixels.shape}, and the model takes (h, w, {bands})')
     return pixels
