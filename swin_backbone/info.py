@@ -74,8 +74,8 @@ def stack() -> str:
     twice = [names for names in installed.values() if len(names) > 1]
     if twice:
         return (
-            f'broken: {" and ".join(twice[0])} overwrite each other; uninstall both of them, then install one stack '
-            'in an environment of its own'
+            f'broken: {" and ".join(twice[0])} overwrite each other; uninstall both, then install one stack '
+            'in a new environment'
         )
     if not installed['mmcv']:
         return 'none: mmcv is not installed'
@@ -84,7 +84,7 @@ def stack() -> str:
         return 'lite'
     names = [name for names in installed.values() for name in names]
     if len({name.startswith('onedl-') for name in names}) > 1:
-        return f'mixed: {", ".join(names)}; install all of them from one stack, in an environment of its own'
+        return f'mixed: {", ".join(names)}; install one stack in a new environment'
     return 'onedl' if mmcv.startswith('onedl-') else 'openmmlab'
 
 

@@ -48,7 +48,7 @@ def parse_args() -> argparse.Namespace:
     for name, draw, what in (
         ('windows', draw_windows, 'the windows of a map: shift, padding, regions'),
         ('masks', draw_masks, 'the attention mask of each kind of window, and the stack of all'),
-        ('explore', explorer_page, 'an HTML page that shows what each token attends to'),
+        ('explore', explorer_page, 'an HTML page with the tokens that each token attends to'),
     ):
         command = _command(commands, name, draw, what, 'shape', shape=dict(required=True, help='of the image'))
         command.add_argument(
@@ -69,7 +69,7 @@ def parse_args() -> argparse.Namespace:
             help='what is done with a map smaller than the window (default: pad)',
         )
 
-    what = 'where a token looks, and what it sees after some blocks'
+    what = 'the attention of a token, and its field of view after some blocks'
     help_of_none = 'default: the weights that the config starts from'
     attention = _of_a_model(commands, 'attention', draw_attention, what, checkpoint=dict(nargs='?', help=help_of_none))
     attention.add_argument('--point', type=_pixel, required=True, metavar='X,Y', help='column and row of a pixel')

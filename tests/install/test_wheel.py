@@ -16,7 +16,6 @@ from mmengine.config import Config
 from mmengine.fileio import load
 
 from swin_backbone.backends.native import build as build_native
-from swin_backbone.backends.native.library import Library
 
 X86_64 = ['amx', 'avx512_bf16', 'avx512', 'avx2']
 ARM64 = ['neon_bf16', 'neon']
@@ -130,22 +129,6 @@ def old_compiler(tmp_path):
 def test_an_old_compiler_builds_what_it_has_flags_for(tmp_path, old_compiler, monkeypatch):
     monkeypatch.setenv('CXX', str(old_compiler))
     assert list(build_native.supported_sets(build_native.target(), tmp_path)) == ['avx512', 'avx2']
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != 'linux' or platform.machine() != 'x86_64', reason='the flags are of x86-64')
-@pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
-def test_the_library_of_an_old_compiler_loads(tmp_path, old_compiler):
-    command = [sys.executable, 'setup.py', '--quiet', 'build_ext', '--build-lib', tmp_path, '--build-temp', tmp_path]
-    environment = {**os.environ, 'CXX': str(old_compiler), 'CFLAGS': '-O1'}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr
-    (path,) = tmp_path.rglob('libswin.so')
-    library = Library(path)
-    library.use_isa(b'avx2')
-    assert library.isas == ['avx512', 'avx2']
-    with pytest.raises(ValueError, match='no instruction set named "amx"'):
-        library.use_isa(b'amx')
 
 
 def test_an_installed_wheel_finds_its_configs(installed, tmp_path):

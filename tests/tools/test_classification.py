@@ -226,16 +226,6 @@ def test_a_checkpoint_of_another_number_of_classes_is_named(tmp_path, shapes, tr
     assert 'model.head.num_classes takes 4, the classes of train_dataloader.dataset, got 7' in tested.stderr
 
 
-def test_data_that_is_not_there_is_named(tmp_path):
-    result = run(
-        'tools/train.py', DEMO, '--work-dir', tmp_path, '--cfg-options', 'train_dataloader.dataset.data_root=no'
-    )
-    assert result.returncode == 1
-    assert (
-        'there is no no/annotations/crops_train.txt, where train_dataloader.dataset.ann_file expects' in result.stderr
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(('config', 'kind'), [(SIMMIM, SwinBackbone), (SIMMIM_V2, SwinV2Backbone)])
 def test_what_simmim_pretrains_is_loaded_and_fine_tuned(tmp_path, config, kind):

@@ -54,7 +54,7 @@ def _fit_moments(wrapper: OptimWrapper, own_groups: list[dict[str, Any]], saved:
     if sizes != own_sizes:
         raise ValueError(
             f'{where} is of {sum(sizes)} parameters in {len(sizes)} groups, and this training has {sum(own_sizes)} in '
-            f'{len(own_sizes)}: its model or its optimizer is another'
+            f'{len(own_sizes)}: model or optimizer differ'
         )
     moments = {}
     samples: dict[tuple[Any, ...], Optional[dict[str, Any]]] = {}

@@ -158,7 +158,7 @@ def _unknown(cfg: Config, path: list[str], node: dict[str, Any], depth: int) -> 
     return (
         f'--cfg-options {full}: {parent or "the config"} has no {path[depth]!r}'
         + (f'; did you mean {full_key}?' if full_key else ';')
-        + f' To add it, say +{full}=...'
+        + f' To add the key, write +{full}=...'
     )
 
 

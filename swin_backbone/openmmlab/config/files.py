@@ -118,7 +118,7 @@ def use_torchvision() -> None:
     if error is not None:
         print_log(
             f'torchvision is left out: it cannot be imported ({error}), most likely built for another torch than the '
-            f'one here, {torch.__version__}. Exchange it or uninstall it; mmpretrain and mmrotate alone need it',
+            f'one here, {torch.__version__}. Replace or uninstall torchvision; only mmpretrain and mmrotate need it',
             'current',
             logging.WARNING,
         )

@@ -156,8 +156,7 @@ def _require(path: str, key: str, setting: str) -> None:
         return
     if '\0' in path or not os.path.exists(path):
         raise ValueError(
-            f'there is no {path}, where {key} expects data. Put it there, or say where it is: '
-            f'--cfg-options {setting}=...'
+            f'there is no {path}, where {key} expects data. Put the data there, or set --cfg-options {setting}=...'
         )
     if not os.path.isdir(path):
         try:

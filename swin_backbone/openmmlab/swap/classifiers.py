@@ -24,7 +24,7 @@ def require_classifier(model: ConfigDict, key: str) -> None:
         ValueError: with the type of the model.
     """
     if kind_of(model) not in CLASSIFIERS:
-        raise ValueError(f'{key}.type: a {kind_of(model)} asks more of its backbone than maps; classifiers do not')
+        raise ValueError(f'{key}.type takes one of {", ".join(CLASSIFIERS)}, got {kind_of(model)}')
 
 
 def rewire_classifier(model: ConfigDict, levels: list[Level], width: int, key: str, neck_name: str) -> None:

@@ -91,8 +91,7 @@ def _run(
     levels, trained = (_levels(maps, side, key, vectors) for maps in (outputs, in_training))
     if levels != trained:
         raise ValueError(
-            f'{key}: it emits {_shown(trained)} in training and {_shown(levels)} after it, and '
-            'Swin emits the same in both'
+            f'{key}: it emits {_shown(trained)} in training and {_shown(levels)} in evaluation; Swin emits equal maps'
         )
     return levels
 

@@ -38,7 +38,7 @@ def apply_recipe(cfg: Config, backbone: str, layers: Iterable[Iterable[str]], ta
     if wrapper is None:
         return
     if 'optimizer' not in wrapper:
-        raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep leaves it as it is')
+        raise ValueError('optim_wrapper has no optimizer to exchange; --recipe keep keeps optim_wrapper')
     constructor = wrapper.pop('constructor', None)
     paramwise = wrapper.pop('paramwise_cfg', None) or {}
     if kind_of(wrapper.optimizer) == 'AdamW' and constructor is None:

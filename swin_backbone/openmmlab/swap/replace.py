@@ -218,7 +218,9 @@ def _rewire(
         behind = after_neck(old_first, first, maps, used, scope, neck_key)
         if behind.widths()[0] != behind.widths()[1]:
             if not segmentation or listed:
-                raise ValueError(f'{key}.{neck_name}: a {kind_of(first)} emits as many channels as it reads')
+                raise ValueError(
+                    f'{key}.{neck_name}: a {kind_of(first)} without out_channels changes the channels of the heads'
+                )
             rewire_segmentor(model, behind, key, prune=False)
     elif segmentation:
         used = rewire_segmentor(model, maps, key, prune=True)

@@ -37,8 +37,8 @@ def only_training_in(work_dir: str, rank: int = 0) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise TrainingStopped(
-            f'{_holder(Path(work_dir, HOLDER))} trains in {work_dir}, and would mix its checkpoints with those of this '
-            'training: wait for it, end it, or take another --work-dir'
+            f'{_holder(Path(work_dir, HOLDER))} trains in {work_dir}, and two trainings would mix their checkpoints: '
+            'wait, end the process, or take another --work-dir'
         ) from None
     try:
         since = datetime.now().astimezone().isoformat(timespec='seconds')

@@ -62,17 +62,11 @@ def last_words(log):
     return '\n'.join(path.read_text() for path in log.parent.glob('log*'))
 
 
-@pytest.mark.parametrize('change', ['a smaller batch'])
+@pytest.mark.parametrize(
+    'change', [pytest.param(change, marks=[pytest.mark.slow] * (change != 'a smaller batch')) for change in CHANGES]
+)
 @pytest.mark.parametrize('loop', LOOPS)
 def test_a_changed_resume(tmp_path, record_fault, loop, change):
-    check(tmp_path, loop, *CHANGES[change])
-    record_fault('changed_resumes')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('change', [change for change in CHANGES if change != 'a smaller batch'])
-@pytest.mark.parametrize('loop', LOOPS)
-def test_a_changed_resume_with_any_change(tmp_path, record_fault, loop, change):
     check(tmp_path, loop, *CHANGES[change])
     record_fault('changed_resumes')
 

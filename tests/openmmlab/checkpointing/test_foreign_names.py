@@ -9,7 +9,6 @@ import torch
 from helpers.openmmlab.toy_training import config, train
 
 from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
-from swin_backbone.whole_files import write_whole
 
 BEST = dict(default_hooks__checkpoint__save_best='score', default_hooks__checkpoint__rule='greater')
 
@@ -121,14 +120,3 @@ def test_a_folder_in_place_of_a_checkpoint(work, record_fault):
         train(config(work, epochs=2, resume=True))
     assert newest(work) == 'epoch_1.pth'
     record_fault('foreign_names')
-
-
-def test_writing_whole_files_does_not_follow_links(tmp_path, record_fault):
-    (tmp_path / 'notes').write_text('precious')
-    for name in ('.partial-file', 'file'):
-        (tmp_path / name).symlink_to(tmp_path / 'notes')
-    write_whole(tmp_path / 'file', b'new')
-    assert (tmp_path / 'notes').read_text() == 'precious'
-    assert not (tmp_path / 'file').is_symlink()
-    assert sorted(os.listdir(tmp_path)) == ['file', 'notes']
-    record_fault('foreign_names', 2)

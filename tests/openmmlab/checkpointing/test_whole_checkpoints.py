@@ -2,17 +2,14 @@
 
 import errno
 import os
-import random
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from helpers.openmmlab.toy_training import config, run, start, train, train_and_say, wait
 
-from swin_backbone.checkpoints import read_checkpoint
 from swin_backbone.openmmlab.checkpointing.checkpoint_hook import find_checkpoint_hook
 from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
 from swin_backbone.whole_files import write_whole, write_whole_by
@@ -87,30 +84,6 @@ def test_killed_at_each_step_of_saving(tmp_path, record_fault):
     # tells which is taken
     assert (tmp_path / 'found').read_text().split() == ['epoch_1.pth'] * 9 + ['epoch_2.pth'] * 3
     record_fault('kills', 11)
-
-
-@pytest.mark.slow
-def test_killed_at_fifty_random_moments(tmp_path, record_fault):
-    """A training saves after each step, and is killed and resumed fifty times."""
-    where = random.Random(0)
-    work_dir, log = tmp_path / 'work', tmp_path / 'log'
-    last = 0
-    for _ in range(50):
-        process = start(train, config(work_dir, iterations=10**6, resume=True), log=log)
-        marker, before = work_dir / 'last_checkpoint', None
-        before = marker.stat().st_mtime_ns if marker.exists() else None
-        deadline = time.monotonic() + 60
-        while not marker.exists() or marker.stat().st_mtime_ns == before:  # until it saves
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.01)
-        time.sleep(where.uniform(0, 0.3))
-        os.kill(process, signal.SIGKILL)
-        assert wait(process) == -signal.SIGKILL
-        now = read_checkpoint(newest(work_dir))['meta']['iter']
-        assert now > last
-        last = now
-        record_fault('kills')
-    assert 'Not resumed' not in log.read_text()
 
 
 @pytest.fixture

@@ -80,14 +80,14 @@ def test_a_word_that_is_no_option(record_fault, word, message):
 @pytest.mark.parametrize(
     ('key', 'message'),
     [
-        ('trian_cfg.max_epochs', "the config has no 'trian_cfg'; did you mean train_cfg.max_epochs? To add it, say +"),
+        ('trian_cfg.max_epochs', "the config has no 'trian_cfg'; did you mean train_cfg.max_epochs? To add"),
         ('own_data.trian', "own_data has no 'trian'; did you mean own_data.train?"),
         ('model.backbon.depths', "model has no 'backbon'; did you mean model.backbone.depths?"),
         ('model.backbone.drop_path', "model.backbone has no 'drop_path'; did you mean model.backbone.drop_path_rate?"),
         ('model.backbone.window', "model.backbone has no 'window'; did you mean model.backbone.window_size?"),
         ('T_max', "the config has no 'T_max'; did you mean param_scheduler.1.T_max?"),
         ('train_dataloader.bach_size', 'did you mean train_dataloader.batch_size?'),
-        ('zzz', "the config has no 'zzz'; To add it, say +zzz=..."),
+        ('zzz', "the config has no 'zzz'; To add the key, write +zzz=..."),
         ('param_scheduler.7.end', 'param_scheduler is a list of 2, which takes an index from 0 to 1, got '),
         ('param_scheduler.-1.end', "from 0 to 1, got '-1'"),
         ('param_scheduler.end', "from 0 to 1, got 'end'"),
