@@ -161,10 +161,11 @@ void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, c
   attention_weights(N, d, q, k, scale, bias, mask, forward);
   pack_keys(v, N, d, forward.keys);
   gemm(N, S, d, d, S, S, out, forward.keys, workspace.grads);
-  for (int64_t n = 0; n < N; n++) {
-    const Timed timed(Work::SOFTMAX, S);
-    softmax_backward(forward.weights + n * S, forward.inverse[n], workspace.grads + n * S, S, scale, bias_sum + n * S,
-                     workspace.logits + n * S);
+  {
+    const Timed timed(Work::SOFTMAX, N * S);
+    for (int64_t n = 0; n < N; n++)
+      softmax_backward(forward.weights + n * S, forward.inverse[n], workspace.grads + n * S, S, scale, bias_sum + n * S,
+                       workspace.logits + n * S);
   }
   const auto times = [&](const T* a, const T* b, int64_t which) {
     gemm(N, d, K, S, d, d, a, pack_values(b, N, d, forward.values), forward.out);

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "block/backward_group.h"
-#include "machine/caches.h"
+#include "machine/memory.h"
 
 namespace swin::SWIN_ISA {
 namespace {
@@ -100,24 +100,24 @@ class TransposedBias {
   Memory memory;
 };
 
-// The gradients of all weights from what the workers keep, each number by one thread.
+// Compute the weights' gradients from the groups of all workers, in tasks of MAX_COLUMNS outputs of a layer. The last
+// layer comes first, since its tasks take longest. Each number has one task, so the threads' order changes nothing.
 template <class T>
 void add_weight_gradients(const BlockWeights<T>& w, const std::optional<BackwardGroup<T>>* groups, int64_t count,
                           int64_t threads, float* const (&weight_sums)[LINEARS], bool accumulate) {
-  int64_t panels[LINEARS + 1] = {0};  // of the layers before
-  for (int64_t i = 0; i < LINEARS; i++) panels[i + 1] = panels[i] + (w.linear(i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
-  each_part(panels[LINEARS], threads, [&](int64_t begin, int64_t end) {
-    [[maybe_unused]] const TilesInUse tiles;
-    const Kept<T>** kept = nullptr;
-    Memory memory;
-    memory.allocate([&](Arena& arena) { kept = arena.take<const Kept<T>*>(count); });
-    for (int64_t task = begin; task < end; task++) {
-      int64_t i = 0;
-      while (task >= panels[i + 1]) i++;
-      const int64_t n = (task - panels[i]) * MAX_COLUMNS;
-      for (int64_t g = 0; g < count; g++) kept[g] = &groups[g]->kept[i];
-      weight_gradient(kept, count, n, std::min(MAX_COLUMNS, w.linear(i).N - n), weight_sums[i], accumulate);
-    }
+  const Kept<T>** kept = nullptr;  // (LINEARS, count)
+  Memory memory;
+  memory.allocate([&](Arena& arena) { kept = arena.take<const Kept<T>*>(LINEARS * count); });
+  int64_t tasks[LINEARS + 1] = {0};  // before each layer, the last layer first
+  for (int64_t i = 0; i < LINEARS; i++) {
+    for (int64_t g = 0; g < count; g++) kept[i * count + g] = &groups[g]->kept[i];
+    tasks[i + 1] = tasks[i] + (w.linear(LINEARS - 1 - i).N + MAX_COLUMNS - 1) / MAX_COLUMNS;
+  }
+  each_task(tasks[LINEARS], threads, [&](int64_t task) {
+    int64_t place = 0;
+    while (task >= tasks[place + 1]) place++;
+    const int64_t i = LINEARS - 1 - place, n = (task - tasks[place]) * MAX_COLUMNS;
+    weight_gradient(kept + i * count, count, n, std::min(MAX_COLUMNS, w.linear(i).N - n), weight_sums[i], accumulate);
   });
 }
 

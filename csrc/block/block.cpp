@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "block/block_group.h"
-#include "machine/caches.h"
+#include "machine/memory.h"
 
 namespace swin::SWIN_ISA {
 namespace {

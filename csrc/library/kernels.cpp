@@ -6,6 +6,7 @@
 #include "detection/convolution.h"
 #include "detection/roi_align.h"
 #include "machine/checksum.h"
+#include "machine/memory.h"
 #include "patches/patches.h"
 
 namespace swin::SWIN_ISA {
@@ -112,7 +113,10 @@ void block_forward(const swin_block& block, const Windows& windows, const float*
   dispatch(block.dtype, [&](auto type) {
     const Block<decltype(type)> made(block, windows);
     SavedGroups of_groups;
-    if (saved) of_groups = {saved, groups, round_up(saved_bytes(made.w, windows, groups), LINE)};
+    if (saved) {
+      of_groups = {saved, groups, round_up(saved_bytes(made.w, windows, groups), LINE)};
+      request_large_pages(saved, groups * of_groups.bytes);
+    }
     run_block(made.w, windows, block.threads, x, y, of_groups);
   });
 }

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "machine/memory.h"
+
 namespace swin::SWIN_ISA {
 
 constexpr int64_t LINE = 64;  // bytes of a cache line
@@ -44,8 +46,10 @@ class Memory {
   template <class Layout>
   void allocate(const Layout& lay_out) {
     std::free(memory);
-    memory = static_cast<char*>(std::malloc(bytes_of(lay_out) + LINE));
+    const int64_t bytes = bytes_of(lay_out) + LINE;
+    memory = static_cast<char*>(std::malloc(bytes));
     if (!memory) throw std::bad_alloc();
+    request_large_pages(memory, bytes);
     Arena arena(memory + (LINE - reinterpret_cast<uintptr_t>(memory) % LINE));
     lay_out(arena);
   }

@@ -24,7 +24,7 @@ SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
 # Compiled once, for every processor
 LIBRARY = (
     'library/library',
-    'machine/caches',
+    'machine/memory',
     'machine/profile',
     'machine/threads',
     'block/windows',

@@ -1,4 +1,4 @@
-#include "machine/caches.h"
+#include "machine/memory.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -6,6 +6,9 @@
 #include <sys/sysctl.h>
 #elif defined(__linux__)
 #include <unistd.h>
+#endif
+#ifdef __linux__
+#include <sys/mman.h>
 #endif
 
 namespace swin {
@@ -31,6 +34,15 @@ int64_t reported_l2_bytes() {
 int64_t l2_bytes() {
   static const int64_t bytes = reported_l2_bytes() > 0 ? reported_l2_bytes() : int64_t{1} << 20;
   return bytes;
+}
+
+void request_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
+#ifdef __linux__
+  constexpr uintptr_t PAGE = 2 << 20;
+  const auto first = reinterpret_cast<uintptr_t>(memory), begin = (first + PAGE - 1) / PAGE * PAGE;
+  const uintptr_t end = (first + static_cast<uintptr_t>(bytes)) / PAGE * PAGE;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a refusal changes nothing
+#endif
 }
 
 }  // namespace swin
