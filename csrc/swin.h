@@ -1,25 +1,23 @@
 /* libswin: layers of Swin Transformers, V1 and V2, for CPUs, with their gradients; and three operators of detectors.
  *
- * Plain C. The library knows neither torch nor Python. It has its kernels for several instruction sets inside, and
- * takes the best that the processor has, or another that swin_use_isa names.
+ * Plain C, independent of torch and Python. The library contains kernels for several instruction sets, and uses the
+ * best one of the processor, or the one named to swin_use_isa.
  *
- * Numbers. Maps, gradients, biases and norms are float32, in C order without gaps, except the images of an embedding,
- * which have strides. The products of linear layers are of `dtype`: float32, or bfloat16 with sums in float32. An
- * instruction set without products of bfloat16 rounds the same numbers, and multiplies them in float32. Weights of
- * linear layers are packed first, by swin_pack.
+ * Numbers. Maps, gradients, biases and norms are float32, in C order without gaps. The images of an embedding have
+ * strides. Linear layers multiply in `dtype`: float32, or bfloat16 with sums in float32. Instruction sets without
+ * bfloat16 round the same numbers, and multiply in float32. Weights of linear layers are packed first, by swin_pack.
  *
- * Ownership. The caller owns all memory, and the library keeps no pointer after a call. What a call computes on the way
- * is in memory that it allocates and frees. Memory that is written may overlap with no other, but for
- * swin_block_forward, where y may be x. Addresses are multiples of the size of their numbers (4, or 2 for bfloat16), of
- * packed weights of 4, of `saved` multiples of 64.
+ * Ownership. The caller owns all arrays, and the library keeps no pointer after a call. A call allocates and frees
+ * its own working memory. A written array overlaps with no other array, except that y may be x in swin_block_forward.
+ * Addresses are multiples of the size of a number (4, or 2 for bfloat16), of 4 for packed weights, of 64 for `saved`.
  *
- * Errors. A function returns SWIN_OK, or the kind of the error, and then swin_error says in a sentence what was wrong.
- * It has written nothing if the kind is SWIN_INVALID. No exception leaves a function, and no argument whose pointers
- * have the memory said here makes it abort.
+ * Errors. A function returns SWIN_OK or the kind of the error. swin_error then returns a sentence about the fault.
+ * After SWIN_INVALID nothing has been written. No exception leaves a function. Null pointers, and negative, huge or
+ * mismatched sizes are errors. Pointers to arrays that are too small are not detected.
  *
- * Threads. A call computes on at most `threads` threads (1 to 1024), and with one it touches no other: so a process
- * may be forked before it. On Linux they are those of the process's OpenMP, if one is loaded. Functions may be called
- * from several threads at once. With the same number of threads, results are the same from call to call.
+ * Threads. A call computes on at most `threads` threads (1 to 1024). With `threads` 1 a call uses the calling thread
+ * alone, and is safe after a fork. On Linux the library uses the threads of the process's OpenMP, if loaded. Functions
+ * may be called from several threads at once. For equal numbers of threads, results are reproducible.
  *
  * Letters: B maps, H W their sides, C channels, D hidden channels of the MLP, h heads, N places of a window.
  */
@@ -45,41 +43,41 @@ SWIN_API int32_t swin_version(void);
 enum swin_status {
   SWIN_OK = 0,
   SWIN_INVALID = 1,     /* an argument is wrong */
-  SWIN_UNSUPPORTED = 2, /* this processor does not compute it */
+  SWIN_UNSUPPORTED = 2, /* impossible on this processor */
   SWIN_NO_MEMORY = 3,
-  SWIN_FAILED = 4 /* anything else: a fault of the library */
+  SWIN_FAILED = 4 /* a fault of the library */
 };
-/* About the last call of this thread that did not return SWIN_OK. It is valid until the next. */
+/* The text of the last error in this thread, valid until the next error. */
 SWIN_API const char* swin_error(void);
 
 enum swin_dtype { SWIN_FLOAT32 = 0, SWIN_BFLOAT16 = 1 };
 
 /* The instruction set in use: amx, avx512_bf16, avx512, avx2, neon_bf16 or neon; "" if the processor has none. */
 SWIN_API const char* swin_isa(void);
-/* All that the library has kernels for, the best first, with a space between two: what the compiler had flags for. */
+/* The instruction sets with kernels in this library, the best first, separated by spaces. */
 SWIN_API const char* swin_isas(void);
-/* Takes the instruction set of this name for all calls from now on; null: the best. Weights that were packed for
- * another are wrong then, and what another saved. */
+/* Use the named instruction set for all later calls; null: the best. Packed weights and saved values of the previous
+ * instruction set become invalid. */
 SWIN_API int32_t swin_use_isa(const char* name);
-/* Why products are not computed in this dtype here, in a sentence; null: they are. */
+/* A sentence: why this processor has no products in this dtype. Null: it has them. */
 SWIN_API const char* swin_why_not(int32_t dtype);
 
 /* --- Weights --------------------------------------------------------------------------------------------------------
  */
 
-/* How many numbers of `dtype` a packed weight of N outputs and K inputs has by the instruction set in use: N K, with K
- * made even for bfloat16; 2 N K for bfloat16 without products of it. 0 if N or K is not from 1 to 2^31 - 1, or their
- * product is more. */
+/* The size of a packed weight with N outputs and K inputs, in numbers of `dtype`, for the instruction set in use. It is
+ * N K, with K made even for bfloat16, or 2 N K for bfloat16 without its instructions. 0 if N, K or N K is outside 1 to
+ * 2^31 - 1. */
 SWIN_API int64_t swin_packed_size(int32_t dtype, int64_t N, int64_t K);
 
-/* Packs a weight (rows, columns) = (N, K), or, if `transposed`, the transpose of it: (rows, columns) = (K, N).
- * unit: 1 to 96; this many outputs stay together: for the qkv of a block, and the transposed proj, C / h; for all
- * others 1. packed: swin_packed_size numbers. */
+/* Pack a weight (rows, columns) = (N, K). If `transposed`, pack the transpose of a weight (rows, columns) = (K, N).
+ * unit: 1 to 96 outputs that stay together: C / h for the qkv of a block and for the transposed proj, 1 for all other
+ * layers. packed: swin_packed_size numbers. */
 SWIN_API int32_t swin_pack(int32_t dtype, const float* weight, int64_t rows, int64_t columns, int64_t unit,
                            int32_t transposed, int32_t threads, void* packed);
 
-/* A hash of `count` pieces of memory, of bytes[i] bytes each. Every change of one number changes it, and others are
- * missed with a probability of 2^-64. It is the same for any number of threads. */
+/* A hash of `count` pieces of memory, of bytes[i] bytes each. Any change of a single number changes the hash. Larger
+ * changes are missed with a probability of 2^-64. The hash does not depend on the number of threads. */
 SWIN_API int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, int64_t count, int32_t threads,
                                uint64_t* sum);
 
@@ -91,31 +89,31 @@ enum swin_linear { SWIN_QKV, SWIN_PROJ, SWIN_FC1, SWIN_FC2, SWIN_LINEARS };
 
 typedef struct swin_block {
   int32_t dtype, threads;
-  int64_t batch, height, width; /* of the maps: B, H, W. No map is allowed, an empty one is not */
+  int64_t batch, height, width; /* B, H, W of the maps. B may be 0, H and W may not */
   int64_t channels, hidden;     /* C, a multiple of 8 h, at most 64 h; D, a multiple of 8 */
   int64_t heads;
   int64_t window_height, window_width; /* 1 to 16 */
-  int64_t shift_height, shift_width;   /* 0 to that less 1 */
-  int32_t mask_padding;                /* whether tokens do not attend to padding */
-  int32_t has_norm3;                   /* V2 only: a norm after the MLP's residual */
+  int64_t shift_height, shift_width;   /* 0 to the side of the window - 1 */
+  int32_t mask_padding;                /* 1: tokens do not attend to padding */
+  int32_t has_norm3;                   /* V2 only: 1 for a norm after the MLP's residual */
   float scale;                         /* of q k^T */
   float eps1, eps2, eps3;              /* of the norms */
   const void* linear[SWIN_LINEARS];    /* packed */
-  const float* bias[SWIN_LINEARS];     /* of as many numbers as a layer has outputs; null: zeros */
+  const float* bias[SWIN_LINEARS];     /* (outputs); null: zeros */
   const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias, *norm3_weight, *norm3_bias; /* (C); null: 1, 0 */
   const float* position_bias;                                                                     /* (h, N, N) */
-  const float* cosine_scale; /* (h): this is a block of V2; null: of V1 */
+  const float* cosine_scale; /* (h) for a block of V2; null for V1 */
   const float* drop_path;    /* (2, B): factors of the two branches of each map; null: 1 */
 } swin_block;
 
-/* How much a forward pass saves for the backward pass: `groups` times `bytes`. groups: in, how many, or 0 for as many
- * as serve block.threads threads best; out, how many. */
+/* The size of the values that a forward pass saves for the backward pass: `groups` times `bytes`. groups: in, a number
+ * of groups, or 0 for the best number for block.threads; out, the number of groups. */
 SWIN_API int32_t swin_block_saved_size(const swin_block* block, int64_t* groups, int64_t* bytes);
 
-/* x, y: (B, H, W, C). saved: as swin_block_saved_size says; null: nothing is saved. */
+/* x, y: (B, H, W, C). saved: memory of swin_block_saved_size; null: nothing is saved. */
 SWIN_API int32_t swin_block_forward(const swin_block* block, const float* x, float* y, void* saved, int64_t groups);
 
-/* Where gradients are written: all of them, whichever the block has. */
+/* Arrays for the gradients. None may be null, also for parameters that the block lacks. */
 typedef struct swin_block_gradients {
   float* x;                    /* (B, H, W, C) */
   float* linear[SWIN_LINEARS]; /* (outputs, inputs), not packed */
@@ -125,7 +123,8 @@ typedef struct swin_block_gradients {
   float* cosine_scale;
 } swin_block_gradients;
 
-/* transposed: the packed transposes of the four weights. saved: by swin_block_forward; null: it is computed again. */
+/* transposed: the packed transposes of the four weights. saved: from swin_block_forward; null: values are recomputed.
+ */
 SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const transposed[SWIN_LINEARS],
                                      const float* x, const float* grad_y, const void* saved, int64_t groups,
                                      const swin_block_gradients* gradients);
@@ -133,7 +132,7 @@ SWIN_API int32_t swin_block_backward(const swin_block* block, const void* const 
 /* --- Patch embedding and patch merging ------------------------------------------------------------------------------
  */
 
-/* A linear layer from K numbers to a token of N, and a norm of the token, or of the K numbers. */
+/* A linear layer from K numbers to a token of N numbers, with a norm of the token, or of the K numbers. */
 typedef struct swin_projection {
   int32_t dtype, threads;
   int64_t outputs;    /* N; even for gradients */
@@ -145,7 +144,7 @@ typedef struct swin_projection {
 } swin_projection;
 
 typedef struct swin_projection_gradients {
-  float* x;                       /* as the input, without gaps; null: not wanted */
+  float* x;                       /* as the input, without gaps; null: no gradient of x */
   float* linear;                  /* (N, K) */
   float* bias;                    /* (N) */
   float *norm_weight, *norm_bias; /* null if there is no norm */
@@ -162,13 +161,13 @@ typedef struct swin_images {
 
 /* y: (B, ceil(H / patch_height), ceil(W / patch_width), N). */
 SWIN_API int32_t swin_embed_forward(const swin_images* images, const swin_projection* projection, float* y);
-/* transposed: the packed transpose of the weight; null: the gradient of x is not wanted. */
+/* transposed: the packed transpose of the weight; null: no gradient of x. */
 SWIN_API int32_t swin_embed_backward(const swin_images* images, const swin_projection* projection,
                                      const void* transposed, const float* grad_y,
                                      const swin_projection_gradients* gradients);
 
-/* 2 x 2 neighbours of maps (B, H, W, C), zero-padded, top left, top right, bottom left, bottom right: K = 4 C. The norm
- * is of these, or of the token if norm_after. */
+/* 2 x 2 neighbours of maps (B, H, W, C), zero-padded: top left, top right, bottom left, bottom right. K = 4 C. The norm
+ * is of the K numbers, or of the token if norm_after. */
 typedef struct swin_maps {
   const float* x;
   int64_t batch, height, width, channels;
@@ -194,10 +193,10 @@ SWIN_API int32_t swin_output_norm_backward(const float* x, const float* grad_y, 
 /* --- Detectors: convolutions, RoIAlign and NMS ---------------------------------------------------------------------
  */
 
-/* A convolution of 3x3 taps with a stride of 1, of maps with a row and a column of zeros around them, by Winograd's
- * minimal filtering, in tiles of 4 x 4 or 6 x 6 outputs. It is rounded otherwise than by other implementations: in
- * float32 to 3e-6 of the largest output, with 6 x 6 to 3e-5. With 6 x 6 a large map takes 0.79 times the products. A
- * number that is not finite makes NaN of all tiles that read it, up to 2 x 2, and numbers above 1e36 may overflow. */
+/* A 3x3 convolution with stride 1 and padding 1, by Winograd's minimal filtering, in tiles of 4 x 4 or 6 x 6 outputs.
+ * Rounding differs from direct convolutions: in float32 by 3e-6 of the largest output, with 6 x 6 by 3e-5. On large
+ * maps 6 x 6 takes 0.79 times the products. A number that is not finite turns all tiles with it, up to 2 x 2, into NaN.
+ * Numbers above 1e36 may overflow. */
 typedef struct swin_convolution {
   int32_t dtype, threads;                          /* of the maps; products are float32, for bfloat16 too */
   int32_t tile;                                    /* outputs along each side of a tile: 4 or 6 */
@@ -206,41 +205,40 @@ typedef struct swin_convolution {
   const float* bias;                               /* (N); null: zeros */
 } swin_convolution;
 
-/* How many numbers the packed weight of a convolution has: (tile + 2)^2 N C. 0 if they are none or more than 2^31 - 1.
- */
+/* The numbers of the packed weight of a convolution: (tile + 2)^2 N C. 0 if outside 1 to 2^31 - 1. */
 SWIN_API int64_t swin_packed_convolution_size(int32_t tile, int64_t outputs, int64_t channels);
-/* Packs a weight (N, 3, 3, C). */
+/* Pack a weight (N, 3, 3, C). */
 SWIN_API int32_t swin_pack_convolution(const float* weight, int32_t tile, int64_t outputs, int64_t channels,
                                        int32_t threads, float* packed);
 /* x: (B, H, W, C), y: (B, H, W, N). */
 SWIN_API int32_t swin_convolution_forward(const swin_convolution* convolution, const void* x, void* y);
 
-/* RoIAlign, as mmcv computes it: bilinear samples of maps (B, C, H, W) in R regions, of each of which I x J bins become
- * one number each. A sample further than a pixel outside the map is 0. */
+/* mmcv's RoIAlign: bilinear samples of maps (B, C, H, W) in R regions of I x J bins. A bin gives a number per channel.
+ * A sample more than a pixel outside the map is 0. */
 typedef struct swin_roi_align {
-  int32_t dtype, threads; /* of the maps and of what is pooled; any instruction set takes both */
+  int32_t dtype, threads; /* of maps and pooled; all instruction sets support both */
   int64_t batch, channels, height, width;
-  int64_t stride[4];  /* of the maps, in numbers, not negative: of image, channel, row, column. Of the last, or of the
-                         second, it is 1 */
+  int64_t stride[4];  /* of the maps, in numbers, not negative: of image, channel, row, column. The stride of columns
+                         or of channels is 1 */
   int64_t regions;    /* R */
-  const float* boxes; /* (R, 5): index of a map, x1, y1, x2, y2. One with a NaN has no samples */
+  const float* boxes; /* (R, 5): index of a map, x1, y1, x2, y2. A box with a NaN has no samples */
   int64_t bins_height, bins_width; /* I, J: 1 to 4096 */
-  int64_t samples; /* of a bin along each axis, to 1024; 0: as many as the bin is long in pixels, rounded up */
+  int64_t samples; /* of a bin along each axis, at most 1024; 0: the length of the bin in pixels, rounded up */
   float scale;     /* of the boxes, to pixels of the maps */
-  int32_t aligned; /* whether a pixel's centre lies at +0.5, and a region may be smaller than a pixel */
+  int32_t aligned; /* 1: pixel centres lie at +0.5, and regions may be smaller than a pixel */
 } swin_roi_align;
 
-/* pooled: (R, C, I, J), the mean of each bin's samples. With argmax_y and argmax_x, as pooled, float32: their maximum,
- * and where its sample lies, -1 if there is none. */
+/* pooled: (R, C, I, J), the mean of each bin's samples. With argmax_y and argmax_x (float32, the shape of pooled), the
+ * maximum, and the position of the largest sample, -1 for no sample. */
 SWIN_API int32_t swin_roi_align_forward(const swin_roi_align* roi_align, const void* maps, void* pooled,
                                         float* argmax_y, float* argmax_x);
-/* Adds the gradient of the maps to grad_maps, float32, which has the strides. grad_pooled: of the dtype. */
+/* Add the gradient of the maps to grad_maps (float32, the strides of the maps). grad_pooled: of the dtype. */
 SWIN_API int32_t swin_roi_align_backward(const swin_roi_align* roi_align, const void* grad_pooled,
                                          const float* argmax_y, const float* argmax_x, float* grad_maps);
 
-/* Greedy suppression of overlapping boxes (count, 4): x1, y1, x2, y2. In this `order` of their indices, from the best,
- * each is kept unless one kept before overlaps it by more than the threshold (intersection over union). offset: 1 if a
- * box has its last pixel, else 0. kept: room for `count` indices; num_kept: how many there are. */
+/* Greedy suppression of overlapping boxes (count, 4): x1, y1, x2, y2. `order` lists the boxes, the best first. A box is
+ * kept unless its overlap (intersection over union) with an already kept box is above the threshold. offset: 1 if boxes
+ * include the last pixel, otherwise 0. kept: memory for `count` indices. num_kept: the number of kept boxes. */
 SWIN_API int32_t swin_nms(const float* boxes, const int64_t* order, int64_t count, float threshold, float offset,
                           int32_t threads, int64_t* kept, int64_t* num_kept);
 

@@ -1,4 +1,4 @@
-// Softmax(scale q k^T + bias + mask) v of one head of one window, and its gradients.
+// Softmax(scale q k^T + bias + mask) v for a head of a window, and its gradients.
 //
 // Layout: N places of a window, S = N rounded up to whole vectors, d channels of a head.
 #pragma once
@@ -11,7 +11,7 @@ namespace swin::SWIN_ISA {
 
 inline int64_t bias_stride(int64_t N) { return round_up(N, std::max<int64_t>(LANES, 8)); }  // S
 
-// The position bias (h, N, N) in rows of S, times log2 e. After column N it is -inf, since there is no key.
+// Copy the position bias (h, N, N) to rows of S numbers, times log2 e. Columns from N on have no key, and are -inf.
 inline void pad_bias(const float* bias_hNN, int64_t rows, int64_t N, float* to) {
   const int64_t S = bias_stride(N);
   for (int64_t r = 0; r < rows; r++, to += S) {
@@ -20,7 +20,7 @@ inline void pad_bias(const float* bias_hNN, int64_t rows, int64_t N, float* to) 
   }
 }
 
-// Used by one head after another.
+// Memory for a head, reused by the next head.
 template <class T>
 struct AttentionWorkspace {
   float* logits;   // (N, S)
@@ -65,7 +65,8 @@ inline const bf16* pack_values(const bf16* v, int64_t N, int64_t d, bf16* to) {
 }
 #endif
 
-// One row: 2^(scale logits + bias + mask, less their maximum), and 1 / their sum. `weights` may be `logits`.
+// Compute a row of weights, 2^(scale logits + bias + mask - maximum), and return 1 / the sum of the row. `weights` may
+// be `logits`.
 template <bool masked, class T>
 float softmax(float* logits, int64_t S, float scale, const float* bias, const float* mask, T* weights) {
   Vec top(-std::numeric_limits<float>::infinity()), sum(0.f);
@@ -84,8 +85,8 @@ float softmax(float* logits, int64_t S, float scale, const float* bias, const fl
   return 1.f / sum_of(sum);
 }
 
-// Computes workspace.weights, and workspace.inverse, by which their rows must be multiplied. q, k: (N, d) each.
-// `bias` and `mask`: (N, S); a null mask means no mask.
+// Compute workspace.weights, and workspace.inverse, the factor of each row of weights. q, k: (N, d). `bias` and `mask`:
+// (N, S). A null mask means no mask.
 template <class T>
 void attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale, const float* bias, const float* mask,
                        const AttentionWorkspace<T>& workspace) {
@@ -105,7 +106,7 @@ void attention_weights(int64_t N, int64_t d, const T* q, const T* k, float scale
   }
 }
 
-// put(place, row of d numbers, what to multiply by).
+// Call put(place, row of d numbers, factor of the row) for each place.
 template <class T, class Put>
 void attend(int64_t N, int64_t d, const T* q, const T* k, const T* v, float scale, const float* bias, const float* mask,
             const AttentionWorkspace<T>& workspace, const Put& put) {
@@ -132,8 +133,8 @@ struct AttentionBackwardWorkspace {
   }
 };
 
-// One row of softmax's backward: divides the weights by their sum, and turns their gradients into those of logits and,
-// times `scale`, into `to`. `to` may be `grads`.
+// A row of softmax's backward. Divide the weights by their sum, and write the gradients of the logits, times `scale`,
+// to `to`. `to` may be `grads`.
 template <class T>
 void softmax_backward(T* weights, float inverse, const float* grads, int64_t S, float scale, float* bias_sum, T* to) {
   Vec sum(0.f);
@@ -150,9 +151,9 @@ void softmax_backward(T* weights, float inverse, const float* grads, int64_t S, 
   }
 }
 
-// Gradients of `attend`, from the gradient of its output, `out` (N, d). Calls put(which, place, row of d numbers),
-// where `which` is 0 for query, 1 for key, 2 for value.
-// bias_sum: (N, S), to which the gradient of the bias is added.
+// Gradients of `attend`, from the gradient of its output, `out` (N, d). Calls put(which, place, row of d numbers), with
+// `which` 0 for the query, 1 for the key, 2 for the value.
+// bias_sum: (N, S), the sum of gradients of the bias.
 template <class T, class Put>
 void attend_backward(int64_t N, int64_t d, const T* q, const T* k, const T* v, const T* out, float scale,
                      const float* bias, const float* mask, float* bias_sum, const AttentionWorkspace<T>& forward,

@@ -9,9 +9,9 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t PRIVATE = 2 << 20;  // bytes of gradients of weights up to which each thread sums its own
+constexpr int64_t PRIVATE = 2 << 20;  // bytes: up to this size of weight gradients, each thread has its own sums
 
-// Bytes of a group of windows: twice those of a forward pass.
+// Bytes of a group of windows: twice the bytes of a forward pass.
 int64_t bytes_of_group() { return std::clamp<int64_t>(2 * l2_bytes(), 1 << 20, 2 << 20); }
 
 template <class T>
@@ -19,12 +19,11 @@ int64_t size_of(const Linear<T>& w) {
   return w.N * w.K;
 }
 
-// The sums of each worker: of vectors and, if they are its own, of the weights. Those of the first worker are the
-// result; the others' are added to it in order, so that it is the same each time.
+// The gradient sums of each worker: of vectors and, with `own_weights`, of weights. The first worker sums into the
+// result. `add` adds the sums of the other workers in a fixed order, so results are reproducible.
 template <class T>
 class WorkerSums {
  public:
-  // weight_sums: the result.
   WorkerSums(const BlockWeights<T>& w, const VectorSums<T>& of, int64_t workers, bool own_weights,
              float* const (&weight_sums)[LINEARS], float* vector_sums)
       : w(w), size(of.size), workers(workers), own_weights(own_weights) {
@@ -74,7 +73,7 @@ class WorkerSums {
   Memory memory;
 };
 
-// The position bias with keys first, which AMX's loops take; and what they sum of its gradient, put back.
+// The position bias with keys first, for the AMX loops. `add_gradient` transposes the gradient back.
 template <class T>
 class TransposedBias {
  public:
@@ -101,7 +100,7 @@ class TransposedBias {
 };
 
 // Compute the weights' gradients from the groups of all workers, in tasks of MAX_COLUMNS outputs of a layer. The last
-// layer comes first, since its tasks take longest. Each number has one task, so the threads' order changes nothing.
+// layer has the longest tasks, and comes first. The order of tasks does not change results.
 template <class T>
 void add_weight_gradients(const BlockWeights<T>& w, const std::optional<BackwardGroup<T>>* groups, int64_t count,
                           int64_t threads, float* const (&weight_sums)[LINEARS], bool accumulate) {
@@ -128,7 +127,8 @@ int64_t bytes_of_gradients(const BlockWeights<T>& w) {
   return bytes;
 }
 
-// Each worker takes its groups, and adds to sums of its own. make(group, worker) makes what computes a group.
+// Compute groups g = worker, worker + workers, ... in each worker, with sums of its own. make(group, worker) constructs
+// the group.
 template <class T, class Make>
 void sum_apart(const Groups& dealt, int64_t groups, int64_t workers, int64_t threads, const SavedGroups& saved,
                const Make& make) {
@@ -140,7 +140,7 @@ void sum_apart(const Groups& dealt, int64_t groups, int64_t workers, int64_t thr
   });
 }
 
-// The workers compute a group each, and then together the gradients of the weights of these groups.
+// Compute one group in each worker, then the weight gradients of these groups together.
 template <class T, class Make>
 void sum_together(const BlockWeights<T>& w, const Groups& dealt, int64_t groups, int64_t workers, int64_t threads,
                   const SavedGroups& saved, const Make& make, float* const (&weight_sums)[LINEARS]) {
@@ -178,7 +178,7 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed
   }
   const int64_t groups = saved.memory ? saved.groups : groups_of_backward(w, windows, threads);
   const int64_t per_group = (windows.count() + groups - 1) / groups, workers = std::min(threads, groups);
-  const bool own_weights = bytes_of_gradients(w) <= PRIVATE;  // then no thread waits for another
+  const bool own_weights = bytes_of_gradients(w) <= PRIVATE;  // no thread waits
   const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
   const WorkerSums<T> sums(w, of, workers, own_weights, weight_sums, vector_sums);
   const TransposedBias<T> bias(w, of, windows.area());

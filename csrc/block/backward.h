@@ -1,4 +1,5 @@
-// Gradients of one Swin block, V1 or V2, over a batch of maps. What the forward pass did not save is recomputed.
+// Gradients of one Swin block, V1 or V2, over a batch of maps. Values that the forward pass did not save are
+// recomputed.
 //
 // Layout: as in block.h.
 #pragma once
@@ -8,11 +9,11 @@
 
 namespace swin::SWIN_ISA {
 
-// The layout, in one array, of the sums of all gradients except those of the weights of linear layers.
+// Positions in one array of sums: all gradients except the weights of linear layers.
 template <class T>
 struct VectorSums {
   int64_t norm_weight[3], norm_bias[3], bias[LINEARS], bias_hNS, transposed_bias, cosine_scale, size;
-  int64_t transposed_numbers;  // of the position bias: with AMX its gradient is summed with keys first
+  int64_t transposed_numbers;  // of the position bias with keys first, for AMX
 
   VectorSums(const BlockWeights<T>& w, int64_t N, int64_t S) {
     size = 0;
@@ -30,16 +31,11 @@ struct VectorSums {
   }
 };
 
-// Into how many groups the windows are put.
+// The number of groups of windows in a backward pass.
 template <class T>
 int64_t groups_of_backward(const BlockWeights<T>& w, const Windows& windows, int64_t threads);
 
-// Args:
-//   saved: by the forward pass, in groups of `groups_of_backward`; if there is none, values are recomputed.
-//   transposed: W^T of each linear layer, packed.
-//   grad_y, grad_x: (B, H, W, C).
-//   weight_sums: gradients of the weights of linear layers, each (out, in).
-//   vector_sums: zeros, to which all other gradients are added, in the layout of VectorSums.
+// saved: values of the forward pass, in groups of `groups_of_backward`. Without them, values are recomputed.
 template <class T>
 void run_block_backward(const BlockWeights<T>& w, const Linear<T> (&transposed)[LINEARS], const Windows& windows,
                         int64_t threads, const float* x, const float* grad_y, float* grad_x,

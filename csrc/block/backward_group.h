@@ -1,5 +1,5 @@
-// A group of windows whose gradients a thread computes together; see block_group.h. It recomputes the block for them,
-// if the forward pass saved nothing.
+// A group of windows whose gradients a thread computes together; see block_group.h. If the forward pass saved nothing,
+// the group recomputes the block.
 #pragma once
 
 #include "block/backward.h"
@@ -11,8 +11,8 @@ namespace swin::SWIN_ISA {
 template <class T>
 class BackwardGroup : public BlockGroup<T> {
  public:
-  // sums: those of this group's thread, in the layout of `VectorSums`.
-  // weight_sums: the thread's own gradients of the four weights, or null: then they are computed from `kept`.
+  // sums: the sums of this group's thread, in the layout of `VectorSums`.
+  // weight_sums: the thread's own gradients of the four weights; null: the caller computes the gradients from `kept`.
   BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, int64_t count,
                 const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
                 const float* transposed_bias)
@@ -33,7 +33,7 @@ class BackwardGroup : public BlockGroup<T> {
     return sizeof(T) * (7 * w.C + w.D + 2 * std::max(3 * w.C, w.D)) + sizeof(float) * 2 * w.C;
   }
 
-  // From here on grad_x holds, for this group's tokens, first the tokens after attention, and at the end the gradient.
+  // grad_x first holds the tokens after attention, for the tokens of this group, and at the end their gradient.
   void run(const Group& group, char* saved) {
     if (saved) {
       this->use(saved);
@@ -47,7 +47,7 @@ class BackwardGroup : public BlockGroup<T> {
     first_run = false;
   }
 
-  Kept<T> kept[LINEARS];  // by `run`, unless the thread has sums of its own
+  Kept<T> kept[LINEARS];  // written by `run`, unless the thread has its own sums
 
  private:
   using Base = BlockGroup<T>;
@@ -80,7 +80,7 @@ class BackwardGroup : public BlockGroup<T> {
     if (m + this->AHEAD < tokens) this->fetch(token(map, m + this->AHEAD));
   }
 
-  // A thread's own sum is computed at once, as long as what it needs is in cache.
+  // Keep the operands of a weight gradient. With sums of its own, the thread adds the gradient now, from its cache.
   void keep(int64_t i, T* input, const T* of_output) {
     Kept<T>& k = kept[weight_sums ? 0 : i];
     const Timed timed(Work::PACKING, tokens * (w.linear(i).K + w.linear(i).N));
@@ -94,7 +94,8 @@ class BackwardGroup : public BlockGroup<T> {
     linear_to(a, w.linear(i).N, tokens, transposed[i], product_workspace, product_row, w.C);
   }
 
-  // Row m, columns n ... n + columns - 1 of the hidden tokens and of GELU's slope; before(i, lanes) is before GELU.
+  // Write columns n ... n + columns - 1 of row m of the hidden tokens, and of the slopes of GELU. before(i, lanes)
+  // loads inputs of GELU.
   template <class Before>
   void through_gelu(int64_t m, int64_t n, int64_t columns, const Before& before) {
     T *value = mlp_hidden + m * w.D + n, *slope = grad_wide + m * w.D + n;
@@ -105,7 +106,7 @@ class BackwardGroup : public BlockGroup<T> {
     });
   }
 
-  // Recomputed as far as gradients need it.
+  // Recompute the values of the MLP that the gradients use.
   void mlp_again() {
     const int64_t C = w.C, D = w.D;
     {
@@ -125,11 +126,11 @@ class BackwardGroup : public BlockGroup<T> {
     linear(
         mlp_in, C, tokens, w.linear(FC1), product_workspace,
         [&](int64_t m, int64_t n, int64_t columns, const auto& row) { through_gelu(m, n, columns, row); }, Work::GELU);
-    if (!w.cosine_scale) return;  // V1 has no norm after it that would need its value
+    if (!w.cosine_scale) return;  // V1 has no norm after the layer
     linear_to(mlp_hidden, D, tokens, w.linear(FC2), product_workspace, mlp_out, C);
   }
 
-  // grad_branch = the gradient of the output of the branch's last linear layer, after which V2 has a norm.
+  // grad_branch = the gradient of the output of the branch's last linear layer. V2 has a norm after the layer.
   void enter_branch(int64_t index, int64_t m, const float* value, const Affine& norm) {
     T* to = grad_branch + m * w.C;
     const float* from = grad + m * w.C;
@@ -140,7 +141,7 @@ class BackwardGroup : public BlockGroup<T> {
     over_columns(w.C, [&](int64_t c, int64_t lanes) { store(to + c, load(from + c, lanes) * Vec(factor), lanes); });
   }
 
-  // The gradient of the shortcut. V2 may have a norm on it, whose input is recomputed.
+  // The gradient of the shortcut. V2 may have a norm here, with a recomputed input.
   void shortcut_backward(int64_t m) {
     const float *from = token(grad_y, m), *before = token(this->out, m), *value = mlp_out + m * w.C;
     float* to = grad + m * w.C;
@@ -154,7 +155,7 @@ class BackwardGroup : public BlockGroup<T> {
                         [&](int64_t c, Vec g, int64_t lanes) { store(to + c, g, lanes); });
   }
 
-  // to = grad + the gradient of a branch's input; in V1 that gradient goes back through the norm.
+  // to = grad + the gradient of the branch's input. In V1 the input passes a norm.
   void leave_branch(int64_t m, const float* value, const Affine& norm, int64_t index, float* to) {
     const float *through = product_row + m * w.C, *past = grad + m * w.C;
     if (!w.cosine_scale)
@@ -218,8 +219,8 @@ class BackwardGroup : public BlockGroup<T> {
     }
   }
 
-  // grad_wide = the gradients of q, k and v for one head of the window whose places begin at `at`: (tokens, 3C).
-  // Padding has only the bias, so its gradient is added to the bias's.
+  // grad_wide = the gradients of q, k and v for one head of the window at place `at`: (tokens, 3C). The q, k and v of
+  // padding equal the bias, so their gradients are added to the bias's gradient.
   void head_backward(int64_t head, int64_t at, const float* mask) {
     const auto of_head = [&](int64_t which) { return which * w.heads + head; };
     const auto values = [&](int64_t which) { return this->qkv + (of_head(which) * rows + at) * d; };
@@ -258,10 +259,10 @@ class BackwardGroup : public BlockGroup<T> {
 #if SWIN_HAS_TILES
   HeadTileBackwardWorkspace tile_backward_workspace;
 #endif
-  T *mlp_hidden, *mlp_in;          // the MLP's hidden tokens, and what goes into it
+  T *mlp_hidden, *mlp_in;          // the MLP's hidden tokens, and its input
   T* grad_wide;                    // GELU's slope, gradients of hidden tokens, then of q, k and v
   T *grad_branch, *grad_attended;  // gradients of a branch's last linear layer, and of attended tokens by head
-  float *grad, *product_row;       // the gradient of the shortcut, and of what goes into a branch's first linear layer
+  float *grad, *product_row;       // gradients of the shortcut, and of the input of a branch's first linear layer
   float *mlp_out, *row;
   Memory memory;
 };

@@ -8,7 +8,7 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// Bytes of a group of windows: L2 with 512 KiB to 1 MiB, as far as the best was measured.
+// Bytes of a group of windows: the size of L2, within the measured range of 512 KiB to 1 MiB.
 int64_t bytes_of_group() { return std::clamp<int64_t>(l2_bytes(), 512 << 10, 1 << 20); }
 
 template <class T>
@@ -34,7 +34,7 @@ void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t t
   const int64_t groups = saved.memory ? saved.groups : (windows.count() + fitting - 1) / fitting;
   const int64_t per_group = (windows.count() + groups - 1) / groups;
   const Groups dealt = windows.deal(groups);
-  std::atomic<int64_t> next{0};  // a window's result does not depend on who computes it
+  std::atomic<int64_t> next{0};  // any thread computes the same result for a window
   each_task(std::min(threads, groups), threads, [&](int64_t) {
     [[maybe_unused]] const TilesInUse tiles;
     BlockGroup<T> group(w, windows, per_group, x, out);

@@ -23,12 +23,12 @@ struct BlockWeights {
   float scale;
 
   int64_t bytes() const { return sizeof(T) * (4 * C * C + 2 * C * D); }
-  // Whether so many tokens use the weights that it is worth to split them once, see `Split`.
+  // Return true if enough tokens use the weights to split them once, see `Split`.
   bool worth_splitting(int64_t tokens) const { return tokens >= 2 * C; }
   const Linear<T>& linear(int64_t i) const { return linears[i]; }
 };
 
-// Memory for what the forward pass saves of each group of windows; null: it saves nothing.
+// Memory for the values that a forward pass saves for each group of windows. Null: nothing is saved.
 struct SavedGroups {
   char* memory = nullptr;
   int64_t groups = 0, bytes = 0;  // bytes: of each group

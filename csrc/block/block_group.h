@@ -1,5 +1,5 @@
-// The windows that a thread takes through a block together, so that all intermediate values stay in its cache.
-// Queries, keys and values have a row for each place of the windows; everything else only for tokens, not for padding.
+// The windows that a thread computes together. All intermediate values stay in its cache. Queries, keys and values have
+// a row for each place of the windows; all other values have a row for each token, without padding.
 #pragma once
 
 #include <cstring>
@@ -10,15 +10,15 @@
 
 namespace swin::SWIN_ISA {
 
-// The number of windows in a group of about `bytes` bytes: few enough to stay in cache, or, if the weights do not fit
-// in cache, many, so that the weights are read less often. Each thread gets the same number of groups.
+// The number of windows in a group of about `bytes` bytes. A small group stays in cache. With large weights a large
+// group reads the weights less often. All threads get equally many groups.
 inline int64_t windows_of_group(const Windows& windows, int64_t threads, int64_t bytes, int64_t bytes_of_row) {
   const int64_t fitting = std::max<int64_t>(1, bytes / (bytes_of_row * windows.area()));
   const int64_t rounds = (windows.count() + fitting * threads - 1) / (fitting * threads);
   return (windows.count() + rounds * threads - 1) / (rounds * threads);
 }
 
-// Values of a group of windows that the backward pass otherwise recomputes.
+// Values of a group of windows, saved for the backward pass.
 template <class T>
 struct Saved {
   T *qkv = nullptr, *attended = nullptr;  // (3 h, rows, d) and (rows, C)
@@ -39,7 +39,7 @@ struct Saved {
   }
 };
 
-// A group has memory for this many places of windows.
+// The number of places with memory in a group.
 inline int64_t rows_of_group(const Windows& windows, int64_t count) {
   return round_up(count * windows.area(), TILE_TERMS);
 }
@@ -47,7 +47,7 @@ inline int64_t rows_of_group(const Windows& windows, int64_t count) {
 template <class T>
 class BlockGroup {
  public:
-  // transposed: the layers that a backward pass uses besides those of `w`.
+  // transposed: the linear layers of a backward pass, besides the layers of `w`.
   BlockGroup(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out,
              const Linear<T>* transposed = nullptr)
       : w(w),
@@ -64,7 +64,7 @@ class BlockGroup {
 #endif
   }
 
-  // saved: where values for the backward pass go; null: it will recompute them.
+  // saved: memory for values of the backward pass; null: nothing is saved.
   void run(const Group& group, char* saved = nullptr) {
     if (saved) use(saved);
     attention(group);
@@ -73,7 +73,7 @@ class BlockGroup {
   }
 
  protected:
-  // Values that the backward pass needs are in this memory from now on.
+  // Use `memory` for the saved values.
   void use(char* memory) {
     Arena arena(memory);
     const Saved<T> saved(w, rows, arena);
@@ -107,7 +107,8 @@ class BlockGroup {
 #endif
   }
 
-  // V1: normalised tokens, V2: tokens. Then the row of each place among tokens, -1 for padding, and the reverse.
+  // Gather tokens, normalised for V1. row_of maps places to rows of tokens, -1 for padding; place_of maps rows to
+  // places.
   void gather(const Group& group) {
     tokens = 0;
     places = group.count * N;
@@ -124,7 +125,7 @@ class BlockGroup {
     }
   }
 
-  static constexpr int64_t AHEAD = 8;  // tokens that are fetched before they are needed
+  static constexpr int64_t AHEAD = 8;  // tokens of prefetching
   void fetch(const float* token) const {
     for (int64_t c = 0; c < w.C; c += 16) __builtin_prefetch(token + c);
   }
@@ -143,7 +144,7 @@ class BlockGroup {
                 put_in_head((n + from) / d, count, place_of + m, c + from, columns);
             });
     if (tokens == places) return;
-    constexpr float zeros[64] = {};  // a head has no more channels
+    constexpr float zeros[64] = {};  // the most channels of a head
     for (int64_t p = 0; p < places; p++)
       for (int64_t head = 0; head < 3 * w.heads && row_of[p] < 0; head++) {
         const auto place = static_cast<int32_t>(p);
@@ -151,7 +152,7 @@ class BlockGroup {
       }
   }
 
-  // `head` counts those of q, then of k, then of v. Each row has d numbers, without the bias.
+  // `head` counts the heads of q, then of k, then of v. Rows have d numbers, without the bias.
   void put_in_head(int64_t head, int64_t count, const int32_t* places, const float* row, int64_t stride) {
     const float* bias = w.linear(QKV).bias + head * d;
     const bool has_length = w.cosine_scale && head < 2 * w.heads;
@@ -170,8 +171,8 @@ class BlockGroup {
     }
   }
 
-  // The factor that gives a query the length of the cosine scale, or a key the length 1. The zero vector stays zero.
-  // One whose length float32 does not hold becomes NaN, since x / inf would be zero.
+  // The factor for a query of the length of the cosine scale, or for a key of length 1. The zero vector stays zero. A
+  // length above the range of float32 gives NaN, since x / inf would be zero.
   float to_length(const float* row, const float* bias, int64_t head) const {
     Vec squares(0.f);
     over_columns(d, [&](int64_t i, int64_t lanes) {
@@ -196,7 +197,7 @@ class BlockGroup {
     }
   }
 
-  // One head of the window whose places begin at `at`.
+  // Compute one head of the window at place `at`.
   void attend_in_window(int64_t head, int64_t at, const float* mask) {
     const T* q = qkv + (head * rows + at) * d;
     const int64_t apart = w.heads * rows * d;
@@ -248,8 +249,7 @@ class BlockGroup {
     return w.drop_path_2B[index * windows.batch + token / (windows.rows.length * windows.columns.length)];
   }
 
-  // out = shortcut + the linear layer's output for `a`. V2 normalises that output first, so it needs whole rows of it
-  // in `branch`.
+  // out = shortcut + the output of the linear layer. V2 normalises whole rows of the output first, in `branch`.
   void add_branch(const T* a, int64_t lda, const Linear<T>& layer, int64_t index, const float* shortcut,
                   const Affine& norm, float* branch) {
     if (!w.cosine_scale) {
@@ -266,7 +266,7 @@ class BlockGroup {
     }
   }
 
-  // The columns from n on of token m of a branch: out = shortcut + the branch.
+  // Add columns from n on of token m of a branch: out = shortcut + branch.
   template <class Row>
   void add_to_shortcut(int64_t index, int64_t m, int64_t n, int64_t columns, const float* shortcut, const Row& row) {
     const Vec factor(keep_rate(index, token_of[m]));
@@ -282,20 +282,20 @@ class BlockGroup {
   const int64_t N, S, d;
   const float* x;
   float* out;
-  const int64_t rows;  // there is memory for
+  const int64_t rows;  // with memory
   AttentionWorkspace<T> attention_workspace;
 #if SWIN_HAS_TILES
   const bool heads_in_tiles = has_head_tiles<T>(d);
   HeadTileWorkspace tile_workspace;
 #endif
   T *hidden, *normed, *attended;
-  T* qkv;                                // is `hidden`, unless it is saved
-  T* before_gelu = nullptr;              // if it is saved
-  float* middle = nullptr;               // tokens after attention, if they are saved
-  float *attention_branch, *mlp_branch;  // one array, unless they are saved
+  T* qkv;                                // the same memory as `hidden`, unless saved
+  T* before_gelu = nullptr;              // null unless saved
+  float* middle = nullptr;               // tokens after attention; null unless saved
+  float *attention_branch, *mlp_branch;  // one array, unless saved
   float *normed_row, *mask;
   ProductWorkspace<T> product_workspace;
-  float* factors = nullptr;  // (3 h, rows): the factor of each query and key, if it is needed
+  float* factors = nullptr;  // V2: (3 h, rows), of each query and key, for the backward pass
   int32_t *row_of, *token_of, *place_of;
   int64_t places = 0, tokens = 0, masked_kind = 0;
 

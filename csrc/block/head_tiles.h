@@ -1,6 +1,5 @@
 // Attention of heads of 32 channels by AMX, for bf16. A tile is 16 rows of 64 bytes: 16 places of a head, or 16 pairs
-// of channels or places. The loops of gemm.cpp need whole tiles of each operand: these
-// write what they multiply as such.
+// of channels or places. Operands are packed as whole tiles here, unlike those of gemm.cpp.
 //
 // Layout: N places of a window, S = N rounded up to whole vectors, K = N rounded up to 32.
 #pragma once
@@ -15,16 +14,16 @@ bool has_head_tiles(int64_t d) {
 }
 
 #if SWIN_HAS_TILES
-// The gradients need all logits of a window at once, a forward those of 16 queries.
+// Gradients are computed from all logits of a window, a forward pass from 16 queries at a time.
 inline int64_t padded_places(int64_t N) { return round_up(N, 32); }  // K
 
-// Rows (N, 32) as the B operand of a sum over channels: (16 pairs of channels, K). Places after the last are not
+// Pack rows (N, 32) as the B operand of a sum over channels: (16 pairs of channels, K). Places from N on are not
 // written.
 inline void transpose_head(const bf16* rows, int64_t N, bf16* to) {
   transpose_pairs(rows, TILE_TERMS, N, TILE_TERMS / 2, to, 2 * padded_places(N));
 }
 
-// Rows (N, 32) as the B operand of a sum over places: (K / 32, 2, 16 pairs of places, 16 channels).
+// Pack rows (N, 32) as the B operand of a sum over places: (K / 32, 2, 16 pairs of places, 16 channels).
 inline void interleave_head(const bf16* rows, int64_t N, bf16* to) {
   for (int64_t n = 0; n < N; n += 2) {
     const __m512i even = _mm512_load_si512(rows + n * TILE_TERMS);
@@ -52,8 +51,8 @@ inline void multiply_channels(const bf16* a, const bf16* b, int64_t K, float* c)
 }
 
 constexpr int64_t OUT = 48;
-// out (16, 48) = a (16, K) b, for b by `interleave_head`. Its last 16 columns are the sums of the rows of a, if `ones`
-// is given.
+// out (16, 48) = a (16, K) b, with b packed by `interleave_head`. With `ones`, the last 16 columns are the sums of the
+// rows of a.
 inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16* ones, float* out) {
   _tile_zero(0);
   _tile_zero(1);
@@ -72,7 +71,7 @@ inline void multiply_places(const bf16* a, int64_t K, const bf16* b, const bf16*
   if (ones) _tile_stored(2, out + 32, 4 * OUT);
 }
 
-// Softmax here does not subtract the maximum. This is right for those lanes whose sum of weights is in this range.
+// Softmax is computed without the maximum here. The result is accurate if the sum of weights is within these limits.
 inline __mmask16 in_range(Vec sum) {
   return _mm512_cmp_ps_mask(sum, Vec(1e-30f), _CMP_GT_OQ) & _mm512_cmp_ps_mask(sum, Vec(1e30f), _CMP_LT_OQ);
 }
@@ -93,7 +92,7 @@ struct HeadTileWorkspace {
     weights = arena.take<bf16>(TILE_ROWS * K);
     out = arena.take<float>(TILE_ROWS * OUT);
   }
-  // Before the first use. What is never written afterwards stays zero: places after the last.
+  // Call before the first use. Places from N on are never written afterwards, and stay zero.
   void clear(int64_t N) const {
     const int64_t K = padded_places(N);
     std::memset(keys, 0, K * TILE_TERMS * sizeof(bf16));
@@ -103,8 +102,8 @@ struct HeadTileWorkspace {
   }
 };
 
-// As `attend`, but put(place, row of 32 bf16 numbers), and there must be memory for 16 rows after the last query.
-// Returns whether the result is right.
+// The function `attend` with tiles. put(place, row of 32 bf16 numbers). Each head needs memory for 16 rows after the
+// last query. Returns false if the softmax is inaccurate, see `in_range`.
 template <class Put>
 bool attend_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, float scale, const float* bias,
                      const float* mask, const HeadTileWorkspace& workspace, const Put& put) {
@@ -145,7 +144,7 @@ struct HeadTileBackwardWorkspace {
   bf16 *vnni_queries, *vnni_keys, *vnni_grads;      // by `interleave_head`
   float *weights, *grads;                           // (K keys, K queries); grads: of weights
   float *sums, *dots;                               // (K queries)
-  bf16 *weights_bf16, *logits, *vnni, *transposed;  // (K, K); logits: their gradients, vnni and transposed: the same
+  bf16 *weights_bf16, *logits, *vnni, *transposed;  // (K, K); logits, vnni and transposed: gradients of logits
   float* out;
 
   HeadTileBackwardWorkspace() = default;
@@ -159,7 +158,7 @@ struct HeadTileBackwardWorkspace {
     dots = arena.take<float>(K);
     out = arena.take<float>(TILE_ROWS * OUT);
   }
-  // As in `HeadTileWorkspace`.
+  // Call before the first use.
   void clear(int64_t N) {
     const int64_t K = padded_places(N);
     for (bf16** rows : heads().of) std::memset(*rows, 0, K * TILE_TERMS * sizeof(bf16));
@@ -177,8 +176,8 @@ struct HeadTileBackwardWorkspace {
   Squares squares() { return {{&weights_bf16, &logits, &vnni, &transposed}}; }
 };
 
-// Weights and their gradients, not yet divided by their sum. Matrices are (keys, queries) here: so sums over keys need
-// no reduction of vectors, and two of three products take them as they are. `bias` (N, S) is transposed, too.
+// Weights and their gradients, not yet divided by the sum of weights. Matrices are (keys, queries): sums over keys add
+// whole vectors, and two of three products need no transpose. `bias` (N, S) is transposed, too.
 inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scale, const float* bias, const float* mask,
                              HeadTileBackwardWorkspace workspace) {
   const int64_t S = bias_stride(N), K = padded_places(N);
@@ -191,7 +190,7 @@ inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scal
       Vec sum = load(workspace.sums + i), dot = load(workspace.dots + i);
       for (int64_t r = n; r < std::min(N, n + TILE_ROWS); r++) {
         Vec t = fmadd(load(workspace.weights + r * K + i), Vec(scale), load(bias + r * S + i));
-        if (mask) t = t + load(mask + r * S + i);  // it is symmetric
+        if (mask) t = t + load(mask + r * S + i);  // a symmetric matrix
         const Vec e = exp2(t, bf16());
         store(workspace.weights + r * K + i, e);
         sum = sum + e;
@@ -203,9 +202,9 @@ inline void weights_in_tiles(int64_t N, const bf16* k, const bf16* v, float scal
   }
 }
 
-// As `attend_backward`, but `bias` and `bias_sum` are transposed, and there must be memory for 16 rows after the last
-// of each head. `workspace` is a copy, so that its pointers are not read again after each store. Returns whether it has
-// done it.
+// The function `attend_backward` with tiles. `bias` and `bias_sum` are transposed. Each head needs memory for 16 rows
+// after the last place. `workspace` is a copy: the compiler then keeps its pointers in registers. Returns false, with
+// nothing computed, if the softmax is inaccurate.
 template <class Put>
 bool attend_backward_in_tiles(int64_t N, const bf16* q, const bf16* k, const bf16* v, const bf16* out, float scale,
                               const float* bias, const float* mask, float* bias_sum,

@@ -1,8 +1,9 @@
-// Where the tokens of a map are in windows; `swin_backbone/backends/eager.py` stores this in tables.
+// The windows of maps, and the tokens in them.
 //
 // Layout: B batch, H W height and width of a map, L windows of all images, N = Wh*Ww places of a window.
 //
-// This part is compiled once, for every processor: so no function here may be inline.
+// This part is compiled once, for every processor, and has no inline functions: those would be compiled for one
+// instruction set.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +15,22 @@ namespace swin {
 struct Axis {
   int64_t length, window, count;
   std::vector<int32_t> coordinate;  // (count, window): >= length for padding
-  std::vector<int32_t> region;      // (count, window): only places of one region attend to each other
-  std::vector<int32_t> cut;         // (count): 0 if the window is one region, else its own number
-  std::vector<int32_t> inside;      // (count): how many of its places are no padding
+  std::vector<int32_t> region;      // (count, window): places of different regions do not attend to each other
+  std::vector<int32_t> cut;         // (count): 0 for a window of one region, otherwise the number of the window + 1
+  std::vector<int32_t> inside;      // (count): places without padding
 
   Axis(int64_t length, int64_t window, int64_t shift, bool mask_padding);
   Axis(Axis&&) noexcept;
   ~Axis();
 };
 
-// Some windows, by their numbers.
+// Numbers of some windows.
 struct Group {
   const int32_t* windows;
   int64_t count;
 };
 
-// All windows in groups of about as many tokens.
+// All windows, in groups of about equally many tokens.
 class Groups {
  public:
   Groups(int64_t count, int64_t windows);
@@ -38,7 +39,7 @@ class Groups {
 
  private:
   friend struct Windows;
-  std::vector<int32_t> windows;  // of one group after another
+  std::vector<int32_t> windows;  // group after group
   std::vector<int64_t> begin;    // (groups + 1)
 };
 
@@ -51,13 +52,14 @@ struct Windows {
   int64_t count() const;
   int64_t tokens() const;  // of all maps
   int64_t area() const;    // N
-  // From the fullest to the emptiest, windows are dealt out to the groups, in turn forwards and backwards.
+  // Deal the windows out to the groups, the fullest first, in turn forwards and backwards.
   Groups deal(int64_t groups) const;
   // The token at each place, -1 for padding: (N,).
   void tokens_of(int64_t window, int32_t* token_at) const;
-  // Equal for windows with the same mask; 0 for none.
+  // The number of the window's mask: equal masks have equal numbers. 0: no mask.
   int64_t kind(int64_t window) const;
-  // 0 where the place of a row attends to that of a column, -inf elsewhere: (N, stride), 0 after column N.
+  // Write the mask (N, stride): 0 where the query of a row may attend to the key of a column, otherwise -inf. Columns
+  // from N on are 0.
   void mask(int64_t window, int64_t stride, float* to) const;
 
  private:

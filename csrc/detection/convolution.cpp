@@ -2,13 +2,13 @@
 // channel, or 64 for 36 outputs, not 144 or 324.
 //
 // One row of outputs of a filter of 3 taps is the product of two polynomials, computed from their values in points: 0,
-// infinity, and pairs +-p. A tile of inputs is transformed along both axes; then each of its numbers needs a product
-// over the channels, which all tiles together make a matrix product. Points and products are float32 for maps of bf16
-// too: 8 bits would lose in the points what they save, and with a quarter of the products float32 takes less time than
-// bf16 alone.
+// infinity, and pairs +-p. A tile of inputs is transformed along both axes. Then each number of a tile needs a product
+// over the channels, a matrix product for all tiles together. Points and products are float32 for maps of bf16, too:
+// with 8 bits the points would lose the precision of bf16. Float32 with a quarter of the products is faster than bf16
+// with all products.
 //
-// The squares of p were chosen for the error of rounding: 1/2 and 2 have a quarter of that of the usual 1 and 4. A tile
-// of 6x6 outputs has eight times the error of 4x4, a 200th part of the rounding of bf16.
+// The squares of p minimise the rounding error: 1/2 and 2 have a quarter of the error of the usual 1 and 4. A tile of
+// 6x6 outputs has eight times the error of 4x4, a 200th part of the rounding of bf16.
 //
 // Layout: C channels, N output channels, P points of a tile.
 #include "detection/convolution.h"
@@ -20,7 +20,7 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t BLOCK_BYTES = int64_t{12} << 20;  // of a block's inputs and outputs in all points
+constexpr int64_t BLOCK_BYTES = int64_t{12} << 20;  // of the inputs and outputs of a block, in all points
 
 // A pair's points +-p, and p^2.
 struct Pair {
@@ -34,8 +34,8 @@ constexpr std::array<Pair, OUT / 2> pairs_of() {
     return {{{.5f, .25f}, {1.f, 1.f}, {2.f, 4.f}}};
 }
 
-// The coefficients of the product of (x - p^2) over the pairs, the highest first: in row i over all but pair i, in the
-// last over all.
+// The coefficients of the product of (x - p^2) over the pairs, the highest first. Row i omits pair i, the last row has
+// all pairs.
 template <size_t PAIRS>
 constexpr std::array<std::array<float, PAIRS + 1>, PAIRS + 1> products_of(const std::array<Pair, PAIRS>& pairs) {
   std::array<std::array<float, PAIRS + 1>, PAIRS + 1> of{};
@@ -55,7 +55,7 @@ struct Winograd {
   static constexpr auto PRODUCTS = products_of(POINTS);
   using Line = Vec[IN];
 
-  // The sum of `terms` numbers, every second one down from the highest, times the coefficients of a product.
+  // The sum of `terms` numbers, every second number down from the highest, times the coefficients of a product.
   static Vec sum(int64_t terms, const Vec* highest, int64_t product) {
     Vec sum = highest[0];
     SWIN_UNROLL
@@ -63,7 +63,7 @@ struct Winograd {
     return sum;
   }
 
-  // The values in the points of a polynomial with these coefficients, times what `filter_points` divides by.
+  // The values of a polynomial in the points, times the divisors of `filter_points`.
   static void input_points(Line& d) {
     Line values;
     const Vec at_zero = sum(PAIRS + 1, d + OUT, PAIRS);
@@ -77,7 +77,7 @@ struct Winograd {
     std::copy_n(values, IN, d);
   }
 
-  // Of a filter's 3 taps.
+  // The points of the 3 taps of a filter.
   static void filter_points(Line& g) {
     Line values;
     values[0] = g[0], values[IN - 1] = g[2];
@@ -126,7 +126,7 @@ struct Winograd {
   }
 };
 
-// The tiles of all maps, from left to right, from top to bottom.
+// The tiles of all maps, from left to right and top to bottom.
 template <int64_t OUT>
 struct Tiles {
   int64_t height, width;
@@ -134,7 +134,7 @@ struct Tiles {
 
   explicit Tiles(const swin_convolution& of)
       : height(of.height), width(of.width), rows((of.height + OUT - 1) / OUT), columns((of.width + OUT - 1) / OUT) {}
-  // Where a tile's outputs begin.
+  // The first output of a tile.
   struct Place {
     int64_t image, y, x;
   };
@@ -174,7 +174,7 @@ void read_tile(const T* x, const Tiles<OUT>& tiles, int64_t number, int64_t C, f
   });
 }
 
-// A tile's outputs from their points, which are `stride` apart.
+// The outputs of a tile, from points `stride` apart.
 template <int64_t OUT, class T>
 void write_tile(const float* from, int64_t stride, const float* bias, const Tiles<OUT>& tiles, int64_t number,
                 int64_t N, T* y) {
@@ -198,7 +198,7 @@ void write_tile(const float* from, int64_t stride, const float* bias, const Tile
   });
 }
 
-// Tiles of a block: as many as stay in cache, and each thread has about as many.
+// Tiles of a block: as many as stay in cache, with about equally many for each thread.
 int64_t tiles_of_block(int64_t tiles, int64_t P, int64_t C, int64_t N, int64_t threads) {
   const int64_t fitting = BLOCK_BYTES / (P * (C + N) * static_cast<int64_t>(sizeof(float)));
   const int64_t most = std::clamp(fitting, ROW_STEP, MAX_ROWS);
@@ -239,7 +239,7 @@ void convolve_tiles(const swin_convolution& of, const T* x, T* y) {
   const int64_t C = of.channels, N = of.outputs;
   const Tiles<OUT> tiles(of);
   const int64_t count = of.batch * tiles.rows * tiles.columns, step = tiles_of_block(count, P, C, N, of.threads);
-  // Points lie a cache line further apart than they need: at a multiple of 4 KiB they would have one place in L1.
+  // Points are padded by a cache line: distances in multiples of 4 KiB would share one set of L1.
   const int64_t rows = round_up(step, ROW_STEP), in_stride = rows * C + LINE / 4, out_stride = rows * N + LINE / 4;
   each_part((count + step - 1) / step, of.threads, [&](int64_t begin, int64_t end) {
     float *in = nullptr, *out = nullptr;

@@ -7,10 +7,10 @@
 
 namespace swin::SWIN_ISA {
 
-// What `convolve` takes for a weight (N, 3, 3, C).
+// Pack a weight (N, 3, 3, C) for `convolve`.
 void pack_convolution(const float* weight, int32_t tile, int64_t N, int64_t C, int64_t threads, float* packed);
 
-// The arguments are those of swin.h, and have been checked.
+// Compute swin_convolution_forward, with checked arguments.
 template <class T>
 void convolve(const swin_convolution& of, const T* x, T* y);
 

@@ -1,6 +1,6 @@
-// RoIAlign, the mean of samples, over maps whose rows or whose channels lie together.
+// RoIAlign with the mean of samples, over maps with contiguous rows or contiguous channels.
 //
-// Letters: I J bins down and across, X pixels that a region reaches across.
+// Letters: I J bins down and across, X pixels across a region.
 
 #include "detection/roi_align.h"
 
@@ -28,14 +28,14 @@ inline void store_row(bf16* to, const float* from, int64_t count) {
 
 inline bool all_finite(const float* x, int64_t count) {
   float sum = 0.f;
-  for (int64_t i = 0; i < count; i++) sum += 0.f * x[i];  // NaN of what is not finite
+  for (int64_t i = 0; i < count; i++) sum += 0.f * x[i];  // NaN if a number is not finite
   return sum == 0.f;
 }
 
 // --- A product with a region's matrix --------------------------------------------------------------------------------
 
-// to[m][output] = sum of from[m][input] weights[input][output], for M rows. A weight of 0 is multiplied as any other.
-constexpr int64_t ROWS = 7;  // at once: those of a box head, and half of those of a mask head
+// to[m][output] = sum of from[m][input] * weights[input][output], for M rows. Weights of 0 are multiplied, too.
+constexpr int64_t ROWS = 7;  // in registers: the bins of a box head, and half the bins of a mask head
 
 template <int64_t M>
 inline void multiply_rows(const RoiMatrix& matrix, const float* from, int64_t from_stride, float* to,
@@ -67,14 +67,14 @@ inline void multiply(const RoiMatrix& matrix, const float* from, int64_t from_st
 
 // --- Maps whose rows lie together ------------------------------------------------------------------------------------
 
-constexpr int64_t PLANES = 4;  // of a task, so that they stay in the cache while region after region reads them
+constexpr int64_t PLANES = 4;  // of a task, which stay in cache for all regions
 
 struct Bins {
   int64_t I, J, count;
   explicit Bins(const swin_roi_align& of) : I(of.bins_height), J(of.bins_width), count(I * J) {}
 };
 
-// f(bin, y, x, weight) for each bin and each pixel it reaches: slow, but a bin meets its own pixels alone.
+// Call f(bin, y, x, weight) for each bin and each of its pixels. Slow, but a bin reads its own pixels alone.
 template <class F>
 inline void over_pixels(const Roi& roi, const Bins& bins, const F& f) {
   for (int64_t i = 0; i < bins.I; i++)
@@ -97,15 +97,15 @@ void pool_plane(const T* plane, int64_t row_stride, const Roi& roi, const Bins& 
     });
   multiply(roi.matrix, rows_IX, X, bins.I, means, bins.J);
   if (all_finite(means, bins.count)) return;
-  // A number that is not finite, times a weight of 0, is in the means of bins that do not reach it.
+  // A number that is not finite reaches other bins through weights of 0. Such regions are computed again, bin by bin.
   std::fill_n(means, bins.count, 0.f);
   over_pixels(roi, bins, [&](int64_t bin, int64_t y, int64_t x, float weight) {
     means[bin] += weight * sum_of(load(plane + y * row_stride + x, 1));
   });
 }
 
-// task(rois, number of the first, begin, end, channel, last): regions begin ... end - 1 of `rois`, in this order, and
-// channels channel ... last - 1.
+// Call task(rois, number of the first, begin, end, channel, last) for regions begin ... end - 1 of `rois`, in order,
+// and channels channel ... last - 1.
 template <class Task>
 void over_regions(const swin_roi_align& of, RoiMatrixOf matrix, int64_t block, int64_t rois_of_task, const Task& task) {
   const int64_t blocks = (of.channels + block - 1) / block;
@@ -190,7 +190,7 @@ void backward_planes(const swin_roi_align& of, const T* grad_pooled, float* grad
 
 // --- Maps whose channels lie together --------------------------------------------------------------------------------
 
-constexpr int64_t CHANNELS = 64;  // at once: 4 vectors of AVX-512
+constexpr int64_t CHANNELS = 64;  // 4 vectors of AVX-512
 
 // sums[c] over the pixels of bin (i, j), `lanes` of each of N vectors.
 template <int64_t N, class T>

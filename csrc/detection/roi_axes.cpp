@@ -11,7 +11,7 @@
 namespace swin {
 namespace {
 
-// Between two pixels of one axis.
+// A sample between two pixels of one axis.
 struct Neighbours {
   int32_t low, high;
   float weight_low, weight_high;
@@ -24,11 +24,11 @@ Neighbours neighbours_of(float at, int64_t size) {
   return {low, low + 1, 1.f - share, share};
 }
 
-// Further than a pixel outside there is nothing; up to there, the border.
+// A sample more than a pixel outside has no value. Nearer samples have the value of the border.
 bool is_inside(float at, int64_t size) { return at >= -1.f && at <= static_cast<float>(size); }
 
-// The samples of a region along one axis. The order of the operations is mmcv's: whether a sample at the border is
-// inside depends on the last bit.
+// The samples of a region along one axis. The order of operations is mmcv's: at the border, the last bit decides if a
+// sample is inside.
 struct Samples {
   float start, step;
   int64_t count;  // of each bin
@@ -50,8 +50,8 @@ struct Samples {
            (static_cast<float>(number) + 0.5f) * step / static_cast<float>(count);
   }
 
-  // The samples of a bin that are inside, which are neighbours: numbers begin ... end - 1. A region may be far longer
-  // than the map, so only those near it are looked at.
+  // The samples of a bin inside the map: begin ... end - 1. A region may be far longer than the map, so distant
+  // samples are skipped.
   struct Range {
     int64_t begin, end;
   };
@@ -98,7 +98,7 @@ struct StoredAxis {
       starts.push_back(static_cast<int32_t>(pixels.size()));
     }
   }
-  // Samples go forward, so that a pixel is one of the last two, or new.
+  // Samples are in order, so a pixel is new or one of the last two.
   void add(int32_t pixel, float weight) {
     const auto begin = static_cast<size_t>(starts.back());
     for (size_t back = 1; back <= 2 && begin + back <= pixels.size(); back++)
@@ -153,7 +153,7 @@ struct StoredMatrix {
   }
 };
 
-// A number of a map, as it is stored.
+// A number of a map in memory.
 float value_of(float stored) { return stored; }
 float value_of(uint16_t stored) {
   const uint32_t bits = uint32_t{stored} << 16;
@@ -168,7 +168,7 @@ void store_value(float value, uint16_t& to) {
   to = static_cast<uint16_t>(value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The best sample so far: mmcv begins with -10000, which is nowhere, and takes the first of equal ones.
+// The largest sample so far. mmcv begins with -10000, without a position, and prefers the first of equal samples.
 struct Best {
   float value = -10000.f, y = -1.f, x = -1.f;
   int64_t number = -1;
@@ -179,11 +179,11 @@ struct Best {
   }
 };
 
-// The samples of a bin along one axis, those that are inside: the same for all channels.
+// The samples of a bin inside the map along one axis, equal for all channels.
 struct Lines {
   struct Line {
     float at, weight_low, weight_high;
-    int64_t low, high;  // where the two pixels lie
+    int64_t low, high;  // positions of the two pixels
   };
   Samples::Range range{};
   std::vector<Line> lines;
@@ -200,7 +200,7 @@ struct Lines {
   int64_t first_outside() const { return range.begin == range.end || range.begin > 0 ? 0 : range.end; }
 };
 
-// All samples outside are 0, so the first of them stands for all.
+// All samples outside are 0: the first represents all.
 Best best_outside(const Region& region, const Lines& rows, const Lines& columns, int64_t i, int64_t j) {
   const int64_t across = region.x.count;
   int64_t row = rows.first_outside(), column = 0;
@@ -231,7 +231,7 @@ Best best_sample(const T* plane, const Lines& rows, const Lines& columns, int64_
   return best;
 }
 
-// A thread has rows of bins: where their samples lie is the same in all channels.
+// A thread computes rows of bins: all channels share the positions of samples.
 template <class T>
 void max_forward(const swin_roi_align& of, const T* maps, T* pooled, float* argmax_y, float* argmax_x) {
   const int64_t bins = of.bins_height * of.bins_width;
@@ -257,7 +257,7 @@ void max_forward(const swin_roi_align& of, const T* maps, T* pooled, float* argm
   });
 }
 
-// A thread has channels of its own, so that each sum has one order.
+// Each thread sums its own channels, in a fixed order.
 template <class T>
 void max_backward(const swin_roi_align& of, const T* grad_pooled, const float* argmax_y, const float* argmax_x,
                   float* grad_maps) {

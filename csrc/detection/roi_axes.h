@@ -1,10 +1,9 @@
-// Where RoIAlign samples its maps: for each region and axis, the pixels that the samples of a bin weight.
+// The samples of RoIAlign along each axis: pixels and weights of each bin.
 //
-// The mean of a grid of bilinear samples is separable: its weight of a pixel is the product of one along each axis. In
-// a bin neighbouring samples share pixels, whose weights are added up here: a bin of 3x3 samples reads 16 pixels, not
-// 36.
+// The mean of a grid of bilinear samples is separable: the weight of a pixel is a product of one weight per axis.
+// Neighbouring samples share pixels, and their weights are added up here: a bin of 3x3 samples reads 16 pixels, not 36.
 //
-// This part is compiled once, for every processor, and so is the maximum of samples, which few models take.
+// This part is compiled once, for every processor. So is the maximum of samples, used by few models.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +13,16 @@
 
 namespace swin {
 
-// Bin b weights pixels[e] by weights[e], for e from starts[b] to starts[b + 1] - 1. All lie among `count` from `first`.
+// Bin b is the sum of weights[e] * pixels[e] for e = starts[b] ... starts[b + 1] - 1. All pixels lie in first ... first
+// + count - 1.
 struct RoiAxis {
   int64_t first, count;
   const int32_t *starts, *pixels;
   const float* weights;
 };
 
-// The same as a matrix, for products with rows of as many numbers as it has inputs: 16 outputs at once. Tile k of them
-// is of entries tiles[k] to tiles[k + 1] - 1: the number of an input, and 16 weights of it.
+// The axis as a matrix of outputs by inputs, in tiles of 16 outputs. Tile k has entries tiles[k] ... tiles[k + 1] - 1:
+// the number of an input, and its 16 weights.
 struct RoiMatrix {
   static constexpr int64_t WIDTH = 16;
   int64_t outputs;
@@ -37,7 +37,7 @@ struct Roi {
   RoiMatrix matrix;  // of x
 };
 
-// The axes of some regions from `first` on: as many as memory is well used for.
+// The axes of regions from `first` on: as many as fit in a fixed amount of memory.
 class Rois {
  public:
   Rois(const swin_roi_align& of, int64_t first, RoiMatrixOf matrix);
@@ -53,7 +53,7 @@ class Rois {
   int64_t stored_count;
 };
 
-// The first region of which the map is not there (IMAGE), or that ends before it begins (ENDS); -1: there is none.
+// The first region with a map index out of range (IMAGE), or with an end before its beginning (ENDS); -1: none.
 enum class RoiFault { IMAGE, ENDS };
 int64_t find_wrong_roi(const swin_roi_align& of, RoiFault& fault);
 

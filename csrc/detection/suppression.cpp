@@ -10,10 +10,10 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t HEAD = 256;   // boxes that are settled among each other, before they are compared with the others
-constexpr int64_t STRIP = 128;  // boxes that one is compared with at once
+constexpr int64_t HEAD = 256;   // boxes decided together, before comparison with later boxes
+constexpr int64_t STRIP = 128;  // boxes of a comparison
 
-// Those that no better one has suppressed yet, from the best.
+// The boxes without a better overlapping box so far, the best first.
 struct Boxes {
   float *x1, *y1, *x2, *y2, *area;
   int64_t* index;
@@ -39,8 +39,8 @@ struct Rule {
   float threshold, offset;
 };
 
-// Marks which of begin ... end - 1, at most STRIP, box i suppresses. Plain loops, which the compiler makes vectors of.
-// Of a number that is not finite no overlap is known, and none is above the threshold.
+// Mark the boxes of begin ... end - 1, at most STRIP, that box i suppresses. The compiler vectorises these plain loops.
+// A box with a number that is not finite suppresses nothing.
 void suppress_strip(const Boxes& b, int64_t i, int64_t begin, int64_t end, const Rule& rule) {
   const float x1 = b.x1[i], y1 = b.y1[i], x2 = b.x2[i], y2 = b.y2[i], area = b.area[i];
   const int64_t count = end - begin;
@@ -75,7 +75,7 @@ int64_t suppress(const float* boxes, const int64_t* order, int64_t count, float 
   int64_t num_kept = 0;
   for (int64_t left = count; left > 0;) {
     const int64_t head = std::min(HEAD, left);
-    int64_t settled = 0;  // boxes of the head that are kept, which move to its front
+    int64_t settled = 0;  // kept boxes of the head, moved to the front
     for (int64_t i = 0; i < head; i++) {
       if (b.gone[i]) continue;
       for (int64_t begin = i + 1; begin < head; begin += STRIP)

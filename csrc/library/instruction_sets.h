@@ -1,6 +1,6 @@
-// Which instruction sets there are kernels for, and which of them the processor has.
+// The instruction sets with kernels, and tests for them on this processor.
 //
-// SWIN_WITH_...: the compiler had flags for this one. One that has none does not know its name either.
+// SWIN_WITH_...: the compiler supports this instruction set. The code below compiles on other compilers, too.
 #pragma once
 
 #include "library/kernels.h"
@@ -45,9 +45,9 @@ struct InstructionSet {
 };
 
 #ifdef __x86_64__
-// Asked of the processor itself. `__builtin_cpu_supports` asks the compiler's own library, and zig's says no to all.
+// Ask the processor by cpuid. `__builtin_cpu_supports` needs a library of the compiler, and zig's always answers no.
 struct Cpuid {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // 0 where the processor does not know the question
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // 0 for unknown leaves
 };
 
 inline Cpuid cpuid(unsigned leaf, unsigned subleaf) {
@@ -58,7 +58,8 @@ inline Cpuid cpuid(unsigned leaf, unsigned subleaf) {
 
 inline bool all_of(unsigned bits, unsigned wanted) { return (bits & wanted) == wanted; }
 
-// Whether the system keeps these registers (bits of XCR0) of a thread: if not, the instructions are not to be used.
+// Return true if the system saves these registers (bits of XCR0) of a thread. Without this, the instructions are
+// unusable.
 inline bool system_keeps(unsigned registers) {
   constexpr unsigned OSXSAVE = 1u << 27;
   if (!all_of(cpuid(1, 0).ecx, OSXSAVE)) return false;
@@ -87,7 +88,7 @@ inline bool has_amx() {
 #if defined(SWIN_EMULATE_AMX)
   return has_avx512_bf16();
 #elif defined(__linux__)
-  // Linux gives the right to use it to a process that asks.
+  // Linux permits AMX to a process on request.
   constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;
   return has_avx512_bf16() && all_of(cpuid(7, 0).edx, AMX_BF16 | AMX_TILE) &&

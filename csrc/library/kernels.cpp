@@ -12,14 +12,14 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// Calls f with a zero of the dtype that is computed in.
+// Call f with a zero of the type for products.
 template <class F>
 void dispatch(int32_t dtype, const F& f) {
   if (dtype == SWIN_BFLOAT16) return f(BFloat());
   f(float());
 }
 
-// Ones and zeros, for vectors that are not given.
+// Ones and zeros, for null weights and biases.
 class Defaults {
  public:
   explicit Defaults(int64_t size) {
@@ -42,7 +42,7 @@ class Defaults {
 
 int64_t size_of_packed(int32_t dtype, int64_t N, int64_t K) {
   if (dtype == SWIN_FLOAT32) return N * K;
-  return SWIN_HAS_BF16 ? N * round_up(K, 2) : 2 * N * K;  // a rounded number has the memory of two
+  return SWIN_HAS_BF16 ? N * round_up(K, 2) : 2 * N * K;  // a rounded number has 4 bytes
 }
 
 void pack_weight(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed,
@@ -159,7 +159,7 @@ void block_backward(const swin_block& block, const Windows& windows, const void*
 
 // --- Patches ---------------------------------------------------------------------------------------------------------
 
-// Calls f(projection) for rows of K numbers.
+// Call f(projection), for rows of K numbers.
 template <class F>
 void with_projection(const swin_projection& of, int64_t K, bool norm_after, const F& f) {
   dispatch(of.dtype, [&](auto type) {

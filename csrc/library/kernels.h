@@ -1,4 +1,4 @@
-// What each instruction set computes. The arguments are those of swin.h, and have been checked.
+// The functions of an instruction set. Arguments are as in swin.h, and checked.
 #pragma once
 
 #include "block/windows.h"
@@ -8,14 +8,14 @@ namespace swin {
 
 struct Kernels {
   const char* isa;
-  bool has_bf16;  // products of; without, weights are packed in float32, rounded
+  bool has_bf16;  // instructions for products; without them, weights are packed in rounded float32
 
   int64_t (*packed_size)(int32_t dtype, int64_t N, int64_t K);
   void (*pack)(int32_t dtype, const float* weight, int64_t N, int64_t K, int64_t unit, bool transposed, int64_t threads,
                void* packed);
   uint64_t (*checksum)(const void* const* pieces, const int64_t* bytes, int64_t count, int64_t threads);
 
-  // groups: 0 for as many as a backward pass of this many threads has.
+  // groups: in, 0 for the number of groups of a backward pass.
   void (*block_saved_size)(const swin_block& block, const Windows& windows, int64_t& groups, int64_t& bytes);
   void (*block_forward)(const swin_block& block, const Windows& windows, const float* x, float* y, char* saved,
                         int64_t groups);

@@ -1,4 +1,4 @@
-// The functions of swin.h: they check their arguments, and call the kernels of the processor's instruction set.
+// The functions of swin.h: check arguments, then call the kernels of the instruction set.
 
 #include <algorithm>
 #include <atomic>
@@ -22,7 +22,7 @@ namespace {
 
 thread_local char message[512] = "";
 
-// What is wrong with an argument. `message` says it.
+// The error of an argument, with its text in `message`.
 struct Invalid {
   int32_t status;
 };
@@ -46,7 +46,7 @@ int32_t guarded(const F& f) {
     std::snprintf(message, sizeof message, "there is not enough memory");
     return SWIN_NO_MEMORY;
   } catch (...) {
-    std::snprintf(message, sizeof message, "the library failed, and does not know why");
+    std::snprintf(message, sizeof message, "the library failed for an unknown reason");
     return SWIN_FAILED;
   }
 }
@@ -84,7 +84,7 @@ constexpr int64_t MAX_SIZE = 1 << 20;                               // a side of
 constexpr int64_t MAX_COUNT = std::numeric_limits<int32_t>::max();  // tokens of all maps; numbers of a weight
 constexpr int64_t MAX_BINS = 4096, MAX_SAMPLES = 1024;
 constexpr int64_t MAX_WINDOW = 16, MAX_UNIT = 96, MAX_THREADS = 1024;
-constexpr int64_t MAX_BYTES = int64_t{1} << 46;  // of one array: more than a process has
+constexpr int64_t MAX_BYTES = int64_t{1} << 46;  // of an array; no process has more
 
 int64_t within(const char* name, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most)
@@ -93,7 +93,7 @@ int64_t within(const char* name, int64_t value, int64_t least, int64_t most) {
   return value;
 }
 
-// Of factors that are not negative.
+// Return a b c. Fail if a factor is negative or the product above `most`.
 int64_t product_within(const char* name, int64_t a, int64_t b, int64_t c, int64_t most) {
   int64_t product = 1;
   for (const int64_t factor : {a, b, c}) {
@@ -109,7 +109,7 @@ void exists(const char* name, const void* pointer) {
   if (!pointer) fail(SWIN_INVALID, "%s must not be null", name);
 }
 
-// The memory of a call: what is written overlaps with nothing else.
+// The arrays of a call. Written arrays overlap with no other array.
 class Arrays {
  public:
   void read(const char* name, const void* first, int64_t count, int64_t size = sizeof(float)) {
@@ -164,13 +164,13 @@ class Arrays {
 int64_t size_of(int32_t dtype) { return dtype == SWIN_BFLOAT16 ? 2 : 4; }
 int64_t size_of_packed(const Kernels& kernels, int32_t dtype) { return kernels.has_bf16 ? size_of(dtype) : 4; }
 
-// Of `size_of_packed` bytes each.
+// The number of packed numbers of a weight, of `size_of_packed` bytes each.
 int64_t packed_numbers(const Kernels& kernels, int32_t dtype, int64_t N, int64_t K) {
   const bool pairs = dtype == SWIN_BFLOAT16 && kernels.has_bf16;
   return product_within("the numbers of a weight", N, pairs ? K + K % 2 : K, 1, MAX_COUNT);
 }
 
-// Maps (B, H, W, C). There may be no map, but none is empty.
+// Return the numbers of maps (B, H, W, C). The batch may be empty, a map may not.
 int64_t check_maps(int64_t batch, int64_t height, int64_t width, int64_t channels) {
   within("batch", batch, 0, MAX_COUNT);
   within("height", height, 1, MAX_SIZE);
@@ -189,7 +189,7 @@ int64_t outputs_of(const swin_block& b, int i) {
 }
 int64_t inputs_of(const swin_block& b, int i) { return i == SWIN_FC2 ? b.hidden : b.channels; }
 
-// Checks all but the maps, and returns the kernels. `arrays` gets what is read.
+// Check all fields but the memory of the maps, and return the kernels. `arrays` gets the arrays to read.
 const Kernels& check_block(const swin_block* block, Arrays& arrays) {
   exists("block", block);
   const swin_block& b = *block;
@@ -230,7 +230,7 @@ Windows windows_of(const swin_block& b) {
           Axis(b.width, b.window_width, b.shift_width, b.mask_padding != 0)};
 }
 
-// Checks what a forward pass saved or will save.
+// Check the saved values of a forward pass.
 void check_saved(const Kernels& kernels, const swin_block& b, const Windows& windows, const void* saved, int64_t groups,
                  bool written, Arrays& arrays) {
   if (!saved) return;
@@ -259,7 +259,7 @@ int64_t check_images(const swin_images* images, Arrays& arrays) {
   const int64_t K = product_within("the numbers of a patch", of.channels, of.patch_height, of.patch_width, MAX_SIZE);
   tokens_of_patches(of);
   const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
-  int64_t last = 0;  // the number that is furthest
+  int64_t last = 0;  // the index of the last number
   for (int i = 0; i < 4; i++) {
     within("a stride", of.stride[i], 0, MAX_BYTES);
     if (sizes[i] > 1) {
@@ -294,7 +294,7 @@ const Kernels& check_projection(const swin_projection* projection, int64_t K, bo
   return kernels;
 }
 
-// Returns what is written.
+// Return the arrays to write.
 const swin_projection_gradients& check_projection_gradients(const Kernels& kernels, const swin_projection& p, int64_t K,
                                                             bool norm_after, const void* transposed,
                                                             const float* grad_y, int64_t tokens, int64_t inputs,
@@ -319,7 +319,7 @@ const swin_projection_gradients& check_projection_gradients(const Kernels& kerne
   return *gradients;
 }
 
-// For each of which a packed weight has the numbers of a 1x1 one.
+// The points of a tile, or 0 for an unknown tile. A packed weight has N C numbers for each point.
 int64_t points_of(int32_t tile) { return tile == 4 || tile == 6 ? (tile + 2) * (tile + 2) : 0; }
 
 int64_t convolution_numbers(int32_t tile, int64_t outputs, int64_t channels) {
@@ -331,7 +331,6 @@ int64_t convolution_numbers(int32_t tile, int64_t outputs, int64_t channels) {
 
 void zero(float* to, int64_t count) { std::memset(to, 0, count * sizeof(float)); }
 
-// Of no token.
 void zero_projection_gradients(const swin_projection& p, int64_t K, bool norm_after,
                                const swin_projection_gradients& to) {
   zero(to.linear, p.outputs * K);
@@ -357,7 +356,7 @@ const Kernels& check_output_norm(const float* x, int64_t batch, int64_t area, in
   return kernels;
 }
 
-// Checks all but the maps' memory, whose extent in numbers it returns. `of` gets strides of 1 where a size is 1.
+// Check all fields but the memory of the maps, and return the numbers that the maps span. Sides of 1 get a stride of 1.
 int64_t check_roi_align(swin_roi_align& of, Arrays& arrays) {
   if (of.dtype != SWIN_FLOAT32 && of.dtype != SWIN_BFLOAT16)
     fail(SWIN_INVALID, "dtype must be SWIN_FLOAT32 or SWIN_BFLOAT16, got %d", of.dtype);
@@ -395,10 +394,10 @@ int64_t check_roi_align(swin_roi_align& of, Arrays& arrays) {
   return of.batch && of.channels ? extent : 0;
 }
 
-// Of memory that threads write, each in channels of its own: no two numbers may be in one place.
+// Fail unless all numbers have different addresses: threads write channels of their own.
 void check_apart(const swin_roi_align& of) {
   const int64_t sizes[] = {of.batch, of.channels, of.height, of.width};
-  const auto apart = [&](std::initializer_list<int> order) {  // from the dimension whose numbers are next to each other
+  const auto apart = [&](std::initializer_list<int> order) {  // from the innermost dimension on
     int64_t extent = 1;
     for (const int i : order) {
       if (sizes[i] > 1 && of.stride[i] < extent) return false;

@@ -1,5 +1,5 @@
-// AMX's instructions for tiles: those of the processor, or loops that do the same, so that tests of what is written
-// with them run on any processor with AVX-512 (SWIN_EMULATE_AMX, never in a library that is installed).
+// The tile instructions of AMX. With SWIN_EMULATE_AMX, loops replace the instructions, so tests run on any processor
+// with AVX-512. Installed libraries use the instructions.
 #pragma once
 
 #include "machine/simd.h"
@@ -47,8 +47,8 @@ class Tiles {
     for (int r = 0; r < rows[tile]; r++)
       std::memcpy(static_cast<char*>(to) + r * stride, numbers[tile][r], columns[tile]);
   }
-  // As Intel's manual has it: the even terms and the odd ones of a row are summed from zero, and then added to the sum.
-  // Denormal numbers are zero.
+  // The order of Intel's manual: even and odd terms of a row are summed from zero, then added to the sum. Denormal
+  // numbers are zero.
   void multiply(int sum, int a, int b) {
     at(sum), at(a), at(b);
     for (int r = 0; r < rows[sum]; r++)
@@ -65,7 +65,7 @@ class Tiles {
 
  private:
   uint32_t (*at(int tile))[16] {
-    if (!palette || tile < 0 || tile > 7 || !rows[tile]) std::abort();  // as the processor would
+    if (!palette || tile < 0 || tile > 7 || !rows[tile]) std::abort();  // the processor would fault
     return numbers[tile];
   }
   static float part(uint32_t pair, int half) {
@@ -84,7 +84,7 @@ inline thread_local Tiles tiles;
 #endif
 
 #if SWIN_HAS_TILES && !defined(SWIN_EMULATE_AMX)
-// GCC's intrinsic does not say that it reads memory: what is written there must be written before.
+// GCC's intrinsic does not declare that it reads memory. The barrier completes earlier stores.
 #define TILE_LOAD(tile, from, stride)  \
   do {                                 \
     __asm__ volatile("" ::: "memory"); \

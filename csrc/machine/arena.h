@@ -1,4 +1,4 @@
-// Memory for several arrays, each on cache lines of its own.
+// Memory for several arrays. Each array begins at a cache line.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace swin::SWIN_ISA {
 
 constexpr int64_t LINE = 64;  // bytes of a cache line
 
-// Hands out the arrays of one piece of memory. Without memory it only counts.
+// Allots arrays from one piece of memory. Without memory, counts bytes only.
 class Arena {
  public:
   explicit Arena(char* memory = nullptr) : memory(memory) {}
@@ -28,7 +28,7 @@ class Arena {
   int64_t used = 0;
 };
 
-// What a layout takes of an arena. `lay_out(arena)` is called here to count, and again to get the arrays.
+// The bytes of a layout. A layout is called twice: here to count, in `Memory::allocate` to get the arrays.
 template <class Layout>
 int64_t bytes_of(const Layout& lay_out) {
   Arena arena;
@@ -36,7 +36,7 @@ int64_t bytes_of(const Layout& lay_out) {
   return arena.bytes();
 }
 
-// The memory of a layout. It is not initialised.
+// The memory of a layout, uninitialised.
 class Memory {
  public:
   Memory() = default;

@@ -16,7 +16,7 @@ class Checksum {
 
   void add(const void* memory, int64_t count) {
     const Timed timed(Work::WEIGHTS, count / 4);
-    constexpr int64_t CHUNK = 1 << 18;  // bytes that a thread hashes at a time
+    constexpr int64_t CHUNK = 1 << 18;  // bytes of a task
     const auto* bytes = static_cast<const char*>(memory);
     const int64_t chunks = (count + CHUNK - 1) / CHUNK;
     sum = mix(sum, count);
@@ -38,15 +38,15 @@ class Checksum {
   uint64_t result() const { return sum; }
 
  private:
-  // Of two states, or of two inputs, no two give the same: an odd factor and the shift lose nothing. The shift brings
-  // the upper bits, which a product does not mix, down to the lower ones.
+  // Different states or inputs give different results: an odd factor and the shift lose nothing. A product does not
+  // mix the upper bits down, so the shift does.
   static uint64_t mix(uint64_t state, uint64_t input) {
     state = (state ^ input) * 0x9E3779B97F4A7C15u;
     return state ^ state >> 32;
   }
 
   static uint64_t hash(const char* bytes, int64_t count) {
-    constexpr int64_t STATES = 32;  // that do not wait for each other
+    constexpr int64_t STATES = 32;  // independent chains
     uint64_t states[STATES], words[STATES], sum = 0;
     for (int64_t i = 0; i < STATES; i++) states[i] = i;
     const auto take = [&](const char* from) {

@@ -7,11 +7,11 @@ namespace swin::SWIN_ISA {
 
 constexpr float LOG2E = 1.4426950408889634f;  // softmax takes powers of 2
 constexpr float EXP2_OF_0 = 1.00000007f;
-// 2^y for y <= 0, less 2^-60: this is negligible next to 1, gives exactly 0 for y <= -60, and avoids denormal numbers,
-// which are slow. The polynomial for the fraction has a relative error of 8e-8 from 2^r.
+// 2^y - 2^-60 for y <= 0. The result is exactly 0 for y <= -60, and never a slow denormal number. The polynomial for
+// the fraction has a relative error of 8e-8.
 inline Vec exp2(Vec y, float) {
   y = max(Vec(-60.f), y);
-  // 1.5 * 2^23 and the exponent's bias: what is added to it is rounded, and stands in the last bits
+  // 1.5 * 2^23 and the exponent's bias: a sum with the constant is rounded, and has the integer in its last bits
   const Vec magic(12582912.f + 127.f);
   const Vec n = y + magic, r = y - (n - magic);
   Vec p(0.00132764718f);
@@ -20,22 +20,22 @@ inline Vec exp2(Vec y, float) {
   p = fmadd(p, r, Vec(0.240221197f));
   p = fmadd(p, r, Vec(0.693146967f));
   p = fmadd(p, r, Vec(EXP2_OF_0));
-  return fmadd(p, exponent_of(n), Vec(-EXP2_OF_0 * 0x1p-60f));  // a product, unlike a sum of bits, keeps every NaN
+  return fmadd(p, exponent_of(n), Vec(-EXP2_OF_0 * 0x1p-60f));  // a product keeps every NaN
 }
 inline Vec exp2(Vec y, rounded) { return exp2(y, float()); }
 #if SWIN_HAS_BF16
 // 2^y for any y and a result in bf16: a relative error of 8e-5.
 inline Vec exp2(Vec y, bf16) {
-#ifdef __AVX512F__  // two intrinsics, which make 6 instructions of 12
+#ifdef __AVX512F__  // two intrinsics in place of 8 instructions
   const auto scale = [y](Vec p) { return Vec(_mm512_scalef_ps(p, y)); };
   const Vec r = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // y - floor(y)
 #else
-  y = clamp(y, Vec(-160.f), Vec(160.f));  // beyond, the result is 0 or infinity, as there
+  y = clamp(y, Vec(-160.f), Vec(160.f));  // results beyond are 0 or infinity
   const Vec n = vrndmq_f32(y), r = y - n;
   const auto power = [](Vec n) {  // of whole numbers from -126 to 127
     return Vec(vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23)));
   };
-  const auto scale = [=](Vec p) {  // by the power in two parts: all of it may have no float32 number
+  const auto scale = [=](Vec p) {  // in two steps, since float32 may not hold the whole power
     const Vec half = vrndmq_f32(n * Vec(0.5f));
     return p * power(half) * power(n - half);
   };
@@ -47,9 +47,9 @@ inline Vec exp2(Vec y, bf16) {
 }
 #endif
 
-// Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2, here a quotient of polynomials
-// as fitted on |x| <= 5.4, beyond which float32's Phi is 0 or 1: x Phi(x) is within 1e-6. Far below, Phi is exactly 0,
-// or its product with a large number would be one.
+// Phi(x), the cumulative normal distribution. (Phi(x) - 1/2) / x is a function of x^2: a quotient of polynomials fitted
+// on |x| <= 5.4. Beyond, Phi is 0 or 1 in float32. The error of x Phi(x) is below 1e-6. For very negative x, Phi is
+// exactly 0, so that x Phi(x) stays small.
 inline Vec normal_cdf(Vec x, float) {
   const Vec c = clamp(x, Vec(-5.5f), Vec(5.5f)), u = c * c;
   Vec p(2.27765523e-08f), q(1.20864537e-06f);
@@ -66,7 +66,7 @@ inline Vec normal_cdf(Vec x, float) {
   return max(Vec(0.f), fmadd(c, p / q, Vec(0.5f)));
 }
 
-// The same for a result in bf16, by one polynomial on |x| <= 4: x Phi(x) is within 2e-4.
+// Phi(x) for a result in bf16: one polynomial on |x| <= 4. The error of x Phi(x) is below 2e-4.
 inline Vec normal_cdf(Vec x, bf16) {
   const Vec c = clamp(x, Vec(-4.f), Vec(4.f)), u = c * c;
   Vec p(2.2781240e-08f);
@@ -81,7 +81,7 @@ inline Vec normal_cdf(Vec x, bf16) {
 
 inline Vec normal_cdf(Vec x, rounded) { return normal_cdf(x, bf16()); }
 
-// Exact GELU, in the precision that T asks for.
+// Exact GELU, with the precision of T.
 template <class T>
 inline Vec gelu(Vec x) {
   return x * normal_cdf(x, T());
@@ -93,8 +93,7 @@ inline Vec gelu_slope(Vec x, Vec cdf) {
   return fmadd(x * Vec(0.398942280f), exp2(x * x * Vec(-0.5f * LOG2E), T()), cdf);
 }
 
-// 1 / sqrt(variance + eps). NaN where float32 does not hold the variance: 1 / sqrt(inf) is 0, which would turn a row
-// that overflowed into the norm's bias.
+// 1 / sqrt(variance + eps), or NaN if the variance is infinite. Otherwise 1 / sqrt(inf) = 0 would hide the overflow.
 inline float inverse_deviation(float variance, float eps) { return 1.f / std::sqrt(variance + eps) + 0.f * variance; }
 
 // The mean of a row, and the inverse of its standard deviation.
@@ -119,13 +118,13 @@ struct Affine {
   float eps;
 };
 
-// LayerNorm of a row of n numbers, which may be put in its own place.
+// LayerNorm of a row of n numbers. y may be x.
 template <class T>
 inline void layer_norm(const float* x, int64_t n, Affine norm, T* y) {
   const Moments m = moments(x, n, norm.eps);
   const Vec scale(m.rstd), minus(-m.mean);
   over_columns(n, [&](int64_t c, int64_t count) {
-    // In this order nothing is lost where the mean is many times the deviation, as in a picture of one colour.
+    // Subtract the mean first: exact even if the mean is many times the deviation, as in a picture of one colour.
     const Vec v = (load(x + c, count) + minus) * scale;
     store(y + c, fmadd(v, load(norm.weight + c, count), load(norm.bias + c, count)), count);
   });
@@ -143,7 +142,7 @@ inline void add_row(const T* x, int64_t n, float* sum) {
   over_columns(n, [&](int64_t c, int64_t count) { store(sum + c, load(sum + c, count) + load(x + c, count), count); });
 }
 
-// c = x, or c += x, of rows that are ldx and ldc apart.
+// c = x, or c += x, for rows with strides ldx and ldc.
 inline void put_rows(const float* x, int64_t ldx, int64_t rows, int64_t columns, float* c, int64_t ldc,
                      bool accumulate) {
   for (int64_t r = 0; r < rows; r++, x += ldx, c += ldc)
@@ -152,19 +151,19 @@ inline void put_rows(const float* x, int64_t ldx, int64_t rows, int64_t columns,
     });
 }
 
-// Where the gradients of a norm's weight and bias are summed.
+// Sums of the gradients of the weight and bias of a norm.
 struct AffineSums {
   float *weight, *bias;
 };
 
-// Calls put(column, gradient of x, count), given the gradient of LayerNorm(x), which is factor * dy.
+// Call put(column, gradient of x, count), for the gradient factor * dy of LayerNorm(x).
 template <class Put>
 inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const float* dy, float factor, AffineSums sums,
                                 const Put& put) {
   Vec total(0.f);
   over_columns(n, [&](int64_t c, int64_t count) { total = total + load(x + c, count); });
   const Vec times(factor), minus(-sum_of(total) / n);
-  Vec squares(0.f), sum(0.f), dot(0.f);  // of x - its mean, of the gradient of y, of both
+  Vec squares(0.f), sum(0.f), dot(0.f);  // sums of (x - mean)^2, of the gradient, of their product
   over_columns(n, [&](int64_t c, int64_t count) {
     const Vec of_y = load(dy + c, count) * times * load(norm.weight + c, count);  // 0 after the end of the row
     const Vec d = count == LANES ? load(x + c) + minus : first_of(load(x + c, count) + minus, count);
@@ -182,8 +181,8 @@ inline void layer_norm_backward(const float* x, int64_t n, Affine norm, const fl
   });
 }
 
-// A vector was normalised and given length `length`, by multiplying it by `factor`, and became `v`. This replaces the
-// gradient of v by that of the vector, and returns the gradient of `length`.
+// `v` is a vector times `factor`, and has length `length`. Replace the gradient of v by the gradient of the vector, and
+// return the gradient of `length`.
 template <class T>
 inline float length_backward(float* gradient, const T* v, int64_t d, float factor, float length) {
   Vec sum(0.f);

@@ -14,7 +14,7 @@ namespace {
 constexpr int KINDS = static_cast<int>(Work::WEIGHTS) + 1;
 std::atomic<int64_t> nanoseconds[KINDS], amounts[KINDS];
 
-// The thread's own time, so that other programs on the processor do not count.
+// CPU time of the thread: other programs do not count.
 int64_t now() {
   timespec time;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -34,7 +34,7 @@ constexpr int ROUNDS = 20000;
 #define SWIN_WIDE __attribute__((noinline))
 #endif
 
-// 12 sums of 16 numbers each, which do not wait for each other. Returns the number of operations.
+// Add products to 12 independent sums of 16 numbers each. Return the number of operations.
 SWIN_WIDE double multiply_and_add() {
   typedef float Numbers __attribute__((vector_size(64)));
   static volatile float one = 1.f;
@@ -67,7 +67,7 @@ double best_rate(const F& f) {
   return best;
 }
 
-// Count the time until now for the current work, and begin another.
+// Add the time until now to the current work, and begin the next. Return the work before.
 Work begin(Work work) {
   const Work before = current.work;
   const int64_t at = now();
@@ -85,7 +85,7 @@ Timed::~Timed() { begin(before); }
 
 extern "C" {
 
-// What a core can do: operations of fused multiply-adds in a second, and numbers that are read and written in L2.
+// The limits of a core: operations of fused multiply-adds in a second, and numbers copied within L2 in a second.
 SWIN_API void swin_profile_peaks(double* operations, double* numbers) {
   *operations = swin::best_rate([] { return swin::multiply_and_add(); });
   *numbers = swin::best_rate([] { return swin::copy_in_cache(); });

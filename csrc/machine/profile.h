@@ -1,5 +1,5 @@
-// Time by kind of work, in a library compiled with SWIN_PROFILE for `benchmarks.backbones --profile`. Other libraries
-// have none of this.
+// Time by kind of work, in a library compiled with SWIN_PROFILE for `benchmarks.backbones --profile`. Without
+// SWIN_PROFILE the clocks are compiled out.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace swin {
 enum class Work { OTHER, PRODUCTS, SOFTMAX, GELU, NORMS, HEADS, RESIDUALS, PACKING, WEIGHTS };
 
 #ifdef SWIN_PROFILE
-// Measures as long as it lives. The time of a later one is not counted for this one.
+// Count the time until the destructor, without the time of inner objects.
 class Timed {
  public:
   Timed(Work work, int64_t amount);

@@ -1,7 +1,8 @@
-// Rows of numbers, one vector at a time. The same interface for each instruction set: AVX2, AVX-512 and NEON.
+// Rows of numbers, one vector at a time, with one interface for AVX2, AVX-512 and NEON.
 //
-// This and all files that include it are compiled once for each instruction set, in a namespace of its own, SWIN_ISA.
-// Without products of bf16 numbers (SWIN_HAS_BF16), products of rounded float32 numbers replace them: `rounded`.
+// This file, and all files with an include of it, are compiled once for each instruction set, in the namespace
+// SWIN_ISA. Without instructions for products of bf16 (SWIN_HAS_BF16), products of `rounded` numbers in float32 replace
+// them.
 #pragma once
 
 #include <cmath>
@@ -38,7 +39,7 @@ struct bf16 {
   uint16_t bits;
 };
 
-// A float32 number whose lower half is zero: the same number as a bf16, for products of float32 numbers.
+// A float32 number with a lower half of zeros: a bf16 number, for products in float32.
 struct rounded {
   float number;
 };
@@ -48,7 +49,7 @@ using BFloat = bf16;
 #else
 using BFloat = rounded;
 #endif
-// Whether T's numbers are multiplied in pairs.
+// True if products of T take pairs of numbers.
 template <class T>
 constexpr bool IN_PAIRS = std::is_same_v<T, bf16>;
 
@@ -66,16 +67,16 @@ inline Vec operator-(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 inline Vec operator*(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec operator/(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 inline Vec fmadd(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-// The larger of each two numbers, and NaN where b has it.
+// The maximum in each lane, or NaN if b is NaN.
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline float sum_of(Vec v) { return _mm512_reduce_add_ps(v); }
 inline float max_of(Vec v) { return _mm512_reduce_max_ps(v); }
-// 2^n for whole numbers n whose sum with the exponent's bias stands in the last bits of `n`.
+// 2^n for integers n. The last bits of `n` hold the sum of the integer and the bias of the exponent.
 inline Vec exponent_of(Vec n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(n), 23)); }
 
 inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
-// `count` is LANES except at the end of a row. If it is a constant, the compiler removes the mask.
+// `count` is LANES except at the end of a row. For a constant count the compiler removes the mask.
 inline Vec load(const float* from, int64_t count = LANES) {
   return count == LANES ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(first_lanes(count), from);
 }
@@ -223,7 +224,7 @@ inline void transpose_vectors(Vec (&rows)[LANES]) {
 #error "csrc has kernels for AVX2, AVX-512 and NEON"
 #endif
 
-// The same bits as another type.
+// Reinterpret bits as another type.
 template <class To, class From>
 inline To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -242,7 +243,7 @@ inline void over_columns(int64_t n, const F& f) {
   if (c < n) f(c, n - c);
 }
 
-// (M, N) to (N, M), of numbers of 32 bits: get(m, n, count) loads from row m, put(n, m, vector, count) stores to row n.
+// Transpose (M, N) numbers of 32 bits: get(m, n, count) loads from row m, put(n, m, vector, count) stores to row n.
 template <class Get, class Put>
 inline void transpose_blocks(int64_t M, int64_t N, const Get& get, const Put& put) {
   for (int64_t m = 0; m < M; m += LANES)
@@ -277,7 +278,7 @@ inline void transpose(const float* from, int64_t from_stride, int64_t M, int64_t
 
 #if SWIN_HAS_BF16
 #elif defined(__AVX512F__)
-// To the nearest number of which the lower half is zero, ties to even. NaN stays.
+// Round to the nearest number with a lower half of zeros, ties to even. NaN stays NaN.
 inline Vec round_to_bf16(Vec v) {
   const __m512i bits = _mm512_castps_si512(v),
                 odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -356,7 +357,7 @@ inline void transpose(const rounded* from, int64_t from_stride, int64_t M, int64
 #endif
 
 // --- Products of bf16 numbers ----------------------------------------------------------------------------------------
-// Products take pairs of terms that lie side by side: a PairVec has LANES pairs.
+// A PairVec has LANES pairs of adjacent terms.
 
 #if SWIN_HAS_BF16
 #if defined(__AVX512F__)
@@ -381,11 +382,10 @@ inline PairVec broadcast_pair(const bf16* a) {
 inline Vec dot_pairs(Vec sum, PairVec a, PairVec b) {
   return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
 }
-// Two vectors, rounded, one after the other.
+// Round two vectors, and concatenate them.
 inline __m512i round_pair(Vec first, Vec second) { return bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)); }
 
-// Two rows of 32 numbers as 32 pairs, in two vectors: the layout in which products of bf16 take their second operand
-// (VNNI).
+// Two rows of 32 numbers as 32 pairs, in two vectors: the layout of the second operand of bf16 products (VNNI).
 struct Pairs {
   __m512i first, second;
 };
@@ -395,11 +395,11 @@ inline Pairs interleave(__m512i even, __m512i odd) {
   const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   return {_mm512_permutex2var_epi64(a, first, b), _mm512_permutex2var_epi64(a, second, b)};
 }
-// 32 numbers of which the first `count` are at `from`, and the others 0; all are if there is no row.
+// Load `count` numbers and fill up with zeros to 32. A null `from` gives zeros only.
 inline __m512i load_row(const bf16* from, int64_t count) {
   return from ? _mm512_maskz_loadu_epi16(first_halves(count), from) : _mm512_setzero_si512();
 }
-// Two rows, of which the second may not be there, as pairs: 2 * columns numbers at `to`.
+// Interleave two rows to pairs: 2 * columns numbers at `to`. `odd` may be null, for zeros.
 inline void interleave_rows(const bf16* even, const bf16* odd, int64_t columns, bf16* to) {
   for (int64_t c = 0; c < columns; c += 32) {
     const int64_t count = columns - c < 32 ? columns - c : 32;
@@ -408,14 +408,14 @@ inline void interleave_rows(const bf16* even, const bf16* odd, int64_t columns, 
     if (count > 16) store_pairs(to + 2 * c + 32, second, count - 16);
   }
 }
-// The same of at most 32 columns, filled up with zeros: 16 pairs go to `left`, 16 to `right`. A row may not be there.
+// Interleave at most 32 columns, filled up with zeros: 16 pairs go to `left`, 16 to `right`. Null rows are zeros.
 inline void interleave_32(const bf16* even, const bf16* odd, int64_t columns, bf16* left, bf16* right) {
   const auto [first, second] = interleave(load_row(even, columns), load_row(odd, columns));
   store_pairs(left, first);
   store_pairs(right, second);
 }
 
-// A block of at most 32 x 32 numbers, filled up with zeros, in pairs of rows that are moved as numbers of 32 bits.
+// A block of at most 32 x 32 numbers, filled up with zeros. Pairs of rows move as numbers of 32 bits.
 class TransposedBlock {
  public:
   TransposedBlock(const bf16* from, int64_t stride, int64_t rows, int64_t columns) {

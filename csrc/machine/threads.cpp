@@ -19,7 +19,7 @@
 namespace swin {
 namespace {
 
-// The tasks of one call. Whoever comes takes the next: so it does not matter how many threads come.
+// The tasks of one call. Each thread takes the next task, so any number of threads may come.
 struct Job {
   int64_t count;
   void (*task)(void*, int64_t);
@@ -38,27 +38,27 @@ struct Job {
   static void work_on(void* job) { static_cast<Job*>(job)->work(); }
 };
 
-// How OpenMP's compilers start threads: GNU's runtime has it, and LLVM's and Intel's have it for GNU's programs. torch
-// has loaded one of them for all the process to see.
+// The function by which compilers start OpenMP threads. GNU's runtime has it, and so have LLVM's and Intel's. torch has
+// loaded one of these runtimes with global symbols.
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 Parallel torchs_threads() {
 #ifdef __linux__
-  static const Parallel found = [] {
+  static const Parallel runtime = [] {
     Parallel parallel = nullptr;
     void* symbol = dlsym(RTLD_DEFAULT, "GOMP_parallel");
     static_assert(sizeof symbol == sizeof parallel);
     __builtin_memcpy(&parallel, &symbol, sizeof symbol);
     return parallel;
   }();
-  return found;
+  return runtime;
 #else
   return nullptr;
 #endif
 }
 
-// Threads of our own, where there is no such OpenMP. They live as long as the process, and one call has them at a time:
-// another meanwhile computes alone.
+// Own threads, for processes without such an OpenMP. The threads live until the process ends, and serve one call at a
+// time. A second call meanwhile computes alone.
 class Pool {
  public:
   bool run(Job& job, int64_t threads) {
@@ -106,11 +106,11 @@ class Pool {
   uint64_t round = 0;
 };
 
-// Never freed: its threads may outlive what is freed at the end.
+// Never freed: the threads may outlive destructors at the end of the process.
 std::atomic<Pool*>& pool() {
   static std::atomic<Pool*> current = [] {
 #ifndef _WIN32
-    pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });  // a child has none of its parent's threads
+    pthread_atfork(nullptr, nullptr, [] { pool() = new Pool; });  // a forked child has no threads of its parent
 #endif
     return new Pool;
   }();

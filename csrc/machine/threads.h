@@ -1,16 +1,15 @@
-// Tasks on several threads. The library makes no OpenMP threads of its own where torch has some: two runtimes in one
-// process would take each other's cores.
+// Tasks on several threads. Beside torch the library uses the OpenMP threads of torch: two OpenMP runtimes in one
+// process would compete for the cores.
 //
-// This part is compiled once, for every processor: so only the templates, whose types are each instruction set's own,
-// may be inline.
+// This part is compiled once, for every processor. Only templates over types of an instruction set may be inline.
 #pragma once
 
 #include <cstdint>
 
 namespace swin {
 
-// Calls task(context, i) for each i < count, on at most `threads` threads. With one thread or one task it calls them
-// itself, and touches no other thread. An exception of a task is thrown here, when all tasks are done.
+// Call task(context, i) for each i < count, on at most `threads` threads. For one thread or one task, this thread does
+// all work. If a task throws, the exception is thrown here after all tasks.
 void run_tasks(int64_t count, int64_t threads, void (*task)(void* context, int64_t i), void* context);
 
 // While it lives, run_tasks of its thread starts no threads: run(context, count, work, job) calls work(job) up to

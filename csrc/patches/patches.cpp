@@ -2,8 +2,8 @@
 
 namespace swin::SWIN_ISA {
 
-// f(index, image, channel, y, x, count) for each row of a patch inside the image: `count` pixels from there on are
-// the numbers of the patch from `index` on.
+// Call f(index, image, channel, y, x, count) for each row of a patch inside the image: `count` pixels from (y, x) on
+// are numbers `index` ... of the patch.
 template <class F>
 void Patches::over_rows(int64_t token, const F& f) const {
   const int64_t x = token % columns() * patch_width, y = token / columns() % rows() * patch_height;
@@ -27,7 +27,7 @@ void Patches::write(int64_t token, const float* from, float* images) const {
   });
 }
 
-// f(index of a neighbour, its offset in the map, or -1 for padding)
+// Call f(index of a neighbour, offset in the map, or -1 for padding).
 template <class F>
 void Neighbours::over_neighbours(int64_t token, const F& f) const {
   const int64_t image = token / (rows() * columns()), x = token % columns() * 2, y = token / columns() % rows() * 2;

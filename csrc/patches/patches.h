@@ -1,6 +1,6 @@
-// Patch embedding, patch merging and the norm of an output, and their gradients, for which only the input is stored.
+// Patch embedding, patch merging and the norm of an output, with gradients. The input alone is saved for gradients.
 //
-// Layout: B batch, C channels, H W height and width of the input, K numbers that become a token, N channels of a token.
+// Layout: B batch, C channels, H W height and width of the input, K inputs and N outputs of a token.
 #pragma once
 
 #include <optional>
@@ -43,7 +43,7 @@ struct Neighbours {
   void over_neighbours(int64_t token, const F& f) const;
 };
 
-// Where gradients of vectors are summed.
+// Sums of gradients of vectors.
 struct ProjectionSums {
   float *bias, *norm_weight, *norm_bias;
 };
@@ -60,9 +60,9 @@ struct Projection {
   ProjectionSums sums(float* of) const { return {of, of + linear.N, of + linear.N + normed()}; }
 };
 
-constexpr int64_t PROJECTED = 2 * MAX_ROWS;  // tokens that a thread computes at a time
+constexpr int64_t PROJECTED = 2 * MAX_ROWS;  // tokens of a group
 
-// One row that the linear layer takes. `raw`: memory for padded_K numbers, those after K are zero.
+// Read an input row of the linear layer. raw: memory for padded_K numbers, zero from K on.
 template <class T, class Source>
 void read_row(const Source& source, const Projection<T>& p, int64_t token, float* raw, T* to) {
   source.read(token, raw);

@@ -7,9 +7,9 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-constexpr int64_t SHARE = 1 << 20;  // bytes of inputs and outputs of the linear layer that a thread takes at a time
+constexpr int64_t SHARE = 1 << 20;  // bytes of inputs and outputs of a group
 
-// Sums of vectors of each worker. Those of the first are the result; the others' are added to it in order.
+// The vector sums of each worker. The first worker sums into the result; `add` adds the other sums in a fixed order.
 class VectorsOfWorkers {
  public:
   VectorsOfWorkers(int64_t workers, int64_t size, float* result) : workers(workers), size(size), result(result) {
@@ -27,11 +27,11 @@ class VectorsOfWorkers {
   Memory memory;
 };
 
-// The tokens that a thread computes at a time.
+// A group of tokens, computed by a thread.
 template <class T, class Source>
 class Projected {
  public:
-  // most: how many tokens, a multiple of TILE_TERMS. sums: this thread's.
+  // most: the largest number of tokens, a multiple of TILE_TERMS. sums: of this thread.
   Projected(const Source& source, const Projection<T>& p, const Linear<T>* transposed, const float* grad,
             float* grad_source, int64_t most, const ProjectionSums& sums)
       : source(source), p(p), transposed(transposed), grad(grad), grad_source(grad_source), sums(sums) {
@@ -57,10 +57,10 @@ class Projected {
     for (int64_t m = 0; m < count; m++) leave(first + m, of_rows + m * transposed->N);
   }
 
-  Kept<T> kept;  // by `run`
+  Kept<T> kept;  // written by `run`
 
  private:
-  // The gradient of the linear layer's output, from that of the token.
+  // The gradient of the linear layer's output, from the gradient of the token.
   void enter(int64_t token, const float* value, T* to) const {
     const float* from = grad + token * N;
     if (p.after)
@@ -69,7 +69,7 @@ class Projected {
     convert_row(from, N, to);
   }
 
-  // Puts the gradient of the token's row where the row came from.
+  // Write the gradient of an input row to its place in the source.
   void leave(int64_t token, float* row) const {
     if (p.before) {
       source.read(token, raw);
@@ -88,7 +88,7 @@ class Projected {
   float* grad_source;
   const ProjectionSums sums;
   const int64_t K = p.linear.padded_K(), N = p.linear.N;
-  float *raw, *tokens, *of_rows;  // one row before its norm; tokens before their norm; gradients of rows
+  float *raw, *tokens, *of_rows;  // a row and tokens before the norm; gradients of rows
   T *rows, *of_tokens;            // of_tokens: gradients of the linear layer's outputs
   ProductWorkspace<T> workspace;
   Memory memory;

@@ -3,7 +3,7 @@
 namespace swin::SWIN_ISA {
 namespace {
 
-// A sum's step: one product of float32 numbers, or of two pairs of bf16 numbers.
+// A step of a sum: a product of float32 numbers, or of two pairs of bf16 numbers.
 template <class T>
 constexpr int64_t TERMS = 1;
 Vec add_products(Vec sum, Vec a, Vec b) { return fmadd(a, b, sum); }
@@ -17,7 +17,7 @@ PairVec broadcast_term(const bf16* a) { return broadcast_pair(a); }
 PairVec load_terms(const bf16* b, int64_t lanes) { return load_pairs(b, lanes); }
 #endif
 
-// c (rows, columns) = a b, or c += a b, with all of c in registers. The last vector of columns has `last` numbers.
+// c (rows, columns) = a b, or c += a b, with c in registers. The last vector of columns has `last` numbers.
 template <int rows, int vectors, bool whole, class T>
 void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
                            bool accumulate, int64_t last) {
@@ -51,14 +51,14 @@ void multiply_in_registers(int64_t K, const T* a, int64_t lda, const T* b, int64
   }
 }
 
-// How many rows fit in registers beside one of b for each vector and one of a.
+// Rows of c in registers, besides one row of b and a number of a.
 constexpr int MAX_VECTORS = STRIP / LANES;
 constexpr int rows_in_registers(int vectors) {
   const int fitting = static_cast<int>(REGISTERS - 1 - vectors) / vectors;
   return fitting < 12 ? fitting : 12;
 }
 
-// Up to `most` rows at a time, in parts of about the same size.
+// Multiply up to `most` rows, in parts of about equal size.
 template <int most, int vectors, bool whole, class T>
 void multiply_rows(int64_t M, int64_t K, const T* a, int64_t lda, const T* b, int64_t ldb, float* c, int64_t ldc,
                    bool accumulate, int64_t last) {
@@ -100,14 +100,14 @@ void multiply_by_vectors(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t l
 }
 
 #if SWIN_HAS_TILES
-// At most 16 rows of at most 64 bytes, as a tile.
+// Copy at most 16 rows of at most 64 bytes to a tile, filled up with zeros.
 const bf16* whole_tile(const bf16* from, int64_t stride, int64_t rows, int64_t numbers, bf16* tile) {
   std::memset(tile, 0, TILE * sizeof(bf16));
   for (int64_t r = 0; r < rows; r++) std::memcpy(tile + r * TILE_TERMS, from + r * stride, numbers * sizeof(bf16));
   return tile;
 }
 
-// The same of bf16, by tiles. What is no whole tile is copied to one, and filled up with zeros.
+// Multiply bf16 by tiles. Parts of tiles are copied to whole tiles, filled up with zeros.
 void multiply_by_tiles(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const bf16* a,
                        const bf16* b, float* c, bool accumulate) {
   const TilesInUse tiles;

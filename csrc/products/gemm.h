@@ -1,4 +1,4 @@
-// Matrix products x W^T + b. An epilogue uses each product while it is in cache.
+// Matrix products x W^T + b. An epilogue processes each product while the product is in cache.
 //
 // Layout: M rows, N columns, K terms of a sum.
 #pragma once
@@ -13,27 +13,27 @@
 
 namespace swin::SWIN_ISA {
 
-constexpr int64_t ROW_STEP = 16;  // rows are multiplied in multiples of these: buffers are large enough for them
-constexpr int64_t MAX_ROWS = 96;  // of one product, so that it stays in L1 or L2
+constexpr int64_t ROW_STEP = 16;  // buffers have rows in multiples of this
+constexpr int64_t MAX_ROWS = 96;  // of a product in L1 or L2
 constexpr int64_t MAX_COLUMNS = 96;
-constexpr int64_t STRIP = 3 * LANES;  // columns that `gemm` takes at a time
+constexpr int64_t STRIP = 3 * LANES;  // columns of a pass of `gemm`
 
-// Columns of one product: as many as possible, preferably a divisor of N, and a multiple of `unit`, which is the number
-// of columns that an epilogue needs together.
+// Columns of a product: as many as possible, preferably a divisor of N. `unit`: the columns that an epilogue processes
+// together.
 inline int64_t panel_width(int64_t N, int64_t unit) {
   for (int64_t width = MAX_COLUMNS / unit * unit; width >= MAX_COLUMNS / 2; width -= unit)
     if (N % width == 0 && width % ROW_STEP == 0) return width;
   return std::max(unit, MAX_COLUMNS / unit * unit);  // the last panel is narrower
 }
 
-// Of that many columns, those that `gemm` takes at a time. Four vectors are two and two: more numbers of each load are
-// used than with three and one.
+// Columns of the next pass of `gemm`. Four vectors are split into two and two, for more products per load than three
+// and one.
 inline int64_t strip_width(int64_t columns) {
   return std::min(columns, (columns + LANES - 1) / LANES == 4 ? 2 * LANES : STRIP);
 }
 
-// W (N, K) in panels of `panel_width` columns, bf16 with pairs of K side by side (VNNI), K made even. With AMX a panel
-// is (K, width). Otherwise a panel is cut in strips of `strip_width` columns, each (K, strip), so that a strip fits in
+// W (N, K) in panels of `panel_width` columns. In bf16, pairs of K lie side by side (VNNI), and K is made even. With
+// AMX a panel is (K, width). Otherwise a panel consists of strips of `strip_width` columns, (K, strip) each, sized for
 // L1.
 template <class T>
 struct Linear {
@@ -54,14 +54,14 @@ void over_strips(int64_t columns, const F& f) {
   for (int64_t s = 0, strip; s < columns; s += strip) f(s, strip = strip_width(columns - s));
 }
 
-// c = a b, or c += a b, for any M, N and K. `a` row by row, `b` (K, N) with rows ldb apart, in pairs for bf16: then K
-// is even.
+// c = a b, or c += a b, for any M, N and K. `a` has rows lda apart, `b` (K, N) rows ldb apart. In bf16, `b` has pairs
+// of K, and K is even.
 template <class T>
 void gemm(int64_t M, int64_t N, int64_t K, int64_t lda, int64_t ldb, int64_t ldc, const T* a, const T* b, float* c,
           bool accumulate = false);
 
-// Of float32 numbers this many are added up in order, and then the sums: the error of rounding grows with the length of
-// a sum, and torch's linear layers have short ones too.
+// Terms of a partial sum in float32. Partial sums are added up, since the rounding error grows with the length of a
+// sum.
 constexpr int64_t MAX_SUM = 256;
 
 // --- Packing ---------------------------------------------------------------------------------------------------------
@@ -106,21 +106,21 @@ void pack(const float* weight, int64_t N, int64_t K, int64_t unit, bool transpos
 
 // --- Linear layers ---------------------------------------------------------------------------------------------------
 
-// Of float32 numbers this many are split into pieces at a time, so that these stay in L2: of a sum, and of all rows.
+// Terms of a sum, and numbers of all rows, that are split into pieces at a time: the pieces stay in L2.
 constexpr int64_t MAX_TERMS = 768;
 constexpr int64_t MAX_SPLIT = MAX_TERMS * 2 * MAX_ROWS;
 
-// How many rows of `terms` numbers are split at a time. A panel of the weight is split once for all of them.
+// Rows of `terms` numbers that are split at a time. Each panel of the weight is split once for these rows.
 inline int64_t rows_at_a_time(int64_t terms) {
   return std::min(4 * MAX_ROWS, MAX_SPLIT / round_up(std::min(terms, MAX_TERMS), TILE_TERMS) / MAX_ROWS * MAX_ROWS);
 }
 
-// The pieces of a panel's terms k ... min(K, k + MAX_TERMS) - 1 begin here.
+// The position of the pieces of terms k ... min(K, k + MAX_TERMS) - 1 of a panel.
 inline int64_t pieces_at(const Linear<float>& w, int64_t n, int64_t k) {
   return PIECES * (k * w.N + n * round_up(std::min(MAX_TERMS, w.K - k), TILE_TERMS));
 }
 
-// Splits weights once, as long as it lives, instead of for each few hundred tokens. This takes 1.5 times their memory.
+// The pieces of weights, split once for all tokens. The pieces have 1.5 times the memory of the weights.
 class Split {
  public:
   template <class T>
@@ -153,7 +153,7 @@ class Split {
   Memory memory;
 };
 
-// Buffers for the product with any of some linear layers.
+// Buffers for products with the given linear layers.
 template <class T>
 struct ProductWorkspace {
   float* c = nullptr;
@@ -164,7 +164,7 @@ struct ProductWorkspace {
     int64_t numbers = 0;
     bool in_tiles = false;
     for (const Linear<T>* w : linears) {
-      const bool parts = w->in_tiles() && w->K > MAX_TERMS;  // then all columns are summed up at the same time
+      const bool parts = w->in_tiles() && w->K > MAX_TERMS;  // then all columns have partial sums
       numbers = std::max(numbers, parts ? rows_at_a_time(w->K) * w->N : MAX_ROWS * std::max(w->width, MAX_COLUMNS));
       in_tiles |= w->in_tiles();
     }
@@ -174,7 +174,7 @@ struct ProductWorkspace {
   }
 };
 
-// `product` of numbers in pieces.
+// `product` for float32 numbers in pieces.
 template <class F>
 void product_in_tiles(const float* a, int64_t lda, int64_t M, const Linear<float>& w,
                       const ProductWorkspace<float>& workspace, const F& epilogue) {
@@ -228,7 +228,7 @@ void product(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const Produ
   }
 }
 
-// The same, row by row: epilogue(m, n, columns, row), with row(i, lanes) = a W^T and the bias, if there is one.
+// `product` row by row: epilogue(m, n, columns, row), with row(i, lanes) = a W^T + the bias, if any.
 template <class T, class F>
 void linear(const T* a, int64_t lda, int64_t M, const Linear<T>& w, const ProductWorkspace<T>& workspace,
             const F& epilogue, Work work = Work::RESIDUALS) {

@@ -1,10 +1,10 @@
-// AMX's tiles, and products by them: of bf16 numbers, and of float32 numbers in pieces. AMX multiplies only bf16, so
-// each float32 number is split into the sum of three: the first has the leading 8 bits of 24, the second the next 8,
-// the third the rest. Of the nine products of two such sums, six are computed and summed in float32. The other three
-// are below 2^-25 of the largest, so float32 could not hold them.
+// Products by AMX's tiles, of bf16 numbers and of float32 numbers in pieces. AMX multiplies bf16 alone, so a float32
+// number is split into a sum of three pieces: the leading 8 bits of 24, the next 8, and the rest. Six of the nine
+// products of two sums are computed and summed in float32. The remaining three are below 2^-25 of the largest, beyond
+// the precision of float32.
 //
-// A tile is 16 rows of 32 terms, or 16 pairs of terms for 16 columns: 1 KiB, contiguous. Pieces of a number are in one
-// tile each, one after another.
+// A tile is 16 rows of 32 terms, or 16 pairs of terms for 16 columns: 1 KiB, contiguous. The three pieces of a number
+// are in three consecutive tiles.
 #pragma once
 
 #include "machine/amx.h"
@@ -15,7 +15,7 @@ namespace swin::SWIN_ISA {
 constexpr bool HAS_TILES = SWIN_HAS_TILES;
 constexpr int64_t PIECES = 3;
 constexpr int64_t TILE_ROWS = 16, TILE_TERMS = 32, TILE = TILE_ROWS * TILE_TERMS;
-constexpr int64_t TILED_ROWS = 2 * TILE_ROWS;  // are multiplied at a time: buffers are large enough for them
+constexpr int64_t TILED_ROWS = 2 * TILE_ROWS;  // of a product; buffers have multiples
 
 inline int64_t tiles_of(int64_t terms) { return (terms + TILE_TERMS - 1) / TILE_TERMS; }
 
@@ -29,7 +29,7 @@ struct TilesInUse {
 inline void multiply_pieces(int64_t, int64_t, int64_t, const bf16*, const bf16*, float*, int64_t, bool) {}
 #else
 
-// All 8 tiles are full. This is not on the stack, because GCC 12 knows only that the first 8 bytes are read.
+// All 8 tiles have 16 rows of 64 bytes. A global variable, because GCC 12 assumes a read of 8 bytes only.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -37,7 +37,7 @@ struct alignas(64) TileConfig {
 };
 inline const TileConfig TILE_CONFIG;
 
-// AMX's tiles are usable as long as this lives. They may be in use already.
+// Configure AMX's tiles until the destructor. Objects may be nested.
 class TilesInUse {
  public:
   TilesInUse() {
@@ -98,10 +98,10 @@ inline void tiles_2x2(float* c, int64_t ldc, bool accumulate, const Multiply& mu
   }
 }
 
-// The upper half of a float32 number is a bf16 number. The first piece is rounded, so that what is left has either sign
-// and errors do not add up; the others are cut off.
+// The upper half of a float32 number is a bf16 number. The first piece is rounded, so the rest has either sign, and
+// errors cancel. The second and third piece are truncated.
 struct Piece {
-  __m512i first, rest;  // the piece, with its lower half 0 or not used; and what it leaves
+  __m512i first, rest;  // the piece in the upper half, and the number less the piece
 };
 template <bool rounded>
 inline Piece next_piece(__m512i numbers) {
@@ -111,7 +111,7 @@ inline Piece next_piece(__m512i numbers) {
   return {piece, _mm512_castps_si512(_mm512_sub_ps(whole, leading))};
 }
 
-// The pieces of two vectors, `combine`d from the upper halves of their numbers.
+// Write the pieces of two vectors, `combine`d from the upper halves of the numbers.
 template <class Combine>
 inline void split(Vec a, Vec b, bf16* to, const Combine& combine) {
   const Piece a0 = next_piece<true>(_mm512_castps_si512(a)), b0 = next_piece<true>(_mm512_castps_si512(b));
@@ -121,21 +121,21 @@ inline void split(Vec a, Vec b, bf16* to, const Combine& combine) {
   _mm512_storeu_si512(to + 2 * TILE, combine(a1.rest, b1.rest));
 }
 
-// One vector's numbers after the other's.
+// The upper halves of `low`, then of `high`.
 inline __m512i side_by_side(__m512i low, __m512i high) {
   alignas(64) static constexpr int16_t UPPER[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   return _mm512_permutex2var_epi16(low, _mm512_load_si512(UPPER), high);
 }
 
-// One number of each vector by turns.
+// The upper halves of `even` and `odd` in turn.
 inline __m512i in_pairs(__m512i even, __m512i odd) {
   return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(even, 16), odd);
 }
 
 inline int64_t lanes_left(int64_t count) { return count < 0 ? 0 : count < LANES ? count : LANES; }
 
-// Rows of `terms` numbers in pieces: (ceil(rows / 16), ceil(terms / 32), PIECES, TILE). Rows after the last are not
+// Split rows of `terms` numbers: (ceil(rows / 16), ceil(terms / 32), PIECES, TILE). Rows after the last are not
 // written.
 inline void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms, bf16* tiles) {
   const int64_t depth = tiles_of(terms);
@@ -149,10 +149,10 @@ inline void split_rows(const float* a, int64_t lda, int64_t rows, int64_t terms,
   }
 }
 
-// Columns of `terms` numbers, a multiple of 16, in pieces: (columns / 16, ceil(terms / 32), PIECES, TILE).
+// Split columns of `terms` numbers: (columns / 16, ceil(terms / 32), PIECES, TILE). `columns` is a multiple of 16.
 inline void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t columns, bf16* tiles) {
   const Vec zero(0.f);
-  for (int64_t n = 0; n < columns; n += TILE_ROWS)  // one column of tiles after another: written in order
+  for (int64_t n = 0; n < columns; n += TILE_ROWS)  // in the order of the result
     for (int64_t k = 0; k < terms; k += TILE_TERMS, tiles += PIECES * TILE) {
       const float* from = b + k * ldb + n;
       for (int64_t i = 0; i < TILE_TERMS; i += 2, from += 2 * ldb) {
@@ -162,7 +162,7 @@ inline void split_columns(const float* b, int64_t ldb, int64_t terms, int64_t co
     }
 }
 
-// The same for the transpose of `terms` rows: of each of `columns` numbers, a multiple of 16, the terms are a row.
+// Split the transpose of `terms` rows: each of `columns` columns, a multiple of 16, becomes a row of pieces.
 inline void split_transposed(const float* a, int64_t lda, int64_t terms, int64_t columns, bf16* tiles) {
   alignas(64) float transposed[2][TILE_ROWS][LANES];  // of 16 terms each
   for (int64_t n = 0; n < columns; n += TILE_ROWS)
@@ -189,7 +189,7 @@ inline void multiply_pieces(int64_t rows, int64_t columns, int64_t depth, const 
         for (int64_t at = 0; at < apart; at += PIECES * TILE) {
           const auto piece_of_a = [&](int64_t i) { load_a(from + at + i * TILE, from + at + i * TILE + apart); };
           const auto piece_of_b = [&](int64_t i) { load_b(b + at + i * TILE, b + at + i * TILE + apart); };
-          // Each product needs one new piece, except the first and the last.
+          // Each product loads one new piece, except the first and the last.
           piece_of_a(2), piece_of_b(0), dot();
           piece_of_a(1), dot();
           piece_of_b(1), dot();

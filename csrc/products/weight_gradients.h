@@ -1,5 +1,5 @@
-// Gradients of the weights of linear layers. Each is a sum over tokens of products of the layer's input and the
-// gradient of its output, in float32.
+// Gradients of the weights of linear layers: sums over tokens of products of the input and the gradient of the output,
+// in float32.
 //
 // Layout: a weight is (out, in).
 #pragma once
@@ -8,11 +8,12 @@
 
 namespace swin::SWIN_ISA {
 
-// What a group of windows keeps of a linear layer (in, out), or of one after another, for the products over its tokens.
+// The input and the gradient of the output of a linear layer (in, out) for a group of windows, packed for products over
+// the tokens. Layers may reuse the memory in turn.
 template <class T>
 class Kept {
-  // The numbers of a strip of long rows have few places in L1, and push each other out. So the strip is made
-  // contiguous, unless its rows are whole cache lines, of which fewer are read.
+  // A strip of long rows uses few sets of L1, and its lines evict each other. So strips are made contiguous, unless
+  // rows are whole cache lines.
   static constexpr bool PACKS_STRIPS = STRIP * sizeof(float) % LINE != 0;
   static constexpr int64_t MIN_IN_STRIPS = 256;
 
@@ -32,8 +33,8 @@ class Kept {
     transposed = arena.take<float>(most_out * rows);
   }
 
-  // `a`: the input (tokens, K) of the layer, which stays in use, with memory for `rows` tokens. of_output: (tokens, N).
-  // Adds the gradient of the bias to `bias_sum`.
+  // a: the input (tokens, K) of the layer, used until `weight_gradient`, with memory for `rows` tokens. of_output:
+  // (tokens, N). Adds the gradient of the bias to `bias_sum`.
   void keep(int64_t K, int64_t N, const T* rounded_a, const T* rounded_of_output, int64_t count, float* bias_sum) {
     const float *a = numbers_of(rounded_a), *of_output = numbers_of(rounded_of_output);
     in = K, out = N, tokens = count;
@@ -52,8 +53,8 @@ class Kept {
   }
 };
 
-// Writes or adds to `to`, which is the whole gradient, rows n ... n + count - 1, where n is a multiple of MAX_COLUMNS.
-// It sums over the tokens of all `groups`.
+// Write, or add, rows n ... n + count - 1 of the gradient `to`, summed over the tokens of all `groups`. n is a multiple
+// of MAX_COLUMNS.
 template <class T>
 void weight_gradient(const Kept<T>* const* groups, int64_t number_of_groups, int64_t n, int64_t count, float* to,
                      bool accumulate) {
@@ -80,7 +81,7 @@ void weight_gradient(const Kept<T>* const* groups, int64_t number_of_groups, int
 }
 
 #if SWIN_HAS_BF16
-// In the order of tiles, so that neither operand is packed a second time.
+// Both operands in the order of tiles: neither is packed a second time.
 template <>
 class Kept<bf16> {
  public:
@@ -107,7 +108,7 @@ class Kept<bf16> {
     }
   }
 
-  // Where the tiles of a block's first 16 channels are; those of the others are `depth` tiles later.
+  // The position of the tiles of the first 16 channels of a block. The other 16 channels are `depth` tiles later.
   int64_t block(int64_t token, int64_t channel) const {
     return (channel / TILE_ROWS * depth + token / TILE_TERMS) * TILE;
   }
@@ -136,11 +137,11 @@ struct KeptGroups {
   const Kept<bf16>* const* first;
   int64_t count;
 };
-// c (32, 32) = a b, or c += a b, over some groups: rows n ... n + 31 of their gradients, and columns k ... k + 31 of
-// their inputs.
+// c (32, 32) = a b, or c += a b, summed over groups: rows n ... n + 31 of the gradients, columns k ... k + 31 of the
+// inputs.
 #if SWIN_HAS_TILES
 inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
-  for (int64_t r = 0; r < 2 * TILE_ROWS; r++) {  // so that stores need not wait
+  for (int64_t r = 0; r < 2 * TILE_ROWS; r++) {  // for the stores
     __builtin_prefetch(c + r * ldc, 1);
     __builtin_prefetch(c + r * ldc + TILE_ROWS, 1);
   }
@@ -159,7 +160,7 @@ inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float
 }
 #else
 inline void multiply_block(const KeptGroups& groups, int64_t n, int64_t k, float* c, int64_t ldc, bool accumulate) {
-  constexpr int64_t VECTORS = Kept<bf16>::BLOCK / LANES, ROWS = 16 / VECTORS;  // at once
+  constexpr int64_t VECTORS = Kept<bf16>::BLOCK / LANES, ROWS = 16 / VECTORS;  // in registers
   for (int64_t r = 0; r < Kept<bf16>::BLOCK; r += ROWS) {
     Vec sums[ROWS][VECTORS];
     SWIN_UNROLL

@@ -1,8 +1,8 @@
-// Random calls of the functions of swin.h, of which most have something wrong: sizes, strides, null, misaligned and
-// overlapping memory. Each gives a result, or an error that says in a sentence what was wrong, and then has written
-// nothing. Memory is as large as swin.h says, to the byte: AddressSanitizer sees whoever goes beyond.
+// Random calls of the functions of swin.h. Most calls have a fault: sizes, strides, null pointers, misaligned or
+// overlapping memory. Each call returns a result, or an error text before any array is written. Each array has exactly
+// the size of swin.h, and AddressSanitizer reports any access beyond.
 //
-// fuzz SEED COUNT: by each instruction set of the processor.
+// fuzz SEED COUNT: runs COUNT calls for each instruction set of the processor.
 
 #include <algorithm>
 #include <cmath>
@@ -71,7 +71,7 @@ float any_float() { return one_of({0.f, -1.f, 1e-45f, 1e-5f, 3e38f, INFINITY, -I
   std::exit(1);
 }
 
-// Of factors that may be anything: -1 if one is negative, and no more than 2^62.
+// The product of any factors: -1 if a factor is negative, and at most 2^62.
 int64_t product(std::initializer_list<int64_t> factors) {
   __int128 found = 1;
   for (const int64_t factor : factors) {
@@ -82,9 +82,9 @@ int64_t product(std::initializer_list<int64_t> factors) {
 }
 int64_t parts(int64_t length, int64_t part) { return part > 0 && length > 0 ? (length - 1) / part + 1 : -1; }
 
-constexpr int64_t LARGEST = 1 << 20;  // bytes: what is larger is null, so that nothing large is computed
+constexpr int64_t LARGEST = 1 << 20;  // bytes: a larger array becomes null
 
-// One argument that points to numbers.
+// One pointer argument.
 struct Pointer {
   const char* name;
   void* at = nullptr;
@@ -93,19 +93,19 @@ struct Pointer {
   std::unique_ptr<char[]> memory;
 };
 
-// The call that is made next: what points to memory, and what is wrong with it.
+// The arrays of the next call, and its faults.
 struct Call {
   std::string name;
   std::vector<std::unique_ptr<Pointer>> pointers;
-  bool changed = false;  // whether it may be wrong
-  bool wrong = false;    // whether it is
+  bool changed = false;  // the call may have a fault
+  bool wrong = false;    // the call has a fault
 
   void* memory(const char* of, int64_t count, int64_t size, bool written, bool required = true, int64_t alignment = 0) {
     auto made = std::make_unique<Pointer>();
     made->name = of, made->written = written, made->required = required;
     const int64_t bytes = product({count, size});
     if (bytes >= 0 && bytes <= LARGEST && (required || chance(0.7))) {
-      // At the end of what is allocated: so every byte beyond is seen.
+      // The array ends with the allocation, so the sanitizer reports every byte beyond.
       alignment = alignment ? alignment : size;
       made->memory.reset(new char[bytes + alignment]);
       const auto first = reinterpret_cast<uintptr_t>(made->memory.get());
@@ -131,19 +131,19 @@ struct Call {
     }
   }
 
-  // `all`: where the call's pointers are, in the order in which they were made.
+  // all: addresses of the pointers of the call, in the order of the arrays.
   void corrupt(const std::vector<void*>& all) {
     if (!chance(0.4) || all.empty()) return;
     const int64_t i = draw(0, static_cast<int64_t>(all.size()) - 1), j = draw(0, static_cast<int64_t>(all.size()) - 1);
     const Pointer &one = *pointers[i], &other = *pointers[j];
     if (!one.bytes) return;
-    const auto set = [&](const void* to) { std::memcpy(all[i], &to, sizeof to); };  // of whatever type it is
+    const auto set = [&](const void* to) { std::memcpy(all[i], &to, sizeof to); };  // for a pointer of any type
     if (chance(0.3)) {
       set(nullptr), wrong = wrong || one.required, changed = true;
     } else if (chance(0.5)) {
       set(static_cast<char*>(one.at) - 1), wrong = changed = true;
     } else if (i != j && other.bytes && (one.written || other.written)) {
-      set(other.at), changed = true;  // forward may write y in the place of x
+      set(other.at), changed = true;  // swin_block_forward allows y = x
       wrong = wrong || !(std::string(one.name) + other.name == "xy" || std::string(one.name) + other.name == "yx");
     }
   }
@@ -174,7 +174,7 @@ void judge(const Call& call, int32_t status) {
   if (!call.untouched()) stop(call.name, "it has written, and then found an error", status);
 }
 
-// Puts any number in the place of one or two of `all`.
+// Replace one or two numbers of `all` by random numbers.
 template <class... Number>
 void change(Call& call, Number*... numbers) {
   if (!chance(0.6)) return;
@@ -219,7 +219,7 @@ void fuzz_checksum() {
   if (count > 2) count = one_of({int64_t{INT32_MAX} + 1, INT64_MAX});
   void* pieces[] = {call.memory("a piece", bytes[0], 1, false), call.memory("a piece", bytes[1], 1, false)};
   uint64_t sum = 0;
-  call.wrong = false;  // a piece that does not count may be anything
+  call.wrong = false;  // pieces after the last are ignored
   call.changed = true;
   judge(call, swin_checksum(pieces, bytes, count, threads, chance(0.9) ? &sum : nullptr));
 }
@@ -228,7 +228,7 @@ struct BlockCall : Call {
   swin_block b{};
   std::vector<void*> all;
 
-  // A pointer of the call, to which a field of a structure is set by `finish`.
+  // A pointer of the call. `finish` copies the pointer to a field of a structure.
   template <class P>
   void field(P*& to, const char* of, int64_t count, int64_t size = 4, bool written = false, bool required = true,
              int64_t alignment = 0) {
@@ -287,7 +287,7 @@ void fuzz_block(bool backward) {
     call.corrupt(call.all);
     return judge(call, swin_block_forward(&b, x, y, saved, groups));
   }
-  // What a backward pass reads must be what a forward pass saved.
+  // A backward pass reads the values of a forward pass.
   if (saved && status == SWIN_OK && call.numbers() && x && b.linear[0]) {
     std::vector<float> out(call.numbers());
     if (swin_block_forward(&b, x, out.data(), saved, groups)) saved = nullptr;
@@ -311,7 +311,7 @@ void fuzz_block(bool backward) {
   judge(call, swin_block_backward(&b, transposed, x, grad_y, saved, groups, &g));
 }
 
-// Images or maps: K numbers become a token; `inputs` numbers, `tokens` tokens.
+// Images or maps: K numbers become a token. `inputs` counts numbers, `tokens` tokens.
 template <class Forward, class Backward>
 void fuzz_projection(BlockCall& call, int64_t K, int64_t inputs, int64_t tokens, bool norm_after, bool backward,
                      const Forward& forward, const Backward& compute_backward) {
@@ -349,11 +349,11 @@ void fuzz_projection(BlockCall& call, int64_t K, int64_t inputs, int64_t tokens,
   call.changed = call.changed || p.outputs % 2;
   const bool had = transposed;
   call.corrupt(call.all);
-  if (had && !transposed) call.wrong = false, call.changed = true;  // then x's gradient is not wanted
+  if (had && !transposed) call.wrong = false, call.changed = true;  // no gradient of x
   judge(call, compute_backward(p, transposed, grad_y, &g));
 }
 
-// Where a block's own memory does not matter.
+// A call about a projection, without the arrays of a block.
 struct ProjectionCall : BlockCall {
   explicit ProjectionCall(const char* of) : BlockCall(of) {
     pointers.clear(), all.clear();
@@ -428,7 +428,7 @@ void fuzz_output_norm(bool backward) {
                                         grad_bias));
 }
 
-// Regions of maps (batch, ...), or boxes if there is no batch: most as they should be, in any place.
+// Regions of maps (batch, ...), or boxes if batch is 0. Most are valid, anywhere on the plane.
 void fill_boxes(Call& call, float* boxes, int64_t count, int64_t batch) {
   const int64_t numbers = batch ? 5 : 4;
   const auto one = [] { return chance(0.02) ? one_of({NAN, 0.f, 1e9f, -1e9f, 1e-30f}) : draw(-80, 300) / 8.f; };
@@ -481,7 +481,7 @@ void fuzz_roi_align(bool backward) {
       call.field(argmax_x, "argmax_x", pooled, 4, true);
     }
     call.corrupt(call.all);
-    if (maximum && !argmax_y && !argmax_x) call.wrong = false, call.changed = true;  // then the mean is wanted
+    if (maximum && !argmax_y && !argmax_x) call.wrong = false, call.changed = true;  // the mean instead
     of.boxes = boxes;
     return judge(call, swin_roi_align_forward(&of, maps, to, argmax_y, argmax_x));
   }

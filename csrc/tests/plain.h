@@ -1,4 +1,4 @@
-// What swin.h promises, in plain loops: of doubles, or of numbers that remember how they came about (tape.h).
+// The functions of swin.h as plain loops, over doubles or over the recorded numbers of tape.h.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 template <class X>
 using Numbers = std::vector<X>;
 
-// LayerNorm of `n` numbers; without weight or bias these are 1 and 0.
+// LayerNorm of `n` numbers. An empty weight means 1, an empty bias 0.
 template <class X>
 Numbers<X> layer_norm(const Numbers<X>& row, const Numbers<X>& weight, const Numbers<X>& bias, double eps) {
   using std::sqrt;
@@ -50,13 +50,13 @@ X gelu(X x) {
   return X(0.5) * x * (X(1) + erf(x * X(std::sqrt(0.5))));
 }
 
-// The tensors of a block; an empty one is null.
+// The tensors of a block. An empty tensor stands for a null pointer.
 template <class X>
 struct BlockTensors {
   Numbers<X> x, linear[SWIN_LINEARS], bias[SWIN_LINEARS], norm_weight[3], norm_bias[3], position_bias, cosine_scale;
 };
 
-// Which places attend to each other: those of one region, along one axis.
+// Return true if two places of an axis lie in one region: only then do their tokens attend to each other.
 inline int region(int64_t rolled, int64_t at, int64_t padded, int64_t length, int64_t shift, bool mask_padding) {
   return mask_padding && at >= length ? 2 : rolled >= padded - shift ? 1 : 0;
 }
@@ -164,7 +164,7 @@ Numbers<X> plain_projection(const swin_projection& p, const ProjectionTensors<X>
   return row;
 }
 
-// t.x: images without gaps, whatever the strides of `of`.
+// t.x: images without gaps, for any strides of `of`.
 template <class X>
 Numbers<X> plain_embed(const swin_images& of, const swin_projection& p, const ProjectionTensors<X>& t) {
   Numbers<X> y;
@@ -217,11 +217,11 @@ Numbers<X> plain_output_norm(int64_t batch, int64_t area, int64_t C, double eps,
 
 // --- Detectors -------------------------------------------------------------------------------------------------------
 
-// Between two pixels of one axis; a sample further than a pixel outside is nowhere.
+// A sample between two pixels of one axis, or outside the map by more than a pixel.
 struct Between {
   bool inside;
   int64_t low, high;
-  double share;  // of the high one
+  double share;  // of the higher pixel
 };
 inline Between between(double at, int64_t size) {
   const double clamped = std::min(std::max(at, 0.0), static_cast<double>(size - 1));
@@ -250,7 +250,7 @@ struct Pooled {
   Numbers<double> argmax_y, argmax_x;
 };
 
-// maps: (B, C, H, W) without gaps, whatever the strides of `of`.
+// maps: (B, C, H, W) without gaps, for any strides of `of`.
 template <class X>
 Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
   Pooled<X> pooled;
@@ -262,7 +262,7 @@ Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
       const X* plane = maps.data() + (static_cast<int64_t>(box[0]) * of.channels + c) * of.height * of.width;
       for (const auto& rows : down)
         for (const auto& columns : across) {
-          X sum(0), best(-10000.0);  // mmcv's least
+          X sum(0), best(-10000.0);  // mmcv's smallest maximum
           double best_y = -1, best_x = -1;
           for (const double y : rows)
             for (const double x : columns) {
@@ -285,7 +285,7 @@ Pooled<X> plain_roi_align(const swin_roi_align& of, const Numbers<X>& maps) {
   return pooled;
 }
 
-// Of boxes x1, y1, x2, y2. What a number that is not finite overlaps with is not known.
+// Greedy suppression of boxes x1, y1, x2, y2. A box with a number that is not finite overlaps nothing.
 inline double plain_overlap(const float* a, const float* b, double offset) {
   const auto area = [&](double x1, double y1, double x2, double y2) { return (x2 - x1 + offset) * (y2 - y1 + offset); };
   const double wide = std::min<double>(a[2], b[2]) - std::max<double>(a[0], b[0]) + offset;

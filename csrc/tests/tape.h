@@ -1,12 +1,12 @@
-// Gradients of what plain loops compute: numbers that remember how they came about.
+// Gradients of plain loops: each number records the two operands of its operation.
 #pragma once
 
 #include <cmath>
 #include <vector>
 
 struct Node {
-  int a, b;           // of which numbers it was made; -1: a constant
-  double by_a, by_b;  // its derivatives
+  int a, b;           // indices of the operands; -1: a constant
+  double by_a, by_b;  // derivatives with respect to a and b
 };
 inline std::vector<Node> tape;
 
@@ -19,7 +19,7 @@ struct Var {
     node = static_cast<int>(tape.size());
     tape.push_back({a.node, b.node, by_a, by_b});
   }
-  // A number with respect to which gradients are wanted.
+  // A leaf: `gradients` computes the derivative with respect to the number.
   static Var leaf(double value) {
     Var made(value);
     made.node = static_cast<int>(tape.size());

@@ -1,5 +1,5 @@
-// The library's own test: each function of swin.h against plain loops in double, by each instruction set that the
-// processor has, on one and on three threads.
+// The library's own test: compares each function of swin.h with plain loops in double, for each instruction set of the
+// processor, on one and on three threads.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@ namespace {
 std::mt19937 draw(1);
 int checks = 0, failures = 0;
 std::string doing;
-double worst = 0;  // error, as a share of what is allowed
+double worst = 0;  // the largest error, divided by its limit
 
 void expect(bool right, const char* what) {
   checks++;
@@ -29,13 +29,13 @@ void expect(bool right, const char* what) {
 
 void ok(int32_t status, const char* what) { expect(status == SWIN_OK, what); }
 
-// Errors are measured by the largest number of an array, or by 1, the size of all that goes in.
+// Errors are relative to the largest number of an array, and at least to 1, the size of the inputs.
 void expect_close(const Numbers<float>& found, const Numbers<double>& truth, double allowed, const char* what) {
   double most = 1, error = 0;
   for (size_t i = 0; i < truth.size(); i++) {
     most = std::max(most, std::abs(truth[i]));
     const double off = std::abs(found[i] - truth[i]);
-    error = off <= error ? error : off;  // a NaN stays
+    error = off <= error ? error : off;  // keeps a NaN
   }
   worst = std::max(worst, error / most / allowed);
   if (!(error <= allowed * most) || found.size() != truth.size())
@@ -63,7 +63,7 @@ Numbers<Var> as(const Numbers<float>& numbers) {
 
 const float* or_null(const Numbers<float>& numbers) { return numbers.empty() ? nullptr : numbers.data(); }
 
-// What a sum of y times grad_y is, and its gradient with respect to `leaves`.
+// The sum of y times grad_y, and the gradients with respect to `leaves`.
 Numbers<double> gradient_of(const Numbers<double>& all, const Numbers<Var>& leaves) {
   Numbers<double> found;
   for (const Var leaf : leaves) found.push_back(all[leaf.node]);
@@ -195,7 +195,7 @@ BlockTensors<X> tensors(const BlockTensors<float>& of) {
   return made;
 }
 
-// Memory of whole cache lines.
+// Memory in whole cache lines.
 struct Lines {
   explicit Lines(int64_t bytes) : memory(bytes + 64) {}
   char* begin() { return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64; }
@@ -410,7 +410,7 @@ void test_output_norm(int64_t batch, int64_t area, int64_t C) {
 
 // --- Detectors -------------------------------------------------------------------------------------------------------
 
-// Numbers of `dtype`, in memory with these strides, of which those in between are NaN.
+// Numbers of `dtype` in memory with the given strides. The gaps are NaN.
 struct Stored {
   Numbers<char> bytes;
 
@@ -437,7 +437,7 @@ struct Stored {
   }
 };
 
-// What bfloat16 holds, if the numbers are to be stored as that.
+// Round numbers to bfloat16, if `dtype` is bfloat16.
 Numbers<float> held_by(int32_t dtype, Numbers<float> numbers) {
   for (float& number : numbers) {
     uint32_t bits;
@@ -473,7 +473,7 @@ const RoiCase ROIS[] = {
     {"regions of no channels", 1, 0, 5, 6, 3, 7, 7, 0, 1.f, true, false, false},
 };
 
-// Some reach out of the map, one has a NaN, one is infinite, and one is a point.
+// Random regions: some reach out of the map, one has a NaN, one is infinite, one is a point.
 Numbers<float> random_regions(const RoiCase& c) {
   Numbers<float> boxes;
   for (int64_t r = 0; r < c.regions; r++) {
@@ -520,7 +520,7 @@ void test_roi_align(const RoiCase& c, int32_t dtype) {
     const Pooled<Var> with_gradients = plain_roi_align(of, leaves);
     const Numbers<double> all = all_gradients(maximum ? with_gradients.maximum : with_gradients.mean, grad);
     Numbers<double> of_maps = gradient_of(all, leaves);
-    for (double& number : of_maps) number += 1;  // it is added to what is there
+    for (double& number : of_maps) number += 1;  // the call adds to the gradient
     for (const int threads : {1, 3}) {
       of.threads = threads;
       Numbers<char> pooled(grad_pooled.bytes.size());
@@ -556,11 +556,11 @@ void test_convolution(const std::array<int64_t, 5>& sizes, bool has_bias, int32_
     Numbers<float> packed(swin_packed_convolution_size(tile, N, C));
     expect(static_cast<int64_t>(packed.size()) == (tile + 2) * (tile + 2) * N * C, "swin_packed_convolution_size");
     for (const int threads : {1, 3}) {
-      Numbers<char> y(B * H * W * N * (dtype == SWIN_BFLOAT16 ? 2 : 4), '\xff');  // not a number
+      Numbers<char> y(B * H * W * N * (dtype == SWIN_BFLOAT16 ? 2 : 4), '\xff');  // NaN
       ok(swin_pack_convolution(weight.data(), tile, N, C, threads, packed.data()), "swin_pack_convolution");
       const swin_convolution of{dtype, threads, tile, B, H, W, C, N, packed.data(), or_null(bias)};
       ok(swin_convolution_forward(&of, maps.bytes.data(), y.data()), "swin_convolution_forward");
-      // Of bfloat16, only the outputs are rounded: by at most 2^-8 of a number. Larger tiles have larger points.
+      // In bfloat16 the outputs alone are rounded, by at most 2^-8. Larger tiles have larger points.
       const double of_float32 = (tile == 4 ? 1 : 3) * allowed(SWIN_FLOAT32);
       expect_close(read_back(dtype, y), truth, dtype == SWIN_BFLOAT16 ? 4e-3 : of_float32, "y");
     }
@@ -574,7 +574,7 @@ void test_nms(int64_t count, float threshold, float offset) {
   for (int64_t i = 0; i < count; i++) {
     const float x = place(draw), y = place(draw);
     boxes.insert(boxes.end(), {x, y, x + length(draw), y + length(draw)});
-    if (i % 11 == 5) std::copy_n(boxes.end() - 8, 4, boxes.end() - 4);  // the same once more
+    if (i % 11 == 5) std::copy_n(boxes.end() - 8, 4, boxes.end() - 4);  // equal boxes
     if (i % 17 == 9) boxes[4 * i + i % 4] = i % 2 ? NAN : INFINITY;
   }
   Numbers<int64_t> order(count);
@@ -604,7 +604,7 @@ void test_all(const std::string& isa, int32_t dtype) {
   for (const BlockCase& c : BLOCKS) run(test_block, c, dtype);
   run(test_embed, dtype, 3, 9, 10, 4, 50, true, false);
   run(test_embed, dtype, 2, 5, 7, 3, 2, false, true);
-  run(test_embed, dtype, 300, 11, 13, 1, 200, true, true);  // more terms than are summed at once, more than a panel
+  run(test_embed, dtype, 300, 11, 13, 1, 200, true, true);  // longer than a partial sum, and wider than a panel
   run(test_merge, dtype, 5, 6, 9, 20, true, false);
   run(test_merge, dtype, 4, 5, 16, 34, true, true);
   run(test_merge, dtype, 1, 1, 1, 2, false, false);
@@ -614,10 +614,10 @@ void test_all(const std::string& isa, int32_t dtype) {
   run(test_convolution, std::array<int64_t, 5>{1, 9, 14, 40, 100}, true, dtype);
   run(test_convolution, std::array<int64_t, 5>{3, 4, 4, 3, 1}, false, dtype);
   run(test_convolution, std::array<int64_t, 5>{2, 1, 2, 1, 7}, true, dtype);
-  // More channels than are summed at once, several blocks.
+  // More channels than a partial sum has, and several blocks.
   run(test_convolution, std::array<int64_t, 5>{1, 37, 33, 300, 16}, false, dtype);
   run(test_convolution, std::array<int64_t, 5>{0, 5, 6, 8, 8}, true, dtype);
-  if (dtype == SWIN_FLOAT32) {  // RoIAlign takes both dtypes on any processor
+  if (dtype == SWIN_FLOAT32) {  // RoIAlign supports both dtypes on any processor
     for (const RoiCase& c : ROIS)
       for (const int32_t stored : {SWIN_FLOAT32, SWIN_BFLOAT16}) run(test_roi_align, c, stored);
     for (const int64_t count : {0, 1, 2, 130, 1500})
