@@ -1,4 +1,4 @@
-"""What the site takes from outside `docs`, the files at the root of the repository; and its two languages."""
+"""Pages of the site for files at the root of the repository, and the navigation of two languages."""
 
 import posixpath
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-# The pages that are made of files at the root; README is the home page, so that there is one.
+# Pages from files at the root. README is the home page.
 PAGES = {
     'README.md': 'index.md',
     'README.zh-CN.md': 'zh_cn/index.md',
@@ -23,7 +23,7 @@ LINK = re.compile(r'(\]\(|src=")([^)#"\s]+)')
 
 
 def on_config(config):
-    """A page that the navigation does not name stands at its end, so that no page is out of reach."""
+    """Append pages without an entry to the navigation."""
     named = str(config.nav)
     pages = [page.relative_to(ROOT / 'docs').as_posix() for page in sorted((ROOT / 'docs').rglob('*.md'))]
     others = [page for page in pages if f"'{page}'" not in named]
@@ -45,13 +45,13 @@ def on_files(files: Files, config) -> Files:
 
 
 def on_page_markdown(markdown: str, page, **_) -> str:
-    """Links to files at the root lead to their pages."""
+    """Point links to files at the root to the pages of these files."""
     source = page.file.src_uri
     return markdown if source in PAGES.values() else with_links(markdown, f'docs/{source}', source)
 
 
 def with_links(markdown: str, source: str, page: str) -> str:
-    """The text of the file `source` of the repository, with the links that `page` of the site needs."""
+    """Return the text of the file `source` with the links of the site's `page`."""
 
     def moved(link: re.Match) -> str:
         target = link[2]
@@ -64,7 +64,7 @@ def with_links(markdown: str, source: str, page: str) -> str:
 
 
 def on_page_context(context, page, config, nav):
-    """A page has the navigation of its language, and a switch to the other one: to its twin, or to the home page."""
+    """Add the navigation of the page's language, and a switch to the twin page, or to the home page."""
     here = page.file.src_uri
     chinese = here.startswith(CHINESE)
     names = {one.file.src_uri: one.url for one in nav.pages}

@@ -23,7 +23,7 @@ LIMITS = {
     'tests': (10.6, 4.8),
     'tools': (6.5, 1.0),
     'configs': (6.5, 1.0),
-    'benchmarks': (11.6, 9.2),
+    'benchmarks': (6.5, 1.0),
     'examples': (11.6, 13.1),
     'docs': (6.5, 1.0),
     'README.md': (6.5, 1.0),
