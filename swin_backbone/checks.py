@@ -10,7 +10,7 @@ from typing import Any, Optional, TypeVar, Union
 
 Value = TypeVar('Value')
 
-MAX_VALUE = 200  # of a value in a message
+MAX_VALUE = 200  # characters of a value in a message
 
 
 def refusal(name: str, takes: str, value: object) -> str:

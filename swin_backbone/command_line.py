@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any, NoReturn, Optional, Union
 
 BROKEN_PIPE = 128 + 13  # exit status, as for SIGPIPE
-LARGEST_SIDE = 16384  # of a picture, in pixels
-LARGEST = 2**31 - 1  # of all numbers in options
+LARGEST_SIDE = 16384  # pixels of a picture
+LARGEST = 2**31 - 1  # limit of all numbers in options
 
 
 def run(main: Callable[[], Optional[int]]) -> NoReturn:
@@ -348,7 +348,7 @@ def training_settings(args: argparse.Namespace) -> Any:
 
 
 USER_ERRORS = (ValueError, TypeError, OSError)
-BUILD_ERRORS = (Exception,)  # of code that depends on the command line and the config alone
+BUILD_ERRORS = (Exception,)  # for code that depends only on the command line and the config
 
 
 @contextmanager

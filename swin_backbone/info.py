@@ -130,7 +130,7 @@ def _devices() -> Iterator[Fact]:
 def _processor() -> str:
     try:
         from .devices import processor
-    except ImportError:  # of torch or mmcv
+    except ImportError:  # torch or mmcv is missing
         return f'{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs'
     return processor()
 

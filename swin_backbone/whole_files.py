@@ -10,7 +10,7 @@ from typing import Union
 from mmengine.fileio import LocalBackend, register_backend
 
 PARTIAL = '.partial-'
-LONGEST_NAME = 255  # of a name in a folder
+LONGEST_NAME = 255  # bytes of a file name
 LONGEST_SUFFIX = 16  # characters, with the point
 # Numbers of an OSError for a full or read-only disk, or a folder in the place of the file
 CANNOT_WRITE = {

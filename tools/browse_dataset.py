@@ -92,7 +92,7 @@ def main() -> int:
         source = Path(f'{index:06d}')
         try:
             item = dataset[index]
-            if item is None:  # what a filter in the pipeline leaves out
+            if item is None:  # a filter in the pipeline removed the item
                 continue
             source = Path(item['data_samples'].get('img_path') or source)
             drawn = draw(visualizer, item, source.name, not args.not_show, args.show_interval)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make install` does. Each step is skipped, without asking the network, when its outcome is there already.
+# The program of `make install`. A finished step is skipped without a network request.
 set -euo pipefail
 
 stop() {
@@ -8,7 +8,7 @@ stop() {
 }
 
 python="$VENV/bin/python"
-# Modules are compiled when they are first imported; most never are.
+# Most modules are never imported, and Python compiles the imported ones.
 pip_install=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
 pip=("${pip_install[@]}" --constraint "$VENV/constraints.txt")
 
@@ -18,8 +18,8 @@ if [ ! -x "$python" ]; then
     "$PYTHON" -m venv "$VENV" || stop "$PYTHON cannot make a virtual environment (on Debian: apt install python3-venv)"
 fi
 
-# Reads what pip prints while ninja compiles, whose lines begin with [files done/files in all]; says how far it is, on a
-# terminal in one line that changes, elsewhere at each tenth.
+# Read pip's output while ninja compiles: lines begin with [files done/all files]. Show the progress: on a terminal in one
+# changing line, in a log at each tenth.
 show_progress() {
     local line said=0 tenth
     while IFS= read -r line; do
@@ -35,11 +35,11 @@ show_progress() {
     if [ -t 1 ]; then echo; fi
 }
 
-# The stand-in that pip installs with this package has no file.
+# The stand-in of this package has no file.
 mmcv_is_built() { "$python" -c 'import torch, mmcv._ext; mmcv._ext.__file__' 2>/dev/null; }
 
-# mmcv is installed without its C++ operators, for which swin_backbone's own stand in (docs/measurements/mmcv_ops.md); one
-# that is there stays. MMCV=compiled builds them, since there is no wheel for this torch: before that all they need is checked.
+# mmcv is installed without C++ operators, and swin_backbone's operators replace them (docs/measurements/mmcv_ops.md). An
+# installed mmcv stays. MMCV=compiled builds the operators, after a check of compiler and headers: no wheel fits this torch.
 case "${MMCV:=none}" in
 none | compiled) ;;
 *) stop "MMCV takes compiled or none, got $MMCV" ;;
@@ -51,7 +51,7 @@ if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
     [ -f "$header" ] || stop "mmcv is built from source and needs Python's headers, and there is no $header (on Debian: apt install python3-dev)"
 fi
 
-# The package's library needs a compiler alone: it is made while pip fetches and unpacks the rest.
+# The package's library needs only a compiler, and is compiled while pip installs the packages.
 "${pip_install[@]}" --constraint "constraints/$STACK.txt" \
     setuptools wheel ninja packaging psutil
 library_log="$VENV/library-build.log"
@@ -63,7 +63,7 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
     echo "install: $TORCH"
     "${pip_install[@]}" "$TORCH"
 fi
-# Whatever torch that is, nothing below may exchange it for another, nor the triton that a CUDA build of it brought.
+# No step below may replace torch, nor the triton of a CUDA build.
 pin_what_is_there() { "$python" -c "import $1; print('$1==' + $1.__version__)" 2>/dev/null; }
 {
     grep -v '^triton==' "constraints/$STACK.txt"
@@ -75,19 +75,19 @@ mmcv=$(sed -n '/^\(onedl-\)\?mmcv==/p' "constraints/$STACK.txt")
 if [ "$MMCV" = compiled ] && ! mmcv_is_built; then
     echo "install: building mmcv (10 to 20 minutes on 2 cores; pip keeps the wheel for the next time)"
     log="$VENV/mmcv-build.log"
-    # An mmcv without operators that is there gives way. With ninja on the PATH torch compiles with all cores. Twice
-    # verbose: once makes up for --quiet, and then pip passes on what ninja prints.
+    # An installed mmcv without operators is replaced. With ninja on the PATH, torch compiles on all cores. One --verbose
+    # cancels --quiet, and the second prints the output of ninja.
     "$python" -m pip --disable-pip-version-check uninstall --quiet --yes "${mmcv%%==*}" 2>/dev/null
     PATH="$(cd "$VENV" && pwd)/bin:$PATH" MMCV_WITH_OPS=1 "${pip[@]}" -vv --no-build-isolation "$mmcv" 2>&1 |
         tee "$log" | show_progress ||
         stop "mmcv did not build; the compiler's output is in $log"
 elif ! "$python" -c 'import mmcv' 2>/dev/null; then
-    # In an isolated build there is no torch, and so mmcv builds without operators, in seconds. Not through pip's cache,
-    # where the wheel with operators has the same name.
+    # An isolated build has no torch, so that mmcv builds without operators, in seconds. pip's cache is off: a wheel with
+    # operators has the same name.
     echo "install: $mmcv, without its compiled operators"
     PIP_CONSTRAINT="$VENV/constraints.txt" "${pip[@]}" --use-pep517 --no-cache-dir "$mmcv" || stop "pip cannot install $mmcv"
 fi
 SWIN_BACKBONE_NATIVE=0 "${pip[@]}" --no-build-isolation --editable ".[$STACK,test,lint]"
 wait "$library" || stop "the library did not build; what was said is in $library_log"
-grep '^swin_backbone: ' "$library_log" >&2 || true # why there is none, if so
+grep '^swin_backbone: ' "$library_log" >&2 || true # the reason of a missing library
 echo "install: $VENV is ready"

@@ -41,7 +41,7 @@ def main() -> None:
     with stop_on_user_errors(BUILD_ERRORS, args.debug), contextlib.redirect_stdout(sys.stderr):
         outputs = claim(args.save_path, [args.config], args.overwrite) if args.save_path else None
         cfg = load_config(args, with_data=args.data is not None, settings=training_settings(args))
-        for key in ('launcher', 'work_dir'):  # of a run, not of the config
+        for key in ('launcher', 'work_dir'):  # settings of a run
             cfg.pop(key)
         text = cfg.pretty_text
         if outputs:

@@ -15,9 +15,9 @@ from mmengine.config import Config
 from ..checkpoints import CheckpointError
 
 IN_WORKER = 'Original Traceback (most recent call last)'
-MAX_MESSAGE = 1000  # of a message
+MAX_MESSAGE = 1000  # characters
 WHERE = f'{__name__}.DataError: '
-EXAMPLES = 3  # of each kind of fault
+EXAMPLES = 3  # for each kind of fault
 
 
 class DataError(ValueError):
@@ -45,18 +45,12 @@ class Faults:
         if len(examples) < EXAMPLES:
             examples.append(example)
 
-    def update(self, other: 'Faults', where: str) -> None:
-        """Add the faults of a file."""
+    def update(self, other: 'Faults', file: str = '') -> None:
+        """Add further faults. With `file`, each kind begins with the name of the file."""
         for kind, examples in other.examples.items():
-            kind_there = f'{where}: {kind}'
-            self.counts[kind_there] += other.counts[kind]
-            self.examples[kind_there] = [*self.examples.get(kind_there, ()), *examples][:EXAMPLES]
-
-    def extend(self, other: 'Faults') -> None:
-        """Add further faults."""
-        for kind, examples in other.examples.items():
-            self.counts[kind] += other.counts[kind]
-            self.examples[kind] = [*self.examples.get(kind, ()), *examples][:EXAMPLES]
+            here = f'{file}: {kind}' if file else kind
+            self.counts[here] += other.counts[kind]
+            self.examples[here] = [*self.examples.get(here, ()), *examples][:EXAMPLES]
 
     def sentences(self) -> list[str]:
         """Return a sentence for each kind."""

@@ -106,7 +106,7 @@ def fit_to_run(runner: Runner, checkpoint: dict[str, Any], name: str) -> None:
     metainfo = getattr(runner.train_dataloader.dataset, 'metainfo', None)
     if classes is not None and list(classes) != list((metainfo or {}).get('classes') or ()):
         changes.append('other classes')
-    meta['dataset_meta'] = metainfo  # which mmengine compares too
+    meta['dataset_meta'] = metainfo  # mmengine compares dataset_meta too
     if changes:
         runner.logger.warning(f'{name} is resumed with {", ".join(changes)}: not as it would have gone on by itself.')
 

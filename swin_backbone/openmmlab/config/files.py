@@ -20,7 +20,7 @@ from ..errors import ConfigError, sentence_of
 
 OWN = 'swin_backbone'
 TOOLBOXES = ('mmdet', 'mmseg', 'mmpretrain', 'mmrotate')
-MAX_SUGGESTIONS = 3  # of similar names, in an error
+MAX_SUGGESTIONS = 3  # similar names in an error
 CONFIG_SUFFIXES = ('.py', '.yml', '.yaml', '.json')
 
 

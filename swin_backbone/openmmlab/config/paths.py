@@ -10,7 +10,7 @@ from mmengine.config import Config
 
 from ..errors import DataError
 
-LARGEST_FILE = 2**34  # of a picture or annotation file
+LARGEST_FILE = 2**34  # bytes of a picture or annotation file
 MOST_TEXT = 2**26  # bytes of a file with the labels of one picture, or names
 
 

@@ -34,7 +34,7 @@ def find_published(name: str) -> Published:
     """Return the entry of a model in the metafiles of this package, then of the installed toolboxes.
 
     Args:
-        name: of the config, without folder and `.py`.
+        name: file name of the config, without `.py`.
 
     Raises:
         ConfigError: (a ValueError) if no metafile has the name; the message has similar names.

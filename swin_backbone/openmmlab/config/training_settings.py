@@ -143,7 +143,7 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
     """Set the length of a training, in place, and shorten warm-ups to a tenth of it.
 
     Args:
-        pictures: of an epoch.
+        pictures: number of pictures per epoch.
         epochs: None keeps the length.
 
     Raises:
@@ -155,7 +155,7 @@ def fit_schedule(cfg: Config, pictures: int, processes: int = 1, epochs: Optiona
         raise ConfigError('--epochs sets train_cfg.max_epochs or max_iters, and the config has none')
     by_epoch = unit == 'max_epochs'
     batch = cfg.train_dataloader.get('batch_size') or 1
-    steps = max(1, math.ceil(pictures / (batch * processes)))  # of an epoch
+    steps = max(1, math.ceil(pictures / (batch * processes)))  # per epoch
     old = loop[unit]
     new = old if epochs is None else epochs if by_epoch else epochs * steps
     factor = new / old

@@ -230,7 +230,7 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
                 (in_evaluation if is_left_out or kind == SHORT_POLYGON else masks).add(kind, f'{name} {reason}')
                 if kind == SHORT_POLYGON and not is_left_out:
                     warnings.add(f'{kind}: training leaves those out', f'{name} {reason}')
-    (warnings if filled else errors).extend(strays)
+    (warnings if filled else errors).update(strays)
     return Annotations(
         len(sizes), len(sizes.keys() - filled), tuple(names.values()), objects, errors, masks, in_evaluation, warnings
     )

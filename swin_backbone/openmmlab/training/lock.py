@@ -24,7 +24,7 @@ def only_training_in(work_dir: str, rank: int = 0) -> Iterator[None]:
     The operating system releases the lock at the end of the process.
 
     Args:
-        rank: of this process in its run. Rank 0 holds the lock for all.
+        rank: rank of this process. Rank 0 holds the lock for all ranks.
 
     Raises:
         TrainingStopped: if another process trains in the folder, naming the process.
