@@ -87,6 +87,10 @@ SWIN_API int32_t swin_checksum(const void* const* pieces, const int64_t* bytes, 
 /* The linear layers of a block, in this order everywhere: qkv (3C, C), proj (C, C), fc1 (D, C), fc2 (C, D). */
 enum swin_linear { SWIN_QKV, SWIN_PROJ, SWIN_FC1, SWIN_FC2, SWIN_LINEARS };
 
+/* Zeros after the norm complete the windows at right and bottom. Tokens attend to this padding, but not under
+ * SWIN_PADDING_MASKED. A shift rolls the padded map; under SWIN_PADDING_AFTER_ROLL, the rolled map is padded. */
+enum swin_padding { SWIN_PADDING_ATTENDED, SWIN_PADDING_MASKED, SWIN_PADDING_AFTER_ROLL, SWIN_PADDINGS };
+
 typedef struct swin_block {
   int32_t dtype, threads;
   int64_t batch, height, width; /* B, H, W of the maps. B may be 0, H and W may not */
@@ -94,7 +98,7 @@ typedef struct swin_block {
   int64_t heads;
   int64_t window_height, window_width; /* 1 to 16 */
   int64_t shift_height, shift_width;   /* 0 to the side of the window - 1 */
-  int32_t mask_padding;                /* 1: tokens do not attend to padding */
+  int32_t padding;                     /* of enum swin_padding */
   int32_t has_norm3;                   /* V2 only: 1 for a norm after the MLP's residual */
   float scale;                         /* of q k^T */
   float eps1, eps2, eps3;              /* of the norms */

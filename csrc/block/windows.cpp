@@ -4,15 +4,18 @@
 #include <limits>
 #include <numeric>
 
+#include "swin.h"
+
 namespace swin {
 
-Axis::Axis(int64_t length, int64_t window, int64_t shift, bool mask_padding)
+Axis::Axis(int64_t length, int64_t window, int64_t shift, int32_t padding)
     : length(length), window(window), count((length + window - 1) / window) {
   const int64_t padded = count * window;
+  const int64_t rolled = padding == SWIN_PADDING_AFTER_ROLL ? length : padded;
   for (int64_t i = 0; i < padded; i++) {
-    const int64_t at = (i + shift) % padded;
+    const int64_t at = i < rolled ? (i + shift) % rolled : i;
     coordinate.push_back(static_cast<int32_t>(at));
-    region.push_back(mask_padding && at >= length ? 2 : i >= padded - shift ? 1 : 0);
+    region.push_back(padding == SWIN_PADDING_MASKED && at >= length ? 2 : i >= padded - shift ? 1 : 0);
   }
   for (int64_t w = 0; w < count; w++) {
     const auto first = region.begin() + w * window, last = first + window;

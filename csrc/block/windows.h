@@ -19,7 +19,7 @@ struct Axis {
   std::vector<int32_t> cut;         // (count): 0 for a window of one region, otherwise the number of the window + 1
   std::vector<int32_t> inside;      // (count): places without padding
 
-  Axis(int64_t length, int64_t window, int64_t shift, bool mask_padding);
+  Axis(int64_t length, int64_t window, int64_t shift, int32_t padding);  // of enum swin_padding
   Axis(Axis&&) noexcept;
   ~Axis();
 };

@@ -207,6 +207,7 @@ const Kernels& check_block(const swin_block* block, Arrays& arrays) {
   within("a side of the window", b.window_width, 1, MAX_WINDOW);
   within("a shift", b.shift_height, 0, b.window_height - 1);
   within("a shift", b.shift_width, 0, b.window_width - 1);
+  within("padding", b.padding, 0, SWIN_PADDINGS - 1);
   for (int i = 0; i < SWIN_LINEARS; i++) {
     const int64_t N = outputs_of(b, i), K = inputs_of(b, i);
     arrays.read(LINEAR_NAMES[i], b.linear[i], packed_numbers(kernels, b.dtype, N, K), size_of_packed(kernels, b.dtype));
@@ -226,8 +227,8 @@ const Kernels& check_block(const swin_block* block, Arrays& arrays) {
 }
 
 Windows windows_of(const swin_block& b) {
-  return {b.batch, Axis(b.height, b.window_height, b.shift_height, b.mask_padding != 0),
-          Axis(b.width, b.window_width, b.shift_width, b.mask_padding != 0)};
+  return {b.batch, Axis(b.height, b.window_height, b.shift_height, b.padding),
+          Axis(b.width, b.window_width, b.shift_width, b.padding)};
 }
 
 // Check the saved values of a forward pass.

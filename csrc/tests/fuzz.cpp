@@ -243,7 +243,7 @@ struct BlockCall : Call {
     b.channels = d * b.heads, b.hidden = 8 * draw(1, 10);
     b.window_height = draw(1, chance(0.1) ? 16 : 6), b.window_width = draw(1, chance(0.1) ? 16 : 6);
     b.shift_height = draw(0, b.window_height - 1), b.shift_width = draw(0, b.window_width - 1);
-    b.mask_padding = chance(0.5), b.has_norm3 = chance(0.3);
+    b.padding = static_cast<int32_t>(draw(0, SWIN_PADDINGS - 1)), b.has_norm3 = chance(0.3);
     b.scale = 0.3f, b.eps1 = b.eps2 = b.eps3 = 1e-5f;
     if (chance(0.1)) (chance(0.5) ? b.scale : b.eps1) = any_float();
     change(*this, &b.dtype, &b.threads, &b.batch, &b.height, &b.width, &b.heads, &b.channels, &b.hidden,

@@ -56,9 +56,14 @@ struct BlockTensors {
   Numbers<X> x, linear[SWIN_LINEARS], bias[SWIN_LINEARS], norm_weight[3], norm_bias[3], position_bias, cosine_scale;
 };
 
-// Return true if two places of an axis lie in one region: only then do their tokens attend to each other.
-inline int region(int64_t rolled, int64_t at, int64_t padded, int64_t length, int64_t shift, bool mask_padding) {
-  return mask_padding && at >= length ? 2 : rolled >= padded - shift ? 1 : 0;
+// Return the token at a place of an axis; places behind the rolled map are padding.
+inline int64_t rolled(int64_t place, int64_t shift, int64_t length) {
+  return place < length ? (place + shift) % length : place;
+}
+
+// Return the region of a place of an axis. Tokens attend to each other inside a region.
+inline int region(int64_t rolled, int64_t at, int64_t padded, int64_t length, int64_t shift, int32_t padding) {
+  return padding == SWIN_PADDING_MASKED && at >= length ? 2 : rolled >= padded - shift ? 1 : 0;
 }
 
 template <class X>
@@ -120,9 +125,11 @@ Numbers<X> plain_block(const swin_block& b, const BlockTensors<X>& t) {
         Numbers<int> regions(N);
         Numbers<int64_t> at(N, -1);
         for (int64_t i = 0; i < N; i++) {
-          const int64_t r = (top + i / Ww + b.shift_height) % tall, c = (left + i % Ww + b.shift_width) % wide;
-          regions[i] = 3 * region(top + i / Ww, r, tall, H, b.shift_height, b.mask_padding) +
-                       region(left + i % Ww, c, wide, W, b.shift_width, b.mask_padding);
+          const bool rolls_first = b.padding == SWIN_PADDING_AFTER_ROLL;
+          const int64_t r = rolled(top + i / Ww, b.shift_height, rolls_first ? H : tall),
+                        c = rolled(left + i % Ww, b.shift_width, rolls_first ? W : wide);
+          regions[i] = 3 * region(top + i / Ww, r, tall, H, b.shift_height, b.padding) +
+                       region(left + i % Ww, c, wide, W, b.shift_width, b.padding);
           Numbers<X> entering(C, X(0));
           if (r < H && c < W) {
             at[i] = ((image * H + r) * W + c) * C;

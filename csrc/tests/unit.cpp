@@ -123,20 +123,28 @@ void test_checksum() {
 struct BlockCase {
   const char* name;
   int64_t batch, height, width, channels, hidden, heads, window_height, window_width, shift_height, shift_width;
-  bool mask_padding, v2, norm3, vectors, drop_path, backward;
+  int32_t padding;
+  bool v2, norm3, vectors, drop_path, backward;
 };
 const BlockCase BLOCKS[] = {
-    {"a block", 2, 5, 6, 16, 24, 2, 3, 4, 0, 0, false, false, false, true, false, true},
-    {"a shifted block", 2, 5, 7, 16, 24, 2, 3, 4, 1, 2, false, false, false, true, true, true},
-    {"a block that masks padding", 1, 5, 7, 24, 8, 1, 4, 3, 2, 1, true, false, false, false, false, true},
-    {"a block of V2", 2, 7, 5, 32, 40, 2, 4, 3, 1, 1, false, true, false, true, true, true},
-    {"a block of V2 with a third norm", 1, 4, 6, 32, 64, 1, 2, 3, 0, 1, true, true, true, true, false, true},
-    {"a block of windows of one place", 1, 2, 3, 8, 8, 1, 1, 1, 0, 0, false, false, false, true, false, true},
-    {"a block of one token", 1, 1, 1, 40, 16, 1, 7, 5, 3, 2, true, false, false, true, false, true},
-    {"a block of panels", 1, 5, 7, 96, 104, 3, 5, 7, 2, 3, false, false, false, true, false, true},
-    {"a block of large windows", 1, 17, 20, 64, 128, 1, 16, 16, 8, 8, false, true, true, true, false, false},
-    {"a block of many tokens", 1, 20, 21, 16, 264, 1, 7, 7, 3, 3, false, false, false, true, false, false},
-    {"a wide block", 3, 8, 9, 192, 768, 6, 7, 7, 3, 3, false, false, false, true, true, false},
+    {"a block", 2, 5, 6, 16, 24, 2, 3, 4, 0, 0, SWIN_PADDING_ATTENDED, false, false, true, false, true},
+    {"a shifted block", 2, 5, 7, 16, 24, 2, 3, 4, 1, 2, SWIN_PADDING_ATTENDED, false, false, true, true, true},
+    {"a block that masks padding", 1, 5, 7, 24, 8, 1, 4, 3, 2, 1, SWIN_PADDING_MASKED, false, false, false, false,
+     true},
+    {"a block that is rolled before it is padded", 2, 5, 7, 16, 24, 2, 3, 4, 1, 2, SWIN_PADDING_AFTER_ROLL, false,
+     false, true, true, true},
+    {"a block of V2", 2, 7, 5, 32, 40, 2, 4, 3, 1, 1, SWIN_PADDING_ATTENDED, true, false, true, true, true},
+    {"a block of V2 with a third norm", 1, 4, 6, 32, 64, 1, 2, 3, 0, 1, SWIN_PADDING_MASKED, true, true, true, false,
+     true},
+    {"a block of windows of one place", 1, 2, 3, 8, 8, 1, 1, 1, 0, 0, SWIN_PADDING_ATTENDED, false, false, true, false,
+     true},
+    {"a block of one token", 1, 1, 1, 40, 16, 1, 7, 5, 3, 2, SWIN_PADDING_MASKED, false, false, true, false, true},
+    {"a block of panels", 1, 5, 7, 96, 104, 3, 5, 7, 2, 3, SWIN_PADDING_ATTENDED, false, false, true, false, true},
+    {"a block of large windows", 1, 17, 20, 64, 128, 1, 16, 16, 8, 8, SWIN_PADDING_ATTENDED, true, true, true, false,
+     false},
+    {"a block of many tokens", 1, 20, 21, 16, 264, 1, 7, 7, 3, 3, SWIN_PADDING_ATTENDED, false, false, true, false,
+     false},
+    {"a wide block", 3, 8, 9, 192, 768, 6, 7, 7, 3, 3, SWIN_PADDING_ATTENDED, false, false, true, true, false},
 };
 
 swin_block describe(const BlockCase& of, int32_t dtype) {
@@ -146,7 +154,7 @@ swin_block describe(const BlockCase& of, int32_t dtype) {
   b.channels = of.channels, b.hidden = of.hidden, b.heads = of.heads;
   b.window_height = of.window_height, b.window_width = of.window_width;
   b.shift_height = of.shift_height, b.shift_width = of.shift_width;
-  b.mask_padding = of.mask_padding, b.has_norm3 = of.norm3;
+  b.padding = of.padding, b.has_norm3 = of.norm3;
   b.scale = of.v2 ? 1.f : 1 / std::sqrt(static_cast<float>(of.channels / of.heads));
   b.eps1 = b.eps2 = b.eps3 = 1e-5f;
   return b;

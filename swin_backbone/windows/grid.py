@@ -29,6 +29,7 @@ class Windows(NamedTuple):
         mask_padding: whether padding is a region of its own, which no token attends to. All published weights were
             trained with False.
         rolls: whether a shift rolls the map, or pads `window - shift` places before it (Swin-MLP).
+        pads_first: whether a shift rolls the padded map, or the map before it is padded (timm).
     """
 
     height: int
@@ -37,6 +38,7 @@ class Windows(NamedTuple):
     shift: Size = (0, 0)
     mask_padding: bool = False
     rolls: bool = True
+    pads_first: bool = True
 
     def partition(self, x_BHWC: Tensor) -> Tensor:
         """Return the windows of maps, row by row, with zeros for padding: (L, N, C)."""
@@ -94,6 +96,9 @@ class Windows(NamedTuple):
             length = (self.height, self.width)[axis]
             place_P = place_P - self._places_before()[axis]
             place_P = torch.where(place_P < 0, length, place_P)
+        elif shift and not self.pads_first:
+            length = (self.height, self.width)[axis]
+            place_P = torch.where(place_P < length, (place_P + shift) % length, place_P)
         elif shift:  # `%` of a symbol does not export
             place_P = torch.where(place_P >= count * window - shift, place_P + shift - count * window, place_P + shift)
         return place_P.view(count, window)
@@ -128,6 +133,8 @@ def _padded_position(windows: Windows, axis: int, device: torch.device) -> Tenso
     place = torch.arange((windows.height, windows.width)[axis], device=device)
     if not windows.rolls:
         return place + windows._places_before()[axis]
+    if not windows.pads_first:
+        return (place - shift) % (windows.height, windows.width)[axis]
     return torch.where(place < shift, place - shift + padded, place - shift) if shift else place
 
 

@@ -147,3 +147,14 @@ def test_the_bias_and_its_gradient_are_those_of_a_lookup_without_atomic_adds(win
         (gradient,) = torch.autograd.grad(bias_hNN, table_Rh, weight)
     torch.testing.assert_close(gradient, expected)
     assert not atomics.seen
+
+
+@pytest.mark.parametrize('size', [(9, 13), (8, 12), (5, 4), (2, 1)])
+def test_a_map_that_is_rolled_before_it_is_padded(size):
+    windows = Windows(*size, (4, 4), (2, 1), pads_first=False)
+    x_BHWC = torch.randn(2, *size, 8)
+    padded = torch.nn.functional.pad(x_BHWC.roll((-2, -1), (1, 2)), (0, 0, 0, -size[1] % 4, 0, -size[0] % 4))
+    y_LNC = windows.partition(x_BHWC)
+    assert torch.equal(y_LNC, Windows(*padded.shape[1:3], (4, 4)).partition(padded))
+    assert torch.equal(windows.reverse(y_LNC, 2), x_BHWC)
+    assert torch.equal(windows.mask(x_BHWC.device), Windows(*size, (4, 4), (2, 1)).mask(x_BHWC.device))

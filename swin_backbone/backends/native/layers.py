@@ -277,10 +277,11 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """Return the operators' arguments after the maps."""
     heads, C = len(w.position_bias_hNN), len(w.qkv_weight) // 3
+    padding = 1 if windows.mask_padding else 0 if windows.pads_first else 2  # `swin_padding`
     packed = pack(cache, (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), dtype, (C // heads, 1, 1, 1))
     return (
         *(packed, [getattr(w, name) for name in VECTORS], w.position_bias_hNN, w.cosine_scale_h, w.drop_path_2B),
-        *(heads, list(windows.window_size), list(windows.shift), windows.mask_padding),
+        *(heads, list(windows.window_size), list(windows.shift), padding),
         *(settings.scale, list(settings.eps)),
     )
 

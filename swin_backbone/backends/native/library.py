@@ -34,7 +34,7 @@ class Block(ctypes.Structure):
     copies: list[torch.Tensor]  # to which only addresses in the structure point
     _fields_ = [
         *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
-        *_fields(i64='window_height window_width shift_height shift_width', i32='mask_padding has_norm3'),
+        *_fields(i64='window_height window_width shift_height shift_width', i32='padding has_norm3'),
         *_fields(f32='scale eps1 eps2 eps3', p4='linear bias'),
         *_fields(p='norm1_weight norm1_bias norm2_weight norm2_bias norm3_weight norm3_bias'),
         *_fields(p='position_bias cosine_scale drop_path'),

@@ -275,7 +275,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 
 _BLOCK = (
     'Tensor[] packed, Tensor?[] vectors, Tensor position_bias, Tensor? cosine_scale, Tensor? drop_path, int heads, '
-    'int[] window, int[] shift, bool mask_padding, float scale, float[] eps'
+    'int[] window, int[] shift, int padding, float scale, float[] eps'
 )
 
 
@@ -289,7 +289,7 @@ def describe_block(
     heads: int,
     window: Sizes,
     shift: Sizes,
-    mask_padding: bool,
+    padding: int,
     scale: float,
     eps: Sequence[float],
 ) -> tuple[Block, list[tuple[int, int]]]:
@@ -313,7 +313,7 @@ def describe_block(
     v = [vector_address(name, one, length, copies) for name, one, length in zip(VECTORS, vectors, lengths)]
     described = Block(
         *(dtype_number(WEIGHTS[0], packed[0].dtype), torch.get_num_threads(), B, H, W, C, D, heads, *window, *shift),
-        *(mask_padding, len(eps) == 3, scale, eps[0], eps[1], eps[2] if len(eps) == 3 else 0.0),
+        *(padding, len(eps) == 3, scale, eps[0], eps[1], eps[2] if len(eps) == 3 else 0.0),
         *(tuple(weights), (v[2], v[3], v[6], v[7]), v[0], v[1], v[4], v[5], v[8], v[9]),
         vector_address('position_bias', position_bias, heads * N * N, copies),
         vector_address('cosine_scale', cosine_scale, heads, copies),

@@ -58,7 +58,7 @@ def arguments(**changed) -> dict:
         WeightCache(), (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
     )
     right = dict(x=torch.randn(1, 8, 8, 32), packed=packed, vectors=[None] * 10, position_bias=w.position_bias_hNN)
-    right.update(cosine_scale=None, drop_path=None, heads=2, window=[4, 4], shift=[0, 0], mask_padding=False)
+    right.update(cosine_scale=None, drop_path=None, heads=2, window=[4, 4], shift=[0, 0], padding=0)
     return {**right, 'scale': 1.0, 'eps': [1e-5, 1e-5], **changed}
 
 

@@ -50,7 +50,7 @@ def block_arguments(draw: random.Random, dtype: torch.dtype) -> dict:
         heads=heads,
         window=window,
         shift=[side // 2 if draw.random() < 0.5 else 0 for side in window],
-        mask_padding=draw.random() < 0.5,
+        padding=draw.randint(0, 2),
         scale=0.3,
         eps=[1e-5] * (3 if v2 and draw.random() < 0.5 else 2),
     )
