@@ -39,8 +39,8 @@ from swin_backbone import mixed_precision
 from swin_backbone.command_line import BUILD_ERRORS, Parser, positive, run, stop_on_user_errors
 from swin_backbone.devices import keep_freed_memory, processor
 from swin_backbone.openmmlab import runtime
+from swin_backbone.openmmlab.layers.accelerate import replace_layers
 from swin_backbone.openmmlab.layers.maps import prepare_convolutions
-from swin_backbone.openmmlab.layers.replace import replace_layers
 from swin_backbone.outputs import claim
 
 from . import machine, timing
@@ -138,13 +138,12 @@ def build(cfg: Config, number: int) -> nn.Module:
     described.backbone = as_ours(theirs, 'auto') if number >= STEPS.index('backbone') else theirs
     if 'pretrained' in described:
         described.pretrained = None
-    if number >= STEPS.index('layers'):
-        replace_layers(described)
-    else:
-        restore_layers(described, scope)
+    restore_layers(described, scope)
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(scope):
         model: nn.Module = MODELS.build(described)
+    if number >= STEPS.index('layers'):
+        replace_layers(model)
     if number >= STEPS.index('convolutions'):
         prepare_convolutions(model)
     return model

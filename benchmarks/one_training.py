@@ -19,8 +19,7 @@ from mmengine.runner import Runner
 
 from swin_backbone.archs import ARCHS
 from swin_backbone.openmmlab import runtime
-from swin_backbone.openmmlab.layers.conv3x3 import Conv3x3
-from swin_backbone.openmmlab.layers.replace import LAYERS, replace_layers
+from swin_backbone.openmmlab.layers.accelerate import FILES, restore
 from swin_backbone.openmmlab.optim.amp import mixed_precision
 from swin_backbone.whole_files import write_whole, write_whole_by
 
@@ -72,7 +71,7 @@ def run_in_process(spec: Spec) -> list[float]:
     runner = runtime.build_runner(cfg)
     model = runner.model
     if spec.swin == 'theirs':
-        use_torch(model)
+        restore(model)
     if not spec.iterations:
         model.init_weights()
         write_whole_by(Path(spec.start), lambda part: torch.save(model.state_dict(), part))
@@ -110,7 +109,6 @@ def _config(spec: Spec) -> Config:
         restore_layers(cfg.model, cfg.get('default_scope', 'mmdet'))
     else:
         cfg.model.backbone = as_ours(theirs, spec.backend)
-        replace_layers(cfg.model)
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=spec.iterations, val_interval=spec.iterations + 1)
     cfg.train_dataloader.sampler = dict(type='InfiniteSampler', shuffle=True, seed=spec.seed)
     cfg.train_dataloader.pop('batch_sampler', None)
@@ -161,18 +159,11 @@ def restore_layers(node: Any, scope: str) -> None:
     """Replace this package's layers by the toolbox's layers in the config of a model, in place."""
     if isinstance(node, dict):
         kind = str(node.get('type'))
-        if kind.startswith('swin_backbone.') and kind.rpartition('.')[2] in LAYERS:
+        if kind.startswith('swin_backbone.') and (scope, kind.rpartition('.')[2]) in FILES:
             node['type'] = f'{scope}.{kind.rpartition(".")[2]}'
     if isinstance(node, (dict, list, tuple)):
         for child in node.values() if isinstance(node, dict) else node:
             restore_layers(child, scope)
-
-
-def use_torch(model: torch.nn.Module) -> None:
-    """Let torch compute all convolutions."""
-    for module in model.modules():
-        if isinstance(module, Conv3x3):
-            module.__class__ = torch.nn.Conv2d  # type: ignore[assignment]
 
 
 def _load(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:

@@ -1,96 +1,68 @@
 """The layers of each origin: their structure, an example input, and their computation by the compiled library.
 
-Structure and attribute names identify an origin, so that copies of a package's code count as that package.
+Attribute paths and the arguments of `forward` identify an origin, so copies of a package's code count as that package.
 `swap.py` compares each computation with the original.
 
-Layout: B batch, T = H*W tokens of a map, C channels, h heads, N places of a window.
+Layout: B batch, T = H*W tokens of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, lru_cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from ..backends.choose import linear_dtype
+from ..backends.cosine import cosine_scale
 from ..backends.native import layers as native
 from ..backends.native.availability import is_stored
 from ..backends.native.operators import why_not_block
 from ..backends.weight_cache import WeightCache
+from ..checkpoints.formats import columns_to_channels
+from ..models.layers.layer import norm_values
 from ..windows.grid import Size, Windows
 
-Arguments = tuple[Any, ...]
+Values = dict[str, Any]  # arguments of a call, by name
+CPU = torch.device('cpu')
+OPTIONAL = {'output_attentions', 'head_mask', 'always_partition'}  # of some blocks of transformers
+MERGINGS = (['x', 'input_size'], ['x', 'H', 'W'], ['x'], ['input_feature', 'input_dimensions'])
+
+
+class Origin(NamedTuple):
+    """The block of one origin. Strings are attribute paths, separated by spaces."""
+
+    name: str
+    arguments: str  # of `forward`, without OPTIONAL
+    windows: Callable[
+        [Any, Values, Size], Optional[Windows]
+    ]  # from block, arguments and map; None: the original computes
+    sizes: str  # attributes that `windows` reads
+    norms: str = 'norm1 norm2'
+    attention: str = 'attn'  # the module with the position bias
+    qkv: str = 'attn.qkv'  # one linear layer, or query, key and value
+    proj: str = 'attn.proj'
+    mlp: str = 'mlp.fc1 mlp.act mlp.fc2'
+    drop_paths: str = 'drop_path drop_path'  # of attention, and of the MLP if any
+    rates: str = ''  # in training, a rate above 0 leaves the block to the original
+    is_map: bool = False  # whether a block computes maps (B, H, W, C), or tokens (B, T, C)
+    output: Callable[[Tensor], Any] = lambda y: y  # of `forward`
 
 
 class Kind(NamedTuple):
-    """One kind of layer of one origin."""
+    """One kind of layer."""
 
-    origin: str
     layer: str  # 'block', 'merging' or 'embedding'
     matches: Callable[[Any], bool]
-    parameters: Callable[[Any], Iterator[Optional[Tensor]]]  # all that `compute` reads
-    example: Callable[[Any, torch.Generator], Arguments]
-    compute: Callable[..., Any]  # (module, cache, *arguments); None: the original computes these arguments
+    compute: Callable[[Any, WeightCache, Values], Any]  # None: call the original
+    origin: Optional[Origin] = None  # of a block
 
 
-class Parts(NamedTuple):
-    """The modules and numbers of a V1 block of any origin."""
-
-    norms: tuple[Any, Any]
-    qkv: Any
-    proj: Any
-    fc1: Any
-    activation: Any
-    fc2: Any
-    table_Rh: Tensor
-    offset_index: Tensor
-    heads: int
-    scale: float
-    window_size: Size
-    shift: Size
-    drop_paths: tuple[Any, Any]
-    with_cp: bool = False
-
-
-def parameters_of_block(p: Parts) -> Iterator[Optional[Tensor]]:
-    """Yield the tensors that the library reads."""
-    yield p.table_Rh
-    for module in (*p.norms, p.qkv, p.proj, p.fc1, p.fc2):
-        yield module.weight
-        yield module.bias
-
-
-def compute_block(p: Parts, x_BHWC: Tensor, cache: WeightCache) -> Optional[Tensor]:
-    """Return the map (B, H, W, C) behind a block; None: the library cannot compute the block."""
-    H, W, C = x_BHWC.shape[1:]
-    places = p.window_size[0] * p.window_size[1]
-    linear = [layer.weight for layer in (p.qkv, p.proj, p.fc1, p.fc2)]
-    if why_not_block(linear, p.heads, p.window_size) or p.offset_index.numel() != places**2:
-        return None
-    weights = native.BlockWeights(
-        *(p.norms[0].weight, p.norms[0].bias, p.qkv.weight, p.qkv.bias),
-        p.table_Rh[p.offset_index.flatten()].view(places, places, -1).permute(2, 0, 1).contiguous(),
-        *(p.proj.weight, p.proj.bias, p.norms[1].weight, p.norms[1].bias),
-        *(p.fc1.weight, p.fc1.bias, p.fc2.weight, p.fc2.bias),
-        drop_path_2B=_drop_path_factors(p.drop_paths, x_BHWC),
-    )
-    settings = native.BlockSettings(p.scale, (p.norms[0].eps, p.norms[1].eps))
-    windows = Windows(H, W, p.window_size, p.shift)
-    dtype = linear_dtype(x_BHWC)
-    stores = torch.is_grad_enabled() and not p.with_cp and is_stored(dtype, C)
-    return native.block(x_BHWC, weights, settings, windows, dtype, cache, stores)
-
-
-def _drop_path_factors(drop_paths: tuple[Any, Any], x_BHWC: Tensor) -> Optional[Tensor]:
-    """Return the factors of both branches, (2, B), from the original's own modules; None: 1.
-
-    The modules draw the same random numbers as in the original computation.
-    """
-    if all(type(one) is nn.Identity or not one.training for one in drop_paths):
-        return None
-    ones_B11 = x_BHWC.new_ones(len(x_BHWC), 1, 1, dtype=torch.float32)
-    return torch.stack([one(ones_B11).flatten() for one in drop_paths])
+# --- Windows ----------------------------------------------------------------------------------------------------------
 
 
 def _pair(value: Any) -> Size:
@@ -98,225 +70,313 @@ def _pair(value: Any) -> Size:
     return int(first), int(second)
 
 
-def _has(module: Any, *names: str) -> bool:
-    """Return whether a module has these attributes; a dotted name is a path."""
-    for name in names:
-        node = module
-        for part in name.split('.'):
-            if not hasattr(node, part):
-                return False
-            node = getattr(node, part)
-    return True
+def _padded(block: Any, values: Values, size: Size) -> Windows:
+    owner = block if hasattr(block, 'window_size') else block.attn
+    return Windows(*size, _pair(owner.window_size), _pair(owner.shift_size))
 
 
-def takes(module: Any, *names: str) -> bool:
-    """Return whether these are the arguments of a module's `forward`, without `**kwargs`."""
-    parameters = inspect.signature(type(module).forward).parameters.values()
-    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD][1:] == list(names)
+def _mmpretrain(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _padded(block, values, size)
+    if block.attn.pad_small_map or min(size) > block.attn.window_size:
+        return windows
+    return windows._replace(shift=(0, 0)) if min(size) == block.attn.window_size else None
 
 
-def _tokens(x_BTC: Tensor, size: Any) -> Optional[Tensor]:
-    H, W = (int(n) for n in size)
-    return x_BTC.reshape(len(x_BTC), H, W, -1) if x_BTC.dim() == 3 and x_BTC.shape[1] == H * W else None
+def _detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _padded(block, values, size)
+    mask_LNN = _mask(windows)
+    return windows if mask_LNN is None or torch.equal(values['mask_matrix'] == 0, mask_LNN) else None
 
 
-def _random(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator)
+@lru_cache(maxsize=8)
+def _mask(windows: Windows) -> Optional[Tensor]:
+    mask_L1NN = windows.mask(CPU)
+    return None if mask_L1NN is None else mask_L1NN[:, 0]
 
 
-def _some_size(window_size: Size) -> Size:
-    """Return a map's size with several windows of both axes and with padding."""
-    return 2 * window_size[0] + 1, window_size[1] + max(1, window_size[1] // 2)
+def _timm(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    windows = _padded(block, values, size)._replace(pads_first=False)
+    height, width = block.input_resolution
+    has_mask = any(windows.shift) and not getattr(block, 'dynamic_mask', False)
+    return None if has_mask and windows.counts() != windows._replace(height=height, width=width).counts() else windows
 
 
-# mmdet and mmseg
+def _torchvision(block: Any, values: Values, size: Size) -> Windows:
+    windows = _padded(block, values, size)
+    rows, columns = (0 if n <= w else s for n, w, s in zip(size, windows.window_size, windows.shift))
+    return windows._replace(shift=(rows, columns))
 
 
-def _mmdet_parts(block: Any) -> Parts:
-    attn, ffn, w_msa = block.attn, block.ffn, block.attn.w_msa
-    return Parts(
-        (block.norm1, block.norm2),
-        w_msa.qkv,
-        w_msa.proj,
-        *(ffn.layers[0][0], ffn.layers[0][1], ffn.layers[1]),
-        *(w_msa.relative_position_bias_table, w_msa.relative_position_index, w_msa.num_heads, w_msa.scale),
-        window_size=_pair(attn.window_size),
-        shift=_pair(attn.shift_size),
-        drop_paths=(attn.drop, ffn.dropout_layer),
-        with_cp=bool(block.with_cp),
-    )
+def _transformers(block: Any, values: Values, size: Size) -> Optional[Windows]:
+    if not values.get('always_partition', True):
+        block.set_shift_and_window_size(size)
+    config = getattr(block.attention, 'config', None)  # only sdpa returns no weights
+    return _padded(block, values, size) if getattr(config, '_attn_implementation', 'sdpa') == 'sdpa' else None
 
 
-def _is_mmdet_block(block: Any) -> bool:
-    parts = 'norm1', 'attn.w_msa.relative_position_bias_table', 'attn.shift_size', 'attn.drop', 'ffn.layers', 'with_cp'
-    if not _has(block, *parts, 'norm2', 'ffn.dropout_layer') or not takes(block, 'x', 'hw_shape'):
+# --- Blocks of all origins --------------------------------------------------------------------------------------------
+
+_OFFICIAL = Origin(
+    name='official detection code',
+    arguments='x mask_matrix',
+    windows=_detection,
+    sizes='window_size shift_size',
+    rates='attn.attn_drop_prob',  # of BiRefNet
+)
+_MMDET = Origin(
+    name='mmdet',
+    arguments='x hw_shape',
+    windows=_padded,
+    sizes='attn.window_size attn.shift_size',
+    attention='attn.w_msa',
+    qkv='attn.w_msa.qkv',
+    proj='attn.w_msa.proj',
+    mlp='ffn.layers.0.0 ffn.layers.0.1 ffn.layers.1',
+    drop_paths='attn.drop ffn.dropout_layer',
+)
+_TRANSFORMERS = Origin(
+    name='transformers',
+    arguments='hidden_states input_dimensions',
+    windows=_transformers,
+    sizes='window_size shift_size',
+    norms='layernorm_before layernorm_after',
+    attention='attention.self',
+    qkv='attention.self.query attention.self.key attention.self.value',
+    proj='attention.output.dense',
+    mlp='intermediate.dense intermediate.intermediate_act_fn output.dense',
+    drop_paths='drop_path',
+    output=lambda y: (y,),
+)
+_FIXED = _OFFICIAL._replace(arguments='x', sizes='window_size shift_size input_resolution')
+_MMPRETRAIN = _MMDET._replace(name='mmpretrain', windows=_mmpretrain, sizes=f'{_MMDET.sizes} attn.pad_small_map')
+ORIGINS = (
+    _MMPRETRAIN._replace(  # V2 drops a branch before the norm
+        sizes=f'{_MMPRETRAIN.sizes} attn.w_msa.logit_scale',
+        drop_paths='',
+        rates='attn.drop.drop_prob ffn.dropout_layer.drop_prob',
+    ),
+    _MMPRETRAIN,
+    _MMDET,
+    _OFFICIAL,
+    _FIXED._replace(name='timm', windows=_timm, drop_paths='drop_path1 drop_path2', is_map=True),
+    _FIXED._replace(name='official classification code', windows=_padded),
+    _OFFICIAL._replace(
+        name='torchvision',
+        arguments='x',
+        windows=_torchvision,
+        sizes='attn.window_size attn.shift_size',
+        mlp='mlp.0 mlp.1 mlp.3',
+        drop_paths='stochastic_depth stochastic_depth',
+        rates='attn.attention_dropout attn.dropout',
+        is_map=True,
+    ),
+    _TRANSFORMERS._replace(  # from release 5
+        attention='attention.relative_position_bias',
+        qkv='attention.q_proj attention.k_proj attention.v_proj',
+        proj='attention.o_proj',
+        mlp='mlp.fc1 mlp.activation_fn mlp.fc2',
+        rates='attention.attention_dropout',
+        output=lambda y: (y, None),
+    ),
+    _TRANSFORMERS._replace(drop_paths='drop_path drop_path', sizes='window_size shift_size attention.self.logit_scale'),
+    _TRANSFORMERS,
+)
+
+
+def _parts(module: Any, paths: str) -> list[Any]:
+    return [attrgetter(path)(module) for path in paths.split()]
+
+
+def _is_block(origin: Origin, module: Any) -> bool:
+    try:
+        for paths in (origin.sizes, origin.norms, origin.qkv, origin.proj, origin.mlp, origin.drop_paths):
+            _parts(module, paths)
+        _parts(module, f'{origin.attention}.relative_position_index')
+    except AttributeError:
         return False
-    return len(block.ffn.layers) == 3 and bool(block.ffn.add_identity)
+    return _arguments(module) == origin.arguments.split()
 
 
-def _mmdet_block(block: Any, cache: WeightCache, x: Tensor, hw_shape: Any) -> Any:
-    x_BHWC = _tokens(x, hw_shape)
-    y_BHWC = None if x_BHWC is None else compute_block(_mmdet_parts(block), x_BHWC, cache)
-    return None if y_BHWC is None else y_BHWC.view(x.shape)
-
-
-def _mmdet_example(block: Any, generator: torch.Generator) -> Arguments:
-    p = _mmdet_parts(block)
-    H, W = _some_size(p.window_size)
-    return _random(generator, 2, H * W, p.proj.weight.shape[0]), (H, W)
-
-
-def _is_mmdet_merging(module: Any) -> bool:
-    if not _has(module, 'sampler.kernel_size', 'reduction', 'adap_padding.padding') or not takes(
-        module, 'x', 'input_size'
-    ):
-        return False
-    s = module.sampler
-    plain = [_pair(one) for one in (s.kernel_size, s.stride, s.padding, s.dilation)] == [(2, 2), (2, 2), (0, 0), (1, 1)]
-    return plain and module.adap_padding.padding == 'corner' and module.reduction.bias is None
-
-
-def _mmdet_merging(module: Any, cache: WeightCache, x: Tensor, input_size: Any) -> Any:
-    x_BHWC = _tokens(x, input_size)
-    if x_BHWC is None:
+def _compute_block(origin: Origin, block: Any, cache: WeightCache, values: Values) -> Any:
+    x_BHWC = _map_of(block, values)
+    if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
-    y_BHWC = native.merge(x_BHWC, module.reduction.weight, _norm(module.norm), False, linear_dtype(x_BHWC), cache)
-    return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
-
-
-def _is_mmdet_embedding(module: Any) -> bool:
-    if not _has(module, 'adap_padding.padding', 'projection', 'norm') or not takes(module, 'x'):
-        return False
-    return module.adap_padding.padding == 'corner' and _is_patch(module.projection)
-
-
-def _is_patch(conv: Any) -> bool:
-    return isinstance(conv, nn.Conv2d) and (conv.stride, conv.padding, conv.dilation, conv.groups) == (
-        *(conv.kernel_size, (0, 0), (1, 1), 1),
-    )
-
-
-def _norm(norm: Any) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
-    return (None, None, None) if norm is None else (norm.weight, norm.bias, norm.eps)
-
-
-def _embedding(module: Any, cache: WeightCache, x: Tensor) -> Any:
-    conv = module.projection
-    y_BHWC = native.embed(x, conv.weight, conv.bias, _norm(getattr(module, 'norm', None)), linear_dtype(x), cache)
-    return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
-
-
-def _embedding_parameters(module: Any) -> Iterator[Optional[Tensor]]:
-    yield from (module.projection.weight, module.projection.bias, *_norm(getattr(module, 'norm', None))[:2])
-
-
-def _image(module: Any, generator: torch.Generator) -> Arguments:
-    conv = module.projection
-    return (_random(generator, 2, conv.in_channels, 5 * conv.kernel_size[0] + 1, 7 * conv.kernel_size[1] + 1),)
-
-
-def _merging_parameters(module: Any) -> Iterator[Optional[Tensor]]:
-    yield from (module.reduction.weight, *_norm(module.norm)[:2])
-
-
-def _merging_example(module: Any, generator: torch.Generator) -> Arguments:
-    return _random(generator, 2, 9 * 6, module.reduction.in_features // 4), (9, 6)
-
-
-# The order of neighbours in microsoft/Swin-Transformer: columns, rows, channels
-
-
-def _merge(module: Any, cache: WeightCache, x_BHWC: Tensor) -> Tensor:
-    weight, bias, eps = _norm(module.norm)
-    norm = _reordered(weight), _reordered(bias), eps
-    reduction = _reordered(module.reduction.weight)
-    assert reduction is not None
-    return native.merge(x_BHWC, reduction, norm, False, linear_dtype(x_BHWC), cache)
-
-
-def _reordered(weight: Optional[Tensor]) -> Optional[Tensor]:
-    """Reorder the last dimension from (columns, rows, C) to the order of `nn.Unfold`."""
-    if weight is None:
+    if block.training and any(getattr(owner, name) for owner, name in _rates(origin, block)):
         return None
-    axes = weight.dim() - 1
-    moved: Tensor = weight.unflatten(axes, (2, 2, -1)).transpose(axes, axes + 2)
-    return moved.flatten(axes).contiguous()
+    windows = origin.windows(block, values, (x_BHWC.shape[1], x_BHWC.shape[2]))
+    (attention, proj), (fc1, _, fc2) = _parts(block, f'{origin.attention} {origin.proj}'), _parts(block, origin.mlp)
+    is_v2, places = hasattr(attention, 'logit_scale'), math.isqrt(attention.relative_position_index.numel())
+    if windows is None or places != math.prod(windows.window_size):
+        return None
+    norms, bias_hNN = _parts(block, origin.norms), _position_bias(attention, places)
+    qkv_weight, qkv_bias = _query_key_value(_parts(block, origin.qkv), attention)
+    if is_v2 and hasattr(block, 'norm3'):
+        norms.append(block.norm3)
+    w1, b1, w2, b2, w3, b3 = [*(w for norm in norms for w in (norm.weight, norm.bias)), None, None][:6]
+    weights = native.BlockWeights(
+        *(w1, b1, qkv_weight, qkv_bias, bias_hNN, proj.weight, proj.bias),
+        *(w2, b2, fc1.weight, fc1.bias, fc2.weight, fc2.bias),
+        _drop_path_factors(_parts(block, origin.drop_paths), x_BHWC),
+        *(cosine_scale(attention.logit_scale) if is_v2 else None, w3, b3),
+    )
+    linear = [qkv_weight, proj.weight, fc1.weight, fc2.weight, *weights]
+    if why_not_block(linear, len(bias_hNN), windows.window_size):
+        return None
+    dtype, C = linear_dtype(x_BHWC), x_BHWC.shape[3]
+    scale = 1.0 if is_v2 else getattr(attention, 'scale', (C // len(bias_hNN)) ** -0.5)
+    settings = native.BlockSettings(scale, tuple(norm.eps for norm in norms))
+    stores = torch.is_grad_enabled() and not getattr(block, 'with_cp', False) and is_stored(dtype, C)
+    y_BHWC = native.block(x_BHWC, weights, settings, windows, dtype, cache, stores)
+    return origin.output(y_BHWC.view(next(iter(values.values())).shape).to(x_BHWC.dtype))
+
+
+def _rates(origin: Optional[Origin], block: Any) -> Iterator[tuple[Any, str]]:
+    """Yield owner and name of each rate."""
+    for path in origin.rates.split() if origin else ():
+        owner, _, name = path.rpartition('.')
+        with suppress(AttributeError):
+            yield from ((one, name) for one in _parts(block, owner) if hasattr(one, name))
+
+
+def _query_key_value(layers: list[Any], attention: Any) -> tuple[Tensor, Optional[Tensor]]:
+    """Return the weight (3C, C) and the bias (3C,) of query, key and value; the key of V2 has no bias."""
+    biases = [layer.bias for layer in layers]
+    if len(layers) == 1:
+        if not hasattr(attention, 'logit_scale'):
+            return layers[0].weight, biases[0]
+        q_bias, v_bias = getattr(attention, 'q_bias', None), getattr(attention, 'v_bias', None)
+        q_bias, _, v_bias = (q_bias, None, v_bias) if biases[0] is None else biases[0].chunk(3)
+        biases = [q_bias, None, v_bias]
+    weight = torch.cat([layer.weight for layer in layers])
+    if all(bias is None for bias in biases):
+        return weight, None
+    return weight, torch.cat([weight.new_zeros(weight.shape[1]) if bias is None else bias for bias in biases])
+
+
+def _position_bias(attention: Any, places: int) -> Tensor:
+    """Return the relative position bias (h, N, N)."""
+    if hasattr(attention, 'logit_scale'):
+        mlp = getattr(attention, 'cpb_mlp', None) or attention.continuous_position_bias_mlp
+        table_Rh = 16 * mlp(attention.relative_coords_table).flatten(0, -2).sigmoid().float()
+    else:
+        table_Rh = attention.relative_position_bias_table
+    bias_NNh: Tensor = table_Rh[attention.relative_position_index.flatten()].view(places, places, -1)
+    return bias_NNh.permute(2, 0, 1).contiguous()
+
+
+def _drop_path_factors(drop_paths: list[Any], x_BHWC: Tensor) -> Optional[Tensor]:
+    """Return the factors of both branches, (2, B), from the original's modules and random numbers; None: 1."""
+    if all(type(module) is nn.Identity or not module.training for module in drop_paths):
+        return None
+    ones_B11 = x_BHWC.new_ones(len(x_BHWC), 1, 1, dtype=torch.float32)
+    return torch.stack([*(module(ones_B11).flatten() for module in drop_paths), ones_B11.flatten()][:2])
+
+
+# --- Patch merging and patch embedding --------------------------------------------------------------------------------
 
 
 def _is_merging(module: Any) -> bool:
-    if not _has(module, 'norm.eps', 'reduction.weight') or _has(module, 'sampler') or module.reduction.bias is not None:
-        return False
-    channels: int = module.reduction.in_features
-    return channels % 4 == 0 and tuple(module.norm.normalized_shape) == (channels,)
+    linear = getattr(module, 'reduction', None)
+    is_plain = isinstance(linear, nn.Linear) and linear.bias is None and hasattr(module, 'norm')
+    return is_plain and _arguments(module) in MERGINGS
 
 
-# microsoft/Swin-Transformer and copies of its code
-
-
-def _is_official_block(block: Any) -> bool:
-    parts = 'attn.qkv', 'attn.scale', 'attn.relative_position_bias_table', 'mlp.fc1', 'mlp.act', 'mlp.fc2', 'norm1.eps'
-    others = 'norm2.eps', 'shift_size', 'window_size', 'attn.proj', 'attn.num_heads', 'drop_path'
-    return _has(block, *parts, *others) and takes(block, 'x', 'mask_matrix')
-
-
-def _official_parts(block: Any) -> Parts:
-    a, mlp, drop_path = block.attn, block.mlp, block.drop_path
-    return Parts(
-        (block.norm1, block.norm2),
-        a.qkv,
-        a.proj,
-        *(mlp.fc1, mlp.act, mlp.fc2, a.relative_position_bias_table, a.relative_position_index, a.num_heads, a.scale),
-        window_size=_pair(block.window_size),
-        shift=_pair(block.shift_size),
-        drop_paths=(drop_path, drop_path),
-    )
-
-
-def _official_block(block: Any, cache: WeightCache, x: Tensor, mask_matrix: Any) -> Any:
-    p, x_BHWC = _official_parts(block), _tokens(x, (block.H, block.W))
-    if x_BHWC is None:
+def _compute_merging(module: Any, cache: WeightCache, values: Values) -> Any:
+    x_BHWC, weight = _map_of(module, values), module.reduction.weight
+    norm_weight, norm_bias, eps = norm_values(module.norm)
+    if x_BHWC is None or weight.dtype != torch.float32:
         return None
-    mask_L1NN = Windows(block.H, block.W, p.window_size, p.shift).mask(x.device)
-    if mask_L1NN is not None and not torch.equal(mask_matrix == 0, mask_L1NN[:, 0]):
-        return None  # a mask of another kind
-    y_BHWC = compute_block(p, x_BHWC, cache)
-    return None if y_BHWC is None else y_BHWC.view(x.shape)
+    is_post_norm = norm_weight is not None and len(norm_weight) != weight.shape[1]
+    is_unfold = hasattr(module, 'sampler')
+    if not is_unfold:
+        weight = columns_to_channels(weight)
+        if norm_weight is not None and norm_bias is not None and not is_post_norm:
+            norm_weight, norm_bias = columns_to_channels(norm_weight), columns_to_channels(norm_bias)
+    dtype = linear_dtype(x_BHWC)
+    y_BHWC = native.merge(x_BHWC, weight, (norm_weight, norm_bias, eps), is_post_norm, dtype, cache).to(dtype)
+    y = y_BHWC if next(iter(values.values())).dim() == 4 else y_BHWC.flatten(1, 2)
+    return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y
 
 
-def _official_example(block: Any, generator: torch.Generator) -> Arguments:
-    p = _official_parts(block)
-    block.H, block.W = _some_size(p.window_size)  # of a copy
-    mask = Windows(block.H, block.W, p.window_size, p.shift).mask(torch.device('cpu'))
-    weights = None if mask is None else torch.zeros(mask[:, 0].shape).masked_fill(~mask[:, 0], -100.0)
-    return _random(generator, 2, block.H * block.W, p.proj.weight.shape[0]), weights
+def _is_embedding(module: Any) -> bool:
+    conv = getattr(module, 'projection', None)
+    if not isinstance(conv, nn.Conv2d) or _arguments(module) not in (['x'], ['pixel_values']):
+        return False
+    return (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
 
 
-def _is_official_merging(module: Any) -> bool:
-    return _is_merging(module) and takes(module, 'x', 'H', 'W')
+def _compute_embedding(module: Any, cache: WeightCache, values: Values) -> Any:
+    (x,), conv = values.values(), module.projection
+    if conv.weight.dtype != torch.float32:
+        return None
+    norm = norm_values(module.norm if hasattr(module, 'norm') else nn.Identity())
+    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), cache).to(linear_dtype(x))
+    return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
 
 
-def _official_merging(module: Any, cache: WeightCache, x: Tensor, H: Any, W: Any) -> Any:
-    x_BHWC = _tokens(x, (H, W))
-    return None if x_BHWC is None else _merge(module, cache, x_BHWC).flatten(1, 2)
+# --- Arguments --------------------------------------------------------------------------------------------------------
 
 
-def _official_merging_example(module: Any, generator: torch.Generator) -> Arguments:
-    return _random(generator, 2, 9 * 6, module.reduction.in_features // 4), 9, 6
+_signature_of = cache(inspect.signature)
 
 
-def _block(origin: str, matches: Any, parts: Callable[[Any], Parts], example: Any, compute: Any) -> Kind:
-    return Kind(origin, 'block', matches, lambda module: parameters_of_block(parts(module)), example, compute)
+def _arguments(module: Any) -> list[str]:
+    """Return the names of `forward`'s arguments without OPTIONAL."""
+    _, *parameters = _signature_of(type(module).forward).parameters.values()
+    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in OPTIONAL]
 
 
-def _merging(origin: str, matches: Any, example: Any, compute: Any) -> Kind:
-    return Kind(origin, 'merging', matches, _merging_parameters, example, compute)
+def bind(module: nn.Module, args: Any, kwargs: Any) -> Values:
+    """Return the arguments of a call by name, with defaults and with those of `**kwargs`."""
+    bound = _signature_of(type(module).forward).bind(module, *args, **kwargs)
+    bound.apply_defaults()
+    _, *values = bound.arguments.items()
+    return {**{name: value for name, value in values if name != 'kwargs'}, **bound.arguments.get('kwargs', {})}
 
 
-PARTS = {'mmdet': _mmdet_parts, 'official code': _official_parts}
-KINDS = (
-    _block('mmdet', _is_mmdet_block, _mmdet_parts, _mmdet_example, _mmdet_block),
-    _block('official code', _is_official_block, _official_parts, _official_example, _official_block),
-    _merging('mmdet', _is_mmdet_merging, _merging_example, _mmdet_merging),
-    _merging('official code', _is_official_merging, _official_merging_example, _official_merging),
-    Kind('mmdet', 'embedding', _is_mmdet_embedding, _embedding_parameters, _image, _embedding),
-)
+def _map_of(module: Any, values: Values) -> Optional[Tensor]:
+    """Return the first argument as a map (B, H, W, C); None: the size is unknown or wrong."""
+    x: Tensor = next(iter(values.values()))
+    if x.dim() == 4:
+        return x
+    size = next((values[name] for name in ('hw_shape', 'input_size', 'input_dimensions') if name in values), None)
+    if size is None:
+        owner = vars(module) if 'H' not in values else values
+        size = getattr(module, 'input_resolution', None) or (owner['H'], owner['W'])
+    H, W = (int(n) for n in size)
+    return x.reshape(len(x), H, W, x.shape[-1]) if x.shape[1] == H * W else None
+
+
+def make_example(module: Any, kind: Kind, generator: torch.Generator) -> list[Any]:
+    """Return random arguments for a copy of a layer."""
+    names, origin = _arguments(module), kind.origin
+    if kind.layer == 'embedding':
+        channels, (height, width) = module.projection.in_channels, module.projection.kernel_size
+        return [torch.randn(2, channels, 5 * height + 1, 7 * width + 1, generator=generator)]
+    is_map = origin.is_map if origin else names == ['x'] and not hasattr(module, 'input_resolution')
+    Wh, Ww = _padded(module, {}, (1, 1)).window_size if origin else (4, 4)
+    size = 2 * Wh + 1, Ww + max(1, Ww // 2)
+    for owner, name in _rates(origin, module):
+        setattr(owner, name, 0.0)
+    if hasattr(module, 'set_input_size'):
+        module.set_input_size(size, (Wh, Ww))
+    if names == ['x']:
+        size = _pair(getattr(module, 'input_resolution', size))
+    values: Values = {'H': size[0], 'W': size[1], 'hw_shape': size, 'input_size': size, 'input_dimensions': size}
+    if 'mask_matrix' in names:
+        module.H, module.W = size
+        mask_LNN = _mask(_padded(module, {}, size))
+        values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
+    channels = len(attrgetter(origin.proj)(module).weight) if origin else module.reduction.in_features // 4
+    shape = size if is_map else (math.prod(size),)
+    return [torch.randn(2, *shape, channels, generator=generator), *(values[name] for name in names[1:])]
+
+
+KINDS = {
+    **{
+        f'block {i}': Kind('block', partial(_is_block, origin), partial(_compute_block, origin), origin)
+        for i, origin in enumerate(ORIGINS)
+    },
+    'merging': Kind('merging', _is_merging, _compute_merging),
+    'embedding': Kind('embedding', _is_embedding, _compute_embedding),
+}

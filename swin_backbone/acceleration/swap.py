@@ -1,25 +1,26 @@
 """Let the compiled library compute the Swin layers of a built model, and undo this.
 
-A layer keeps its modules, parameters and hooks. Its class becomes a subclass with another `forward`, so that deepcopy,
-DistributedDataParallel and torch.compile see a module like any other.
+A layer keeps its modules, parameters and hooks. The layer's class becomes a subclass with another `forward`. So
+deepcopy, DistributedDataParallel and torch.compile see an ordinary module.
 """
 
 import copy
 import re
+from collections import defaultdict
 from functools import cache, wraps
 from logging import INFO
 from typing import Any, NamedTuple, Optional
 
 import torch
-import torch.nn.functional as F
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from ..backends.choose import why_not_native, without_autocast
+from ..backends.native.library import PRODUCTS
 from ..backends.weight_cache import WeightCache
 from ..compat import has_global_hooks
 from ..models.layers.layer import Layer, is_hooked, modules_inside
-from .origins import KINDS, PARTS, Kind
+from .origins import KINDS, bind, make_example
 
 RECORD = '_swin_backbone_record'
 # Differences from the original by rounding, as parts of the largest number.
@@ -27,69 +28,47 @@ OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
 
 class Record(NamedTuple):
-    """What an accelerated layer remembers.
+    """State of an accelerated layer.
 
     Attributes:
-        kind: index in `KINDS`.
+        kind: key in `KINDS`.
         types: of the modules inside, when the layer was accelerated.
     """
 
-    kind: int
+    kind: str
     types: tuple[type[nn.Module], ...]
     cache: WeightCache
-
-
-class Trial(NamedTuple):
-    """The comparison of a layer with its original."""
-
-    name: str
-    kind: int
-    difference: float  # of outputs and gradients, as part of the largest number
-    problem: Optional[str]  # None: equal up to rounding
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     """Let the compiled library compute the Swin layers of `model`, in place.
 
     Args:
-        dry_run: whether the model stays as it is.
+        dry_run: change nothing.
 
     Returns:
-        A line for each Swin and kind of layer, which is logged too.
+        A line for each Swin and kind of layer; the lines are logged too.
     """
-    trials, lines = [], []
-    for name, module in model.named_modules():
-        if isinstance(module, Layer) or RECORD in module.__dict__:
-            continue
-        kind = next((i for i, one in enumerate(KINDS) if one.layer == 'block' and one.matches(module)), None)
-        if kind is not None:
-            trials.append(_try(name, module, kind))
-        elif _looks_like_block(module):
+    modules = {name: one for name, one in model.named_modules() if not isinstance(one, Layer)}
+    kinds = {name: next((key for key, kind in KINDS.items() if kind.matches(one)), '') for name, one in modules.items()}
+    origins = {_root_of(name): KINDS[kind].origin for name, kind in kinds.items() if kind.startswith('block')}
+    lines, groups = [], defaultdict(list)
+    for name, module in modules.items():
+        kind = kinds[name]
+        root = max((one for one in origins if not one or f'{name}.'.startswith(f'{one}.')), key=len, default=None)
+        if not kind and _looks_like_block(module):
             lines.append(f'{name}: {type(module).__name__} is of no supported origin and stays unchanged.')
-    roots = {_root_of(trial.name): KINDS[trial.kind].origin for trial in trials}
-    for name, module in model.named_modules():
-        root = next(
-            (one for one in sorted(roots, key=len, reverse=True) if not one or name.startswith(one + '.')), None
-        )
-        if root is None or RECORD in module.__dict__:
+        if not kind or root is None or RECORD in module.__dict__:
             continue
-        for i, one in enumerate(KINDS):
-            if one.layer != 'block' and one.origin == roots[root] and one.matches(module):
-                trials.append(_try(name, module, i))
-                break
-    modules = dict(model.named_modules())
-    for trial in trials if not dry_run else []:
-        if trial.problem is None:
-            _accelerate(modules[trial.name], trial.kind)
-    groups: dict[tuple[str, str, Optional[str]], list[Trial]] = {}
-    for trial in trials:
-        root = max((one for one in roots if not one or trial.name.startswith(one + '.')), key=len)
-        groups.setdefault((root, KINDS[trial.kind].layer, trial.problem), []).append(trial)
-    for (root, layer, problem), members in groups.items():
-        origin, largest = KINDS[members[0].kind].origin, max(one.difference for one in members)
-        what = f'{root or type(model).__name__} ({origin}): {len(members)} x {layer}'
-        outcome = f'compiled library, largest difference {largest:.1e}' if problem is None else f'unchanged: {problem}'
-        lines.append(f'{what}: {outcome}')
+        difference, problem = _try(module, kind)
+        if problem is None and not dry_run:
+            _accelerate(module, kind)
+        groups[root, KINDS[kind].layer, problem].append(difference)
+    for (root, layer, problem), differences in groups.items():
+        outcome = f'unchanged: {problem}' if problem else f'compiled library, largest difference {max(differences):.1e}'
+        origin = origins[root]
+        assert origin is not None  # of a block
+        lines.append(f'{root or type(model).__name__} ({origin.name}): {len(differences)} x {layer}: {outcome}')
     for line in lines:
         print_log(f'accelerate: {line}', 'current', INFO)
     return lines
@@ -98,12 +77,9 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
 def find_swins(model: nn.Module) -> list[nn.Module]:
     """Return the modules around accelerated blocks, a Swin each."""
     modules = dict(model.named_modules())
-    blocks = [name for name, one in modules.items() if RECORD in one.__dict__ and _is_block(one)]
+    records = {name: one.__dict__[RECORD] for name, one in modules.items() if RECORD in one.__dict__}
+    blocks = [name for name, record in records.items() if KINDS[record.kind].layer == 'block']
     return [modules[root] for root in dict.fromkeys(map(_root_of, blocks))]
-
-
-def _is_block(module: nn.Module) -> bool:
-    return KINDS[module.__dict__[RECORD].kind].layer == 'block'
 
 
 def restore_swin(model: nn.Module) -> None:
@@ -114,7 +90,7 @@ def restore_swin(model: nn.Module) -> None:
             module.__class__ = type(module).__mro__[1]
 
 
-def _accelerate(module: nn.Module, kind: int) -> None:
+def _accelerate(module: nn.Module, kind: str) -> None:
     types = tuple(type(one) for _, one in modules_inside(module))
     module.__dict__[RECORD] = Record(kind, types, WeightCache())
     kind_of_module: Any = type(module)
@@ -132,12 +108,13 @@ def _looks_like_block(module: nn.Module) -> bool:
 
 def _root_of(block: str) -> str:
     """Return the name of the Swin around a block: stages are in a list, and blocks in a list of their stage."""
-    return re.sub(r'(^|\.)(encoder\.)?(stages|layers)[._]\d+\.blocks\.\d+$', '', block)
+    stages = r'(encoder\.)?(stages|layers)[._]\d+\.blocks|features\.\d+'
+    return re.sub(rf'(^|\.)({stages})\.\d+$', '', block)
 
 
 @cache
 def _subclass(base: Any) -> Any:
-    """Return a class like `base` whose layers the library computes where it can."""
+    """Return a subclass of `base` that calls the library where possible."""
 
     @wraps(base.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,8 +125,14 @@ def _subclass(base: Any) -> Any:
         reduced: Any = base.__reduce_ex__(self, protocol)
         return _new, (base, *reduced[1][1:]), *reduced[2:]
 
-    names = {'forward': forward, '__reduce_ex__': reduce_ex, '__module__': base.__module__}
-    return type(base.__name__, (base,), {**names, '__qualname__': base.__qualname__, '__doc__': base.__doc__})
+    def original(self: Any) -> Any:  # for torch.jit.script
+        module = base.__new__(base)
+        module.__dict__.update(self.__dict__)
+        return module
+
+    names = {'forward': forward, '__reduce_ex__': reduce_ex, '__prepare_scriptable__': original}
+    about = {'__module__': base.__module__, '__qualname__': base.__qualname__, '__doc__': base.__doc__}
+    return type(base.__name__, (base,), {**names, **about})
 
 
 def _new(base: type[nn.Module], *_: Any) -> nn.Module:
@@ -163,90 +146,77 @@ def _new(base: type[nn.Module], *_: Any) -> nn.Module:
 def _compute(module: Any, args: Any, kwargs: Any) -> Any:
     """Return the output by the library; None: the original computes."""
     record: Optional[Record] = module.__dict__.get(RECORD)
-    x = args[0] if args else None
-    if record is None or not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    if why_not_native(x) is not None:
+    x = next(iter((*args, *kwargs.values())), None)
+    if record is None or not isinstance(x, Tensor) or x.dtype not in PRODUCTS or why_not_native(x) is not None:
         return None
     inside = [one for _, one in modules_inside(module)]
     if has_global_hooks() or tuple(map(type, inside)) != record.types or any(map(is_hooked, inside)):
         return None
     if any(isinstance(one, nn.Dropout) and one.p and one.training for one in inside):
         return None
-    kind = KINDS[record.kind]
-    if any(w is not None and w.dtype != torch.float32 for w in kind.parameters(module)):
-        return None
-    return kind.compute(module, record.cache, *args, **kwargs)
+    return KINDS[record.kind].compute(module, record.cache, bind(module, args, kwargs))
 
 
-def _why_not(module: nn.Module, kind: Kind) -> Optional[str]:
-    """Return why the library computes nothing of this structure, in one sentence; None: it does."""
-    inside = [one for _, one in modules_inside(module)]
-    if any(map(is_hooked, inside)):
-        return 'A module inside has a hook.'
-    weights = [w for w in kind.parameters(module) if w is not None]
-    if {id(w) for w in weights} != {id(w) for w in module.parameters()}:
-        return 'The layer has parameters that the library does not know.'
-    if any(w.device.type != 'cpu' or w.dtype != torch.float32 for w in weights):
-        return f'The compiled library takes float32 on a CPU, not {weights[0].dtype} on {weights[0].device.type}.'
-    if kind.layer == 'block':
-        numbers = torch.linspace(-4, 4, 101)
-        if (PARTS[kind.origin](module).activation(numbers) - F.gelu(numbers)).abs().max() > 1e-6:
-            return 'The compiled library has one activation, exact GELU.'
-    return why_not_native(weights[0])
+def _try(module: nn.Module, kind: str) -> tuple[float, Optional[str]]:
+    """Compare outputs and gradients of a layer both ways, on a copy in training.
 
-
-def _try(name: str, module: nn.Module, index: int) -> Trial:
-    """Return `_compare`'s trial; a layer that fails in a trial stays as it is."""
+    Returns:
+        The largest difference, as part of the largest number, and the reason against the library.
+    """
     try:
-        return _compare(name, module, index)
+        return _compare(copy.deepcopy(module), kind)
     except Exception as error:
-        return Trial(name, index, 0.0, f'The trial fails: {type(error).__name__}: {error}')
+        return 0.0, f'The trial fails: {type(error).__name__}: {error}'
 
 
-def _compare(name: str, module: nn.Module, index: int) -> Trial:
-    """Compare outputs and gradients of a layer both ways, on a copy with random weights; the layer is untouched."""
-    kind = KINDS[index]
-    problem = _why_not(module, kind)
-    if problem is not None:
-        return Trial(name, index, 0.0, problem)
+def _compare(module: nn.Module, kind: str) -> tuple[float, Optional[str]]:
+    weight, inside = next(module.parameters()), [one for _, one in modules_inside(module)]
+    if weight.device.type != 'cpu' or weight.dtype != torch.float32:
+        return 0.0, f'The compiled library takes float32 on a CPU, not {weight.dtype} on {weight.device.type}.'
+    reason = 'A module inside has a hook.' if any(map(is_hooked, inside)) else why_not_native(weight)
+    if reason is not None:
+        return 0.0, reason
     generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode(False), torch.enable_grad(), without_autocast('cpu'):
-        trial = copy.deepcopy(module).eval()
-        for parameter in trial.parameters():
+    with torch.inference_mode(False), torch.enable_grad(), without_autocast('cpu'), torch.random.fork_rng(devices=[]):
+        module.train()
+        for dropout in inside:
+            if isinstance(dropout, nn.Dropout):
+                dropout.p = 0.0
+        for parameter in module.parameters():
             std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
             parameter.requires_grad_(True)
-        x, *others = kind.example(trial, generator)
-        expected = _run(trial, x, others)
-        _accelerate(trial, index)
-        if _compute(trial, (x, *others), {}) is None:
-            return Trial(name, index, 0.0, 'The compiled library has no computation for these sizes or settings.')
-        found = _run(trial, x, others)
-    outputs, gradients = (_differences(found[i], expected[i]) for i in (0, 1))
+        arguments = make_example(module, KINDS[kind], generator)
+        original = _run(module, *arguments)
+        _accelerate(module, kind)
+        if _compute(module, arguments, {}) is None:
+            return 0.0, 'The compiled library has no computation for these sizes or settings.'
+        ours = _run(module, *arguments)
+    outputs, gradients = (_differences(ours[i], original[i]) for i in (0, 1))
     largest = max(*outputs, *gradients)
     is_equal = max(outputs) <= OUTPUT_TOLERANCE and max(gradients) <= GRADIENT_TOLERANCE
-    return Trial(name, index, largest, None if is_equal else f'The results differ by {largest:.1e}.')
+    return largest, None if is_equal else f'The results differ by {largest:.1e}.'
 
 
-def _run(module: nn.Module, x: Tensor, others: Any) -> tuple[list[Tensor], list[Tensor]]:
+def _run(module: nn.Module, x: Tensor, *others: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return the output, and the gradients of input and parameters."""
+    torch.manual_seed(0)  # of drop path
     x = x.clone().requires_grad_(True)
     output = module.forward(x, *others)
     y = output[0] if isinstance(output, tuple) else output
     weights = torch.linspace(-1, 1, y.numel()).sin().view(y.shape)
     module.zero_grad()
     (y * weights).sum().backward()
-    return [y.detach()], [x if one.grad is None else one.grad for one in (x, *module.parameters())]
+    return [y.detach()], [torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *module.parameters())]
 
 
-def _differences(found: list[Tensor], expected: list[Tensor]) -> list[float]:
-    """Return the largest difference of each tensor as part of its largest number.
+def _differences(ours: list[Tensor], original: list[Tensor]) -> list[float]:
+    """Return the largest difference of each tensor, divided by the tensor's largest number.
 
     A tenth of the largest number of all tensors is the least scale: the gradient of a key's bias is 0 up to rounding.
     """
-    least = max(float(one.abs().max()) for one in expected) / 10
+    least = max(float(one.abs().max()) for one in original) / 10
     return [
         float((a - b).abs().max()) / max(float(b.abs().max()), least) if a.shape == b.shape else float('inf')
-        for a, b in zip(found, expected)
+        for a, b in zip(ours, original)
     ]

@@ -1,4 +1,4 @@
-"""The backbones under the names and in the interfaces of other frameworks: a file for each, which imports it.
+"""The backbones in other frameworks: one file for each framework.
 
-Nothing is imported here. `import swin_backbone.adapters.timm` registers the backbones in timm, and so on.
+`import swin_backbone.adapters.timm` registers the backbones in timm, for example. Nothing is imported here.
 """

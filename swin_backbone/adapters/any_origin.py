@@ -1,4 +1,4 @@
-"""Checkpoints of any origin by way of `load_state_dict`, which the loaders of all frameworks call."""
+"""Load checkpoints of any origin by `load_state_dict`, as all frameworks do."""
 
 import re
 from typing import Any
@@ -10,17 +10,17 @@ from ..checkpoints.recognise import find_swin, holds_swin, tensors_of
 
 
 def take_any_origin(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """A load_state_dict pre-hook: a Swin of any origin gets the names of `module`, and is resized to it.
+    """Rename the weights of a Swin of any origin, and resize them to `module`; a load_state_dict pre-hook.
 
-    So a framework's own loader reads what `swin_backbone.load_checkpoint` does. Output norms, which a classifier's
-    checkpoint lacks, stay as they are.
+    So a framework's own loader reads the checkpoints of `swin_backbone.load_checkpoint`. Output norms keep their values
+    if the checkpoint has none.
 
     Args:
         module: a backbone, or a module around a backbone. `module.classifier_names` maps a classifier's `norm` and
             `head` to names of the module.
 
     Raises:
-        CheckpointError: (a ValueError) if it is a Swin of another family, depth or width.
+        CheckpointError: (a ValueError) for a Swin of another family, depth or width.
     """
     own = module.state_dict()
     theirs = [key for key in state_dict if key.startswith(prefix)]

@@ -1,7 +1,7 @@
-"""The backbone in detectron2, and in what is built on it: Mask2Former, MaskDINO, OneFormer. Importing registers it.
+"""The backbone in detectron2, Mask2Former, MaskDINO and OneFormer. Importing this file registers the backbone.
 
 Matched to facebookresearch/detectron2 at 02b5c4e (`detectron2.modeling.Backbone`, `detectron2.layers.ShapeSpec`) and to
-`D2SwinTransformer` of facebookresearch/Mask2Former at 9b0651c, which MaskDINO and OneFormer have too.
+`D2SwinTransformer` of facebookresearch/Mask2Former at 9b0651c; MaskDINO and OneFormer have a copy.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from torch import Tensor
 from ..models import SwinBackbone
 from .any_origin import take_any_origin
 
-FEATURES = ('res2', 'res3', 'res4', 'res5')  # what detectron2 calls the outputs of the stages
+FEATURES = ('res2', 'res3', 'res4', 'res5')  # detectron2's names of the stages' outputs
 
 
 class D2SwinBackbone(SwinBackbone, Backbone):
     """`SwinBackbone` with the interface of detectron2.
 
-    Its parameters have the names of `SwinBackbone`; a checkpoint of `D2SwinTransformer`, or of any other origin, loads
-    by detectron2's checkpointers.
+    Parameters have the names of `SwinBackbone`. detectron2's checkpointers load checkpoints of `D2SwinTransformer` and
+    of any origin.
 
     Args:
         out_features: the outputs, of 'res2' (stride 4) to 'res5' (stride 32).
         arguments: of `SwinBackbone`.
 
     Raises:
-        ValueError: for an output that there is not.
+        ValueError: for an unknown output.
     """
 
     def __init__(self, out_features: Sequence[str] = FEATURES, **arguments: Any):
@@ -44,11 +44,11 @@ class D2SwinBackbone(SwinBackbone, Backbone):
         self.register_load_state_dict_pre_hook(take_any_origin)
 
     def forward(self, x_BCHW: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        """Images of any size to maps by their names."""
+        """Return maps by name, of images of any size."""
         return dict(zip(self._out_features, super().forward(x_BCHW)))
 
     def output_shape(self) -> dict[str, ShapeSpec]:
-        """Channels and stride of each output."""
+        """Return channels and stride of each output."""
         return {
             name: ShapeSpec(channels=self.num_features[stage], stride=4 << stage)
             for name, stage in zip(self._out_features, self.out_indices)
@@ -56,12 +56,12 @@ class D2SwinBackbone(SwinBackbone, Backbone):
 
     @property
     def size_divisibility(self) -> int:
-        """Of a batch's sides, where pictures of several sizes are padded: what heads expect; the backbone takes any."""
+        """The divisor of a padded batch's sides that heads expect; the backbone takes all sizes."""
         return 32
 
 
 def add_swin_config(cfg: CfgNode) -> None:
-    """`cfg.MODEL.SWIN` with the keys and defaults of Mask2Former, where it is not there yet."""
+    """Add `cfg.MODEL.SWIN` with the keys and defaults of Mask2Former, if missing."""
     if 'SWIN' in cfg.MODEL:
         return
     cfg.MODEL.SWIN = CfgNode(
@@ -75,7 +75,7 @@ def add_swin_config(cfg: CfgNode) -> None:
 
 @BACKBONE_REGISTRY.register()
 def build_swin_backbone(cfg: CfgNode, input_shape: Optional[ShapeSpec] = None) -> D2SwinBackbone:
-    """What `MODEL.BACKBONE.NAME: build_swin_backbone` builds, of the `MODEL.SWIN` that `D2SwinTransformer` reads."""
+    """Build `MODEL.BACKBONE.NAME: build_swin_backbone` from `MODEL.SWIN`, as `D2SwinTransformer`."""
     swin = cfg.MODEL.SWIN
     return D2SwinBackbone(
         out_features=swin.OUT_FEATURES,
@@ -100,7 +100,7 @@ def build_swin_backbone(cfg: CfgNode, input_shape: Optional[ShapeSpec] = None) -
 
 @BACKBONE_REGISTRY.register()
 def build_swin_fpn_backbone(cfg: CfgNode, input_shape: Optional[ShapeSpec] = None) -> FPN:
-    """The same under a feature pyramid, as `build_resnet_fpn_backbone`, for Faster and Mask R-CNN."""
+    """Build a feature pyramid on the backbone, as `build_resnet_fpn_backbone`, for Faster and Mask R-CNN."""
     return FPN(
         bottom_up=build_swin_backbone(cfg, input_shape),
         in_features=cfg.MODEL.FPN.IN_FEATURES,

@@ -17,17 +17,16 @@ from ..models import SwinBackbone
 LAYERS = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: qkv, projection, fc1, fc2
 
 
-BASE = '.base_layer'  # what peft puts into the name of a layer that has adapters
+BASE = '.base_layer'  # part of the names of layers with adapters
 
 
 @MODELS.register_module()
 class LoraSwinBackbone(SwinBackbone):
     """A frozen `SwinBackbone` with small trained matrices beside its linear layers.
 
-    Its state_dict has the names of `SwinBackbone`, and the matrices. So checkpoints without these load, of backbones
-    and of whole models; the matrices begin as no change. `get_peft_model_state_dict` of peft gives them alone. torch
-    computes these blocks, module by module, since the compiled operators take plain weights; `merged` gives a backbone
-    that they compute.
+    The state_dict has the names of `SwinBackbone`, and the matrices. Checkpoints of backbones and of whole models load
+    without matrices, which begin as no change. `get_peft_model_state_dict` of peft returns the matrices alone. torch
+    computes blocks with matrices, module by module. The compiled operators compute the backbone that `merged` returns.
 
     Args:
         lora: arguments of peft's `LoraConfig`, as dict(r=8, lora_alpha=16). `target_modules` is `LAYERS` by default.
@@ -43,14 +42,14 @@ class LoraSwinBackbone(SwinBackbone):
         print_log('LoRA: torch computes the blocks, module by module; merged, compiled operators do', 'current')
 
     def init_weights(self) -> None:
-        """As a `SwinBackbone`'s; the adapters stay."""
+        """Initialise as `SwinBackbone`; the matrices do not change."""
         plain = SwinBackbone(**self.arguments)
         plain.init_weights()
         self.load_state_dict(plain.state_dict(), strict=False)
         self._is_init = True
 
     def merged(self) -> SwinBackbone:
-        """A plain backbone with the adapters added to its weights: the same outputs."""
+        """Return a plain backbone of equal outputs: the matrices are added to the weights."""
         adapted = copy.deepcopy(self)
         for layer in adapted.modules():
             if isinstance(layer, LoraLayer):

@@ -1,6 +1,6 @@
 """The backbones as models of timm. Importing this file registers them.
 
-They are `swin_backbone_tiny`, `swinv2_backbone_tiny`, `swin_mlp_backbone_tiny` and the other sizes of `ARCHS`,
+Names are `swin_backbone_tiny`, `swinv2_backbone_tiny`, `swin_mlp_backbone_tiny`, and alike for all sizes of `ARCHS`,
 `ARCHS_V2` and `ARCHS_MLP`. Matched to timm 1.0: `timm.models._builder`, `timm.models._features`.
 """
 
@@ -31,19 +31,19 @@ __all__ = ['SwinFeatures', 'TimmSwin']  # timm appends the names of its models
 
 
 class TimmSwin(nn.Module):
-    """A backbone with timm's head: what `timm.create_model('swin_backbone_tiny')` gives.
+    """A backbone with timm's head, for `timm.create_model('swin_backbone_tiny')`.
 
-    Its parameters have the names of mmpretrain's classifiers: `backbone.` and `head.fc.`; the norm before the head is
+    Parameters have the names of mmpretrain's classifiers: `backbone.` and `head.fc.`. The norm before the head is
     `backbone.norm3`.
 
     Args:
         family: `SwinBackbone`, `SwinV2Backbone` or `SwinMLPBackbone`.
-        num_classes: of the head; 0: none, and the pooled features are the output.
+        num_classes: of the head; 0: no head, the output is the pooled features.
         in_chans: channels of the input.
         global_pool: how the last map is pooled, as in timm; '': not at all.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout inside the backbone, its `drop_rate`.
-        features: the stages whose maps are to be normalised, where there is no head.
+        features: stages with normalised maps, for a model without a head.
         output_stride: 32, or 16, 8, 4: later stages keep the resolution of an earlier one.
         backbone: further arguments of `family`.
     """
@@ -86,17 +86,17 @@ class TimmSwin(nn.Module):
         self.register_load_state_dict_pre_hook(take_any_origin)  # type: ignore[no-untyped-call]  # of torch
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
-        """The last map, normalised: (B, C, H, W)."""
+        """Return the last map, normalised: (B, C, H, W)."""
         last: Tensor = self.backbone(x_BCHW)[-1]
         return last
 
     def forward_head(self, x_BCHW: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits (B, num_classes) of the last map, or with `pre_logits` what the head's linear layer gets."""
+        """Return logits (B, num_classes) of the last map, or with `pre_logits` the input of the linear layer."""
         logits: Tensor = self.head(x_BCHW, pre_logits=pre_logits)
         return logits
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images of any size."""
+        """Return logits (B, num_classes) of images of any size."""
         return self.forward_head(self.forward_features(x_BCHW))
 
     def forward_intermediates(
@@ -108,15 +108,14 @@ class TimmSwin(nn.Module):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> Any:
-        """Maps of several stages, (B, C, H, W), and after the last map of all.
+        """Return the last map, and the maps (B, C, H, W) of several stages.
 
         Args:
-            indices: the stages; an int: so many of the last; None: all.
-            norm: has no effect: a map is normalised where the model has a norm for it. With `features_only` it has one
-                for each; a classifier has one for the last.
-            stop_early: has no effect: no stage after the last that is needed is computed.
+            indices: the stages; an int: the number of last stages; None: all stages.
+            norm: has no effect. With `features_only` all maps are normalised, in a classifier the last map alone.
+            stop_early: has no effect. Stages after the last of `indices` are not computed.
             output_fmt: 'NCHW'.
-            intermediates_only: give the maps alone.
+            intermediates_only: return the maps of the stages alone.
 
         Raises:
             ValueError: for another `output_fmt`.
@@ -133,7 +132,7 @@ class TimmSwin(nn.Module):
     def prune_intermediate_layers(
         self, indices: Union[int, Sequence[int]] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the head. Stages behind the last of `indices` are not trained; they stay, as checkpoints have them."""
+        """Drop the head, and freeze the stages behind the last of `indices`."""
         taken, last = feature_take_indices(len(self.feature_info), indices)
         if prune_head:
             self.reset_classifier(0, '')
@@ -145,33 +144,33 @@ class TimmSwin(nn.Module):
         return list(taken)
 
     def get_classifier(self) -> nn.Module:
-        """The head's linear layer."""
+        """Return the head's linear layer."""
         classifier: nn.Module = self.head.fc
         return classifier
 
     def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
-        """A new head, for another number of classes."""
+        """Make a new head, for another number of classes."""
         self.num_classes = num_classes
         self.head.reset(num_classes, pool_type=global_pool)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute blocks in backward, `with_cp`. Strips and compiled operators always do."""
+        """Set `with_cp`: blocks are computed again in the backward pass."""
         self.backbone.with_cp = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters, besides norms and biases, that are not decayed."""
+        """Return the names of parameters without weight decay, besides norms and biases."""
         pattern = re.compile(r'relative_position_bias_table|absolute_pos_embed|logit_scale|cpb_mlp')
         return {name for name, _ in self.named_parameters() if pattern.search(name)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Regular expressions of layers, for a learning rate that decays by layer."""
+        """Return regular expressions of layers, for a learning rate that decays by layer."""
         stage = r'^backbone\.stages\.(\d+)'
         fine = [(stage + r'\.downsample', (0,)), (stage + r'\.blocks\.(\d+)', None), (r'^backbone\.norm', (99999,))]
         return dict(stem=r'^backbone\.(?:patch_embed|absolute_pos_embed)', blocks=stage if coarse else fine)
 
 
 class SwinFeatures(FeatureGetterNet):
-    """What `features_only=True` gives: the maps that the backbone gives, in a list."""
+    """The model of `features_only=True`: returns the backbone's maps in a list."""
 
     def __init__(self, model: TimmSwin, **arguments: Any):
         super().__init__(model, **arguments)
@@ -184,7 +183,7 @@ class SwinFeatures(FeatureGetterNet):
 
 
 def _own_names(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """What timm calls a `checkpoint_filter_fn`."""
+    """Translate a checkpoint; timm's `checkpoint_filter_fn`."""
     state_dict = dict(tensors_of(state_dict))
     take_any_origin(model, state_dict, '')
     return state_dict
@@ -214,7 +213,7 @@ def _create(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
 
 
 def _cfg(type_: str, arch: str) -> dict[str, Any]:
-    """What timm says of a model and its weights."""
+    """Return timm's record of a model and its weights."""
     names = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
     swin = SWINS.get(f'{"swinv2" if type_ == "swinv2_backbone" else "swin"}-{names.get(arch)}')
     url = swin.weights if swin and type_ != 'swin_mlp_backbone' else None

@@ -23,7 +23,7 @@ class SwinWithFPN(nn.Module):
         self.out_channels = out_channels
 
     def forward(self, x_BCHW: Tensor) -> dict[str, Tensor]:
-        """Images of any size to the maps of the pyramid, '0', '1', ... and those of `extra_blocks`."""
+        """Return the maps of the pyramid, '0', '1', ... and of `extra_blocks`, of images of any size."""
         maps: dict[str, Tensor] = self.fpn(OrderedDict((str(level), x) for level, x in enumerate(self.body(x_BCHW))))
         return maps
 
@@ -35,7 +35,7 @@ def backbone_with_fpn(
     family: Any = SwinBackbone,
     **arguments: Any,
 ) -> SwinWithFPN:
-    """What torchvision's detectors take as `backbone`. Their default mean and std are those of Swin's weights.
+    """Build the `backbone` of torchvision's detectors. The detectors' default mean and std are those of Swin's weights.
 
     Args:
         arch: a published size.

@@ -1,4 +1,4 @@
-"""The backbones as a `Backbone` of transformers. Importing this file registers them with its Auto classes.
+"""The backbones as a `Backbone` of transformers. Importing this file registers the backbones with the Auto classes.
 
 `UperNetConfig`, `Mask2FormerConfig` and `DetrConfig` take a `SwinBackboneConfig` as `backbone_config`. Matched to
 transformers 5.23: `transformers.backbone_utils`, `transformers.SwinBackbone`.
@@ -18,7 +18,7 @@ FAMILIES: dict[str, Any] = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': Swi
 
 
 class SwinBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
-    """What `SwinBackboneModel` is built of.
+    """The configuration of `SwinBackboneModel`.
 
     Args:
         family: 'v1', 'v2' or 'mlp'.
@@ -75,7 +75,7 @@ class SwinBackboneModel(BackboneMixin, PreTrainedModel):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether blocks are recomputed in backward: `with_cp`. What transformers enables it by sets this."""
+        """Whether blocks are computed again in the backward pass: `with_cp`."""
         return bool(self.backbone.with_cp)
 
     @gradient_checkpointing.setter

@@ -30,7 +30,7 @@ def convert_checkpoint(
     unsafe_load: Optional[bool] = None,
     overwrite: bool = False,
 ) -> str:
-    """Write a Swin checkpoint in another format; there and back gives the same bits.
+    """Write a Swin checkpoint in another format. Converting back restores every bit.
 
     The backbone is converted, and a classifier's last norm and head. A whole detector or segmentor stays whole in
     mmdet's and mmseg's format, which differ in the name of a Mask2Former's head alone: those of mmdet, mmseg, their
@@ -48,13 +48,13 @@ def convert_checkpoint(
         to: 'official', 'mmdet', 'mmseg', 'timm', 'torchvision' or 'hf'. torchvision has no Swin V2; 'mmdet' gives a
             Swin V2 the names of mmpretrain, which are used here too. Swin-MLP is written as 'official' or 'mmdet'.
         unsafe_load: see `load_checkpoint`.
-        overwrite: replace a target that is there already, also if no conversion wrote it; never the source.
+        overwrite: replace an existing target, whoever wrote the file; the source is never replaced.
 
     Returns:
         A sentence with both formats, the number of tensors, and what was left out or missing.
 
     Raises:
-        ValueError: if there is no such format.
+        ValueError: for an unknown format.
         FileExistsError: if the target is the source, or is there already and `overwrite` does not allow to replace it.
         CheckpointError: if the source cannot be read, holds no Swin or a damaged one (a shape that does not fit,
             NaN), or a family that the format lacks; if the target cannot be written.

@@ -1,4 +1,4 @@
-"""Download a checkpoint once, and keep it only if it reads as a checkpoint."""
+"""Download a checkpoint once. Files that are no checkpoints are deleted."""
 
 import hashlib
 import re

@@ -1,11 +1,11 @@
-"""Names of the weights of a Swin in each origin: one table for each, read in both directions.
+"""Names of a Swin's weights in each origin. Each origin has a table, read in both directions.
 
 A row is (name here, name there). Names here are mmdet's and mmseg's. `norm` and `head` stand for a classifier's last
 norm and its head, which a backbone lacks. {s} is a stage, {b} a block; {s+1}, {2s+1}, {2s+2} are an origin's numbers
 for stage s. The first row that matches the beginning of a name renames it; the rest of the name is kept.
 
-Names decide alone: `recognise.find_names` maps the names of a live module as well as those of a file. Values differ
-from ours in two ways, which `to_here` and `from_here` convert. All other tensors are equal.
+Names alone decide: `recognise.find_names` maps the names of a module or of a file. Values differ from ours in two ways;
+`to_here` and `from_here` convert them.
 
 | origin | block | patch merging behind stage s | columns of merging | query, key, value |
 |---|---|---|---|---|
@@ -205,7 +205,7 @@ OFFICIAL_MLP = OFFICIAL._replace(
 )
 OWN_MLP = MMDET._replace(origin='SwinMLPBackbone', anchor=rf'stages{_MLP_BLOCK}', family=MLP)
 
-# Origins that are recognised. Where two share an anchor, the first is taken, and `recognise` tells them apart.
+# Recognised origins. The first of two with one anchor is taken; `recognise` then tells the two apart.
 ALL = (
     *(OFFICIAL, MMDET, TIMM, TORCHVISION, HUGGING_FACE, MMPRETRAIN),
     *(OFFICIAL_V2, OWN_V2, TIMM_V2, HUGGING_FACE_V2, MMPRETRAIN_V2),
@@ -213,7 +213,7 @@ ALL = (
 )
 # Formats to write, by family and name. mmpretrain's is missing, because mmpretrain reads mmdet's.
 WRITTEN = {(format.family, format.name): format for format in ALL if format.name != 'mmpretrain'}
-NAMES = tuple(name for family, name in WRITTEN if family == V1)  # the other families have some of these
+NAMES = tuple(name for family, name in WRITTEN if family == V1)  # of V1; other families have some of the names
 
 _QKV = ('query', 'key', 'value')
 
@@ -324,7 +324,7 @@ def reorder_merging(weights: dict[str, Tensor], source: str, target: str) -> dic
     """
     if source == target:
         return weights
-    reorder = _columns_to_channels if target == 'channels' else _channels_to_columns
+    reorder = columns_to_channels if target == 'channels' else _channels_to_columns
     return {key: reorder(value) if _sees_merged_channels(key, weights) else value for key, value in weights.items()}
 
 
@@ -341,7 +341,7 @@ def _sees_merged_channels(key: str, weights: dict[str, Tensor]) -> bool:
     return leaf == 'reduction.weight' or weights[key].shape[-1:] == reduction.shape[-1:]
 
 
-def _columns_to_channels(value: Tensor) -> Tensor:
+def columns_to_channels(value: Tensor) -> Tensor:
     x: Tensor = value.unflatten(-1, (2, 2, -1))  # ..., dx, dy, C
     return x.movedim(-1, -3).transpose(-1, -2).flatten(-3).contiguous()
 

@@ -28,7 +28,7 @@ class Heads(NamedTuple):
     """Names of an origin around the backbone."""
 
     origin: str
-    anchor: str  # regular expression of a name in each of its checkpoints
+    anchor: str  # regular expression of a name in every checkpoint
     rows: Rows
 
 
@@ -67,7 +67,7 @@ ORIGINS = (
             (_DECODER + '.ffn.layers.1', _D2_QUERIES + '.transformer_ffn_layers.{s}.linear2'),
             (f'{HEAD}.transformer_decoder.post_norm', _D2_QUERIES + '.decoder_norm'),
             (f'{HEAD}.query_feat', _D2_QUERIES + '.query_feat'),
-            (f'{HEAD}.query_feat', _D2_QUERIES + '.static_query'),  # its name in the first releases
+            (f'{HEAD}.query_feat', _D2_QUERIES + '.static_query'),  # name in the first releases
             (f'{HEAD}.query_embed', _D2_QUERIES + '.query_embed'),
             (f'{HEAD}.level_embed', _D2_QUERIES + '.level_embed'),
             (f'{HEAD}.cls_embed', _D2_QUERIES + '.class_embed'),
@@ -135,7 +135,7 @@ ORIGINS = (
 
 
 def find_heads(tensors: dict[str, Tensor]) -> Optional[Heads]:
-    """Return the origin of necks and heads; None for those of mmdet and mmseg, and for unknown ones."""
+    """Return the origin of necks and heads; None for heads of mmdet and mmseg, and for unknown heads."""
     return next((heads for heads in ORIGINS if any(re.fullmatch(heads.anchor, key) for key in tensors)), None)
 
 

@@ -13,7 +13,7 @@ from .resize import window_of_table
 from .shapes import sizes_of
 
 CONFIG, WEIGHTS = 'config.json', 'model.safetensors'
-FILES = (WEIGHTS, 'pytorch_model.bin')  # which transformers looks for, in this order
+FILES = (WEIGHTS, 'pytorch_model.bin')  # in transformers' order
 _FILE_SUFFIXES = ('.safetensors', '.pth', '.pt', '.bin', '.ckpt', '.pkl')
 
 
@@ -26,7 +26,7 @@ def file_in(folder: Path) -> Path:
     """Return the file of weights in a folder of transformers.
 
     Raises:
-        CheckpointError: if there is none, or the weights are in several.
+        CheckpointError: without a file of weights, and with several.
     """
     for name in FILES:
         if (folder / name).is_file():

@@ -55,7 +55,7 @@ def read_checkpoint(checkpoint: Union[str, Path], map_location: Any = 'cpu', uns
         unsafe_load: let the file execute code. Default: False, or the setting of `trust_checkpoints`.
 
     Raises:
-        CheckpointError: if there is no such file, or it is damaged, no checkpoint or not safe.
+        CheckpointError: for a missing, damaged or unsafe file, and for a file of another kind.
     """
 
     def read(path: Path) -> Any:
@@ -177,13 +177,13 @@ class _DType:
         self.dtype = self.dtype.newbyteorder(state[1])
 
     def numbers(self, data: Any) -> NDArray[Any]:
-        """Return bytes as a flat array of its own, in this machine's order of bytes."""
+        """Return bytes as a new flat array, in native byte order."""
         data = data.encode('latin1') if type(data) is str else data  # of Python 2
         return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder('='))
 
 
 class _Array:
-    """Stand-in for numpy.ndarray: its state is its contents."""
+    """Stand-in for numpy.ndarray; the state is the contents."""
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, by_columns, data = state
@@ -224,13 +224,13 @@ def _make_empty_bytes() -> bytes:
 
 
 def _leave_out(owner: Any, name: Any) -> None:
-    """Stand-in for getattr, by which a HistoryBuffer refers to its methods."""
+    """Stand-in for getattr; a HistoryBuffer's pickle gets methods by getattr."""
     if owner is not _History:
         raise pickle.UnpicklingError('GLOBAL builtins.getattr')
 
 
 def _named(stand_in: Any, path: str) -> Any:
-    """Give a stand-in the name of its original, by which `torch.load` finds it."""
+    """Give a stand-in the name of the original, for `torch.load` finds it."""
     if isinstance(stand_in, FunctionType):
         stand_in = FunctionType(stand_in.__code__, stand_in.__globals__)  # one for each name
     stand_in.__module__, _, stand_in.__qualname__ = path.rpartition('.')
@@ -276,7 +276,7 @@ def _stand_ins() -> Iterator[None]:
 
 
 def _finish(value: Any, finished: dict[int, tuple[Any, Any]]) -> Any:
-    """Put the values of stand-ins in their places, in lists and dicts as they are. Shared objects stay shared.
+    """Replace stand-ins by their values, inside lists and dicts too. Shared objects stay shared.
 
     Args:
         finished: (value, result) by the id of the value, which has to stay alive.

@@ -43,14 +43,14 @@ _AVERAGED = re.compile(r'(^|[._])(ema|teacher)')
 
 @dataclass
 class SwinNames:
-    """Names of a Swin backbone: each dict has a name there as key, a name here as value."""
+    """Names of a Swin backbone. Keys of dicts are the origin's names, values are names here."""
 
     format: Format
-    prefix: str  # of the names there: 'backbone.', 'module.encoder.', ...
-    backbone: dict[str, str] = field(default_factory=dict)  # with `query`, `key`, `value` where they are three layers
+    prefix: str  # of the origin's names: 'backbone.', 'module.encoder.', ...
+    backbone: dict[str, str] = field(default_factory=dict)  # with `query`, `key`, `value` if these are three layers
     classifier: dict[str, str] = field(default_factory=dict)  # a classifier's `norm` and `head`
     tables: dict[str, Optional[str]] = field(default_factory=dict)  # index tables and masks
-    ignored: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # names there, by reason
+    ignored: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # the origin's names, by reason
 
 
 @dataclass
@@ -58,10 +58,10 @@ class SwinWeights:
     """A Swin backbone under our names, in our orders."""
 
     format: Format
-    prefix: str  # of the names there
+    prefix: str  # of the origin's names
     backbone: dict[str, Tensor]
     classifier: dict[str, Tensor]  # a classifier's `norm` and `head`
-    ignored: dict[str, list[str]] = field(default_factory=dict)  # names there, by reason
+    ignored: dict[str, list[str]] = field(default_factory=dict)  # the origin's names, by reason
     # V1: window of each bias table with an index table; V2: window that scales the offsets, by the logit scale.
     windows: dict[str, Size] = field(default_factory=dict)
     map_size: Optional[Size] = None  # (height, width) of an absolute position embedding stored as a map
@@ -73,7 +73,7 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     Names lose `module.` of data-parallel wrappers, and WRAPPERS.
 
     Raises:
-        CheckpointError: if there are none.
+        CheckpointError: without any tensor.
     """
     while isinstance(loaded, dict):
         inner = next((loaded[name] for name in CONTAINERS if isinstance(loaded.get(name), dict)), _container(loaded))
@@ -83,11 +83,11 @@ def tensors_of(loaded: Any) -> dict[str, Tensor]:
     tensors: OrderedDict[str, Tensor] = OrderedDict()
     if isinstance(loaded, dict):
         for key, value in loaded.items():
-            if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # detectron2's; in this machine's order
+            if isinstance(value, np.ndarray) and value.dtype.kind in 'fiub':  # of detectron2; in native byte order
                 value = torch.from_numpy(value.astype(value.dtype.newbyteorder('=')))
             if isinstance(value, Tensor):
                 tensors[_outside_ddp(str(key))] = value.detach()
-        # As torch does: the versions of modules, by which some rename.
+        # Versions of modules, as in torch. Some modules rename weights by version.
         versions = getattr(loaded, '_metadata', {})
         tensors._metadata = {_outside_ddp(name): of for name, of in versions.items()}  # type: ignore[attr-defined]
     if not tensors:
@@ -113,7 +113,7 @@ def _container(loaded: dict[Any, Any]) -> Optional[dict[Any, Any]]:
 
 
 def storage_fault(weights: Mapping[str, Tensor]) -> Optional[str]:
-    """Describe a weight that is stored in a quantised dtype, whose scale torch would lose; None if there is none."""
+    """Describe a weight of a quantised dtype, whose scale torch would lose; None: all weights are floating numbers."""
     key = next((key for key, value in weights.items() if value.dtype not in FLOATING), None)
     if key is None:
         return None
@@ -145,7 +145,7 @@ def find_names(
         family: family of Swin. Default: any.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if no Swin is found.
     """
     names = list(names)
     any_family = _prefixes(names)
@@ -186,7 +186,7 @@ def find_swin(tensors: dict[str, Tensor], **how: Any) -> SwinWeights:
         how: keyword arguments of `find_names`.
 
     Raises:
-        CheckpointError: if there is none, or its weights are no floating numbers.
+        CheckpointError: if no Swin is found, or weights are no floating numbers.
     """
     names = find_names(tensors, **how)
     backbone = {here: tensors[key] for key, here in names.backbone.items()}

@@ -21,11 +21,11 @@ def trained_window(table_Rh: Tensor, known: Optional[Size], target: Size) -> Siz
     """Return the window of a relative position bias table.
 
     Args:
-        known: the window that the checkpoint names, or None.
-        target: the window of the backbone, which is assumed if it has as many rows. Otherwise a square is assumed.
+        known: the window named in the checkpoint, or None.
+        target: the window of the backbone; assumed if the numbers of rows are equal. Otherwise a square is assumed.
 
     Raises:
-        CheckpointError: if the table is for a rectangle, and it is not known which.
+        CheckpointError: if the table is for an unknown rectangle.
     """
     rows = table_Rh.shape[0]
     window = known or (target if rows == num_offsets(target) else window_of_table(table_Rh))
@@ -109,7 +109,7 @@ def window_of_coordinates(table_1YX2: Tensor) -> Optional[Size]:
 
 
 def is_ambiguous(table_Rh: Tensor, window_size: Size) -> bool:
-    """Return whether a table fits both a rectangular window and a square one, as 5 x 13 and 8 x 8."""
+    """Return whether a table fits a rectangular and a square window, for example 5 x 13 and 8 x 8."""
     square = window_of_table(table_Rh)
     return square is not None and square != window_size and table_Rh.shape[0] == num_offsets(window_size)
 

@@ -97,7 +97,7 @@ class _Place(NamedTuple):
 
 
 def sizes_of(weights: Mapping[str, Tensor], family: str) -> Sizes:
-    """Return the sizes of a backbone: the most frequent ones where its weights disagree; 0 for an unknown size."""
+    """Return the sizes of a backbone. If weights disagree, the most frequent size; 0 for an unknown size."""
     letters = _letters(weights, _places(weights, family))
     depths = _depths(weights)
     heads: dict[int, Counter[int]] = defaultdict(Counter)
@@ -136,13 +136,13 @@ def missing_weights(weights: Mapping[str, Tensor], family: str) -> list[str]:
 
 
 def check_shapes(weights: Mapping[str, Tensor], family: str) -> None:
-    """Compare the shapes of weights with each other.
+    """Compare the shapes of weights.
 
     Args:
         weights: a backbone, with or without a classifier's `norm` and `head`. Other names are not checked.
 
     Raises:
-        CheckpointError: naming the first weight whose shape does not fit the others.
+        CheckpointError: with the name of the first weight of a wrong shape.
     """
     places = _places(weights, family)
     letters = _letters(weights, places)
@@ -208,7 +208,7 @@ def _terms(place: _Place) -> Iterator[tuple[int, tuple[str, int, int]]]:
 
 
 def _letters(weights: Mapping[str, Tensor], places: Mapping[str, _Place]) -> dict[tuple[str, int, int], int]:
-    """Give each letter the value that most weights have."""
+    """Give each letter the most frequent value."""
     votes: dict[tuple[str, int, int], Counter[int]] = defaultdict(Counter)
     for name, place in places.items():
         terms = list(_terms(place))

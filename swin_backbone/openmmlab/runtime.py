@@ -30,8 +30,7 @@ from .data.own_data.folder import OwnData
 from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
-from .layers.maps import prepare_convolutions
-from .layers.replace import replace_layers
+from .layers.accelerate import accelerate
 from .optim.amp import CpuAmpOptimWrapper, MixedPrecisionHook
 from .swap.diff import summarize
 from .swap.replace import swap_backbone
@@ -161,7 +160,7 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     mark_folder(runner.log_dir)
     if not _has_accelerator():
         keep_freed_memory()
-        prepare_convolutions(runner.model)
+        accelerate(runner.model)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
     runner.register_hook(CurvesHook())
@@ -229,7 +228,6 @@ def enable_amp(cfg: Config) -> None:
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
     else:
-        replace_layers(cfg.model)
         cfg.optim_wrapper.type = CpuAmpOptimWrapper.__name__
         for name in ('loss_scale', 'dtype', 'use_fsdp'):  # arguments of AmpOptimWrapper
             cfg.optim_wrapper.pop(name, None)
@@ -237,7 +235,6 @@ def enable_amp(cfg: Config) -> None:
 
 def enable_amp_of_test(cfg: Config) -> None:
     """Test in `mixed_precision`."""
-    replace_layers(cfg.model)
     cfg.test_cfg.fp16 = True  # without this, mmengine's loop turns autocast off in each step
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []), dict(type=MixedPrecisionHook.__name__)]
 

@@ -32,8 +32,7 @@ from ..checkpointing.completeness import ALLOW_MISSING, check_classes, dataset_m
 from ..checkpointing.loading import load_from_file_or_address, read_checkpoints_safely
 from ..data.media import Frame, Medium, VideoWriter, encode_picture
 from ..data.own_data.config import set_num_classes
-from ..layers.maps import prepare_convolutions
-from ..layers.replace import replace_layers
+from ..layers.accelerate import accelerate
 from ..optim.amp import mixed_precision
 
 COCO_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}  # unused ids from 1 to 90
@@ -74,8 +73,6 @@ class Predictor:
         require_device(device)
         read_checkpoints_safely(unsafe_load)
         self.amp = amp
-        if amp:
-            replace_layers(cfg.model)
         loaded = {} if checkpoint is None else load_from_file_or_address(checkpoint)
         with _one_at_a_time, DefaultScope.overwrite_default_scope(self.scope):
             self.meta = _dataset_meta(loaded, str(checkpoint), cfg)
@@ -90,7 +87,7 @@ class Predictor:
                 self._load(loaded, checkpoint, allow_missing)
             self.model.to(device).eval()
             if torch.device(device).type == 'cpu':
-                prepare_convolutions(self.model)
+                accelerate(self.model)
             pipeline = _pipeline_of_pixels(cfg.test_dataloader.dataset.pipeline, self.scope)
             self.pipeline = Compose(pipeline)
             self._described = repr((cfg.model, pipeline, amp))

@@ -1,4 +1,4 @@
-"""Layers of mmdet's and mmseg's models, computed otherwise: a config names them, as 'swin_backbone.UPerHead'.
+"""Layers of mmdet and mmseg in another computation: subclasses of equal names, arguments, parameters and results.
 
-Each is a subclass of the toolbox's layer of that name, with its arguments, parameters and results.
+A config names them with this package's scope, for example 'swin_backbone.UPerHead'.
 """

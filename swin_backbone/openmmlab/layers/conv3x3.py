@@ -13,9 +13,9 @@ SETTINGS = dict(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 
 
 
 class Conv3x3(nn.Conv2d):
-    """An `nn.Conv2d` of `SETTINGS`, which the compiled library computes where it takes less time than torch.
+    """An `nn.Conv2d` of `SETTINGS`. The compiled library computes it where torch takes more time.
 
-    It is made from one that a model has, by `use_winograd`, and has its parameters and hooks.
+    `use_winograd` makes it from a convolution of a model, with the same parameters and hooks.
     """
 
     caches: dict[int, WeightCache]  # by the side of tiles
@@ -26,21 +26,21 @@ class Conv3x3(nn.Conv2d):
 
 
 def use_winograd(conv: nn.Module) -> None:
-    """Make a convolution of torch, if it is one of 3x3 taps, a `Conv3x3`."""
+    """Turn a convolution of `SETTINGS` into a `Conv3x3`."""
     if is_plain(conv):
         conv.__class__ = Conv3x3
         conv.caches = {tile: WeightCache() for tile in TILES}  # type: ignore[assignment]
 
 
 def is_plain(conv: Any) -> bool:
-    """Whether it is a convolution of torch of `SETTINGS`, whichever way it is computed."""
+    """Return whether a module is an `nn.Conv2d` or `Conv3x3` of `SETTINGS`."""
     return type(conv) in (nn.Conv2d, Conv3x3) and all(getattr(conv, name) == value for name, value in SETTINGS.items())
 
 
 def conv_3x3(
     x: Tensor, weight: Tensor, bias: Optional[Tensor], caches: Optional[Mapping[int, WeightCache]] = None
 ) -> Tensor:
-    """`F.conv2d(x, weight, bias, padding=1)`, up to rounding."""
+    """Return `F.conv2d(x, weight, bias, padding=1)`, up to rounding."""
     if takes_maps(x, weight, bias):
         return convolve(x, weight, bias, caches)
     return F.conv2d(x, weight, bias, padding=1)

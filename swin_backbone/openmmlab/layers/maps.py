@@ -1,15 +1,16 @@
-"""The memory and the dtype of the maps that a model's layers hand on, on a CPU."""
+"""Memory format and dtype of the maps between the layers of a model, on a CPU."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...mmcv_ops import in_use
 from ...models.pyramid import SwinPyramid
-from .conv3x3 import use_winograd
+from .conv3x3 import Conv3x3, use_winograd
 
-# What of mmdet and mmseg was tested on such maps. CenterNet's head, for one, asks for a `view` that they do not have.
+# Layers of mmdet and mmseg that were tested with channels_last maps. CenterNet's head calls `view`, and fails on them.
 TESTED = {
     *('FPN', 'RPNHead', 'StandardRoIHead', 'CascadeRoIHead', 'Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead'),
     *('ConvFCBBoxHead', 'FCNMaskHead', 'RetinaHead', 'ATSSHead', 'UPerHead', 'FCNHead', 'PPM'),
@@ -19,12 +20,16 @@ TESTED = {
 }
 ELEMENTARY = ('torch', 'mmcv', 'mmengine', 'swin_backbone')
 AROUND_LAYERS = ('detectors', 'segmentors', 'data_preprocessors', 'data_preprocessor', 'losses')
-TORCH_ALONE = ('MultiScaleDeformableAttention',)  # what of mmcv.ops is no compiled operator on a CPU
+CONTIGUOUS = '_swin_backbone_contiguous'  # whether a convolution's weight was, before `prepare_convolutions`
+TORCH_ALONE = ('MultiScaleDeformableAttention',)  # modules of mmcv.ops without a compiled operator on a CPU
 
 
 def takes_float32_maps(module: nn.Module) -> bool:
-    """Whether a layer must not get maps of bfloat16, nor of channels_last memory: it hands them to an operator that
-    mmcv has compiled, which refuses the one and misreads the other, or it rounds regions to the maps' dtype."""
+    """Return whether a layer takes contiguous float32 maps alone.
+
+    mmcv's compiled operators refuse bfloat16 and misread channels_last memory. mmdet's RoI extractors round the corners
+    of regions to the dtype of the maps.
+    """
     if hasattr(module, 'roi_layers'):
         return not type(module).__module__.startswith('swin_backbone')
     kind = type(module)
@@ -32,15 +37,13 @@ def takes_float32_maps(module: nn.Module) -> bool:
 
 
 def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> None:
-    """Let the convolutions behind a Swin take and emit channels_last maps on a CPU, where they are faster so.
+    """Let the convolutions behind a Swin compute channels_last maps, which takes less time on a CPU.
 
-    Those of 3x3 taps become `Conv3x3`, whose outputs differ by rounding.
-
-    Parameters stay what they are, with other strides: optimizers and checkpoints see no difference. A model is left as
-    it is if one of its layers was not tested so, or calls operators of mmcv that misread such maps.
+    Convolutions of 3x3 taps become `Conv3x3`. Outputs differ by rounding. Parameters get other strides; optimizers and
+    checkpoints see no difference. Models with untested layers, or with operators that misread the maps, do not change.
 
     Args:
-        swins: backbones of other packages, which emit contiguous maps and stay as they are.
+        swins: backbones of other packages, whose convolutions do not change.
     """
     own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
     own.update(id(one) for swin in swins for one in swin.modules())
@@ -52,8 +55,20 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
             own.update(id(module) for module in pyramid.modules())
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and id(module) not in own:
+            module.__dict__.setdefault(CONTIGUOUS, module.weight.is_contiguous())
             module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
             use_winograd(module)
+
+
+def restore_convolutions(model: nn.Module) -> None:
+    """Undo `prepare_convolutions`, in place."""
+    module: Any
+    for module in model.modules():
+        if module.__dict__.pop(CONTIGUOUS, False):
+            module.weight.data = module.weight.data.contiguous()
+        if type(module) is Conv3x3:
+            setattr(module, '__class__', nn.Conv2d)  # noqa: B010 - mypy knows the class
+            del module.caches
 
 
 def _is_tested(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from ...mmcv_ops.roi import roi_align_backward, roi_align_forward
 
 
 class Settings(NamedTuple):
-    """Of RoIAlign in one level: the arguments of mmcv's operator behind the tensors, in their order."""
+    """Arguments of mmcv's RoIAlign after the tensors, for one level."""
 
     height: int
     width: int
@@ -27,20 +27,19 @@ class Settings(NamedTuple):
 
 
 class SingleRoIExtractor(OfMMDet):
-    """Cuts each region from the pyramid level that fits its size: mmdet's, with its arguments and results.
+    """mmdet's extractor: cuts each region from the pyramid level for its size.
 
-    mmdet's rounds the corners of regions to the dtype of the maps. Of bfloat16, that is by up to 4 pixels at 1333. Here
-    they stay as they are. On a CPU, RoIAlign is this package's, with all threads and in bfloat16, whichever operators
-    mmcv has.
+    mmdet rounds the corners of regions to the dtype of the maps: in bfloat16 by up to 4 pixels at 1333. Here corners
+    are not rounded. On a CPU this package's RoIAlign computes, with all threads and in bfloat16.
     """
 
     def forward(self, feats: Sequence[Tensor], rois: Tensor, roi_scale_factor: Optional[float] = None) -> Tensor:
-        """The features of regions, (R, C, I, J), of the dtype of the maps.
+        """Return the features (R, C, I, J) of regions, in the dtype of the maps.
 
         Args:
-            feats: the levels from the finest, (B, C, H, W) each.
+            feats: maps (B, C, H, W), from the finest level.
             rois: (R, 5): index of an image, x1, y1, x2, y2 in pixels of the image.
-            roi_scale_factor: by which regions grow around their centres, after their levels were chosen.
+            roi_scale_factor: growth of regions around their centres, after levels are chosen.
         """
         layers = list(self.roi_layers)[: len(feats)]
         if feats[0].device.type != 'cpu' or any(type(one) is not RoIAlign or one.pool_mode != 'avg' for one in layers):
@@ -66,7 +65,7 @@ def _settings(layer: Any) -> Settings:
 
 
 class _RoIAlign(torch.autograd.Function):
-    """Mean RoIAlign of regions in the order of their levels. `counts` are the numbers of regions of the levels."""
+    """Mean RoIAlign of regions sorted by level. `counts` are the numbers of regions of each level."""
 
     @staticmethod
     def forward(ctx: Any, rois_R5: Tensor, counts: list[int], settings: list[Settings], *maps: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""UPerHead (Xiao et al. 2018, arXiv 1807.10221) that convolves small maps before it enlarges them.
+"""UPerHead (Xiao et al. 2018, arXiv 1807.10221): small maps are convolved before they are enlarged.
 
 Letters: B images, C channels, D output channels, h w and H W height and width before and after resizing; K a tap.
 """
@@ -20,10 +20,10 @@ from .conv3x3 import conv_3x3, is_plain
 
 
 class UPerHead(OfMMSeg):
-    """mmseg's UPerHead, with its arguments, parameters and results but for rounding.
+    """mmseg's UPerHead. Arguments and parameters are equal, results are equal up to rounding.
 
-    mmseg's enlarges the maps of all levels to the largest, and then convolves them; a coarse level's map has many times
-    fewer pixels before that. See `conv_of_resized`. What is compiled or exported is mmseg's graph.
+    mmseg enlarges the maps of all levels to the largest map, then convolves. Here a coarse map is convolved at its own
+    size, see `conv_of_resized`. Compiled and exported graphs are mmseg's.
     """
 
     def psp_forward(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -50,10 +50,7 @@ class UPerHead(OfMMSeg):
 
 
 def _is_plain(module: Any, x: Tensor) -> bool:
-    """Whether a ConvModule is a 3x3 convolution of the plain kind, then norm and activation, for maps on a CPU.
-
-    One with hooks is called. On a GPU it was not measured which way takes less time.
-    """
+    """Return whether a ConvModule is a plain 3x3 convolution, then norm and activation, without hooks, on a CPU."""
     conv = module.conv
     return (
         x.device.type == 'cpu'
@@ -65,7 +62,7 @@ def _is_plain(module: Any, x: Tensor) -> bool:
 
 
 def _fused(module: Any, maps: Sequence[Tensor], align_corners: bool) -> Tensor:
-    """A ConvModule of maps that are resized to the first and concatenated."""
+    """Return the output of a ConvModule for maps that are resized to the first map's size and concatenated."""
     conv = module.conv
     y: Tensor = conv_of_resized(maps, conv.weight, conv.bias, align_corners, getattr(conv, 'caches', None))
     if module.with_norm:
@@ -80,17 +77,17 @@ def conv_of_resized(
     align_corners: bool,
     caches: Optional[Mapping[int, WeightCache]] = None,
 ) -> Tensor:
-    """A 3x3 convolution, padded by 1, of maps resized bilinearly to the first one's size and concatenated.
+    """Return a 3x3 convolution, padded by 1, of maps resized bilinearly to the first map's size and concatenated.
 
-    Both are linear: a resize is a matrix along each axis, a tap of the convolution is a 1x1 convolution and a shift,
-    and the 1x1 convolution of a resized map is the resized 1x1 convolution. So each coarse map is convolved as it is,
-    with 9 times the output channels, and what follows is a product with a matrix (H, 3h) and one (W, 3w).
+    Resizing and convolution are linear. A resize is a matrix along each axis. A tap is a 1x1 convolution and a shift.
+    The 1x1 convolution of a resized map equals the resized 1x1 convolution. So each coarse map is convolved at its own
+    size, with 9 D output channels. A product with a matrix (H, 3h), then with a matrix (W, 3w), resizes and sums.
 
     Args:
-        maps: (B, C_i, h_i, w_i), the first of the size (H, W).
-        weight: (D, the sum of C_i, 3, 3).
+        maps: (B, C_i, h_i, w_i); the first map has the size (H, W).
+        weight: (D, sum of C_i, 3, 3).
         bias: (D,) or None.
-        caches: of the weight's part for the first map, see `conv_3x3`.
+        caches: packed weights of the first map, see `conv_3x3`.
 
     Returns:
         (B, D, H, W).
@@ -107,11 +104,11 @@ def conv_of_resized(
 
 
 def _add_resized_conv(y_BDHW: Tensor, x_BChw: Tensor, weight: Tensor, align_corners: bool) -> Tensor:
-    """`y` and the convolution of one map that is resized to its size."""
+    """Return the sum of `y` and the convolution of a map, which is resized to the size of `y`."""
     (B, D, H, W), (_, C, h, w) = y_BDHW.shape, x_BChw.shape
     dtype = torch.promote_types(weight.dtype, torch.float32)
     down_KHh, across_KWw = (_taps(n, N, align_corners, dtype, weight.device) for n, N in ((h, H), (w, W)))
-    # (row, column, D) of the 9 taps as output channels; the sum over rows is in the product with the matrix.
+    # Output channels are (row, column, D) of the 9 taps. The product with the matrix sums over rows.
     weight_9DC11 = weight.permute(2, 3, 0, 1).reshape(9 * D, C, 1, 1)
     taps_Bhw9D = F.conv2d(x_BChw, weight_9DC11).permute(0, 2, 3, 1)
     rows = taps_Bhw9D.reshape(B, h, w, 3, 3 * D).permute(0, 3, 1, 2, 4).reshape(B, 3 * h, w * 3 * D)
@@ -124,7 +121,7 @@ def _add_resized_conv(y_BDHW: Tensor, x_BChw: Tensor, weight: Tensor, align_corn
 
 
 def _taps(n: int, N: int, align_corners: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What a resize from n to N pixels and a shift by each of 3 taps take of each pixel: (3, N, n)."""
+    """Return the matrices (3, N, n) of a resize from n to N pixels and a shift by each of 3 taps."""
     unit_1nn1 = torch.eye(n, dtype=dtype, device=device).view(1, n, n, 1)
     resized_Nn = F.interpolate(unit_1nn1, (N, 1), mode='bilinear', align_corners=align_corners)[0, :, :, 0].t()
     padded = F.pad(resized_Nn, (0, 0, 1, 1))

@@ -14,7 +14,6 @@ from ...checks import check_choice
 from ...cost.meta import on_device
 from ..config.files import read_config
 from ..errors import kind_of
-from ..layers.replace import replace_layers
 from .classifiers import is_classifier, require_classifier, rewire_classifier
 from .consumers import SwappedMaps, after_neck, leaves_maps_unread, rewire_detector, rewire_neck, rewire_segmentor
 from .diff import summarize
@@ -87,7 +86,6 @@ def swap_backbone(
                 f'optim_wrapper.constructor {after.optim_wrapper.constructor!r} is made for the old backbone; '
                 "recipe 'swin' takes it out"
             )
-    replace_layers(after.model)
     _import_swin_backbone(after)
     if verbose:
         text = '\n'.join([f'{name} into this config:', summarize(before, after), *notes])

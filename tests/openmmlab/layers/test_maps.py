@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.openmmlab.breadth import PLACED, build, pictures_and_truth, predict, swapped
 
-from swin_backbone import mmcv_ops
+from swin_backbone import accelerate, mmcv_ops
 from swin_backbone.openmmlab.layers import maps
 
 pytest.importorskip('mmdet')
@@ -21,7 +21,7 @@ def test_a_detector_predicts_the_same(family):
     cfg = swapped(PLACED[family])
     model, data = build(cfg), pictures_and_truth(cfg)
     before = predict(cfg, model, copy.deepcopy(data))
-    maps.prepare_convolutions(model)
+    accelerate(model)
     assert strided(model)
     assert not strided(model.backbone)  # which packs its own
     for x, y in zip(before, predict(cfg, model, data)):
@@ -32,7 +32,7 @@ def test_a_detector_predicts_the_same(family):
 def test_checkpoints_go_both_ways(tmp_path):
     cfg = swapped(PLACED['RetinaNet'])
     model, other = build(cfg), build(cfg)
-    maps.prepare_convolutions(model)
+    accelerate(model)
     torch.save(model.state_dict(), tmp_path / 'last.pth')
     other.load_state_dict(torch.load(tmp_path / 'last.pth', weights_only=True))
     assert not strided(other)

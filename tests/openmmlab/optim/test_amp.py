@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from swin_backbone import SwinBackbone, mixed_precision
 from swin_backbone.mmcv_ops import ext
-from swin_backbone.openmmlab.layers import maps
+from swin_backbone.openmmlab.layers.accelerate import accelerate
 from swin_backbone.openmmlab.optim.amp import BEHIND_FORWARD
 
 TABLE = ROOT / 'docs/explanation/mixed_precision.md'
@@ -168,7 +168,7 @@ def dtypes_of(family, around, monkeypatch):
     cfg.optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
     # Not smaller: torch's bfloat16 gradient of a 3x3 convolution with stride 2 on a map of 1x1 pixels is not finite
     model, data = build(cfg, side=SIDE), pictures_and_truth(cfg, side=SIDE)
-    maps.prepare_convolutions(model)
+    accelerate(model)
     with recorded(model, monkeypatch) as found:
         with around(model):
             samples = predict(cfg, model, copy.deepcopy(data))
@@ -201,7 +201,7 @@ def test_every_family_predicts_and_trains(family):
     for key in ('loss_scale', 'dtype'):
         cfg.optim_wrapper.pop(key, None)
     model, data = build(cfg), pictures_and_truth(cfg)
-    maps.prepare_convolutions(model)
+    accelerate(model)
     with mixed_precision(model):
         predict(cfg, model, copy.deepcopy(data))
     losses, _ = train_one_step(cfg, model, data)
