@@ -119,7 +119,7 @@ struct Block : swin_operator {
     block.window_width = node.whole(1, MAX_WINDOW);
     block.shift_height = node.whole(0, MAX_WINDOW);
     block.shift_width = node.whole(0, MAX_WINDOW);
-    block.mask_padding = static_cast<int32_t>(node.whole(0, 1));
+    block.padding = static_cast<int32_t>(node.whole(0, SWIN_PADDING_MASKED));
     block.scale = node.number();
     block.eps1 = node.number();
     block.eps2 = node.number();
