@@ -1,7 +1,6 @@
 #include "block/backward.h"
 
 #include <memory>
-#include <optional>
 
 #include "block/backward_group.h"
 #include "machine/memory.h"
@@ -102,7 +101,7 @@ class TransposedBias {
 // Compute the weights' gradients from the groups of all workers, in tasks of MAX_COLUMNS outputs of a layer. The last
 // layer has the longest tasks, and comes first. The order of tasks does not change results.
 template <class T>
-void add_weight_gradients(const BlockWeights<T>& w, const std::optional<BackwardGroup<T>>* groups, int64_t count,
+void add_weight_gradients(const BlockWeights<T>& w, const std::unique_ptr<BackwardGroup<T>>* groups, int64_t count,
                           int64_t threads, float* const (&weight_sums)[LINEARS], bool accumulate) {
   const Kept<T>** kept = nullptr;  // (LINEARS, count)
   Memory memory;
@@ -134,8 +133,7 @@ void sum_apart(const Groups& dealt, int64_t groups, int64_t workers, int64_t thr
                const Make& make) {
   each_task(workers, threads, [&](int64_t worker) {
     [[maybe_unused]] const TilesInUse tiles;
-    std::optional<BackwardGroup<T>> group;
-    make(group, worker);
+    const std::unique_ptr<BackwardGroup<T>> group = make(worker);
     for (int64_t g = worker; g < groups; g += workers) group->run(dealt[g], saved.of(g));
   });
 }
@@ -144,12 +142,12 @@ void sum_apart(const Groups& dealt, int64_t groups, int64_t workers, int64_t thr
 template <class T, class Make>
 void sum_together(const BlockWeights<T>& w, const Groups& dealt, int64_t groups, int64_t workers, int64_t threads,
                   const SavedGroups& saved, const Make& make, float* const (&weight_sums)[LINEARS]) {
-  const std::unique_ptr<std::optional<BackwardGroup<T>>[]> made(new std::optional<BackwardGroup<T>>[workers]);
+  const std::unique_ptr<std::unique_ptr<BackwardGroup<T>>[]> made(new std::unique_ptr<BackwardGroup<T>>[workers]);
   for (int64_t first = 0; first < groups; first += workers) {
     const int64_t count = std::min(workers, groups - first);
     each_task(count, threads, [&](int64_t worker) {
       [[maybe_unused]] const TilesInUse tiles;
-      if (!made[worker]) make(made[worker], worker);
+      if (!made[worker]) made[worker] = make(worker);
       made[worker]->run(dealt[first + worker], saved.of(first + worker));
     });
     add_weight_gradients(w, made.get(), count, threads, weight_sums, first > 0);
@@ -182,9 +180,9 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed
   const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
   const WorkerSums<T> sums(w, of, workers, own_weights, weight_sums, vector_sums);
   const TransposedBias<T> bias(w, of, windows.area());
-  const auto make = [&](std::optional<BackwardGroup<T>>& group, int64_t worker) {
-    group.emplace(w, transposed, windows, per_group, x, grad_y, grad_x, sums.vectors_of(worker),
-                  sums.weights_of(worker), bias.get());
+  const auto make = [&](int64_t worker) {
+    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
+                                              sums.vectors_of(worker), sums.weights_of(worker), bias.get());
   };
   if (own_weights)
     sum_apart<T>(windows.deal(groups), groups, workers, threads, saved, make);

@@ -38,10 +38,10 @@ int64_t l2_bytes() {
 
 void request_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
 #ifdef __linux__
-  constexpr uintptr_t PAGE = 2 << 20;
-  const auto first = reinterpret_cast<uintptr_t>(memory), begin = (first + PAGE - 1) / PAGE * PAGE;
-  const uintptr_t end = (first + static_cast<uintptr_t>(bytes)) / PAGE * PAGE;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a refusal changes nothing
+  constexpr int64_t PAGE = 2 << 20;
+  const int64_t before = -reinterpret_cast<intptr_t>(memory) & (PAGE - 1);  // the first whole page
+  const int64_t whole = (bytes - before) / PAGE * PAGE;
+  if (whole > 0) madvise(static_cast<char*>(memory) + before, whole, MADV_HUGEPAGE);  // a refusal changes nothing
 #endif
 }
 
