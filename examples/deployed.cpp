@@ -1,10 +1,10 @@
-// An exported model in several threads, with OpenVINO's C++ API: a segmentor's labels, or a detector's objects.
+// Run an exported model in several threads with OpenVINO's C++ API: labels of a segmentor, or objects of a detector.
 //
 //     deployed MODEL HEIGHT WIDTH THREADS < PIXELS
 //
-// PIXELS are the BGR pixels of pictures of one size, one picture after the other, resized as deploy.json says.
-// A segmentor's result is the label of each pixel, one byte each. A detector's result is a line for each object:
-// picture, class, score, box and, where the model has masks, the number of the mask's pixels.
+// PIXELS are the BGR pixels of consecutive pictures, resized to HEIGHT and WIDTH of deploy.json. The result of a segmentor
+// is a byte for each pixel: the label. The result of a detector is a line for each object: picture, class, score, box, and
+// the number of pixels of the mask for models with masks.
 #include <openvino/openvino.hpp>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
     }
     std::vector<std::string> results(pictures.size());
     std::atomic<size_t> next{0};
-    auto work = [&] {  // a request holds the tensors of one run: each thread has its own
+    auto work = [&] {  // a request has the tensors of one run, so every thread makes a request
         auto request = model.create_infer_request();
         for (size_t index; (index = next++) < pictures.size();) {
             request.set_tensor("picture", ov::Tensor(ov::element::u8, {1, height, width, 3}, pictures[index].data()));

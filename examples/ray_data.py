@@ -1,21 +1,21 @@
-"""Millions of pictures through a trained model with Ray Data: one model an actor, streaming, results as parquet.
+"""Run a trained model on millions of pictures with Ray Data: a model per actor, streaming, results as parquet.
 
 python examples/ray_data.py INPUT CONFIG CKPT OUT [--actors N] [--batch N] [--gpus-per-actor N] [--score-thr 0.3]
 
-INPUT is a folder of pictures, a parquet file or folder of them with the column `path`, or a WebDataset (.tar, or a
-pattern in quotes). OUT is a new folder, which gets parquet files with a row for each picture:
+INPUT is a folder of pictures, a parquet file or folder with the column `path`, or a WebDataset (.tar, or a pattern in
+quotes). OUT is a new folder of parquet files, with a row for each picture:
 
-    path     of the picture; in a WebDataset its key
+    path     path of the picture; the key in a WebDataset
     height, width
-    result   JSON: of a detector a list of COCO results without image_id, in the picture's pixels; of a classifier class
-             and score, with the five best
-    labels   of a segmentor: a PNG with the class of each pixel
-    error    why there is no result, else null
+    result   JSON: COCO results of a detector, in pixels of the picture and without image_id; class, score and the
+             five best classes of a classifier
+    labels   PNG of a segmentor, with the class of each pixel
+    error    the reason of a missing result, or null
 
-A picture that cannot be read has a row that says so. Ray starts an actor again that is lost, and gives its pictures to
-another. OUT appears when all is written: what is half-done is in OUT.partial, and a new run replaces it.
+A damaged picture has a row with an error. Ray restarts a lost actor, and gives the pictures to a second actor. Results
+are written to OUT.partial, and renamed to OUT at the end. A new run replaces OUT.partial.
 
-The same command runs on a cluster, by `ray job submit`: docs/guides/large_pictures.md.
+The command runs on a cluster by `ray job submit`: docs/guides/large_pictures.md.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
         batch_format='numpy',
         num_cpus=1,
         num_gpus=args.gpus_per_actor,
-    )  # an actor that is lost starts again, and its pictures go to another: Ray Data's default
+    )  # by default, Ray Data restarts lost actors
     predicted.write_parquet(str(partial))
     partial.rename(args.out)
     print(f'see {args.out}')
@@ -81,10 +81,10 @@ def parse_args() -> argparse.Namespace:
 
 
 def open_pictures(source: str) -> Dataset:
-    """The columns `path` and `bytes`, which are read as they are wanted; without bytes, the reason in `error`.
+    """Return the columns `path` and `bytes`, read on demand. A picture without bytes has the reason in `error`.
 
     Raises:
-        SystemExit: if there are none.
+        SystemExit: if there are no pictures.
     """
     if source.endswith('.tar'):
         tars = sorted(glob.glob(source))
@@ -111,7 +111,7 @@ def read_file(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def member(row: dict[str, Any]) -> dict[str, Any]:
-    """The picture of a sample of a WebDataset."""
+    """Return the picture of a sample of a WebDataset."""
     for suffix in PICTURES:
         if isinstance(row.get(suffix), bytes):
             return dict(path=row['__key__'], bytes=row[suffix], error='')
@@ -119,7 +119,7 @@ def member(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class Model:
-    """What an actor does with batches of rows of `path` and `bytes`."""
+    """An actor: predict for batches of rows with `path` and `bytes`."""
 
     def __init__(self, config: str, checkpoint: str, score_thr: float, gpus: float):
         from swin_backbone.openmmlab import runtime
@@ -128,15 +128,15 @@ class Model:
 
         cfg = runtime.load_config(config, None, None, 'none', with_data=False)
         self.predictor = Predictor(cfg, checkpoint, 'cuda:0' if gpus else 'cpu')
-        self.results = Results(Outputs(Path()), self.predictor, score_thr)  # of which nothing is written
+        self.results = Results(Outputs(Path()), self.predictor, score_thr)  # writes no file
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[pa.Table]:
-        """A row at a time: a batch of large pictures stays bounded."""
+        """Yield row by row, so that large pictures need bounded memory."""
         for path, data, error in zip(batch['path'], batch['bytes'], batch['error']):
             row = dict(dict.fromkeys(SCHEMA.names), path=path)
             try:
                 row.update(self.row_of(path, data, error))
-            except Exception as reason:  # of one picture of millions: it has a row that says so
+            except Exception as reason:  # a row with an error, in place of the end of the whole run
                 row['error'] = ' '.join(str(reason).split()) or type(reason).__name__
             yield pa.Table.from_pylist([row], SCHEMA)
 
