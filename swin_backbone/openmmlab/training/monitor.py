@@ -23,7 +23,7 @@ VIS_BACKENDS = {
 class CurvesHook(Hook):
     """Draw loss terms, learning rate and validation metrics at each validation and at the end of training.
 
-    The picture is curves.png in the run's folder, beside the log. Runs in the same working folder are drawn as one
+    The picture is curves.png in the run's folder, beside the log. Runs in a working folder are drawn as a single
     resumed training. An error is a warning, and the training continues.
     """
 

@@ -18,8 +18,8 @@ from mmengine.runner import Runner
 
 from ..checkpointing.checkpoint_hook import WholeCheckpointHook, find_checkpoint_hook, name_of_last
 
-# EX_TEMPFAIL of sysexits.h: "temporary failure, try again". No shell, Python, torchrun or signal uses this status, so
-# a scheduler can requeue on it alone.
+# EX_TEMPFAIL of sysexits.h: "temporary failure, try again". Shells, Python, torchrun and signals use other values, and
+# a scheduler can requeue by this value.
 RESUMABLE = 75
 
 NOTHING, SAVE, STOP = range(3)
@@ -28,7 +28,7 @@ ACTIONS = {
     for name, action in (('SIGTERM', STOP), ('SIGINT', STOP), ('SIGUSR1', SAVE))
     if hasattr(signal, name)  # Windows has no SIGUSR1
 }
-SAME_S = 1.0  # seconds: terminal and torchrun both send Ctrl-C, and the two count as one signal
+SAME_S = 1.0  # seconds in which two signals count once: terminal and torchrun send Ctrl-C
 
 
 class SignalHook(Hook):
