@@ -1,4 +1,4 @@
-"""The attention weights that are shown are those of the reference, in their places of the map."""
+"""Attention maps have the weights of the reference, in the right places."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def build(kind, **arguments):
 
 
 class Softmaxes(TorchDispatchMode):
-    """What comes out of each softmax."""
+    """The output of each softmax."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ def test_weights_are_the_reference_s(kind, arguments):
     assert len(literal.seen) == len(maps)
     assert [(a.stage, a.block) for a in maps] == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
     for attention, weights_LhNN in zip(maps, literal.seen):
-        # Where padding is masked, what padding itself looks at means nothing.
+        # Rows of masked padding have no meaning.
         rows = attention.token_at_LN >= 0 if arguments.get('mask_padding') else slice(None)
         shown, true = attention.weights_LhNN.transpose(1, 2)[rows], weights_LhNN.transpose(1, 2)[rows]
         assert torch.allclose(shown, true, rtol=0, atol=1e-6)

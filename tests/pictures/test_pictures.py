@@ -1,4 +1,4 @@
-"""What is drawn: masks and regions against the reference, features, class activation, bias tables, curves."""
+"""Figures: masks and regions against the reference, features, class activation, bias tables, curves."""
 
 import json
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_masks_and_regions_are_the_reference_s(size, window, shifted, mask_paddi
 
     regions_LN, tokens_LN = in_windows(regions_HW), in_windows(layout.token_HW)
     together_LNN = regions_LN[:, :, None] == regions_LN[:, None]
-    # Two places of masked padding: nobody sees what they put out.
+    # Pairs of masked padding have no effect.
     matters_LNN = (tokens_LN[:, :, None] != PADDING) | (tokens_LN[:, None] != PADDING) | (not mask_padding)
     assert np.array_equal(mask_stack(layout)[matters_LNN], together_LNN[matters_LNN])
     drawn_LN = in_windows(layout.region_HW)
@@ -253,7 +253,7 @@ def test_bias_tables_of_both_versions_before_and_after():
     for (Wh, Ww), table_Rh in ((table.window_size, table.table_Rh) for table in (trained, larger)):
         own.pretrained_window = (4, 4)
         bias_hNN = own.position_bias((Wh, Ww))
-        # The last place of a window is as far as can be from the first.
+        # The first and the last place of a window have the largest offset.
         torch.testing.assert_close(bias_hNN[:, -1, 0], table_Rh[-1])
         torch.testing.assert_close(bias_hNN[:, 0, 1], table_Rh[(Wh - 1) * (2 * Ww - 1) + Ww - 2])
     own.pretrained_window = None
@@ -319,7 +319,7 @@ def test_a_picture_is_never_half_written(tmp_path, monkeypatch):
 
 
 def texts_cut_off(figure):
-    """The texts of a figure that are drawn beyond its edge."""
+    """The texts beyond the edge of a figure."""
     figure.draw_without_rendering()
     width, height = figure.bbox.size
     return [

@@ -202,7 +202,11 @@ def _check(path: str, _state: tuple[int, int, int], form: str, with_masks: bool)
     sizes = {image['id']: (image['height'], image['width']) for _, image in images}
     if len({type(number) is str for number in sizes}) > 1:
         errors.add('ids of images that are strings beside others that are numbers', 'they must be of one kind')
-    names = {one['id']: one['name'] for _, one in _entries('categories', data['categories'], _check_category, errors)}
+    categories = _entries('categories', data['categories'], _check_category, errors)
+    names = {category['id']: category['name'] for _, category in categories}
+    for name, count in Counter(names.values()).items():
+        if count > 1:  # for training, see require_classes
+            in_evaluation.add('categories of one name', repr(name))
     if not names:
         errors.add('no categories', 'each has an id and a name')
     known = first_of([f'{number} ({name})' for number, name in names.items()], CLASSES_SHOWN)

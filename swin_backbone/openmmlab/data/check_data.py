@@ -55,9 +55,9 @@ class Report:
     warnings: Faults = field(default_factory=Faults)
     is_counted: bool = False
 
-    def sentences(self, found: Faults) -> list[str]:
+    def sentences(self, faults: Faults) -> list[str]:
         """Return the faults, a sentence each."""
-        return [f'{self.name}: {sentence}' for sentence in found.sentences()]
+        return [f'{self.name}: {sentence}' for sentence in faults.sentences()]
 
 
 def check_data(cfg: Config, max_files: int = 2000, seconds: float = 60, skip_unreadable: bool = False) -> list[Report]:
@@ -143,10 +143,10 @@ def print_reports(reports: Sequence[Report], console: Console, with_errors: bool
     if names:
         console.print(classes)
     for report in reports:
-        found = [('error', sentence) for sentence in report.sentences(report.errors) if with_errors]
-        found += [('warning', sentence) for sentence in report.sentences(report.warnings)]
-        for word, sentence in found:
-            console.print(f'{word}: {sentence}', markup=False, highlight=False, soft_wrap=True)
+        lines = [f'error: {sentence}' for sentence in report.sentences(report.errors) if with_errors]
+        lines += [f'warning: {sentence}' for sentence in report.sentences(report.warnings)]
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Limits(NamedTuple):
@@ -175,8 +175,8 @@ def _check_pictures(report: Report, dataset: dict[str, Any], cfg: Config, limits
         checked += 1
         reason = unreadable(item)
         if reason:
-            found = report.warnings if limits.skip_unreadable else report.errors
-            found.add('pictures or labels that cannot be read', reason)
+            faults = report.warnings if limits.skip_unreadable else report.errors
+            faults.add('pictures or labels that cannot be read', reason)
             continue
         size = picture_size(Path(item['img_path']))
         sizes.append(size)
@@ -206,33 +206,33 @@ def _check_label(report: Report, path: Path, rule: LabelRule, size: tuple[int, i
         report.errors.add('labels that cannot be trained on', str(error))
         return
     pixels = np.bincount(rule.classes_of_values()[values.ravel()], minlength=max(256, len(classes)))
-    kept = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
-    if not sum(kept.values()):
+    counts = Counter({name: int(pixels[i]) for i, name in enumerate(classes) if i != rule.ignore_index})
+    if not sum(counts.values()):
         report.warnings.add('labels with every pixel ignored, whose loss is 0', str(path))
-    kept[IGNORED] = int(pixels[rule.ignore_index])
-    report.classes.update(kept)
+    counts[IGNORED] = int(pixels[rule.ignore_index])
+    report.classes.update(counts)
 
 
 def _check_annotations(
     report: Report, path: str, form: str, with_masks: bool, is_trained_on: bool, is_evaluated: bool
 ) -> bool:
     """Check an annotation file, and return whether mmdet can read it."""
-    found = check_annotations(path, form, with_masks)
-    report.rows['images annotated'] = f'{found.images:,}'
-    report.rows['objects'] = f'{sum(found.objects.values()):,}'
-    report.rows['classes'] = str(len(found.categories))
-    report.rows['images without objects'] = f'{found.empty:,}'
-    report.classes.update(found.objects)
-    report.errors.update(found.errors, path)
-    report.errors.update(found.masks, path)
+    annotations = check_annotations(path, form, with_masks)
+    report.rows['images annotated'] = f'{annotations.images:,}'
+    report.rows['objects'] = f'{sum(annotations.objects.values()):,}'
+    report.rows['classes'] = str(len(annotations.categories))
+    report.rows['images without objects'] = f'{annotations.empty:,}'
+    report.classes.update(annotations.objects)
+    report.errors.update(annotations.errors, path)
+    report.errors.update(annotations.masks, path)
     if is_evaluated:
-        report.errors.update(found.in_evaluation, path)
-    report.warnings.update(found.warnings, path)
+        report.errors.update(annotations.in_evaluation, path)
+    report.warnings.update(annotations.warnings, path)
     if is_trained_on:
-        _warn_of_classes(report, found.objects)
-    if not any(found.objects.values()):
+        _warn_of_classes(report, annotations.objects)
+    if not any(annotations.objects.values()):
         (report.errors if is_trained_on else report.warnings).add('annotation files without objects', path)
-    return not found.errors
+    return not annotations.errors
 
 
 def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
@@ -240,7 +240,9 @@ def _warn_of_classes(report: Report, counts: Counter[str]) -> None:
     for name, count in counts.items():
         letters = re.sub(r'\d', '', name)
         frequent = [
-            other for other, more in counts.items() if more > RARE * count and re.sub(r'\d', '', other) != letters
+            name_2
+            for name_2, count_2 in counts.items()
+            if count_2 > RARE * count and re.sub(r'\d', '', name_2) != letters
         ]
         nearest = get_close_matches(name, frequent, 1, SIMILAR)
         if not count:

@@ -95,10 +95,10 @@ def read_label(path: Path, rule: LabelRule, size: tuple[int, int]) -> NDArray[An
     forbidden = rule.forbidden_values()
     wrong = [(int(n), int(c)) for n, c in zip(numbers, counts) if not 0 <= n < 256 or forbidden[n]]
     if wrong:
-        found = ', '.join(f'{number} ({count} pixels)' for number, count in wrong[:5])
+        shown = ', '.join(f'{number} ({count} pixels)' for number, count in wrong[:5])
         more = f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''
         bits = ' It has 16 bits a pixel; toolboxes read the lower 8.' if wrong[-1][0] > 255 else ''
-        raise DataError(f'the label {path} has the values {found}{more}; {rule}.{bits}')
+        raise DataError(f'the label {path} has the values {shown}{more}; {rule}.{bits}')
     return values.astype(np.uint8)
 
 

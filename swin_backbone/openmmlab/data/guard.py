@@ -133,9 +133,9 @@ def check_datasets(dataset: Any, with_masks: bool, beyond: Sequence[str] = ('mas
         path, cls = annotation_file(base), class_of(base)
         form = form_of(cls)
         if path and cls and form:
-            found = require_annotations(path, form, with_masks, beyond)
+            annotations = require_annotations(path, form, with_masks, beyond)
             require_classes(path, cls, (base.get('metainfo') or {}).get('classes'), with_masks)
-            warnings += [f'{path} has {sentence}' for sentence in found.warnings.sentences()]
+            warnings += [f'{path} has {sentence}' for sentence in annotations.warnings.sentences()]
     return warnings
 
 
@@ -144,7 +144,9 @@ def make_colours_tuples(dataset: Any) -> None:
     for _, base in datasets_of(dataset, 'dataset'):
         metainfo = base.get('metainfo')
         if isinstance(metainfo, dict) and isinstance(metainfo.get('palette'), (list, tuple)):
-            metainfo['palette'] = [tuple(one) if isinstance(one, list) else one for one in metainfo['palette']]
+            metainfo['palette'] = [
+                tuple(colour) if isinstance(colour, list) else colour for colour in metainfo['palette']
+            ]
 
 
 def guard_dataset(dataset: Any, cfg: Config, is_training: bool, skip_unreadable: bool) -> None:

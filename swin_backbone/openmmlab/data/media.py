@@ -82,15 +82,15 @@ def find_media(inputs: Sequence[str], leave_out: Callable[[Path], bool] = lambda
             stems.update((p, p.stem) for p in matched if p not in stems)
     media: list[Medium] = []
     folders = {str(parent) for stem in stems.values() for parent in Path(_fold(stem)).parents}
-    taken: set[str] = set()
+    used: set[str] = set()
     for path, stem in stems.items():
         is_video = path.suffix.lower() in VIDEOS
         for name in (stem if not number else f'{stem}_{number}' for number in count()):
             frames = _fold(name)  # the folder for results of each frame of a video
             files = {f'{frames}{suffix}' for suffix in ('.jpg', '.png', '.mp4')}
-            if taken.isdisjoint({frames, *files}) and folders.isdisjoint({frames, *files} if is_video else files):
+            if used.isdisjoint({frames, *files}) and folders.isdisjoint({frames, *files} if is_video else files):
                 break
-        taken.update({frames, *files})
+        used.update({frames, *files})
         media.append(Medium(path, name, is_video))
     return media
 
@@ -137,7 +137,7 @@ def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Fr
         require_file(medium.path)
         with _named_in_utf_8(medium.path) as path:
             video = cv2.VideoCapture(str(path))
-            said, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
+            stated, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS) or 1.0
             index, seconds = 0, 0.0
             while (read := video.read())[0]:
                 seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
@@ -146,8 +146,8 @@ def read_frames(medium: Medium, max_pixels: Optional[int] = None) -> Iterator[Fr
         if not index:
             raise OSError(f'{medium.path}: no frame of it can be read as a video')
         # If frames are not evenly spaced, their stated number is an estimate, and the length is exact.
-        if said - index > 1 and said / rate - seconds > 2.5 / rate:
-            raise OSError(f'{medium.path} is cut off or damaged: {index} of its {said:.0f} frames can be read')
+        if stated - index > 1 and stated / rate - seconds > 2.5 / rate:
+            raise OSError(f'{medium.path} is cut off or damaged: {index} of its {stated:.0f} frames can be read')
         return
     pixels = read_picture(medium.path)
     yield Frame(medium, 0, _reduce(pixels, max_pixels), (pixels.shape[0], pixels.shape[1]))

@@ -1,8 +1,9 @@
-"""Wrong annotations are errors before pycocotools or mmdet reads them, in each tool."""
+"""Each tool names wrong annotations before pycocotools or mmdet reads the file."""
 
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -105,7 +106,8 @@ def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
                 assert 'number 0 of the picture' in said
             else:
                 assert line['named'] in said, (name, line)
-                assert way == 'check' or 'coco.json has' in said or 'coco.json is' in said, (name, line)
+                file = r'coco\.json (has|is) |are no categories of \S+coco\.json'
+                assert way == 'check' or re.search(file, said), (name, line)
     record_fault('annotations', len(lines))
 
 
@@ -119,18 +121,6 @@ def test_masks_are_looked_at_only_where_they_are_used(data):
         assert not errors_of(check(cfg))
         assert len(train(cfg)) == 2
         assert evaluate(cfg)['coco/bbox_mAP'] == 1
-
-
-def test_objects_that_training_leaves_out_may_have_any_mask(data):
-    cfg = data(lambda coco: coco['annotations'][0].update(bbox=[4, 6, 0, 24], segmentation=[]))
-    assert len(train(cfg)) == 2
-    reports = check(cfg)
-    assert not reports[0].errors
-    (said,) = reports[1].sentences(reports[1].errors)
-    assert said.startswith('val: ')
-    assert said.endswith(f'coco.json: {NO_MASK}: 1, as annotation 10 has none')
-    with pytest.raises(DataError, match='annotation 10 has none'):
-        evaluate(cfg)
 
 
 def test_a_short_polygon_is_a_warning_of_training_and_an_error_of_evaluation(record_fault, data, caplog):
@@ -233,17 +223,11 @@ def test_lvis_annotations_may_lack_file_name(data, tmp_path):
 FILES = {
     'nothing': b'',
     'text': b'x',
-    'a number': b'5',
     'a list': b'[]',
-    'null': b'null',
     'no UTF-8': b'{"a": "\xff"}',
     'nested lists': b'[' * 100000,
-    'nested objects': b'{"a":' * 100000,
     'nested in a list of objects': b'{"images": [], "categories": [], "annotations": ' + b'[' * 5000,
-    'a number of many digits': b'{"images": ' + b'9' * 5000 + b'}',
-    'cut in half': json.dumps(good_coco()).encode()[:300],
     'UTF-16': json.dumps(good_coco()).encode('utf-16'),
-    'zeros': bytes(1000),
     'gzip': b'\x1f\x8b\x08' + bytes(100),
 }
 
@@ -299,7 +283,7 @@ def test_the_file_is_read_once_until_it_changes(data, monkeypatch):
     assert len(reads) == 2
 
 
-def testrun_lengths_are_those_that_pycocotools_wrote():
+def test_run_lengths_are_those_that_pycocotools_wrote():
     rng = np.random.default_rng(0)
     for number in range(200):
         height, width = rng.integers(1, 60, 2)
@@ -336,7 +320,7 @@ for line in open(sys.argv[1]):
 
 @pytest.mark.parametrize('number', [2000, pytest.param(40000, marks=pytest.mark.slow)])
 def test_pycocotools_takes_every_mask_that_passes(record_fault, tmp_path, number):
-    """Random masks, half of them mutated: those with a fault are not shown to it."""
+    """Random masks, half of them mutated; masks with a fault are left out."""
     rng = random.Random(number)
     passed = [case for case in (random_mask(rng) for _ in range(number)) if mask_fault(*case) is None]
     assert number / 5 < len(passed) < number * 4 / 5

@@ -1,4 +1,4 @@
-"""Results in eight threads are those in one thread."""
+"""Eight threads give the results of a single thread."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Where tiles lie: every pixel is finished once, and weights add up to one."""
+"""Windows of tiles: each pixel is finished once, and the sum of the weights is 1."""
 
 import io
 

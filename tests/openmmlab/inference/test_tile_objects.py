@@ -1,4 +1,4 @@
-"""Objects of tiles: masks as runs, and each object once."""
+"""Objects of tiles: masks as runs, and merged twins."""
 
 import numpy as np
 import pytest
@@ -24,9 +24,9 @@ def runs(mask_HW):
 def test_an_rle_is_that_of_pycocotools(mask_HW):
     from pycocotools import mask as coco
 
-    wanted = coco.encode(np.asfortranarray(mask_HW.astype(np.uint8)))
+    expected = coco.encode(np.asfortranarray(mask_HW.astype(np.uint8)))
     found = tiled.rle_of(runs(mask_HW), mask_HW.shape)
-    assert found == dict(size=wanted['size'], counts=wanted['counts'].decode())
+    assert found == dict(size=expected['size'], counts=expected['counts'].decode())
     assert (tiled.crop_of_rle(found, (0, 0, *mask_HW.shape[::-1])) == mask_HW).all()
     assert tiled.area_of(runs(mask_HW)) == mask_HW.sum()
 
@@ -70,13 +70,13 @@ def merged(picture, grid, masks=True):
 @pytest.mark.parametrize('masks', [True, False])
 @pytest.mark.parametrize('shift', [(0, 0), (53, 11), (17, 101)])
 def test_shifted_tiles_find_the_same_objects(masks, shift):
-    """Small ones, and some that no tile sees whole."""
-    picture, wanted = scene((500, 600), 60, largest=60)
+    """Small objects, and objects larger than every tile."""
+    picture, expected = scene((500, 600), 60, largest=60)
     picture = np.pad(picture, ((shift[0], 0), (shift[1], 0), (0, 0)), constant_values=90)
     grid = Grid(picture.shape[:2], 144, 64)
     found, _ = merged(picture, grid, masks)
-    assert len(found) == len(wanted)
-    rest = [np.pad(one, ((shift[0], 0), (shift[1], 0))) for one in wanted]
+    assert len(found) == len(expected)
+    rest = [np.pad(one, ((shift[0], 0), (shift[1], 0))) for one in expected]
     for one in found:
         x1, y1, x2, y2 = map(int, one.box)
         here = next(mask for mask in rest if mask[y1:y2, x1:x2].sum() == mask.sum())
@@ -107,7 +107,7 @@ def test_pairs_that_are_compared_grow_with_the_picture_not_with_its_square():
 
 
 def test_objects_are_given_as_rows_of_tiles_are_finished():
-    picture, wanted = scene((3000, 200), 100, largest=12)
+    picture, expected = scene((3000, 200), 100, largest=12)
     grid, most, given = Grid(picture.shape[:2], 144, 64), 0, 0
     merger, detector = tiled.Merger(grid), Detector(masks=False)
     for index in range(len(grid)):
@@ -116,5 +116,5 @@ def test_objects_are_given_as_rows_of_tiles_are_finished():
         here = [tiled.Object(tuple(box), 1.0, 0, None) for box in instances.bboxes + [left, top] * 2]
         given += sum(1 for _ in merger.add(index, tiled.mark_cut(here, grid, index)))
         most = max(most, len(merger.objects))
-    assert given == len(wanted)
+    assert given == len(expected)
     assert most < 30

@@ -62,7 +62,7 @@ def by_vips(path, pixels, **settings):
 TILED = dict(tile=(64, 48))
 JPEG = dict(TILED, compression='jpeg', compressionargs=dict(level=90))
 TURNED = dict(extratags=[(274, 'H', 1, 6, True)])
-CASES = {  # name: writer, pixels, settings, the picture as RGB (None: as another library reads it), tolerance, note
+CASES = {  # name: writer, pixels, settings, expected RGB (None: by Pillow), tolerance, note
     'tiles': (by_tifffile, RGB, dict(TILED, compression='zlib'), RGB, EXACT, ''),
     'strips': (by_tifffile, RGB, dict(rowsperstrip=7, compression='zlib'), RGB, EXACT, ''),
     'one strip': (by_tifffile, RGB, dict(rowsperstrip=150), RGB, EXACT, ''),

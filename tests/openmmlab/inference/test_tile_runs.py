@@ -25,7 +25,7 @@ SETTINGS = dict(tile=96, overlap=32)
 
 @pytest.fixture(scope='module')
 def picture(tmp_path_factory):
-    """Of 5 x 6 tiles, and as many objects as fit."""
+    """A picture of 5 x 6 tiles, full of objects."""
     path = tmp_path_factory.mktemp('pictures') / 'sc\u00e8ne.png'
     pixels = np.where((made := scene((330, 380), 25, largest=25)[0]) == 90, noise((330, 380)) // 2, made)
     cv2.imencode('.png', pixels)[1].tofile(path)
@@ -33,14 +33,14 @@ def picture(tmp_path_factory):
 
 
 def results(out_dir):
-    """The bytes of what a run writes, but for its manifest."""
+    """The bytes of the results of a run, without the manifest."""
     found = {path.relative_to(out_dir): path.read_bytes() for path in out_dir.rglob('*') if path.is_file()}
     return {str(path): data for path, data in found.items() if path.parts[0] != 'tiles' and path.name[0] != '.'}
 
 
 @pytest.fixture(scope='module', params=[Segmentor, Detector])
 def kind(request, tmp_path_factory, picture):
-    """A model, and what an uninterrupted run writes."""
+    """A model, and the results of an uninterrupted run."""
     out = tmp_path_factory.mktemp('whole')
     finished = infer_tiled(request.param(), picture, out, **SETTINGS)
     assert finished.progress == (30, 30, 0)
@@ -54,7 +54,7 @@ def die(kind, picture, out, at, resume, shard=None):
 
 
 def killed(*arguments):
-    """Run in a process of its own, which kills itself, or comes to the end."""
+    """Run in a process that kills itself, and return whether it died."""
     process = multiprocessing.get_context('fork').Process(target=die, args=arguments)
     process.start()
     process.join()
@@ -65,16 +65,16 @@ def killed(*arguments):
 @pytest.mark.parametrize('every', [0, 1000])
 def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, monkeypatch, tmp_path, picture, kind, every):
     monkeypatch.setattr(manifest, 'EVERY', every)
-    kind, wanted = kind
+    kind, expected = kind
     for turn, at in enumerate((5, 9, 11)):
         assert killed(kind, picture, tmp_path, at, bool(turn))
     with open(tmp_path / 'tiles' / picture.stem / '0-of-1.blocks', 'ab') as file:
-        file.write(b'half of a bl')  # as a kill between two writes leaves it
+        file.write(b'half of a bl')  # as after a kill between two writes
     with open(tmp_path / 'tiles' / picture.stem / '0-of-1.jsonl', 'ab') as file:
         file.write(b'{"tile": 12, "bl')
     shown = []
     infer_tiled(kind(), picture, tmp_path, resume=True, report=shown.append, **SETTINGS)
-    assert results(tmp_path) == wanted
+    assert results(tmp_path) == expected
     assert [progress.done for progress in shown] == list(range(shown[0].done, 31))
     assert shown[0].done >= (12 if every == 0 else 0)
     record_fault('tile_kills', 3)
@@ -83,10 +83,10 @@ def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.parametrize('seed', range(20))
 def test_killed_at_a_random_moment(record_fault, tmp_path, picture, kind, seed):
-    """A moment of time, not a tile: also while something is written."""
+    """Also during a write."""
     import time
 
-    kind, wanted = kind
+    kind, expected = kind
     rng = np.random.default_rng(seed)
     process = multiprocessing.get_context('fork').Process(target=die, args=(kind, picture, tmp_path, None, False))
     process.start()
@@ -94,22 +94,22 @@ def test_killed_at_a_random_moment(record_fault, tmp_path, picture, kind, seed):
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     infer_tiled(kind(), picture, tmp_path, resume=True, **SETTINGS)
-    assert results(tmp_path) == wanted
+    assert results(tmp_path) == expected
     record_fault('tile_kills')
 
 
 @pytest.mark.parametrize('of', [2, 7, 40])
 def test_shards_that_are_merged_have_the_same_bytes(tmp_path, picture, kind, of):
-    kind, wanted = kind
+    kind, expected = kind
     for number in np.random.default_rng(of).permutation(of):
         assert not results(tmp_path)
         infer_tiled(kind(), picture, tmp_path, shard=(int(number), of), **SETTINGS)
     TiledInference(kind(), picture, tmp_path, **SETTINGS).merge()
-    assert results(tmp_path) == wanted
+    assert results(tmp_path) == expected
 
 
 def test_shards_at_once_one_of_them_killed(record_fault, tmp_path, picture, kind):
-    kind, wanted = kind
+    kind, expected = kind
     fork = multiprocessing.get_context('fork')
     processes = [
         fork.Process(target=die, args=(kind, picture, tmp_path, 4 if number else None, False, (number, 3)))
@@ -125,21 +125,24 @@ def test_shards_at_once_one_of_them_killed(record_fault, tmp_path, picture, kind
     for number in range(3):
         job.run((number, 3), resume=True)
     job.merge()
-    assert results(tmp_path) == wanted
+    assert results(tmp_path) == expected
     record_fault('tile_kills', 2)
 
 
 def test_another_model_or_setting_is_refused(record_fault, tmp_path, picture):
     infer_tiled(Segmentor(), picture, tmp_path, shard=(0, 2), **SETTINGS)
+    changed = tmp_path / picture.name
+    cv2.imencode('.png', noise((330, 380), 1))[1].tofile(changed)
     others = [
-        (Segmentor('other'), {}, 'model'),
-        (Segmentor(), dict(tile=128), 'tile'),
-        (Segmentor(), dict(overlap=16), 'overlap'),
-        (Segmentor(), dict(skip_blank=0), 'skip_blank'),
-        (Detector(), {}, 'score_thr'),
+        (Segmentor('other'), picture, {}, 'model'),
+        (Segmentor(), changed, {}, 'picture'),
+        (Segmentor(), picture, dict(tile=128), 'tile'),
+        (Segmentor(), picture, dict(overlap=16), 'overlap'),
+        (Segmentor(), picture, dict(skip_blank=0), 'skip_blank'),
+        (Detector(), picture, {}, 'score_thr'),
     ]
-    for predictor, settings, word in others:
-        job = TiledInference(predictor, picture, tmp_path, **dict(SETTINGS, **settings))
+    for predictor, path, settings, word in others:
+        job = TiledInference(predictor, path, tmp_path, **dict(SETTINGS, **settings))
         for resume in (True, False):
             with pytest.raises(ValueError, match=f'was begun with .*{word}'):
                 job.run((0, 2), resume=resume)
@@ -151,18 +154,9 @@ def test_another_model_or_setting_is_refused(record_fault, tmp_path, picture):
     infer_tiled(Segmentor('other'), picture, tmp_path, shard=(0, 2), overwrite=True, **SETTINGS)
 
 
-def test_another_picture_of_the_same_name_is_refused(record_fault, tmp_path, picture):
-    infer_tiled(Segmentor(), picture, tmp_path / 'out', shard=(0, 2), **SETTINGS)
-    changed = tmp_path / picture.name
-    cv2.imencode('.png', noise((330, 380), 1))[1].tofile(changed)
-    with pytest.raises(ValueError, match='was begun with picture'):
-        infer_tiled(Segmentor(), changed, tmp_path / 'out', shard=(0, 2), resume=True, **SETTINGS)
-    record_fault('tile_manifests')
-
-
 def test_damaged_blocks_and_manifests(record_fault, tmp_path, picture, kind):
-    """What is damaged is done again by --resume, and never merged."""
-    kind, wanted = kind
+    """--resume repeats damaged tiles. Damaged tiles are never merged."""
+    kind, expected = kind
     folder = tmp_path / 'tiles' / picture.stem
     rng = np.random.default_rng(0)
     infer_tiled(kind(), picture, tmp_path, shard=(0, 1), **SETTINGS)
@@ -181,7 +175,7 @@ def test_damaged_blocks_and_manifests(record_fault, tmp_path, picture, kind):
     with pytest.raises(ValueError, match='is no manifest of tiles'):
         job.run((0, 1), resume=True)
     infer_tiled(kind(), picture, tmp_path, overwrite=True, **SETTINGS)
-    assert results(tmp_path) == wanted
+    assert results(tmp_path) == expected
 
 
 def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
@@ -200,10 +194,10 @@ def test_two_processes_with_one_shard(record_fault, tmp_path, picture):
 
 
 def test_the_same_command_again_and_resuming_what_is_finished(tmp_path, picture, kind):
-    kind, wanted = kind
+    kind, expected = kind
     for settings in (SETTINGS, dict(tile=128, overlap=32), SETTINGS):
         infer_tiled(kind(), picture, tmp_path, **settings)
-    assert results(tmp_path) == wanted
+    assert results(tmp_path) == expected
     predictor = kind()
     assert infer_tiled(predictor, picture, tmp_path, resume=True, **SETTINGS).progress == (30, 30, 0)
     assert predictor.seen == 0
@@ -236,9 +230,9 @@ def run_limited(kind, picture, out, most_bytes, messages):
 
 @pytest.mark.parametrize('most_bytes', [0, 150, 700, 2500, 9000, 90_000])
 def test_a_full_disk(record_fault, tmp_path, picture, kind, monkeypatch, most_bytes):
-    """No file of a process may grow larger; a run with more room goes on after the finished tiles."""
+    """A limit of the file size stops a run. A run without limit continues after the finished tiles."""
     monkeypatch.setattr(manifest, 'EVERY', 0)
-    kind, wanted = kind
+    kind, expected = kind
     fork = multiprocessing.get_context('fork')
     messages = fork.Queue()
     process = fork.Process(target=run_limited, args=(kind, picture, tmp_path, most_bytes, messages))
@@ -247,9 +241,9 @@ def test_a_full_disk(record_fault, tmp_path, picture, kind, monkeypatch, most_by
     process.join()
     if message or most_bytes < 1000:
         assert re.match(rf"\[Errno 27\] File too large: '{tmp_path}.+'", message)
-        assert not results(tmp_path).keys() & wanted.keys()
+        assert not results(tmp_path).keys() & expected.keys()
     infer_tiled(kind(), picture, tmp_path, resume=True, **SETTINGS)
-    assert results(tmp_path) == wanted
+    assert results(tmp_path) == expected
     record_fault('full_disks')
 
 
@@ -279,7 +273,7 @@ def test_small_and_thin_pictures(tmp_path, size):
 
 
 def test_labels_are_those_of_the_whole_picture(tmp_path):
-    """With an overlap of four times what a pixel's label depends on to each side, all of them."""
+    """The overlap is four times the reach of a pixel's label to each side."""
     pixels = noise((500, 450))
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     infer_tiled(Segmentor(), tmp_path / 'a.png', tmp_path, tile=176, overlap=64)
@@ -297,13 +291,13 @@ def test_json_is_what_coco_reads(tmp_path, picture):
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     loaded = coco.loadRes(found)
     masks = [loaded.annToMask(one).astype(bool) for one in loaded.anns.values()]
-    wanted = scene((330, 380), 25, largest=25)[1]
-    assert len(masks) == len(wanted)
-    assert (np.sum(masks, 0) == np.sum(wanted, 0)).all()
+    expected = scene((330, 380), 25, largest=25)[1]
+    assert len(masks) == len(expected)
+    assert (np.sum(masks, 0) == np.sum(expected, 0)).all()
 
 
 class Endless:
-    """A picture that is computed where it is read."""
+    """A picture that is computed window by window."""
 
     def __init__(self, size):
         self.size, self.notes, self.coordinates = size, (), None
@@ -315,12 +309,12 @@ class Endless:
 
 @pytest.mark.parametrize('kind', [Segmentor, Detector])
 def test_memory_does_not_depend_on_the_picture(tmp_path, monkeypatch, kind):
-    """The most that is held at once, arrays included, is counted: three times as wide, nine times as many pixels."""
+    """The peak of memory is counted, with arrays, for three times the side and nine times the pixels."""
     from swin_backbone.openmmlab.inference.tiles import run
 
     monkeypatch.setattr(run, 'digest_of', lambda path: '')
     peaks = []
-    for side in (300, 300, 900):  # the first imports what is needed
+    for side in (300, 300, 900):  # the first run imports modules
         monkeypatch.setattr(run, 'open_picture', lambda path, level, side=side: Endless((side, side)))
         tracemalloc.start()
         infer_tiled(kind(), f'{side}.png', tmp_path, overwrite=True, tile=96, overlap=32)

@@ -33,7 +33,7 @@ KEPT_KEYS = ('pipeline', 'filter_cfg', 'test_mode', 'indices', 'serialize_data',
 SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-supervised, and of videos
 PANOPTIC = 'MaskFormerFusionHead'  # the head of the models that segment instances too
 # Parts of a model with other classes than the data: object or none, or words.
-OTHER_CLASSES = ('rpn_head', 'language_model')
+FIXED_CLASSES = ('rpn_head', 'language_model')
 EDGES = 'STDCHead'  # its classes are edge and none
 
 
@@ -67,8 +67,8 @@ def _check_shape(cfg: Config, own: Any) -> None:
         raise ConfigError(f'own_data takes a dict with root, train and val, got {own!r}')
     for split in ('train', 'val'):
         files = own.get(split)
-        other = 'annotations' if isinstance(files, dict) and 'annotations' in files else 'labels'
-        if not isinstance(files, dict) or not all(isinstance(files.get(key), str) for key in ('images', other)):
+        truth = 'annotations' if isinstance(files, dict) and 'annotations' in files else 'labels'
+        if not isinstance(files, dict) or not all(isinstance(files.get(key), str) for key in ('images', truth)):
             raise ConfigError(f'own_data.{split} takes a dict with images, and annotations or labels, got {files!r}')
     sampler = cfg.train_dataloader.get('sampler') or {}
     preprocessor = str((cfg.model.get('data_preprocessor') or {}).get('type', ''))
@@ -102,8 +102,8 @@ def _fill_coco(cfg: Config, own: ConfigDict) -> None:
     path = str(Path(own.root) / own.val.annotations)
     for phase in ('val', 'test'):
         metrics = [metric for _, metric in metrics_in(cfg, phase)]
-        kept = next((metric for metric in metrics if metric.get('type') == 'CocoMetric'), None)
-        evaluator = dict(kept) if kept else dict(type='CocoMetric', metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
+        metric = next((metric for metric in metrics if metric.get('type') == 'CocoMetric'), None)
+        evaluator = dict(metric) if metric else dict(type='CocoMetric', metric=['bbox', 'segm'][: 1 + uses_masks(cfg)])
         evaluator.pop('backend_args', None)
         cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ann_file=path)
     set_num_classes(cfg.model, len(names))
@@ -122,7 +122,7 @@ def _leave_out_semantics(cfg: Config) -> None:
 
 def _segment_instances(cfg: Config, number: int) -> None:
     """Change a panoptic MaskFormer to segment instances of `number` classes."""
-    loads = [one for one in _transforms(cfg) if str(one.get('type')) == 'LoadPanopticAnnotations']
+    loads = [step for step in _transforms(cfg) if str(step.get('type')) == 'LoadPanopticAnnotations']
     fusion = cfg.model.get('panoptic_fusion_head')
     is_mask_former = isinstance(fusion, dict) and fusion.get('type') == PANOPTIC
     if (loads or 'semantic_head' in cfg.model) and not is_mask_former:
@@ -135,9 +135,9 @@ def _segment_instances(cfg: Config, number: int) -> None:
             part.update(num_things_classes=number, num_stuff_classes=0)
         cfg.model.setdefault('test_cfg', ConfigDict()).update(panoptic_on=False, semantic_on=False, instance_on=True)
     for transform in loads:
-        kept = {name: value for name, value in transform.items() if name in ('imdecode_backend', 'backend_args')}
+        reading = {name: value for name, value in transform.items() if name in ('imdecode_backend', 'backend_args')}
         transform.clear()
-        transform.update(type='LoadAnnotations', with_bbox=True, with_mask=True, **kept)
+        transform.update(type='LoadAnnotations', with_bbox=True, with_mask=True, **reading)
 
 
 def _coco_classes(cfg: Config, own: ConfigDict) -> list[tuple[str, ...]]:
@@ -195,8 +195,8 @@ def _fill_image_label(cfg: Config, own: ConfigDict) -> None:
     for head in _heads(cfg):
         head.ignore_index = ignored
     for phase in ('val', 'test'):
-        kept = next((one for _, one in metrics_in(cfg, phase) if one.get('type') == 'IoUMetric'), None)
-        evaluator = dict(kept) if kept else dict(type='IoUMetric', iou_metrics=['mIoU'])
+        metric = next((metric for _, metric in metrics_in(cfg, phase) if metric.get('type') == 'IoUMetric'), None)
+        evaluator = dict(metric) if metric else dict(type='IoUMetric', iou_metrics=['mIoU'])
         cfg[f'{phase}_evaluator'] = ConfigDict(evaluator, ignore_index=ignored)
     set_num_classes(cfg.model, len(classes))
 
@@ -235,8 +235,7 @@ def _replace_data(loader: ConfigDict, kind: str, **settings: Any) -> None:
         if 'datasets' in node:
             inner = replaced(node.datasets)
             return ConfigDict({'pipeline': node.pipeline, **inner}) if 'pipeline' in node else inner
-        kept = {name: node[name] for name in KEPT_KEYS if name in node}
-        return ConfigDict(type=kind, **settings, **kept)
+        return ConfigDict(type=kind, **settings, **{name: node[name] for name in KEPT_KEYS if name in node})
 
     loader.dataset = replaced(loader.dataset)
 
@@ -274,7 +273,7 @@ def set_num_classes(node: Any, number: int) -> None:
     if isinstance(node.get('class_weight'), (list, tuple)):
         node['class_weight'] = _weights(node['class_weight'], number)
     for name, child in node.items():
-        if name not in OTHER_CLASSES:
+        if name not in FIXED_CLASSES:
             set_num_classes(child, number)
 
 

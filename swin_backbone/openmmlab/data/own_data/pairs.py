@@ -56,8 +56,7 @@ def pair_labels(pictures: Sequence[Path], labels: Optional[Sequence[Path]] = Non
         if not labels:  # x.jpg and x.png, in one folder
             beside = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
             labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in beside]
-        taken = set(labels)
-        pictures = [path for path in pictures if path not in taken]
+        pictures = sorted(set(pictures) - set(labels))
     by_key: dict[tuple[str, ...], list[Path]] = {}
     for path in labels:
         if path.suffix.lower() in LABEL_SUFFIXES and not _is_other(path):
@@ -136,10 +135,10 @@ def prefixes_of(pairs: Sequence[Pair]) -> Prefixes:
 def _common_name(pair: Pair) -> tuple[str, ...]:
     """Return the equal folders at the end of both paths, and the begin of both names."""
     folders: list[str] = []
-    for one, other in zip(reversed(pair.picture.parent.parts), reversed(pair.label.parent.parts)):
-        if one != other:
+    for name, name_2 in zip(reversed(pair.picture.parent.parts), reversed(pair.label.parent.parts)):
+        if name != name_2:
             break
-        folders.insert(0, one)
+        folders.insert(0, name)
     return (*folders, PICTURE_ENDS.sub('', pair.picture.stem))
 
 

@@ -17,7 +17,7 @@ SPLITS = {
     'test': ('test', 'testing'),
 }
 VAL_SHARE = 0.2  # of the pictures, where the split is drawn
-DRAWN = 'a fifth of the pictures is held out for validation, the same ones each time'
+DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
 
 Lists = dict[str, list[Path]]  # pictures by split

@@ -31,14 +31,14 @@ def find_voc(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) -> 
     names = list(numbered.values()) if numbered else list(folder.labelmap())
     source = f'from {source or "labelmap.txt"}' if names else 'in the order of the alphabet: there is no classes.txt'
     if not numbered and names:
-        present = set(list_classes(files))
-        names = [name for name in names if name in present or name != 'background']
+        used = set(list_classes(files))
+        names = [name for name in names if name in used or name != 'background']
 
     def classes(chosen: list[Path]) -> list[str]:
-        found = names or list_classes(chosen)
-        if not found:
+        present = names or list_classes(chosen)
+        if not present:
             raise DataError(f'none of the {len(files)} XML files in {folder.ann_root} has an object')
-        return found
+        return present
 
     lists = read_split_lists(folder, folder.pictures, 'Main')
     own = write_converted(folder, 'Pascal VOC XML', by_picture, lists, classes, lambda *args: read_voc(*args[:2]),

@@ -25,7 +25,7 @@ from .grid import Grid
 EVERY = 1.0  # seconds between writes to the disk; a kill loses the tiles since the last
 
 
-class Block(NamedTuple):
+class ResultBlock(NamedTuple):
     """A part of the results: number in the picture, and bytes."""
 
     number: int
@@ -113,7 +113,7 @@ class Part:
         """Return whether the blocks were merged into the results, and deleted."""
         return self.lines_path.exists() and not self.blocks_path.exists()
 
-    def add(self, blocks: Sequence[Block], blank: bool = False) -> None:
+    def add(self, blocks: Sequence[ResultBlock], blank: bool = False) -> None:
         """Finish the next tile.
 
         Raises:

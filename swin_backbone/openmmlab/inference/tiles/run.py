@@ -19,7 +19,7 @@ from ..predict import Predictor, category_ids_of
 from . import writers
 from .blend import Blender
 from .grid import Grid, Window
-from .manifest import Block, Part, parts_of, read_block
+from .manifest import Part, ResultBlock, parts_of, read_block
 from .objects import Merger, Object, mark_cut, runs_of
 from .readers import digest_of, open_picture, require
 
@@ -182,14 +182,14 @@ class TiledInference:
                 part.blocks_path.unlink()
         return self.files
 
-    def _predict(self, tiles: range) -> Iterator[tuple[list[Block], bool]]:
+    def _predict(self, tiles: range) -> Iterator[tuple[list[ResultBlock], bool]]:
         """Yield the blocks of each tile, and whether the tile was skipped."""
         if not tiles:
             return
         if not self.segments:
             for index in tiles:
                 pixels = self._read(index)
-                yield ([], True) if pixels is None else ([Block(index, self._objects(index, pixels))], False)
+                yield ([], True) if pixels is None else ([ResultBlock(index, self._objects(index, pixels))], False)
             return
         with tempfile.TemporaryFile(dir=self.folder) as scratch:
             blender = Blender(self.grid, len(self.classes), scratch)
@@ -220,15 +220,15 @@ class TiledInference:
             raise ValueError(f'the scores of a tile must have the shape {expected}, got {scores_KHW.shape}')
         return scores_KHW
 
-    def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> list[Block]:
+    def _labels(self, index: int, blended: Optional[tuple[NDArray[Any], NDArray[Any]]]) -> list[ResultBlock]:
         if blended is None:
-            return [Block(number, self._empty_block) for number, _ in self.grid.blocks(index)]
+            return [ResultBlock(number, self._empty_block) for number, _ in self.grid.blocks(index)]
         dtype = writers.label_type(len(self.classes))
         sums_KHW, has_scores_HW = blended
         labels_HW = np.where(has_scores_HW, sums_KHW.argmax(0), np.iinfo(dtype).max).astype(dtype)
         cell = self.grid.cell(index)
         return [
-            Block(number, writers.encode_labels(labels_HW[window.within(cell)], self.grid.step))
+            ResultBlock(number, writers.encode_labels(labels_HW[window.within(cell)], self.grid.step))
             for number, window in self.grid.blocks(index)
         ]
 

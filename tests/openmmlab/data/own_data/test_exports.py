@@ -11,7 +11,7 @@ ALL = {name for split in ('train', 'val') for name, *_ in layouts.scenes(split)}
 
 
 def plain(name):
-    """The name of a scene, without what a program put around it."""
+    """The name of a scene, without the additions of a program."""
     return re.sub(r'^8ab1-|_jpg\.rf\.[0-9a-f]+|\.jpg$', '', name)
 
 
@@ -49,7 +49,7 @@ def test_objects_of_exports(kind, keeps_split, tmp_path, record_fault):
     ('voc_segmentation', {'train_2', 'val_0', 'val_1'}),
 ])  # fmt: skip
 def test_labels_of_exports(kind, train, tmp_path, record_fault):
-    cfg, said = fill(LABELS, exports.made(kind, tmp_path), tmp_path / 'work')
+    cfg, report = fill(LABELS, exports.made(kind, tmp_path), tmp_path / 'work')
     halves = [{plain(name): labels for name, labels in labels_of(cfg, phase).items()} for phase in ('train', 'val')]
     named = ALL - ({'train_3'} if kind == 'voc_segmentation' else set())
     assert halves[0].keys() | halves[1].keys() == named
@@ -64,9 +64,9 @@ def test_labels_of_exports(kind, train, tmp_path, record_fault):
         assert set(np.unique(labels)) == {0, 1, 2} | ({255} if kind == 'voc_segmentation' else set())
     if kind != 'voc_segmentation':
         assert cfg.train_dataloader.dataset.metainfo.classes[1:] == ('nut', 'bolt')
-        assert 'without' not in said
+        assert 'without' not in report
     else:
-        assert '1 pictures that no list names, as JPEGImages/train_3.jpg' in said
+        assert '1 pictures that no list names, as JPEGImages/train_3.jpg' in report
     record_fault('bad_data')
 
 

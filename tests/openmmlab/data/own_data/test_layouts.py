@@ -1,4 +1,4 @@
-"""`--data`: what a folder holds, for any config of mmdet or mmseg; and sentences where it is not understood."""
+"""`--data` with any config of mmdet or mmseg: layouts of folders, splits, classes, and errors."""
 
 import json
 import os
@@ -30,7 +30,7 @@ PANOPTIC = 'mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco-panoptic.py'
 
 @pytest.mark.parametrize('layout', ['coco', 'yolo', 'voc'])
 def test_every_layout_has_the_same_objects(layout, tmp_path):
-    cfg, said = fill(BOXES, layouts.made(layout, tmp_path), tmp_path / 'work')
+    cfg, report = fill(BOXES, layouts.made(layout, tmp_path), tmp_path / 'work')
     for phase in ('train', 'val'):
         truth = {
             f'{name}.jpg': sorted((layouts.NAMES[kind], x, y, side, side) for x, y, side, kind in there)
@@ -47,12 +47,12 @@ def test_every_layout_has_the_same_objects(layout, tmp_path):
     assert set(cfg.train_dataloader.dataset.metainfo.classes) == set(layouts.NAMES)
     assert cfg.model.bbox_head.num_classes == 2
     assert cfg.val_evaluator.ann_file == cfg.val_dataloader.dataset.ann_file
-    assert all(word in said for word in ('4 pictures', '2 pictures', 'nut'))
+    assert all(word in report for word in ('4 pictures', '2 pictures', 'nut'))
 
 
 def test_labels_are_found_with_their_suffixes_and_names(tmp_path):
     root = layouts.made('labels', tmp_path)
-    cfg, said = fill(LABELS, root, tmp_path / 'work')
+    cfg, report = fill(LABELS, root, tmp_path / 'work')
     dataset = cfg.train_dataloader.dataset
     assert (dataset.type, dataset.img_suffix, dataset.seg_map_suffix) == ('BaseSegDataset', '.jpg', '.png')
     assert dataset.data_prefix.img_path == 'img_dir'
@@ -60,7 +60,7 @@ def test_labels_are_found_with_their_suffixes_and_names(tmp_path):
     assert cfg.model.decode_head.num_classes == cfg.model.auxiliary_head.num_classes == 3
     assert 'reduce_zero_label=True' not in str(cfg.train_dataloader)
     assert "'reduce_zero_label': True" not in str(cfg)
-    assert '3: ground, nut, bolt' in said
+    assert '3: ground, nut, bolt' in report
 
 
 @pytest.mark.parametrize('how', [dict(), dict(outlines=True)])
@@ -78,14 +78,14 @@ def test_a_config_of_masks_takes_outlines_and_refuses_boxes(how, tmp_path):
 
 def test_without_a_split_one_is_made_and_written_down(tmp_path):
     root = layouts.made('coco', tmp_path, split_folders=False)
-    cfg, said = fill(BOXES, root, tmp_path / 'work')
+    cfg, report = fill(BOXES, root, tmp_path / 'work')
     again, _ = fill(BOXES, root, tmp_path / 'elsewhere')
     train, val = read(cfg), read(cfg, 'val')
     assert (len(train['images']), len(val['images'])) == (5, 1)
     assert not {image['file_name'] for image in train['images']} & {image['file_name'] for image in val['images']}
     assert read(again, 'val')['images'] == val['images']
-    assert 'a fifth of the pictures is held out' in said
-    assert str(tmp_path / 'work') in said
+    assert 'a fifth of the pictures is for validation' in report
+    assert str(tmp_path / 'work') in report
 
 
 def test_pictures_and_annotations_may_lie_apart(tmp_path):
@@ -102,9 +102,9 @@ def test_pictures_and_annotations_may_lie_apart(tmp_path):
 def test_black_and_white_masks_become_labels(tmp_path):
     root = layouts.made('labels', tmp_path, value=lambda kind: 255)
     (root / 'classes.txt').unlink()
-    cfg, said = fill(LABELS, root, tmp_path / 'work')
+    cfg, report = fill(LABELS, root, tmp_path / 'work')
     assert cfg.train_dataloader.dataset.metainfo.classes == ('background', 'foreground')
-    assert 'black and white' in said
+    assert 'black and white' in report
     path = f'{cfg.train_dataloader.dataset.data_prefix.seg_map_path}/train/train_0.png'
     assert set(np.unique(cv2.imread(path, cv2.IMREAD_UNCHANGED))) == {0, 1}
 
@@ -116,11 +116,11 @@ def test_black_and_white_masks_become_labels(tmp_path):
 def test_a_class_called_void_is_ignored(names, classes, ignored, reduces, tmp_path):
     root = layouts.made('labels', tmp_path)
     (root / 'classes.txt').write_text(names)
-    cfg, said = fill(LABELS, root, tmp_path / 'work')
+    cfg, report = fill(LABELS, root, tmp_path / 'work')
     dataset = cfg.val_dataloader.dataset
     assert (dataset.metainfo.classes, dataset.reduce_zero_label) == (classes, reduces)
     assert cfg.model.decode_head.ignore_index == cfg.val_evaluator.ignore_index == ignored
-    assert 'ignored' in said
+    assert 'ignored' in report
 
 
 def test_classes_count_everywhere_but_where_they_are_not_the_datas():
@@ -139,100 +139,91 @@ def test_classes_count_everywhere_but_where_they_are_not_the_datas():
     assert cfg.model.auxiliary_head[1].out_channels == 5
 
 
-def broken(root, how):
-    """Spoil a folder; the layout it had is that of the function's name."""
-    if how == 'no annotations':
-        shutil.rmtree(root / 'annotations')
-    elif how == 'pictures elsewhere':
-        shutil.rmtree(root / 'images')
-        layouts.write_picture(root / 'other', 'x', np.zeros((8, 8, 3), np.uint8))
-    elif how == 'several files':
-        shutil.copy(root / 'annotations' / 'instances_train.json', root / 'annotations' / 'instances_train_2.json')
-    elif how == 'broken json':
-        (root / 'annotations' / 'instances_train.json').write_text('{"images": [')
-        (root / 'annotations' / 'instances_val.json').unlink()
-    elif how == 'no sizes':
-        for path in (root / 'annotations').iterdir():
-            path.write_text(path.read_text().replace('"height"', '"rows"'))
-    elif how == 'panoptic':
-        for path in (root / 'annotations').iterdir():
-            data = json.loads(path.read_text())
-            data['annotations'] = [
-                dict(image_id=image['id'], file_name=f'{image["id"]}.png',
-                     segments_info=[dict(id=1, category_id=3, area=9, bbox=[0, 0, 3, 3], iscrowd=0)])
-                for image in data['images']
-            ]  # fmt: skip
-            path.with_name(path.name.replace('instances', how)).write_text(json.dumps(data))
-            path.unlink()
-    elif how == 'empty':
-        shutil.rmtree(root)
-        root.mkdir()
-    elif how == 'class beyond':
-        (root / 'labels' / 'train' / 'train_0.txt').write_text('7 0.5 0.5 0.1 0.1\n')
-    elif how == 'pixels':
-        (root / 'labels' / 'train' / 'train_0.txt').write_text('0 32 32 10 10\n')
-    elif how == 'far class':
-        (root / 'data.yaml').unlink()
-        (root / 'labels' / 'train' / 'train_0.txt').write_text('1700000000000 0.5 0.5 0.1 0.1\n')
-    elif how == 'listed elsewhere':
-        (root / 'train.txt').write_text('data/obj/a.jpg\ndata/obj/b.jpg\n')
-        (root / 'data.yaml').write_text('train: train.txt\nval: train.txt\nnames: [nut, bolt]\n')
-    elif how == 'other points':
-        (root / 'data.yaml').write_text('names: [nut, bolt]\nkpt_shape: [4, 3]\n')
-    elif how == 'broken yaml':
-        (root / 'data.yaml').write_text('names: [nut, bolt\n')
-    elif how == 'half a line':
-        (root / 'labels' / 'train' / 'train_0.txt').write_text('0 0.5 0.5 0.1 0.1\n1 0.5\n')
-    elif how == 'no box':
-        text = (root / 'Annotations' / 'train_0.xml').read_text().replace('<xmin>5</xmin>', '', 1)
-        (root / 'Annotations' / 'train_0.xml').write_text(text)
-    elif how == 'no picture':
-        (root / 'JPEGImages' / 'train_0.jpg').unlink()
-    elif how == 'no xml':
-        (root / 'Annotations' / 'train_0.xml').write_text('<annotation><object>')
-    elif how == 'other size':
-        layouts.write_picture(root / 'ann_dir' / 'train', 'train_0', np.zeros((8, 9), np.uint8), '.png')
-    elif how == 'colours':
-        layouts.write_picture(root / 'ann_dir' / 'train', 'train_0', np.full((64, 64, 3), 7, np.uint8), '.png')
-    elif how == 'few names':
-        (root / 'classes.txt').write_text('ground\nnut\n')
-    elif how == 'two suffixes':
-        path = root / 'img_dir' / 'train' / 'train_0.jpg'
-        cv2.imwrite(str(path.with_suffix('.png')), cv2.imread(str(path)))
-        path.unlink()
+def panoptic(root):
+    for path in (root / 'annotations').iterdir():
+        data = json.loads(path.read_text())
+        segments = [dict(id=1, category_id=3, area=9, bbox=[0, 0, 3, 3], iscrowd=0)]
+        data['annotations'] = [
+            dict(image_id=image['id'], file_name='1.png', segments_info=segments) for image in data['images']
+        ]
+        path.rename(path.with_name(path.name.replace('instances', 'panoptic'))).write_text(json.dumps(data))
 
 
-@pytest.mark.parametrize(('config', 'layout', 'how', 'message'), [
-    (BOXES, 'coco', 'no annotations', 'no annotations were found in .*looked for a JSON.*; found 6 .jpg in images'),
-    (BOXES, 'coco', 'pictures elsewhere', "names 4 pictures, as 'train_0.jpg', and below .* is no picture"),
-    (BOXES, 'coco', 'several files', 'several annotation files for training: .*name one: --data FILE'),
-    (BOXES, 'coco', 'broken json', r'instances_train\.json is no JSON'),
-    (BOXES, 'coco', 'no sizes', r"instances_train\.json has images without 'height': 4, as image 1"),
-    *((config, 'coco', 'panoptic', r'panoptic_train\.json is panoptic, .* instances_\*\.json.* PNG of labels')
+def elsewhere(root):
+    shutil.rmtree(root / 'images')
+    layouts.write_picture(root / 'other', 'x', np.zeros((8, 8, 3), np.uint8))
+
+
+def listed_elsewhere(root):
+    (root / 'train.txt').write_text('data/obj/a.jpg\ndata/obj/b.jpg\n')
+    (root / 'data.yaml').write_text('train: train.txt\nval: train.txt\nnames: [nut, bolt]\n')
+
+
+def in_another_suffix(root):
+    path = root / 'img_dir' / 'train' / 'train_0.jpg'
+    cv2.imwrite(str(path.with_suffix('.png')), cv2.imread(str(path)))
+    path.unlink()
+
+
+def without_names(root):
+    (root / 'data.yaml').unlink()
+    (root / 'labels' / 'train' / 'train_0.txt').write_text('1700000000000 0.5 0.5 0.1 0.1\n')
+
+
+def replaced(name, old, new):
+    """A function that replaces a text in files."""
+
+    def change(root):
+        for path in root.glob(name):
+            path.write_text(path.read_text().replace(old, new, 1) if old else new)
+
+    return change
+
+
+def yolo(text):
+    return replaced('labels/train/train_0.txt', '', text)
+
+
+def label(pixels):
+    return lambda root: layouts.write_picture(root / 'ann_dir' / 'train', 'train_0', np.uint8(pixels), '.png')
+
+
+@pytest.mark.parametrize(('config', 'layout', 'spoil', 'message'), [
+    (BOXES, 'coco', lambda root: shutil.rmtree(root / 'annotations'),
+     'no annotations were found in .*looked for a JSON.*; found 6 .jpg in images'),
+    (BOXES, 'coco', elsewhere, "names 4 pictures, as 'train_0.jpg', and below .* is no picture"),
+    (BOXES, 'coco', lambda root: shutil.copy(root / 'annotations/instances_train.json', root / 'instances_train.json'),
+     'several annotation files for training: .*name one: --data FILE'),
+    (BOXES, 'coco', replaced('annotations/*', '', '{"images": ['), r'instances_train\.json is no JSON'),
+    (BOXES, 'coco', replaced('annotations/*', '"height"', '"rows"'),
+     r"instances_train\.json has images without 'height': 1, as image 1"),
+    *((config, 'coco', panoptic, r'panoptic_train\.json is panoptic, .* instances_\*\.json.* PNG of labels')
       for config in (BOXES, MASKS, PANOPTIC, LABELS)),
-    (BOXES, 'coco', 'empty', 'there is no picture below .*, which has nothing'),
-    (BOXES, 'yolo', 'class beyond', r'train_0\.txt, line 1: the class is a whole number from 0 to 1, got .7'),
-    (BOXES, 'yolo', 'pixels', r'train_0\.txt, line 1, takes shares of the picture, from 0 to 1'),
-    (BOXES, 'yolo', 'half a line', r'train_0\.txt, line 2, takes CLASS X Y WIDTH HEIGHT'),
-    (BOXES, 'yolo', 'far class', r'train_0\.txt, line 1: 1700000000000 is no class'),
-    (BOXES, 'yolo', 'listed elsewhere', r'none of the 6 pictures .* is among those that `train: train\.txt`'),
-    (BOXES, 'yolo', 'other points', r'train_0\.txt, line 1, takes CLASS X Y WIDTH HEIGHT and 12 numbers of points'),
-    (BOXES, 'yolo', 'broken yaml', r'data\.yaml cannot be read'),
-    (BOXES, 'voc', 'no box', r'train_0\.xml: bndbox of object 0 takes xmin'),
-    (BOXES, 'voc', 'no picture', r'train_0\.xml belongs to a picture of its name, and below .* there is no picture'),
-    (BOXES, 'voc', 'no xml', r'train_0\.xml cannot be read as XML'),
+    (BOXES, 'coco', lambda root: shutil.rmtree(root) or root.mkdir(), 'there is no picture below .* has nothing'),
+    (BOXES, 'yolo', yolo('7 0.5 0.5 0.1 0.1\n'), r'train_0\.txt, line 1: the class is a .* from 0 to 1, got .7'),
+    (BOXES, 'yolo', yolo('0 32 32 10 10\n'), r'train_0\.txt, line 1, takes shares of the picture, from 0 to 1'),
+    (BOXES, 'yolo', yolo('0 0.5 0.5 0.1 0.1\n1 0.5\n'), r'train_0\.txt, line 2, takes CLASS X Y WIDTH HEIGHT'),
+    (BOXES, 'yolo', without_names, r'train_0\.txt, line 1: 1700000000000 is no class'),
+    (BOXES, 'yolo', listed_elsewhere, r'none of the 6 pictures .* is among those that `train: train\.txt`'),
+    (BOXES, 'yolo', replaced('data.yaml', '', 'names: [nut, bolt]\nkpt_shape: [4, 3]\n'),
+     r'train_0\.txt, line 1, takes CLASS X Y WIDTH HEIGHT and 12 numbers of points'),
+    (BOXES, 'yolo', replaced('data.yaml', '', 'names: [nut, bolt\n'), r'data\.yaml cannot be read'),
+    (BOXES, 'voc', replaced('Annotations/train_0.xml', '<xmin>5</xmin>', ''), r'0\.xml: bndbox of object 0 takes'),
+    (BOXES, 'voc', lambda root: (root / 'JPEGImages' / 'train_0.jpg').unlink(),
+     r'train_0\.xml belongs to a picture of its name, and below .* there is no picture'),
+    (BOXES, 'voc', replaced('Annotations/train_0.xml', '', '<annotation><object>'), r'0\.xml cannot be read as XML'),
     (BOXES, 'labels', None, 'labels of pixels, .* they are for a config of mmseg'),
     *((LABELS, layout, None, 'has objects, .* takes a PNG of labels for each picture. datumaro and supervision')
       for layout in ('coco', 'yolo', 'voc')),
-    (LABELS, 'labels', 'other size', r'train_0\.png is 9x8, and its picture 64x64'),
-    (LABELS, 'labels', 'colours', r'train_0\.png has colours'),
-    (LABELS, 'labels', 'few names', r'classes\.txt names 2 classes, and the labels have the value 2'),
-    (LABELS, 'labels', 'two suffixes', r'takes one folder and one suffix .* there are 1 as img_dir/\*\.png'),
+    (LABELS, 'labels', label(np.zeros((8, 9))), r'train_0\.png is 9x8, and its picture 64x64'),
+    (LABELS, 'labels', label(np.full((64, 64, 3), 7)), r'train_0\.png has colours'),
+    (LABELS, 'labels', replaced('classes.txt', 'bolt\n', ''), r'classes\.txt names 2 classes, and .* the value 2'),
+    (LABELS, 'labels', in_another_suffix, r'takes one folder and one suffix .* there are 1 as img_dir/\*\.png'),
 ])  # fmt: skip
-def test_what_is_not_understood_is_said(config, layout, how, message, tmp_path, record_fault):
+def test_what_is_not_understood_is_said(config, layout, spoil, message, tmp_path, record_fault):
     root = layouts.made(layout, tmp_path)
-    if how:
-        broken(root, how)
+    if spoil:
+        spoil(root)
     with pytest.raises(ValueError, match=message) as error:
         fill(config, root, tmp_path / 'work')
     assert len(str(error.value)) < 600
@@ -254,7 +245,7 @@ def in_its_own_folder(root):
 
 @pytest.mark.parametrize(('config', 'layout'), [(BOXES, 'coco'), (BOXES, 'yolo'), (BOXES, 'voc'), (LABELS, 'labels')])
 def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
-    """Labels that an earlier run wrote, pictures that the tools drew, and a generated data set, which is read."""
+    """Labels of an earlier run, and pictures of the tools."""
     root = layouts.made(layout, tmp_path)
     before, _ = fill(config, root, tmp_path / 'work')
     fill(config, root, root / 'run1' / 'data')
@@ -268,13 +259,13 @@ def test_results_are_never_read_as_data(config, layout, tmp_path, record_fault):
     if layout == 'yolo':
         path = root / 'labels' / 'train' / 'train_0.txt'
         path.write_text('0 0.5 0.5 0.25 0.25\n')
-    cfg, said = fill(config, root, root / 'run2' / 'data')
-    assert f'run1{os.sep}data, run2{os.sep}20261124_030759, ' in said
-    assert '6 files, as' in said
+    cfg, report = fill(config, root, root / 'run2' / 'data')
+    assert f'run1{os.sep}data, run2{os.sep}20261124_030759, ' in report
+    assert '6 files, as' in report
     if config == LABELS:
         assert len(labels_of(cfg)) == 4
         assert len(labels_of(cfg, 'val')) == 2
-        assert 'left out' not in said
+        assert 'left out' not in report
     else:
         now, then = boxes(read(cfg)), boxes(read(before))
         assert len(now) == len(read(cfg)['images']) == 4
@@ -288,9 +279,9 @@ def test_generated_data_are_no_results(tmp_path):
     root = tmp_path / 'own'
     run('tools/make_shapes_dataset.py', root, '--train', 2, '--val', 1, '--shape', 64)
     for config in (BOXES, LABELS):
-        _, said = fill(config, root, root / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
-        assert '2 pictures' in said
-        assert 'not read' not in said
+        _, report = fill(config, root, root / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
+        assert '2 pictures' in report
+        assert 'not read' not in report
 
 
 def through_links(root):
@@ -369,7 +360,7 @@ def test_folders_as_people_have_them(layout, change, pictures, tmp_path):
 
 
 def with_points(numbers):
-    """Points of a pose behind each box, as many numbers as `kpt_shape` says."""
+    """Points of a pose behind each box, by `kpt_shape`."""
 
     def change(root):
         with open(root / 'data.yaml', 'a') as file:
@@ -387,7 +378,7 @@ def in_upper_case(root):
 
 
 def beside_other_files(root):
-    """YAML that says nothing of pictures, and sorts before data.yaml."""
+    """YAML about other subjects, before data.yaml in the alphabet."""
     (root / 'a.yaml').write_text('names: [somebody, else]\n')
     (root / 'b.yaml').write_text('key: !Ref value\n')
     (root / 'c.yml').write_text('---\nkey: 1\n---\nkey: 2\n')
@@ -447,12 +438,12 @@ def ade(root):
 ])  # fmt: skip
 def test_labels_as_people_have_them(change, pictures, tmp_path):
     root = change(layouts.made('labels', tmp_path))
-    cfg, said = fill(LABELS, root, tmp_path / 'work')
+    cfg, report = fill(LABELS, root, tmp_path / 'work')
     for phase, number in zip(('train', 'val'), pictures):
         labels = labels_of(cfg, phase)
         assert len(labels) == number
         assert all(set(np.unique(values)) == {0, 1, 2} for values in labels.values())
-    assert [line for line in said.splitlines() if 'left out' in line] == (
+    assert [line for line in report.splitlines() if 'left out' in line] == (
         ['  left out    1 pictures without labels, as images/training/more.jpg'] if change is ade else []
     )
 
@@ -485,13 +476,13 @@ def test_lists_of_a_split_are_obeyed(config, layout, kind, names, tmp_path, reco
     if layout == 'yolo':
         (root / 'data.yaml').write_text('names: [nut, bolt]\n')
     lists(root, kind, **names)
-    cfg, said = fill(config, root, tmp_path / 'work')
+    cfg, report = fill(config, root, tmp_path / 'work')
     for phase, expected in FEW.items():
         there = labels_of(cfg, phase) if config == LABELS else {
             image['file_name'].rpartition('/')[2] for image in read(cfg, phase)['images']
         }  # fmt: skip
         assert {name.removesuffix('.jpg') for name in there} == set(expected)
-    assert '2 pictures that no list names' in said
+    assert '2 pictures that no list names' in report
     record_fault('bad_data')
 
 
@@ -521,10 +512,10 @@ def test_lists_in_two_folders_must_agree(tmp_path, record_fault):
 def test_one_folder_for_training_and_validation_is_overruled(tmp_path, record_fault):
     root = layouts.made('yolo', tmp_path)
     (root / 'data.yaml').write_text('train: images/train\nval: images/train\nnames: [nut, bolt]\n')
-    cfg, said = fill(BOXES, root, tmp_path / 'work')
+    cfg, report = fill(BOXES, root, tmp_path / 'work')
     assert [len(read(cfg, phase)['images']) for phase in ('train', 'val')] == [3, 1]
-    assert 'data.yaml names the same pictures for training and for validation' in said
-    assert 'a fifth of the pictures is held out' in said
+    assert 'data.yaml names the same pictures for training and for validation' in report
+    assert 'a fifth of the pictures is for validation' in report
     record_fault('bad_data')
 
 
@@ -555,10 +546,10 @@ def test_values_that_do_not_count_from_0_take_names(tmp_path, record_fault):
     with pytest.raises(DataError, match=r"values 0, 128, and not 0 to 1: name them in .*'128 road'.*own_data\.classes"):
         fill(LABELS, root, tmp_path / 'work')
     (root / 'classes.txt').write_text('0 ground\n128 nut\n255 bolt\n')
-    cfg, said = fill(LABELS, root, tmp_path / 'work')
+    cfg, report = fill(LABELS, root, tmp_path / 'work')
     assert cfg.train_dataloader.dataset.metainfo.classes == ('ground', 'nut', 'bolt')
     assert all(set(np.unique(values)) == {0, 1, 2} for values in labels_of(cfg).values())
-    assert 'the values 0, 128, 255, numbered from 0' in said
+    assert 'the values 0, 128, 255, numbered from 0' in report
     (root / 'classes.txt').write_text('128 nut\n255 bolt\n')
     with pytest.raises(DataError, match='names 2 classes, and the labels have the value 0'):
         fill(LABELS, root, tmp_path / 'work')
