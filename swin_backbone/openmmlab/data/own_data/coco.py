@@ -100,21 +100,23 @@ def _annotation_files(folder: DataFolder, one_file: Optional[Path]) -> list[Path
         beside = [path for path in candidates if split and path.name == one_file.name.replace(split, 'val', 1)]
         check_annotations(one_file, 'COCO', False)  # raises an error for another format
         return [one_file, *(beside[:1] if split == 'train' and beside and beside[0] != one_file else [])]
-    errors: list[DataError] = []
+    errors: dict[Optional[str], DataError] = {}
     by_split: dict[Optional[str], list[Path]] = {}
     named = [path for path in candidates if 'instances' in path.stem]
     for path in (named or candidates)[:MAX_JSONS]:
+        split = split_of(path.relative_to(folder.ann_root))
         try:
             annotated = check_annotations(path, 'COCO', False)
         except DataError as error:
-            errors.append(error)
+            errors.setdefault(split, error)
             continue
         if annotated.images:
-            by_split.setdefault(split_of(path.relative_to(folder.ann_root)), []).append(path)
+            by_split.setdefault(split, []).append(path)
         elif annotated.errors:
-            errors.append(DataError(f'{path} has {annotated.errors.sentences()[0]}'))
-    if not by_split and errors:
-        raise errors[0]
+            errors.setdefault(split, DataError(f'{path} has {annotated.errors.sentences()[0]}'))
+    for split, fault in errors.items():
+        if not by_split or (split and split not in by_split):  # a JSON of no split may be about another subject
+            raise fault
     train, val = train_and_val(by_split)
     for phase, paths in (('training', train), ('validation', val)):
         if len(paths) > 1:

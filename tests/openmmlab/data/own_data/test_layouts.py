@@ -195,6 +195,7 @@ def label(pixels):
     (BOXES, 'coco', lambda root: shutil.copy(root / 'annotations/instances_train.json', root / 'instances_train.json'),
      'several annotation files for training: .*name one: --data FILE'),
     (BOXES, 'coco', replaced('annotations/*', '', '{"images": ['), r'instances_train\.json is no JSON'),
+    (BOXES, 'coco', replaced('annotations/instances_val.json', '', '{"images": ['), r'instances_val\.json is no JSON'),
     (BOXES, 'coco', replaced('annotations/*', '"height"', '"rows"'),
      r"instances_train\.json has images without 'height': 1, as image 1"),
     *((config, 'coco', panoptic, r'panoptic_train\.json is panoptic, .* instances_\*\.json.* PNG of labels')
