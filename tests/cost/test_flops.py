@@ -47,7 +47,7 @@ def test_published(name, params, flops, shape):
 
 
 def test_sparse_rcnn_is_printed_without_the_products_of_activations_in_its_heads():
-    """Published: 172 G. All of it is 1.9 % more; the tool that printed it sees modules, not products in forward."""
+    """Published: 172 G. The whole model has 1.9 % more: the authors' tool counts modules, not products in forward."""
     counts = counts_of('sparse_rcnn/sparse-rcnn_swin-t-p4-w7_fpn_300-proposals_ms-crop-3x_coco', (800, 1280))
     cost = counts.cost()
     assert round(cost.params / 1e6) == 110
@@ -59,7 +59,7 @@ def test_sparse_rcnn_is_printed_without_the_products_of_activations_in_its_heads
 
 
 def test_upernet_swin_l_is_printed_for_a_larger_picture():
-    """Published: 3230 G at 640x2560. That takes 2563 G; a picture of a quarter more pixels takes what is printed."""
+    """Published: 3230 G at 640x2560. The model has 2563 G at this size, and 3230 G for a quarter more pixels."""
     name = UPERNET.format('large-patch4-window12-in22k-384x384-pre', '640x640')
     cost = counts_of(name, (640, 2560)).cost()
     assert round(cost.params / 1e6) == 234
@@ -138,7 +138,7 @@ def test_published_v2_classifiers(arch, window, params, flops):
 
 @pytest.mark.parametrize('backbone', [SwinBackbone, SwinV2Backbone])
 def test_a_backbone_takes_what_mmengine_counts(backbone):
-    """At a size that windows divide: padding counts where it runs, and on a CPU less of it does."""
+    """At a size without padding."""
     from mmengine.analysis import get_model_complexity_info
 
     arguments = dict(arch='nano', window_size=4, drop_path_rate=0.0)
