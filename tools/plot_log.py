@@ -2,8 +2,8 @@
 
 python tools/plot_log.py LOG [LOG ...]
 
-A log is a working folder, the folder of a run, or mmengine's scalars.json. Runs in a working folder are drawn as a single
-resumed training.
+A log is a working folder, the folder of a run, or mmengine's scalars.json. Runs in a working folder are drawn as
+a single resumed training.
 """
 
 import argparse
