@@ -15,7 +15,7 @@ COMPILE = ROOT / 'tests' / 'helpers' / 'backends' / 'compile_kernels.py'
 KIB_OF_SHARED_MEMORY = 99  # a program of any GPU since Ampere has so much, those of data centres more
 COUNTED_WITH = '3.7.1'  # another may take more registers
 # Of windows of 7 and heads of 32 channels in bfloat16, by capability, kernel and whether it is shifted: registers of a
-# thread, and bytes of stack, to which registers are spilled. docs/measurements/benchmarks.md has the same table.
+# thread, and bytes of stack for spilled registers.
 LIMITS = {
     ('attend', False): {80: (135, 0), 89: (135, 0), 90: (127, 0), 100: (134, 0), 120: (138, 0)},
     ('attend', True): {80: (194, 0), 89: (194, 0), 90: (146, 0), 100: (168, 8), 120: (200, 0)},
