@@ -1,14 +1,14 @@
 """mmcv's compiled operators on torch alone, for an mmcv that was installed without them.
 
 `mmcv.ops` takes its functions from a module `mmcv._ext`. Where mmcv has no such module, `finder.py` finds a stand-in.
-`put_in_place` serves a checkout that pip did not install, and a compiled module that does not load. The operators are
-those that a config of mmdet, mmseg or mmrotate calls.
+`put_in_place` serves a checkout that pip did not install, and a compiled module that does not load. The configs
+of mmdet, mmseg and mmrotate call these operators.
 
     ext.py            the stand-in for `mmcv._ext`, and the error of a missing operator
     finder.py         lets Python find the stand-in before `swin_backbone` is imported
     roi*.py           regions pooled to one size   nms.py, rotated.py   suppression and overlaps
     deform.py         deformable convolutions      maps.py, losses.py   the rest
-    bags.py           weighted sums of a map       providers.py         whose kernel computes an operator
+    bags.py           weighted sums of a map       providers.py         the kernel of an operator
 """
 
 import importlib
@@ -38,7 +38,7 @@ def put_in_place() -> None:
 
 
 def in_use() -> str:
-    """Return whose operators `mmcv.ops` takes, in one line."""
+    """Return the origin of the operators of `mmcv.ops`, in one line."""
     module = sys.modules.get(NAME)
     if module is None:
         return 'none: this mmcv has no mmcv.ops'

@@ -1,7 +1,7 @@
-"""Weighted sums of a map's rows, and their transpose: every operator that samples a map consists of these.
+"""Weighted sums of a map's rows, and the transpose of the sums. All operators with samples of a map consist of these.
 
-A bag is one output: a list of entries, each with the index of a row and a weight. `embedding_bag` of torch sums bags of
-any sizes, vectorised and on all threads.
+A bag is the sum for an output: a list of entries with the index of a row and a weight. `embedding_bag` of torch sums
+bags of any sizes, vectorised and on all threads.
 
 Letters: M rows of the map, C channels, P bags, E entries, S samples.
 """
@@ -13,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Entries of one call: their indices and weights stay below 64 MiB.
+# Entries per call: indices and weights stay below 64 MiB.
 MAX_ENTRIES = 2**22
-# Values of one maximum, 64 MiB in float32.
+# Values per maximum: 64 MiB in float32.
 MAX_VALUES = 2**24
 
 
 class Bags(NamedTuple):
-    """The entries of P bags, one bag after the other.
+    """The entries of P consecutive bags.
 
     Attributes:
-        rows_E: which row of the map.
-        weights_E: its weight, float32 or float64.
-        starts_P: where each bag begins.
+        rows_E: indices of rows of the map.
+        weights_E: weights of the rows, float32 or float64.
+        starts_P: index of the first entry of each bag.
     """
 
     rows_E: Tensor
@@ -34,7 +34,7 @@ class Bags(NamedTuple):
 
 
 class Corners(NamedTuple):
-    """The two neighbours of each sample along one axis, and their weights."""
+    """The two neighbours of each sample along an axis, with weights."""
 
     low: Tensor
     high: Tensor
@@ -49,8 +49,8 @@ def sum_bags(map_MC: Tensor, bags: Bags) -> Tensor:
 
 
 def spread_bags(grad_PC: Tensor, bags: Bags, num_rows: int) -> Tensor:
-    """Return the transposed product, (M, C). Each row has its own bag: threads never write the same row, and each sum
-    has a fixed order."""
+    """Return the transposed product, (M, C). With a bag for each row, no two threads write a row, and the order of each
+    sum is fixed."""
     num_bags, num_entries = len(bags.starts_P), len(bags.rows_E)
     ends_P = torch.cat([bags.starts_P[1:], bags.starts_P.new_full((min(num_bags, 1),), num_entries)])
     bag_E = number_entries(ends_P - bags.starts_P, num_entries)[0]
@@ -69,8 +69,8 @@ def number_entries(count_P: Tensor, total: int) -> tuple[Tensor, Tensor]:
 
 
 def clamped_corners(at_S: Tensor, size: int) -> Corners:
-    """Neighbours as RoIAlign takes them: a sample up to one pixel outside is moved to the border, one further off has
-    weight 0."""
+    """Return the neighbours of RoIAlign. A sample up to one pixel outside moves to the border; a sample further outside
+    has weight 0."""
     inside_S = (at_S >= -1) & (at_S <= size)
     at_S = torch.where(inside_S, at_S, 0).clamp(0, size - 1)
     low_S = at_S.long().clamp(max=size - 1)
@@ -79,7 +79,7 @@ def clamped_corners(at_S: Tensor, size: int) -> Corners:
 
 
 def zero_padded_corners(at_S: Tensor, size: int) -> Corners:
-    """Neighbours on a map with zeros around it, as deformable convolutions take them; differentiable in `at_S`."""
+    """Return the neighbours of a deformable convolution, on a zero-padded map. Differentiable in `at_S`."""
     inside_S = (at_S > -1) & (at_S < size)
     at_S = torch.where(inside_S, at_S, 0)
     floor_S = at_S.detach().floor()
@@ -95,7 +95,7 @@ def zero_padded_corners(at_S: Tensor, size: int) -> Corners:
 
 
 def cross(y: Corners, x: Corners, width: int) -> tuple[Tensor, Tensor]:
-    """The four corners of each sample: index in a map of this width, and weight, each (..., 4)."""
+    """Return index and weight of the four corners of each sample, (..., 4), in a map of a given width."""
     rows = torch.stack([y.low, y.low, y.high, y.high], -1) * width
     rows = rows + torch.stack([x.low, x.high, x.low, x.high], -1)
     weights_y = torch.stack([y.weight_low, y.weight_low, y.weight_high, y.weight_high], -1)
@@ -103,14 +103,14 @@ def cross(y: Corners, x: Corners, width: int) -> tuple[Tensor, Tensor]:
 
 
 def even_bags(rows: Tensor, weights: Tensor) -> Bags:
-    """Bags that all have as many entries as the last axis is long."""
+    """Return bags of equal size: the length of the last axis."""
     size = rows.shape[-1]
     starts_P = torch.arange(0, rows.numel(), size, device=rows.device)
     return Bags(rows.reshape(-1), weights.reshape(-1), starts_P)
 
 
 def as_rows(x_BCHW: Tensor) -> Tensor:
-    """A map as rows, (B*H*W, C), in the dtype that sums are taken in; no copy for float32 in channels_last memory."""
+    """Return a map as rows, (B*H*W, C), in the dtype of sums. A float32 map in channels_last memory is not copied."""
     return wide(x_BCHW).permute(0, 2, 3, 1).reshape(-1, x_BCHW.shape[1])
 
 
@@ -120,7 +120,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def parts(cost_R: Tensor, budget: int) -> Iterator[slice]:
-    """Regions in runs that cost at most the budget, or a single region."""
+    """Yield consecutive regions whose cost is within the budget, or a single region."""
     ends = cost_R.cumsum(0).tolist()
     begin = spent = 0
     for index, end in enumerate(ends):
@@ -131,14 +131,14 @@ def parts(cost_R: Tensor, budget: int) -> Iterator[slice]:
 
 
 def sample(map_MC: Tensor, image: Tensor, y: Tensor, x: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear samples (..., C) of the images' maps at (y, x), which have one shape."""
+    """Return bilinear samples (..., C) of the images' maps at (y, x), tensors of equal shape."""
     rows, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
     rows = rows + image[..., None] * (height * width)
     return sum_bags(map_MC, even_bags(rows, weights)).view(*y.shape, -1)
 
 
 def spread_to_pixels(grad_map: Tensor, grad: Tensor, image: Tensor, channel: Tensor, y: Tensor, x: Tensor) -> None:
-    """The transpose of bilinear samples that lie elsewhere in each channel, added to (B, C, H, W) `grad_map`."""
+    """Add the transpose of bilinear samples with a position per channel to `grad_map` (B, C, H, W)."""
     height, width = grad_map.shape[2:]
     pixels, weights = cross(clamped_corners(y, height), clamped_corners(x, width), width)
     pixels = pixels + ((image * grad_map.shape[1] + channel) * (height * width))[..., None]

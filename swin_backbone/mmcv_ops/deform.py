@@ -1,8 +1,8 @@
 """Deformable convolutions, versions 1 and 2, and multi-scale deformable attention: weighted sums of a map's rows.
 
-Backward is autograd's of the same function, image by image.
+autograd of the forward computes the backward, image by image.
 
-Letters: K positions of the kernel, D groups of offsets, the others as in bags.py.
+Letters: K positions of the kernel, D groups of offsets; bags.py has further letters.
 """
 
 from typing import Optional
@@ -28,11 +28,11 @@ def _convolve(
     groups: int,
     offset_groups: int,
 ) -> Tensor:
-    """The convolution of (B, C, H, W), differentiable in every tensor.
+    """Return the convolution of (B, C, H, W), differentiable in every tensor.
 
     Args:
-        offset: (B, 2 * D * K, H', W'), of each position first y, then x.
-        mask: (B, D * K, H', W'), what each sample is multiplied with, or None.
+        offset: (B, 2 * D * K, H', W'), for each position first y, then x.
+        mask: (B, D * K, H', W'), factors of the samples, or None.
     """
     kernel = providers.find('deform_conv2d', x)
     if kernel is not None:
@@ -47,14 +47,14 @@ def _convolve(
     size_K = kernel_height * kernel_width
 
     def base(out: int, kernel: int, axis: int) -> Tensor:
-        """Where a kernel without offsets samples, (kernel, out)."""
+        """Return the positions of a kernel without offsets, (kernel, out)."""
         starts = torch.arange(out, device=x.device) * stride[axis] - padding[axis]
         return starts + torch.arange(kernel, device=x.device)[:, None] * dilation[axis]
 
     shift = wide(offset).view(batch, offset_groups, kernel_height, kernel_width, 2, out_height, out_width)
     y = shift[:, :, :, :, 0] + base(out_height, kernel_height, 0)[:, None, :, None]
     x_at = shift[:, :, :, :, 1] + base(out_width, kernel_width, 1)[None, :, None, :]
-    # Bags in the order (B, H', W', K, D), so that their sums are the columns of a matrix product, channels last.
+    # In the order (B, H', W', K, D), the sums of the bags are the columns of a matrix product, channels last.
     y, x_at = (at.flatten(2, 3).permute(0, 3, 4, 2, 1) for at in (y, x_at))
     rows, weights = cross(zero_padded_corners(y, height), zero_padded_corners(x_at, width), width)
     if mask is not None:
@@ -93,7 +93,7 @@ def _settings(
 def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **sizes: int
 ) -> None:
-    """A deformable convolution (DCN v1) into `output`. `columns`, `ones`, `im2col_step`: mmcv's scratch, unused."""
+    """Write a deformable convolution (DCN v1) into `output`. `columns`, `ones` and `im2col_step` of mmcv are unused."""
     settings = _settings(**sizes)
     for image in _images(input):
         output[image] = _convolve(input[image], offset[image], None, weight, None, *settings)
@@ -109,7 +109,7 @@ def deform_conv_backward_input(
     columns: Tensor,
     **sizes: int,
 ) -> None:
-    """Its gradients in the map, added to `gradInput`, and in the offsets, into `gradOffset`."""
+    """Add the gradient in the map to `gradInput`, and write the gradient in the offsets into `gradOffset`."""
     settings = _settings(**sizes)
     for image in _images(input):
         with torch.enable_grad():
@@ -131,7 +131,7 @@ def deform_conv_backward_parameters(
     scale: float,
     **sizes: int,
 ) -> None:
-    """Its gradient in the weight, times `scale`, added to `gradWeight`."""
+    """Add the gradient in the weight, times `scale`, to `gradWeight`."""
     settings = _settings(**sizes)
     for image in _images(input):
         with torch.enable_grad():
@@ -168,7 +168,7 @@ def modulated_deform_conv_forward(
     with_bias: bool,
     **sizes: int,
 ) -> None:
-    """A deformable convolution whose samples have weights (DCN v2) into `output`."""
+    """Write a deformable convolution with weighted samples (DCN v2) into `output`."""
     settings = _modulated_settings(**sizes)
     for image in _images(input):
         some_bias = bias if with_bias else None
@@ -209,7 +209,7 @@ def modulated_deform_conv_backward(
 
 
 def _images(x: Tensor) -> list[slice]:
-    """Return a slice per image: the columns of one image have 9 times the memory of its map."""
+    """Return a slice per image: the columns of an image take 9 times the memory of the map."""
     return [slice(index, index + 1) for index in range(len(x))]
 
 
@@ -221,13 +221,13 @@ def ms_deform_attn_forward(
     attention_weights: Tensor,
     im2col_step: int,
 ) -> Tensor:
-    """Multi-scale deformable attention (Deformable DETR).
+    """Return multi-scale deformable attention (Deformable DETR).
 
     Args:
         value: (B, positions of all levels, heads, channels of a head).
         value_spatial_shapes: (levels, 2), heights and widths.
-        value_level_start_index: (levels,), where each level begins.
-        sampling_locations: (B, queries, heads, levels, points, 2), x and y as a share of the level's size.
+        value_level_start_index: (levels,), first position of each level.
+        sampling_locations: (B, queries, heads, levels, points, 2), x and y as fractions of the level's size.
         attention_weights: (B, queries, heads, levels, points).
 
     Returns:
@@ -261,7 +261,7 @@ def ms_deform_attn_backward(
     grad_attn_weight: Tensor,
     im2col_step: int,
 ) -> None:
-    """Its gradients, added to the three that are given."""
+    """Add the gradients to the three given tensors."""
     with torch.enable_grad():
         of = [x.detach().requires_grad_() for x in (value, sampling_locations, attention_weights)]
         out = ms_deform_attn_forward(of[0], value_spatial_shapes, value_level_start_index, of[1], of[2], im2col_step)

@@ -1,6 +1,6 @@
 """The functions of `mmcv._ext`, by name, for an mmcv without compiled operators.
 
-Every other name gives a function that raises an error: `mmcv.ops` looks up all names at its import.
+A missing operator is a function with an error, because `mmcv.ops` reads all names at import.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The focal loss of (N, classes) scores, as mmcv computes it on a GPU; here on any device.
 
-A target is a class, or any other number for a row without a class. `weight` is empty, or has one number for each class.
+A target is a class, or any other number for a row without a class. `weight` is empty, or has a number for each class.
 """
 
 import torch
@@ -12,7 +12,7 @@ from .bags import wide
 def sigmoid_focal_loss_forward(
     input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
 ) -> None:
-    """The loss of each score, into `output`, (N, classes)."""
+    """Write the loss of each score into `output`, (N, classes)."""
     p = wide(input).sigmoid()
     right = -alpha * (1 - p) ** gamma * _log(p)
     wrong = -(1 - alpha) * p**gamma * _log(1 - p)
@@ -22,7 +22,7 @@ def sigmoid_focal_loss_forward(
 def sigmoid_focal_loss_backward(
     input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
 ) -> None:
-    """Its gradient in the scores, into `grad_input`."""
+    """Write the gradient in the scores into `grad_input`."""
     p = wide(input).sigmoid()
     right = -alpha * (1 - p) ** gamma * (1 - p - gamma * p * _log(p))
     wrong = -(1 - alpha) * p**gamma * (gamma * (1 - p) * _log(1 - p) - p)

@@ -8,12 +8,12 @@ from torch import Tensor
 def carafe_forward(
     features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor, rmasks: Tensor, output: Tensor, **sizes: int
 ) -> None:
-    """CARAFE's upsampling: each output is a sum over the kernel around its source, with weights of its own.
+    """Upsample as CARAFE: an output is a sum over the kernel around the source, with weights per output.
 
     Args:
         features: (B, C, H, W).
         masks: (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor).
-        rfeatures: keeps the features for `carafe_backward`; `routput` and `rmasks`, mmcv's scratch, are unused.
+        rfeatures: gets the features for `carafe_backward`; `routput` and `rmasks` of mmcv are unused.
         output: (B, C, H * scale_factor, W * scale_factor).
     """
     rfeatures.copy_(features)
@@ -59,7 +59,7 @@ def masked_im2col_forward(
     pad_h: int,
     pad_w: int,
 ) -> None:
-    """The columns of a convolution at some positions: of (1, C, H, W) into (C * kernel_h * kernel_w, positions)."""
+    """Write the columns of a convolution at some positions: (1, C, H, W) into (C * kernel_h * kernel_w, positions)."""
     padded = F.pad(im[0], (pad_w, kernel_w, pad_h, kernel_h))
     rows = mask_h_idx + torch.arange(kernel_h, device=im.device).view(-1, 1, 1)
     columns = mask_w_idx + torch.arange(kernel_w, device=im.device).view(-1, 1)
@@ -69,15 +69,15 @@ def masked_im2col_forward(
 def masked_col2im_forward(
     col: Tensor, mask_h_idx: Tensor, mask_w_idx: Tensor, im: Tensor, height: int, width: int, channels: int
 ) -> None:
-    """(channels, positions) back to their places in (1, channels, height, width)."""
+    """Write (channels, positions) into the positions of (1, channels, height, width)."""
     im[0][:, mask_h_idx, mask_w_idx] = col
 
 
 def psamask_forward(input: Tensor, output: Tensor, *, psa_type: int, num_: int, **sizes: int) -> None:
-    """PSANet's attention maps from masks around each position: (B, h_mask * w_mask, H, W) into (B, H * W, H, W).
+    """Write PSANet's attention maps from masks around each position: (B, h_mask * w_mask, H, W) into (B, H * W, H, W).
 
     Args:
-        psa_type: 0 'collect', where a channel is the position that is looked at; 1 'distribute', its transpose.
+        psa_type: 0 for 'collect', with the attended position as channel; 1 for 'distribute', the transpose.
     """
     index, inside = _psa_index(input, **sizes)
     collected = input.flatten(2).gather(1, index.expand(num_, -1, -1)) * inside
@@ -87,7 +87,7 @@ def psamask_forward(input: Tensor, output: Tensor, *, psa_type: int, num_: int, 
 
 
 def psamask_backward(grad_output: Tensor, grad_input: Tensor, *, psa_type: int, num_: int, **sizes: int) -> None:
-    """Its gradient, added to `grad_input`."""
+    """Add the gradient to `grad_input`."""
     index, inside = _psa_index(grad_input, **sizes)
     grad = grad_output.flatten(2)
     if psa_type == 1:
@@ -109,10 +109,10 @@ def _psa_index(
 
 
 def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor) -> None:
-    """ORN's filters turned: (O, I, orientations, kH, kW) into (O * rotations, I * orientations, kH, kW).
+    """Rotate ORN's filters: (O, I, orientations, kH, kW) into (O * rotations, I * orientations, kH, kW).
 
     Args:
-        indices: int32 (orientations, kH, kW, rotations): to which place, counted from 1, each weight goes.
+        indices: int32 (orientations, kH, kW, rotations), the target of each weight, counted from 1.
     """
     places, weights = _places(indices), input.flatten(2)
     turned = torch.empty(len(places), *weights.shape, dtype=input.dtype, device=input.device)
@@ -121,7 +121,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
 
 
 def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: Tensor) -> None:
-    """Its gradient, into `grad_in`."""
+    """Write the gradient into `grad_in`."""
     places = _places(indices)
     grad = grad_out.reshape(grad_in.shape[0], len(places), grad_in.shape[1], -1).transpose(0, 1)
     found = grad.gather(3, places[:, None, None].expand_as(grad)).sum(0)

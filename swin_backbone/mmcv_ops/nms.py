@@ -1,4 +1,4 @@
-"""Suppression of overlapping boxes, and their overlaps. The greedy order, the ties and the limits are mmcv's.
+"""Suppression and overlaps of boxes. Greedy order, ties and limits are mmcv's.
 
 Letters: N boxes, sorted by falling score.
 """
@@ -24,7 +24,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     than the threshold.
 
     Args:
-        offset: 1 where the last pixel belongs to a box (its width is x2 - x1 + 1), else 0.
+        offset: 1 for boxes with the last pixel, of width x2 - x1 + 1; 0 for width x2 - x1.
     """
     if not len(boxes):
         return torch.empty(0, dtype=torch.long, device=boxes.device)
@@ -56,8 +56,8 @@ def _greedy(boxes_N: Tensor, overlaps: Callable[[Tensor, Tensor], Tensor]) -> Te
 def _kept_of_block(overlap_NN: Tensor) -> Tensor:
     """Return the kept boxes of a block, (N,): no kept box with a higher score overlaps them.
 
-    The loop starts with all boxes and applies this rule to all at once. Each round settles at least one more box, in
-    the order of scores, until nothing changes: the greedy answer.
+    The loop starts with all boxes, and applies the rule to all boxes at once. A round settles at least one more box in
+    the order of scores. The loop ends without a change, at the greedy result.
     """
     suppresses_NN = overlap_NN.triu(1).to(torch.float32)
     stays_N = torch.ones(len(overlap_NN), dtype=torch.bool, device=overlap_NN.device)
@@ -69,7 +69,7 @@ def _kept_of_block(overlap_NN: Tensor) -> Tensor:
 
 
 def pairwise_iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """Intersection over union of (N, 4) with (M, 4) boxes, (N, M)."""
+    """Return intersection over union of (N, 4) with (M, 4) boxes, (N, M)."""
     a_x1, a_y1, a_x2, a_y2 = a[:, :, None].unbind(1)
     b_x1, b_y1, b_x2, b_y2 = b.t().contiguous().unbind(0)
     width = (torch.minimum(a_x2, b_x2) - torch.maximum(a_x1, b_x1)).add_(offset).clamp_(min=0)
@@ -90,17 +90,17 @@ def softnms(
     method: int,
     offset: int,
 ) -> Tensor:
-    """Soft-NMS: the scores of what overlaps a chosen box fall, and what falls below `min_score` goes.
+    """Lower the scores of boxes that overlap a chosen box, and drop boxes below `min_score` (Soft-NMS).
 
     Args:
-        dets: (N, 5), gets the chosen boxes and the scores that they were chosen with.
-        method: 0 the score becomes 0, 1 it is multiplied by 1 - IoU, both from `iou_threshold` on; 2 by
+        dets: (N, 5), gets the chosen boxes with the scores of their choice.
+        method: 0 sets the score to 0, 1 multiplies by 1 - IoU, from `iou_threshold` on; 2 multiplies by
             exp(-IoU^2 / sigma).
 
     Returns:
-        Indices of those chosen, in the order of the choice.
+        Indices of the chosen boxes, in the order of the choice.
     """
-    left = _numbers(torch.cat([boxes, scores[:, None]], 1))  # one after the other: numpy takes a third of torch's time
+    left = _numbers(torch.cat([boxes, scores[:, None]], 1))  # a loop over boxes: numpy takes a third of torch's time
     index = np.arange(len(boxes))
     size, chosen = len(boxes), 0
     while chosen < size:
@@ -127,7 +127,7 @@ def softnms(
 
 
 def _drop(left: Array, index: Array, begin: int, end: int, min_score: float) -> int:
-    """The last takes the place of each one that falls below; returns the new end."""
+    """Replace each dropped box by the last box, and return the new number of boxes."""
     low = left[4, begin:end] < np.float32(min_score)
     if not low.any():
         return end
@@ -157,12 +157,12 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
 
 
 def _numbers(rows: Tensor) -> Array:
-    """The columns of a tensor (N, C), as float32 (C, N)."""
+    """Return the columns of a tensor (N, C), as float32 (C, N)."""
     return rows.detach().float().t().contiguous().numpy()
 
 
 def _iou_of_one(box: Array, others: Array, offset: int) -> Array:
-    """As `pairwise_iou`, of (4,) with (4, N)."""
+    """Return `pairwise_iou` of (4,) with (4, N)."""
     (x1, y1, x2, y2), (others_x1, others_y1, others_x2, others_y2) = box, others
     with np.errstate(all='ignore'):  # of boxes without an area, and numbers that are not finite
         width = np.maximum(np.minimum(x2, others_x2) - np.maximum(x1, others_x1) + offset, np.float32(0))
@@ -182,10 +182,10 @@ def nms_rotated(
     iou_threshold: float,
     multi_label: int,
 ) -> Tensor:
-    """As `nms`, for (N, 5) rotated boxes; `dets_sorted` has the boxes by falling score, `order` their indices.
+    """Return `nms` of (N, 5) rotated boxes; `dets_sorted` has the boxes by falling score, `order` the indices.
 
     As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the sixth
-    column is the label, and a GPU compares only boxes of the same label.
+    column is the label, and a GPU compares only boxes of equal labels.
     """
     on_cpu = dets.device.type == 'cpu'
 
@@ -207,7 +207,7 @@ def nms_quadri(
     iou_threshold: float,
     multi_label: int,
 ) -> Tensor:
-    """As `nms_rotated`, for (N, 8) quadrilaterals x1, y1, ..., y4; the label is the ninth column."""
+    """Return `nms_rotated` of (N, 8) quadrilaterals x1, y1, ..., y4; the label is the ninth column."""
     on_cpu = dets.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
@@ -221,12 +221,12 @@ def nms_quadri(
 
 
 def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    """Overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` of row with row."""
+    """Write overlaps of rotated boxes (N, 5) into `ious`, flat: of all pairs, or with `aligned` row by row."""
     first, second = rotated.corners(wide(bboxes1)), rotated.corners(wide(bboxes2))
     ious.copy_(rotated.overlaps(first, second, over_first=mode_flag == 1, aligned=aligned).view(ious.shape))
 
 
 def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    """As `box_iou_rotated`, for convex quadrilaterals (N, 8)."""
+    """Write `box_iou_rotated` of convex quadrilaterals (N, 8)."""
     first, second = (wide(boxes).unflatten(1, (4, 2)) for boxes in (bboxes1, bboxes2))
     ious.copy_(rotated.overlaps(first, second, over_first=mode_flag == 1, aligned=aligned).view(ious.shape))

@@ -5,7 +5,7 @@ A provider is a function that returns a kernel or None. The first kernel in the 
     nms, nms_offset                   (boxes, scores, iou_threshold) -> indices; the second with an offset of 1
     roi_align, roi_align_max          (maps, rois, pooled, argmax, bins, scale, sampling_ratio, aligned), into `pooled`
     roi_align_backward, ..._max_...   (gradient, rois, argmax, grad_maps, and the same), added to `grad_maps`
-    deform_conv2d                     as torchvision's
+    deform_conv2d                     as torchvision
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _library_nms(offset: int) -> Kernel:
     def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         from ..backends.native import detection
 
-        order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv has it
+        order = scores.sort(0, descending=True)[1]  # torch's order of equal scores, as mmcv
         return detection.nms(boxes.float(), order, iou_threshold, offset)
 
     return nms

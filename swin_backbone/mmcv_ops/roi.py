@@ -1,8 +1,8 @@
 """RoIAlign of upright regions.
 
-The conventions of each are mmcv's (mmcv/ops/csrc): where bins begin, how many samples a bin has, what is outside.
+The conventions are mmcv's (mmcv/ops/csrc): starts of bins, numbers of samples, values outside of a map.
 
-Letters: R regions, I and J bins down and across, G samples of a bin along one axis, the others as in bags.py.
+Letters: R regions, I and J bins down and across, G samples of a bin along an axis; bags.py has further letters.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from .bags import (
     wide,
 )
 
-# Of all regions of a call along one axis: 1 GiB of memory.
+# Samples along an axis, of all regions of a call: 1 GiB of memory.
 MAX_SAMPLES = 2**25
 
 
@@ -44,13 +44,13 @@ def roi_align_forward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """RoIAlign of mmcv: (R, 5) regions of (B, C, H, W) maps into `output` (R, C, I, J).
+    """Pool (R, 5) regions of (B, C, H, W) maps into `output` (R, C, I, J), as RoIAlign of mmcv.
 
     Args:
-        argmax_y, argmax_x: of pool_mode 0, the maximum, where its sample lies, as `output`; unused otherwise.
-        sampling_ratio: samples of a bin along each axis; 0 takes one for each pixel that the bin is long.
-        pool_mode: 0 the maximum of the samples, 1 their mean.
-        aligned: whether the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
+        argmax_y, argmax_x: position of the maximal sample, in the shape of `output`; used by pool_mode 0 alone.
+        sampling_ratio: samples of a bin along each axis; 0 for a sample per pixel of the bin's length.
+        pool_mode: 0 for the maximum of the samples, 1 for the mean.
+        aligned: the centre of a pixel lies at +0.5, and a region may be smaller than a pixel.
     """
     if not len(rois):
         return
@@ -86,7 +86,7 @@ def roi_align_backward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """The gradient of `roi_align_forward` in the maps, added to `grad_input`."""
+    """Add the gradient of `roi_align_forward` in the maps to `grad_input`."""
     if not len(rois):
         return
     bins = (aligned_height, aligned_width)
@@ -109,7 +109,7 @@ def roi_align_backward(
 
 
 class Axis:
-    """The samples of all regions along one axis: sample g of bin i of region r lies at
+    """The samples of all regions along an axis: sample g of bin i of region r lies at
     `start[r] + i * step[r] + (g + 0.5) * step[r] / samples[r]`."""
 
     def __init__(self, start_R: Tensor, length_R: Tensor, num_bins: int, sampling_ratio: int):
@@ -118,7 +118,7 @@ class Axis:
         if sampling_ratio > 0:
             self.samples_R = torch.full_like(start_R, sampling_ratio, dtype=torch.long)
         else:
-            # A region that is not finite has no samples, so its bins are 0.
+            # An infinite or NaN region has no samples, and the bins are 0.
             self.samples_R = self.step_R.nan_to_num(0, 0, 0).ceil().clamp(min=0).long()
 
     def at(self, region_S: Tensor, bin_S: Tensor, sample_S: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Axis:
 
 
 def _axes(rois: Tensor, bins: tuple[int, int], scale: float, sampling_ratio: int, aligned: bool) -> tuple[Axis, Axis]:
-    """Down and across."""
+    """Return the samples down and across."""
     x1_R, y1_R, x2_R, y2_R = (wide(rois[:, 1:]) * scale - (0.5 if aligned else 0)).unbind(1)
     lengths = [y2_R - y1_R, x2_R - x1_R]
     if aligned:
@@ -141,13 +141,14 @@ def _axes(rois: Tensor, bins: tuple[int, int], scale: float, sampling_ratio: int
 
 
 def refuse_negative(lengths: list[Tensor], rois: Tensor) -> None:
-    """As mmcv does on a CPU; on a GPU, where asking would make the host wait, such a region has no samples."""
+    """Raise an error for a negative length on a CPU, as mmcv. On a GPU the check would stall the host, and a region of
+    negative length has no samples."""
     if rois.device.type == 'cpu' and any(bool((length_R < 0).any()) for length_R in lengths):
         raise ValueError('rois: a region ends before it begins, which RoIAlign with aligned=True does not take')
 
 
 def refuse_too_many(samples: int) -> None:
-    """A region of a billion pixels has as many samples, for which there is no memory."""
+    """Raise an error for huge regions, whose samples do not fit into memory."""
     if samples > MAX_SAMPLES:
         raise ValueError(
             f'rois: regions with {samples} samples along an axis, more than {MAX_SAMPLES}: they are far larger than '
@@ -156,7 +157,7 @@ def refuse_too_many(samples: int) -> None:
 
 
 def refuse_other_maps(rois: Tensor, num_maps: int) -> None:
-    """On a CPU, as the library does; on a GPU asking would make the host wait."""
+    """Raise an error for a wrong image index on a CPU, as the library. On a GPU the check would stall the host."""
     if rois.device.type == 'cpu':
         there_R = (rois[:, 0] > -1) & (rois[:, 0] < num_maps)
         if not there_R.all():
@@ -165,10 +166,10 @@ def refuse_other_maps(rois: Tensor, num_maps: int) -> None:
 
 
 class _Reached:
-    """The pixels of each bin along one axis, and their mean weights.
+    """The pixels of each bin along an axis, with mean weights.
 
-    A mean over a grid of bilinear samples is separable: the weight of a pixel is the product of one weight per axis.
-    Neighbouring samples of a bin share pixels. Their weights are added up first if this gives fewer entries.
+    A mean over a grid of bilinear samples is separable: the weight of a pixel is a product of a weight per axis.
+    Neighbouring samples of a bin share pixels. Weights of shared pixels are summed first, if this saves entries.
     """
 
     def __init__(self, axis: Axis, size: int):
@@ -203,12 +204,12 @@ class _Reached:
 
 
 def _upright_bags(rois: Tensor, axes: tuple[Axis, Axis], shape: torch.Size) -> Iterator[tuple[slice, Bags]]:
-    """The bags of some regions at a time: which, and a bag for each of their bins."""
+    """Yield slices of regions, with a bag for each bin of the regions."""
     _, _, height, width = shape
     down, across = (_Reached(axis, size) for axis, size in zip(axes, (height, width)))
     image_R = rois[:, 0].long()
     for part in parts(down.reach_RI.sum(1) * across.reach_RI.sum(1), MAX_ENTRIES):
-        # Numbers of 32 bits where they suffice: half the traffic, and a division that is vectorised.
+        # 32 bits if possible: half the memory traffic, and a vectorised division.
         dtype = torch.int32 if shape[0] * height * width < 2**31 else torch.int64
         reach_y, reach_x = down.reach_RI[part, :, None], across.reach_RI[part, None, :]
         bins = (reach_y * reach_x).shape
@@ -234,7 +235,7 @@ def _align_max(
     channels, height, width = input.shape[1:]
     map_MC, image_R = as_rows(input), rois[:, 0].long()
     cost_R = down.samples_R * across.samples_R * (down.num_bins * across.num_bins * channels)
-    # Regions of like size together, since each is padded to the largest of its part.
+    # Regions of similar size form a part, because regions are padded to the largest of a part.
     order_R = cost_R.argsort()
     for part in parts(cost_R[order_R], MAX_VALUES):
         r = order_R[part]
@@ -258,7 +259,7 @@ def _align_max(
 
 
 def _padded(axis: Axis, r: Tensor) -> Tensor:
-    """Where the samples of each bin lie, (R, I, G), for the G of the region that has most."""
+    """Return the positions of the samples of each bin, (R, I, G), with the largest G of all regions."""
     most = int(axis.samples_R[r].max())
     refuse_too_many(most * len(r))
     bins = torch.arange(axis.num_bins, device=r.device)[None, :, None]

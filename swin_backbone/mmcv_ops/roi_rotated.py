@@ -1,6 +1,6 @@
 """RoIAlign of rotated regions, and the feature alignment of rotated detectors.
 
-Letters as in roi.py.
+roi.py has the letters.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def roi_align_rotated_forward(
     aligned: bool,
     clockwise: bool,
 ) -> None:
-    """RoIAlign of (R, 6) regions: image, centre, width, height, and angle in radians."""
+    """Pool (R, 6) regions: image, centre, width, height, and angle in radians."""
     map_MC = as_rows(input)
     bins = (pooled_height, pooled_width)
     for r, bags in _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, input.shape):
@@ -53,7 +53,7 @@ def roi_align_rotated_backward(
     aligned: bool,
     clockwise: bool,
 ) -> None:
-    """The gradient of `roi_align_rotated_forward` in the maps, added to `grad_input`."""
+    """Add the gradient of `roi_align_rotated_forward` in the maps to `grad_input`."""
     num_images, channels, height, width = grad_input.shape
     bins = (pooled_height, pooled_width)
     for r, bags in _rotated_bags(rois, bins, spatial_scale, sampling_ratio, aligned, clockwise, grad_input.shape):
@@ -71,7 +71,7 @@ def _rotated_bags(
     clockwise: bool,
     shape: torch.Size,
 ) -> Iterator[tuple[slice, Bags]]:
-    """As `_upright_bags`; a rotated grid is not separable, so each sample has four entries of its own."""
+    """Yield bags as `_upright_bags`. A rotated grid is not separable, and every sample has four entries."""
     if not len(rois):
         return
     height, width = shape[2:]
@@ -109,8 +109,8 @@ def _rotated_bags(
 def rotated_feature_align_forward(
     features: Tensor, best_bboxes: Tensor, output: Tensor, spatial_scale: float, points: int
 ) -> None:
-    """R3Det's feature refinement: each position and the samples at the centre (and, with 5 points, the corners) of its
-    box, summed. (B, C, H, W) maps, (B, H, W, 5) boxes."""
+    """Sum a position with samples at the centre of its box, and with 5 points also at the corners (R3Det's feature
+    refinement). Maps are (B, C, H, W), boxes (B, H, W, 5)."""
     pooled_MC = sum_bags(as_rows(features), _refining_bags(best_bboxes, features.shape, spatial_scale, points))
     num_images, channels, height, width = features.shape
     output.copy_(pooled_MC.view(num_images, height, width, channels).permute(0, 3, 1, 2))
@@ -119,7 +119,7 @@ def rotated_feature_align_forward(
 def rotated_feature_align_backward(
     top_grad: Tensor, best_bboxes: Tensor, bottom_grad: Tensor, spatial_scale: float, points: int
 ) -> None:
-    """The gradient of `rotated_feature_align_forward` in the maps, added to `bottom_grad`."""
+    """Add the gradient of `rotated_feature_align_forward` in the maps to `bottom_grad`."""
     num_images, channels, height, width = bottom_grad.shape
     bags = _refining_bags(best_bboxes, bottom_grad.shape, spatial_scale, points)
     grad_MC = spread_bags(as_rows(top_grad), bags, num_images * height * width)

@@ -1,17 +1,17 @@
-"""Overlaps of convex quadrilaterals, of which rotated boxes are one kind.
+"""Overlaps of convex quadrilaterals, such as rotated boxes.
 
-Letters: N and M quadrilaterals, P pairs of them; a quadrilateral is its four corners, (4, 2).
+Letters: N and M quadrilaterals, P pairs. A quadrilateral is four corners, (4, 2).
 """
 
 import torch
 from torch import Tensor
 
-# Pairs whose polygons are cut at once: 24 points of each.
+# Pairs per call, with 24 points for each.
 MAX_PAIRS = 2**16
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """Of (N, 5) or wider boxes: centre, width, height, and angle in radians from x towards y. Returns (N, 4, 2)."""
+    """Return the corners (N, 4, 2) of (N, 5+) boxes: centre, width, height, angle in radians from x towards y."""
     centre, size, angle = boxes[:, None, :2], boxes[:, None, 2:4], boxes[:, 4, None]
     x, y = (size * boxes.new_tensor([[-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5], [0.5, 0.5]])).unbind(-1)
     cos, sin = angle.cos(), angle.sin()
@@ -19,10 +19,10 @@ def corners(boxes: Tensor) -> Tensor:
 
 
 def overlaps(first: Tensor, second: Tensor, over_first: bool = False, aligned: bool = False) -> Tensor:
-    """Intersection over union of (N, 4, 2) and (M, 4, 2) quadrilaterals, (N, M), or with `aligned` row by row, (N,).
+    """Return intersection over union of (N, 4, 2) and (M, 4, 2) quadrilaterals, (N, M), or (N,) with `aligned`.
 
     Args:
-        over_first: divide by the area of the first instead of the union.
+        over_first: divide by the area of the first quadrilateral, not of the union.
     """
     if aligned:
         area_1, area_2 = _areas(first), _areas(second)
@@ -32,7 +32,7 @@ def overlaps(first: Tensor, second: Tensor, over_first: bool = False, aligned: b
         area_1, area_2 = _areas(first)[:, None], _areas(second)[None]
         low = torch.maximum(first.amin(1)[:, None], second.amin(1)[None])
         high = torch.minimum(first.amax(1)[:, None], second.amax(1)[None])
-    # Most boxes are far apart: only those whose upright bounds meet are cut.
+    # Most boxes are far apart: only boxes with overlapping upright bounds are intersected.
     real = (area_1 >= 1e-14) & (area_2 >= 1e-14)
     pairs = (real & (low <= high).all(-1)).nonzero()
     shared = torch.zeros(real.shape, dtype=first.dtype, device=first.device)
@@ -78,7 +78,7 @@ def _inside(points: Tensor, shapes: Tensor, sides: Tensor) -> Tensor:
 
 
 def _hull_areas(points: Tensor, valid: Tensor) -> Tensor:
-    """Areas of the convex polygons whose corners, in any order and some of them twice, are the valid ones."""
+    """Return the areas of convex polygons. The valid points are the corners, in any order, with repetitions."""
     count = valid.sum(1).clamp(min=1)
     centre = (points * valid[..., None]).sum(1) / count[:, None]
     # Invalid points move to the first valid point: a repeated corner adds no area.
