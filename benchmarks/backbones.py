@@ -30,7 +30,7 @@ from swin_backbone.command_line import (
 )
 from swin_backbone.devices import processor
 from swin_backbone.export.export import manifest_of, write_model
-from swin_backbone.export.formats import FORMATS, OPSET, check_format, quiet
+from swin_backbone.export.formats import FORMATS, OPERATORS, OPSET, check_format, quiet
 from swin_backbone.export.graph import Graph, maps_graph
 from swin_backbone.export.runtime import MANIFEST, Model
 from swin_backbone.outputs import claim
@@ -274,29 +274,40 @@ def exported_runs(
 
     Args:
         models: backbones by name, exported for the size of the image.
-        ours: names of backbones for `tools/export.py`, also with free sizes. `torch.onnx.export` exports the rest.
+        ours: names of backbones for `tools/export.py`: also with free sizes, and with the compiled library's operators.
+            `torch.onnx.export` exports the rest.
         runtimes: names from `RUNTIMES`; OpenVINO also runs in bf16.
         beside: an empty folder for the files.
     """
     runs: dict[str, Callable[[], object]] = {}
+
+    def add(name: str, graph: Graph, folder: Path, precisions: Optional[Sequence[str]] = None) -> None:
+        for runtime in runtimes:
+            kind, usual = RUNTIMES[runtime]
+            for precision in precisions or usual:
+                check_format(kind, precision, None if precisions is None else 'swin')
+                manifest = manifest_of(graph, folder, kind, precision)
+                (folder / MANIFEST).write_text(json.dumps(manifest))
+                run = Model(folder, threads=threads).run
+                runs[f'{name}, {runtime} {precision}'] = partial(run, [image.numpy()])
+
     for name, model in models.items():
-        for sizes in ('fixed size', 'free sizes') if name in ours else ('fixed size',):
-            graph = maps_graph(model, 'backbone', None if sizes == 'free sizes' else (image.shape[2], image.shape[3]))
-            folder = beside / f'{name}, {sizes}'
-            folder.mkdir()
-            if name in ours:
-                write_model(graph, folder, 'onnx', 'fp32')
-            else:
-                _write_by_torch(graph, image[:1], folder / FORMATS['onnx'])
-            for runtime in runtimes:
-                kind, precisions = RUNTIMES[runtime]
-                for precision in precisions:
-                    check_format(kind, precision)
-                    manifest = manifest_of(graph, folder, kind, precision)
-                    manifest['file'] = FORMATS['onnx']  # OpenVINO also reads ONNX
-                    (folder / MANIFEST).write_text(json.dumps(manifest))
-                    run = Model(folder, threads=threads).run
-                    runs[f'{name}, {sizes}, {runtime} {precision}'] = partial(run, [image.numpy()])
+        one_size = maps_graph(model, 'backbone', (image.shape[2], image.shape[3]))
+        folder = beside / name
+        folder.mkdir()
+        if name not in ours:
+            _write_by_torch(one_size, image[:1], folder / FORMATS['onnx'])
+            add(f'{name}, fixed size', one_size, folder)
+            continue
+        free = maps_graph(model, 'backbone', None)
+        for sizes, graph in (('fixed size', one_size), ('free sizes', free)):
+            (folder / sizes).mkdir()
+            write_model(graph, folder / sizes, 'onnx', 'fp32')
+            add(f'{name}, {sizes}', graph, folder / sizes)
+        for precision in OPERATORS['swin']:
+            (folder / precision).mkdir()
+            write_model(free, folder / precision, 'onnx', precision, operators='swin')
+            add(f'{name}, operators', free, folder / precision, [precision])
     return runs
 
 

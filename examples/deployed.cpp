@@ -1,10 +1,11 @@
 // Run an exported model in several threads with OpenVINO's C++ API: labels of a segmentor, or objects of a detector.
 //
-//     deployed MODEL HEIGHT WIDTH THREADS < PIXELS
+//     deployed MODEL HEIGHT WIDTH THREADS [EXTENSION] < PIXELS
 //
 // PIXELS are the BGR pixels of consecutive pictures, resized to HEIGHT and WIDTH of deploy.json. The result of a segmentor
 // is a byte for each pixel: the label. The result of a detector is a line for each object: picture, class, score, box, and
-// the number of pixels of the mask for models with masks.
+// the number of pixels of the mask for models with masks. EXTENSION is openvino_operators.cpp, compiled, for models of
+// `--operators swin`.
 #include <openvino/openvino.hpp>
 
 #include <algorithm>
@@ -46,14 +47,16 @@ static std::string objects(ov::InferRequest& request, bool has_masks, size_t ind
 }
 
 int main(int argc, char** argv) {
-    if (argc != 5) return std::fprintf(stderr, "usage: deployed MODEL HEIGHT WIDTH THREADS < PIXELS\n"), 2;
+    if (argc < 5) return std::fprintf(stderr, "usage: deployed MODEL HEIGHT WIDTH THREADS [EXTENSION] < PIXELS\n"), 2;
     int64_t own_size[] = {std::atoll(argv[2]), std::atoll(argv[3])};
     const size_t height = own_size[0], width = own_size[1];
     std::vector<Picture> pictures;
     for (Picture one(height * width * 3); std::fread(one.data(), 1, one.size(), stdin) == one.size();)
         pictures.push_back(one);
 
-    ov::Core core;  // without the hint, a CPU with matrix units computes in bf16
+    ov::Core core;
+    if (argc > 5) core.add_extension(argv[5]);
+    // Without the hint, a CPU with matrix units computes in bf16.
     auto model = core.compile_model(argv[1], "CPU", ov::hint::inference_precision(ov::element::f32));
     bool has_boxes = false, has_masks = false;
     for (const auto& output : model.outputs()) {

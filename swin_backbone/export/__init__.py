@@ -1,4 +1,4 @@
-"""Export a trained model to a file that runs without this package, and run it.
+"""Export a trained model to a folder for ONNX Runtime, OpenVINO or torch, and run the folder.
 
-`runtime.py` imports nothing from this package. Copied next to an exported folder, it is the only code needed there.
+`runtime.py` imports nothing from this package: a copy of `runtime.py` runs an exported folder.
 """

@@ -1,11 +1,13 @@
-"""Export a config and a checkpoint to a folder that runs without this package: capture, write, verify, rename."""
+"""Export a config and a checkpoint to a folder: capture, write, verify, rename."""
 
 import json
+import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -19,9 +21,9 @@ from ..backends.native.library import NAME as LIBRARY
 from ..backends.native.library import library_path
 from ..openmmlab.data.media import Frame, Medium
 from ..openmmlab.inference.predict import Predictor
+from ..outputs import RECORD, Outputs
 from ..windows.grid import Size
 from . import formats, verify
-from .folder import new_folder
 from .graph import PARTS, ExportError, Graph, maps_graph
 from .library_nodes import with_nodes
 from .picture import at_one_size
@@ -29,7 +31,7 @@ from .predictor import evaluate
 from .quantize import Feed, feeds, quantize_onnx, quantize_openvino, training_pictures
 from .runtime import MANIFEST, Model, Result, file_digest, read_manifest
 
-WIDE = 'fp32'  # the folder of the fp32 model while an int8 model is made from it
+WIDE = 'fp32'  # folder of the fp32 model during quantization
 
 
 def export(
@@ -46,20 +48,20 @@ def export(
     operators: Optional[str] = None,
     texts: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write the folder `out` with the verified model and `deploy.json`; an earlier export there is replaced.
+    """Write the folder `out` with the verified model and `deploy.json`, in place of an earlier export.
 
     Args:
         cfg: of mmdet or mmseg.
         checkpoint: path or URL of the whole model.
-        format: one of `formats.FORMATS`.
-        part: 'model', from pixels to result; 'backbone', or 'neck', which is the backbone with the neck.
-        shape: height and width of the model's input, for batch size 1. Pictures are resized to it without keeping their
-            proportions. None: batch, height and width stay free.
-        precision: one of `formats.PRECISIONS` of the format; None: the first of them.
-        pictures: BGR pixels to verify a whole model on, and to calibrate int8 on; none: generated pictures to verify,
-            pictures of the training set to calibrate.
+        format: a name from `formats.FORMATS`.
+        part: 'model', from pixels to result; 'backbone'; or 'neck', the backbone with the neck.
+        shape: height and width of the model's input, for batch size 1. Pictures are resized to this size without
+            keeping their proportions. None: batch, height and width stay free.
+        precision: from `formats.PRECISIONS`; None: the first of the format.
+        pictures: BGR pixels for verification and for int8 calibration; none: generated pictures for verification,
+            pictures of the training set for calibration.
         unsafe_load: see `load_checkpoint`.
-        overwrite: replace an earlier export also where its files were changed.
+        overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
         texts: the classes that Grounding DINO detects; none: those of the checkpoint or the dataset.
 
@@ -67,8 +69,8 @@ def export(
         The contents of deploy.json.
 
     Raises:
-        ExportError: if the model cannot be exported, or the export does not compute the same as PyTorch.
-        ValueError: if the config is of another toolbox, or the checkpoint does not fit.
+        ExportError: if the model cannot be exported, or the file and PyTorch disagree.
+        ValueError: if the toolbox is unknown, or the checkpoint does not fit.
     """
     default = formats.PRECISIONS.get(format, ('',))[0] if operators is None else 'fp32'
     precision = precision or default
@@ -109,13 +111,13 @@ def ask_for(predictor: Predictor, texts: Sequence[str]) -> None:
 
 
 def graph_of(model: Any, cfg: Config, part: str, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
-    """The graph to export: a whole model or a part of it.
+    """Return the graph of a whole model or of a part.
 
     Args:
         texts: see `export`.
 
     Raises:
-        ExportError: if it cannot be exported.
+        ExportError: if the model cannot be exported.
     """
     if part != 'model':
         return maps_graph(model, part, shape)
@@ -141,12 +143,12 @@ def write(
     overwrite: bool = False,
     operators: Optional[str] = None,
 ) -> dict[str, Any]:
-    """Capture a graph, write it and verify what was written: see `export`.
+    """Capture a graph, write a folder and verify the file: see `export`.
 
     Args:
-        wanted: gives PyTorch's result for a picture, for a whole model.
-        calibration: inputs to calibrate int8 on.
-        metric: evaluates the model in a folder; for int8 the manifest holds it before and after quantization.
+        wanted: PyTorch's result for a picture, for a whole model.
+        calibration: inputs for int8.
+        metric: evaluates the model in a folder; an int8 manifest has the metric before and after quantization.
     """
     with new_folder(out, overwrite) as folder:
         write_model(graph, folder, format, precision, calibration, operators)
@@ -170,6 +172,47 @@ def write(
             shutil.rmtree(wide)
         _write_json(folder / MANIFEST, manifest)
     return read_manifest(out)
+
+
+@contextmanager
+def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder, which replaces `out` on success and is deleted on an error.
+
+    Args:
+        overwrite: replace deploy.json and the model's files in `out` also if no export wrote them.
+
+    Raises:
+        ExportError: if `out` is a file, or a folder with anything but an earlier export.
+    """
+    if os.path.lexists(out):
+        _require_export(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f'.partial-{out.name}-', dir=out.parent))
+    try:
+        yield partial
+        Outputs(partial).adopt(*(path for path in sorted(partial.iterdir()) if path.is_file()))
+        partial.chmod(0o755)
+        if out.exists():
+            former = Path(tempfile.mkdtemp(prefix=f'.former-{out.name}-', dir=out.parent))
+            out.replace(former / 'was')
+            partial.replace(out)
+            shutil.rmtree(former)
+        else:
+            partial.replace(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _require_export(out: Path, overwrite: bool) -> None:
+    wanted = f'--out-dir takes a new folder, or one of an earlier export, got {str(out)!r}'
+    if not out.is_dir() or out.is_symlink():
+        raise ExportError(wanted)
+    outputs = Outputs(out)
+    for path in sorted(out.iterdir()):
+        is_ours = path.is_file() and (path.name in (MANIFEST, LIBRARY) or path.match('model.*'))
+        if path.name != RECORD and not outputs.is_own(path) and not (overwrite and is_ours):
+            allowed = ', or allow it by --overwrite' if is_ours else ''
+            raise ExportError(f'{wanted}, where no export wrote {path.name}, or it was changed: move it{allowed}')
 
 
 def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
@@ -232,9 +275,9 @@ def write_model(
 
 
 def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
-    """The size of a model, and the median time of up to five of the inputs."""
+    """Return the size of a model, and the median time of up to five inputs."""
     run, seconds = Model(folder).run, []
-    for feed in [inputs[0], *inputs[:5]]:  # the first is a warm-up
+    for feed in [inputs[0], *inputs[:5]]:  # a warm-up first
         start = time.perf_counter()
         run(feed)
         seconds.append(time.perf_counter() - start)
@@ -243,7 +286,7 @@ def measure(folder: Path, inputs: Sequence[Feed]) -> dict[str, float]:
 
 
 def open_maps(folder: Path, manifest: dict[str, Any]) -> verify.Run:
-    """A function that runs the exported backbone or neck in a folder."""
+    """Return a function that runs the exported backbone or neck in a folder."""
     path = folder / manifest['file']
     if manifest['format'] in ('onnx', 'openvino'):
         return Model(folder).run
@@ -260,7 +303,7 @@ def open_maps(folder: Path, manifest: dict[str, Any]) -> verify.Run:
 
 
 def example_of(graph: Graph) -> tuple[Tensor, ...]:
-    """Inputs to capture a graph with."""
+    """Return inputs for the capture of a graph."""
     lengths = dict(batch=2, height=graph.example_size[0], width=graph.example_size[1])
     shapes = [
         [length if isinstance(length, int) else lengths[length] for length in port.shape] for port in graph.inputs
@@ -271,7 +314,7 @@ def example_of(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
-    """PyTorch's result for a picture, in the form that `runtime.Model.predict` yields."""
+    """Return PyTorch's result for a picture, in the form of `runtime.Model.predict`."""
     frame = Frame(Medium(Path('picture'), 'picture', False), 0, picture, (picture.shape[0], picture.shape[1]))
     (sample,) = predictor.predict([predictor.prepare(frame)])
     if 'pred_sem_seg' in sample and predictor.scope == 'mmseg':
@@ -284,7 +327,7 @@ def result_of(predictor: Predictor, picture: NDArray[Any]) -> Result:
 
 
 def made_pictures(graph: Graph) -> list[NDArray[Any]]:
-    """Generated smooth pictures of three sizes, or of the one size that the graph takes."""
+    """Return generated smooth pictures of three sizes, or of the graph's own size."""
     import cv2
 
     sizes = verify.SIZES if graph.free else [graph.inputs[0].shape[1:3]]
@@ -298,7 +341,7 @@ def made_pictures(graph: Graph) -> list[NDArray[Any]]:
 
 
 def _palette(predictor: Predictor) -> list[list[int]]:
-    """A colour for each class; none: the reader chooses them."""
+    """Return a colour for each class; none: readers of deploy.json choose colours."""
     colours = predictor.meta.get('palette') or ()
     if isinstance(colours, str) or len(colours) != len(predictor.meta['classes']):
         return []

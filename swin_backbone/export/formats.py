@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from .graph import BackboneMaps, ExportError, Graph
 
 OPSET = 20  # the first with Gelu
-IR_VERSION = 9  # of ONNX 1.15, which brought this opset: ONNX Runtime 1.17 reads no later one
+IR_VERSION = 9  # of ONNX 1.15, as OPSET; the latest for ONNX Runtime 1.17
 FORMATS = {'onnx': 'model.onnx', 'openvino': 'model.xml', 'torch': 'model.pt2', 'aoti': 'model.pt2'}
 PRECISIONS = {
     'onnx': ('fp32', 'fp16', 'int8'),
@@ -37,11 +37,7 @@ NEEDED = {
 
 
 def check_format(format: str, precision: str, operators: Optional[str] = None) -> None:
-    """Check that the format exists, has this precision and operators, and that the packages it needs are installed.
-
-    Raises:
-        ExportError: if not.
-    """
+    """Raise an ExportError for an unknown format, an unsuitable precision or operators, or a missing package."""
     if format not in FORMATS:
         raise ExportError(f'--format takes one of {", ".join(FORMATS)}, got {format!r}')
     precisions, option = PRECISIONS[format], f'--format {format}'
@@ -60,22 +56,22 @@ def check_format(format: str, precision: str, operators: Optional[str] = None) -
 
 
 def capture(graph: Graph, example: tuple[Tensor, ...]) -> ExportedProgram:
-    """Capture one graph of operators, valid for every size if sizes are free.
+    """Capture a graph of operators, valid for every size if sizes are free.
 
     Args:
-        example: inputs. Free dimensions must have different lengths, so that torch does not take two for the same.
+        example: inputs. Free dimensions must have different lengths: torch ties dimensions of equal length together.
 
     Raises:
-        ExportError: for a model that cannot be captured; names the function that prevents it.
+        ExportError: names the function that prevents the capture.
     """
     try:
         with torch.no_grad(), quiet():
             return torch.export.export(graph.module, example, dynamic_shapes=graph.dynamic_shapes(), strict=False)
-    except Exception as error:  # of many kinds, with messages of many pages
+    except Exception as error:
         frames = [one for one in traceback.extract_tb(error.__traceback__) if '/torch/' not in one.filename]
         where = f'{frames[-1].name} in {frames[-1].filename}:{frames[-1].lineno}'
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise ExportError(f'torch cannot capture the model as a graph, for {where}: {said[-1]}') from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ExportError(f'torch cannot capture the model as a graph, for {where}: {lines[-1]}') from error
 
 
 def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart: bool = False) -> None:
@@ -107,16 +103,17 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
             value.shape = type(value.shape)(port.shape)
     model.metadata_props.clear()
     for node in model.graph:
-        node.metadata_props.clear()  # the place in the source code
+        node.metadata_props.clear()  # places in the source code
         node.doc_string = None
     exported.save(str(path), external_data=weights_apart)
 
 
 def narrowed(graph: Graph, precision: str) -> Graph:
-    """A graph that computes in half precision; its inputs and outputs keep their dtypes.
+    """Return a graph in half precision, with inputs and outputs of the same dtypes as before.
 
-    Of a whole model the backbone, the neck and the head's linear layers and convolutions do so. Normalisation of
-    pixels, coordinates, scores, NMS and pasting of masks stay in float32: fp16 has whole pixels alone above 1024.
+    In a whole model, the backbone, the neck and the head's linear layers and convolutions compute in half precision.
+    Normalisation of pixels, coordinates, scores, NMS and pasting of masks stay in float32: above 1024, fp16 has whole
+    pixels alone.
     """
     dtype = dict(fp16=torch.float16, bf16=torch.bfloat16)[precision]
     module: Any = copy.deepcopy(graph.module)
@@ -126,14 +123,14 @@ def narrowed(graph: Graph, precision: str) -> Graph:
 
 
 def _products(head: nn.Module) -> list[nn.Module]:
-    """The linear layers and convolutions of a head; not those in torch's attention, which takes their weights alone."""
+    """Return the linear layers and convolutions of a head outside torch's attention, which reads weights directly."""
     attentions = [part for part in head.modules() if isinstance(part, nn.MultiheadAttention)]
     inside = {part for attention in attentions for part in attention.modules()}
     return [part for part in head.modules() if isinstance(part, PRODUCTS) and part not in inside]
 
 
 def _narrow(module: nn.Module, dtype: torch.dtype) -> None:
-    """Have a module compute in a dtype, between inputs and outputs in float32."""
+    """Make a module compute in a dtype, between inputs and outputs in float32."""
     module.to(dtype)
     module.register_forward_pre_hook(lambda _, given: tuple(one.to(dtype) for one in given))
     module.register_forward_hook(
@@ -158,14 +155,14 @@ def write_torch(program: ExportedProgram, path: Path) -> None:
 
 
 def write_aoti(program: ExportedProgram, path: Path) -> None:
-    """Compile for this machine: a package that `torch._inductor.aoti_load_package` and C++ load."""
+    """Compile for this machine: a package for `torch._inductor.aoti_load_package` and C++."""
     with torch.no_grad(), quiet():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the warnings of torch's exporters, which are about their own internals."""
+    """Hide the warnings of torch's exporters about their internals."""
     disabled = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -177,7 +174,7 @@ def quiet() -> Iterator[None]:
 
 
 def versions(format: str) -> dict[str, Any]:
-    """The versions of the packages that a file was made with."""
+    """Return the versions of the packages that write a format."""
     from importlib.metadata import version
 
     from ..version import __version__

@@ -1,4 +1,4 @@
-"""Simplify patterns of an ONNX graph, to avoid copies that a runtime would make. The results do not change.
+"""Simplify patterns of an ONNX graph, to avoid copies in runtimes. The results do not change.
 
 Layout: L windows, h heads, N places of a window, d channels of a head, C = h*d.
 """
@@ -15,8 +15,8 @@ HEADS_FIRST = [2, 0, 3, 1, 4]  # (L, N, 3, h, d) to (3, L, h, N, d)
 def simplify(model: ir.Model) -> None:
     """Split the qkv projection into three, and apply norms to three-dimensional tokens.
 
-    With three projections, query, key and value need not be sliced apart, and the scale goes into the weights. OpenVINO
-    would compute the norm of a four-dimensional map in three steps.
+    Three projections make slices of query, key and value unnecessary, and the scale goes into the weights. OpenVINO
+    computes the norm of a four-dimensional map in three steps, and of tokens in one step.
     """
     node: Any
     for node in list(model.graph):
@@ -98,14 +98,14 @@ def _split_projection(graph: ir.Graph, transpose: Any) -> None:
 
 
 def _producer(node: Any, index: int, kind: str) -> Any:
-    """The node that produces an input of `node`, if it is of this kind and its output has no other use."""
+    """Return the producer of an input of `node` if the producer has this kind and a single use."""
     value: Any = node.inputs[index] if node is not None else None
-    found = value.producer() if value is not None else None
-    return found if found is not None and found.op_type == kind and len(value.uses()) == 1 else None
+    producer = value.producer() if value is not None else None
+    return producer if producer is not None and producer.op_type == kind and len(value.uses()) == 1 else None
 
 
 def _slice_of(node: Any) -> Optional[tuple[int, Any]]:
-    """Which of q, k and v a Slice followed by a Squeeze takes (0, 1 or 2), and the value; None: another pattern."""
+    """Return the index of q, k or v (0, 1 or 2) in a Slice before a Squeeze, and the value; None: no match."""
     if node.op_type != 'Slice' or len(node.outputs[0].uses()) != 1:
         return None
     (use,) = node.outputs[0].uses()

@@ -1,4 +1,4 @@
-"""The graph that is exported: a module on tensors, with the names of its inputs and outputs.
+"""The graph for export: a module on tensors, with names of inputs and outputs.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -22,11 +22,11 @@ MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
 class ExportError(ValueError):
-    """Says in one sentence what cannot be exported, or what is wrong with the exported file."""
+    """An error of an export, in one sentence."""
 
 
 def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
-    """The error for a part of a model that cannot be exported."""
+    """Return the error for a part of a model without an export."""
     only = f', only {", ".join(known)}' if known else ''
     return ExportError(f'{name} cannot be exported whole{only}: use --part neck or --part backbone')
 
@@ -36,18 +36,18 @@ class Port:
     """An input or output: its type, and a number or name for the length of each dimension."""
 
     name: str
-    dtype: str  # as numpy calls it
+    dtype: str  # numpy's name
     shape: tuple[Any, ...]  # of int and str
 
 
 @dataclass
 class Graph:
-    """A module whose forward takes and returns only tensors.
+    """A module between tensors.
 
     Args:
         task: the kind of output: 'maps', 'segmentation', 'boxes' or 'instances'.
-        free: whether batch, height and width are free; if not, they are those of the inputs' shapes.
-        example_size: height and width to capture the graph with, if they are free.
+        free: whether batch, height and width are free; if not, the inputs' shapes have numbers.
+        example_size: height and width during the capture of free sizes.
         settings: further entries of `deploy.json` for the runtime.
     """
 
@@ -60,7 +60,7 @@ class Graph:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def dynamic_shapes(self) -> Optional[tuple[Any, ...]]:
-        """Which dimensions of the inputs are free, as `torch.export` takes it."""
+        """Return the free dimensions of the inputs in the form of `torch.export`."""
         if not self.free:
             return None
         named = torch.export.Dim.DYNAMIC
@@ -84,10 +84,10 @@ class BackboneMaps(nn.Module):
 
 
 def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
-    """The graph of a model's backbone, of its backbone and neck, or of a backbone by itself.
+    """Return the graph of a model's backbone, of backbone and neck, or of a backbone alone.
 
     Args:
-        part: 'backbone' or 'neck', which is the backbone with the neck.
+        part: 'backbone' or 'neck', the backbone with the neck.
         shape: height and width, for batch size 1; None: free batch, height and width.
 
     Raises:
@@ -117,14 +117,14 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
 
 
 def most_pixels(planes: int) -> int:
-    """How many pixels a picture may have, if `planes` masks or logits are made at its own size."""
+    """Return the largest number of pixels of a picture with `planes` masks or logits of the same size."""
     return min(MOST_PIXELS, MOST_VALUES // planes)
 
 
 def example_size(backbone: Any) -> Size:
-    """A size at which every map has several windows on each axis, and padding in the last one.
+    """Return a size with several windows on each axis of every map, and padding in the last window.
 
-    The captured graph is valid for all sizes only if this size is not special: torch would broadcast a length of 1.
+    A graph captured at a special size fails at other sizes: torch broadcasts a length of 1.
     """
     windows = [max(block.window_size) for block in _blocks(backbone)]
     least = 2 * LARGEST_STRIDE * max(windows, default=8)
@@ -140,7 +140,7 @@ def check_shape(backbone: Any, shape: Optional[Size]) -> None:
     """Check that a backbone can be exported for pictures of `shape`; None: for any size.
 
     Raises:
-        ExportError: for a shape below one patch; for free sizes, if what is computed depends on them.
+        ExportError: for a shape below one patch, or for free sizes of a backbone with `small_map='shrink'`.
     """
     if shape is None:
         if any(block.small_map == 'shrink' for block in _blocks(backbone)):

@@ -19,12 +19,12 @@ from ..models.layers.patch_merging import is_plain_norm
 from ..models.pyramid import SwinPyramid
 from .graph import BackboneMaps, ExportError, Graph
 
-ABSENT = -1.0  # the eps of a norm that a layer does not have
+ABSENT = -1.0  # eps of a missing norm
 Shape = Callable[[Tensor], list[Any]]
 
 
 class Node(nn.Module):
-    """A layer as one node of a graph. It computes nothing: `torch.export` records its name, weights and attributes."""
+    """A layer for the capture of a graph: `torch.export` records name, weights and attributes."""
 
     def __init__(self, kind: str, weights: Sequence[Tensor], shape: Shape, **attributes: Any):
         super().__init__()
@@ -37,14 +37,14 @@ class Node(nn.Module):
         y: Tensor = torch.onnx.ops.symbolic(
             f'swin::{self.kind}', inputs, self.attributes, dtype=torch.float32, shape=shape, version=1
         )
-        return y if self.kind != 'OutputNorm' else y.permute(0, 2, 3, 1)  # where a norm of tokens is expected
+        return y if self.kind != 'OutputNorm' else y.permute(0, 2, 3, 1)  # in place of a norm of tokens
 
 
 def with_nodes(graph: Graph, precision: str) -> Graph:
-    """Return a graph whose backbone consists of the library's nodes, where the library has them.
+    """Replace layers of a graph's backbone by nodes. Layers unknown to the library stay plain.
 
     Raises:
-        ExportError: if there is no library, or the backbone has no layer of it.
+        ExportError: if the library is missing, or the backbone belongs to another package.
     """
     dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
     reason = why_not_in(dtype)

@@ -30,11 +30,11 @@ def bands_of(backbone: Any) -> int:
 
 
 class Normalise(nn.Module):
-    """Does what mmdet's and mmseg's data preprocessors do in a test: channel order, mean, std, padding.
+    """mmdet's and mmseg's data preprocessors in a test: channel order, mean, std, padding.
 
     Args:
         preprocessor: the model's data preprocessor.
-        divisor: height and width are padded at the bottom and on the right to multiples of it.
+        divisor: height and width are padded at the bottom and on the right to multiples of this number.
     """
 
     mean_C: Tensor
@@ -73,13 +73,13 @@ class Normalise(nn.Module):
 
 
 class Padding(nn.Module):
-    """Does what the Pad step of a detector's test pipeline does to a resized picture, on the right and at the bottom.
+    """The Pad step of a detector's test pipeline, on the right and at the bottom of a resized picture.
 
     Attributes:
         size: height and width afterwards; None: as before, up to multiples of `divisor`.
 
     Raises:
-        ExportError: for padding that depends on the picture in another way.
+        ExportError: for any further dependence on the picture.
     """
 
     def __init__(self, pipeline: Sequence[dict[str, Any]]):
@@ -113,10 +113,10 @@ class Padding(nn.Module):
 
 
 def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
-    """How a test pipeline resizes a picture, in the form that `runtime.resize` takes; None: it does not resize.
+    """Return the rule of a test pipeline's Resize step for `runtime.resize`; None: no such step.
 
     Raises:
-        ExportError: for a pipeline that does something else to the pixels.
+        ExportError: for any other step that changes pixels.
     """
     rule = None
     for step in pipeline:
@@ -137,7 +137,7 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 
 def at_one_size(cfg: Config, shape: Size) -> Config:
-    """A config whose test pipeline resizes every picture to `shape`, height and width, without keeping proportions.
+    """Return a config with pictures of one size: `shape`, height and width, without keeping proportions.
 
     Raises:
         ExportError: see `resize_rule`.
@@ -154,5 +154,5 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
 
 
 def preprocessing(cfg: Config, normalise: Normalise) -> dict[str, Any]:
-    """All preprocessing before the backbone. In a whole model, the steps after `resize` are part of the graph."""
+    """Return all preprocessing before the backbone. A whole model contains the steps after `resize`."""
     return dict(resize=resize_rule(cfg.test_dataloader.dataset.pipeline), **normalise.settings())

@@ -1,4 +1,4 @@
-"""Use an exported model together with this package: draw and evaluate with the toolboxes, as with a checkpoint."""
+"""Draw and evaluate an exported model with the toolboxes."""
 
 import copy
 import hashlib
@@ -29,19 +29,19 @@ from .runtime import MANIFEST, Model, Result, RuntimeProblem, read_picture, resi
 
 
 def is_exported(path: str) -> bool:
-    """Whether `path` is a folder that tools/export.py made."""
-    return os.path.isfile(os.path.join(path, MANIFEST))  # also of a path that is too long
+    """Return whether `path` is a folder of tools/export.py."""
+    return os.path.isfile(os.path.join(path, MANIFEST))
 
 
 class ExportedPredictor(Predictor):
-    """Does for an exported model what `Predictor` does for a checkpoint.
+    """`Predictor` for an exported model.
 
     Args:
         folder: the folder of an exported whole model.
         device, threads, batch: see `runtime.Model`.
 
     Raises:
-        RuntimeProblem: see `runtime.Model`; also if only a part of a model was exported.
+        RuntimeProblem: see `runtime.Model`; also for an exported part of a model.
     """
 
     def __init__(self, folder: str, device: str = 'cpu', threads: Optional[int] = None, batch: int = 1):
@@ -58,10 +58,10 @@ class ExportedPredictor(Predictor):
         self.visualizer.dataset_meta = self.meta
 
     def prepare(self, frame: Frame) -> dict[str, Any]:
-        """The model's input for a frame: its pixels.
+        """Return the model's input for a frame: the pixels.
 
         Raises:
-            OSError: if the model cannot take it.
+            OSError: for an unsuitable frame.
         """
         try:
             self.model.check(frame.pixels)
@@ -70,7 +70,7 @@ class ExportedPredictor(Predictor):
         return dict(inputs=frame.pixels)
 
     def predict(self, prepared: Sequence[dict[str, Any]]) -> list[BaseDataElement]:
-        """The model's results for each of a batch of frames."""
+        """Return the results of a batch of frames."""
         results = self.model.predict([item['inputs'] for item in prepared], self.batch)
         return [fill(_sample(self.scope), result) for result in results]
 
@@ -91,7 +91,7 @@ class ExportedPredictor(Predictor):
 
     @property
     def period(self) -> int:
-        """See `Predictor.period`; 1 for a folder that was exported before deploy.json had it."""
+        """See `Predictor.period`; 1 for a folder without a period."""
         period = self.model.info.get('period')
         return period if isinstance(period, int) and period > 0 else 1
 
@@ -104,7 +104,7 @@ class ExportedPredictor(Predictor):
 
 
 class ExportedModel(BaseModel):
-    """An exported model for mmengine's test loop. It reads the pictures again and does not use the batch's inputs.
+    """An exported model for mmengine's test loop. Pictures are read again; the batch's inputs have no use.
 
     Args:
         folder, device, threads: see `runtime.Model`.
@@ -115,10 +115,10 @@ class ExportedModel(BaseModel):
         self.runtime = open_whole(folder, device, threads)
 
     def test_step(self, data: dict[str, Any]) -> list[BaseDataElement]:
-        """The results for the pictures of a batch, written into its samples.
+        """Return the samples of a batch with their results.
 
         Raises:
-            DataError: for a picture that cannot be read, or that the model cannot take.
+            DataError: for an unreadable or unsuitable picture.
         """
         samples: list[BaseDataElement] = data['data_samples']
         for sample in samples:
@@ -135,13 +135,13 @@ class ExportedModel(BaseModel):
 
 def set_exported(cfg: Config, folder: str, device: str = 'cpu', threads: Optional[int] = None) -> None:
     """Test an exported model with a config's data and metric."""
-    open_whole(folder, device, threads)  # errors appear before the data are read
+    open_whole(folder, device, threads)  # raises errors before the data are read
     cfg.model = dict(type=ExportedModel, folder=folder, device=device, threads=threads)
     start_from(cfg, None)
 
 
 def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
-    """The metric of an exported model on a config's test set; empty if the test set is missing."""
+    """Return the metric of an exported model on a config's test set; empty: no test set."""
     try:
         require_data(cfg, ('test',))
     except ValueError:
@@ -152,7 +152,7 @@ def evaluate(cfg: Config, folder: Path) -> dict[str, float]:
         cfg.update(launcher='none', work_dir=work_dir, experiment_name=Path(work_dir).name, log_level='WARNING')
         cfg.update(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=None)
         cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
-        cfg.update(visualizer=None)  # one with a name is the process's, and writes to the first work_dir for ever
+        cfg.update(visualizer=None)  # a named visualizer of the process always writes to the first work_dir
         return {name: float(value) for name, value in build_runner(cfg).test().items()}
 
 
@@ -160,7 +160,7 @@ def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
     """Open an exported whole model.
 
     Raises:
-        RuntimeProblem: if there is no exported model in the folder, or only a part of one.
+        RuntimeProblem: if the folder has no exported model, or a part of a model.
     """
     model = Model(folder, device, threads)
     if model.info['task'] == 'maps':
@@ -169,7 +169,7 @@ def open_whole(folder: str, device: str, threads: Optional[int]) -> Model:
 
 
 def fill(sample: BaseDataElement, result: Result) -> BaseDataElement:
-    """Put a result into a sample, as the toolboxes' models do."""
+    """Put a result into a toolbox's sample."""
     if 'boxes' not in result:
         sample.set_data(dict(pred_sem_seg=PixelData(data=torch.from_numpy(result['labels'].astype(np.int64))[None])))
         return sample

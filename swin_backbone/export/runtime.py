@@ -5,9 +5,8 @@
     for result in model.predict([cv2.imread('picture.jpg')]):
         ...
 
-Copied next to an exported folder, this file is the only code needed there. `python runtime.py DIR PICTURE...` prints
-the results. A picture that cannot be read, or that the model cannot take, is named and left out; the exit status is 1
-then.
+Beside a copy of this file, an exported folder needs no other code. `python runtime.py DIR PICTURE...` prints results.
+An unsuitable picture is named and skipped; the exit status is then 1.
 
 Layout: B batch, H W height and width of the model's input, h w those of the original picture, n objects.
 """
@@ -35,14 +34,9 @@ from numpy.typing import NDArray
 MANIFEST = 'deploy.json'
 MISSING = object()
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
-OPENVINO_TYPES = {
-    'fp32': 'f32',
-    'fp16': 'f32',
-    'bf16': 'bf16',
-    'int8': 'f32',
-}  # of computation; fp16 is for storage only
+OPENVINO_TYPES = dict(fp32='f32', fp16='f32', bf16='bf16', int8='f32')  # of computation; fp16 is for storage alone
 
-# The outputs that the results of each task are made of
+# Outputs behind the results of each task
 NEEDED: dict[str, set[str]] = dict(
     maps=set(),
     segmentation={'labels'},
@@ -55,20 +49,20 @@ MOST_THREADS = 1024
 CORE_LOCK = Lock()
 
 Result = dict[str, NDArray[Any]]
-Port = tuple[set[str], Sequence[Any]]  # the names of an input or output, and its shape
+Port = tuple[set[str], Sequence[Any]]  # names and shape of an input or output
+Run = Callable[..., list[NDArray[Any]]]
 
 
 class RuntimeProblem(ValueError):
-    """A problem that a user can fix: a folder, a missing runtime, a device, a picture."""
+    """An error for users: of a folder, a missing runtime, a device or a picture."""
 
 
 class Model:
     """An exported model in its runtime.
 
     Args:
-        folder: what `tools/export.py` made.
-        device: 'cpu', or another that the runtime knows: 'cuda' or 'tensorrt' for onnxruntime, 'gpu', 'npu' or 'auto'
-            for openvino.
+        folder: from `tools/export.py`.
+        device: 'cpu'; for onnxruntime also 'cuda' or 'tensorrt', for openvino 'gpu', 'npu' or 'auto'.
         threads: number of CPU threads; None: the runtime's default.
 
     Attributes:
@@ -76,7 +70,7 @@ class Model:
         classes: the name of each class.
 
     Raises:
-        RuntimeProblem: if the folder is not an exported model, or its runtime or the device is missing.
+        RuntimeProblem: if the folder is no exported model, or its runtime or the device is missing.
     """
 
     def __init__(self, folder: Any, device: str = 'cpu', threads: Optional[int] = None):
@@ -95,16 +89,17 @@ class Model:
         self.classes: list[str] = self.info.get('classes', [])
 
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
-        """The outputs for inputs, as deploy.json describes them. Several threads may call it at once.
+        """Return the outputs for inputs, both described in deploy.json. Several threads may call this method.
 
         Args:
-            outputs: names of the outputs to return; None: all.
+            outputs: names of outputs; None: all.
 
         Raises:
-            RuntimeProblem: for an input of another type or shape, with no value, or with NaN or infinity.
+            RuntimeProblem: for an input of a wrong type or shape, without values, or with NaN or infinity.
         """
         ports = self.info['inputs']
-        _require('inputs', len(inputs), len(inputs) == len(ports), f'{len(ports)} arrays')
+        is_list = isinstance(inputs, (list, tuple)) and len(inputs) == len(ports)
+        _require('inputs', inputs, is_list, f'a list of {len(ports)} arrays')
         for array, port in zip(inputs, ports):
             dtype, shape = port.get('dtype', getattr(array, 'dtype', None)), port['shape']
             is_array = isinstance(array, np.ndarray) and str(array.dtype) == str(dtype) and array.ndim == len(shape)
@@ -116,50 +111,46 @@ class Model:
         return self._run(inputs, outputs)
 
     def predict(self, pictures: Iterable[NDArray[Any]], batch: int = 1, logits: bool = False) -> Iterator[Result]:
-        """The result for each picture, one after the other.
+        """Yield the result of each picture.
 
         Args:
-            pictures: BGR pixels (h, w, 3) uint8, as `cv2.imread` gives them. For a model of another number of bands,
+            pictures: BGR pixels (h, w, 3) uint8, for example from `cv2.imread`. For a model of another number of bands,
                 pixels (h, w, bands) of any numeric type, with the values of the file.
-            batch: how many are run at a time, if they are of one size and the model takes batches.
-            logits: whether a segmentor's logits are wanted too.
+            batch: pictures per run, if they have one size and the model allows batches.
+            logits: whether results of a segmentor contain logits.
 
         Yields:
-            For a segmentor `labels` (h, w), the class indices, and, if asked for, `logits` (K, h, w) float32. For a
-            detector `boxes` (n, 4) as x1 y1 x2 y2 in pixels, `scores` (n,), `labels` (n,) and, if it has them, `masks`
-            (n, h, w) bool, all sorted best first.
+            For a segmentor `labels` (h, w), the class indices, and with `logits` also `logits` (K, h, w) float32. For a
+            detector `boxes` (n, 4) as x1 y1 x2 y2 in pixels, `scores` (n,), `labels` (n,) and, for models with masks,
+            `masks` (n, h, w) bool, all sorted best first.
 
         Raises:
-            RuntimeProblem: for a picture that the model cannot take.
+            RuntimeProblem: for an unsuitable picture, see `check`.
         """
         if self.info['task'] == 'maps':
             raise RuntimeProblem('this is a part of a model, without results: call run with its input')
         _require_count('batch', batch)
-        names = [port['name'] for port in self.info['outputs']]
-        wanted = [name for name in names if logits or name != 'logits']
+        is_list = isinstance(pictures, Iterable) and not isinstance(pictures, str)
+        _require('pictures', pictures, is_list, 'a list of pictures')
+        names = [port['name'] for port in self.info['outputs'] if logits or port['name'] != 'logits']
         for group in self._groups(pictures, batch):
             inputs = np.stack([self.prepare(picture) for picture in group])
             size = np.array(group[0].shape[:2], np.int64)
-            outputs = dict(zip(wanted, self.run([inputs, size], wanted)))
+            outputs = dict(zip(names, self.run([inputs, size], names)))
             for index in range(len(group)):
                 yield self._result(outputs, index)
 
     def prepare(self, picture: NDArray[Any]) -> NDArray[Any]:
-        """Resize a picture as in the model's config: (H, W, 3) uint8, or (H, W, bands) float32.
-
-        Raises:
-            RuntimeProblem: see `check`.
-        """
+        """Resize a picture by the rule of the model's config: (H, W, 3) uint8, or (H, W, bands) float32."""
         self.check(picture)
         picture = picture if self.bands == 3 else picture.astype(np.float32)
         return resize(picture, self.info['preprocessing']['resize'])
 
     def check(self, picture: NDArray[Any]) -> None:
-        """See that the model can take a picture, before memory is asked for.
+        """Check a picture before memory is allocated.
 
         Raises:
-            RuntimeProblem: if it is not a picture, is too large, or has another size than the one size that the model
-                was exported for.
+            RuntimeProblem: for anything but a picture, for too many pixels, or for a size that the model does not have.
         """
         bands = self.bands
         is_array = isinstance(picture, np.ndarray) and (picture.dtype == np.uint8 or bands != 3)
@@ -173,11 +164,10 @@ class Model:
                 f'a picture of {picture.shape[0]}x{picture.shape[1]} pixels, {height}x{width} to the model, is more '
                 f'than the {limit} pixels that its {MANIFEST} allows'
             )
-        for axis, length in enumerate((height, width)):
-            wanted = self.info['inputs'][0]['shape'][1 + axis]
-            if isinstance(wanted, int) and wanted != length:
-                shape = 'x'.join(map(str, self.info['inputs'][0]['shape'][1:3]))
-                raise RuntimeProblem(f'this model takes pictures of {shape} pixels, and one became {height}x{width}')
+        size = self.info['inputs'][0]['shape'][1:3]
+        if any(isinstance(own, int) and own != length for own, length in zip(size, (height, width))):
+            shape = 'x'.join(map(str, size))
+            raise RuntimeProblem(f'this model takes pictures of {shape} pixels, and one became {height}x{width}')
 
     @property
     def bands(self) -> int:
@@ -186,7 +176,7 @@ class Model:
         return shape[3]
 
     def _groups(self, pictures: Iterable[NDArray[Any]], batch: int) -> Iterator[list[NDArray[Any]]]:
-        """Groups of consecutive pictures of the same size, each run as one batch."""
+        """Yield batches: consecutive pictures of one size."""
         fixed = self.info['inputs'][0]['shape'][0]
         most = fixed if isinstance(fixed, int) else batch
         group: list[NDArray[Any]] = []
@@ -199,7 +189,7 @@ class Model:
             yield group
 
     def _result(self, outputs: dict[str, NDArray[Any]], index: int) -> Result:
-        """The result for one picture of a batch."""
+        """Return the result of one picture of a batch."""
         if self.info['task'] == 'segmentation':
             result = {name: value[index] for name, value in outputs.items()}
         else:
@@ -218,10 +208,10 @@ load = Model
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The contents of deploy.json.
+    """Return the contents of deploy.json.
 
     Raises:
-        RuntimeProblem: if it cannot be read, or is not what tools/export.py writes.
+        RuntimeProblem: if deploy.json cannot be read, or has wrong entries.
     """
     path = folder / MANIFEST
     try:
@@ -243,11 +233,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_manifest(info: Any) -> None:
-    """See that deploy.json has each entry that the runtime reads.
-
-    Raises:
-        RuntimeProblem: names the first wrong entry and the allowed values.
-    """
+    """Check the entries of deploy.json that the runtime reads; the error names the first wrong entry."""
     _require('it', info, isinstance(info, dict), 'an object')
     for name, allowed in dict(format=FORMATS, precision=OPENVINO_TYPES, task=NEEDED).items():
         value = info.get(name)
@@ -262,9 +248,9 @@ def _check_manifest(info: Any) -> None:
         ports = info.get(side)
         is_right = isinstance(ports, list) and all(map(_is_port, ports))
         _require(side, ports, is_right, 'a list of objects with a name and a shape')
-    names = {port['name'] for port in info['outputs']}
-    wanted = ', '.join(sorted(NEEDED[info['task']]))
-    _require('outputs', sorted(names), NEEDED[info['task']] <= names, f'the names {wanted} for task {info["task"]!r}')
+    names, needed = {port['name'] for port in info['outputs']}, NEEDED[info['task']]
+    takes = f'the names {", ".join(sorted(needed))} for task {info["task"]!r}'
+    _require('outputs', sorted(names), needed <= names, takes)
     if info['task'] == 'maps':
         return
     rule = _entry(info, 'preprocessing', 'resize')
@@ -272,8 +258,7 @@ def _check_manifest(info: Any) -> None:
     is_scale = isinstance(scale, list) and len(scale) == 2 and all(_is_whole(side, 1, 65535) for side in scale)
     takes = 'null, or a scale of two whole numbers from 1 to 65535 with keep_ratio true or false'
     _require('preprocessing.resize', rule, rule is None or (is_scale and isinstance(keeps, bool)), takes)
-    limit = _entry(info, 'limits', 'pixels')
-    _require('limits.pixels', limit, _is_whole(limit, 1, (1 << 30) - 1), f'a whole number from 1 to {(1 << 30) - 1}')
+    _require_count('limits.pixels', _entry(info, 'limits', 'pixels'), (1 << 30) - 1)
     classes, palette = info.get('classes'), info.get('palette')
     is_texts = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     _require('classes', classes, is_texts, 'a list of texts')
@@ -291,7 +276,7 @@ def _require(name: str, value: Any, is_right: bool, takes: str) -> None:
 
 
 def _entry(value: Any, *keys: str) -> Any:
-    """An entry of nested objects; MISSING where there is none."""
+    """Return an entry of nested objects, or MISSING."""
     for key in keys:
         value = value.get(key, MISSING) if isinstance(value, dict) else MISSING
     return value
@@ -308,24 +293,21 @@ def _is_port(port: Any) -> bool:
 
 
 def check_files(folder: Path, sha256: Mapping[str, str]) -> None:
-    """See that the files of a model are those that were exported: a runtime may not survive others.
-
-    Args:
-        sha256: of each file, by its name.
+    """Check the SHA-256 of a model's files: a damaged file may crash a runtime.
 
     Raises:
-        RuntimeProblem: if one is missing or differs.
+        RuntimeProblem: if a file is missing or differs.
     """
-    for name, wanted in sha256.items():
+    for name, digest in sha256.items():
         path = folder / name
         if not path.is_file():
             raise RuntimeProblem(f'{path} is missing: the folder is not whole')
-        if file_digest(path) != wanted:
+        if file_digest(path) != digest:
             raise RuntimeProblem(f'{path} is not the file that was exported: its SHA-256 is not that in {MANIFEST}')
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, 'rb') as file:
         while block := file.read(1 << 20):
@@ -334,10 +316,10 @@ def file_digest(path: Path) -> str:
 
 
 def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple[int, int]:
-    """The height and width that a picture has once it is resized: see `resize`.
+    """Return height and width after `resize`.
 
     Raises:
-        RuntimeProblem: if no pixel is left, or there was none.
+        RuntimeProblem: if no pixel is left, or the picture has none.
     """
     height, width = new_height, new_width = size
     if rule is not None and height and width:
@@ -352,11 +334,12 @@ def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple
 
 
 def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any]:
-    """A picture resized by the rule of a config: bilinear, to the `scale` (width, height), in which it fits if its
-    proportions are kept; None: as it is.
+    """Resize a picture bilinearly by the rule of a config; None: keep its size.
+
+    `scale` is (width, height). With `keep_ratio`, the resized picture fits into `scale`.
 
     Raises:
-        RuntimeProblem: if no pixel is left, or there was none.
+        RuntimeProblem: if no pixel is left, or the picture has none.
     """
     height, width = resized_size((picture.shape[0], picture.shape[1]), rule)
     if rule is None:
@@ -366,24 +349,24 @@ def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any
 
 
 def _compare_ports(path: Path, info: dict[str, Any], inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-    """See that deploy.json says of a model's inputs and outputs what the model itself does.
+    """Check that deploy.json describes the inputs and outputs of the model in a file.
 
     Raises:
-        RuntimeProblem: if not.
+        RuntimeProblem: if names, numbers or the shape of an input differ.
     """
-    for side, found in (('inputs', inputs), ('outputs', outputs)):
-        said = [(port['name'], _lengths(port['shape'])) for port in info[side]]
-        is_same = len(said) == len(found) and all(
+    for side, ports in (('inputs', inputs), ('outputs', outputs)):
+        described = [(port['name'], _lengths(port['shape'])) for port in info[side]]
+        is_same = len(described) == len(ports) and all(
             name in names and (side == 'outputs' or lengths == _lengths(shape))  # a runtime may know more of outputs
-            for (name, lengths), (names, shape) in zip(said, found)
+            for (name, lengths), (names, shape) in zip(described, ports)
         )
         if not is_same:
-            its = [(min(names, default=''), _lengths(shape)) for names, shape in found]
-            raise RuntimeProblem(f'{path} has the {side} {its}, and its {MANIFEST} says {said}')
+            actual = [(min(names, default=''), _lengths(shape)) for names, shape in ports]
+            raise RuntimeProblem(f'{path} has the {side} {actual}, and its {MANIFEST} says {described}')
 
 
 def _lengths(shape: Sequence[Any]) -> list[Optional[int]]:
-    """The length of each dimension; None: any."""
+    """Return the length of each dimension; None: any length."""
     return [length if isinstance(length, int) else None for length in shape]
 
 
@@ -397,7 +380,7 @@ def _first_line(error: Exception) -> str:
 
 def _open_onnxruntime(
     path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[Path]
-) -> Callable[..., list[NDArray[Any]]]:
+) -> Run:
     try:
         import onnxruntime
     except ImportError as error:
@@ -405,8 +388,8 @@ def _open_onnxruntime(
     kind, _, number = device.partition(':')
     provider = DEVICES.get(kind)
     if provider not in onnxruntime.get_available_providers() or (number and not number.isdecimal()):
-        there = ', '.join(name for name, its in DEVICES.items() if its in onnxruntime.get_available_providers())
-        raise RuntimeProblem(f'onnxruntime has no device {device!r} here; it has {there}')
+        known = ', '.join(name for name, own in DEVICES.items() if own in onnxruntime.get_available_providers())
+        raise RuntimeProblem(f'onnxruntime has no device {device!r} here; it has {known}')
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
@@ -437,11 +420,11 @@ def _open_onnxruntime(
 
 @cache
 def _core() -> Any:
-    """OpenVINO's Core, one for as long as this process lives.
+    """Return OpenVINO's Core: a single Core until the process ends.
 
-    The plugin for CPUs gives the thread that loads it a stack for signals, and puts the one before it back when its
-    Core goes. Of two Cores the first may go first, and the second then puts back a stack that is gone: the next signal
-    that Python handles, as Ctrl-C or the end of a DataLoader's worker, ends the process with a segmentation fault.
+    The plugin for CPUs replaces the signal stack of its thread, and restores the previous stack when its Core is freed.
+    A second Core may restore the freed stack of the first. The next signal, for example Ctrl-C or the end of a
+    DataLoader's worker, then ends the process with a segmentation fault.
     """
     import openvino
 
@@ -450,16 +433,16 @@ def _core() -> Any:
 
 def _open_openvino(
     path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[Path]
-) -> Callable[..., list[NDArray[Any]]]:
+) -> Run:
     try:
-        with CORE_LOCK:  # or two threads make two Cores
+        with CORE_LOCK:  # against two Cores of two threads
             core = _core()
     except ImportError as error:
         raise RuntimeProblem(f'{path} needs openvino, which is not installed: pip install openvino') from error
     if device.upper() != 'AUTO' and device.upper() not in core.available_devices:
-        there = ', '.join(name.lower() for name in core.available_devices)
-        raise RuntimeProblem(f'openvino has no device {device!r} here; it has {there}')
-    # On a CPU with matrix units openvino would compute in bf16, unless it is told otherwise.
+        known = ', '.join(name.lower() for name in core.available_devices)
+        raise RuntimeProblem(f'openvino has no device {device!r} here; it has {known}')
+    # Without this hint, openvino computes in bf16 on a CPU with matrix units.
     settings: dict[str, Any] = {'INFERENCE_PRECISION_HINT': OPENVINO_TYPES[info['precision']]}
     if threads is not None:
         settings['INFERENCE_NUM_THREADS'] = threads
@@ -483,16 +466,16 @@ def _open_openvino(
     _compare_ports(path, info, *ports)
     everything = [port['name'] for port in info['outputs']]
 
-    # A request holds the tensors of one run. `compiled(...)` shares one between all threads.
+    # A request owns the tensors of one run. `compiled(...)` shares a request between all threads.
     idle: LifoQueue[Any] = LifoQueue()
     for _ in range(compiled.get_property('OPTIMAL_NUMBER_OF_INFER_REQUESTS')):
         idle.put(compiled.create_infer_request())
 
     def run(inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
-        request = idle.get()  # waits while other threads use all of them
+        request = idle.get()  # waits until a request is free
         try:
-            found = request.infer(list(inputs), share_inputs=True, share_outputs=False)
-            return [found[name] for name in (outputs or everything)]
+            results = request.infer(list(inputs), share_inputs=True, share_outputs=False)
+            return [results[name] for name in (outputs or everything)]
         except Exception as error:
             raise _cannot_run('openvino', inputs, error) from error
         finally:
@@ -630,10 +613,10 @@ def _cannot_run(runtime: str, inputs: Sequence[NDArray[Any]], error: Exception) 
 
 
 def main(folder: str, *paths: str) -> int:
-    """Print the results for pictures: a detector's objects, or a segmentor's classes and their shares of the pixels.
+    """Print the objects of each picture, or the classes and their shares of the pixels.
 
     Returns:
-        The exit status: 1 if there was no result for one of them, which is said.
+        The exit status: 1 if a picture was skipped.
     """
     model = load(folder)
     status = 0
@@ -671,11 +654,11 @@ def read_picture(path: str, bands: int = 3) -> NDArray[Any]:
             raise RuntimeProblem('it is an empty file')
         if bands != 3:
             return _read_bands(data, bands)
-        pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)  # cv2.imread cannot open every path
+        pixels = cv2.imdecode(data, cv2.IMREAD_COLOR)  # cv2.imread does not open every path
     except (OSError, ValueError) as error:  # a path with NUL
         raise RuntimeProblem(f'it cannot be read as a picture ({_first_line(error)})') from error
     except cv2.error:
-        pixels = None  # its message is an assertion of OpenCV's source
+        pixels = None
     if pixels is None:
         raise RuntimeProblem('it cannot be read as a picture: it is damaged, too large or of another kind')
     return pixels

@@ -1,4 +1,4 @@
-"""Verify an exported file: run it in its own runtime and compare it with the PyTorch model."""
+"""Verify an exported file: run the file in its runtime and compare the results with PyTorch's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -12,17 +12,17 @@ from .runtime import Model, Result
 
 SIZES = ((224, 224), (97, 130), (250, 333))
 BATCHES = (1, 2)
-# The allowed error of maps, relative to the largest value, or to 1 if that is less.
+# The allowed error of maps, relative to the largest value or 1.
 MAP_TOLERANCE = {'fp32': 1e-4, 'fp16': 2e-2, 'bf16': 2e-1, 'int8': float('inf')}
-# The share of pixels whose label must be equal, and of objects that must be matched; int8 is judged by its metric.
+# The least share of equal labels and of matched objects; the metric judges int8.
 LEAST = {
     'equal_labels': {'fp32': 0.999, 'fp16': 0.99, 'bf16': 0.95, 'int8': 0.0},
     'matched': {'fp32': 1.0, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.0},
 }
 MATCH_IOU = {'fp32': 0.99, 'fp16': 0.9, 'bf16': 0.8, 'int8': 0.5}
 SCORE_TOLERANCE = {'fp32': 1e-3, 'fp16': 2e-2, 'bf16': 1e-1, 'int8': 0.5}
-CLEAR_SCORE = 0.05  # below this score, rounding may add or remove an object
-TIE = 1e-6  # two logits that differ by less, relative to the largest one or to 1, are equal: rounding decides
+CLEAR_SCORE = 0.05  # rounding may add or remove an object with a lower score
+TIE = 1e-6  # difference of equal logits, relative to the largest logit or 1
 
 Run = Callable[..., Sequence[NDArray[Any]]]
 
@@ -34,7 +34,7 @@ def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict[str, Any]]:
         The error of the maps for each size and batch.
 
     Raises:
-        ExportError: if an error is larger than the precision allows.
+        ExportError: if an error is too large for the precision.
     """
     channels = graph.inputs[0].shape[1]
     if graph.free:
@@ -66,10 +66,10 @@ def verify_results(
     """Run pictures through a file and through PyTorch, in batches of one and two, and compare the results.
 
     Args:
-        wanted: gives PyTorch's result for a picture.
+        wanted: PyTorch's result for a picture.
 
     Raises:
-        ExportError: if a result differs by more than the precision allows.
+        ExportError: if a difference is too large for the precision.
     """
     figures = []
     for picture in pictures:
@@ -88,15 +88,15 @@ def verify_results(
 
 
 def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional[int] = None) -> dict[str, Any]:
-    """How alike two results are.
+    """Compare two results.
 
     Args:
-        most: the largest number of objects that a model gives; if there are that many, the last ones may differ.
+        most: the model's largest number of objects. Of a full list, the last objects may differ.
 
     Returns:
-        For labels, the share that is equal, or whose logit in PyTorch is as large. For objects, their numbers in
-        PyTorch and in the file, the share of PyTorch's objects that are `matched` (with the IoU and score that the
-        precision asks for), and the worst IoU and score error.
+        For labels, the share of labels with PyTorch's largest logit. For objects, the numbers in PyTorch and in the
+        file, the share of PyTorch's objects `matched` within the precision's IoU and score, and the worst IoU and score
+        error.
     """
     if 'boxes' not in wanted:
         return dict(equal_labels=float(_as_good(got['labels'], wanted).mean()))
@@ -115,7 +115,7 @@ def compare(got: Result, wanted: Result, precision: str = 'fp32', most: Optional
 
 
 def _as_good(labels_HW: NDArray[Any], wanted: Result) -> NDArray[np.bool_]:
-    """Where labels are PyTorch's, or tie with them, as where no query of Mask2Former sees anything: (H, W)."""
+    """Return the places with PyTorch's label or an equal logit: (H, W). Without objects, Mask2Former's logits tie."""
     logits_KHW = wanted.get('logits')
     equal_HW: NDArray[np.bool_] = labels_HW == wanted['labels']
     if logits_KHW is None or len(logits_KHW) == 1:  # one logit is compared with a threshold
@@ -137,7 +137,7 @@ def _judge(figure: dict[str, Any], precision: str) -> None:
 
 
 def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, float]:
-    """Box IoU, score error and mask IoU of the best match in `got`, of the same class, for one object of `wanted`."""
+    """Return box IoU, score error and mask IoU of the best match in `got` for an object of `wanted`, by class."""
     same = np.flatnonzero(got['labels'] == wanted['labels'][index])
     if not len(same):
         return 0.0, float('inf'), 0.0
@@ -153,7 +153,7 @@ def _best_match(got: Result, wanted: Result, index: int) -> tuple[float, float, 
 
 
 def box_iou(box: NDArray[Any], boxes: NDArray[Any]) -> NDArray[Any]:
-    """Intersection over union of one box (4,) with each of others (n, 4)."""
+    """Return the intersection over union of a box (4,) with boxes (n, 4)."""
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
     intersection = np.clip(sides, 0, None).prod(1)
     area = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(1) - intersection
@@ -162,7 +162,7 @@ def box_iou(box: NDArray[Any], boxes: NDArray[Any]) -> NDArray[Any]:
 
 
 def map_error(got: NDArray[Any], wanted: NDArray[Any]) -> float:
-    """The largest difference, relative to the largest value or to 1 if that is less; infinite for another shape."""
+    """Return the largest difference, relative to the largest value or 1; infinite for unequal shapes."""
     if got.shape != wanted.shape:
         return float('inf')
     return float(np.abs(got.astype(np.float32) - wanted).max() / max(1.0, np.abs(wanted).max()))

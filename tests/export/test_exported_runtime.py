@@ -317,13 +317,13 @@ def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
     assert (np.frombuffer(written, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
 
 
-def deployed(folder, pictures, tmp_path, threads):
+def deployed(folder, pictures, tmp_path, *arguments):
     """What examples/deployed.cpp prints; OpenVINO's wheel brings headers and library."""
     openvino = pytest.importorskip('openvino', reason='openvino is not installed')
     place = Path(openvino.__file__).parent
     (library,) = (place / 'libs').glob('libopenvino.so.*')
     source = (ROOT / 'examples' / 'deployed.cpp').read_text()
-    return compile_and_run(source, place / 'include', library, folder, pictures, tmp_path, threads)
+    return compile_and_run(source, place / 'include', library, folder, pictures, tmp_path, *arguments)
 
 
 @needs_compiler
@@ -336,6 +336,25 @@ def test_the_cpp_example_in_threads_gives_labels_of_one(work, tmp_path):
     wanted = np.stack([model.run([picture[None], size], ['labels'])[0][0] for picture in pictures])
     assert len(np.unique(wanted)) > 1
     assert (np.frombuffer(written, np.uint8).reshape(wanted.shape) == wanted).mean() > 0.999
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_cpp_example_runs_nodes_of_the_library(work, tmp_path):
+    openvino = pytest.importorskip('openvino', reason='openvino is not installed')
+    out, place = tmp_path / 'out', Path(openvino.__file__).parent
+    cfg = Config.fromfile(work / 'config.py')
+    export.export(cfg, str(work / 'model.pth'), out, 'openvino', operators='swin')
+    libraries = [next((place / 'libs').glob(f'libopenvino{name}.so.*')) for name in ('', '_onnx_frontend')]
+    command = ['c++', '-std=c++17', '-shared', '-fPIC', f'-I{place}/include', f'-I{ROOT}/csrc', '-o', 'extension.so']
+    command += [ROOT / 'examples' / 'openvino_operators.cpp', f'-L{out}', '-lswin', *libraries]
+    subprocess.run([*command, f'-Wl,-rpath,{place}/libs:{out}'], cwd=tmp_path, check=True)
+    model = runtime.load(out)
+    pictures = noise(model, 8)
+    written = deployed(out, pictures, tmp_path, 2, tmp_path / 'extension.so')
+    size = np.array(pictures[0].shape[:2])
+    expected = np.stack([model.run([picture[None], size], ['labels'])[0][0] for picture in pictures])
+    assert (np.frombuffer(written, np.uint8).reshape(expected.shape) == expected).all()
 
 
 @needs_compiler

@@ -211,6 +211,10 @@ def test_what_is_no_picture_or_no_batch(record_fault, folder):
         with pytest.raises(runtime.RuntimeProblem, match=r'picture takes uint8 pixels \(h, w, 3\), got'):
             list(model.predict([wrong]))
         record_fault('bad_pictures')
+    for wrong in (None, 'a.png', 5):
+        with pytest.raises(runtime.RuntimeProblem, match='pictures takes a list of pictures, got'):
+            list(model.predict(wrong))
+        record_fault('bad_pictures')
     for batch in (0, -1, 1.5, None, 10**30):
         with pytest.raises(runtime.RuntimeProblem, match='batch takes a whole number from 1 to 1073741824, got'):
             list(model.predict([picture()], batch=batch))
@@ -221,7 +225,7 @@ def test_an_input_of_the_wrong_kind_is_named(record_fault, folder):
     model = runtime.load(folder)
     size, pixels = np.array([24, 40]), picture()[None]
     for inputs, says in {
-        'none': ([], 'inputs takes 2 arrays, got 0'),
+        'none': ([], r'inputs takes a list of 2 arrays, got \[\]'),
         'text': (['a.png', size], r"picture takes uint8 values \(batch, height, width, 3\), got 'a.png'"),
         'float': ([pixels * np.nan, size], r'picture takes uint8 values .*, got float64 \(1, 24, 40, 3\)'),
         'four channels': ([pixels[..., [0, 1, 2, 2]], size], r'got uint8 \(1, 24, 40, 4\)'),

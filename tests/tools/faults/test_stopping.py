@@ -61,7 +61,7 @@ import os, signal, sys, time
 from pathlib import Path
 
 from swin_backbone.command_line import run
-from swin_backbone.export.folder import new_folder
+from swin_backbone.export.export import new_folder
 
 def main():
     with new_folder(Path(sys.argv[1]) / 'out') as folder:
