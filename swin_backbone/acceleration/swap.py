@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from mmengine.logging import print_log
 from torch import Tensor, nn
+from torch.random import fork_rng
 
 from ..backends.choose import why_not_native, without_autocast
 from ..backends.native.library import PRODUCTS
@@ -22,7 +23,7 @@ from ..compat import has_global_hooks
 from ..models.layers.layer import Layer, is_hooked, modules_inside
 from .origins import KINDS, bind, make_example
 
-RECORD = '_swin_backbone_record'
+RECORD, BASE = '_swin_backbone_record', '_swin_backbone_base'
 # Differences from the original by rounding, as parts of the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
 
@@ -87,7 +88,7 @@ def restore_swin(model: nn.Module) -> None:
     for module in model.modules():
         if RECORD in module.__dict__:
             del module.__dict__[RECORD]
-            module.__class__ = type(module).__mro__[1]
+            module.__class__ = vars(type(module)).get(BASE, type(module))  # FSDP may have made another class of it
 
 
 def _accelerate(module: nn.Module, kind: str) -> None:
@@ -130,7 +131,7 @@ def _subclass(base: Any) -> Any:
         module.__dict__.update(self.__dict__)
         return module
 
-    names = {'forward': forward, '__reduce_ex__': reduce_ex, '__prepare_scriptable__': original}
+    names = {BASE: base, 'forward': forward, '__reduce_ex__': reduce_ex, '__prepare_scriptable__': original}
     about = {'__module__': base.__module__, '__qualname__': base.__qualname__, '__doc__': base.__doc__}
     return type(base.__name__, (base,), {**names, **about})
 
@@ -164,7 +165,8 @@ def _try(module: nn.Module, kind: str) -> tuple[float, Optional[str]]:
         The largest difference, as part of the largest number, and the reason against the library.
     """
     try:
-        return _compare(copy.deepcopy(module), kind)
+        with fork_rng(devices=[]), torch.inference_mode(False), without_autocast('cpu'), torch.device('cpu'):
+            return _compare(copy.deepcopy(module), kind)
     except Exception as error:
         return 0.0, f'The trial fails: {type(error).__name__}: {error}'
 
@@ -177,21 +179,20 @@ def _compare(module: nn.Module, kind: str) -> tuple[float, Optional[str]]:
     if reason is not None:
         return 0.0, reason
     generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode(False), torch.enable_grad(), without_autocast('cpu'), torch.random.fork_rng(devices=[]):
-        module.train()
-        for dropout in inside:
-            if isinstance(dropout, nn.Dropout):
-                dropout.p = 0.0
-        for parameter in module.parameters():
-            std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
-            parameter.requires_grad_(True)
-        arguments = make_example(module, KINDS[kind], generator)
-        original = _run(module, *arguments)
-        _accelerate(module, kind)
-        if _compute(module, arguments, {}) is None:
-            return 0.0, 'The compiled library has no computation for these sizes or settings.'
-        ours = _run(module, *arguments)
+    module.train()
+    for dropout in inside:
+        if isinstance(dropout, nn.Dropout):
+            dropout.p = 0.0
+    for parameter in module.parameters():
+        std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
+        parameter.requires_grad_(True)
+    arguments = make_example(module, KINDS[kind], generator)
+    original = _run(module, *arguments)
+    _accelerate(module, kind)
+    if _compute(module, arguments, {}) is None:
+        return 0.0, 'The compiled library has no computation for these sizes or settings.'
+    ours = _run(module, *arguments)
     outputs, gradients = (_differences(ours[i], original[i]) for i in (0, 1))
     largest = max(*outputs, *gradients)
     is_equal = max(outputs) <= OUTPUT_TOLERANCE and max(gradients) <= GRADIENT_TOLERANCE
@@ -202,11 +203,11 @@ def _run(module: nn.Module, x: Tensor, *others: Any) -> tuple[list[Tensor], list
     """Return the output, and the gradients of input and parameters."""
     torch.manual_seed(0)  # of drop path
     x = x.clone().requires_grad_(True)
-    output = module.forward(x, *others)
-    y = output[0] if isinstance(output, tuple) else output
-    weights = torch.linspace(-1, 1, y.numel()).sin().view(y.shape)
     module.zero_grad()
-    (y * weights).sum().backward()
+    with torch.enable_grad():
+        output = module.forward(x, *others)
+        y = output[0] if isinstance(output, tuple) else output
+        (y * torch.linspace(-1, 1, y.numel()).sin().view(y.shape)).sum().backward()
     return [y.detach()], [torch.zeros_like(one) if one.grad is None else one.grad for one in (x, *module.parameters())]
 
 

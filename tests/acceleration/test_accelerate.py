@@ -122,6 +122,23 @@ def test_a_subclass_with_another_forward_fails_its_trial():
 
 
 @pytest.mark.toolboxes
+@pytest.mark.parametrize('mode', [torch.inference_mode, torch.no_grad, lambda: torch.autocast('cpu', torch.bfloat16)])
+def test_a_model_is_accelerated_in_every_mode(mode):
+    model = build('mmdet', eval=True)
+    with mode():
+        assert len(accelerated(swin_backbone.accelerate(model))) == 6
+
+
+def test_a_layer_whose_class_another_library_changes_is_restored():
+    model = build('mmdet', eval=True)
+    expected = model(X)
+    block = swin_backbone.accelerate(model).stages[0].blocks[0]
+    block.__class__ = type('Wrapped', (type(block),), {})  # as fully_shard of torch
+    assert_close(swin_backbone.restore(model)(X), expected)
+    assert not accelerated(model)
+
+
+@pytest.mark.toolboxes
 def test_torch_compile_records_the_original():
     model = swin_backbone.accelerate(build('mmdet', eval=True))
     expected = swin_backbone.restore(copy.deepcopy(model))(X)
