@@ -19,6 +19,7 @@ SPLITS = {
 VAL_SHARE = 0.2  # of the pictures, where the split is drawn
 DRAWN = 'a fifth of the pictures is for validation, always the same pictures'
 IMAGE_SETS = 'imagesets'  # the folder of Pascal VOC's lists
+COPY = '.rf.'  # before the hash of an augmented copy, in Roboflow's names
 
 Lists = dict[str, list[Path]]  # pictures by split
 
@@ -63,17 +64,19 @@ def train_and_val(by_split: Mapping[Optional[str], Sequence[Path]]) -> tuple[lis
 def draw_split(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return names for training, and a fifth of them for validation: the same on every machine.
 
-    Names are ordered by a checksum. Further pictures change the split of few old pictures.
+    Names are ordered by a checksum. Further pictures change the split of few old pictures. Roboflow's augmented copies
+    of a picture stay together.
 
     Raises:
-        DataError: if there are fewer than two.
+        DataError: if there are fewer than two pictures.
     """
     names = sorted(set(names))
-    if len(names) < 2:
-        raise DataError(f'to hold out pictures for validation there must be two or more, got {len(names)}')
-    drawn = sorted(names, key=lambda name: (zlib.crc32(name.encode('utf-8', 'surrogateescape')), name))
-    val = set(drawn[: max(1, round(VAL_SHARE * len(names)))])
-    return [name for name in names if name not in val], sorted(val)
+    sources = {name: name.partition(COPY)[0] for name in names}
+    order = sorted(set(sources.values()), key=lambda name: (zlib.crc32(name.encode('utf-8', 'surrogateescape')), name))
+    if len(order) < 2:
+        raise DataError(f'to hold out pictures for validation there must be two or more, got {len(order)}')
+    val = set(order[: max(1, round(VAL_SHARE * len(order)))])
+    return [name for name in names if sources[name] not in val], [name for name in names if sources[name] in val]
 
 
 def split_pictures(pictures: Sequence[Path], lists: Lists, source: str = '') -> Split:
