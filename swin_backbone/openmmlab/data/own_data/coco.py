@@ -46,9 +46,15 @@ def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     names = [str(category['name']) for category in contents[0]['categories']]
     require_distinct(names, paths[0])
     require_masks(paths[0], contents[0], with_masks)
+    named = {Path(place, image['file_name']) for place, data in zip(images, contents) for image in data['images']}
     lines: list[str] = []
+    if unnamed := [picture for picture in folder.pictures if picture not in named]:
+        lines.append(
+            line('left out', f'{len(unnamed)} pictures without an entry in these annotation files, as {unnamed[0]}')
+        )
     if len(contents) == 1:
-        contents, lines = _split(folder, contents[0], images[0])
+        contents, split_lines = _split(folder, contents[0], images[0])
+        lines += split_lines
     if written:
         paths = [folder.write(f'{split}.json', data) for split, data in zip(('train', 'val'), contents)]
         lines.append(line('written', f'{folder.outputs.folder}/{{train,val}}.json'))

@@ -51,6 +51,9 @@ def find_yolo(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     texts = [file for file in files.values() if file is not None]
     if not any(map(is_yolo, texts[:SAMPLE])):
         return None
+    folders, used = {file.parent for file in texts}, set(texts)
+    unused = [file for file in folder.with_suffix('.txt') if file.parent in folders and file not in used]
+    unused = [file for file in unused if file.stat().st_size and is_yolo(file)]
     names, source = settings.names, ''
     if names is None:
         numbered, source = folder.class_names(sorted({file.parent for file in texts}))
@@ -66,6 +69,8 @@ def find_yolo(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     without = [picture for picture, file in files.items() if file is None]
     if without:
         own.lines.append(line('no labels', f'{len(without)} pictures have no text file, as {without[0]}: background'))
+    if unused:
+        own.lines.append(line('left out', f'{len(unused)} text files without a picture, as {unused[0]}'))
     own.lines.extend(line('', text) for text in (source, *of_yaml) if text)
     return own
 

@@ -449,6 +449,22 @@ def test_labels_as_people_have_them(change, pictures, tmp_path):
     )
 
 
+@pytest.mark.parametrize(('layout', 'line'), [
+    ('coco', 'left out    1 pictures without an entry in these annotation files, as images/train/more.jpg'),
+    ('yolo', 'left out    1 text files without a picture, as .*/labels/val/more.txt'),
+])  # fmt: skip
+def test_what_has_no_partner_is_reported(layout, line, tmp_path, record_fault):
+    root = layouts.made(layout, tmp_path)
+    _, before = fill(BOXES, root, tmp_path / 'work')
+    layouts.write_picture(root / 'images' / 'train', 'more', np.zeros((64, 64, 3), np.uint8))
+    if layout == 'yolo':
+        shutil.copy(root / 'labels/val/val_0.txt', root / 'labels/val/more.txt')
+    _, report = fill(BOXES, root, tmp_path / 'work')
+    assert re.search(line, report)
+    assert 'left out' not in before
+    record_fault('bad_data')
+
+
 def lists(root, kind, **names):
     for split, several in names.items():
         path = root / kind / f'{split}.txt'
