@@ -1,4 +1,4 @@
-"""Find `mmcv._ext` where mmcv has no compiled operators, also before `swin_backbone` is imported.
+"""Find `mmcv._ext` if mmcv has no compiled operators, also before `swin_backbone` is imported.
 
 `setup.py` installs a copy of this file into site-packages, and a `.pth` file that imports the copy at each start of
 Python. Therefore this file imports `sys` alone, and an operator imports `swin_backbone` at its first call. All other

@@ -116,7 +116,7 @@ def active_rotated_filter_forward(input: Tensor, indices: Tensor, output: Tensor
     """
     places, weights = _places(indices), input.flatten(2)
     turned = torch.empty(len(places), *weights.shape, dtype=input.dtype, device=input.device)
-    turned[:, :, :, :].scatter_(3, places[:, None, None].expand_as(turned), weights.expand_as(turned))
+    turned.scatter_(3, places[:, None, None].expand_as(turned), weights.expand_as(turned))
     output.copy_(turned.transpose(0, 1).reshape(output.shape))
 
 
@@ -124,8 +124,7 @@ def active_rotated_filter_backward(grad_out: Tensor, indices: Tensor, grad_in: T
     """Write the gradient into `grad_in`."""
     places = _places(indices)
     grad = grad_out.reshape(grad_in.shape[0], len(places), grad_in.shape[1], -1).transpose(0, 1)
-    found = grad.gather(3, places[:, None, None].expand_as(grad)).sum(0)
-    grad_in.copy_(found.view(grad_in.shape))
+    grad_in.copy_(grad.gather(3, places[:, None, None].expand_as(grad)).sum(0).view(grad_in.shape))
 
 
 def _places(indices: Tensor) -> Tensor:

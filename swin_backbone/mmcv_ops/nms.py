@@ -4,7 +4,7 @@ Letters: N boxes, sorted by falling score.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -187,37 +187,33 @@ def nms_rotated(
     As in mmcv, a CPU suppresses at the threshold and above, a GPU above the threshold. With `multi_label` the sixth
     column is the label, and a GPU compares only boxes of equal labels.
     """
-    on_cpu = dets.device.type == 'cpu'
-
-    def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        iou = rotated.overlaps(rotated.corners(better), rotated.corners(worse))
-        near = iou >= iou_threshold if on_cpu else iou > iou_threshold
-        if multi_label and not on_cpu:
-            near &= better[:, None, 5] == worse[None, :, 5]
-        return near
-
-    return order[_greedy(wide(dets_sorted), overlaps)]
+    return order[_keep_rotated(wide(dets_sorted), rotated.corners, iou_threshold, 5 if multi_label else None)]
 
 
 def nms_quadri(
-    dets: Tensor,
-    scores: Tensor,
-    order: Tensor,
-    dets_sorted: Tensor,
-    iou_threshold: float,
-    multi_label: int,
+    dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, iou_threshold: float, multi_label: int
 ) -> Tensor:
     """Return `nms_rotated` of (N, 8) quadrilaterals x1, y1, ..., y4; the label is the ninth column."""
-    on_cpu = dets.device.type == 'cpu'
+    return order[_keep_rotated(wide(dets_sorted), _quadri_corners, iou_threshold, 8 if multi_label else None)]
+
+
+def _keep_rotated(
+    boxes: Tensor, corners: Callable[[Tensor], Tensor], threshold: float, label_column: Optional[int]
+) -> Tensor:
+    on_cpu = boxes.device.type == 'cpu'
 
     def overlaps(better: Tensor, worse: Tensor) -> Tensor:
-        iou = rotated.overlaps(better[:, :8].unflatten(1, (4, 2)), worse[:, :8].unflatten(1, (4, 2)))
-        near = iou >= iou_threshold if on_cpu else iou > iou_threshold
-        if multi_label and not on_cpu:
-            near &= better[:, None, 8] == worse[None, :, 8]
+        iou = rotated.overlaps(corners(better), corners(worse))
+        near = iou >= threshold if on_cpu else iou > threshold
+        if label_column is not None and not on_cpu:
+            near &= better[:, None, label_column] == worse[None, :, label_column]
         return near
 
-    return order[_greedy(wide(dets_sorted), overlaps)]
+    return _greedy(boxes, overlaps)
+
+
+def _quadri_corners(boxes: Tensor) -> Tensor:
+    return boxes[:, :8].unflatten(1, (4, 2))  # type: ignore[no-any-return]
 
 
 def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
@@ -228,5 +224,5 @@ def box_iou_rotated(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: i
 
 def box_iou_quadri(bboxes1: Tensor, bboxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
     """Write `box_iou_rotated` of convex quadrilaterals (N, 8)."""
-    first, second = (wide(boxes).unflatten(1, (4, 2)) for boxes in (bboxes1, bboxes2))
+    first, second = _quadri_corners(wide(bboxes1)), _quadri_corners(wide(bboxes2))
     ious.copy_(rotated.overlaps(first, second, over_first=mode_flag == 1, aligned=aligned).view(ious.shape))
