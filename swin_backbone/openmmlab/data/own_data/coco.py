@@ -48,7 +48,8 @@ def find_coco(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     require_masks(paths[0], contents[0], with_masks)
     named = {Path(place, image['file_name']) for place, data in zip(images, contents) for image in data['images']}
     lines: list[str] = []
-    if unnamed := [picture for picture in folder.pictures if picture not in named]:
+    folders = {picture.parent for picture in named}
+    if unnamed := [picture for picture in folder.pictures if picture.parent in folders and picture not in named]:
         lines.append(
             line('left out', f'{len(unnamed)} pictures without an entry in these annotation files, as {unnamed[0]}')
         )

@@ -283,6 +283,7 @@ def test_generated_data_are_no_results(tmp_path):
         _, report = fill(config, root, root / 'work' / 'data', names=['ground', 'a', 'b', 'c', 'd'])
         assert '2 pictures' in report
         assert 'not read' not in report
+        assert 'left out' not in report
 
 
 def through_links(root):
