@@ -60,7 +60,7 @@ def table(results):
             if name.startswith(f'{toolbox}/')
         ]
         listed = f'{toolbox}: {", ".join(folders)}.'
-        rows += ['', *textwrap.wrap(listed, 125, break_long_words=False, break_on_hyphens=False)]
+        rows += ['', *textwrap.wrap(listed, 150, break_long_words=False, break_on_hyphens=False)]
     total = sum(counts.values(), Counter())
     rows += ['', '| configs | ' + ' | '.join(columns) + ' |', '|---' * (len(columns) + 1) + '|']
     rows.append(f'| {sum(total.values())} | ' + ' | '.join(str(total[column]) for column in columns) + ' |')
