@@ -17,25 +17,25 @@ from swin_backbone.backends.native.build import NAMES, Target, compile_sources, 
 from swin_backbone.backends.native.library import NAME, load
 
 UNIT = ROOT / 'csrc' / 'tests' / 'unit.cpp'
-WINE = shutil.which('wine64') or shutil.which('wine') or shutil.which('/usr/lib/wine/wine64')  # where Debian has it
+WINE = shutil.which('wine64') or shutil.which('wine') or shutil.which('/usr/lib/wine/wine64')  # its place in Debian
 needs_compiler = pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
 needs_zig = pytest.mark.skipif(find_spec('ziglang') is None, reason='zig, which compiles for it, is not installed')
 
 
 def compile_unit(compiler: list[str], parts: list[str], folder: Path) -> Path:
-    """The program, made of its source and the objects, or the library, that it tests."""
+    """Compile the test program with the given objects or library."""
     command = [*compiler, '-std=c++17', '-O1', '-Wall', '-Wextra', '-Werror', UNIT, *parts, '-o', folder / 'unit.exe']
-    made = subprocess.run(command, capture_output=True, text=True, timeout=900)  # zig first compiles its libraries
-    assert made.returncode == 0, made.stderr
-    return folder / 'unit.exe'  # as Windows wants it
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900)  # zig first compiles its libraries
+    assert result.returncode == 0, result.stderr
+    return folder / 'unit.exe'  # Windows needs the suffix
 
 
 def check(command: list, **environment: str) -> list[str]:
-    """Run the program, and return the instruction sets that it has tested."""
+    """Run the program, and return the tested instruction sets."""
     env = {**os.environ, **environment}
-    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0, found.stdout + found.stderr
-    tested = re.findall(r'^(\w+), (\w+): (\d+) checks', found.stdout, re.MULTILINE)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    tested = re.findall(r'^(\w+), (\w+): (\d+) checks', result.stdout, re.MULTILINE)
     assert all(int(count) > 500 for _, _, count in tested)
     return [isa for isa, dtype, _ in tested if dtype == 'float32']
 
@@ -46,7 +46,7 @@ def test_each_function_computes_what_plain_loops_compute(tmp_path):
     folder = Path(swin_backbone.backends.native.__file__).parent
     unit = compile_unit(['c++'], [str(folder / NAME), f'-Wl,-rpath,{folder}'], tmp_path)
     tested = check([unit])
-    assert tested == library.isas[-len(tested) :]  # all from the best that this processor has
+    assert tested == library.isas[-len(tested) :]  # all from the best of this processor on
     assert library.isa in tested
 
 
@@ -66,7 +66,7 @@ def test_neon_under_an_emulator(tmp_path, monkeypatch):
 @pytest.mark.skipif(WINE is None, reason='Wine, which runs programs for Windows, is not installed')
 @pytest.mark.skipif(platform.machine() != 'x86_64', reason='Wine runs programs for its own kind of processor')
 def test_the_library_for_windows_under_wine(tmp_path, monkeypatch):
-    """As a wheel has it: through what it exports, and with threads of its own."""
+    """Test the DLL of a wheel: its exports, and its own threads."""
     monkeypatch.chdir(ROOT)
     zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', 'x86_64-windows-gnu']
     target = Target('x86_64', 'windows', zig)
@@ -74,7 +74,7 @@ def test_the_library_for_windows_under_wine(tmp_path, monkeypatch):
     (imported,) = tmp_path.glob('*.lib')
     unit = compile_unit(zig, [imported], tmp_path)
     tested = check([WINE, unit], WINEPREFIX=str(tmp_path / 'prefix'), WINEDEBUG='-all')
-    here = [isa for isa in load()[0].isas if isa != 'amx']  # the library asks Linux alone for it
+    here = [isa for isa in load()[0].isas if isa != 'amx']  # the library uses AMX on Linux alone
     assert tested == here
 
 
