@@ -52,7 +52,7 @@ def pair_labels(pictures: Sequence[Path], labels: Optional[Sequence[Path]] = Non
     """
     pictures = [path for path in pictures if not _is_other(path)]
     if labels is None:
-        labels = [path for path in pictures if _is_label(path)]
+        labels = [path for path in pictures if is_label(path)]
         if not labels:  # x.jpg and x.png, in one folder
             beside = {path.with_suffix('') for path in pictures if path.suffix.lower() != '.png'}
             labels = [path for path in pictures if path.suffix.lower() == '.png' and path.with_suffix('') in beside]
@@ -84,7 +84,8 @@ def _is_other(path: Path) -> bool:
     return bool(OTHER_ENDS.search(path.stem) or any(map(OTHER_FOLDERS.search, path.parent.parts)))
 
 
-def _is_label(path: Path) -> bool:
+def is_label(path: Path) -> bool:
+    """Return whether a file is named, or in a folder named, as labels of pixels."""
     named = [words for part in path.parent.parts if (words := set(words_of(part)) & (LABEL_WORDS | PICTURE_WORDS))]
     in_folder = bool(named and named[-1] & LABEL_WORDS)
     return path.suffix.lower() in LABEL_SUFFIXES and (in_folder or bool(LABEL_ENDS.search(path.stem)))

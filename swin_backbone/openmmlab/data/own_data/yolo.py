@@ -17,6 +17,7 @@ from ...config.paths import read_text
 from ...errors import DataError
 from .convert import Box, write_converted
 from .folder import DataFolder, OwnData, line, require_distinct
+from .pairs import is_label
 from .splits import Lists, index_tails, match_lines, read_split_lists
 
 MARGIN = 0.01  # of a side: a box may reach so far out of its picture, by rounding, and is cut there
@@ -47,7 +48,9 @@ def find_yolo(folder: DataFolder, with_masks: bool, one_file: Optional[Path]) ->
     if one_file is not None and one_file.suffix.lower() == '.json':
         return None
     settings = _read_settings(folder, one_file)
-    files = _pair_files(folder)
+    files = {
+        picture: file for picture, file in _pair_files(folder).items() if file is not None or not is_label(picture)
+    }
     texts = [file for file in files.values() if file is not None]
     if not any(map(is_yolo, texts[:SAMPLE])):
         return None

@@ -328,6 +328,15 @@ def with_links_to_pictures(root):
     return root
 
 
+def beside_masks(root):
+    """Masks, without a data.yaml: no background pictures."""
+    (root / 'data.yaml').unlink()
+    for path in list((root / 'images').rglob('*.jpg')):
+        layouts.write_picture(root / 'masks' / path.parent.name, path.stem, np.zeros((64, 64), np.uint8), '.png')
+    (root / 'classes.txt').write_text('nut\nbolt\n')
+    return root
+
+
 def with_pictures_of_nothing(root):
     """A picture without a file, one with an empty file, upper case, Windows' ends of lines."""
     layouts.write_picture(root / 'images' / 'train', 'nothing', np.zeros((64, 64, 3), np.uint8))
@@ -348,6 +357,7 @@ def with_pictures_of_nothing(root):
     ('yolo', like_roboflow, (4, 2)),
     ('yolo', all_in_one_folder, (5, 1)),
     ('yolo', with_pictures_of_nothing, (6, 2)),
+    ('yolo', beside_masks, (4, 2)),
     ('yolo', with_links_to_pictures, (4, 2)),
     ('voc', in_its_own_folder, (4, 2)),
     ('voc', through_links, (4, 2)),
