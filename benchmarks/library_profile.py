@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from swin_backbone import SwinBackbone
-from swin_backbone.backends.native import build, library, operators
+from swin_backbone.backends.native import build, library, memory
 
 # In the order of `Work` in csrc/machine/profile.h. A norm reads tokens from the map, a residual sum writes tokens back.
 KINDS = (
@@ -99,6 +99,6 @@ def profile(arch: str, sizes: Sequence[tuple[int, int]], dtype: torch.dtype, tra
     with tempfile.TemporaryDirectory() as folder:
         clocks = use_clocks(Path(folder))
         for H, W in sizes:
-            pairs = dtype is torch.bfloat16 and operators.library().multiplies_bfloat16
+            pairs = dtype is torch.bfloat16 and memory.library().multiplies_bfloat16
             rows = measure(clocks, partial(run, torch.randn(1, 3, H, W)), pairs)
-            show(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {operators.library().isa}, one thread')
+            show(rows, f'Swin {arch}, {kind}, {H}x{W}, {dtype}, {memory.library().isa}, one thread')

@@ -20,10 +20,8 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-def has_global_hooks() -> bool:
-    """Return whether hooks are registered for all modules of the process. Without torch's function: False."""
-    has_any = getattr(nn.modules.module, '_has_any_global_hook', None)
-    return bool(has_any and has_any())
+# Return whether hooks are registered for all modules of the process. Without torch's function: False.
+has_global_hooks: Callable[[], bool] = getattr(nn.modules.module, '_has_any_global_hook', bool)
 
 
 def is_transformed() -> bool:
@@ -76,19 +74,8 @@ def symbolic_views() -> AbstractContextManager[Any]:
 # Return the active fake tensor mode, or None. Without torch's function: None.
 fake_mode: Callable[[], Any] = getattr(torch._guards, 'active_fake_mode', lambda: None)
 
-
-_dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stack', lambda: 1)
-_profiler_is_on: Callable[[], bool] = getattr(torch.autograd, '_profiler_enabled', lambda: True)
-
-
-def operators_are_replaced() -> bool:
-    """Return whether a `TorchDispatchMode` (counters, fake tensors) is active. Without torch's function: True."""
-    return _dispatch_modes() > 0
-
-
-def operators_are_watched() -> bool:
-    """Return whether a `TorchDispatchMode` or a profiler is active. Without torch's functions: True."""
-    return operators_are_replaced() or _profiler_is_on()
+# Return the number of active `TorchDispatchMode`s (counters, fake tensors). Without torch's function: 1.
+num_dispatch_modes: Callable[[], int] = getattr(torch._C, '_len_torch_dispatch_stack', lambda: 1)
 
 
 _attention_flags = Lock()

@@ -21,7 +21,7 @@ from ..backends.choose import linear_dtype
 from ..backends.cosine import cosine_scale
 from ..backends.native import layers as native
 from ..backends.native.availability import is_stored
-from ..backends.native.operators import why_not_block
+from ..backends.native.memory import why_not_weights
 from ..backends.weight_cache import WeightCache
 from ..checkpoints.formats import columns_to_channels
 from ..models.layers.layer import norm_values
@@ -214,14 +214,12 @@ def _compute_block(origin: Origin, block: Any, cache: WeightCache, values: Value
         norms.append(block.norm3)
     w1, b1, w2, b2, w3, b3 = [*(w for norm in norms for w in (norm.weight, norm.bias)), None, None][:6]
     weights = native.BlockWeights(
-        *(w1, b1, qkv_weight, qkv_bias, bias_hNN, proj.weight, proj.bias),
-        *(w2, b2, fc1.weight, fc1.bias, fc2.weight, fc2.bias),
-        _drop_path_factors(_parts(block, origin.drop_paths), x_BHWC),
-        *(cosine_scale(attention.logit_scale) if is_v2 else None, w3, b3),
+        *(qkv_weight, proj.weight, fc1.weight, fc2.weight, qkv_bias, proj.bias, fc1.bias, fc2.bias),
+        *(w1, b1, w2, b2, w3, b3, bias_hNN, cosine_scale(attention.logit_scale) if is_v2 else None),
     )
-    linear = [qkv_weight, proj.weight, fc1.weight, fc2.weight, *weights]
-    if why_not_block(linear, len(bias_hNN), windows.window_size):
+    if native.why_not_block(weights, windows.window_size):
         return None
+    weights = weights._replace(drop_path_2B=_drop_path_factors(_parts(block, origin.drop_paths), x_BHWC))
     dtype, C = linear_dtype(x_BHWC), x_BHWC.shape[3]
     scale = 1.0 if is_v2 else getattr(attention, 'scale', (C // len(bias_hNN)) ** -0.5)
     settings = native.BlockSettings(scale, tuple(norm.eps for norm in norms))
@@ -284,7 +282,7 @@ def _is_merging(module: Any) -> bool:
 def _compute_merging(module: Any, cache: WeightCache, values: Values) -> Any:
     x_BHWC, weight = _map_of(module, values), module.reduction.weight
     norm_weight, norm_bias, eps = norm_values(module.norm)
-    if x_BHWC is None or weight.dtype != torch.float32:
+    if x_BHWC is None or why_not_weights([weight, norm_weight, norm_bias]):
         return None
     is_post_norm = norm_weight is not None and len(norm_weight) != weight.shape[1]
     is_unfold = hasattr(module, 'sampler')
@@ -307,9 +305,9 @@ def _is_embedding(module: Any) -> bool:
 
 def _compute_embedding(module: Any, cache: WeightCache, values: Values) -> Any:
     (x,), conv = values.values(), module.projection
-    if conv.weight.dtype != torch.float32:
-        return None
     norm = norm_values(module.norm if hasattr(module, 'norm') else nn.Identity())
+    if why_not_weights([conv.weight, conv.bias, *norm[:2]]):
+        return None
     y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), cache).to(linear_dtype(x))
     return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
 

@@ -11,9 +11,16 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..compat import constant_when_compiled, is_exporting, is_transformed
+from ..compat import (
+    constant_when_compiled,
+    has_global_hooks,
+    is_exporting,
+    is_transformed,
+    num_dispatch_modes,
+)
 from ..windows.grid import Windows
 from .native.availability import why_not_in
+from .native.memory import is_readable
 from .triton.trial import why_unfit, why_unusable
 
 BACKENDS = ('auto', 'native', 'torch', 'triton')
@@ -65,8 +72,14 @@ def why_not_native(x: Tensor) -> Optional[str]:
     recorder = recorder_of(x)
     if recorder is not None:
         return f'The compiled library is no part of what {recorder} records.'
+    if has_global_hooks():
+        return 'The compiled library calls no modules, and a hook on all modules is registered.'
+    if num_dispatch_modes():
+        return 'The compiled library calls no operators of torch, and a TorchDispatchMode receives them.'
     if not torch.backends.mkldnn.enabled:
         return 'torch.backends.mkldnn is switched off, and with it the compiled library.'
+    if not is_readable(x):
+        return f'The compiled library reads memory, and this {type(x).__name__} has its numbers elsewhere.'
     return why_not_in(linear_dtype(x))
 
 

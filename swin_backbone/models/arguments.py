@@ -1,18 +1,12 @@
-"""Checks of the arguments of backbones, of their images and of the tensors for their outputs.
-
-Layout: B batch, C channels, H W height and width.
-"""
+"""Checks of the arguments of backbones."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Optional, Union
 
-import torch
-from torch import Tensor, nn
-
 from ..archs import Arch
-from ..backends.choose import BACKENDS, REPLACED, autocast_dtype
+from ..backends.choose import BACKENDS, REPLACED
 from ..checks import check_bool, check_choice, check_int, check_number, check_sequence, check_size, is_int, refusal
 from ..windows.grid import Size
 from .layer_configs import check_activation, check_init_cfg, check_norm
@@ -180,60 +174,3 @@ def _checkpoint_of(pretrained: object, init_cfg: object) -> dict[str, Any]:
     if init_cfg:
         raise ValueError(f'pretrained and init_cfg exclude each other, got {pretrained=} and {init_cfg=}')
     return dict(type='Pretrained', checkpoint=pretrained)
-
-
-def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None:
-    """Refuse a batch of images that the patch embedding cannot take.
-
-    Raises:
-        TypeError: if it is not a floating-point tensor, or if, outside autocast, its dtype is not that of the weights.
-        ValueError: if its shape is not (B, in_channels, H, W), or if it is empty.
-    """
-    if not isinstance(x_BCHW, Tensor):
-        raise TypeError(f'the input must be a Tensor (B, {in_channels}, H, W), got {type(x_BCHW).__name__}')
-    shape = tuple(x_BCHW.shape)
-    if len(shape) != 4:
-        raise ValueError(f'the input must be 4-D (B, {in_channels}, H, W), got shape {shape}')
-    if shape[1] != in_channels:
-        raise ValueError(f'the input must have in_channels={in_channels} channels, got {shape[1]} in shape {shape}')
-    if 0 in shape:
-        raise ValueError(f'the input must hold at least one image of at least 1x1 pixels, got shape {shape}')
-    if not torch.is_floating_point(x_BCHW):
-        raise TypeError(
-            f'the input must be floating point, normalised images, got {x_BCHW.dtype}; '
-            "a model's data_preprocessor converts and normalises"
-        )
-    dtype = _dtype_of_weights(embedding)
-    if dtype not in (None, x_BCHW.dtype) and autocast_dtype(x_BCHW.device.type) is None:
-        raise TypeError(
-            f"the input must be {dtype}, as the model's weights, or torch.autocast be on; got {x_BCHW.dtype}"
-        )
-
-
-def check_out(out: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse what maps of these shapes cannot be written to.
-
-    Raises:
-        TypeError: if it is not floating-point tensors.
-        ValueError: if they have other shapes, or gradients are recorded.
-    """
-    if torch.is_grad_enabled():
-        raise ValueError('out takes maps without gradients: call the backbone under torch.inference_mode()')
-    if not isinstance(out, Sequence):
-        raise TypeError(f'out takes a sequence of tensors, got {type(out).__name__}')
-    for tensor in out:
-        if not isinstance(tensor, Tensor) or not torch.is_floating_point(tensor):
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f'out takes floating-point tensors, got {got}')
-    if [tuple(tensor.shape) for tensor in out] != list(shapes):
-        raise ValueError(f'out takes tensors of {list(shapes)}, got {[tuple(tensor.shape) for tensor in out]}')
-
-
-def _dtype_of_weights(embedding: nn.Module) -> Optional[torch.dtype]:
-    """The dtype of the patch embedding's weights; None where a hook or a wrapper such as FSDP may cast images or
-    weights.
-    """
-    projection = getattr(embedding, 'projection', None)
-    if type(projection) is not nn.Conv2d or embedding._forward_pre_hooks or projection._forward_pre_hooks:
-        return None
-    return projection.weight.dtype

@@ -5,6 +5,7 @@ Layout: B batch, C channels, H W height and width.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Optional
 
@@ -13,8 +14,9 @@ from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule, ModuleList, PretrainedInit, initialize
 from torch import Tensor, nn
 
+from ..backends.choose import autocast_dtype
 from ..checkpoints import adapt_state_dict, load_checkpoint
-from ..compat import has_global_hooks, symbolic_views
+from ..compat import has_global_hooks, is_exporting, symbolic_views
 from ..windows.position import resize_absolute_position_embedding
 from . import arguments
 from .layers import (
@@ -166,12 +168,12 @@ class SwinPyramid(BaseModule):
         Raises:
             TypeError, ValueError: if the input or `out` is not such tensors. The message says what it is.
         """
-        arguments.check_images(x_BCHW, self.in_channels, self.patch_embed)
+        check_images(x_BCHW, self.in_channels, self.patch_embed)
         stages = self.out_indices if out_indices is None else sorted(set(out_indices))
         if out is not None:
             sizes = self.map_sizes(*x_BCHW.shape[2:])
-            arguments.check_out(out, [(len(x_BCHW), *sizes[stage]) for stage in stages])
-        with symbolic_views():
+            check_out(out, [(len(x_BCHW), *sizes[stage]) for stage in stages])
+        with symbolic_views() if is_exporting() else nullcontext():
             x_BHWC = self.patch_embed(x_BCHW)
             if hide is not None:
                 x_BHWC = hide(x_BHWC)
@@ -289,3 +291,53 @@ class SwinPyramid(BaseModule):
             module.eval().requires_grad_(False)
         if self.absolute_pos_embed is not None:
             self.absolute_pos_embed.requires_grad_(False)
+
+
+def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None:
+    """Refuse a batch of images that the patch embedding cannot take.
+
+    Raises:
+        TypeError: if it is not a floating-point tensor, or if, outside autocast, its dtype is not that of the weights.
+        ValueError: if its shape is not (B, in_channels, H, W), or if it is empty.
+    """
+    if not isinstance(x_BCHW, Tensor):
+        raise TypeError(f'the input must be a Tensor (B, {in_channels}, H, W), got {type(x_BCHW).__name__}')
+    shape = tuple(x_BCHW.shape)
+    if len(shape) != 4:
+        raise ValueError(f'the input must be 4-D (B, {in_channels}, H, W), got shape {shape}')
+    if shape[1] != in_channels:
+        raise ValueError(f'the input must have in_channels={in_channels} channels, got {shape[1]} in shape {shape}')
+    if 0 in shape:
+        raise ValueError(f'the input must hold at least one image of at least 1x1 pixels, got shape {shape}')
+    if not torch.is_floating_point(x_BCHW):
+        raise TypeError(
+            f'the input must be floating point, normalised images, got {x_BCHW.dtype}; '
+            "a model's data_preprocessor converts and normalises"
+        )
+    projection = getattr(embedding, 'projection', None)
+    if type(projection) is not nn.Conv2d or embedding._forward_pre_hooks or projection._forward_pre_hooks:
+        return  # a hook or a wrapper, such as FSDP, may cast images or weights
+    dtype = projection.weight.dtype
+    if dtype != x_BCHW.dtype and autocast_dtype(x_BCHW.device.type) is None:
+        raise TypeError(
+            f"the input must be {dtype}, as the model's weights, or torch.autocast be on; got {x_BCHW.dtype}"
+        )
+
+
+def check_out(out: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse what maps of these shapes cannot be written to.
+
+    Raises:
+        TypeError: if it is not floating-point tensors.
+        ValueError: if they have other shapes, or gradients are recorded.
+    """
+    if torch.is_grad_enabled():
+        raise ValueError('out takes maps without gradients: call the backbone under torch.inference_mode()')
+    if not isinstance(out, Sequence):
+        raise TypeError(f'out takes a sequence of tensors, got {type(out).__name__}')
+    for tensor in out:
+        if not isinstance(tensor, Tensor) or not torch.is_floating_point(tensor):
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f'out takes floating-point tensors, got {got}')
+    if [tuple(tensor.shape) for tensor in out] != list(shapes):
+        raise ValueError(f'out takes tensors of {list(shapes)}, got {[tuple(tensor.shape) for tensor in out]}')

@@ -10,11 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cache import cached_table
-from .grid import Size
+from .grid import Size, cached_table
 
 
-@cached_table
 def relative_position_index(window_size: Size, table_window: Size, device: torch.device) -> Tensor:
     """For each pair of places (query, key) of a window its row in the bias table: (N*N,).
 
@@ -71,8 +69,7 @@ def relative_position_bias(table_Rh: Tensor, window_size: Size, table_window: Op
         table_window: the window of the table; a smaller `window_size` reads the table's centre.
     """
     (Wh, Ww), (table_height, table_width) = window_size, table_window or window_size
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
-    if recorded or not (torch.is_grad_enabled() and table_Rh.requires_grad):
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
         index = relative_position_index(window_size, (table_height, table_width), table_Rh.device)
         return table_Rh.t().index_select(1, index).view(-1, Wh * Ww, Wh * Ww)
     # The biases of a query are a window of the table, turned round. Backward of these views sums in order; backward of

@@ -6,7 +6,7 @@ from multiprocessing import get_context
 
 import torch
 
-from swin_backbone.backends.native import availability, library
+from swin_backbone.backends.native import availability, library, memory
 
 
 def call(function, *arguments, **environment):
@@ -22,5 +22,6 @@ def _call(function, arguments, environment):
     os.environ.update(environment)
     torch.set_num_threads(1)  # a fork has no OpenMP threads
     library.load.cache_clear()
+    memory.library.cache_clear()
     availability.why_not_in.cache_clear()
     return function(*arguments)

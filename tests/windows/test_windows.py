@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_backbone.windows.cache import CACHED_TABLES, cached_table
-from swin_backbone.windows.grid import Windows, find_indices, fit_window
+from swin_backbone.windows.grid import CACHED_TABLES, Windows, cached_table, find_indices, fit_window
 from swin_backbone.windows.position import relative_position_bias, relative_position_index
 
 CPU = torch.device('cpu')

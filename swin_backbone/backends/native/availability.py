@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from . import operators
+from ..weight_cache import WeightCache
 from .library import ISA, PRODUCTS, load
 
 # Operations of a core in the time of one byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX has
@@ -55,11 +55,12 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def _multiplies(dtype: torch.dtype) -> bool:
+    from .layers import embed  # imports this module
+
     of_float32: dict[str, Any] = dict(dtype=torch.float32, device='cpu')
     image_BCHW = torch.linspace(-1, 1, 2 * 4 * 48 * 32, **of_float32).sin().view(2, 4, 48, 32)
     weight_OCHW = torch.linspace(-9, 9, 96 * 4 * 16 * 16, **of_float32).cos().view(96, 4, 16, 16)
-    packed = operators.pack_linear(weight_OCHW, dtype, 1)
-    found = operators.embed(image_BCHW, packed, None, None, None, None, (16, 16)).permute(0, 3, 1, 2)
+    found = embed(image_BCHW, weight_OCHW, None, (None, None, None), dtype, WeightCache()).permute(0, 3, 1, 2)
     expected = torch.nn.functional.conv2d(image_BCHW.double(), weight_OCHW.double(), stride=16)
     error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     return bool(error < (1e-5 if PRODUCTS[dtype] is torch.float32 else 2e-2))

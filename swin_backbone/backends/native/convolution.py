@@ -1,26 +1,25 @@
-"""The library's 3x3 convolutions, with their gradients: Winograd's F(4x4, 3x3) and, of large bfloat16 maps, F(6x6, 3x3)
-(Lavin and Gray 2016, arXiv 1509.09308).
+"""3x3 convolutions by the compiled library, with their gradients (Lavin and Gray 2016, arXiv 1509.09308).
+
+The library computes F(4x4, 3x3), and F(6x6, 3x3) for large bfloat16 maps.
 
 Layout: B maps, H W their sides, C channels, N output channels.
 """
 
 from collections.abc import Mapping, Sequence
 from ctypes import byref
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...compat import operators_are_replaced
-from ..choose import recorder_of
+from ..choose import why_not_native
 from ..weight_cache import WeightCache
 from .availability import why_not_in
-from .gradients import operate
-from .layers import made_from
+from .layers import run
 from .library import PRODUCTS, Convolution
-from .operators import address, align, dtype_number, empty, library, map_address, vector_address
+from .memory import address, dtype_number, empty, is_readable, library, made_from
 
 TILES = 4, 6  # outputs along the sides of a tile
 POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and each pair of channels
@@ -33,33 +32,33 @@ CAST = {torch.float32, torch.bfloat16, torch.float16}  # by autocast
 
 
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
-    """Whether `convolve` computes these, in less time than torch. What torch refuses is left to its error.
+    """Return whether `convolve` computes these in less time than torch. Torch raises its own errors for the others.
 
-    In bfloat16 that is so where the processor has instructions for it, but not AMX, by which torch takes less time.
+    In bfloat16 the processor must have instructions for it, but not AMX: by AMX torch takes less time.
     """
-    plain = type(x_BCHW) is Tensor and type(weight_NC33) in (Tensor, Parameter) and not x_BCHW.is_neg()
-    if recorder_of(x_BCHW) is not None or operators_are_replaced() or not plain or x_BCHW.dim() != 4:
-        return False
-    (N, C), (B, channels, H, W) = weight_NC33.shape[:2], x_BCHW.shape
+    (N, C), tensors = weight_NC33.shape[:2], [t for t in (x_BCHW, weight_NC33, bias_N) if t is not None]
     return bool(
-        channels == C
+        x_BCHW.dim() == 4
+        and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
         and POINTS[max(TILES)] * N * C <= MAX_NUMBERS
-        and num_tiles(4, B, H, W) >= MIN_TILES
-        and x_BCHW.is_cpu
-        and torch.backends.mkldnn.enabled
-        and _takes_dtype(_dtype_of(x_BCHW, weight_NC33, bias_N))
+        and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
+        and why_not_native(x_BCHW) is None
+        and _takes_dtype(_dtype_of(*tensors))
+        and all(type(t) in (Tensor, Parameter) and is_readable(t) for t in tensors)
     )
 
 
 def num_tiles(side: int, B: int, H: int, W: int) -> int:
+    """Return the number of tiles of `side` outputs that cover maps."""
     return B * -(-H // side) * -(-W // side)
 
 
 def tile_for(x_BHWC: Tensor, is_packed: bool) -> int:
-    """The side of the tiles that take the least time: those that need the fewest products, and a weight that is packed
-    now as the products of `PACKING` tiles. In float32 it is 4: 6 has several times its error of rounding, which that of
-    bfloat16 hides.
+    """Return the side of the tiles that take the least time.
+
+    The time is that of the products, and for a weight that is not packed yet that of `PACKING` tiles more. In float32
+    the side is 4: 6 has several times the rounding error, which the rounding of bfloat16 hides.
     """
     if x_BHWC.dtype is not torch.bfloat16:
         return 4
@@ -67,9 +66,9 @@ def tile_for(x_BHWC: Tensor, is_packed: bool) -> int:
     return min(TILES, key=lambda side: POINTS[side] * (num_tiles(side, *x_BHWC.shape[:3]) + more))
 
 
-def _dtype_of(*tensors: Optional[Tensor]) -> Optional[torch.dtype]:
-    """The dtype in which torch convolves these; None: it refuses them."""
-    dtypes = {t.dtype for t in tensors if t is not None}
+def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
+    """Return the dtype in which torch convolves these; None: torch refuses them."""
+    dtypes = {t.dtype for t in tensors}
     if torch.is_autocast_enabled('cpu') and dtypes <= CAST:
         return torch.get_autocast_dtype('cpu')
     return dtypes.pop() if len(dtypes) == 1 else None
@@ -84,16 +83,17 @@ def _takes_dtype(dtype: Optional[torch.dtype]) -> bool:
 def convolve(
     x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor], caches: Optional[Mapping[int, WeightCache]] = None
 ) -> Tensor:
-    """`F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
+    """Return `F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
 
     Maps are float32, bfloat16 or float16, or of the dtype of autocast. Weight and bias may have any floating dtype:
-    products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, those of bfloat16 by its
-    rounding. The packed weight has 4 times the memory of a float32 one, and 7 times that for large bfloat16 maps. It
-    stays in the cache of its tiles, if there are `caches`, until the weight changes: a head may have maps of many
-    sizes.
+    products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, in bfloat16 by its
+    rounding. The packed weight has 4 times the memory of a float32 one, and 7 times for large bfloat16 maps.
+
+    Args:
+        caches: of packed weights, by the side of the tiles; a head may have maps of many sizes.
 
     Raises:
-        ValueError: an argument does not fit, or has another dtype or device.
+        ValueError: if an argument does not fit.
     """
     if weight_NC33.dim() != 4 or weight_NC33.shape[2:] != (3, 3):
         raise ValueError(f'weight must be (N, C, 3, 3), got {list(weight_NC33.shape)}')
@@ -101,19 +101,29 @@ def convolve(
         raise ValueError(f'weight must be of a floating dtype, got {weight_NC33.dtype}')
     if x_BCHW.dim() != 4 or x_BCHW.shape[1] != weight_NC33.shape[1]:
         raise ValueError(f'x must be (B, {weight_NC33.shape[1]}, H, W), got {list(x_BCHW.shape)}')
-
     is_trained = torch.is_grad_enabled() and weight_NC33.requires_grad
+    dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
+    x_BHWC = x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous()
+    return run(_Convolution(caches, is_trained), x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
 
-    def compute(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
-        tile = tile_for(x_BHWC, caches is not None and not is_trained)
-        if caches is None:
+
+class _Convolution(NamedTuple):
+    """See `layers.Operator`."""
+
+    caches: Optional[Mapping[int, WeightCache]]
+    is_trained: bool
+
+    def compute(self, x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Sequence[Tensor]:
+        tile = tile_for(x_BHWC, self.caches is not None and not self.is_trained)
+        if self.caches is None:
             packed = pack(weight, tile)
         else:
-            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight, tile)], caches[tile])
+            cache = self.caches[tile]
+            (packed,) = made_from([weight.permute(0, 2, 3, 1)], ('3x3',), lambda: [pack(weight, tile)], cache)
         return (convolution(x_BHWC, packed, tile, bias, len(weight)),)
 
     def gradients(
-        grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]
+        self, grad_BHWN: Tensor, needed: Sequence[bool], x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]
     ) -> Sequence[Optional[Tensor]]:
         of_x = of_weight = of_bias = None
         if needed[0]:
@@ -132,17 +142,13 @@ def convolve(
             )
         return of_x, of_weight, of_bias
 
-    def by_torch(x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    def by_torch(self, x_BHWC: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
         weight, bias = weight.to(x_BHWC.dtype), None if bias is None else bias.to(x_BHWC.dtype)
         return F.conv2d(x_BHWC.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
 
-    dtype = _dtype_of(x_BCHW) or x_BCHW.dtype
-    x_BHWC = align(x_BCHW.permute(0, 2, 3, 1).to(dtype=PRODUCTS.get(dtype, dtype)).contiguous())
-    return operate(compute, gradients, by_torch, x_BHWC, weight_NC33, bias_N).permute(0, 3, 1, 2).to(dtype=dtype)
-
 
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:
-    """A weight in the order in which `convolution` reads it for tiles of this side: POINTS[tile] N C numbers."""
+    """Return a weight in the order in which `convolution` reads it for tiles of this side: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
     packed = empty(POINTS[tile] * N * C)
@@ -150,15 +156,15 @@ def pack(weight_NC33: Tensor, tile: int) -> Tensor:
     return packed
 
 
-def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], outputs: int) -> Tensor:
-    """Maps (B, H, W, N), where N is `outputs`, of the dtype of x."""
-    copies: list[Tensor] = []
-    number, first = dtype_number('x', x_BHWC.dtype), map_address('x', x_BHWC, x_BHWC.dtype)
-    y_BHWN = empty(*x_BHWC.shape[:3], outputs, dtype=x_BHWC.dtype)
+def convolution(x_BHWC: Tensor, packed: Tensor, tile: int, bias_N: Optional[Tensor], N: int) -> Tensor:
+    """Return maps (B, H, W, N) of the dtype of `x_BHWC`."""
+    y_BHWN = empty(*x_BHWC.shape[:3], N, dtype=x_BHWC.dtype)
+    bias_N = None if bias_N is None else bias_N.float().contiguous()
     described = Convolution(
-        *(number, torch.get_num_threads(), tile, *x_BHWC.shape, outputs),
-        address('packed', packed, (POINTS[tile] * outputs * x_BHWC.shape[3],)),
-        vector_address('bias', bias_N, outputs, copies),
+        *(dtype_number('x', x_BHWC.dtype), torch.get_num_threads(), tile, *x_BHWC.shape, N),
+        address('packed', packed, (POINTS[tile] * N * x_BHWC.shape[3],)),
+        address('bias', bias_N, (N,)),
     )
+    first = address('x', x_BHWC, x_BHWC.shape, x_BHWC.dtype)
     library().convolution_forward(byref(described), first, y_BHWN.data_ptr())
     return y_BHWN

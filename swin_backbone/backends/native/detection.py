@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .library import RoiAlign
-from .operators import address, dtype_number, extent_of, library, memory_address
+from .memory import address, dtype_number, library
 
 Bins = tuple[int, int]
 
@@ -41,7 +41,7 @@ def roi_align(
     rois_R5 = rois_R5.float().contiguous()
     described = _describe(maps_BCHW, rois_R5, bins, scale, sampling_ratio, aligned)
     argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
-    first = memory_address('maps', maps_BCHW, maps_BCHW.dtype, extent_of(maps_BCHW))
+    first = _address_of_maps(maps_BCHW)
     library().roi_align_forward(
         byref(described), first, address('pooled', pooled_RCIJ, sizes, maps_BCHW.dtype), *argmax
     )
@@ -68,7 +68,7 @@ def roi_align_backward(
     grad_RCIJ, rois_R5 = grad_RCIJ.contiguous(), rois_R5.float().contiguous()
     described = _describe(sums_BCHW, rois_R5, bins, scale, sampling_ratio, aligned, grad_RCIJ.dtype)
     argmax = [None, None] if argmax_RCIJ is None else [address('argmax', of, sizes) for of in argmax_RCIJ]
-    first = memory_address('the gradient of the maps', sums_BCHW, torch.float32, extent_of(sums_BCHW))
+    first = _address_of_maps(sums_BCHW)
     library().roi_align_backward(byref(described), address('grad', grad_RCIJ, sizes, grad_RCIJ.dtype), *argmax, first)
     if sums_BCHW is not grad_maps_BCHW:
         grad_maps_BCHW += sums_BCHW
@@ -94,6 +94,12 @@ def _dense(maps_BCHW: Tensor) -> Tensor:
     return maps_BCHW if dense else maps_BCHW.contiguous()
 
 
+def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
+    """Return the address of what `_dense` returns."""
+    x = maps_BCHW if maps_BCHW.is_contiguous() else maps_BCHW.permute(0, 2, 3, 1)
+    return address('maps', x, x.shape, x.dtype)
+
+
 def _describe(
     maps_BCHW: Tensor,
     rois_R5: Tensor,
@@ -104,9 +110,13 @@ def _describe(
     dtype: Optional[torch.dtype] = None,
 ) -> RoiAlign:
     """The library's description. `rois_R5` must live as long as it."""
-    number = dtype_number('maps', dtype or maps_BCHW.dtype)
     boxes = address('rois', rois_R5, (len(rois_R5), 5))
     return RoiAlign(
-        *(number, torch.get_num_threads(), *maps_BCHW.shape, tuple(maps_BCHW.stride())),
+        *(
+            dtype_number('maps', dtype or maps_BCHW.dtype),
+            torch.get_num_threads(),
+            *maps_BCHW.shape,
+            tuple(maps_BCHW.stride()),
+        ),
         *(len(rois_R5), boxes, *bins, max(sampling_ratio, 0), scale, aligned),
     )

@@ -58,9 +58,9 @@ def merge_by_torch(x_BHWC: Tensor, weights: Sequence[Any], eps: Optional[float],
     """Return merged neighbours, see `layers.merge`.
 
     Args:
-        weights: weight of the projection, weight and bias of the norm.
+        weights: see `embed_by_torch`; the projection has no bias.
     """
-    weight, norm_weight, norm_bias = weights
+    weight, _, norm_weight, norm_bias = weights
 
     def normalise(x: Tensor) -> Tensor:
         return x if eps is None else F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, eps)

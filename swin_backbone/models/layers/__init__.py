@@ -1,7 +1,6 @@
 """The modules that make up a backbone. Parameter names are those of mmdet's, mmseg's and mmpretrain's Swin."""
 
-from .patch_embed import PatchEmbed
-from .patch_merging import PatchMerging, normalise_output, write_normalised_output
+from .patches import PatchEmbed, PatchMerging, normalise_output, write_normalised_output
 from .swin_block import SwinBlock
 from .swin_mlp_block import SwinMLPBlock
 from .swin_v2_block import SwinV2Block

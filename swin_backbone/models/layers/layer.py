@@ -4,9 +4,10 @@ The library reads weights and repeats the computation of a layer's modules. A mo
 or hooked must be called instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional, Protocol, TypeVar
 
+import torch
 from mmcv.cnn.bricks import Linear
 from mmcv.cnn.bricks.drop import DropPath
 from mmcv.cnn.bricks.transformer import FFN
@@ -15,15 +16,31 @@ from torch import Tensor, nn
 
 from ...backends.choose import why_not_native
 from ...backends.weight_cache import WeightCache
-from ...compat import has_global_hooks
-
-# Modules whose computation the library repeats. Types must match exactly: a subclass may compute something else.
-_known: set[type[nn.Module]] = {
-    *(nn.LayerNorm, nn.Linear, Linear, nn.Conv2d, nn.Dropout, nn.Identity, nn.ReLU, nn.GELU, nn.Sequential),
-    *(DropPath, FFN, Sequential),
-}
 
 Class = TypeVar('Class', bound=type[nn.Module])
+
+# Modules whose computation the library repeats, with the attributes that decide it. Types must match exactly, because a
+# subclass may compute something else.
+_known: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.LayerNorm: ('weight', 'bias', 'eps'),
+    nn.Linear: ('weight', 'bias'),
+    Linear: ('weight', 'bias'),
+    nn.Conv2d: ('weight', 'bias', 'stride', 'padding', 'dilation', 'groups'),
+    nn.Dropout: ('p', 'training'),
+    DropPath: ('drop_prob', 'training'),
+    nn.GELU: ('approximate',),
+    **dict.fromkeys((nn.Identity, nn.ReLU, nn.Sequential, Sequential, FFN), ()),
+}
+
+
+def known(*attributes: str) -> Callable[[Class], Class]:
+    """Decorate a class of this package whose `forward` the library repeats; the attributes decide the computation."""
+
+    def add(cls: Class) -> Class:
+        _known[cls] = attributes
+        return cls
+
+    return add
 
 
 class Norm(Protocol):
@@ -45,7 +62,7 @@ class Layer(BaseModule):
 
     Attributes:
         backend: 'auto', 'native', 'torch' or 'triton'.
-        cache: of packed weights.
+        cache: of packed weights, and of the last check.
     """
 
     backend = 'auto'
@@ -53,29 +70,43 @@ class Layer(BaseModule):
     def __init__(self) -> None:
         super().__init__()
         self.cache = WeightCache()
-        self._modules_built: Optional[list[type[nn.Module]]] = None
+        self._types_built: list[type[nn.Module]] = []
 
-    def by_library(self, x: Tensor) -> bool:
-        """Return whether the compiled library computes this layer for `x` now.
+    def for_library(self, x: Tensor) -> Optional[Any]:
+        """Return what `library_arguments` returns if the compiled library computes this layer for `x`, else None.
 
         Raises:
             ValueError: if `backend` is 'native' and the library cannot compute the layer. The message has the reason.
         """
         if self.backend not in ('auto', 'native'):
-            return False
-        reason = why_not_native(x) or self.why_not_native()
+            return None
+        reason, arguments = why_not_native(x), None
+        if reason is None:
+            checked, state = self.cache.checked, state_of(self)
+            if checked is None or checked[0] != state:
+                reason = self.why_not_native()
+                checked = self.cache.checked = state, reason, None if reason else self.library_arguments()
+            _, reason, arguments = checked
         if reason is not None and self.backend == 'native':
             raise ValueError(f"backend='native' cannot compute this: {reason}")
-        return reason is None
+        return arguments
 
     def why_not_native(self) -> Optional[str]:
         """Return why the library cannot compute the layer as it is now, in one sentence; None: it can."""
-        name = find_changed_module(self, self._modules_built)
-        return None if name is None else f'{name} of {type(self).__name__} is not as it was built.'
+        types = iter(self._types_built)
+        for name, module in modules_inside(self):
+            kind = type(module)
+            if kind is not next(types, None) or kind not in _known or is_hooked(module):
+                return f'{name} of {type(self).__name__} is not as it was built.'
+        return None if next(types, None) is None else f'{type(self).__name__} lacks a module that it was built with.'
+
+    def library_arguments(self) -> Any:
+        """Return the parameters and numbers that the library reads."""
+        raise NotImplementedError
 
     def record_modules(self) -> None:
-        """Record the modules inside; called at the end of `__init__`."""
-        self._modules_built = [type(module) for _, module in modules_inside(self)]
+        """Record the types of the modules inside; called at the end of `__init__`."""
+        self._types_built = [type(module) for _, module in modules_inside(self)]
 
     def _apply(self, *args: Any, **kwargs: Any) -> 'Layer':
         self.cache.clear()  # packed weights of a layer on a GPU are of no use
@@ -83,26 +114,25 @@ class Layer(BaseModule):
         return moved
 
 
-def known(cls: Class) -> Class:
-    """Decorate a class of this package whose `forward` the library repeats."""
-    _known.add(cls)
-    return cls
-
-
-def find_changed_module(layer: nn.Module, built: Optional[list[type[nn.Module]]]) -> Optional[str]:
-    """Return the name of a module in `layer` that was replaced, hooked or given a `forward`; None: there is none.
-
-    Args:
-        built: the types of the modules inside, when the layer was built.
-    """
-    if has_global_hooks():
-        return 'A hook on all modules: a module'
-    expected = iter(built or ())
-    for name, module in modules_inside(layer):
-        kind = type(module)
-        if kind is not next(expected, None) or kind not in _known or is_hooked(module):
-            return name
-    return None if next(expected, None) is None else 'A module'
+def state_of(layer: nn.Module) -> list[Any]:
+    """Return all that decides how the library computes a layer, except the numbers of its tensors."""
+    state: list[Any] = []
+    parents = [layer]
+    for parent in parents:  # grows
+        for module in parent._modules.values():
+            if module is None:
+                continue
+            kind = type(module)
+            state += kind, is_hooked(module)
+            for name in _known.get(kind, ()):
+                value = getattr(module, name, None)
+                if isinstance(value, Tensor):
+                    memory = value.data_ptr() if value.layout is torch.strided else None
+                    value = id(value), value.dtype, value.shape, memory
+                state.append(value)
+            if module._modules:
+                parents.append(module)
+    return state
 
 
 def is_hooked(module: nn.Module) -> bool:

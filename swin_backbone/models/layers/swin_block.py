@@ -20,14 +20,13 @@ from ...backends.attention import attend
 from ...backends.choose import linear_dtype
 from ...backends.native import layers as native
 from ...backends.native.availability import is_stored
-from ...backends.native.operators import why_not_block
 from ...compat import is_transformed
 from ...windows.grid import Size, Windows, fit_window
 from ...windows.position import relative_position_bias
 from .layer import Layer, Norm, known
 
 
-@known
+@known('num_heads', 'scale', 'attn_drop_rate', 'training', 'relative_position_bias_table')
 class WindowAttention(BaseModule):
     """Multi-head self-attention with a relative position bias, inside each of many windows (W-MSA).
 
@@ -82,7 +81,7 @@ class WindowAttention(BaseModule):
         return qkv
 
 
-@known
+@known()
 class ShiftedWindowAttention(BaseModule):
     """Window attention on a map whose windows may be shifted (SW-MSA). mmdet's module of this place and name.
 
@@ -175,13 +174,14 @@ class SwinBlock(Layer):
 
     def in_another_way(self, x_BHWC: Tensor, recomputes: bool, overwrites: bool) -> Optional[Tensor]:
         """Return the output of the block by the compiled library or by `with_cp`; None: neither is due."""
-        if self.by_library(x_BHWC):
-            windows, drop_path_2B = self.windows(x_BHWC), self._draw_drop_path(x_BHWC)
-            weights = self.weights(windows.window_size)._replace(drop_path_2B=drop_path_2B)
-            dtype = linear_dtype(x_BHWC)
+        arguments = self.for_library(x_BHWC)
+        if arguments is not None:
+            (weights, settings), windows, dtype = arguments, self.windows(x_BHWC), linear_dtype(x_BHWC)
+            drop_path_2B = self._draw_drop_path(x_BHWC) if self.drop_path.training else None
+            derived = self.derived_weights(windows.window_size)
+            weights = native.BlockWeights(**weights, **derived, drop_path_2B=drop_path_2B)
             stores = torch.is_grad_enabled() and not self.with_cp and is_stored(dtype, x_BHWC.shape[3])
-            how = dtype, self.cache, stores, overwrites
-            return native.block(x_BHWC, weights, self.settings(), windows, *how)
+            return native.block(x_BHWC, weights, settings, windows, dtype, self.cache, stores, overwrites)
         if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
             return None
         y_BHWC: Tensor = checkpoint(partial(self.forward, recomputes=True), x_BHWC, use_reentrant=False)
@@ -200,7 +200,7 @@ class SwinBlock(Layer):
         reason = super().why_not_native()
         if reason is not None:
             return reason
-        attention, ((fc1, activation, hidden_drop), fc2, ffn_drop) = self.attn.w_msa, self.ffn.layers
+        attention, ((_, activation, hidden_drop), _, ffn_drop) = self.attn.w_msa, self.ffn.layers
         if type(activation) is not nn.GELU or activation.approximate != 'none':
             return 'The compiled library has one activation, exact GELU.'
         drops = attention.proj_drop, hidden_drop, ffn_drop
@@ -208,38 +208,41 @@ class SwinBlock(Layer):
             return 'The compiled library has no dropout, and a dropout rate is above 0.'
         if self.drop_path.drop_prob >= 1 and self.drop_path.training:
             return 'The compiled library drops no branch for certain, and a drop path rate is 1.'
-        layers = attention.qkv, attention.proj, fc1, fc2
-        return why_not_block([layer.weight for layer in layers], attention.num_heads, self.window_size)
+        with torch.no_grad():
+            weights = native.BlockWeights(**self.library_arguments()[0], **self.derived_weights(self.window_size))
+        return native.why_not_block(weights, self.window_size)
 
-    def settings(self) -> native.BlockSettings:
-        """Return the numbers of the block beside its weights."""
-        return native.BlockSettings(self.attn.w_msa.scale, (self.norm1.eps, self.norm2.eps))
-
-    def weights(self, window_size: Size) -> native.BlockWeights:
-        """Return the tensors that the library reads, with the position bias of windows of this size."""
+    def library_arguments(self) -> tuple[dict[str, Any], native.BlockSettings]:
+        """See `Layer`."""
         attention, fc1, fc2 = self.attn.w_msa, self.ffn.layers[0][0], self.ffn.layers[1]
-        return native.BlockWeights(
-            norm1_weight=self.norm1.weight,
-            norm1_bias=self.norm1.bias,
-            qkv_weight=attention.qkv.weight,
-            qkv_bias=attention.qkv.bias,
-            position_bias_hNN=attention.position_bias(window_size),
-            proj_weight=attention.proj.weight,
-            proj_bias=attention.proj.bias,
-            norm2_weight=self.norm2.weight,
-            norm2_bias=self.norm2.bias,
-            fc1_weight=fc1.weight,
-            fc1_bias=fc1.bias,
-            fc2_weight=fc2.weight,
-            fc2_bias=fc2.bias,
-        )
+        weights = {
+            'qkv_weight': attention.qkv.weight,
+            'proj_weight': attention.proj.weight,
+            'fc1_weight': fc1.weight,
+            'fc2_weight': fc2.weight,
+            'qkv_bias': attention.qkv.bias,
+            'proj_bias': attention.proj.bias,
+            'fc1_bias': fc1.bias,
+            'fc2_bias': fc2.bias,
+            'norm1_weight': self.norm1.weight,
+            'norm1_bias': self.norm1.bias,
+            'norm2_weight': self.norm2.weight,
+            'norm2_bias': self.norm2.bias,
+            'norm3_weight': None,
+            'norm3_bias': None,
+        }
+        return weights, native.BlockSettings(attention.scale, (self.norm1.eps, self.norm2.eps))
+
+    def derived_weights(self, window_size: Size) -> dict[str, Any]:
+        """Return the tensors that each call computes from parameters, for windows of this size."""
+        return {'position_bias_hNN': self.attn.w_msa.position_bias(window_size)}
 
     def _draw_drop_path(self, x_BHWC: Tensor) -> Optional[Tensor]:
         """Return the factors of both branches for each image, 0 or 1 / (1 - rate): (2, B); None: 1.
 
         On a CPU mmcv's DropPath draws the same numbers, first for attention, then for the MLP.
         """
-        rate = self.drop_path.drop_prob if self.drop_path.training else 0.0
+        rate = self.drop_path.drop_prob
         if not rate:
             return None
         return torch.rand(2, x_BHWC.shape[0], device=x_BHWC.device).add_(1 - rate).floor_().div_(1 - rate)

@@ -25,7 +25,7 @@ from .swin_block import SwinBlock
 CPB_HIDDEN = 512  # channels inside the MLP that gives the position bias
 
 
-@known
+@known('num_heads', 'attn_drop_rate', 'training', 'logit_scale', 'q_bias', 'v_bias')
 class WindowAttentionV2(BaseModule):
     """Scaled cosine attention inside each of many windows (sections 3.3 and 3.4).
 
@@ -148,14 +148,17 @@ class SwinV2Block(SwinBlock):
             return 'The compiled library adds q_bias and v_bias to the projection, and qkv has a bias of its own.'
         return super().why_not_native()
 
-    def settings(self) -> native.BlockSettings:
-        """See `SwinBlock`."""
-        scale, eps = super().settings()
-        return native.BlockSettings(scale, eps if self.norm3 is None else (*eps, self.norm3.eps))
+    def library_arguments(self) -> tuple[dict[str, Any], native.BlockSettings]:
+        """See `Layer`."""
+        (weights, settings), norm3 = super().library_arguments(), self.norm3
+        del weights['qkv_bias']  # `derived_weights` has it
+        if norm3 is None:
+            return weights, settings
+        eps = *settings.eps, norm3.eps
+        return {**weights, 'norm3_weight': norm3.weight, 'norm3_bias': norm3.bias}, settings._replace(eps=eps)
 
-    def weights(self, window_size: Size) -> native.BlockWeights:
+    def derived_weights(self, window_size: Size) -> dict[str, Any]:
         """See `SwinBlock`."""
-        w_msa, norm3 = self.attn.w_msa, self.norm3
-        weights = super().weights(window_size)
-        weights = weights._replace(qkv_bias=w_msa.qkv_bias, cosine_scale_h=w_msa.cosine_scale())
-        return weights if norm3 is None else weights._replace(norm3_weight=norm3.weight, norm3_bias=norm3.bias)
+        w_msa = self.attn.w_msa
+        position_bias = w_msa.position_bias(window_size)
+        return dict(position_bias_hNN=position_bias, qkv_bias=w_msa.qkv_bias, cosine_scale_h=w_msa.cosine_scale())

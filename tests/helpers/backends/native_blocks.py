@@ -74,10 +74,11 @@ def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple
         qkv_bias, cosine_scale_h, scale = attention['qkv.bias'], None, (C // heads) ** -0.5
         bias_hNN = relative_position_bias(attention['relative_position_bias_table'], window)
     w = BlockWeights(
-        *(weights['norm1.weight'], weights['norm1.bias'], attention['qkv.weight'], qkv_bias, bias_hNN),
-        *(attention['proj.weight'], attention['proj.bias'], weights['norm2.weight'], weights['norm2.bias']),
-        *(weights[f'ffn.layers.{name}'] for name in ('0.0.weight', '0.0.bias', '1.weight', '1.bias')),
-        *(drop_path_2B, cosine_scale_h, weights.get('norm3.weight'), weights.get('norm3.bias')),
+        *(attention['qkv.weight'], attention['proj.weight']),
+        *(weights[f'ffn.layers.{name}.weight'] for name in ('0.0', '1')),
+        *(qkv_bias, attention['proj.bias'], *(weights[f'ffn.layers.{name}.bias'] for name in ('0.0', '1'))),
+        *(weights.get(f'norm{i}.{end}') for i in (1, 2, 3) for end in ('weight', 'bias')),
+        *(bias_hNN, cosine_scale_h, drop_path_2B),
     )
     eps = (1e-5,) * (3 if 'norm3.weight' in weights else 2)
     return w, BlockSettings(scale, eps)

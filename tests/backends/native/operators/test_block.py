@@ -4,12 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.backends.native_blocks import block_weights, by_operator, by_reference, cases, random_weights, rms
+from helpers.backends.native_blocks import by_operator, by_reference, cases, random_weights, rms
 from hypothesis import assume, given, settings
-
-from swin_backbone.backends.native import why_not_in
-from swin_backbone.backends.native.layers import pack
-from swin_backbone.backends.weight_cache import WeightCache
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,45 +90,3 @@ def test_same_bits_whatever_the_number_of_threads_and_from_several_python_thread
         torch.set_num_threads(threads)
     with ThreadPoolExecutor(4) as pool:
         assert all(torch.equal(result, first) for result in pool.map(lambda _: run(), range(8)))
-
-
-def test_operators_have_a_fake_for_compile_and_export():
-    weights = random_weights(32, 2, (4, 4), v2=False)
-    w, settings = block_weights(weights, 2, (4, 4))
-    packed = pack(
-        WeightCache(), (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight), torch.float32, (16, 1, 1, 1)
-    )
-    vectors = [w.norm1_weight, None, w.qkv_bias, w.proj_bias, None, w.norm2_bias, w.fc1_bias, w.fc2_bias, None, None]
-    args = packed, vectors, w.position_bias_hNN, None, None, 2, [4, 4], [2, 2], False, settings.scale, [1e-5, 1e-5]
-    x, ops, which = torch.randn(1, 9, 10, 32), torch.ops.swin_backbone, ('test_schema', 'test_faketensor')
-    torch.library.opcheck(ops.block.default, (x, *args), test_utils=which)
-    torch.library.opcheck(ops.block_.default, (x, *args), test_utils=which)
-    torch.library.opcheck(ops.block_saving.default, (x, *args), test_utils='test_schema')
-    linear = (w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight)
-    turned = [ops.pack_linear(a, torch.float32, unit, True) for a, unit in zip(linear, (1, 16, 1, 1))]
-    gradient = torch.randn_like(x)
-    torch.library.opcheck(
-        ops.block_backward.default, (x, gradient, packed, turned, *args[1:]), test_utils='test_schema'
-    )
-    ours = ops.block_backward(x, gradient, packed, turned, *args[1:])
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = ops.block_backward(mode.from_tensor(x), gradient, packed, turned, *args[1:])
-    assert [f.shape for f in fake] == [o.shape for o in ours]
-    image, weight = torch.randn(1, 3, 9, 10), torch.randn(16, 3, 3, 3)
-    for dtype in (torch.float32, torch.bfloat16)[: 1 + (why_not_in(torch.bfloat16) is None)]:
-        torch.library.opcheck(ops.pack_linear.default, (weight, dtype, 1), test_utils=which)
-        panels = ops.pack_linear(weight, dtype, 1)
-        args = panels, None, None, None, None, [3, 3]
-        torch.library.opcheck(ops.embed.default, (image, *args), test_utils=which)
-        grad, turned = torch.randn(1, 3, 4, 16), ops.pack_linear(weight, dtype, 1, True)
-        torch.library.opcheck(ops.embed_backward.default, (image, grad, panels, turned, *args[1:]), test_utils=which)
-        torch.library.opcheck(ops.embed_backward.default, (image, grad, panels, None, *args[1:]), test_utils=which)
-        weight = torch.randn(64, 128)
-        args = ops.pack_linear(weight, dtype, 1), None, None, 1e-5, True
-        torch.library.opcheck(ops.merge.default, (x, *args), test_utils=which)
-        grad, turned = torch.randn(1, 5, 5, 64), ops.pack_linear(weight, dtype, 1, True)
-        torch.library.opcheck(ops.merge_backward.default, (x, grad, args[0], turned, *args[1:]), test_utils=which)
-        weight = torch.randn(16, 3, 3, 3)
-    torch.library.opcheck(ops.output_norm.default, (x, None, None, 1e-5), test_utils=which)
-    grad = torch.randn(1, 32, 9, 10)
-    torch.library.opcheck(ops.output_norm_backward.default, (x, grad, None, None, 1e-5), test_utils=which)

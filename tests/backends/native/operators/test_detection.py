@@ -173,13 +173,13 @@ def test_nothing_of_anything(shape):
             'maps must be float32 or bfloat16, got torch.float64',
         ),
         (dict(maps=torch.zeros(2, 3, 0, 4)), 'height must be from 1 to 1048576, got 0'),
-        (dict(rois=torch.zeros(2, 4)), r'rois must be contiguous and of \[2, 5\]'),
+        (dict(rois=torch.zeros(2, 4)), r'rois must be \[2, 5\], torch.float32 and contiguous'),
         (dict(rois=torch.tensor([[2.0, 0, 0, 1, 1]])), "a region's image must be from 0 to 1, got 2 of region 0"),
         (dict(rois=torch.tensor([[0.0, 0, 0, 1, 1], [0, 5, 0, 1, 1]])), 'a region ends before it begins.* region 1'),
         (dict(bins=(0, 5)), 'bins down must be from 1 to 4096, got 0'),
         (dict(bins=(7, 5000)), 'bins across must be from 1 to 4096, got 5000'),
         (dict(sampling_ratio=1025), 'samples must be from 0 to 1024, got 1025'),
-        (dict(argmax=[torch.zeros(1), torch.zeros(1)]), 'argmax must be contiguous and of'),
+        (dict(argmax=[torch.zeros(1), torch.zeros(1)]), 'argmax must be .* and contiguous'),
     ],
 )
 def test_what_does_not_fit_is_said(changed, said):

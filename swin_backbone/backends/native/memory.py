@@ -1,0 +1,136 @@
+"""Memory of tensors for the compiled library: addresses, packed weights and checksums.
+
+The library gets addresses and sizes (csrc/swin.h). Functions here check the dtype, shape and memory of a tensor. The
+library checks all numbers.
+
+Layout: N outputs and K inputs of a linear layer.
+"""
+
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_int64, c_void_p
+from functools import lru_cache, partial
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..weight_cache import WeightCache
+from .library import DTYPES, PRODUCTS, Library, load
+
+LINE = 64  # bytes of a cache line
+float32 = torch.float32
+# Return memory on the CPU, under any default dtype and device.
+empty: Callable[..., Tensor] = partial(torch.empty, dtype=float32, device='cpu')
+
+
+@lru_cache(maxsize=1)
+def library() -> Library:
+    """Return the loaded library. Without one, raise a RuntimeError with the reason."""
+    loaded, reason = load()
+    if loaded is None:
+        raise RuntimeError(reason)
+    return loaded
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether the numbers of a tensor are in memory at its address.
+
+    Views that negate, sparse tensors, tensors at odd addresses and subclasses that contain other tensors are not
+    readable.
+    """
+    kind = type(tensor)
+    is_plain = kind is Tensor or kind is Parameter or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    if not (is_plain and tensor.is_cpu and tensor.layout is torch.strided) or tensor.is_neg():
+        return False
+    first = tensor.data_ptr()
+    return first % tensor.itemsize == 0 and (first != 0 or tensor.numel() == 0)
+
+
+def why_not_weights(weights: Sequence[Optional[Tensor]]) -> Optional[str]:
+    """Return why the library cannot read these weights, in one sentence; None: it can."""
+    for w in weights:
+        if w is not None and not (w.dtype is float32 and is_readable(w)):
+            return f'The compiled library takes float32 weights in memory, not {w.dtype} on {w.device}.'
+    return None
+
+
+def address(name: str, tensor: Optional[Tensor], sizes: Sequence[int], dtype: torch.dtype = float32) -> Optional[int]:
+    """Return the address of a contiguous tensor; None for None.
+
+    Raises:
+        ValueError: if the tensor has other sizes or another dtype, has gaps, or is not readable.
+    """
+    if tensor is None:
+        return None
+    if tensor.shape != sizes or tensor.dtype is not dtype or not tensor.is_contiguous() or not is_readable(tensor):
+        raise ValueError(
+            f'{name} must be {list(sizes)}, {dtype} and contiguous in memory, got {list(tensor.shape)}, '
+            f'{tensor.dtype}, strides {tensor.stride()}, on {tensor.device}'
+        )
+    return tensor.data_ptr()
+
+
+def dtype_number(name: str, dtype: torch.dtype) -> int:
+    """Return the number of a dtype in swin.h."""
+    if dtype not in DTYPES:
+        raise ValueError(f'{name} must be float32 or bfloat16, got {dtype}')
+    return DTYPES.index(dtype)
+
+
+def packed_size(dtype: torch.dtype, N: int, K: int) -> int:
+    """Return how many numbers of `dtype` a packed weight (N, K) has."""
+    if dtype is not torch.bfloat16:
+        return N * K
+    return N * (K + K % 2 if library().multiplies_bfloat16 else 2 * K)
+
+
+def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool = False) -> Tensor:
+    """Return a weight (N, K...), or its transpose, in the order in which the library reads it.
+
+    Args:
+        dtype: of the products, as autocast names it. Products of float16 are computed in float32.
+        unit: columns that stay together in a panel.
+    """
+    dtype, weight_NK = PRODUCTS[dtype], weight.detach().flatten(1).contiguous()
+    (N, K), first = weight_NK.shape, address('weight', weight_NK, weight_NK.shape)
+    panels = empty(packed_size(dtype, *((K, N) if transposed else (N, K))), dtype=dtype)
+    library().pack(DTYPES.index(dtype), first, N, K, unit, transposed, torch.get_num_threads(), panels.data_ptr())
+    return panels
+
+
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """Return a hash of all bytes of the tensors. A change of one number changes the hash.
+
+    Raises:
+        ValueError: if a tensor is not readable.
+    """
+    dense = [tensor.contiguous() for tensor in tensors]
+    count, hashed = len(dense), c_int64()
+    pieces = (c_void_p * count)(*[address('a tensor', tensor, tensor.shape, tensor.dtype) for tensor in dense])
+    sizes = (c_int64 * count)(*[tensor.nbytes for tensor in dense])
+    library().checksum(pieces, sizes, count, torch.get_num_threads(), byref(hashed))
+    return hashed.value
+
+
+def made_from(
+    weights: Sequence[Tensor], settings: tuple[Any, ...], make: Callable[[], list[Tensor]], cache: WeightCache
+) -> list[Tensor]:
+    """Return `make()`, from the cache if the settings and all numbers of the weights are as before.
+
+    Fused optimizers, `.data` and numpy leave no trace in a tensor. Therefore each call computes a checksum of the
+    weights, in a seventh of the time of packing.
+
+    Raises:
+        ValueError: if the library cannot read a weight.
+    """
+    key = *settings, *(w.shape for w in weights), checksum(weights)
+    made = cache.made  # read once: another thread may replace the entry
+    if made is not None and made[0] == key:
+        return made[1]
+    cache.made = None  # frees the old tensors before new ones are made
+    with torch.no_grad():
+        tensors = make()
+    if checksum(weights) == key[-1]:  # another thread may write the weights meanwhile
+        cache.made = key, tensors
+    return tensors

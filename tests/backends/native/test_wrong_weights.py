@@ -1,0 +1,89 @@
+"""Weights of another shape, dtype or memory in a layer give the result of torch, or its error."""
+
+import random
+
+import pytest
+import torch
+from helpers import apart
+from helpers.backends.errors import relative_error
+from torch import nn
+
+from swin_backbone import SwinBackbone, SwinV2Backbone
+
+DTYPES = torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.complex64
+LAYERS = nn.Linear, nn.LayerNorm, nn.Conv2d
+
+
+def at_an_odd_address(x):
+    return torch.frombuffer(bytearray(1) + x.contiguous().numpy().tobytes(), dtype=x.dtype, offset=1).view(x.shape)
+
+
+def with_other_sizes(x, draw):
+    sizes = list(x.shape)
+    at = draw.randrange(len(sizes))
+    sizes[at] = draw.choice([0, 1, sizes[at] - 1, sizes[at] + 1, 2 * sizes[at]])
+    return torch.randn(sizes)
+
+
+WRONG = [
+    lambda x, draw: x.to(draw.choice(DTYPES)),
+    lambda x, draw: draw.choice([x[None], x.flatten(), x[0], x.sum()]),
+    lambda x, draw: x.transpose(0, -1),
+    lambda x, draw: x.transpose(0, -1).contiguous().transpose(0, -1),
+    lambda x, draw: x.repeat_interleave(2, 0)[::2],
+    lambda x, draw: x[:1].expand(x.shape),
+    lambda x, draw: at_an_odd_address(x),
+    lambda x, draw: torch._neg_view(-x),
+    lambda x, draw: x.to_sparse(),
+    lambda x, draw: None,
+    *[with_other_sizes] * 4,
+]
+
+
+def outcome(model, x, backend, with_gradients):
+    """Return maps and gradients, or the error's type."""
+    model.backend = backend
+    model.zero_grad()
+    try:
+        with torch.set_grad_enabled(with_gradients):
+            maps = model(x)
+        if with_gradients:
+            sum(y.square().mean() for y in maps).backward()
+        return [*maps, *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        return f'{type(error).__name__}: {error}'
+
+
+def compare(seed, count):
+    """Return how many models computed; raise an AssertionError if backends differ."""
+    draw, computed = random.Random(seed), 0
+    torch.manual_seed(seed)
+    for number in range(count):
+        kind = draw.choice([SwinBackbone, SwinV2Backbone])
+        model = kind(embed_dims=16, depths=(1, 1), num_heads=(2, 2), window_size=4, strides=(4, 2), out_indices=(0, 1))
+        for weight in model.eval().parameters():
+            nn.init.normal_(weight, std=0.2)
+        name, layer = draw.choice([(n, one) for n, one in model.named_modules() if isinstance(one, LAYERS)])
+        end = draw.choice([end for end in ('weight', 'bias') if getattr(layer, end) is not None])
+        index = draw.randrange(len(WRONG))
+        wrong = WRONG[index](getattr(layer, end).detach(), draw)
+        if wrong is not None:
+            wrong = nn.Parameter(wrong, requires_grad=wrong.is_floating_point())
+        x, with_gradients = torch.randn(1, 3, 20, 24), draw.random() < 0.5
+        if draw.random() < 0.5:
+            outcome(model, x, 'auto', False)  # the layer has been checked before
+        setattr(layer, end, wrong)
+        ours, torchs = (outcome(model, x, backend, with_gradients) for backend in ('auto', 'torch'))
+        what = number, index, kind.__name__, name, end
+        assert isinstance(ours, str) == isinstance(torchs, str), (*what, ours, torchs)
+        if not isinstance(ours, str):
+            computed += 1
+            assert len(ours) == len(torchs), what
+            assert relative_error(ours, torchs) < 1e-4, what
+    return computed
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_wrong_weights_give_what_torch_gives(seed, record_fault):
+    assert 20 < apart.call(compare, seed, 150) < 120
+    record_fault('wrong_weights', 150)
