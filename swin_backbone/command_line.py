@@ -51,7 +51,9 @@ def run(main: Callable[[], Optional[int]]) -> NoReturn:
         status = BROKEN_PIPE
         _print_no_more()
     except OSError as error:
-        if not _cannot_write(error):
+        from swin_backbone.whole_files import CANNOT_WRITE
+
+        if error.errno not in CANNOT_WRITE:
             raise
         place = error.filename or 'cannot write its output'
         status = f'{sys.argv[0]}: {place} ({error.strerror})'
@@ -77,12 +79,6 @@ def _clean_up_on_signals() -> None:
 
 def _print_no_more() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at its end
-
-
-def _cannot_write(error: OSError) -> bool:
-    from swin_backbone.whole_files import CANNOT_WRITE
-
-    return error.errno in CANNOT_WRITE
 
 
 def _is_stdout_broken() -> bool:

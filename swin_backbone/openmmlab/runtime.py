@@ -26,7 +26,6 @@ from .config.published import start_from
 from .config.training_settings import TrainingSettings, apply_settings, enable_auto_scale_lr, fit_schedule, lr_line
 from .data.guard import count_pictures, guard_runner, label_rule
 from .data.own_data.config import fill_own_data
-from .data.own_data.folder import OwnData
 from .data.own_data.layouts import find_data
 from .errors import ConfigError, DataError, TrainingStopped, sentence_of
 from .launchers import is_lost_peer, name_ranks_of_slurm, processes, rank, require_launcher
@@ -79,7 +78,11 @@ def load_config(
     if data is not None:
         names = options.get('own_data.classes') or options.get('+own_data.classes')
         names = names if isinstance(names, (list, tuple)) else None
-        _put_data(cfg, find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data', names), launcher)
+        own = find_data(cfg, data, annotations, Path(cfg.work_dir) / 'data', names)
+        cfg.own_data = own.own_data
+        fill_own_data(cfg)
+        if not rank(launcher):
+            print('\n'.join(own.lines), flush=True)
     elif annotations is not None:
         raise ValueError(f'--annotations {annotations} needs --data, which is missing')
     if settings is not None and (settings != TrainingSettings() or data is not None):
@@ -97,14 +100,6 @@ def load_config(
                 raise ConfigError(f'{key} follows from own_data, which makes it {filled!r}, got {value!r}')
     cfg.launcher = launcher
     return cfg
-
-
-def _put_data(cfg: Config, own: OwnData, launcher: str) -> None:
-    """Put the user's own data into a config, in place, and print the report."""
-    cfg.own_data = own.own_data
-    fill_own_data(cfg)
-    if not rank(launcher):
-        print('\n'.join(own.lines), flush=True)
 
 
 def _put_settings(
