@@ -38,9 +38,7 @@ class Origin(NamedTuple):
 
     name: str
     arguments: str  # of `forward`, without OPTIONAL
-    windows: Callable[
-        [Any, Values, Size], Optional[Windows]
-    ]  # from block, arguments and map; None: the original computes
+    windows: Callable[[Any, Values, Size], Optional[Windows]]  # of a map; None: the original computes
     sizes: str  # attributes that `windows` reads
     norms: str = 'norm1 norm2'
     attention: str = 'attn'  # the module with the position bias
@@ -84,8 +82,9 @@ def _mmpretrain(block: Any, values: Values, size: Size) -> Optional[Windows]:
 
 def _detection(block: Any, values: Values, size: Size) -> Optional[Windows]:
     windows = _padded(block, values, size)
-    mask_LNN = _mask(windows)
-    return windows if mask_LNN is None or torch.equal(values['mask_matrix'] == 0, mask_LNN) else None
+    mask_LNN, given_LNN = _mask(windows), values['mask_matrix']
+    is_known = mask_LNN is None or (given_LNN is not None and torch.equal(given_LNN == 0, mask_LNN))
+    return windows if is_known else None
 
 
 @lru_cache(maxsize=8)
@@ -338,11 +337,10 @@ def _map_of(module: Any, values: Values) -> Optional[Tensor]:
     if x.dim() == 4:
         return x
     size = next((values[name] for name in ('hw_shape', 'input_size', 'input_dimensions') if name in values), None)
-    if size is None:
-        owner = vars(module) if 'H' not in values else values
-        size = getattr(module, 'input_resolution', None) or (owner['H'], owner['W'])
-    H, W = (int(n) for n in size)
-    return x.reshape(len(x), H, W, x.shape[-1]) if x.shape[1] == H * W else None
+    owner = values if 'H' in values else vars(module)
+    H, W = size or getattr(module, 'input_resolution', None) or (owner.get('H'), owner.get('W'))
+    is_size = x.dim() == 3 and H is not None and x.shape[1] == int(H) * int(W)
+    return x.reshape(len(x), int(H), int(W), x.shape[-1]) if is_size else None
 
 
 def make_example(module: Any, kind: Kind, generator: torch.Generator) -> list[Any]:

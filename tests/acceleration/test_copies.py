@@ -202,6 +202,17 @@ def test_birefnet_calls_sdpa_with_a_mask_of_infinity(calls):
     assert len(calls) == 3
 
 
+def test_a_missing_mask_is_obeyed(calls):
+    block = Detection(2)
+    block.H, block.W = SIZE
+    expected = block(x_of(SIZE), None)
+    swap.accelerate_swin(torch.nn.ModuleDict({'layers': nn.ModuleList([Stage([block], nn.Identity())])}))
+    calls.clear()
+    assert torch.equal(block(x_of(SIZE), None), expected)
+    assert accelerated(block)
+    assert not calls
+
+
 def test_a_mask_of_another_kind_is_obeyed(calls):
     model = Swin([Detection(), Detection(2)], Merging(), 0.0)
     assert_accelerates(model, x_of(SIZE), lambda y: [y], calls, blocks=1, layers=3)

@@ -81,6 +81,10 @@ def test_torchvision(version, window_size, calls):
     size = ODD if max(window_size) <= 16 else X
     blocks = 4 if max(window_size) <= 16 else 0
     model = of_torchvision(version, window_size)
+    merging, map_HWC = model.features[2], torch.randn(9, 6, 16)
+    expected = merging(map_HWC)
+    assert torch.equal(swap.accelerate_swin(model) and merging(map_HWC), expected)  # without a batch
+    swap.restore_swin(model)
     assert_accelerates(model, size, lambda y: [y], calls, blocks, layers=1 + blocks)
 
 
