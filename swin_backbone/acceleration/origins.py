@@ -148,7 +148,7 @@ _TRANSFORMERS = Origin(
 )
 _FIXED = _OFFICIAL._replace(arguments='x', sizes='window_size shift_size input_resolution')
 _MMPRETRAIN = _MMDET._replace(name='mmpretrain', windows=_mmpretrain, sizes=f'{_MMDET.sizes} attn.pad_small_map')
-ORIGINS = (
+BLOCKS = (
     _MMPRETRAIN._replace(  # V2 drops a branch before the norm
         sizes=f'{_MMPRETRAIN.sizes} attn.w_msa.logit_scale',
         drop_paths='',
@@ -368,10 +368,10 @@ def make_example(module: Any, kind: Kind, generator: torch.Generator) -> list[An
     return [torch.randn(2, *shape, channels, generator=generator), *(values[name] for name in names[1:])]
 
 
-KINDS = {
+LAYER_KINDS = {
     **{
         f'block {i}': Kind('block', partial(_is_block, origin), partial(_compute_block, origin), origin)
-        for i, origin in enumerate(ORIGINS)
+        for i, origin in enumerate(BLOCKS)
     },
     'merging': Kind('merging', _is_merging, _compute_merging),
     'embedding': Kind('embedding', _is_embedding, _compute_embedding),

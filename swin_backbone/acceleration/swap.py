@@ -21,7 +21,7 @@ from ..backends.native.library import PRODUCTS
 from ..backends.weight_cache import WeightCache
 from ..compat import has_global_hooks
 from ..models.layers.layer import Layer, is_hooked, modules_inside
-from .origins import KINDS, bind, make_example
+from .origins import LAYER_KINDS, bind, make_example
 
 RECORD, BASE = '_swin_backbone_record', '_swin_backbone_base'
 # Differences from the original by rounding, as parts of the largest number.
@@ -32,7 +32,7 @@ class Record(NamedTuple):
     """State of an accelerated layer.
 
     Attributes:
-        kind: key in `KINDS`.
+        kind: key in `LAYER_KINDS`.
         types: of the modules inside, when the layer was accelerated.
     """
 
@@ -51,8 +51,10 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
         A line for each Swin and kind of layer; the lines are logged too.
     """
     modules = {name: one for name, one in model.named_modules() if not isinstance(one, Layer)}
-    kinds = {name: next((key for key, kind in KINDS.items() if kind.matches(one)), '') for name, one in modules.items()}
-    origins = {_root_of(name): KINDS[kind].origin for name, kind in kinds.items() if kind.startswith('block')}
+    kinds = {
+        name: next((key for key, kind in LAYER_KINDS.items() if kind.matches(one)), '') for name, one in modules.items()
+    }
+    origins = {_root_of(name): LAYER_KINDS[kind].origin for name, kind in kinds.items() if kind.startswith('block')}
     lines, groups = [], defaultdict(list)
     for name, module in modules.items():
         kind = kinds[name]
@@ -64,7 +66,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
         difference, problem = _try(module, kind)
         if problem is None and not dry_run:
             _accelerate(module, kind)
-        groups[root, KINDS[kind].layer, problem].append(difference)
+        groups[root, LAYER_KINDS[kind].layer, problem].append(difference)
     for (root, layer, problem), differences in groups.items():
         outcome = f'unchanged: {problem}' if problem else f'compiled library, largest difference {max(differences):.1e}'
         origin = origins[root]
@@ -79,7 +81,7 @@ def find_swins(model: nn.Module) -> list[nn.Module]:
     """Return the modules around accelerated blocks, a Swin each."""
     modules = dict(model.named_modules())
     records = {name: one.__dict__[RECORD] for name, one in modules.items() if RECORD in one.__dict__}
-    blocks = [name for name, record in records.items() if KINDS[record.kind].layer == 'block']
+    blocks = [name for name, record in records.items() if LAYER_KINDS[record.kind].layer == 'block']
     return [modules[root] for root in dict.fromkeys(map(_root_of, blocks))]
 
 
@@ -155,7 +157,7 @@ def _compute(module: Any, args: Any, kwargs: Any) -> Any:
         return None
     if any(isinstance(one, nn.Dropout) and one.p and one.training for one in inside):
         return None
-    return KINDS[record.kind].compute(module, record.cache, bind(module, args, kwargs))
+    return LAYER_KINDS[record.kind].compute(module, record.cache, bind(module, args, kwargs))
 
 
 def _try(module: nn.Module, kind: str) -> tuple[float, Optional[str]]:
@@ -187,7 +189,7 @@ def _compare(module: nn.Module, kind: str) -> tuple[float, Optional[str]]:
         std = parameter.shape[1:].numel() ** -0.5 if parameter.dim() > 1 else 0.5
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
         parameter.requires_grad_(True)
-    arguments = make_example(module, KINDS[kind], generator)
+    arguments = make_example(module, LAYER_KINDS[kind], generator)
     original = _run(module, *arguments)
     _accelerate(module, kind)
     if _compute(module, arguments, {}) is None:

@@ -12,7 +12,7 @@ from .maps import prepare_convolutions, restore_convolutions
 
 Model = TypeVar('Model', bound=nn.Module)
 # Layers of the toolboxes, and the files here with a subclass of the same name.
-FILES = {('mmdet', 'SingleRoIExtractor'): 'roi_extractor', ('mmseg', 'UPerHead'): 'uper_head'}
+LAYER_FILES = {('mmdet', 'SingleRoIExtractor'): 'roi_extractor', ('mmseg', 'UPerHead'): 'uper_head'}
 CLASS = '_swin_backbone_class'
 
 
@@ -41,7 +41,7 @@ def replace_layers(model: nn.Module) -> None:
     """Let this package's layers compute in the place of mmdet's and mmsegmentation's of the same name."""
     for module in model.modules():
         kind = type(module)
-        file = FILES.get((kind.__module__.split('.')[0], kind.__name__))
+        file = LAYER_FILES.get((kind.__module__.split('.')[0], kind.__name__))
         if file is not None:
             ours = getattr(import_module(f'.{file}', __package__), kind.__name__)
             if ours.__mro__[1] is kind:
