@@ -46,7 +46,7 @@ def rotated_boxes(rng, number):
 
 
 def quadrilaterals(rng, number):
-    """Rectangles: of others mmcv takes corners for shared ones that are not."""
+    """Rectangles, because mmcv miscounts shared corners of other quadrilaterals."""
     return corners(rotated_boxes(rng, number)).flatten(1)
 
 
@@ -232,7 +232,7 @@ def active_rotated_filter(ext, rng, orientations=8, kernel=3, rotations=8):
     return [out, grad]
 
 
-CASES = {  # each with the seed of its inputs
+CASES = {  # with the seed of the inputs
     'nms': (13, nms, {}),
     'nms, offset 1': (16, nms, dict(offset=1, threshold=0.3)),
     'nms, 700 boxes': (14, nms, dict(number=700, threshold=0.7)),

@@ -1,4 +1,4 @@
-"""Our operators give what mmcv's compiled ones give, outputs and gradients, whoever computes them."""
+"""Outputs and gradients of our operators equal those of mmcv's compiled operators, for all providers."""
 
 from contextlib import contextmanager
 
@@ -179,7 +179,7 @@ def test_a_wrong_region_is_named(roi, said, by):
 
 @pytest.mark.parametrize('mode', [0, 1])
 def test_a_region_of_a_billion_pixels_is_refused_by_torch(mode):
-    """And pooled by the library, as tests/backends/native/operators/test_detection.py says."""
+    """RoIAlign of the library has tests in tests/backends/native/operators/test_detection.py."""
     out = torch.zeros(1, 1, 2, 2)
     with (
         computed_by('torch'),
@@ -210,7 +210,7 @@ def check_half_precision(dtype):
 @pytest.mark.parametrize('by', BOTH)
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision_is_suppressed_in_float32(dtype, by):
-    """Also boxes of another dtype than their scores, which autocast makes."""
+    """Autocast may give boxes and scores of different dtypes."""
     rng = cases.rng_of(0)
     boxes, scores = cases.boxes(rng, 50).to(dtype), cases.scores(rng, 50).to(dtype)
     with computed_by(by):

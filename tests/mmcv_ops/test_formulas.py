@@ -1,4 +1,4 @@
-"""Operators that mmcv has for GPUs alone: outputs and gradients are those of their formulas, written plainly."""
+"""Operators that mmcv has only for GPUs: outputs and gradients equal plain formulas."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Where mmcv has no compiled operators ours stand in for them, and nowhere else."""
+"""Our operators replace mmcv's only if mmcv has no compiled operators."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ FAILED = 'try:\n    import mmcv.ops\nexcept ImportError:\n    pass\nelse:\n    r
 
 
 def test_mmcv_works_without_its_operators_and_one_line_says_so():
-    """Also where importing mmcv.ops failed before."""
+    """An earlier import of mmcv.ops failed."""
     info = 'from swin_backbone import info\nprint(info._try(info._operators))\n'
     result = run(FAILED + 'import swin_backbone' + CALLS + info)
     assert result.returncode == 0, result.stderr
@@ -107,7 +107,7 @@ def test_every_function_that_mmcv_asks_for_is_there():
 
 
 def test_a_torchvision_of_which_an_operator_is_not_even_declared(monkeypatch):
-    """Beside a CPU torch its build for CUDA has the names of those alone that its import describes to torch."""
+    """Beside a CPU torch, torchvision's CUDA build registers the names of a few operators only."""
     monkeypatch.setitem(providers.TORCHVISION, 'deform_conv2d', ('no_such_operator', ('cpu',), torch.neg))
     monkeypatch.setattr(providers, '_torchvision_loads', lambda: True)
     assert who_computes('deform_conv2d', 'cpu') == 'torch'
@@ -125,7 +125,7 @@ def test_a_provider_takes_its_place_by_a_function(monkeypatch):
     try:
         boxes = torch.rand(2, 4)
         assert ext.nms(boxes, torch.rand(2), 0.5, 0).tolist() == [7]
-        assert ext.nms(boxes, torch.rand(2), 0.5, 1).tolist() != [7]  # mmcv's own convention, which nobody else has
+        assert ext.nms(boxes, torch.rand(2), 0.5, 1).tolist() != [7]  # mmcv's own convention
         assert asked == [('nms', 'cpu', torch.float32), ('nms_offset', 'cpu', torch.float32)]
         assert who_computes('nms', 'cpu') == 'other'
         assert who_computes('softnms', 'cpu') == 'torch'
