@@ -318,15 +318,40 @@ inline void store(bf16* to, Vec v, int64_t count = LANES) {
   _mm256_mask_storeu_epi16(to, first_lanes(count), bits);
 }
 #elif defined(__AVX2__)
+// The end of a row: fewer than 8 numbers, in pieces of 4, 2 and 1. A memcpy of variable size would be a call.
+inline __m128i load_some(const bf16* from, int64_t count) {
+  const bf16* last = from + (count & 4);
+  uint64_t first_four = 0, rest = count & 1 ? last[count & 2].bits : 0;
+  if (count & 2) {
+    uint32_t two = 0;
+    std::memcpy(&two, last, sizeof two);
+    rest = rest << 32 | two;
+  }
+  if (!(count & 4)) return _mm_cvtsi64_si128(static_cast<int64_t>(rest));
+  std::memcpy(&first_four, from, sizeof first_four);
+  return _mm_set_epi64x(static_cast<int64_t>(rest), static_cast<int64_t>(first_four));
+}
+inline void store_some(bf16* to, __m128i bits, int64_t count) {
+  if (count & 4) {
+    _mm_storeu_si64(to, bits);
+    bits = _mm_unpackhi_epi64(bits, bits), to += 4;
+  }
+  if (count & 2) {
+    _mm_storeu_si32(to, bits);
+    bits = _mm_srli_epi64(bits, 32), to += 2;
+  }
+  if (count & 1) to->bits = static_cast<uint16_t>(_mm_cvtsi128_si32(bits));
+}
 inline Vec load(const bf16* from, int64_t count = LANES) {
-  __m128i bits = _mm_setzero_si128();
-  std::memcpy(&bits, from, count * sizeof(bf16));
+  const __m128i bits =
+      count == LANES ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)) : load_some(from, count);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 inline void store(bf16* to, Vec v, int64_t count = LANES) {
   const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(round_to_bf16(v)), 16);
   const __m128i bits = _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
-  std::memcpy(to, &bits, count * sizeof(bf16));
+  if (count == LANES) return _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bits);
+  store_some(to, bits, count);
 }
 #else
 inline Vec load(const bf16* from, int64_t count = LANES) {
