@@ -49,7 +49,7 @@ SIZE = (SIDE, SIDE)
 
 @pytest.fixture
 def data(tmp_path):
-    """A config of good data, and a function that changes its annotation file."""
+    """A function that changes an annotation file and returns its config."""
     register_all_modules()
     make_data(tmp_path / 'data', good_coco())
 

@@ -1,4 +1,4 @@
-"""Pictures in OpenCV's orientation, as in training."""
+"""Sizes of pictures in OpenCV's orientation."""
 
 import struct
 
@@ -52,7 +52,7 @@ def test_the_size_of_a_picture_whose_orientation_is_stored_unusually(stored, tmp
 
 
 def test_the_size_of_a_picture_that_is_turned_by_xmp_alone(tmp_path):
-    """Pillow reads that, and OpenCV does not."""
+    """Pillow reads XMP, OpenCV does not."""
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     PIXELS.save(tmp_path / 'a.jpg', xmp=xmp)
     assert picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2] == (20, 30)

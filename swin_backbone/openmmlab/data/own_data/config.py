@@ -34,7 +34,7 @@ SEVERAL = ('MultiBranchDataPreprocessor', 'TrackDataPreprocessor')  # semi-super
 PANOPTIC = 'MaskFormerFusionHead'  # the head of the models that segment instances too
 # Parts of a model with other classes than the data: object or none, or words.
 FIXED_CLASSES = ('rpn_head', 'language_model')
-EDGES = 'STDCHead'  # its classes are edge and none
+EDGES = 'STDCHead'  # with two classes, edge and background
 
 
 def fill_own_data(cfg: Config) -> None:

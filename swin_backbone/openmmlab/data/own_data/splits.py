@@ -180,7 +180,7 @@ def match_lines(lines: Iterable[str], tails: Mapping[str, list[Path]]) -> list[P
 
 
 def match_name(name: str, tails: Mapping[str, list[Path]]) -> Optional[Path]:
-    """Return the picture with the longest end of a path or name; None if there is none, or several."""
+    """Return the single picture with the longest end of a path or name, or None."""
     path = Path(name.replace('\\', '/'))
     suffix = path.suffix if path.suffix.lower() in PICTURES else ''
     parts = (path.with_suffix('') if suffix else path).parts

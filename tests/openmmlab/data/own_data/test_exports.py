@@ -1,4 +1,4 @@
-"""`--data` of folders as programs for annotation export them: the right objects and labels, or an error with advice."""
+"""`--data` with exports of annotation programs: the right objects and labels, or an error with advice."""
 
 import re
 

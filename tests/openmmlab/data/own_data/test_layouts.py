@@ -287,7 +287,7 @@ def test_generated_data_are_no_results(tmp_path):
 
 
 def through_links(root):
-    """Each folder is a link to elsewhere."""
+    """Links in place of folders."""
     linked = root.parent / 'linked'
     linked.mkdir()
     for path in root.iterdir():
@@ -300,7 +300,7 @@ def with_spaces_and_umlauts(root):
 
 
 def like_roboflow(root):
-    """train/ and valid/, each with images/ and labels/, and a data.yaml with ../ in front."""
+    """train/ and valid/ with images/ and labels/, and a data.yaml with leading ../."""
     for split, name in (('train', 'train'), ('val', 'valid')):
         (root / name).mkdir()
         for kind in ('images', 'labels'):
@@ -310,7 +310,7 @@ def like_roboflow(root):
 
 
 def all_in_one_folder(root):
-    """As darknet and LabelImg write them: text beside pictures, names in classes.txt, no split."""
+    """Exports of darknet and LabelImg: text beside pictures, names in classes.txt, no split."""
     for path in [*root.rglob('*.jpg'), *root.rglob('*.txt')]:
         path.rename(root / path.name)
     (root / 'data.yaml').unlink()
