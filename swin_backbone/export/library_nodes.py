@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ..backends.native.availability import why_not_in
 from ..backends.native.layers import neighbours_first
 from ..models.layers import PatchEmbed, PatchMerging, SwinBlock
-from ..models.layers.layer import Layer, norm_values
-from ..models.layers.patch_merging import is_plain_norm
+from ..models.layers.layer import Layer, is_hooked, norm_values
 from ..models.pyramid import SwinPyramid
 from .graph import BackboneMaps, ExportError, Graph
 
@@ -64,7 +63,7 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
             stage.downsample = _replaced(stage.downsample, merge_node, bfloat16)
     for index in backbone.out_indices:
         norm = getattr(backbone, f'norm{index}')
-        if is_plain_norm(norm):
+        if type(norm) is nn.LayerNorm and not is_hooked(norm):
             setattr(backbone, f'norm{index}', norm_node(norm))
     return replace(graph, module=module)
 
