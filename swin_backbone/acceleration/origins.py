@@ -223,7 +223,8 @@ def _compute_block(origin: Origin, block: Any, cache: WeightCache, values: Value
     scale = 1.0 if is_v2 else getattr(attention, 'scale', (C // len(bias_hNN)) ** -0.5)
     settings = native.BlockSettings(scale, tuple(norm.eps for norm in norms))
     stores = torch.is_grad_enabled() and not getattr(block, 'with_cp', False) and is_stored(dtype, C)
-    y_BHWC = native.block(x_BHWC, weights, settings, windows, dtype, cache, stores)
+    is_copied = x_BHWC.dtype != torch.float32  # then the output may take the copy's memory
+    y_BHWC = native.block(x_BHWC, weights, settings, windows, dtype, cache, stores, is_copied)
     return origin.output(y_BHWC.view(next(iter(values.values())).shape).to(x_BHWC.dtype))
 
 
