@@ -113,8 +113,11 @@ class PatchMerging(Layer):
 
     def _concatenate_neighbours(self, x_BHWC: Tensor) -> Tensor:
         """Return (B, ceil(H / stride), ceil(W / stride), 4C)."""
-        stride, (H, W) = self.stride, x_BHWC.shape[1:3]
+        stride, (B, H, W, C) = self.stride, x_BHWC.shape
         rows, columns = (H + stride - 1) // stride, (W + stride - 1) // stride
+        if stride == 2:  # without slices with steps: torch.export cannot prove their lengths for free sizes
+            x_BHWC = F.pad(x_BHWC, (0, 0, 0, 2 * columns - W, 0, 2 * rows - H))
+            return x_BHWC.view(B, rows, 2, columns, 2, C).permute(0, 1, 3, 5, 2, 4).flatten(3)
         reach_height, reach_width = (rows - 1) * stride + 1, (columns - 1) * stride + 1  # of the first neighbours
         x_BHWC = F.pad(x_BHWC, (0, 0, 0, max(0, reach_width + 1 - W), 0, max(0, reach_height + 1 - H)))
         neighbours = [
