@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..graph import refusal
 from .operators import nms, roi_align
 
-Size = tuple[int, int]  # height and width; they may be symbolic
+Size = tuple[int, int]  # height and width, maybe symbolic
 NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to 1
 
 
@@ -35,19 +35,19 @@ class View(NamedTuple):
 
 
 def check_nms(cfg: ConfigDict) -> None:
-    """Raises: ExportError, unless `suppress` computes this NMS."""
+    """Raise an ExportError unless `suppress` computes this NMS."""
     if cfg.get('type', 'nms') not in ('nms', 'soft_nms') or cfg.get('method', 'linear') != 'linear':
         raise refusal(f'nms of type {cfg.get("type")!r} and method {cfg.get("method")!r}')
 
 
 def check_coder(coder: Any) -> None:
-    """Raises: ExportError, unless `decode` computes what this coder does."""
+    """Raise an ExportError unless `decode` equals this coder."""
     if type(coder).__name__ != 'DeltaXYWHBBoxCoder' or coder.add_ctr_clamp:
         raise refusal(f'{type(coder).__name__}, or how it is set,')
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
-    """Boxes (..., 4) moved by a head's deltas, and clipped to the image if the coder does so (DeltaXYWHBBoxCoder).
+    """Move boxes (..., 4) by a head's deltas, and clip them to the image if `clip_border` is set (DeltaXYWHBBoxCoder).
 
     Args:
         image_size: height and width, (2,).
@@ -62,13 +62,13 @@ def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Ten
 
 
 def clip(boxes: Tensor, image_size: Tensor) -> Tensor:
-    """Boxes (..., 4) cut at the borders of the image."""
+    """Clip boxes (..., 4) to the image."""
     limit = image_size.flip(0).to(boxes.dtype)
     return torch.cat([torch.minimum(end.clamp(min=0), limit) for end in (boxes[..., :2], boxes[..., 2:])], -1)
 
 
 def best(scores_BM: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The `most` best scores of each image, or all if there are fewer, best first: scores and indices."""
+    """Return at most `most` scores of each image, best first, and the indices."""
     return scores_BM.topk(torch.sym_min(most, scores_BM.shape[1]), dim=1)
 
 
@@ -85,7 +85,7 @@ def suppress(
     score_threshold: float,
     most: Optional[int],
 ) -> tuple[Tensor, Tensor]:
-    """NMS: the best boxes of each image that do not overlap a better box of their group.
+    """Suppress boxes that overlap a better box of the group (NMS).
 
     Groups are moved apart, as in mmcv's batched_nms; with `class_agnostic` all boxes are one group.
 
@@ -106,7 +106,7 @@ def suppress(
         return _suppress_softly(moved_BM4, scores_BM, nms_cfg, most)
     kept_n3 = nms(moved_BM4, scores_BM[:, None], nms_cfg.iou_threshold, score_threshold)
     flat_n = kept_n3[:, 0] * M + kept_n3[:, 2]
-    # Append `most` empty entries, so that topk always finds at least `most`
+    # Append `most` empty entries for topk
     is_kept = torch.zeros_like(scores_BM).flatten().index_fill(0, flat_n, 1.0).view(B, M)
     final_BM = torch.where(is_kept > 0, scores_BM, NEVER)
     final_BM = torch.cat([final_BM, torch.full_like(final_BM[:, :1], NEVER).expand(-1, most)], 1)
@@ -115,7 +115,7 @@ def suppress(
 
 
 def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
-    """mmcv's soft NMS: in turn take the best box, and lower the scores of those that overlap it; see `suppress`."""
+    """Take the best box in turn, and lower the scores of overlapping boxes, as mmcv's soft NMS; see `suppress`."""
     place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
     area_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2]).prod(-1)
     found = []
@@ -138,7 +138,7 @@ def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, 
 def suppress_large(
     cfg: ConfigDict, boxes_BM4: Tensor, scores_BM: Tensor, group_BM: Tensor, most: Optional[int]
 ) -> tuple[Tensor, Tensor]:
-    """See `suppress`: of the boxes whose sides are larger than a head's `min_bbox_size`, with its other settings."""
+    """Suppress boxes by a head's settings, without boxes of at most `min_bbox_size`; see `suppress`."""
     least = cfg.get('min_bbox_size', -1)
     if least >= 0:
         is_large_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2] > least).all(-1)
@@ -147,7 +147,7 @@ def suppress_large(
 
 
 class Regions(nn.Module):
-    """mmdet's SingleRoIExtractor: each region is cut from the pyramid level that fits its size.
+    """mmdet's SingleRoIExtractor: the size of a region decides its level of the pyramid.
 
     Raises:
         ExportError: for another extractor.
@@ -172,8 +172,7 @@ class Regions(nn.Module):
         for level, (map_BCHW, ((height, width), scale, samples)) in enumerate(zip(maps, self.layers)):
             index = (level_R == level).nonzero()[:, 0]
             parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], height, width, scale, samples, True))
-        # The position of each region in the concatenated parts: after all regions of lower levels and the earlier ones
-        # of its own level
+        # Position of each region in the concatenated parts: behind lower levels and earlier regions of the level
         is_of_RL = (level_R[:, None] == torch.arange(number, device=level_R.device)).long()
         count_L = is_of_RL.sum(0)
         place_RL = is_of_RL.cumsum(0) - 1 + count_L.cumsum(0) - count_L
@@ -181,7 +180,7 @@ class Regions(nn.Module):
 
 
 def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The objects of all images that were not removed: image, boxes, scores, labels, and their places of B * N."""
+    """Return the remaining objects of all images: image, boxes, scores, labels, and the places of B * N."""
     image_n, index_n = (scores_BN > NEVER).nonzero().unbind(1)
     N = scores_BN.shape[1]
     flat_n = image_n * N + index_n
@@ -195,7 +194,7 @@ def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Te
 
 
 def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """The `most` best pairs of query and class of each image: scores, boxes of the original picture, labels."""
+    """Return the `most` best pairs of query and class of each image: scores, boxes of the original picture, labels."""
     B, Q, K = scores_BQK.shape
     scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
     found_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
@@ -203,7 +202,7 @@ def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tupl
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """Boxes (..., 4) as x1 y1 x2 y2, of boxes given by centre and sides."""
+    """Return boxes (..., 4) as x1 y1 x2 y2, from centre and sides."""
     centre, side = boxes[..., :2], boxes[..., 2:]
     return torch.cat([centre - side / 2, centre + side / 2], -1)
 
@@ -220,7 +219,7 @@ def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor
 
 
 def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
-    """The interpolation weight of each cell of a box at each pixel of an axis: (n, length, cells)."""
+    """Return the weight of each cell of a box at each pixel of an axis: (n, length, cells)."""
     place_L = torch.arange(length, device=start_n.device).to(start_n.dtype) + 0.5
     inside_nL = (place_L - start_n[:, None]) / (end_n - start_n)[:, None] * cells - 0.5
     cell_Y = torch.arange(cells, device=start_n.device).to(start_n.dtype)
@@ -229,7 +228,7 @@ def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
 
 
 def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
-    """The outputs of a convolution for each anchor: (B, M, values)."""
+    """Return the outputs of a convolution for each anchor: (B, M, values)."""
     x_BHWC = x_BCHW.permute(0, 2, 3, 1)
     B, H, W, C = x_BHWC.shape
     return x_BHWC.reshape(B, H * W * (C // values), values)

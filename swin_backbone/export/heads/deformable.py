@@ -1,4 +1,4 @@
-"""mmcv's deformable layers from operators that every runtime has: bilinear samples by `grid_sample`.
+"""mmcv's deformable layers as bilinear samples by `grid_sample`, an operator of every runtime.
 
 Layout: B batch, Q queries, C channels, T tokens of all levels, h heads, d channels of a head, P points of a head and
 level, G groups, K places of a kernel, H W height and width.
@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Size = tuple[int, int]  # height and width; they may be symbolic
+Size = tuple[int, int]  # height and width, maybe symbolic
 Sizes = Sequence[Size]  # of each level
 
 
 def replace_deformable(module: Any) -> Any:
-    """A copy of a module whose deformable layers are those of this file."""
+    """Copy a module, with the deformable layers of this file."""
     from mmcv.ops import DeformConv2d, ModulatedDeformConv2d, MultiScaleDeformableAttention
 
     module = copy.deepcopy(module)
@@ -27,7 +27,7 @@ def replace_deformable(module: Any) -> Any:
                 setattr(parent, name, SampledAttention(layer))
             elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
                 setattr(parent, name, SampledConv(layer))
-    if hasattr(module, 'deform_sampling'):  # of TOODHead: each channel is sampled at a place of its own
+    if hasattr(module, 'deform_sampling'):  # of TOODHead: each channel has its own place
         module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1])[
             :, :, 0
         ]
@@ -35,7 +35,7 @@ def replace_deformable(module: Any) -> Any:
 
 
 class SampledAttention(nn.Module):
-    """mmcv's MultiScaleDeformableAttention, with sizes of levels that stay free."""
+    """mmcv's MultiScaleDeformableAttention with free sizes of levels."""
 
     def __init__(self, attention: Any):
         super().__init__()
@@ -90,7 +90,7 @@ class SampledAttention(nn.Module):
 
 
 def split_levels(x_BTC: Tensor, sizes: Sizes) -> list[Tensor]:
-    """The tokens of each level."""
+    """Return the tokens of each level."""
     parts, start = [], 0
     for H, W in sizes:
         parts.append(x_BTC[:, start : start + H * W])
@@ -99,7 +99,7 @@ def split_levels(x_BTC: Tensor, sizes: Sizes) -> list[Tensor]:
 
 
 def centres(sizes: Sizes, like: Tensor) -> Tensor:
-    """The centre of each token, from 0 to 1: (T, 2) as x y."""
+    """Return the centre of each token, from 0 to 1: (T, 2) as x y."""
     levels = []
     for H, W in sizes:
         y_H, x_W = ((torch.arange(n, device=like.device).to(like.dtype) + 0.5) / n for n in (H, W))
@@ -108,12 +108,12 @@ def centres(sizes: Sizes, like: Tensor) -> Tensor:
 
 
 def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
-    """Height and width as float values (2,); they may be symbolic."""
+    """Return height and width, maybe symbolic, as float values (2,)."""
     return torch.stack([torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for side in (height, width)])
 
 
 class SampledConv(nn.Module):
-    """mmcv's DeformConv2d and ModulatedDeformConv2d; those with `conv_offset` find their offsets themselves."""
+    """mmcv's DeformConv2d and ModulatedDeformConv2d. A layer with `conv_offset` computes the offsets."""
 
     def __init__(self, layer: Any):
         super().__init__()
@@ -142,7 +142,7 @@ class SampledConv(nn.Module):
 def sampled(
     x: Tensor, offset: Tensor, kernel: Size, stride: Size, padding: Size, dilation: Size, groups: int
 ) -> Tensor:
-    """The values that a deformable convolution weighs: (B, C, K, H, W) of the output.
+    """Return the inputs of a deformable convolution's products: (B, C, K, H, W) of the output.
 
     Args:
         offset: (B, groups * K * 2, H, W), y before x.

@@ -1,7 +1,7 @@
-"""One-stage detectors: mmdet's dense heads that decode boxes and suppress the overlapping ones.
+"""One-stage detectors: mmdet's dense heads with decoded boxes and NMS.
 
-A head's own code decodes the boxes. It takes one image; the batch is folded into one tall image. Only the choice of the
-best boxes is replaced, since the number of boxes above a score depends on the data.
+The head's own code decodes the boxes. The code takes one image, so the batch is folded into one tall image. Only the
+choice of the best boxes is replaced, because the number of boxes above a score depends on the data.
 
 Layout: B batch, M priors, K classes, N candidates, C channels, H W height and width, n objects, P prototypes.
 """
@@ -28,7 +28,7 @@ class DenseHead(nn.Module):
         model: mmdet's SingleStageDetector.
 
     Raises:
-        ExportError: for a head that cannot be exported.
+        ExportError: for an unsupported head.
     """
 
     planes = 1
@@ -72,7 +72,7 @@ class DenseHead(nn.Module):
         return image_n, box_n4, score_n, label_n, masks
 
     def _decode(self, outputs: Any, image_size: Tensor) -> Any:
-        """The candidates of each image, by the head's own method: bboxes (B, N, 4), scores and labels (B, N)."""
+        """Return the candidates of each image, by the head's own method: bboxes (B, N, 4), scores and labels (B, N)."""
         head = self.head
         B = outputs[0][0].shape[0]
         counts: list[Any] = []  # of each level's candidates
@@ -135,7 +135,7 @@ class DenseHead(nn.Module):
     def _masks(
         self, map_BPHW: Tensor, image_n: Tensor, kernel_nC: Tensor, prior_n4: Tensor, view: boxes.View
     ) -> Tensor:
-        """The masks of RTMDet: each object's layers, which are matrix products, on the map and relative places."""
+        """Return the masks of RTMDet. The layers of an object are matrix products with the map and relative places."""
         head, own, zoom_4 = self.head, view.own or (1, 1), view.zoom_4
         H, W = map_BPHW.shape[-2:]
         place_M2 = head.prior_generator.single_level_grid_priors((H, W), level_idx=0, device=map_BPHW.device)
@@ -169,7 +169,7 @@ class _Replaced:
 
 
 def with_globals(function: Any, **names: Any) -> Any:
-    """A copy of a function that finds other objects under some of its module's names."""
+    """Copy a function, with other objects under some global names."""
     return FunctionType(
         function.__code__,
         {**function.__globals__, **names},

@@ -53,13 +53,13 @@ class Detector(nn.Module):
 
 
 def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
-    """The graph's head for a detector.
+    """Return the graph's head for a detector.
 
     Args:
         texts: see `TransformerHead`.
 
     Raises:
-        ExportError: for a detector that cannot be exported; names the part that prevents it.
+        ExportError: for an unsupported detector; names the part that prevents the export.
     """
     from mmdet.models import detectors
 
@@ -84,14 +84,14 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
 
 
 def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequence[str] = ()) -> Graph:
-    """The graph of a whole detector.
+    """Return the graph of a whole detector.
 
     Args:
         shape: height and width to which a picture is resized, for batch size 1; None: free batch, height and width.
         texts: see `TransformerHead`.
 
     Raises:
-        ExportError: for a detector that cannot be exported.
+        ExportError: for an unsupported detector.
     """
     head: Any = head_of(model, texts)
     check_shape(model.backbone, shape)

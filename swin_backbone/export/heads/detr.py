@@ -1,7 +1,7 @@
 """DETRs as graphs: Deformable DETR, DINO, Grounding DINO and Co-DINO.
 
 The model's own encoder, decoder and head are traced. mmdet stores the sizes of the maps in tensors, and an exporter
-would fix these sizes. The functions that read them are replaced.
+would fix these sizes. Functions of sizes are replaced.
 
 Layout: B batch, C channels, T tokens of all levels, Q queries, K classes, N objects of an image, L tokens of the text,
 H W height and width.
@@ -77,7 +77,7 @@ class TransformerHead(nn.Module):
             self._read(model, texts)
 
     def _read(self, model: Any, texts: Sequence[str]) -> None:
-        """Compute the features of the text once. The graph stores them as constants, without the language model."""
+        """Compute the features of the text once, as constants of the graph. The language model is left out."""
         if model.test_cfg.get('chunked_size', -1) > 0:
             raise refusal('GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,')
         tokens, caption, _, _ = model.get_tokens_positive_and_prompts(list(texts), True)
@@ -117,7 +117,7 @@ class TransformerHead(nn.Module):
             memory, read['memory_text'] = memory
             read['text_token_mask'] = read['memory_text'].new_ones(read['memory_text'].shape[:2], dtype=torch.bool)
         asked, _ = parts.pre_decoder(memory=memory, memory_mask=None, spatial_shapes=sizes, **read)
-        asked.pop('text_attention_mask', None)  # it masks no token
+        asked.pop('text_attention_mask', None)  # no token is masked
         refines = self.is_dino or parts.with_box_refine
         shared.update(reg_branches=head.reg_branches if refines else None)
         shared.update(self_attn_mask=asked.pop('dn_mask')) if self.is_dino else None
@@ -138,7 +138,7 @@ class TransformerHead(nn.Module):
         return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, _: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        """The encoder's output at each token, and the logits of a box there: (B, T, C), (1, T, 4)."""
+        """Return the encoder's output and the logits of a box at each token: (B, T, C), (1, T, 4)."""
         place_T2 = centres(sizes, memory_BTC)
         sides = [place_T2.new_full((H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
         box_1T4 = torch.cat([place_T2, torch.cat(sides)], -1)[None]
@@ -149,7 +149,7 @@ class TransformerHead(nn.Module):
 
 
 def _places(sizes: Sizes, valid_ratios: Tensor, device: Any = None) -> Tensor:
-    """The centre of each token, once for each level: (1, T, levels, 2)."""
+    """Return the centre of each token, once for each level: (1, T, levels, 2)."""
     return centres(sizes, valid_ratios)[None, :, None].expand(-1, -1, len(sizes), -1)
 
 

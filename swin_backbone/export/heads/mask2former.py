@@ -1,6 +1,6 @@
 """Mask2Former, of mmseg (the class of each pixel) and of mmdet (instances).
 
-mmdet's pixel decoder puts the maps' sizes into tensors, which an exporter would fix. Here sizes stay free.
+mmdet's pixel decoder stores the sizes of the maps in tensors, and an exporter would fix these. Here sizes stay free.
 
 Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points for
 each head and level, Q queries, K classes, N objects of an image.
@@ -32,7 +32,7 @@ class PixelDecoder(nn.Module):
         self.decoder = decoder
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The map from which masks are made, and the maps to which queries attend, from low resolution to high."""
+        """Return the map of mask features, and the maps for the queries' attention, from low resolution to high."""
         decoder = self.decoder
         tokens, positions, sizes = [], [], []
         for level in range(decoder.num_encoder_levels):
@@ -91,7 +91,7 @@ class InstanceHead(nn.Module):
     """mmdet's head: turns maps into objects, in pixels of the original picture.
 
     Raises:
-        ExportError: for a model that gives no instances.
+        ExportError: for a model without instances.
     """
 
     with_masks = True
@@ -129,9 +129,9 @@ class InstanceHead(nn.Module):
 
 
 def around(masks_nhw: Tensor) -> Tensor:
-    """The box around each mask, all 0 for an empty mask: (n, 4)."""
+    """Return the box around each mask, all 0 for an empty mask: (n, 4)."""
     ends = []
-    for axis in (1, 2):  # columns and rows that have a pixel
+    for axis in (1, 2):  # columns and rows with a pixel
         seen_nL = masks_nhw.any(axis).to(torch.float32)
         place_L = torch.arange(seen_nL.shape[1], device=seen_nL.device).to(torch.float32)
         last_n = (seen_nL * (place_L + 1)).amax(1)

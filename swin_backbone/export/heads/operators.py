@@ -1,4 +1,4 @@
-"""Two operators of detectors that ONNX has and torch does not have: non-maximum suppression and RoIAlign.
+"""Two operators of detectors: non-maximum suppression and RoIAlign. ONNX has them, and torch has not.
 
 In PyTorch mmcv computes them; in an ONNX model they are ONNX's standard operators.
 
@@ -14,9 +14,9 @@ from torch import Tensor
 
 @torch.library.custom_op('swin_deploy::nms', mutates_args=())
 def nms(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
-    """NMS: of boxes of one class that overlap by more than `iou_threshold`, keep the best.
+    """Keep the best of the boxes of one class that overlap by more than `iou_threshold` (NMS).
 
-    Only boxes with a score above `score_threshold` take part.
+    Boxes with a score of at most `score_threshold` are ignored.
 
     Returns:
         (n, 3): image, class and box. The boxes of one image and class are sorted, best first.
@@ -51,12 +51,12 @@ def roi_align(
     samples: int,
     aligned: bool,
 ) -> Tensor:
-    """The map inside each box, sampled bilinearly: (R, C, height, width).
+    """Sample the map inside each box bilinearly: (R, C, height, width).
 
     Args:
-        image_R: the image of the batch that each box is in.
+        image_R: the image of each box.
         scale: the map's resolution relative to the boxes' coordinates.
-        samples: samples in a bin along each axis; 0: as many as the bin has cells.
+        samples: samples in a bin along each axis; 0: the number of cells in the bin.
     """
     from mmcv.ops import roi_align as of_all
 
@@ -89,7 +89,7 @@ def onnx_translations() -> dict[Callable[..., Any], Any]:
         thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, score_threshold)]
         return op.NonMaxSuppression(boxes, scores, most, *thresholds)
 
-    # To the exporter annotations of tensors are the types that they may have: here all that RoiAlign takes.
+    # No annotations of tensors: the exporter would read them as the allowed types.
     def roi_align_onnx(  # type: ignore[no-untyped-def]
         map, boxes, image, height: int, width: int, scale: float, samples: int, aligned: bool
     ):

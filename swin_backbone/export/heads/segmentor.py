@@ -18,12 +18,13 @@ from ..picture import Normalise, picture_port, preprocessing
 from .mask2former import SemanticHead
 
 PIXELS = ('UPerHead', 'FCNHead', 'PSPHead', 'SegformerHead', 'ASPPHead', 'DepthwiseSeparableASPPHead')
-HEADS = (*PIXELS, 'IterativeDecodeHead', 'Mask2FormerHead')  # that are exported and verified in the tests
+HEADS = (*PIXELS, 'IterativeDecodeHead', 'Mask2FormerHead')  # verified in the tests
 
 
 class AdaptiveAvgPool(nn.Module):
-    """Adaptive average pooling that computes its bins from the size of the map. An exporter would fix the bins of
-    `nn.AdaptiveAvgPool2d` to the example's size.
+    """Adaptive average pooling with bins computed from the size of the map.
+
+    An exporter would fix the bins of `nn.AdaptiveAvgPool2d` to the example's size.
 
     Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n): a matrix (n, L) for each axis.
     """
@@ -101,13 +102,13 @@ class Segmentor(nn.Module):
 
 
 def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
-    """The graph of a whole segmentor.
+    """Return the graph of a whole segmentor.
 
     Args:
         shape: height and width to which a picture is resized, for batch size 1; None: free batch, height and width.
 
     Raises:
-        ExportError: for a segmentor that cannot be exported.
+        ExportError: for an unsupported segmentor.
     """
     head, test_cfg = model.decode_head, model.test_cfg
     if type(model).__name__ != 'EncoderDecoder' or type(head).__name__ not in HEADS:

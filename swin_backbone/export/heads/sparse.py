@@ -1,4 +1,4 @@
-"""Sparse R-CNN: learned proposals that stages of heads refine; no boxes are suppressed.
+"""Sparse R-CNN: stages of heads refine learned proposals, without NMS.
 
 Layout: B batch, N proposals of an image, R = B*N regions, C channels, K classes.
 """
@@ -19,7 +19,7 @@ class SparseHead(nn.Module):
         model: mmdet's SparseRCNN.
 
     Raises:
-        ExportError: for a head that cannot be exported.
+        ExportError: for an unsupported head.
     """
 
     with_masks = False

@@ -17,7 +17,7 @@ ROI_HEADS = (
     'StandardRoIHead',
     'CascadeRoIHead',
     'HybridTaskCascadeRoIHead',
-)  # that are exported and verified in the tests
+)  # verified in the tests
 BOX_HEADS = ('Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead', 'ConvFCBBoxHead')
 MASK_HEADS = ('FCNMaskHead', 'HTCMaskHead')
 
@@ -29,7 +29,7 @@ class RegionHead(nn.Module):
         model: mmdet's TwoStageDetector.
 
     Raises:
-        ExportError: for a head that cannot be exported.
+        ExportError: for an unsupported head.
     """
 
     batch = None
@@ -63,7 +63,7 @@ class RegionHead(nn.Module):
         if self.semantic is not None:
             self.semantic_regions = boxes.Regions(roi.semantic_roi_extractor)
         self.fusion = roi.semantic_fusion if self.semantic is not None else ()
-        self.passes_on = self.is_htc and roi.mask_info_flow  # each mask head takes features of the one before
+        self.passes_on = self.is_htc and roi.mask_info_flow  # a mask head takes the features of its predecessor
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         image_size, zoom_4 = view.image_size, view.zoom_4
@@ -93,7 +93,7 @@ class RegionHead(nn.Module):
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
     def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:
-        """Proposals (B, N, 4), and which of them are valid: (B, N)."""
+        """Return proposals (B, N, 4), and whether each is valid: (B, N)."""
         rpn, cfg = self.rpn, self.rpn.test_cfg
         outputs = rpn(maps)
         sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
@@ -113,7 +113,7 @@ class RegionHead(nn.Module):
     def _refine(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], found_BN4: Tensor, image_size: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scores (B, N, K) of proposals, and their boxes (B, N, K or 1, 4), after all stages."""
+        """Return scores (B, N, K) and boxes (B, N, K or 1, 4) of proposals, after all stages."""
         B, N, _ = found_BN4.shape
         image_R = torch.arange(B, device=found_BN4.device)[:, None].expand(B, N).reshape(B * N)
         box_R4 = found_BN4.reshape(B * N, 4)
@@ -133,7 +133,7 @@ class RegionHead(nn.Module):
     def _fused(
         self, kind: str, features: Tensor, semantic: Optional[Tensor], box_R4: Tensor, image_R: Tensor
     ) -> Tensor:
-        """Features of regions, with those of HTC's semantic map added."""
+        """Add the features of HTC's semantic map to the features of regions."""
         if semantic is None or kind not in self.fusion:
             return features
         more = self.semantic_regions([semantic], box_R4, image_R)
@@ -142,9 +142,9 @@ class RegionHead(nn.Module):
     def _masks(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor
     ) -> Tensor:
-        """The mask of each object inside its box, from 0 to 1: (n, Y, X)."""
+        """Return the mask of each object inside the box, from 0 to 1: (n, Y, X)."""
         if torch.compiler.is_exporting():
-            torch._check(label_n.shape[0] >= 1)  # a batch norm asks; what is captured is right for no object, too
+            torch._check(label_n.shape[0] >= 1)  # for batch norms; the graph is right without objects too
         total: Any = 0
         features = passed = None
         for index, head in enumerate(self.mask_heads):
@@ -160,7 +160,7 @@ class RegionHead(nn.Module):
                 K, Y, X = masks_nKYX.shape[1:]
                 place_n = torch.arange(label_n.shape[0], device=label_n.device) * K + label_n
                 one = masks_nKYX.reshape(-1, Y, X)[place_n]
-            total = one if self.is_htc else total + one  # of HTC the last alone, as mmdet
+            total = one if self.is_htc else total + one  # HTC uses the last mask alone, as in mmdet
         mean: Tensor = total if self.is_htc else total / len(self.mask_heads)
         return mean
 
