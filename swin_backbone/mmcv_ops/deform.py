@@ -5,6 +5,7 @@ autograd of the forward computes the backward, image by image.
 Letters: K positions of the kernel, D groups of offsets; bags.py has further letters.
 """
 
+import math
 from typing import Optional
 
 import torch
@@ -34,6 +35,14 @@ def _convolve(
         offset: (B, 2 * D * K, H', W'), for each position first y, then x.
         mask: (B, D * K, H', W'), factors of the samples, or None.
     """
+    kernel_height, kernel_width = weight.shape[2:]
+    out_height, out_width = (
+        (size + 2 * pad - step * (length - 1) - 1) // jump + 1
+        for size, pad, step, length, jump in zip(x.shape[2:], padding, dilation, weight.shape[2:], stride)
+    )
+    num_samples = offset_groups * kernel_height * kernel_width
+    offset = _reread(offset, (2 * num_samples, out_height, out_width))
+    mask = mask if mask is None else _reread(mask, (num_samples, out_height, out_width))
     kernel = providers.find('deform_conv2d', x)
     if kernel is not None:
         some_mask = mask if mask is not None else x.new_zeros(0)
@@ -42,8 +51,6 @@ def _convolve(
         out: Tensor = kernel(x, weight, offset, some_mask, some_bias, *settings)
         return out
     batch, channels, height, width = x.shape
-    kernel_height, kernel_width = weight.shape[2:]
-    out_height, out_width = offset.shape[2:]
     size_K = kernel_height * kernel_width
 
     def base(out: int, kernel: int, axis: int) -> Tensor:
@@ -72,6 +79,14 @@ def _convolve(
     if bias is not None:
         out = out + wide(bias)
     return out.view(batch, out_height, out_width, -1).permute(0, 3, 1, 2).to(x.dtype)
+
+
+def _reread(x: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Return the first values of each image in a given shape, as mmcv's kernel reads the memory of a larger map.
+
+    DyHead passes offsets and mask of a finer map, and the published weights were trained so.
+    """
+    return x if x.shape[1:] == shape else x.flatten(1)[:, : math.prod(shape)].reshape(len(x), *shape)
 
 
 def _settings(

@@ -76,6 +76,27 @@ def test_multi_scale_deformable_attention(seed, levels, batch, heads, queries, p
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_offsets_of_a_larger_map():
+    """DyHead passes them. mmcv's kernel reads the first values of each image in the shape of the output."""
+    rng = rng_of(9)
+    x, weight, bias = normal(rng, 2, 4, 4, 5), normal(rng, 4, 4, 3, 3), normal(rng, 4)
+    offset, mask = normal(rng, 2, 18, 8, 10), normal(rng, 2, 9, 8, 10).sigmoid()
+    settings = {f'{name}_{axis}': 1 for name in ('stride', 'pad', 'dilation') for axis in 'hw'}
+    settings.update(kernel_h=3, kernel_w=3, group=1, deformable_group=1, with_bias=True)
+    empty, grad_out = x.new_empty(0), normal(rng, 2, 4, 4, 5)
+    results = []
+    for by, share in (
+        (offset, mask),
+        (offset.flatten(1)[:, :360].view(2, 18, 4, 5), mask.flatten(1)[:, :180].view(2, 9, 4, 5)),
+    ):
+        out, grads = torch.zeros(2, 4, 4, 5), [torch.zeros_like(of) for of in (x, weight, bias, by, share)]
+        ext.modulated_deform_conv_forward(x, weight, bias, empty, by, share, out, empty, **settings)
+        ext.modulated_deform_conv_backward(x, weight, bias, empty, by, share, empty, *grads, grad_out, **settings)
+        results.append([out, *grads[:3], *(grad.flatten(1)[:, :180] for grad in grads[3:])])
+    for larger, equal in zip(*results):
+        torch.testing.assert_close(larger, equal)
+
+
 @pytest.mark.parametrize(('kernel', 'groups', 'scale'), [(1, 1, 1), (3, 2, 2), (5, 1, 3)])
 def test_carafe(kernel, groups, scale):
     rng = rng_of(6)
