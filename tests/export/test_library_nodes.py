@@ -56,7 +56,7 @@ def kinds(folder):
 
 
 def open_in(folder, format, to, **changes):
-    """The same files, opened by another runtime."""
+    """Open a copy of an exported folder in another runtime."""
     if format == 'openvino':
         pytest.importorskip('openvino', reason='openvino is not installed')
     shutil.copytree(folder, to)
@@ -151,7 +151,7 @@ def test_the_library_lies_in_the_folder_and_runs_without_torch(exported, tmp_pat
 
 
 def test_users_register_the_installed_library(exported, v1):
-    """Several sessions of one model, each with threads of its own."""
+    """Two sessions of a model have different numbers of threads."""
     import onnxruntime
 
     for threads in (1, 2):
@@ -180,6 +180,23 @@ def test_what_does_not_fit_is_refused_in_a_sentence(format, exported, tmp_path):
     (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(info))
     with pytest.raises(runtime.RuntimeProblem, match=r'cannot open .*: its nodes are of domain swin'):
         runtime.load(tmp_path / 'out')
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'), [('heads', 0), ('heads', 3), ('hidden', 8), ('channels', 8), ('window_height', 17), ('version', 3)]
+)
+def test_wrong_attributes_are_errors(name, value, exported):
+    import onnxruntime
+
+    model = onnx.load(str(exported / 'model.onnx'))
+    for attribute in (one for node in model.graph.node if node.op_type == 'Block' for one in node.attribute):
+        if attribute.name == name:
+            attribute.i = value
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(library_path())
+    with pytest.raises(Exception, match='must be|must have'):
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+        session.run(None, {'image': np.zeros((1, 3, 40, 40), np.float32)})
 
 
 def test_options_that_do_not_go_together_are_refused():
