@@ -42,8 +42,8 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
         and POINTS[max(TILES)] * N * C <= MAX_NUMBERS
+        and why_not_native(x_BCHW) is None  # before any comparison of sizes, which a graph would keep
         and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
-        and why_not_native(x_BCHW) is None
         and _takes_dtype(_dtype_of(*tensors))
         and all(type(t) in (Tensor, Parameter) and is_readable(t) for t in tensors)
     )
