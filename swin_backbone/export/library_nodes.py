@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..backends.native.availability import why_not_in
-from ..backends.native.layers import neighbours_first
+from ..backends.native.layers import BlockWeights, neighbours_first
 from ..models.layers import PatchEmbed, PatchMerging, SwinBlock
 from ..models.layers.layer import Layer, is_hooked, norm_values
 from ..models.pyramid import SwinPyramid
@@ -109,7 +109,8 @@ def embed_node(embed: PatchEmbed, bfloat16: int) -> Node:
 
 def block_node(block: SwinBlock, bfloat16: int, size: Optional[tuple[int, int]]) -> Node:
     windows = block.windows(torch.empty(1, *(size or block.window_size), 0))
-    w, settings = block.weights(windows.window_size), block.settings()
+    weights, settings = block.library_arguments()
+    w = BlockWeights(**weights, **block.derived_weights(windows.window_size))
     C, D, heads = len(w.proj_weight), len(w.fc1_weight), len(w.position_bias_hNN)
     linear = w.qkv_weight, w.proj_weight, w.fc1_weight, w.fc2_weight
     biases = w.qkv_bias, w.proj_bias, w.fc1_bias, w.fc2_bias
