@@ -166,11 +166,22 @@ CAN_COMPUTE = 'can compute'
 def _backends() -> Iterator[Fact]:
     """Yield for each device and dtype the choice of `backend='auto'`, and why a backend cannot compute."""
     yield 'compiled library', _try(_library)
+    for dtype_name in ('float32', 'bfloat16'):
+        yield f'Swin-T in training, {dtype_name}', _try(_storage, dtype_name)
     for name in ('auto', 'native', 'triton'):  # torch computes everything
         for device in _device_names():
             for dtype_name in ('float32', 'bfloat16'):
                 fact = _try(_chosen_backend if name == 'auto' else _why_not, name, device, dtype_name)
                 yield f'{name} on {device}, {dtype_name}', fact
+
+
+def _storage(dtype_name: str) -> str:
+    """Return which blocks store values for the backward pass, and why."""
+    import torch
+
+    from .backends.native.availability import storage_for
+
+    return storage_for(getattr(torch, dtype_name)).reason
 
 
 def _library() -> str:

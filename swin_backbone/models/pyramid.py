@@ -125,6 +125,7 @@ class SwinPyramid(BaseModule):
                     small_map=s.small_map,
                     mask_padding=s.mask_padding,
                     with_cp=s.with_cp,
+                    stages=tuple(zip(self.num_features, depths)),
                 )
                 for index in range(depth)
             ]

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ...backends.attention import attend
 from ...backends.choose import linear_dtype
 from ...backends.native import layers as native
-from ...backends.native.availability import is_stored
+from ...backends.native.availability import TINY, Stages, is_stored
 from ...compat import is_transformed
 from ...windows.grid import Size, Windows, fit_window
 from ...windows.position import relative_position_bias
@@ -113,6 +113,7 @@ class SwinBlock(Layer):
         small_map: 'pad': a map smaller than the window is padded to the window; 'shrink': see `fit_window`.
         mask_padding: whether padding is masked as a key.
         with_cp: whether a training step stores the block's input alone and recomputes the rest.
+        stages: channels and blocks of each stage of the backbone; they decide whether a training step stores values.
         attention: further arguments of `WindowAttention`.
     """
 
@@ -132,10 +133,11 @@ class SwinBlock(Layer):
         small_map: str,
         mask_padding: bool,
         with_cp: bool = False,
+        stages: Stages = TINY,
         **attention: Any,
     ):
         super().__init__()
-        self.window_size, self.shift = window_size, shift
+        self.window_size, self.shift, self.stages = window_size, shift, stages
         self.small_map, self.mask_padding, self.with_cp = small_map, mask_padding, with_cp
         self.norm1: Norm = build_norm_layer(norm_cfg, embed_dims)[1]
         self._build_mixing(embed_dims, num_heads, proj_drop_rate=drop_rate, **attention)
@@ -180,7 +182,7 @@ class SwinBlock(Layer):
             drop_path_2B = self._draw_drop_path(x_BHWC) if self.drop_path.training else None
             derived = self.derived_weights(windows.window_size)
             weights = native.BlockWeights(**weights, **derived, drop_path_2B=drop_path_2B)
-            stores = torch.is_grad_enabled() and not self.with_cp and is_stored(dtype, x_BHWC.shape[3])
+            stores = torch.is_grad_enabled() and not self.with_cp and is_stored(dtype, x_BHWC.shape[3], self.stages)
             return native.block(x_BHWC, weights, settings, windows, dtype, self.cache, stores, overwrites)
         if not self.with_cp or recomputes or not torch.is_grad_enabled() or is_transformed():
             return None

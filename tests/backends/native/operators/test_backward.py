@@ -65,7 +65,8 @@ def test_bfloat16_values_that_forward_saved_are_rounded(v2):
 def test_wide_blocks_store_values_unless_with_cp(with_cp):
     sizes = dict(embed_dims=192, depths=(1, 2), num_heads=(6, 12), strides=(4, 2), out_indices=(1,))
     backbone = SwinBackbone(**sizes, with_cp=with_cp).train()
-    blocks = 0 if with_cp else is_stored(torch.float32, 192) + 2 * is_stored(torch.float32, 384)
+    stages = (192, 1), (384, 2)
+    blocks = 0 if with_cp else sum(count * is_stored(torch.float32, C, stages) for C, count in stages)
     assert with_cp or blocks >= 2
     stored = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
