@@ -183,7 +183,8 @@ def test_what_does_not_fit_is_refused_in_a_sentence(format, exported, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('name', 'value'), [('heads', 0), ('heads', 3), ('hidden', 8), ('channels', 8), ('window_height', 17), ('version', 3)]
+    ('name', 'value'),
+    [('heads', 0), ('heads', 3), ('hidden', 8), ('channels', 8), ('window_height', 17), ('version', 3)],
 )
 def test_wrong_attributes_are_errors(name, value, exported):
     import onnxruntime
@@ -194,9 +195,13 @@ def test_wrong_attributes_are_errors(name, value, exported):
             attribute.i = value
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(library_path())
-    with pytest.raises(Exception, match='must be|must have'):
+
+    def open_and_run():
         session = onnxruntime.InferenceSession(model.SerializeToString(), options)
         session.run(None, {'image': np.zeros((1, 3, 40, 40), np.float32)})
+
+    with pytest.raises(Exception, match=r'must (be|have)'):
+        open_and_run()
 
 
 def test_options_that_do_not_go_together_are_refused():
