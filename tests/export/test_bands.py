@@ -35,7 +35,9 @@ def write_folder(root):
             pixels[..., -1] += labels.astype(np.uint16) * 3000
             for folder in ('images', 'labels'):
                 (root / folder / split).mkdir(parents=True, exist_ok=True)
-            tifffile.imwrite(root / 'images' / split / f'{index}.tif', pixels, photometric='minisblack')
+            tifffile.imwrite(
+                root / 'images' / split / f'{index}.tif', pixels, photometric='minisblack', planarconfig='contig'
+            )
             cv2.imwrite(str(root / 'labels' / split / f'{index}.png'), labels)
             box = dict(id=index + 1, image_id=index + 1, category_id=1, bbox=[32, 16, 32, 32], area=1024, iscrowd=0)
             annotations.append(box)
@@ -104,6 +106,6 @@ def test_a_recipe(name, tmp_path):
 
 def test_a_picture_of_other_bands_is_refused(tmp_path):
     path = tmp_path / 'x.tif'
-    tifffile.imwrite(path, np.zeros((4, 5, 7), np.uint16), photometric='minisblack')
+    tifffile.imwrite(path, np.zeros((4, 5, 7), np.uint16), photometric='minisblack', planarconfig='contig')
     with pytest.raises(runtime.RuntimeProblem, match=r'it has the shape \(4, 5, 7\), and the model takes \(h, w, 10\)'):
         runtime.read_picture(str(path), BANDS)

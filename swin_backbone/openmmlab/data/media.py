@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional, Union
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from ...outputs import Outputs
 from ..config.paths import require_file
@@ -171,6 +171,7 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
     path = Path(path)
     require_file(path)
     require_whole(path)
+    _require_few_bands(path)
     # Not cv2.imread, which cannot open every path and prints what goes wrong.
     try:
         pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR)
@@ -179,6 +180,24 @@ def read_picture(path: Union[str, Path]) -> NDArray[Any]:
     if pixels is None:
         raise OSError(f'{path} cannot be read as a picture')
     return pixels
+
+
+def _require_few_bands(path: Path) -> None:
+    """Raise an OSError for a TIFF of more than four bands. OpenCV and Pillow would read some of the bands."""
+    if path.suffix.lower() not in ('.tif', '.tiff'):
+        return
+    with open(path, 'rb') as file:
+        head = file.read(8)
+        head += file.read(8) if head[2:3] == b'+' else b''  # of BigTIFF
+        try:
+            tags = TiffImagePlugin.ImageFileDirectory_v2(head)
+            file.seek(tags.next)
+            tags.load(file)
+        except Exception:  # a file of another format, or a damaged one: the decoders raise
+            return
+    bands = tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+    if bands > 4:
+        raise OSError(f'{path} has {bands} bands: write a config for more than three, see docs/guides/more_bands.md')
 
 
 def require_whole(path: Path) -> None:
@@ -212,6 +231,7 @@ def picture_size(path: Path) -> tuple[int, int]:
         OSError: if it is missing or no picture, with the path.
     """
     require_file(path)
+    _require_few_bands(path)
     try:
         with Image.open(path) as image:
             width, height = image.size

@@ -65,3 +65,18 @@ def test_a_header_that_stops_is_an_error_that_names_the_picture(length, tmp_path
     with pytest.raises(OSError, match=r'a\.jpg cannot be read as a picture'):
         picture_size(tmp_path / 'a.jpg')
     record_fault('bad_data')
+
+
+@pytest.mark.parametrize('bigtiff', [False, True])
+@pytest.mark.parametrize('read', [picture_size, read_picture])
+def test_a_tiff_of_ten_bands_names_the_page(read, bigtiff, tmp_path):
+    tifffile = pytest.importorskip('tifffile', reason='tifffile is not installed')
+    tifffile.imwrite(
+        tmp_path / 'a.tif',
+        np.zeros((20, 30, 10), np.uint16),
+        photometric='minisblack',
+        planarconfig='contig',
+        bigtiff=bigtiff,
+    )
+    with pytest.raises(OSError, match=r'a\.tif has 10 bands: .* see docs/guides/more_bands\.md'):
+        read(tmp_path / 'a.tif')
