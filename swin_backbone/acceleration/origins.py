@@ -340,8 +340,9 @@ def _map_of(module: Any, values: Values) -> Optional[Tensor]:
     size = next((values[name] for name in ('hw_shape', 'input_size', 'input_dimensions') if name in values), None)
     owner = values if 'H' in values else vars(module)
     H, W = size or getattr(module, 'input_resolution', None) or (owner.get('H'), owner.get('W'))
-    is_size = x.dim() == 3 and H is not None and x.shape[1] == int(H) * int(W)
-    return x.reshape(len(x), int(H), int(W), x.shape[-1]) if is_size else None
+    if x.dim() != 3 or H is None or W is None or x.shape[1] != int(H) * int(W):
+        return None
+    return x.reshape(len(x), int(H), int(W), x.shape[-1])
 
 
 def make_example(module: Any, kind: Kind, generator: torch.Generator) -> list[Any]:

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from helpers.acceleration import accelerated, assert_close, results
+from helpers.adapters.acceleration import accelerated, assert_close, results
 from torch import nn
 
 import swin_backbone

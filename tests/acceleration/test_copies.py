@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.acceleration import accelerated, assert_accelerates
+from helpers.adapters.acceleration import accelerated, assert_accelerates
 from torch import nn
 from torch.nn import functional as F
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.acceleration import accelerated, assert_accelerates, assert_close, results
+from helpers.adapters.acceleration import accelerated, assert_accelerates, assert_close, results
 from helpers.adapters.frameworks import require
 
 import swin_backbone
