@@ -48,7 +48,7 @@ def small(cfg):
 
 @pytest.fixture
 def adapter():
-    """The adapter on the recorded interface."""
+    """Import the adapter on the recorded interface."""
     with recorded():
         sys.modules.pop(ADAPTER, None)
         detectron2_interface.MODULES['detectron2.modeling']['BACKBONE_REGISTRY'].clear()
@@ -105,7 +105,7 @@ def test_every_key_of_their_config_is_read(adapter, cfg):
     assert not list(model.patch_embed.norm.parameters())
     assert block.drop_path.drop_prob == pytest.approx(0.3)
     kept = cfg.MODEL.SWIN
-    adapter.add_swin_config(cfg)  # of a Mask2Former, whose config has one
+    adapter.add_swin_config(cfg)  # on a config that already has SWIN, like Mask2Former's
     assert cfg.MODEL.SWIN is kept
 
 
@@ -135,7 +135,7 @@ def test_the_record_is_what_detectron2_has():
 
 @pytest.fixture
 def source():
-    """detectron2's source, and the adapter registered in it."""
+    """Import the source of detectron2 and register the adapter."""
     with detectron2_source() as detectron2:
         import swin_backbone.adapters.detectron2  # noqa: F401
 
@@ -183,7 +183,7 @@ def test_mask_rcnn_trains_and_its_checkpointer_loads(source, tmp_path, monkeypat
 @pytest.mark.parametrize('repository', ['Mask2Former', 'MaskDINO', 'OneFormer'])
 @torch.no_grad()
 def test_their_backbone_by_changing_a_name(source, repository):
-    """`D2SwinTransformer` of Mask2Former at 9b0651c, MaskDINO at 3831d85 and OneFormer at 4962ef6, and its weights."""
+    """`D2SwinTransformer` of Mask2Former at 9b0651c, MaskDINO at 3831d85 and OneFormer at 4962ef6, with weights."""
     from detectron2.config import get_cfg
     from detectron2.modeling import build_backbone
 
@@ -199,7 +199,7 @@ def test_their_backbone_by_changing_a_name(source, repository):
     models = []
     for cfg.MODEL.BACKBONE.NAME in ('D2SwinTransformer', 'build_swin_backbone'):
         models.append(build_backbone(cfg))
-        models[-1].eval()  # which of theirs returns None
+        models[-1].eval()  # no chained call: `eval` of the originals returns None
     theirs, ours = models
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -211,7 +211,7 @@ def test_their_backbone_by_changing_a_name(source, repository):
 
 @pytest.mark.parametrize('repository', ['Mask2Former', 'MaskDINO'])
 def test_whole_models_by_changing_a_name(repository, tmp_path):
-    """They load a whole checkpoint by detectron2's checkpointer, give what it gave, and train."""
+    """Load a whole checkpoint with detectron2's checkpointer, compare the outputs, and train."""
     with detectron2_source(repository):
         from detectron2.checkpoint import DetectionCheckpointer
         from detectron2.modeling import build_model

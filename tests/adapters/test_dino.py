@@ -1,4 +1,4 @@
-"""DINO and Co-DETR with Swin-L as mmdet's configs have it, with our backbone."""
+"""DINO and Co-DETR with the Swin-L of mmdet's configs, on the backbone of this package."""
 
 import sys
 
@@ -12,15 +12,15 @@ from swin_backbone.openmmlab.config.files import read_config
 
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 CONFIG = 'mmdet::dino/dino-5scale_swin-l_8xb2-36e_coco.py'
-SMALL = dict(embed_dims=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16])  # of heads with 24 channels
-# What co_dino_5scale_swin_l_16xb1_16e_o365tococo.py of mmdetection's projects/CO-DETR says, less sizes and weights.
+SMALL = dict(embed_dims=48, depths=[2, 2, 2, 2], num_heads=[2, 4, 8, 16])  # 24 channels for each head
+# The settings of projects/CO-DETR's co_dino_5scale_swin_l_16xb1_16e_o365tococo.py, without sizes and weights.
 OF_CO_DETR = dict(
     pretrain_img_size=384, window_size=12, mlp_ratio=4, qkv_bias=True, qk_scale=None, drop_rate=0.0, attn_drop_rate=0.0,
     drop_path_rate=0.3, patch_norm=True, out_indices=(0, 1, 2, 3), with_cp=True, convert_weights=True,
 )  # fmt: skip
 
 
-# As few channels, layers, queries and classes as a DINO builds with
+# The smallest working numbers of channels, layers, queries and classes for DINO.
 SMALL_BACKBONE = {
     **{f'model.backbone.{key}': value for key, value in SMALL.items()},
     'model.backbone.type': 'SwinBackbone',
@@ -51,18 +51,18 @@ def test_swin_l_by_name(name):
     cfg = swap_backbone(read_config(name), 'swin-l')
     assert cfg.model.backbone.type == 'SwinBackbone'
     assert cfg.model.neck.in_channels[-1] == 1536
-    if name == CONFIG:  # has Swin-L already: its window and its weights stay
+    if name == CONFIG:  # a config with Swin-L keeps window and weights
         assert (cfg.model.backbone.window_size, cfg.model.backbone.with_cp) == (12, True)
         assert 'window12' in cfg.model.backbone.init_cfg.checkpoint
 
 
 @pytest.fixture
 def co_detr(monkeypatch):
-    """A config of projects/CO-DETR in open-mmlab/mmdetection at aeb4647, which can be built."""
+    """Return a config of projects/CO-DETR in open-mmlab/mmdetection at aeb4647, ready to build."""
     folder = original('mmdetection')
-    monkeypatch.setattr(sys, 'path', [*sys.path, str(folder)])  # behind the mmdet that is installed
+    monkeypatch.setattr(sys, 'path', [*sys.path, str(folder)])  # after the installed mmdet
     if not torch.cuda.is_available():
-        monkeypatch.setattr(torch.Tensor, 'cuda', lambda tensor: tensor)  # which its loss calls
+        monkeypatch.setattr(torch.Tensor, 'cuda', lambda tensor: tensor)  # the loss calls `cuda`
     return folder / 'projects' / 'CO-DETR' / 'configs' / 'codino' / 'co_dino_5scale_swin_l_16xb1_16e_o365tococo.py'
 
 
@@ -75,7 +75,7 @@ def test_dino_trains_for_a_step_and_detects():
 @pytest.mark.peer
 @pytest.mark.parametrize('swap', [False, True])
 def test_co_detr_trains_for_a_step_and_detects(co_detr, swap):
-    """By a line in its config, and by --backbone swin-l."""
+    """Select Swin-L by a line in the config, and by --backbone swin-l."""
     cfg = swap_backbone(read_config(co_detr), 'swin-l') if swap else read_config(co_detr)
     cfg.merge_from_dict(SMALL_CO_DETR)
     trains_and_detects(cfg.model)
@@ -88,7 +88,7 @@ def trains_and_detects(cfg):
 
     init_default_scope('mmdet')
     model = MODELS.build(cfg)
-    model.init_weights()  # its `level_embed` is memory as it was found until then
+    model.init_weights()  # without `init_weights`, `level_embed` is uninitialised memory
     assert type(model.backbone) is SwinBackbone
     assert model.backbone.with_cp
     assert model.backbone.window_size[0] == (12, 12)
@@ -105,7 +105,7 @@ def trains_and_detects(cfg):
 
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_less_is_kept_for_backward_than_by_mmdets(with_cp):
-    """By the backbone of Co-DETR's config, window 12, narrow."""
+    """Compare the memory of narrow backbones with the settings of Co-DETR."""
     from mmdet.models import SwinTransformer
 
     x = torch.rand(1, 3, 192, 256)
@@ -113,7 +113,7 @@ def test_less_is_kept_for_backward_than_by_mmdets(with_cp):
     ours, theirs = SwinBackbone(**arguments), SwinTransformer(**arguments)
     ours.load_state_dict(theirs.state_dict())
     kept = [bytes_kept(model, x, torch.float32) for model in (ours, theirs)]
-    # Beside the input of a block, which both keep, ours keeps its bias, one for all windows: (heads, 144, 144).
+    # With checkpointing, models keep block inputs. SwinBackbone also keeps a bias (heads, 144, 144) of a block.
     biases = sum(depth * heads for depth, heads in zip(SMALL['depths'], SMALL['num_heads'])) * 144 * 144 * 4
     assert kept[0] < (kept[1] + biases if with_cp else kept[1] / 2)
     with torch.no_grad():

@@ -19,11 +19,11 @@ from swin_backbone import SwinBackbone, load_checkpoint
 
 pytestmark = [pytest.mark.toolboxes, pytest.mark.peer]
 X = torch.linspace(-1, 1, 2 * 3 * 75 * 101).view(2, 3, 75, 101).sin()
-LORA = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # of the blocks: query, key and value, projection, fc1, fc2
+LORA = r'.*\.(qkv|proj|ffn\.layers\.0\.0|ffn\.layers\.1)'  # layers of a block: qkv, projection, fc1, fc2
 
 
 def test_lora(tmp_path):
-    """The recipe of docs/guides/other_toolboxes.md."""
+    """Run the LoRA recipe of docs/guides/other_toolboxes.md."""
     peft = require('peft')
     plain = SwinBackbone(arch='nano', drop_path_rate=0.0)
     model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(r=4, target_modules=LORA))
@@ -34,7 +34,7 @@ def test_lora(tmp_path):
     train_a_step(model, lambda model: sum(x.square().mean() for x in model(X)))
     with torch.no_grad():
         expected = model.eval()(X)
-    assert_compiled(lambda: model(X), blocks=0)  # torch computes, module by module
+    assert_compiled(lambda: model(X), blocks=0)  # torch computes all modules
 
     model.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(copy.deepcopy(plain), tmp_path).eval()
@@ -56,7 +56,7 @@ def adapter():
 
 
 def lora_swin(adapter, seed=0, **arguments):
-    """With adapters that change something."""
+    """Return a LoRA backbone with adapters that change the outputs."""
     torch.manual_seed(seed)
     model = adapter.LoraSwinBackbone(lora=dict(r=4), **{'arch': 'nano', 'drop_path_rate': 0.0, **arguments})
     for name, parameter in model.named_parameters():
@@ -66,7 +66,7 @@ def lora_swin(adapter, seed=0, **arguments):
 
 
 def test_the_config_of_a_mask_rcnn_with_a_frozen_backbone(adapter, tmp_path):
-    """Heads are trained, and of the backbone the adapters; these are kept alone, and merged."""
+    """Train heads and adapters. Save the adapters alone, and merge the adapters."""
     peft = require('peft')
     pytest.importorskip('mmdet', reason='mmdet is not installed')
     from mmengine.registry import MODELS, init_default_scope
@@ -86,7 +86,7 @@ def test_the_config_of_a_mask_rcnn_with_a_frozen_backbone(adapter, tmp_path):
     model.init_weights()
     with torch.no_grad():
         assert type(model.backbone.merged()) is SwinBackbone
-        assert_equal_maps(model.backbone.merged().eval()(X), published(X))  # adapters begin as no change
+        assert_equal_maps(model.backbone.merged().eval()(X), published(X))  # new adapters change no outputs
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert len({name for name in trained if name.startswith('backbone')}) == 8 * 4 * 2
     assert {name for name in trained if name.startswith('backbone')} == {n for n in trained if 'lora_' in n}
@@ -117,7 +117,7 @@ def test_adapters_alone_and_merged(adapter, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(merged(X), expected, rtol=1e-3, atol=1e-3)
     assert_compiled(lambda: merged(X), blocks=8)
-    assert_equal_maps(model(X), expected)  # it stays as it was
+    assert_equal_maps(model(X), expected)  # `merged` leaves the model unchanged
     assert_survives(model, lambda model: model(X)[3])
     assert_compiles(model, X)
     exported = torch.export.export(merged, (X,)).module()
@@ -126,7 +126,7 @@ def test_adapters_alone_and_merged(adapter, tmp_path):
 
 @torch.no_grad()
 def test_checkpoints_with_and_without_adapters(adapter, tmp_path):
-    """A checkpoint without, of any origin or of a whole detector, and mmengine's way of saving and loading."""
+    """Load checkpoints of an origin and of a whole detector, with and without adapters. Save and load with mmengine."""
     from mmengine.model import BaseModule
     from mmengine.runner import load_checkpoint as load_by_mmengine
     from mmengine.runner import save_checkpoint
@@ -153,7 +153,7 @@ def test_checkpoints_with_and_without_adapters(adapter, tmp_path):
 
 
 def test_other_settings_of_lora(adapter):
-    """A stage that is frozen has adapters that are not trained; two merges are one; double precision stays."""
+    """Adapters of a frozen stage are not trained. Repeated merges are equal. Double precision stays."""
     model = lora_swin(adapter, frozen_stages=2, out_indices=(1, 3), in_channels=4, window_size=5).train()
     trained = {name.split('.')[1] for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {'2', '3'}

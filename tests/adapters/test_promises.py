@@ -1,4 +1,4 @@
-"""In every framework the maps are those of `SwinBackbone`, to the bit, and survive copies, files and compiling."""
+"""Maps in every framework equal the maps of `SwinBackbone` bit for bit, and survive copies, files and compiling."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ FAMILIES = {'v1': SwinBackbone, 'v2': SwinV2Backbone, 'mlp': SwinMLPBackbone}
 
 @pytest.fixture(autouse=True)
 def recorded_detectron2():
-    """The recorded interface of detectron2, and the adapter on it."""
+    """Import the adapter on the recorded interface of detectron2."""
     name = 'swin_backbone.adapters.detectron2'
     before = sys.modules.pop(name, None)
     with recorded():

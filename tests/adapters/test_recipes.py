@@ -1,4 +1,4 @@
-"""The Python blocks of docs/guides/other_toolboxes.md run, with the packages of each block."""
+"""Run the Python blocks of docs/guides/other_toolboxes.md with the real packages."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from helpers.adapters.frameworks import give_torchvision_operators, require
 STOPPED = '(?:timm|segmentation_models_pytorch|torchvision|detectron2|transformers|peft|lightning)'
 PAGE = Path(__file__).parents[2] / 'docs' / 'guides' / 'other_toolboxes.md'
 RECIPE = re.compile(r'^<!-- not run: it needs (\w+), with which .*? -->\n```python\n(.*?)^```', re.M | re.S)
-RECIPES = {}  # the blocks of a package, which stand below one another
+RECIPES = {}  # package: Python blocks in the order of the page
 for _package, _block in RECIPE.findall(PAGE.read_text(encoding='utf-8')):
     RECIPES.setdefault(_package, []).append(_block)
 CHECKS = {
@@ -37,7 +37,7 @@ def test_every_package_of_the_page_has_a_check():
 
 @pytest.mark.parametrize('package', CHECKS)
 def test_a_recipe_imports_this_package_first(package):
-    """Beside a torchvision for another torch, the packages that import torchvision import after this one alone."""
+    """A recipe imports this package first. With a torchvision for a different torch, the opposite order fails."""
     imported = re.findall(r'^(?:import|from) (\w+)', ''.join(RECIPES[package]), re.M)
     others = [index for index, name in enumerate(imported) if re.fullmatch(STOPPED, name)]
     assert not others or 'swin_backbone' in imported[: others[0]], imported

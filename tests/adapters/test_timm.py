@@ -1,4 +1,4 @@
-"""The backbones in timm, and by way of timm in segmentation_models_pytorch: the real packages."""
+"""Run the backbones in the real timm, and through timm in segmentation_models_pytorch."""
 
 import copy
 import warnings
@@ -61,7 +61,7 @@ def test_out_indices_as_timm_counts_them(timm, asked, stages):
     assert model.feature_info.reduction() == [4 << stage for stage in stages]
     sum(x.sum() for x in model(X)).backward()
     unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert not unused  # DistributedDataParallel would wait for their gradients
+    assert not unused  # DistributedDataParallel waits for gradients of all parameters
 
 
 def test_arguments(timm):
@@ -113,7 +113,7 @@ def test_checkpoint_path_takes_any_origin(timm, tmp_path, origin):
 def test_a_copy_takes_any_origin_for_itself(timm, assign):
     source, model = randomised(output_norms=False), small(timm, features_only=True)
     before, copy_ = model(X), copy.deepcopy(model)
-    for norm in range(4):  # which the checkpoint lacks
+    for norm in range(4):  # the checkpoint lacks output norms
         copy_.model.backbone.get_submodule(f'norm{norm}').load_state_dict(getattr(source, f'norm{norm}').state_dict())
     copy_.load_state_dict(official(source.state_dict())['model'], assign=assign)
     assert_equal_maps(copy_(X), source(X))
@@ -122,7 +122,7 @@ def test_a_copy_takes_any_origin_for_itself(timm, assign):
 
 @torch.no_grad()
 def test_a_classifiers_norm_and_head_are_loaded(timm, tmp_path):
-    """As timm's own Swin computes with the same file."""
+    """Compare with timm's own Swin, loaded from the same file."""
     arguments = dict(embed_dim=32, depths=(2, 2, 2, 2), num_heads=(2, 4, 8, 16), num_classes=6)
     theirs = timm.create_model('swin_tiny_patch4_window7_224', **arguments).eval()
     for parameter in theirs.parameters():
@@ -139,7 +139,7 @@ def test_a_classifiers_norm_and_head_are_loaded(timm, tmp_path):
 
 @torch.no_grad()
 def test_pretrained_for_other_classes_and_channels(timm, tmp_path):
-    """As in timm, the head stays new, and a grey image gives the maps of the same image in colour."""
+    """The head keeps new weights, like in timm. A grey image gives the maps of an equal colour image."""
     source = small(timm, num_classes=6)
     torch.save(source.state_dict(), tmp_path / 'w.pth')
     overlay = dict(file=str(tmp_path / 'w.pth'), num_classes=6)
@@ -178,7 +178,7 @@ def test_layers_for_a_learning_rate_that_decays(timm):
 
 
 def padded(model, x_BCHW):
-    """The recipe of docs/guides/other_toolboxes.md."""
+    """Run a model on a padded image, and crop, like docs/guides/other_toolboxes.md."""
     H, W = x_BCHW.shape[-2:]
     return model(F.pad(x_BCHW, (0, -W % 32, 0, -H % 32)))[..., :H, :W]
 
@@ -196,6 +196,6 @@ def test_segmentation_models(timm, name):
     assert_survives(model, lambda model: padded(model, X), exact=False)
     assert_compiles(lambda x: padded(model, x), X, atol=1e-3)
     if name == 'Unet':
-        assert model(X).shape == (2, 4, 45, 70)  # which needs no padding
+        assert model(X).shape == (2, 4, 45, 70)  # Unet needs no padding
     labels = torch.randint(4, (2, 45, 70))
     assert train_a_step(model, lambda model: F.cross_entropy(padded(model, X), labels)) > 0

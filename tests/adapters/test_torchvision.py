@@ -1,4 +1,4 @@
-"""The backbones in torchvision's detectors: the real package."""
+"""Run the backbones in detectors of the real torchvision."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The backbones in transformers and on its Hub: the real package."""
+"""Run the backbones in the real transformers package, with files like on the Hub."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_a_folder_with_config_and_safetensors(adapter, tmp_path):
 
 
 def test_missing_weights_are_initialised_as_elsewhere(adapter, tmp_path):
-    """transformers makes models on no device, and gives what a file lacks its first numbers itself."""
+    """transformers creates models on the meta device, and initialises weights that a file lacks."""
     model = small(adapter)
     state = {key: value for key, value in model.state_dict().items() if 'stages.0' not in key}
     model.save_pretrained(tmp_path, state_dict=state)
@@ -103,7 +103,7 @@ def detr(adapter, transformers):
     return transformers.DetrForObjectDetection(config)
 
 
-MODELS = {  # each with its output and its targets
+MODELS = {  # name: (model, output name, targets)
     'upernet': (upernet, 'logits', dict(labels=torch.ones(2, 45, 70, dtype=torch.long))),
     'mask2former': (
         mask2former,
@@ -146,9 +146,7 @@ def test_a_folder_of_a_whole_model_and_other_precision(adapter, transformers, tm
     model.save_pretrained(tmp_path / 'whole')
     again = transformers.UperNetForSemanticSegmentation.from_pretrained(tmp_path / 'whole')
     assert_equal_maps(again.backbone(X).feature_maps, model.backbone(X).feature_maps)
-    torch.testing.assert_close(
-        again(X).logits, model(X).logits
-    )  # whose convolutions differ with their memory's alignment
+    torch.testing.assert_close(again(X).logits, model(X).logits)  # convolutions depend on memory alignment
     small(adapter).save_pretrained(tmp_path / 'backbone')
     half = adapter.SwinBackboneModel.from_pretrained(tmp_path / 'backbone', dtype=torch.bfloat16)
     assert half(X.bfloat16()).feature_maps[0].dtype == torch.bfloat16
@@ -161,7 +159,7 @@ def test_a_state_dict_of_another_family(adapter):
 
 
 def test_trainer_resumes(adapter, transformers, tmp_path):
-    """Four steps at once, and two with two more after a resume: the same weights."""
+    """Four steps, or two steps and a resume with two steps, give equal weights."""
     require('accelerate')
 
     class Pictures(torch.utils.data.Dataset):

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share."""
+"""Fixtures for the tests of checkpoints."""
 
 import pytest
 from mmengine.logging import MMLogger
@@ -6,7 +6,7 @@ from mmengine.logging import MMLogger
 
 @pytest.fixture
 def log():
-    """The lines that are logged, and which of them are warnings."""
+    """Return a list for the log records."""
     logger = MMLogger.get_instance(f'checkpoints{id(object())}')
     records = []
     logger.addFilter(lambda record: records.append(record) or True)

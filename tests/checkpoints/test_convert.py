@@ -1,4 +1,4 @@
-"""From one format to another, and back."""
+"""Convert between formats, in both directions."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def same(left, right):
 @pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
 @pytest.mark.parametrize('to', FORMATS)
 def test_there_and_back_gives_the_same_bits(tmp_path, to, suffix):
-    """Of a detector's backbone with a classifier's norm and head, in mixed precision: everything there can be."""
+    """Convert a detector's backbone with a classifier's norm and head, in mixed precision."""
     state = randomised(use_abs_pos_embed=True, pretrain_img_size=28).state_dict()
     source = official_backbone(state) | {key: v for key, v in official(state)['model'].items() if key not in state}
     source = {key: v for key, v in source.items() if not key.endswith(('_index', '_mask'))}
@@ -59,7 +59,7 @@ def test_a_missing_folder_is_made_and_one_that_cannot_be_is_said(tmp_path):
     [('official', 'official'), ('timm', 'timm'), ('torchvision', 'torchvision'), ('hf', 'hugging_face')],
 )
 def test_a_format_is_what_its_origin_writes(tmp_path, to, origin):
-    """Built from one origin, written in another: names, order, shapes and values of the origin's own."""
+    """Compare names, order, shapes and values of a converted file with the origin's own file."""
     torch.manual_seed(1)
     state = randomised(False).state_dict()
     torch.manual_seed(2)
@@ -67,7 +67,7 @@ def test_a_format_is_what_its_origin_writes(tmp_path, to, origin):
     convert_checkpoint(tmp_path / 'source.pth', tmp_path / 'target.pth', to)
     torch.manual_seed(2)
     expected = ORIGINS[origin][0](state)
-    tables = ('_mask',) if to == 'torchvision' else ('_index', '_mask')  # torchvision wants its index
+    tables = ('_mask',) if to == 'torchvision' else ('_index', '_mask')  # torchvision loads the index
     expected = {key: v for key, v in expected.get('model', expected).items() if not key.endswith(tables)}
     same(flat(tmp_path / 'target.pth'), expected)
 
@@ -126,7 +126,7 @@ QKV, HEAD = 'layers.1.blocks.1.attn.qkv.bias', 'head.weight'
 
 
 def damaged(folder, changes, state=None, suffix='pth'):
-    """A file of a classifier whose weights `changes` replaces; None removes a weight."""
+    """Write a classifier's file with `changes` to the weights. None removes a weight."""
     state = dict(state or official(randomised(False).state_dict())['model'])
     for name, change in changes.items():
         value = state.pop(name)

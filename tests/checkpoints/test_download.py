@@ -1,4 +1,4 @@
-"""Addresses, against a server on this machine: the checkpoint or one sentence, and nothing half-written is kept."""
+"""Download from a local server. A download gives a checkpoint or an error of one sentence, and no partial file."""
 
 import hashlib
 import io
@@ -69,7 +69,7 @@ def server(monkeypatch, tmp_path):
 
 
 def cached(server):
-    """The files that are kept, by their names without the hash of the address."""
+    """Return the cached files by name, without the hash of the address."""
     files = server.cache.iterdir() if server.cache.exists() else ()
     return {path.name.partition('-')[2]: path for path in files if path.suffix != '.lock'}
 

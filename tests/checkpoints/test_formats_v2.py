@@ -1,4 +1,4 @@
-"""Swin V2's names, there and back, and what is said about what does not fit."""
+"""Convert names of Swin V2 in both directions. Report weights that do not fit."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_each_version_takes_its_own_and_names_the_other(tmp_path):
 
 
 def test_mmpretrains_classifier(tmp_path):
-    """Its names are ours; `norm3` is the classifier's norm."""
+    """mmpretrain and this package use equal names. `norm3` is the classifier's norm."""
     model = with_random_weights(nano(out_indices=(3,)))
     state = {f'backbone.{key}': value for key, value in model.state_dict().items()}
     state |= {'head.fc.weight': torch.rand(10, 256), 'head.fc.bias': torch.rand(10)}
@@ -46,7 +46,7 @@ def test_there_and_back_gives_the_same_bits(tmp_path, to):
 
 
 def official_tables(window, pretrained):
-    """The `relative_coords_table` of a stage, as microsoft/Swin-Transformer saves it."""
+    """Return the `relative_coords_table` of a stage in microsoft/Swin-Transformer."""
     offsets = torch.arange(1 - window, window, dtype=torch.float32) / (pretrained - 1) * 8
     logs = torch.sign(offsets) * torch.log2(offsets.abs() + 1) / 3
     return torch.stack(torch.meshgrid(logs, logs, indexing='ij'), dim=-1)[None]
@@ -63,7 +63,7 @@ def official_tables(window, pretrained):
     ],
 )
 def test_a_bias_at_another_scale_is_a_warning(tmp_path, arguments, warns):
-    """A file fine-tuned from window 12 at 16 says so in its tables of coordinates."""
+    """The coordinate tables of a file show a fine-tuning from window 12 to 16."""
     state = nano().state_dict()
     for stage, (window, pretrained) in enumerate(((16, 12), (16, 12), (16, 12), (8, 6))):
         name = f'stages.{stage}.blocks.0.attn.w_msa.relative_coords_table'

@@ -1,4 +1,4 @@
-"""Whole models of other frameworks: converted, loaded strictly into mmdet and mmseg, and run beside theirs."""
+"""Convert whole models for mmdet and mmseg, load strictly, and compare with the source framework."""
 
 import pickle
 
@@ -23,7 +23,7 @@ BACKBONE = dict(_delete_=True, type='SwinBackbone', arch='nano', drop_path_rate=
 
 
 def spread(model):
-    """Each weight away from its initialisation, so that no two can be exchanged unnoticed."""
+    """Randomise all weights, so a swap of two weights changes the outputs."""
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.05)
     for name, buffer in model.named_buffers():
@@ -35,7 +35,7 @@ def spread(model):
 
 
 def build(toolbox, config, **head):
-    """The model of a config of ours, small."""
+    """Build the model of a config of this package, with a small backbone."""
     from mmengine.registry import MODELS, init_default_scope
 
     cfg = read_config(config)
@@ -58,7 +58,7 @@ def mask2former(toolbox):
 
 
 def outputs_of(model):
-    """Logits of classes and of masks, of the last layer of a Mask2Former here."""
+    """Return the logits of classes and masks from the last layer of mmdet's Mask2Former."""
     head = model.panoptic_head if hasattr(model, 'panoptic_head') else model.decode_head
     with torch.no_grad():
         classes, masks = head(model.backbone(X), [None] * len(X))
@@ -122,7 +122,7 @@ def test_upernet_of_transformers(tmp_path, transformers):
 
 
 def detectron2_names(state):
-    """What facebookresearch/Mask2Former calls the weights of mmdet's, written by hand from its code."""
+    """Rename mmdet's weights to names of facebookresearch/Mask2Former. The list is written by hand."""
     renamed = {f'backbone.{key}': v for key, v in official_backbone(
         {key.removeprefix('backbone.'): v for key, v in state.items() if key.startswith('backbone.')}
     ).items()}  # fmt: skip
@@ -182,7 +182,7 @@ def test_mask2former_of_detectron2(tmp_path, toolbox, save):
 
 @pytest.mark.parametrize('protocol', [2, 4, 5])
 def test_arrays_of_another_machine(tmp_path, protocol):
-    """In the other order of bytes, and by columns."""
+    """Read big-endian arrays in column order."""
     state = randomised().state_dict()
     arrays = {f'backbone.{key}': value.numpy() for key, value in official_backbone(state).items()}
     arrays = {key: np.asfortranarray(array).astype(array.dtype.newbyteorder('>')) for key, array in arrays.items()}
@@ -212,7 +212,7 @@ def test_mask2former_as_it_runs_in_detectron2(tmp_path):
 @pytest.mark.peer
 @torch.no_grad()
 def test_maskdino_of_detectron2(tmp_path):
-    """mmdet has no such head: it keeps its names, beside a backbone with ours."""
+    """mmdet lacks the MaskDINO head. The head's names stay; the backbone gets the names of this package."""
     with detectron2_source('MaskDINO'):
         from detectron2.modeling import build_model
 
@@ -249,8 +249,10 @@ DETECTORS = [
 
 @pytest.mark.parametrize('config', DETECTORS)
 def test_the_official_detectors_and_segmentors(tmp_path, config):
-    """mmdet 2.11 and mmseg 0.11 in Swin-Transformer-Object-Detection at c7b2011 and -Semantic-Segmentation at 87e6f90
-    call their necks and heads what mmdet 3 and mmseg 1 do; the background is the last class there too."""
+    """mmdet 2.11 and mmseg 0.11 in Swin-Transformer-Object-Detection at c7b2011 and -Semantic-Segmentation at 87e6f90.
+
+    Necks and heads have equal names in mmdet 3 and mmseg 1. The background is the last class in all versions.
+    """
     segments = 'upernet' in config
     neck = {} if segments else dict(neck=dict(in_channels=WIDTHS))
     if 'htc' in config:
@@ -268,7 +270,7 @@ def test_the_official_detectors_and_segmentors(tmp_path, config):
 
 
 def test_co_detr_of_its_own_repository(tmp_path):
-    """Its head has the embedding of noised labels; in projects/CO-DETR of mmdetection their generator has it."""
+    """Co-DETR's head owns the label embedding. In projects/CO-DETR of mmdetection a generator owns the embedding."""
     state = randomised().state_dict()
     source = {f'backbone.{key}': value for key, value in official_backbone(state).items()}
     around = {
@@ -279,7 +281,7 @@ def test_co_detr_of_its_own_repository(tmp_path):
         'roi_head.0.bbox_head.fc_cls.weight': torch.rand(81, 4),
         'bbox_head.0.atss_cls.weight': torch.rand(80, 4, 3, 3),
     }
-    of_lvis = {'query_head.loss_cls.fed_loss_weight': torch.rand(80)}  # a loss's weights of classes
+    of_lvis = {'query_head.loss_cls.fed_loss_weight': torch.rand(80)}  # class weights of a loss
     written, said = converted(tmp_path, {'state_dict': {**source, **around, **of_lvis}}, 'mmdet')
     assert ' 1 outside the backbone' in said
     around['query_head.dn_generator.label_embedding.weight'] = around.pop('query_head.label_embedding.weight')

@@ -1,4 +1,4 @@
-"""Folders of transformers: written with the config.json that `from_pretrained` opens, and read."""
+"""Write and read folders of transformers, with the config.json for `from_pretrained`."""
 
 import json
 
@@ -15,7 +15,7 @@ PEER = "transformers is not installed: pip install -e '.[peers]'"
 
 
 def bare():
-    """A backbone's weights, with the norm of a model's last stage, as a file of SwinModel has."""
+    """Return the weights of a SwinModel file: a backbone and the norm of the last stage."""
     state = randomised(False).state_dict()
     return {key.removeprefix('swin.'): value for key, value in ORIGINS['hugging_face'][0](state).items()
             if not key.startswith('classifier')}  # fmt: skip
@@ -89,7 +89,7 @@ def test_files_of_a_user_stay(tmp_path):
 @pytest.mark.peer
 @pytest.mark.parametrize('window', [7, 12])
 def test_transformers_opens_the_folder(tmp_path, window):
-    """`from_pretrained` misses nothing, and gives the outputs of ours; so the other way round."""
+    """Compare the outputs of models from converted files, in both directions."""
     transformers = pytest.importorskip('transformers', reason=PEER)
     ours = randomised(window_size=window)
     torch.save(ours.state_dict(), tmp_path / 'in.pth')
@@ -116,7 +116,7 @@ def test_their_folders_there_and_back(tmp_path, kind):
     config = configuration(embed_dim=16, depths=[1, 1, 2, 1], num_heads=[1, 2, 4, 8], num_labels=5)
     theirs = getattr(transformers, kind)(config).eval()
     theirs.save_pretrained(tmp_path / 'theirs')
-    if 'v2' in kind:  # which saves no tables to tell the window by
+    if 'v2' in kind:  # a V2 file has no tables that show the window, so the test saves the config
         convert_checkpoint(tmp_path / 'theirs', tmp_path / 'back' / 'model.safetensors', 'hf')
         config.save_pretrained(tmp_path / 'back')
     else:

@@ -1,4 +1,4 @@
-"""Loading at other sizes, the errors, and what is reported."""
+"""Load weights at different sizes. Check errors and reports."""
 
 import itertools
 import re
@@ -32,7 +32,7 @@ def test_it_is_a_public_name():
 
 @pytest.mark.parametrize('window', [4, 8, 12, (7, 12), (12, 5)])
 def test_bias_tables_follow_the_official_rule_for_another_window(weights, window):
-    """The rule of microsoft/Swin-Transformer: the table as an image a head, F.interpolate, bicubic."""
+    """Resize a table with bicubic F.interpolate, one image for each head, like microsoft/Swin-Transformer."""
     source = randomised()
     torch.save(official(source.state_dict()), weights)
     backbone = nano(window_size=window)
@@ -43,7 +43,7 @@ def test_bias_tables_follow_the_official_rule_for_another_window(weights, window
     resized = F.interpolate(image_1hYX, size=(2 * height - 1, 2 * width - 1), mode='bicubic')
     assert torch.equal(backbone.state_dict()[TABLE], resized.view(4, -1).permute(1, 0))
     assert len(report.resized) == 8
-    assert not report.warnings  # it was asked for
+    assert not report.warnings  # the window is an argument
     assert backbone.eval()(torch.randn(1, 3, 50, 61))[0].isfinite().all()
 
 
@@ -91,7 +91,7 @@ def test_what_a_warning_says_of_two_stages_means_windows_of_each(weights):
 
 
 def test_a_resized_table_keeps_what_is_smooth(weights):
-    """A bias that falls with the distance does so at another window too, in the window's own measure."""
+    """A bias that falls with the distance still falls after a resize, relative to the window."""
     source = randomised()
     y, x = torch.meshgrid(torch.linspace(-1, 1, 13), torch.linspace(-1, 1, 13), indexing='ij')
     for name, parameter in source.named_parameters():
@@ -101,11 +101,11 @@ def test_a_resized_table_keeps_what_is_smooth(weights):
     backbone = nano(window_size=(12, 7))
     load_checkpoint(backbone, weights)
     table_YX = backbone.state_dict()[TABLE].view(23, 13, 4)[..., 0]
-    # Where `F.interpolate` takes the 23 rows from: the tables' outer edges fall together, not their outer rows.
+    # The source positions of the 23 rows. `F.interpolate` aligns the outer edges of tables, not the outer rows.
     y = ((torch.arange(23) + 0.5) * 13 / 23 - 0.5) / 6 - 1
     error_YX = (table_YX + y[:, None].square() + torch.linspace(-1, 1, 13).square()).abs()
     assert error_YX[2:-2].max() < 0.02
-    assert error_YX.max() < 0.05  # beyond the edge the table is continued by its last row
+    assert error_YX.max() < 0.05  # beyond the edge `F.interpolate` repeats the last row
 
 
 def test_an_index_table_tells_a_rectangle_from_a_square(weights):
@@ -159,7 +159,7 @@ def test_other_input_channels_keep_the_response_to_a_grey_image(weights, old, ch
     grey = torch.randn(1, 1, 40, 44)
     projected, expected = (m.patch_embed.projection(grey.expand(-1, m.in_channels, -1, -1)) for m in (backbone, source))
     torch.testing.assert_close(projected, expected)
-    if channels > old:  # repeated in turn
+    if channels > old:  # source channels repeat in turn
         weight, repeated = backbone.patch_embed.projection.weight, source.patch_embed.projection.weight
         shares = torch.tensor([len(range(c % old, channels, old)) for c in range(channels)]).view(1, -1, 1, 1)
         torch.testing.assert_close(weight * shares, repeated[:, [c % old for c in range(channels)]])
@@ -241,7 +241,7 @@ class Versioned(torch.nn.Linear):
 
 
 def test_modules_get_the_version_they_were_saved_with(weights):
-    """By which some of mmdet's and mmcv's rename what older versions saved."""
+    """Modules of mmdet and mmcv read the version to rename weights of older versions."""
     detector = Detector(nano())
     detector.neck.fpn = Versioned(2, 1)
     torch.save({'state_dict': detector.state_dict()}, weights)
@@ -277,7 +277,7 @@ def test_index_tables_in_a_checkpoint_are_ignored_by_strict_loading():
 
 @pytest.mark.parametrize('small_map', ['pad', 'shrink'])
 def test_a_classifiers_weights_are_said_to_be_so(weights, small_map):
-    torch.save(randomised().state_dict(), weights)  # of a detector
+    torch.save(randomised().state_dict(), weights)  # weights of a detector's backbone
     assert not load_checkpoint(nano(small_map=small_map), weights).notes
     torch.save(official(randomised().state_dict()), weights)
     notes = load_checkpoint(nano(small_map=small_map), weights).notes
@@ -290,7 +290,7 @@ QUANTISED = (torch.int8, torch.uint8, torch.bool, torch.int32, torch.complex64, 
 
 @pytest.mark.parametrize('key', ['backbone.patch_embed.norm.bias', f'backbone.{TABLE}', 'neck.fpn.weight'])
 def test_quantised_weights_are_an_error(key, record_fault):
-    """torch would copy the numbers without what scales them."""
+    """torch would copy the numbers without the scales."""
     source, detector = Detector(randomised()).state_dict(), Detector(nano())
     for dtype in QUANTISED:
         with pytest.raises(CheckpointError, match=rf'a\.pth.*{key.removeprefix("backbone.")} is stored as {dtype}'):
@@ -303,7 +303,7 @@ WRAPPED = ('', r'backbone\.', r'stages\.\d\.', r'stages\.2\.', r'blocks\.1\.', r
 
 
 def test_names_of_wrapped_layers():
-    """torch.compile of each block, FSDP and checkpointing put a name of their own between others."""
+    """torch.compile, FSDP and checkpointing of blocks insert a part into the names."""
     source, detector = Detector(randomised()).state_dict(), Detector(nano())
     for wrapper, wrapped in itertools.product(WRAPPERS, WRAPPED):
         insert = re.compile(f'({wrapped})(.*)')
@@ -332,7 +332,7 @@ def test_into_a_model_with_compiled_layers(weights, part):
 
 
 def test_into_the_average_of_a_model(weights):
-    """Its one layer is called as what data-parallel wrappers put before names."""
+    """The average holds the model as `module`, like data-parallel wrappers."""
     source, average = Detector(randomised()), torch.optim.swa_utils.AveragedModel(Detector(nano()))
     torch.save(source.state_dict(), weights)
     assert not load_checkpoint(average, weights).missing
@@ -348,6 +348,6 @@ def test_weights_under_a_name_of_ones_own(weights, name):
     backbone = nano()
     load_checkpoint(backbone, weights)
     assert torch.equal(backbone.norm3.weight, source.norm3.weight)
-    torch.save({name: other, f'{name}_ema': source.state_dict()}, weights)  # averaged ones first
+    torch.save({name: other, f'{name}_ema': source.state_dict()}, weights)  # averaged weights first
     load_checkpoint(backbone, weights)
     assert torch.equal(backbone.norm3.weight, source.norm3.weight)

@@ -1,4 +1,4 @@
-"""Reading executes nothing, and a file that is no checkpoint is one sentence."""
+"""Read files without execution of code. Raise an error of one sentence for a file without weights."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ class MakesAFile:
 
 
 def write(path, kind, payload):
-    """Write a backbone with a payload beside its weights, as a kind of file that torch.load takes."""
+    """Write weights of a backbone and a payload in a file format of torch.load."""
     contents = {'state_dict': randomised().state_dict(), 'meta': payload}
     if kind == 'pickle':
         path.write_bytes(pickle.dumps(contents, protocol=4))
@@ -97,7 +97,7 @@ def test_the_tool_makes_weights_of_it_when_told_to(tmp_path):
 
 
 def everything():
-    """What training scripts keep beside weights, and tensors of every kind."""
+    """Return tensors of every kind, and values that training scripts save beside weights."""
     torch.manual_seed(0)
     flat = torch.arange(24.0)
     kinds = [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -184,7 +184,7 @@ def test_contents_of_mmengines_checkpoints(tmp_path, kind):
     shared = {'a': 1}
     history = HistoryBuffer([1.0, 2.0], [1, 1])
     write(tmp_path / 'weights.pth', kind, {'loss': history, 'dtype': torch.float16, 'both': [shared, shared]})
-    with torch.serialization.safe_globals([HistoryBuffer, np.ndarray, np.dtype]):  # of a user
+    with torch.serialization.safe_globals([HistoryBuffer, np.ndarray, np.dtype]):  # globals that a user allows
         allowed = set(torch.serialization.get_safe_globals())
         meta = read_checkpoint(tmp_path / 'weights.pth')['meta']
         assert set(torch.serialization.get_safe_globals()) == allowed
@@ -229,7 +229,7 @@ def test_64_overwritten_bytes_are_noticed(record_fault, tmp_path, where):
 
 
 class Reduced:
-    """An object whose pickle is a call, and a state."""
+    """An object that pickles to a call and a state."""
 
     def __init__(self, *reduced):
         self.reduced = reduced
@@ -312,7 +312,7 @@ def test_an_attack_is_one_sentence(record_fault, tmp_path, monkeypatch, name):
 
 
 def test_changed_at_random(record_fault, tmp_path):
-    """Bytes of the pickle itself are changed, with right checksums."""
+    """Change bytes of the pickle, with correct checksums."""
     everything_but_tensors = {key: value for key, value in everything().items() if key != 'tensors'}
     files = [saved(everything_but_tensors, _use_new_zipfile_serialization=False), pickle.dumps({'model': everything()})]
     where, path = random.Random(0), tmp_path / 'a.pth'
@@ -329,7 +329,7 @@ def test_changed_at_random(record_fault, tmp_path):
 
 @pytest.mark.parametrize('first', [b'<', b'P', b'\x80', b' '])
 def test_a_length_of_a_header_is_not_taken_for_text(tmp_path, first):
-    """safetensors begin with the length of their header, whose lowest byte may be anything."""
+    """A safetensors file begins with the header length. The lowest byte has any value."""
     contents = safetensors.torch.save({'weight': torch.ones(1)})
     length = int.from_bytes(contents[:8], 'little')
     padding = (first[0] - length) % 256

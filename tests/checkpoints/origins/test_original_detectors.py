@@ -1,6 +1,7 @@
-"""Whole models of the original repositories run beside ours: those of OpenMMLab 1, Co-DETR and MaskDINO.
+"""Compare whole models with the original repositories: OpenMMLab 1, Co-DETR and MaskDINO.
 
-They are no packages: `ORIGINALS` names a folder of clones, see CONTRIBUTING.md. Without it these tests skip.
+The repositories are no packages. `ORIGINALS` names a folder of clones, see CONTRIBUTING.md. Without clones the tests
+skip.
 """
 
 import subprocess
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.peer
 RUN = Path(__file__).parents[2] / 'helpers' / 'checkpoints' / 'run_original.py'
 WIDTHS = [32, 64, 128, 256]
 DETECTION, SEGMENTATION = 'Swin-Transformer-Object-Detection', 'Swin-Transformer-Semantic-Segmentation'
-MMCV = {DETECTION: '1.4.0', SEGMENTATION: '1.3.0', 'Co-DETR': '1.7.0'}  # releases that they accept
+MMCV = {DETECTION: '1.4.0', SEGMENTATION: '1.3.0', 'Co-DETR': '1.7.0'}  # the release each repository accepts
 THEIR_SWIN = dict(
     _delete_=True, type='SwinTransformer', embed_dim=32, depths=[2] * 4, num_heads=[2, 4, 8, 16], drop_path_rate=0.0,
     window_size=7, ape=False, patch_norm=True,
@@ -53,14 +54,14 @@ DETECTORS = {
 
 @pytest.fixture(scope='module')
 def x_BCHW():
-    """A photograph, small."""
+    """Return a small photograph."""
     picture = cv2.imread(str(original(DETECTION) / 'demo' / 'demo.jpg'))
     x_HWC = torch.from_numpy(cv2.resize(picture, (162, 130))).float()
     return ((x_HWC - 116) / 58).permute(2, 0, 1)[None].contiguous()
 
 
 def theirs(tmp_path, x_BCHW, repository, config, options=None, toolbox='mmdet'):
-    """The original's weights, converted, and what it computes: (state_dict, maps, result)."""
+    """Run an original model. Return (converted state_dict, maps, result)."""
     options = {'model.backbone': THEIR_SWIN, 'model.pretrained': None, **(options or {})}
     torch.save(
         dict(config=config, options=options, toolbox=toolbox, mmcv=MMCV[repository], x=x_BCHW), tmp_path / 'job.pth'
@@ -73,7 +74,7 @@ def theirs(tmp_path, x_BCHW, repository, config, options=None, toolbox='mmdet'):
 
 
 def ours(state, toolbox, config, options):
-    """The model of a config of ours or mmdet's, with these weights, all of them."""
+    """Build the model of a config of this package or mmdet. Load `state` strictly."""
     from mmengine.registry import MODELS, init_default_scope
 
     cfg = read_config(config)
@@ -96,7 +97,7 @@ def predicted(model, x_BCHW):
 
 
 def assert_same_detections(found, expected, least=20):
-    """All but one in 20 boxes are there, with class, score and mask: of boxes alike, NMS may keep either."""
+    """Compare classes, scores and masks of 95 % of the boxes. NMS may keep either of two similar boxes."""
     total = sum(len(boxes) for boxes in expected['boxes'])
     assert abs(len(found) - total) <= 0.05 * total
     assert total >= least
@@ -115,7 +116,7 @@ def assert_same_detections(found, expected, least=20):
 
 @pytest.mark.parametrize('name', DETECTORS)
 def test_detectors_of_mmdet_2(tmp_path, x_BCHW, name):
-    """mmdet 2.11 in Swin-Transformer-Object-Detection at c7b2011: the same boxes, scores, classes and masks."""
+    """mmdet 2.11 in Swin-Transformer-Object-Detection at c7b2011: equal boxes, scores, classes and masks."""
     config, here = DETECTORS[name]
     neck = {'model.neck.in_channels': WIDTHS}
     state, maps, result = theirs(tmp_path, x_BCHW, DETECTION, config, neck)
@@ -126,7 +127,7 @@ def test_detectors_of_mmdet_2(tmp_path, x_BCHW, name):
             torch.testing.assert_close(outputs_of_htc(model, x_BCHW), result, rtol=1e-3, atol=1e-3)
             return
         if hasattr(model, 'bbox_head'):
-            model.bbox_head.train()  # RepPoints gives its points, and not boxes made of them
+            model.bbox_head.train()  # in training mode RepPoints returns points, not boxes
             outputs = model.bbox_head(model.extract_feat(x_BCHW))
             torch.testing.assert_close(tuple(outputs), tuple(result), rtol=1e-3, atol=1e-3)
             return
@@ -135,7 +136,7 @@ def test_detectors_of_mmdet_2(tmp_path, x_BCHW, name):
 
 @torch.no_grad()
 def test_upernet_of_mmseg_0(tmp_path, x_BCHW):
-    """mmseg 0.11 in Swin-Transformer-Semantic-Segmentation at 87e6f90: the same logits."""
+    """mmseg 0.11 in Swin-Transformer-Semantic-Segmentation at 87e6f90: equal logits."""
     heads = {
         'model.decode_head.in_channels': WIDTHS, 'model.auxiliary_head.in_channels': 128,
         'model.decode_head.norm_cfg.type': 'BN', 'model.auxiliary_head.norm_cfg.type': 'BN',
@@ -150,7 +151,7 @@ def test_upernet_of_mmseg_0(tmp_path, x_BCHW):
 
 @torch.no_grad()
 def test_reppoints_v2(tmp_path, x_BCHW):
-    """mmdet 3 has neither its head nor its BiFPN: they keep their names and weights, beside our backbone."""
+    """mmdet 3 lacks the head and the BiFPN of RepPoints V2. Names and weights of head and BiFPN stay."""
     config = 'configs/swin/reppoitsv2_swin_tiny_patch4_window7_mstrain_480_960_giou_gfocal_bifpn_adamw_3x_coco.py'
     swin = {**THEIR_SWIN, 'out_indices': [1, 2, 3]}
     options = {'model.neck.in_channels': WIDTHS[1:], 'model.backbone': swin}
@@ -167,7 +168,7 @@ def test_reppoints_v2(tmp_path, x_BCHW):
 
 
 def test_co_detr(tmp_path, x_BCHW, monkeypatch):
-    """Sense-X/Co-DETR at 2665352, its SwinTransformerV1, in projects/CO-DETR of mmdetection at aeb4647."""
+    """Sense-X/Co-DETR at 2665352, with SwinTransformerV1, in projects/CO-DETR of mmdetection at aeb4647."""
     folder = original('mmdetection')
     monkeypatch.setattr(sys, 'path', [*sys.path, str(folder)])
     heads = {

@@ -1,4 +1,4 @@
-"""Each origin's naming, with random weights, against the same weights loaded directly."""
+"""Load random weights under the names of every origin. Compare with a direct load."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def test_a_semi_supervised_model_gets_each_of_its_own(tmp_path):
 
 
 def test_the_official_detectors_position_map(tmp_path):
-    """They keep the absolute position embedding as (1, C, H, W), and their images need not be square."""
+    """The official detectors store the absolute position embedding with shape (1, C, H, W), for any aspect ratio."""
     source = randomised(use_abs_pos_embed=True, pretrain_img_size=(32, 48))
     state = ORIGINS['official_detector'][0](source.state_dict())
     embedding = state['state_dict']['backbone.absolute_pos_embed']

@@ -1,7 +1,7 @@
-"""Against the origins' own code, running: their checkpoints loaded here, and ours converted and loaded there.
+"""Exchange checkpoints with the code of the origins, in both directions, and compare the outputs.
 
-`pip install -e .[peers]` brings them. Each compares all four stages; where an origin is right on inputs that are no
-multiple of the window, on one of those.
+`pip install -e .[peers]` installs the origins. Every test compares all four stages. Most inputs are no multiple of the
+window. timm is wrong for odd inputs, so timm gets a multiple.
 """
 
 import pytest
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.peer
 MISSING = "{} is not installed: pip install -e '.[peers]'"
 slow = pytest.mark.slow
 DEPTHS, HEADS, WIDTH = (2, 2, 2, 2), (2, 4, 8, 16), 32
-ODD = (235, 310)  # maps of 59x78, 30x39, 15x20 and 8x10: odd sides, none a multiple of the window or smaller
+ODD = (235, 310)  # maps of 59x78, 30x39, 15x20 and 8x10: larger than the window, no side a multiple of the window
 
 
 @pytest.fixture(autouse=True, scope='module')
 def _torchvision_on_a_cpu():
-    import_torchvision()  # timm imports it
+    import_torchvision()  # before timm
 
 
 def with_random_weights(model):
@@ -34,7 +34,7 @@ def with_random_weights(model):
 
 
 def normalised(outputs):
-    """What an origin has before any output norm, under ours, which no checkpoint of it has: 1 and 0."""
+    """Apply a norm with weight 1 and bias 0. The backbone has output norms; the origin has no output norms."""
     return [F.layer_norm(x_BHWC, x_BHWC.shape[-1:]).permute(0, 3, 1, 2) for x_BHWC in outputs]
 
 
@@ -70,13 +70,13 @@ def transformers():
 def test_timm(tmp_path, timm, fused, features_only):
     from timm.layers import set_fused_attn
 
-    set_fused_attn(fused)  # which does not change the parameters
+    set_fused_attn(fused)  # changes no parameters
     try:
         arguments = dict(embed_dim=WIDTH, depths=DEPTHS, num_heads=HEADS)
         model = with_random_weights(timm.create_model('swin_tiny_patch4_window7_224', **arguments))
     finally:
         set_fused_attn(True)
-    x = torch.randn(2, 3, 224, 224)  # timm shifts before it pads: on other sizes tokens of far edges meet
+    x = torch.randn(2, 3, 224, 224)  # timm shifts before padding. On uneven sizes, tokens of far edges meet.
     expected, y_BHWC = [], model.patch_embed(x)
     for layer in model.layers:
         y_BHWC = layer(y_BHWC)
@@ -123,7 +123,7 @@ def test_timm_loads_what_is_written_for_it(tmp_path, timm):
     convert_checkpoint(tmp_path / 'official.pth', tmp_path / 'back.pth', 'timm')
     fresh = timm.create_model('swin_tiny_patch4_window7_224', checkpoint_path=str(tmp_path / 'back.pth'), **arguments)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in fresh.state_dict().items())
-    # Its own conversion of the official format is an opinion on the order of merging, too.
+    # timm's own conversion of the official format checks the order of merging.
     fresh = timm.create_model('swin_tiny_patch4_window7_224', **arguments)
     filtered = timm.models.swin_transformer.checkpoint_filter_fn(read_checkpoint(tmp_path / 'official.pth'), fresh)
     fresh.load_state_dict(filtered, strict=False)
@@ -142,7 +142,7 @@ def test_torchvision(tmp_path, torchvision):
     backbone = SwinBackbone(arch='nano').eval()
     report = load_checkpoint(backbone, saved(model, tmp_path / 'torchvision.pth'))
     assert report.origin == 'torchvision'
-    x = torch.randn(2, 3, ODD[0] // 4 * 4, ODD[1] // 4 * 4)  # it drops the pixels that fill no patch
+    x = torch.randn(2, 3, ODD[0] // 4 * 4, ODD[1] // 4 * 4)  # torchvision drops partial patches
     expected, y_BHWC = [], x
     for index, layer in enumerate(model.features):
         y_BHWC = layer(y_BHWC)
@@ -177,7 +177,7 @@ def test_transformers(tmp_path, transformers, how):
     backbone = SwinBackbone(arch='nano').eval()
     report = load_checkpoint(backbone, path)
     assert report.origin == 'Hugging Face'
-    assert not report.missing  # its backbone has the norms of outputs, too
+    assert not report.missing  # the Hugging Face backbone has output norms
     x = torch.randn(2, 3, *ODD)
     assert_equal(backbone(x), model(x).feature_maps)
 

@@ -1,7 +1,8 @@
-"""Swin V2 against the origins' own code, running: their checkpoints loaded here, and ours converted and loaded there.
+"""Exchange checkpoints of Swin V2 with the code of the origins, in both directions, and compare the outputs.
 
-On inputs that divide evenly the outputs are equal; timm shifts before it pads, so on others its tokens of far edges
-meet, and the truth there is `backends.reference`.
+The outputs are equal for inputs that divide evenly into windows. timm shifts before padding. On uneven inputs, tokens
+of far edges meet in timm. For uneven inputs the truth is
+`tests/helpers/reference.py`.
 """
 
 import pytest
@@ -21,7 +22,7 @@ SIDE = 128  # maps of 32, 16, 8 and 4
 
 
 def normalised(outputs):
-    """What an origin has before any output norm, under ours, which no checkpoint of it has: 1 and 0."""
+    """Apply a norm with weight 1 and bias 0. The backbone has output norms; the origin has no output norms."""
     return [F.layer_norm(x_BHWC, x_BHWC.shape[-1:]).permute(0, 3, 1, 2) for x_BHWC in outputs]
 
 
@@ -33,7 +34,7 @@ def assert_equal(outputs, expected):
 
 @pytest.fixture(scope='module')
 def timm():
-    import_torchvision()  # which timm imports
+    import_torchvision()  # before timm
     return pytest.importorskip('timm', reason=MISSING.format('timm'))
 
 
@@ -62,7 +63,7 @@ def timm_outputs(model, x):
 @pytest.mark.parametrize(('window', 'pretrained'), [(8, (0, 0, 0, 0)), (16, (12, 12, 12, 6))])
 @torch.no_grad()
 def test_timm(tmp_path, timm, window, pretrained):
-    """At window 16 with weights of window 12, the later stages' maps are smaller than the window, too."""
+    """With window 16 and weights of window 12, maps of later stages are smaller than the window."""
     model = timm_model(timm, window, pretrained)
     backbone = nano(window_size=window, pretrained_window_sizes=pretrained)
     report = load_checkpoint(backbone, saved(model, tmp_path / 'timm.pth'))
@@ -79,7 +80,7 @@ def test_timm_loads_what_is_written_for_it(tmp_path, timm):
     convert_checkpoint(tmp_path / 'official.pth', tmp_path / 'back.pth', 'timm')
     back = torch.load(tmp_path / 'back.pth', weights_only=True)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in back.items())
-    # Its own conversion of the official format is an opinion on the names, too.
+    # timm's own conversion of the official format checks the names.
     filtered = timm.models.swin_transformer_v2.checkpoint_filter_fn(read_checkpoint(tmp_path / 'official.pth'), model)
     assert filtered.keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in filtered.items())
@@ -120,13 +121,13 @@ def test_transformers_loads_what_is_written_for_it(tmp_path, transformers):
 @pytest.mark.parametrize('fault', [True, False])
 @torch.no_grad()
 def test_the_far_edge_reaches_the_near_one_in_timm_and_not_here(timm, fault):
-    """A shifted block on a 14x14 map with windows of 8: timm pads what it has rolled."""
+    """Run a shifted block on a 14x14 map with windows of 8. timm pads after the roll."""
     block = (timm_model(timm).layers[0] if fault else nano().stages[0]).blocks[1]
     with_random_weights(block)
     x_BHWC = torch.randn(1, 14, 14, WIDTH, dtype=torch.float64)
     changed = x_BHWC.clone()
     changed[:, -1, -1] += 1.0
-    if fault:  # or its mask is that of the map it was built for
+    if fault:  # compute the mask for this map size
         block.dynamic_mask = True
     reached = (block(changed) - block(x_BHWC)).abs().sum(-1)[0, :4, :4].max()
     assert (reached > 1e-6) == fault
