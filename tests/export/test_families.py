@@ -45,6 +45,7 @@ FAMILIES = {
     'Mask2Former, semantic': Family('mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py'),
     'RetinaNet': Family('retinanet/retinanet_swin-t-p4-w7_fpn_1x_coco.py', NMS),
     'ATSS': Family('atss/atss_swin-t-p4-w7_fpn_ms-crop-3x_coco.py', NMS),
+    'ATSS, DyHead': Family('mmdet::dyhead/atss_r50_fpn_dyhead_1x_coco.py', NMS),
     'GFL': Family('mmdet::gfl/gfl_r50_fpn_1x_coco.py', NMS),
     'FCOS': Family('mmdet::fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py', NMS),
     'VFNet': Family('mmdet::vfnet/vfnet_r50_fpn_1x_coco.py', NMS),

@@ -26,7 +26,7 @@ def replace_deformable(module: Any) -> Any:
             if isinstance(layer, MultiScaleDeformableAttention):
                 setattr(parent, name, SampledAttention(layer))
             elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
-                setattr(parent, name, SampledConv(layer))
+                setattr(parent, name, SampledConv(layer, rereads=type(parent).__name__ == 'DyDCNv2'))
     if hasattr(module, 'deform_sampling'):  # of TOODHead: each channel has its own place
         module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1])[
             :, :, 0
@@ -113,14 +113,23 @@ def size_tensor(height: int, width: int, like: Tensor) -> Tensor:
 
 
 class SampledConv(nn.Module):
-    """mmcv's DeformConv2d and ModulatedDeformConv2d. A layer with `conv_offset` computes the offsets."""
+    """mmcv's DeformConv2d and ModulatedDeformConv2d. A layer with `conv_offset` computes the offsets.
 
-    def __init__(self, layer: Any):
+    Args:
+        rereads: whether offsets and mask may be of a larger map, as in DyHead. mmcv reads their first values.
+    """
+
+    def __init__(self, layer: Any, rereads: bool = False):
         super().__init__()
-        self.layer = layer
+        self.layer, self.rereads = layer, rereads
 
     def forward(self, x: Tensor, offset: Optional[Tensor] = None, mask: Optional[Tensor] = None) -> Tensor:
         ours = self.layer
+        if self.rereads and offset is not None and mask is not None:
+            size = [-(-length // ours.stride[0]) for length in x.shape[2:]]  # a kernel of 3 with a padding of 1
+            offset, mask = (
+                t.flatten(1)[:, : t.shape[1] * size[0] * size[1]].unflatten(1, (-1, *size)) for t in (offset, mask)
+            )
         if offset is None:
             offset = ours.conv_offset(x)
             if 'Modulated' in type(ours).__name__:

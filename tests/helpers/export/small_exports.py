@@ -78,6 +78,8 @@ def small_config(name, swin=True):
     for neck in necks if isinstance(necks, list) else [necks]:
         if 'embed_dims' in neck:  # attention over the last map
             neck.update(embed_dims=WIDTHS[LEVELS - 1], num_heads=4)
+        elif isinstance(neck.in_channels, int):  # DyHead, behind an FPN
+            neck.num_blocks = 1
         else:
             neck.in_channels = WIDTHS[-len(neck.in_channels) :]
             if neck.get('num_outs', 0) > LEVELS:
