@@ -1,4 +1,4 @@
-"""Calls in a forked process, without a new import of torch, which takes seconds."""
+"""Call functions in a forked process. A new import of torch would take seconds."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -10,7 +10,7 @@ from swin_backbone.backends.native import availability, library, memory
 
 
 def call(function, *arguments, **environment):
-    """Return the result of a module's `function` in a forked process with these environment variables.
+    """Return the result of a module's `function` in a forked process with environment variables.
 
     The process chooses the compiled library again.
     """

@@ -23,8 +23,8 @@ from typing import NamedTuple
 class Kind(NamedTuple):
     """A row of the table."""
 
-    tried: str  # what is counted
-    outcome: str  # of all attempts
+    tried: str  # the counted attempts
+    outcome: str  # the outcome of all attempts
 
 
 KINDS = {

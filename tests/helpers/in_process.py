@@ -22,10 +22,9 @@ yapf_api.FormatCode = lambda text, style_config, verify=True: _format_once(text,
 
 
 def forget_instances(cls=ManagerMixin):
-    """Leave nothing of a Runner behind: mmengine keeps scopes, visualizers and message hubs by their names.
+    """Forget the instances of a Runner. mmengine keeps scopes, visualizers and message hubs by name.
 
-    A hook takes the visualizer that was made last, whoever made it. Loggers stay: a new one would print to what a test
-    has in the place of stdout.
+    A hook takes the newest visualizer. Loggers stay: a new logger would print to the captured stdout of a test.
     """
     for child in cls.__subclasses__():
         if child is not MMLogger:
@@ -34,7 +33,7 @@ def forget_instances(cls=ManagerMixin):
 
 
 def run(tool, *arguments):
-    """What `python TOOL ARGUMENTS` ends with and prints; a tool without a slash is run as `python -m TOOL`."""
+    """Return exit code and output of `python TOOL ARGUMENTS`. A tool without a slash is a module."""
     stdout, stderr = io.StringIO(), io.StringIO()
     code = 0
     cpus = os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else None
@@ -54,6 +53,6 @@ def run(tool, *arguments):
                 code = 1
         finally:
             forget_instances()
-            if cpus:  # a benchmark keeps its process on as many as it has threads: all other tests would share one
+            if cpus:  # a benchmark pins the process to few CPUs; later tests get all CPUs
                 os.sched_setaffinity(0, cpus)
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())

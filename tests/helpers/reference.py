@@ -1,4 +1,4 @@
-"""The paper's algorithms, written literally on state dicts. All comparisons use them as the truth.
+"""The paper's algorithms, written literally on state dicts. All comparisons use the algorithms for the truth.
 
 The file shares no code with the package. The position bias is read pair by pair.
 
@@ -22,10 +22,10 @@ Weights = dict[str, Tensor]
 
 
 def maps(model: nn.Module, x_BCHW: Tensor, drop_paths: Optional[list[Tensor]] = None) -> list[Tensor]:
-    """Return the maps of a backbone of this package, from its parameters and settings.
+    """Return the maps of a backbone of the package, from parameters and settings.
 
     Args:
-        drop_paths: for each block the factors (2, B) of its branches; None: 1.
+        drop_paths: factors (2, B) of the branches of all blocks. None: 1.
     """
     factors = iter(drop_paths or [])
     x_BHWC = patch_embedding(model.patch_embed, x_BCHW)
@@ -53,7 +53,7 @@ def patch_embedding(module: nn.Module, image_BCHW: Tensor) -> Tensor:
 
 
 def patch_merging(module: nn.Module, x_BHWC: Tensor) -> Tensor:
-    """Concatenate 2 x 2 neighbours as `nn.Unfold` does, normalise and project, or the other way round."""
+    """Concatenate 2 x 2 neighbours like `nn.Unfold`, normalise and project. With `post_norm`, project first."""
     H, W = x_BHWC.shape[1:3]
     padded_BCHW = F.pad(x_BHWC, (0, 0, 0, W % 2, 0, H % 2)).permute(0, 3, 1, 2)
     x_BTC = F.unfold(padded_BCHW, 2, stride=2).transpose(1, 2)
@@ -102,7 +102,7 @@ def swin_block(
     mask_padding: bool = False,
     factors_2B: Optional[Tensor] = None,
 ) -> Tensor:
-    """One Swin block (Liu et al. 2021, equation 3) with exact GELU, no dropout and LayerNorms of eps 1e-5."""
+    """Compute a Swin block (Liu et al. 2021, equation 3) with exact GELU, no dropout and LayerNorms of eps 1e-5."""
     table_window = window_size
     window_size, shift = _fit(x_BHWC, window_size, shift, small_map)
     bias_hNN = bias_from_table(weights['attn.w_msa.relative_position_bias_table'], window_size, table_window)
@@ -130,7 +130,7 @@ def swin_v2_block(
     mask_padding: bool = False,
     factors_2B: Optional[Tensor] = None,
 ) -> Tensor:
-    """One Swin V2 block (Liu et al. 2022, figure 1), with `norm3` on the shortcut if there are weights for it.
+    """Compute a Swin V2 block (Liu et al. 2022, figure 1). Weights of `norm3` add a norm on the shortcut.
 
     Args:
         pretrained_window: the window whose largest offset is 8 on the linear scale of coordinates; None: the window.
@@ -160,7 +160,7 @@ def swin_mlp_block(
     small_map: str = 'pad',
     factors_2B: Optional[Tensor] = None,
 ) -> Tensor:
-    """One block of Swin-MLP (microsoft/Swin-Transformer): a grouped convolution over the places of each window.
+    """Compute a block of Swin-MLP (microsoft/Swin-Transformer): a grouped convolution over the places of a window.
 
     A shift pads the map with window - shift zeros at top and left, and at bottom and right to whole windows.
     """
@@ -239,8 +239,8 @@ def attend(
     """Roll, partition, attend under the mask of regions, reverse, roll back, crop: (B, H, W, C).
 
     Args:
-        qkv_BHW3C: of maps that are padded to whole windows.
-        logits: of q and k, (L, h, N, d), before the mask.
+        qkv_BHW3C: q, k and v of maps, padded to whole windows.
+        logits: function of q and k, (L, h, N, d), before the mask.
         size: (H, W), without padding.
     """
     B, padded_height, padded_width, _ = qkv_BHW3C.shape
@@ -273,7 +273,7 @@ def window_reverse(x_LNC: Tensor, window_size: Size, map_size: Size) -> Tensor:
 
 
 def _regions(size: Size, padded: Size, window_size: Size, shift: Size, mask_padding: bool) -> Tensor:
-    """The number of the region of each token of the rolled map; tokens attend within theirs (figure 4)."""
+    """Return the region numbers of the rolled map's tokens. Tokens attend inside a region (figure 4)."""
     regions_HW = torch.zeros(padded, dtype=torch.long)
     number = 0
     for rows in _slices(padded[0], window_size[0], shift[0]):
@@ -294,7 +294,7 @@ def _slices(length: int, window: int, shift: int) -> tuple[slice, ...]:
 
 
 def _directions(x: Tensor) -> Tensor:
-    """Vectors divided by their lengths. A vector shorter than 1e-12 has no direction: it and its derivatives are 0."""
+    """Divide vectors by the lengths. A vector shorter than 1e-12 becomes 0, with derivatives of 0."""
     is_short = x.detach().norm(dim=-1, keepdim=True) <= 1e-12
     others = x.masked_fill(is_short, 1.0)
     directions: Tensor = others / others.norm(dim=-1, keepdim=True)
@@ -305,7 +305,7 @@ def _directions(x: Tensor) -> Tensor:
 
 
 def continuous_bias(weights: Weights, window_size: Size, pretrained_window: Size) -> Tensor:
-    """16 sigmoid(MLP(log-spaced offset)) of each pair of places, one pair at a time: (h, N, N)."""
+    """Return 16 sigmoid(MLP(log-spaced offset)) of all pairs of places, pair by pair: (h, N, N)."""
     places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
     rows = [[_log_spaced(a - b, w) for a, b, w in zip(q, k, pretrained_window)] for q in places for k in places]
     first, bias, last = (weights[f'attn.w_msa.cpb_mlp.{name}'] for name in ('0.weight', '0.bias', '2.weight'))
@@ -314,12 +314,12 @@ def continuous_bias(weights: Weights, window_size: Size, pretrained_window: Size
 
 
 def _log_spaced(offset: int, window: int) -> float:
-    """The sign of an offset times log2(1 + |offset|) / 3, with the largest of the window at 8 (or, of 1, none)."""
+    """Return sign(x) log2(1 + |x|) / 3 of an offset scaled to x. The largest offset of a window has |x| = 8."""
     return math.copysign(math.log2(1 + abs(8 * offset / max(1, window - 1))) / math.log2(8), offset)
 
 
 def bias_from_table(table: Tensor, window_size: Size, table_window: Size) -> Tensor:
-    """The bias of each pair of places, by its offset, one pair at a time: (h, N, N)."""
+    """Return the bias of all pairs of places, read by offset, pair by pair: (h, N, N)."""
     places = [(y, x) for y in range(window_size[0]) for x in range(window_size[1])]
     rows = [
         (qy - ky + table_window[0] - 1) * (2 * table_window[1] - 1) + qx - kx + table_window[1] - 1

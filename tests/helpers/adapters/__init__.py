@@ -1,1 +1,1 @@
-"""What the tests of adapters share."""
+"""Helpers of the tests of adapters."""

@@ -1,4 +1,4 @@
-"""What the tests of acceleration share: a model before and after."""
+"""Compare a model before and after acceleration."""
 
 import torch
 
@@ -6,7 +6,7 @@ from swin_backbone.acceleration import swap
 
 
 def results(model, x, maps=list, seed=1):
-    """Outputs, and the gradients of input and parameters."""
+    """Return the outputs, and the gradients of input and parameters."""
     torch.manual_seed(seed)
     model.zero_grad()
     x = x.clone().requires_grad_(True)
@@ -30,13 +30,13 @@ def accelerated(model):
 
 
 def assert_accelerates(model, x, maps, calls, blocks, layers, change=lambda model: None):
-    """Outputs, dtypes, gradients, random numbers and the state_dict of a model in training stay.
+    """Accelerate a model in training. Outputs, dtypes, gradients, random numbers and state_dict stay.
 
     Args:
-        maps: from the model's output to tensors.
+        maps: function from the model's output to tensors.
         blocks: number of calls of blocks in the library, or a range.
         layers: number of accelerated layers.
-        change: between acceleration and the comparison.
+        change: function of the model, called before the comparison.
     """
     names = list(model.state_dict())
     lines = swap.accelerate_swin(model)

@@ -1,6 +1,6 @@
-"""As much of detectron2 as the adapter calls, for where it is not: facebookresearch/detectron2 at 02b5c4e.
+"""The part of detectron2 that the adapter calls: facebookresearch/detectron2 at 02b5c4e.
 
-`tests/adapters/test_detectron2.py` compares it with the real one, where there is a clone of it.
+Tests use the part without an installed detectron2. `tests/adapters/test_detectron2.py` compares the part with a clone.
 """
 
 import sys
@@ -41,7 +41,7 @@ class ShapeSpec:
 
 
 class Registry(dict):
-    """`BACKBONE_REGISTRY` of detectron2/modeling/backbone/build.py, which is fvcore's."""
+    """`BACKBONE_REGISTRY` of detectron2/modeling/backbone/build.py, a class of fvcore."""
 
     def register(self):
         def keep(builder):
@@ -59,7 +59,7 @@ class CfgNode(dict):
 
 
 class FPN(nn.Module):
-    """detectron2/modeling/backbone/fpn.py: what it asks of the backbone."""
+    """detectron2/modeling/backbone/fpn.py: the calls of the backbone."""
 
     def __init__(self, bottom_up, in_features, out_channels, norm='', top_block=None, fuse_type='sum'):
         super().__init__()
@@ -83,7 +83,7 @@ MODULES = {
 
 @contextmanager
 def recorded():
-    """The recorded interface in the place of detectron2."""
+    """Import the recorded interface under the name detectron2."""
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition('.')[0] == 'detectron2'}
     for name, members in MODULES.items():
         module = ModuleType(name)

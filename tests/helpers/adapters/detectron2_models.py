@@ -1,4 +1,4 @@
-"""Mask2Former and MaskDINO of detectron2, small: their own code, from clones in the folder that ORIGINALS names."""
+"""Small Mask2Former and MaskDINO of detectron2. The code comes from clones in the folder ORIGINALS."""
 
 import sys
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ LEVELS = ['res2', 'res3', 'res4', 'res5']
 
 @contextmanager
 def detectron2_source(*repositories):
-    """detectron2 and what is built on it can be imported inside, though nothing is compiled."""
+    """Make detectron2 and `repositories` importable, without compiled operators."""
     require('torchvision')
     folders = [str(original(name)) for name in ('detectron2', *repositories)]
     sys.path += folders
@@ -36,7 +36,7 @@ def detectron2_source(*repositories):
 
 
 def their_swin(load):
-    """The D2SwinTransformer that `load()` registers, each repository its own, in the place of another's."""
+    """Return the D2SwinTransformer that `load()` registers. The class replaces an earlier class."""
     from detectron2.modeling import BACKBONE_REGISTRY
 
     registered = BACKBONE_REGISTRY._obj_map
@@ -45,11 +45,11 @@ def their_swin(load):
     return registered['D2SwinTransformer']
 
 
-THEIRS = {}  # by the package, which is imported once
+THEIRS = {}  # package: D2SwinTransformer
 
 
 def imported(package):
-    """The package, with its D2SwinTransformer registered; data sets, which all of them have, are the first one's."""
+    """Import a package and register the D2SwinTransformer. Skip data sets that an earlier package registered."""
     from detectron2.data import DatasetCatalog
     from detectron2.modeling import BACKBONE_REGISTRY
 
@@ -77,7 +77,7 @@ def mask2former_cfg():
 
 
 def maskdino_cfg():
-    """As its Swin-L config: five levels, and the encoder's best queries."""
+    """Return a config like MaskDINO's Swin-L config: five levels, and the encoder's best queries."""
     cfg, head = _cfg('maskdino', 'add_maskdino_config', 'MaskDINO')
     head.NAME, head.PIXEL_DECODER_NAME, head.FEATURE_ORDER = 'MaskDINOHead', 'MaskDINOEncoder', 'low2high'
     head.DEFORMABLE_TRANSFORMER_ENCODER_IN_FEATURES = LEVELS
@@ -85,7 +85,7 @@ def maskdino_cfg():
     dino = cfg.MODEL.MaskDINO
     dino.TRANSFORMER_DECODER_NAME, dino.TWO_STAGE, dino.INITIALIZE_BOX_TYPE = 'MaskDINODecoder', True, 'bitmask'
     dino.NUM_OBJECT_QUERIES, dino.DEC_LAYERS, dino.DROPOUT, dino.DIM_FEEDFORWARD = 9, 2, 0.0, 64
-    dino.DN, dino.TRAIN_NUM_POINTS = 'no', 16  # it makes noised queries on CUDA alone
+    dino.DN, dino.TRAIN_NUM_POINTS = 'no', 16  # noised queries need CUDA
     return cfg
 
 

@@ -1,4 +1,4 @@
-"""What every adapter promises: a backbone inside another framework is the backbone alone."""
+"""Checks for all adapters: a backbone inside a framework computes like the backbone alone."""
 
 import copy
 import io
@@ -16,13 +16,13 @@ MISSING = "{} is not installed: make install EXTRAS=peers, or pip install -e '.[
 
 
 def require(name):
-    """A package, or a skip; beside a torchvision that was built for another torch too."""
+    """Import a package, or skip the test. The torchvision may be built for a different torch."""
     import_torchvision()
     return pytest.importorskip(name, reason=MISSING.format(name))
 
 
 def original(name):
-    """The folder of a repository that is no package, in the folder that ORIGINALS names, or a skip."""
+    """Return the clone of a repository in the folder ORIGINALS, or skip the test."""
     folder = Path(os.environ.get('ORIGINALS', 'no folder')) / name
     if not folder.is_dir():
         pytest.skip(f'it runs {name}, which is no package: ORIGINALS names a folder of clones (CONTRIBUTING.md)')
@@ -30,25 +30,25 @@ def original(name):
 
 
 def assert_compiled(run, blocks):
-    """`run()` computes as many blocks as it should, all of them by the compiled library where this is built."""
+    """Check the number of blocks that `run()` computes with the compiled library. Without a library: 0."""
     with mock.patch.object(layers, 'block', wraps=layers.block) as computed, torch.no_grad():
         run()
     assert computed.call_count == (blocks if why_not_in(torch.float32) is None else 0)
 
 
 def assert_equal_maps(outputs, expected):
-    """To the bit."""
+    """Compare maps bit for bit."""
     assert len(outputs) == len(expected)
     for output, other in zip(outputs, expected):
         assert torch.equal(output, other)
 
 
 def assert_survives(model, call, exact=True):
-    """`copy.deepcopy`, `torch.save` with `torch.load`, and a state_dict in a new object give the same output.
+    """Compare the output after `copy.deepcopy`, `torch.save` with `torch.load`, and `load_state_dict`.
 
     Args:
-        call: from a model to a tensor.
-        exact: to the bit. torch's convolutions, which heads have, round otherwise where memory is aligned otherwise.
+        call: function from a model to a tensor.
+        exact: compare bit for bit. Rounding of convolutions in heads depends on memory alignment.
     """
 
     def assert_same(other):
@@ -74,7 +74,7 @@ def assert_survives(model, call, exact=True):
 
 
 def assert_compiles(model, *inputs, atol=1e-4):
-    """`torch.compile` records the model, whole, and gives its output."""
+    """Check that `torch.compile` records the whole model. Compare the outputs."""
     expected, output = model(*inputs), torch.compile(model, backend='eager', fullgraph=True)(*inputs)
     outputs, others = ([output], [expected]) if torch.is_tensor(expected) else (output, expected)
     for one, other in zip(outputs, others):
@@ -82,10 +82,10 @@ def assert_compiles(model, *inputs, atol=1e-4):
 
 
 def train_a_step(model, loss_of):
-    """A step of SGD; every parameter of the backbone's layers that can be trained gets a finite gradient.
+    """Train a step with SGD. Check that all trainable parameters of blocks get finite gradients.
 
     Args:
-        loss_of: from the model to its loss.
+        loss_of: function from the model to the loss.
     """
     model.train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
@@ -102,7 +102,7 @@ def train_a_step(model, loss_of):
 
 
 def give_torchvision_operators(monkeypatch):
-    """RoIAlign and NMS of mmcv, where torchvision was built for another torch and has none."""
+    """Replace missing RoIAlign and NMS of torchvision with mmcv's operators."""
     import torchvision
     from mmcv.ops import nms, roi_align
 

@@ -1,1 +1,1 @@
-"""What the tests of backends share."""
+"""Helpers of the tests of backends."""

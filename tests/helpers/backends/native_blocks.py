@@ -1,4 +1,4 @@
-"""Blocks of random weights, by the reference and by the compiled operator."""
+"""Blocks with random weights, computed with the reference and with the compiled operator."""
 
 import math
 
@@ -17,7 +17,7 @@ from swin_backbone.windows.position import relative_position_bias
 
 
 def random_weights(channels: int, heads: int, window: tuple[int, int], v2: bool, norm3: bool = False) -> dict:
-    """A block's state dict, with activations and logits of the size that trained blocks have."""
+    """Return a block's state dict. Activations and logits have the size of trained blocks."""
     C, hidden = channels, 4 * channels
     norms = ('norm1', 'norm2', 'norm3') if norm3 else ('norm1', 'norm2')
     weights = {f'{norm}.weight': 1 + 0.1 * torch.randn(C) for norm in norms}
@@ -44,7 +44,7 @@ sides = st.integers(1, 16)
 
 @st.composite
 def cases(draw) -> tuple:
-    """Arguments of `by_reference` and `by_operator`."""
+    """Draw arguments for `by_reference` and `by_operator`."""
     window = draw(sides), draw(sides)
     shift = draw(st.sampled_from([(0, 0), (window[0] // 2, window[1] // 2)]))
     heads, head_dim = draw(st.integers(1, 4)), draw(st.sampled_from([16, 24, 32, 40, 64]))
@@ -63,7 +63,7 @@ def by_reference(x_BHWC: Tensor, weights: dict, heads: int, window, shift, mask_
 
 
 def block_weights(weights: dict, heads: int, window, drop_path_2B=None) -> tuple[BlockWeights, BlockSettings]:
-    """What a backend takes for the weights of `random_weights`."""
+    """Return a backend's arguments for the weights of `random_weights`."""
     attention = {name[len('attn.w_msa.') :]: w for name, w in weights.items() if name.startswith('attn.')}
     C = len(weights['norm1.weight'])
     if 'logit_scale' in attention:
@@ -95,7 +95,7 @@ def by_operator(
     drop_path_2B=None,
     save=False,
 ) -> Tensor:
-    assert why_not_in(dtype) is None  # which also loads the library
+    assert why_not_in(dtype) is None  # also loads the library
     w, settings = block_weights(weights, heads, window, drop_path_2B)
     windows = Windows(*x_BHWC.shape[1:3], window, shift, mask_padding)
     return layers.block(x_BHWC, w, settings, windows, dtype, WeightCache(), stores=save)
@@ -106,7 +106,7 @@ def rms(x: Tensor) -> float:
 
 
 def gradients(run, x_BHWC: Tensor, weights: dict, grad_BHWC: Tensor) -> dict[str, Tensor]:
-    """Of run(x, weights), for x and each weight, from that of the output."""
+    """Return the gradients of x and all weights in run(x, weights)."""
     x_BHWC = x_BHWC.detach().requires_grad_()
     weights = {name: w.detach().requires_grad_() for name, w in weights.items()}
     y_BHWC = run(x_BHWC, weights)

@@ -1,1 +1,1 @@
-"""What the tests of checkpoints share."""
+"""Helpers of the tests of checkpoints."""

@@ -1,7 +1,7 @@
-"""How each origin names and orders a Swin Transformer's weights, written by hand from its own code.
+"""Names and order of a Swin Transformer's weights in the origins, written by hand from the code of the origins.
 
-Each function takes the state_dict of a `SwinBackbone` and gives what that origin's training script saves. None of it
-uses the package's tables: the tests compare the two.
+A function takes the state_dict of a `SwinBackbone`, and returns the checkpoint of an origin's training script. The
+functions use no tables of the package, so the tests compare independent code.
 """
 
 import math
@@ -12,9 +12,9 @@ WINDOW = 7
 
 
 def merged_by_columns(value):
-    """What sees merged channels, from `nn.Unfold`'s order to that of x[0::2, 0::2], x[1::2, 0::2], ..."""
+    """Reorder merged channels from the order of `nn.Unfold` to x[0::2, 0::2], x[1::2, 0::2], ..."""
     channels = value.shape[-1] // 4
-    unfolded_CHW = torch.arange(4 * channels).view(channels, 2, 2)  # where unfold puts neighbour (dy, dx)
+    unfolded_CHW = torch.arange(4 * channels).view(channels, 2, 2)  # position of neighbour (dy, dx) in unfold
     return value[..., torch.cat([unfolded_CHW[:, dy, dx] for dx in (0, 1) for dy in (0, 1)])]
 
 
@@ -29,7 +29,7 @@ def without_output_norms(state):
 
 
 def official_backbone(state):
-    """Also what the repositories for detection and segmentation save, which have norm0 to norm3."""
+    """Rename a backbone. The official detection and segmentation code saves equal names, with norm0 to norm3."""
     official = {}
     for key, value in state.items():
         if '.downsample.' in key:
@@ -92,19 +92,19 @@ def data_parallel(state):
 
 
 def averaged(state):
-    """mmengine's AveragedModel, saved by itself."""
+    """Return the state_dict of mmengine's AveragedModel."""
     return {**data_parallel(state)['state_dict'], 'steps': torch.tensor(100)}
 
 
 def teacher_and_student(state):
-    """A semi-supervised detector: the teacher is the student's moving average."""
+    """Return a semi-supervised detector. The teacher is the student's moving average."""
     detector = mmdet_detector(state)['state_dict']
     student = {f'student.{key}': torch.zeros_like(value) for key, value in detector.items()}
     return {'state_dict': {**student, **{f'teacher.{key}': value for key, value in detector.items()}}}
 
 
 def timm_ema(state):
-    """timm's training script keeps the moving average beside the model."""
+    """Return a checkpoint of timm's training script: a model and the moving average."""
     return {'state_dict': {key: torch.zeros_like(v) for key, v in timm(state).items()}, 'state_dict_ema': timm(state)}
 
 
@@ -118,7 +118,7 @@ def mmpretrain(state):
 
 
 def timm(state):
-    """From 0.9 on: merging is the first thing in a stage."""
+    """Return weights of timm 0.9 and later. A stage begins with the merging."""
     renamed = {}
     for key, value in official(state)['model'].items():
         if key.endswith(('_index', '_mask')):
@@ -131,7 +131,7 @@ def timm(state):
 
 
 def timm_old(state):
-    """Before 0.9: the names of microsoft/Swin-Transformer."""
+    """Return weights of timm before 0.9, with the names of microsoft/Swin-Transformer."""
     return official(state)['model']
 
 
@@ -144,7 +144,7 @@ def timm_features(state):
 
 
 def torchvision(state):
-    """Sequential: patch embedding, blocks of stage 0, merging, blocks of stage 1, ..."""
+    """Number the parts in sequence: patch embedding, blocks of stage 0, merging, blocks of stage 1, ..."""
     renamed = {}
     for key, value in official(state)['model'].items():
         parts = key.split('.')
@@ -162,7 +162,7 @@ def torchvision(state):
 
 
 def hugging_face(state):
-    """The files on the Hub, and those that transformers writes."""
+    """Return the weights of files on the Hub, and of files from transformers."""
     renamed = {}
     replacements = (
         ('layers.', 'encoder.layers.'), ('patch_embed.proj', 'embeddings.patch_embeddings.projection'),
@@ -191,7 +191,7 @@ def hugging_face(state):
 
 
 def hugging_face_backbone(state):
-    """transformers' SwinBackbone before its release 5: no prefix, and norms of its outputs."""
+    """Return weights of SwinBackbone in transformers before release 5: no prefix, with output norms."""
     weights = {
         key.removeprefix('swin.'): value
         for key, value in hugging_face(state).items()
@@ -204,7 +204,7 @@ def hugging_face_backbone(state):
 
 
 def hugging_face_in_memory(state):
-    """What transformers 5 calls its parameters; its files keep the old names."""
+    """Return weights with the parameter names of transformers 5. Files of transformers 5 keep the old names."""
     renamed = {}
     replacements = (
         ('attention.self.query', 'attention.q_proj'), ('attention.self.key', 'attention.k_proj'),
@@ -221,7 +221,7 @@ def hugging_face_in_memory(state):
     return renamed
 
 
-# The function, the origin a report names, and whether it has the norms of a detector's outputs.
+# name: (function, origin in the report, True with output norms)
 ORIGINS = {
     'plain': (dict, 'mmdet or mmseg', True),
     'official': (official, 'microsoft/Swin-Transformer', False),

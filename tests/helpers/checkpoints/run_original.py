@@ -1,10 +1,10 @@
-"""Runs a model of an OpenMMLab 1 repository (mmdet 2, mmseg 0.x) in a process of its own, beside mmcv 1.
+"""Run a model of an OpenMMLab 1 repository (mmdet 2, mmseg 0.x) with mmcv 1, in a separate process.
 
     python run_original.py REPOSITORY MMCV FOLDER
 
-The repository and mmcv 1 have the module names of what the tests run on, hence the process. FOLDER has job.pth: a
-config, options to merge into it, the toolbox, the release of mmcv to be and an image. It gets model.pth, the weights,
-and computed.pth, what they give for the image.
+The module names clash with the installed toolboxes, hence the process. The input FOLDER/job.pth holds a config, options
+for the config, the toolbox, the mmcv release to report and an image. The script writes the weights to model.pth, and
+the outputs for the image to computed.pth.
 """
 
 import builtins
@@ -24,11 +24,11 @@ def stand_in(name, **members):
 
 
 def prepare(repository, mmcv_folder):
-    """Let code of 2021 import: numpy's old names, mmcv 1, its operators, and no checkpointing by fairscale."""
+    """Provide imports for code of 2021: numpy's old names, mmcv 1 with operators, and a dummy fairscale."""
     for name in ('bool', 'float', 'int', 'object'):
         if name not in vars(np):
             setattr(np, name, getattr(builtins, name))
-    stand_in('swin_backbone', __path__=[str(Path(__file__).parents[3] / 'swin_backbone')])  # no model of it registers
+    stand_in('swin_backbone', __path__=[str(Path(__file__).parents[3] / 'swin_backbone')])  # registers no models
     from swin_backbone.compat import import_torchvision
 
     import_torchvision()
@@ -39,7 +39,7 @@ def prepare(repository, mmcv_folder):
 
     sys.modules['mmcv._ext'] = mmcv._ext = ext
     for name, members in (('mmcv_custom', ['load_checkpoint']), ('einops', ['rearrange', 'repeat'])):
-        if find_spec(name) is None:  # what no Swin calls
+        if find_spec(name) is None:  # Swin calls no function of the package
             stand_in(name, **dict.fromkeys(members))
     stand_in('fairscale')
     stand_in('fairscale.nn')
@@ -49,7 +49,7 @@ def prepare(repository, mmcv_folder):
 def build(config, options, toolbox, mmcv_version):
     import mmcv
 
-    mmcv.__version__ = mmcv_version  # each release of mmdet asks for its own
+    mmcv.__version__ = mmcv_version  # mmdet releases check the mmcv version
     if toolbox == 'mmseg':
         from mmseg.models import build_segmentor as build_model
     else:
@@ -62,12 +62,12 @@ def build(config, options, toolbox, mmcv_version):
 
 
 def spread(model, torch):
-    """Each weight away from its initialisation, so that no two can be exchanged unnoticed."""
+    """Randomise all weights, so a swap of two weights changes the outputs."""
     for name, parameter in model.named_parameters():
         if 'init_proposal_bboxes' in name:  # regions
             continue
         is_norm = ('norm' in name or '.bn.' in name or '.gn.' in name) and name.endswith('weight')
-        # Boxes stay inside the image, since releases differ in what they do with those of no width.
+        # Small weights keep boxes inside the image. Releases treat boxes without width differently.
         torch.nn.init.normal_(parameter, mean=float(is_norm), std=0.002 if '_reg.' in name else 0.05)
     for name, buffer in model.named_buffers():
         if name.endswith('running_var'):
@@ -78,7 +78,7 @@ def spread(model, torch):
 
 
 def outputs_of_htc(model, x_BCHW):
-    """All its heads', of the image or of made regions; in mmdet 2 as in mmdet 3."""
+    """Return the outputs of all heads, for the image or for synthetic regions. Works in mmdet 2 and mmdet 3."""
     import torch
 
     maps = model.extract_feat(x_BCHW)
@@ -93,14 +93,14 @@ def outputs_of_htc(model, x_BCHW):
 
 
 def compute(model, x_BCHW, toolbox):
-    """A segmentor's logits, what the heads of HTC or a one-stage detector give, or boxes (n, 5) and masks by class."""
+    """Return logits of a segmentor, head outputs of HTC or a one-stage detector, or boxes (n, 5) and masks by class."""
     import torch
 
     if toolbox == 'mmseg':
         return model.decode_head(model.extract_feat(x_BCHW))
-    if 'Co' not in type(model).__name__ and hasattr(model, 'bbox_head'):  # releases choose boxes in ways of their own
+    if 'Co' not in type(model).__name__ and hasattr(model, 'bbox_head'):  # releases select boxes differently
         return model.bbox_head(model.extract_feat(x_BCHW))
-    if type(model).__name__ == 'HybridTaskCascade':  # whose scores by weights such as these are all 1
+    if type(model).__name__ == 'HybridTaskCascade':  # with random weights all scores are 1
         return outputs_of_htc(model, x_BCHW)
     height, width = x_BCHW.shape[2:]
     shape = (height, width, 3)

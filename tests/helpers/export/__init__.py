@@ -1,1 +1,1 @@
-"""What the tests of exported models share."""
+"""Helpers of the tests of exported models."""

@@ -1,4 +1,4 @@
-"""Models small enough to export in seconds, and how they are looked at."""
+"""Build models small enough to export in seconds, and compare graphs."""
 
 import copy
 import logging
@@ -21,13 +21,13 @@ WIDTHS = [32, 64, 128, 256]
 
 
 def small_swin(cls, **arguments):
-    """A backbone of one stage, of which the second block is shifted, with weights far from their start."""
+    """Return a backbone with a single stage, a shifted second block and random weights."""
     settings = dict(embed_dims=32, depths=(2,), num_heads=(2,), strides=(4,), out_indices=(0,))
     return randomise(cls(**dict(settings, **arguments))).eval()
 
 
 def randomise(model):
-    """Weights with which all parts of a model have a say."""
+    """Randomise weights, so all parts of a model change the outputs."""
     for name, parameter in model.named_parameters():
         if 'norm' in name or 'bn' in name:
             torch.nn.init.normal_(parameter, 1.0 if name.endswith('weight') else 0.0, 0.2)
@@ -59,11 +59,11 @@ class Strided(nn.Module):
 
 
 def small_config(name, swin=True):
-    """A published config with few levels, layers, channels and queries, which sees pictures of at most 320x256.
+    """Return a published config with few levels, layers, channels and queries, for pictures up to 320x256.
 
     Args:
-        name: a config of this project; of a toolbox if it has a scope, as 'mmdet::...'; or the path of a file.
-        swin: the backbone is a narrow, shallow Swin; if not, it is `Strided`.
+        name: a config of the project; a config of a toolbox, like 'mmdet::...'; or the path of a file.
+        swin: the backbone is a narrow, shallow Swin. False: `Strided`.
     """
     if '::' in name or Path(name).is_absolute():
         cfg = swap_backbone(read_config(name), 'swin-t', verbose=False)
@@ -138,22 +138,22 @@ def small_config(name, swin=True):
     return cfg
 
 
-# Widths of published heads, and those of the tests
+# (setting, published width): width in the tests
 HEADS = {(name, 256): 32 for name in ('in_channels', 'out_channels', 'feat_channels', 'conv_out_channels')}
 HEADS[('proposal_feature_channel', 256)] = 32
 HEADS.update({('fc_out_channels', 1024): 64, ('c1_in_channels', 96): 32, ('c1_channels', 48): 16})
-HEADS.update({('in_channels', 512): 32, ('out_channels', 512): 32})  # of K-Net
+HEADS.update({('in_channels', 512): 32, ('out_channels', 512): 32})  # K-Net
 DETR = {('embed_dims', 256): 32, ('num_feats', 128): 16, ('feedforward_channels', 1024): 64}
 DETR[('feedforward_channels', 2048)] = 64
-LEVELS = 3  # of a pyramid
+LEVELS = 3  # in a pyramid
 SHORT = dict(stacked_convs=1, num_convs=1, num_shared_convs=1, num_ins=LEVELS, num_levels=LEVELS, num_layers=2)
 SHORT.update(num_feature_levels=LEVELS)
 PER_LEVEL = ('strides', 'featmap_strides', 'regress_ranges')
-STAGES = 2  # of Sparse R-CNN
+STAGES = 2  # in Sparse R-CNN
 
 
 def _shorten(settings):
-    """Fewer levels, and convolutions in a row."""
+    """Reduce levels, layers and convolutions."""
     if isinstance(settings, list):
         for one in settings:
             _shorten(one)
@@ -165,7 +165,7 @@ def _shorten(settings):
                 settings[name] = value[:LEVELS]
             else:
                 _shorten(value)
-        if settings.get('type') == 'VFNetHead':  # whose own default has five levels
+        if settings.get('type') == 'VFNetHead':  # the default anchors have five levels
             settings.anchor_generator = dict(
                 type='AnchorGenerator', ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=settings.strides
             )
@@ -176,7 +176,7 @@ def _shorten(settings):
 
 
 def _narrow(settings, widths=HEADS):
-    """The heads of published configs have 256 channels, which is slow; UPerNet and FCN read the backbone's maps."""
+    """Narrow heads, to save time. UPerNet and FCN get the widths of the backbone's maps."""
     if isinstance(settings, list):
         for one in settings:
             _narrow(one, widths)
@@ -193,7 +193,7 @@ def _narrow(settings, widths=HEADS):
 
 
 def save_checkpoint(cfg: Config, path: Path) -> Path:
-    """A checkpoint of the config's model, with random weights that find objects."""
+    """Save a checkpoint of the config's model, with random weights that find objects."""
     logging.disable(logging.INFO)
     torch.manual_seed(0)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -203,15 +203,15 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
         if name.endswith(('retina_cls.bias', 'atss_cls.bias')):
             torch.nn.init.constant_(parameter, -2)
         if name.endswith(('tood_reg.weight', 'reg_offset_module.2.weight')) or '.rtm_reg.' in name:
-            parameter.data *= 0.1  # or sides and offsets magnify rounding
+            parameter.data *= 0.1  # large sides and offsets magnify rounding
         if name.endswith(('fc_cls.weight', 'cls_embed.weight', 'conv_seg.weight')):
-            parameter.data *= 6  # so that classes differ from place to place
+            parameter.data *= 6  # spreads classes over the picture
         if name.endswith('rpn_cls.weight'):
-            parameter.data *= 0.1  # or most scores are equal, at 1, and which proposals are the best is chance
+            parameter.data *= 0.1  # without the factor most scores are 1, and the best proposals are random
         if '.rtm_reg.' in name and name.endswith('.bias'):
-            torch.nn.init.constant_(parameter, 2)  # or boxes are slivers
+            torch.nn.init.constant_(parameter, 2)  # avoids thin boxes
         if 'cls_branches' in name and parameter.numel() == 1:
-            torch.nn.init.zeros_(parameter)  # of Grounding DINO, or all scores are small
+            torch.nn.init.zeros_(parameter)  # Grounding DINO's bias makes all scores small
         if name.endswith('init_proposal_bboxes.weight'):
             parameter.data = torch.rand_like(parameter) * 0.4 + 0.2
         if name.endswith('.fc_reg.weight') and is_sparse:
@@ -231,7 +231,7 @@ def save_checkpoint(cfg: Config, path: Path) -> Path:
 
 
 def _level_classes(model, head):
-    """Give all classes the same mean logit, or one of them is the largest at every place."""
+    """Give all classes an equal mean logit. Without the change a single class wins everywhere."""
     with torch.no_grad():
         logits_BKHW = head(model.extract_feat(torch.randn(1, 3, 128, 160)))
         head.conv_seg.bias -= logits_BKHW.mean((0, 2, 3))
@@ -245,7 +245,7 @@ def compare_captured(cfg: Config, checkpoint: Path):
     """
     predictor = Predictor(cfg, str(checkpoint), 'cpu')
     graph = export.graph_of(predictor.model, cfg, 'model', None)
-    program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # as in a file
+    program = formats.capture(graph, export.example_of(graph)).module(check_guards=False)  # a file has no guards
     names = [port.name for port in graph.outputs]
     batch = 2 if graph.inputs[0].shape[0] == 'batch' else 1
     for picture in export.made_pictures(graph)[1:]:

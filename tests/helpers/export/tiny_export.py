@@ -1,4 +1,4 @@
-"""An exported folder that is made in a moment, of a model of six operators."""
+"""Make an exported folder of a model with six operators."""
 
 import json
 
@@ -13,7 +13,7 @@ FREE = ['batch', 'height', 'width', 3]
 
 
 def model_of(shape):
-    """A segmentor of two classes, `label = blue > 100`, which says what a whole exported model does."""
+    """Return a segmentor of two classes, `label = blue > 100`, with the ports of an exported model."""
     nodes = [
         helper.make_node('Cast', ['picture'], ['float'], to=TensorProto.FLOAT),
         helper.make_node('Slice', ['float', 'zero', 'one', 'last'], ['blue']),
@@ -40,7 +40,7 @@ def model_of(shape):
 
 
 def export_to(folder, format='onnx', shape=FREE, resize=FITTED):
-    """An exported folder, as tools/export.py makes it."""
+    """Write an exported folder, like tools/export.py."""
     folder.mkdir(parents=True)
     onnx.save(model_of(shape), str(folder / 'model.onnx'))
     if format == 'openvino':

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def data_parallel(wrap, backbone):
-    """`backbone` under 'DDP', 'FSDP' or 'FSDP2', in the process group of the fixture `one_process`."""
+    """Wrap `backbone` in 'DDP', 'FSDP' or 'FSDP2', in the process group of the fixture `one_process`."""
     if wrap == 'FSDP2':
         fsdp = pytest.importorskip('torch.distributed.fsdp')
         for stage in backbone.stages:

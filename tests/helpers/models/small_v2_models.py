@@ -11,7 +11,7 @@ def with_random_weights(model):
             torch.nn.init.uniform_(parameter, 0, 6)  # on both sides of the clamp
         else:
             torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.1)
-    return model.double().eval()  # logits are up to 116: float32's rounding would be seen
+    return model.double().eval()  # logits reach 116, so float32 rounds visibly
 
 
 def nano(**arguments):

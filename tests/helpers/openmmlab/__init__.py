@@ -1,1 +1,1 @@
-"""What the tests of tools, data and trainings share."""
+"""Helpers of the tests of tools, data and trainings."""

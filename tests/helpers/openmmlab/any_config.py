@@ -1,4 +1,4 @@
-"""Configs of the toolboxes trained on one's own data for an epoch, to the first metric, at the smallest cost."""
+"""Train configs of the toolboxes on a user's data for an epoch, to the first metric, at the smallest cost."""
 
 import copy
 
@@ -36,7 +36,7 @@ CONFIGS = [*(f'mmdet::{name}' for name in DETECTORS), *(f'mmseg::{name}' for nam
 
 
 def loaded(config, data, work_dir, settings=None, **more):
-    """A config with swin-nano in it, pointed at the data, as tools/train.py does."""
+    """Load a config with swin-nano and a user's data, like tools/train.py."""
     settings = settings or TrainingSettings(epochs=1, batch=2, img_scale=(SIDE, SIDE))
     return runtime.load_config(
         config,
@@ -51,7 +51,7 @@ def loaded(config, data, work_dir, settings=None, **more):
 
 
 def metrics_after_an_epoch(config, data, work_dir):
-    """What the validation at the end of an epoch says."""
+    """Train for an epoch. Return the metrics of the validation, and the runner."""
     cfg = loaded(config, data, work_dir)
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
@@ -76,7 +76,7 @@ def metrics_after_an_epoch(config, data, work_dir):
 
 
 def _predict_something(node):
-    """After a step or two all scores are low."""
+    """Set score thresholds to 0. After few steps all scores are low."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key in ('score_thr', 'object_mask_thr') and isinstance(value, float):

@@ -1,8 +1,8 @@
-"""Annotations that mmdet or pycocotools cannot take, and every way in to them: run in a process of their own.
+"""Pass invalid annotations to mmdet and pycocotools in every possible way, in a separate process.
 
     python tests/helpers/openmmlab/bad_annotations.py FOLDER STEP
 
-prints a line for each STEPth case and way, as JSON. Where a check is missing the process dies, and the lines end.
+prints a line of JSON for every STEPth case and way. Without a check the process dies, and the lines end.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 SIDE = 48
 SQUARE = [4, 6, 28, 6, 28, 30, 4, 30]
 COUNTS = [SIDE * 4 + 6, 24, *[24, 24] * 23, SIDE * SIDE - SIDE * 28 + 18]  # the square as runs
-TEXT = 'Q61O'  # any
+TEXT = 'Q61O'  # arbitrary
 NAN, INF = float('nan'), float('inf')
 
 
@@ -30,7 +30,7 @@ def nested(depth):
     return inner
 
 
-# What is no mask of a picture of 48x48.
+# Invalid masks for a picture of 48x48.
 MASKS = {
     'far': [[4, 6, 1e8, 6, 28, 30]],
     'farther': [[4, 6, 1e9, 6, 28, 30]],
@@ -100,7 +100,7 @@ MASKS = {
     'compressed RLE of half a pair': rle('\ud800'),
 }  # fmt: skip
 
-# What mmdet leaves out of training, and COCO's evaluation does not.
+# Masks that mmdet skips in training, and COCO's evaluation reads.
 SHORT = {
     'an empty polygon': [[]],
     'one point': [[4, 6]],
@@ -163,7 +163,7 @@ TABLES = {
 
 
 def cases():
-    """Name, change to an annotation file and what names the fault; of short polygons that of evaluation."""
+    """Yield (name, change to an annotation file, text in the error). Short polygons fail in evaluation."""
     for name, mask in {**MASKS, **SHORT, **ABSENT}.items():
         yield f'mask: {name}', changed('annotations', 0, dict(segmentation=mask)), 'annotation 10 '
     for name, change in OBJECTS.items():
@@ -181,7 +181,7 @@ def changed(table, index, change):
 
 
 def good_coco(number=2):
-    """Two pictures with a square each, one as polygons, one as RLE."""
+    """Return pictures with a square. Squares alternate between polygons and RLE."""
     return dict(
         images=[dict(id=i, file_name=f'{i}.png', height=SIDE, width=SIDE) for i in range(number)],
         annotations=[
@@ -205,12 +205,12 @@ def make_data(root, coco):
 
 
 def config(root):
-    """A detector's data, trained and tested on masks."""
+    """Return the config of a detector's data, with masks for training and test."""
     from mmengine.config import Config
 
     dataset = dict(
         type='CocoDataset', data_root=str(root), ann_file='coco.json', data_prefix=dict(img='images'),
-        metainfo=dict(classes=('nut', 'bolt')), serialize_data=False,  # which takes half a second a time
+        metainfo=dict(classes=('nut', 'bolt')), serialize_data=False,  # serialization takes half a second
         pipeline=[
             dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
             dict(type='PackDetInputs'),
@@ -222,7 +222,7 @@ def config(root):
 
 
 def runner_of(cfg):
-    """As much of a Runner as reads annotations: it loads every picture, and scores what is annotated."""
+    """Return the parts of a Runner that read annotations: data loader and evaluator."""
     import logging
 
     from mmengine.evaluator import Evaluator
@@ -265,7 +265,7 @@ def evaluate(cfg):
 
 
 def browse(cfg):
-    """What the pictures become, or the errors."""
+    """Return the loaded pictures, or the errors."""
     from swin_backbone.openmmlab.data.guard import build_dataset
     from swin_backbone.openmmlab.errors import DataError
 

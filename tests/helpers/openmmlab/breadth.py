@@ -152,7 +152,7 @@ def build(cfg, initialise=True, side=SIDE):
     """Return the model of a config, for small pictures."""
     for part in ('train_cfg', 'test_cfg'):
         shrink(cfg.model.get(part))
-    if 'data_preprocessor' not in cfg.model:  # as mmpretrain's runner does
+    if 'data_preprocessor' not in cfg.model:  # like mmpretrain's runner
         cfg.model.data_preprocessor = cfg.data_preprocessor
     preprocessor = cfg.model.data_preprocessor
     if 'size' in preprocessor:
@@ -190,13 +190,13 @@ def pictures_and_truth(cfg, batch=2, side=SIDE):
 
 
 def pictures_and_classes(cfg, size, batch=4):
-    """Return random pictures of a size (height, width) with a class for each."""
+    """Return random pictures of a size (height, width) with classes."""
     from mmdet.structures import ReIDDataSample
     from mmpretrain.structures import DataSample
 
     kind = DataSample if cfg.default_scope == 'mmpretrain' else ReIDDataSample
     pictures = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for _ in range(batch)]
-    samples = [kind().set_gt_label(i % 2) for i in range(batch)]  # two pictures of each class, for a triplet loss
+    samples = [kind().set_gt_label(i % 2) for i in range(batch)]  # two pictures of a class, for a triplet loss
     return dict(inputs=pictures, data_samples=samples)
 
 
@@ -237,7 +237,7 @@ def _of_detection(cfg, batch, side):
 
 
 def _values(node, key):
-    """Yield 2 ** 30, then the ints at all keys of this name in a config."""
+    """Yield 2 ** 30, then the ints at all keys `key` of a config."""
     yield 1 << 30
     if isinstance(node, dict):
         node, inner = list(node.values()), node.get(key)

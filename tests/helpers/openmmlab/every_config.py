@@ -32,7 +32,7 @@ def home(toolbox):
 
 
 def folders(toolbox):
-    """Return the folders of an installed toolbox's configs, each with its config names."""
+    """Return the config names of an installed toolbox by folder."""
     if find_spec(toolbox) is None:
         return {}
     root, names = home(toolbox) / 'configs', {}
@@ -44,7 +44,7 @@ def folders(toolbox):
 
 
 def outcomes(toolbox, folder):
-    """Swap and build each config of a folder. Train one step if its set of layer types is new."""
+    """Swap and build each config of a folder. Train a step if the set of layer types is new."""
     trained = set()
     for name in folders(toolbox)[folder]:
         path = f'{toolbox}::{folder}/{name}'
@@ -56,7 +56,7 @@ def outcomes(toolbox, folder):
 
 
 def outcome(path, trained):
-    """Return the result for a config, and its reason. `trained` collects the sets of layer types that trained."""
+    """Return the result for a config, and the reason. `trained` collects the sets of layer types that trained."""
     try:
         cfg = read_config(path)
     except (ImportError, FileNotFoundError) as error:
@@ -79,10 +79,10 @@ def outcome(path, trained):
 
 
 def toolboxes_fault(attempt, after, before):
-    """Return the error of an attempt if the original backbone gives the same error; None: the attempt succeeds.
+    """Return the error of an attempt if the original backbone gives an equal error. None: no error.
 
     Raises:
-        Exception: the error of the attempt, if the original backbone gives no such error.
+        Exception: the error of the attempt, if the original backbone works or fails differently.
     """
     try:
         attempt(copy.deepcopy(after), strict=True)
@@ -144,7 +144,7 @@ def types(node):
 
 
 def _first_line(error):
-    """Return the first line of an error, without paths of the machine; the error's type if there is no text."""
+    """Return the first line of an error, without paths of the machine. An error without text gives the type."""
     lines = str(error).strip().split('\n')
     line = re.sub(r'/\S*/(?=configs/)', '', lines[0])
     return re.sub(r'\s+', ' ', re.split(r', the current sys.path|\. Please check', line)[0]) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The scenes of `layouts`, as programs for annotation export them: CVAT, Label Studio, labelme, Roboflow and VIA."""
+"""Write the scenes of `layouts` in the export formats of CVAT, Label Studio, labelme, Roboflow and VIA."""
 
 import json
 import shutil
@@ -113,7 +113,7 @@ def cvat_yolo(root):
 
 
 def cvat_ultralytics(root):
-    """Ultralytics YOLO Detection 1.0: lists whose paths begin with data/."""
+    """Ultralytics YOLO Detection 1.0: paths in lists begin with data/."""
     for split in SPLITS:
         for name, picture, boxes in scenes(split):
             write_picture(root / 'images' / split, name, picture)
@@ -157,7 +157,7 @@ def label_studio_coco_upload(root):
 
 
 def label_studio_coco_local_files(root):
-    """Names of pictures are quoted as in addresses."""
+    """Quote the names of pictures like in URLs."""
     label_studio_coco(root, '/data/local-files/?d=pictures%20of%20parts/')
 
 
@@ -190,7 +190,7 @@ def label_studio_json_min(root):
 
 
 def label_studio_brush(root):
-    """A PNG for each region, named by its task."""
+    """Write a PNG for every region, named after the task."""
     for index, (_, name, picture, boxes) in enumerate(_all(), 1):
         write_picture(root / 'images', name, picture)
         for number, box in enumerate(boxes):
@@ -220,7 +220,7 @@ def labelme(root):
 
 
 def labelme_coco(root):
-    """labelme2coco.py: pictures with drawn labels beside."""
+    """labelme2coco.py: pictures, and a folder of pictures with drawn labels."""
     for _, name, picture, _ in _all():
         write_picture(root / 'JPEGImages', name, picture)
         write_picture(root / 'Visualization', name, picture)
@@ -253,7 +253,7 @@ def roboflow_coco(root, group='parts'):
 
 
 def roboflow_coco_one_name(root):
-    """This category has the name of a class."""
+    """Give the category of all classes the name of a class."""
     roboflow_coco(root, 'nut')
 
 
@@ -311,7 +311,7 @@ def via_project(root):
 
 
 def voc_segmentation(root):
-    """VOC 2012: a palette, 255 at borders, lists of segmentation beside those of detection, boxes beside."""
+    """VOC 2012: a palette, 255 at borders, lists for segmentation and detection, and boxes."""
     layouts.voc(root)
     from PIL import Image
 

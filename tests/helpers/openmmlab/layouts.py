@@ -1,4 +1,4 @@
-"""The same few pictures in the layouts that people keep their data in."""
+"""Write a few pictures in common layouts of data folders."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ NAMES = ['nut', 'bolt']
 
 
 def scenes(split):
-    """Pictures (H, W, 3) with the boxes (x, y, side, class) of the squares on them; each has both classes."""
+    """Yield (name, picture (H, W, 3), boxes (x, y, side, class)). A picture has a square of every class."""
     rng = np.random.default_rng(split == 'val')
     for index in range(COUNTS[split]):
         picture = rng.integers(0, 80, (SIZE, SIZE, 3), np.uint8)
@@ -29,7 +29,7 @@ def write_picture(root, name, picture, suffix='.jpg'):
 
 
 def coco(root, split_folders=True):
-    """images/{train,val} and annotations/instances_{train,val}.json; one file of all, without `split_folders`."""
+    """Write images/{train,val} and annotations/instances_{train,val}.json, or a single file without `split_folders`."""
     data = {}
     for split in COUNTS:
         images, objects = data.setdefault(split if split_folders else 'all', ([], []))
@@ -89,7 +89,7 @@ def voc(root):
 
 
 def labels(root, value=lambda kind: kind + 1):
-    """img_dir/{train,val} and ann_dir/{train,val}, whose values are 0, the background, and `value` of the classes."""
+    """Write img_dir/{train,val} and ann_dir/{train,val}. Labels are 0 for background and `value(class)` for a class."""
     for split in COUNTS:
         for name, picture, boxes in scenes(split):
             write_picture(root / 'img_dir' / split, name, picture)

@@ -14,7 +14,7 @@ class Oracle:
     """The interface of a predictor for tiles.
 
     Args:
-        dies_at: number of the tile, counted from 0, at which the process is killed.
+        dies_at: number of the tile that kills the process, counted from 0.
     """
 
     period = 1
@@ -35,7 +35,7 @@ class Oracle:
 
 
 class Segmentor(Oracle):
-    """Scores of three classes. A score depends on 15 pixels on each side, so a cut changes scores."""
+    """Scores of three classes. A score depends on 15 pixels on all sides. A cut changes scores."""
 
     scope = 'mmseg'
     classes = ('dark', 'middle', 'light')

@@ -1,4 +1,4 @@
-"""A user's data, made in a moment: pictures, a COCO file, label PNGs; and command lines that train on it."""
+"""A user's small data: pictures, COCO files, label PNGs, and command lines for trainings."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ COUNTS = {'train': 4, 'val': 2}
 
 
 def make_own_data(root: Path) -> Path:
-    """Pictures of a bright square, which is a nut, on dark ground."""
+    """Write pictures of a nut, a bright square on dark ground."""
     rng = np.random.default_rng(0)
     for split, number in COUNTS.items():
         for folder in ('images', 'labels'):
@@ -49,14 +49,14 @@ def write_coco(root: Path, split: str, coco: dict) -> None:
 
 
 def detection(root: Path, *more: str) -> list:
-    """Config and options for tools that run a detector on the data, for a step or two."""
+    """Return config and options for a short run of a detector on the data."""
     named = [f'own_data.{split}.annotations={split}.json' for split in COUNTS]
     return [DETECTION, '--cfg-options', f'own_data.root={root}', *named, 'train_cfg.max_epochs=1',
             'default_hooks.checkpoint.interval=1', *_small(), *more]  # fmt: skip
 
 
 def segmentation(root: Path, *more: str) -> list:
-    """The same with a segmentor."""
+    """Return config and options for a short run of a segmentor on the data."""
     return [SEGMENTATION, '--cfg-options', f'own_data.root={root}', 'own_data.classes=[ground,nut]',
             'train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=2',
             'train_dataloader.batch_size=2', *_small(), *more]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Configs filled by `--data`, and the data of these configs."""
+"""Fill configs with `--data`, and read the data of configs."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ LABELS = 'mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py'
 
 
 def fill(config, data, work, annotations=None, names=None):
-    """A config for a folder of data, and the report."""
+    """Return a config for a folder of data, and the report."""
     cfg = read_config(config)
     own = find_data(cfg, data, annotations, work, names)
     cfg.own_data = own.own_data
@@ -26,7 +26,7 @@ def fill(config, data, work, annotations=None, names=None):
 
 
 def read(cfg, phase='train'):
-    """The annotation file of a config. Its pictures are there."""
+    """Return the annotations of a config. Check that the pictures exist."""
     dataset = cfg[f'{phase}_dataloader'].dataset
     data = json.loads(Path(dataset.data_root, dataset.ann_file).read_text())
     for image in data['images']:
@@ -35,7 +35,7 @@ def read(cfg, phase='train'):
 
 
 def boxes(data):
-    """Class and box of the objects of each picture."""
+    """Return classes and boxes of all objects by picture."""
     names = {category['id']: category['name'] for category in data['categories']}
     pictures = {image['id']: image['file_name'].rpartition('/')[2] for image in data['images']}
     objects = {}
@@ -45,7 +45,7 @@ def boxes(data):
 
 
 def labels_of(cfg, phase='train'):
-    """The labels of each picture of a segmentor's data set."""
+    """Return the labels of a segmentor's data set by picture."""
     import mmseg.datasets  # noqa: F401 - registers BaseSegDataset
 
     dataset = DATASETS.build(dict(cfg[f'{phase}_dataloader'].dataset, type='mmseg.BaseSegDataset', pipeline=[]))

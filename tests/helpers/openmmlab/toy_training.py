@@ -1,6 +1,6 @@
 """Trainings of one second in forked processes, for tests that kill or limit a process.
 
-A fork has all modules, so it starts at once. It has its own loggers and message hubs.
+A fork has all modules and starts at once. Loggers and message hubs of a fork are new.
 """
 
 import os
@@ -16,7 +16,7 @@ import matplotlib.backends.backend_agg
 import matplotlib.figure  # noqa: F401  mmengine's visualizer imports the module; the import runs once for all forks
 import numpy as np
 import torch
-import torch._dynamo  # an optimizer imports the module, which takes as long as a training
+import torch._dynamo  # an optimizer imports the module; the import takes as long as a training
 from mmengine.config import Config
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
@@ -37,7 +37,7 @@ IMAGES = 16
 
 @DATASETS.register_module(force=True)
 class NoisyImages(torch.utils.data.Dataset):
-    """Pictures with new random numbers at each access, from the generators of torch, numpy and Python."""
+    """Pictures with new random numbers at every access, from the generators of torch, numpy and Python."""
 
     def __init__(self, bad=(), images=IMAGES):
         self.bad = bad
@@ -162,7 +162,7 @@ class LimitFiles(Hook):
 
 @METRICS.register_module(force=True)
 class Scores(BaseMetric):
-    """Return given scores, one for each validation."""
+    """Return given scores, a score for every validation."""
 
     def __init__(self, scores):
         super().__init__()
@@ -176,7 +176,7 @@ class Scores(BaseMetric):
 
 
 def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), interval=1, val=None, **more):
-    """Return the config of a training of `epochs` with 8 steps each, or of `iterations`.
+    """Return the config of a training of `epochs` of 8 steps, or of `iterations`.
 
     Keys of `more` are config keys with double underscores in place of dots.
     """
@@ -215,7 +215,7 @@ def config(work_dir, *, epochs=None, iterations=None, workers=0, hooks=(), inter
 
 
 def train(cfg):
-    """Train to the end, without curves.png, which takes half as long as the training."""
+    """Train to the end, without curves.png. The picture takes half the time of a training."""
     runner = runtime.build_runner(cfg)
     runner._hooks = [hook for hook in runner.hooks if not isinstance(hook, CurvesHook)]
     runner.train()
