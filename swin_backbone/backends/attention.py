@@ -1,4 +1,4 @@
-"""Attention inside the windows of maps, with a variant for each kind of device.
+"""Attention inside the windows of maps, with variants for kinds of devices.
 
 Layout: B batch, H W height and width of a map, C channels, L windows, N places of a window, h heads, d channels of a
 head.
@@ -27,11 +27,11 @@ def attend(
     """Return softmax(scale q k^T + bias) v inside each window (Liu et al. 2021, equation 4): (B, H, W, C).
 
     Args:
-        x_BHWC: normalised tokens. Padding is zeros, so that a padded token has the biases of `project`.
-        project: makes query, key and value, concatenated; in each of the three, the heads are concatenated.
+        x_BHWC: normalised tokens. Padding is zeros: `project` gives a padded token the biases.
+        project: makes query, key and value, concatenated; inside query, key and value, the heads are concatenated.
         bias_hNN: the relative position bias.
-        dropout: probability with which an attention weight is dropped.
-        backend: 'auto', 'torch' or 'triton'; the last raises a ValueError if the kernel cannot compute this.
+        dropout: the probability of dropping an attention weight.
+        backend: 'auto', 'torch' or 'triton'; 'triton' raises a ValueError if the kernel cannot compute the attention.
     """
     if takes_triton(backend, x_BHWC, bias_hNN, windows, dropout):
         return _attend_by_triton(x_BHWC, project, bias_hNN, scale, windows)
@@ -61,7 +61,7 @@ def attention_weights(
 def _in_windows(
     x_BHWC: Tensor, project: Callable[[Tensor], Tensor], bias_hNN: Tensor, windows: Windows
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return query, key and value, (L, h, N, d) each, and the bias with the mask, (1 or L, h, N, N)."""
+    """Return query, key and value, three times (L, h, N, d), and the bias with the mask, (1 or L, h, N, N)."""
     qkv_LN3C = project(windows.partition(x_BHWC))
     q, k, v = qkv_LN3C.unflatten(-1, (3, len(bias_hNN), -1)).permute(2, 0, 3, 1, 4)
     bias_LhNN, mask_L1NN = bias_hNN.to(q.dtype)[None], windows.mask(q.device)
@@ -73,7 +73,7 @@ def _in_windows(
 def _attend_by_triton(
     x_BHWC: Tensor, project: Callable[[Tensor], Tensor], bias_hNN: Tensor, scale: float, windows: Windows
 ) -> Tensor:
-    """Return `attend` by the kernel, which reads the tokens of a window where they are on the map."""
+    """Return `attend` by the kernel. The kernel reads the tokens of a window from the map, without a partition."""
     from .triton.attention import attend_in_windows
 
     B, H, W, C = x_BHWC.shape

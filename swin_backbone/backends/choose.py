@@ -1,6 +1,6 @@
 """The way to compute a layer: the compiled library, a Triton kernel for attention, or plain torch.
 
-A layer asks once in each forward, and gets the reason in one sentence if the answer is no.
+A layer calls the functions once in a forward. A refusal is a reason in a sentence.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from .native.memory import is_readable
 from .triton.trial import why_unfit, why_unusable
 
 BACKENDS = ('auto', 'native', 'torch', 'triton')
-# Backends of earlier releases, with what takes their place.
+# Backends of earlier releases, with replacements.
 REPLACED = {
     'eager': "write backend='torch'",
     'graph': "write backend='torch'",
@@ -33,7 +33,7 @@ REPLACED = {
 
 
 def recorder_of(x: Tensor) -> Optional[str]:
-    """Return what records or transforms the operations on `x`, in words; None: they are just computed."""
+    """Return the name of the recorder or transform of operations on `x`; None: operations just run."""
     if torch.compiler.is_compiling():
         return 'torch.export' if is_exporting() else 'torch.compile'
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # untyped in torch
@@ -44,7 +44,7 @@ def recorder_of(x: Tensor) -> Optional[str]:
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
-    """Return the dtype of linear layers under autocast; None where autocast is off, or the device has none."""
+    """Return the dtype of linear layers under autocast; None: autocast is off, or the device has no autocast."""
     if _has_autocast(device_type) and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return None
@@ -66,7 +66,7 @@ def linear_dtype(x: Tensor) -> torch.dtype:
 
 
 def why_not_native(x: Tensor) -> Optional[str]:
-    """Return why the library computes no layer for maps of this device, dtype and mode; None: it computes them."""
+    """Return why the library computes no layer for maps of the device, dtype and mode of `x`; None: no reason."""
     if x.device.type != 'cpu':
         return f'The compiled library is for CPUs, not {x.device.type}.'
     recorder = recorder_of(x)
@@ -84,12 +84,12 @@ def why_not_native(x: Tensor) -> Optional[str]:
 
 
 def takes_triton(backend: str, x: Tensor, bias_hNN: Tensor, windows: Windows, dropout: float) -> bool:
-    """Return whether the Triton kernel computes attention for these maps.
+    """Return whether the Triton kernel computes attention for `x`.
 
-    'auto' takes the kernel on CUDA, unless in float32 without TF32, where tensor cores are of no use.
+    'auto' takes the kernel on CUDA, except in float32 without TF32: tensor cores do not compute in plain float32.
 
     Raises:
-        ValueError: if `backend` is 'triton' and the kernel cannot compute this. The message has the reason.
+        ValueError: if `backend` is 'triton' and the kernel cannot compute attention. The message has the reason.
     """
     if backend in ('torch', 'native') or (backend == 'auto' and x.device.type != 'cuda'):
         return False

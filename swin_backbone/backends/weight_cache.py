@@ -1,4 +1,4 @@
-"""What one layer keeps between its calls for the compiled library."""
+"""Tensors and checks of a layer for the compiled library, kept between calls."""
 
 from typing import Any, Optional
 
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class WeightCache:
-    """Packed weights of a layer and the layer's last check; copies and pickles have neither.
+    """Packed weights of a layer and the layer's last check; copies and pickles start empty.
 
     Attributes:
-        made: the tensors, after the key that tells whether they are up to date.
-        checked: what was checked, why the library cannot compute it, and the library's arguments.
+        made: a key, and the tensors. The tensors are up to date if the key is unchanged.
+        checked: the checked state of the layer, the reason of a refusal, and the library's arguments.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class WeightCache:
         self.checked: Optional[tuple[list[Any], Optional[str], Any]] = None
 
     def clear(self) -> None:
-        """Drop both."""
+        """Drop the tensors and the check."""
         self.made = self.checked = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The classes that a config names: backbones, and the global attention layer."""
+"""Classes for configs: backbones, and the global attention layer."""
 
 from .global_attention import GlobalAttention
 from .simmim import SimMIMSwinBackbone, SimMIMSwinV2Backbone

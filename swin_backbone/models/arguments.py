@@ -11,8 +11,8 @@ from ..checks import check_bool, check_choice, check_int, check_number, check_se
 from ..windows.grid import Size
 from .layer_configs import check_activation, check_init_cfg, check_norm
 
-Pair = Union[int, Sequence[int]]  # (height, width), or one number for both
-Windows = Union[int, Sequence[Pair]]  # one window, or one for each stage
+Pair = Union[int, Sequence[int]]  # (height, width), or a number for height and width
+Windows = Union[int, Sequence[Pair]]  # a window for all stages, or a list of windows
 InitCfg = Union[dict[str, Any], list[dict[str, Any]], None]
 
 DEFAULT_STRIDES = (4, 2, 2, 2)
@@ -25,7 +25,7 @@ RENAMED = {
 
 
 def refuse_renamed(init: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a constructor that says what to write in the place of an argument of another name."""
+    """Decorate a constructor: an argument's old name raises an error with the new name."""
 
     @wraps(init)
     def check_names(self: object, *args: Any, **given: Any) -> None:
@@ -37,10 +37,10 @@ def refuse_renamed(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def check(given: Mapping[str, Any], archs: Mapping[str, Arch]) -> SimpleNamespace:
-    """Check the arguments of a backbone's constructor and convert them to the form in which the pyramid uses them.
+    """Check the arguments of a backbone's constructor and convert the arguments to the form of `SwinPyramid`.
 
     Args:
-        given: arguments by name, as in a constructor's `locals()`. Other names are ignored.
+        given: arguments by name, for example a constructor's `locals()`. Unknown names are ignored.
         archs: the published sizes.
 
     Returns:
@@ -92,7 +92,7 @@ def _or_none(check: Callable[..., Any], name: str, value: object, **limits: floa
 
 
 def _check_arch(archs: Mapping[str, Arch], arch: object, embed_dims: object, depths: object, num_heads: object) -> Arch:
-    """Return width, depths and heads. The default of each is the value of the arch, or of 'tiny'."""
+    """Return width, depths and heads. Defaults are the values of the arch, or of 'tiny'."""
     published = archs['tiny' if arch is None else str(check_choice('arch', arch, archs))]
     size = Arch(
         _or_none(check_int, 'embed_dims', embed_dims, least=1) or published.embed_dims,
@@ -134,7 +134,7 @@ def _check_patches(given: Mapping[str, Any], num_stages: int) -> dict[str, Any]:
 
 
 def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:
-    """Check one window, or one for each stage. Two ints are always (height, width), even with two stages."""
+    """Check a window for all stages, or a list of windows. Two ints are (height, width), even with two stages."""
     takes = f'a whole number of at least 1, a pair (height, width), or a list of {num_stages}, one for each stage'
     entries = (value,) if is_int(value) else check_sequence('window_size', value, takes)
     if len(entries) <= 2 and all(map(is_int, entries)):
@@ -144,7 +144,7 @@ def _check_windows(value: Any, num_stages: int) -> tuple[Size, ...]:
 
 
 def _check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[Size], ...]:
-    """Check the window of each stage in pre-training. 0 becomes None: the stage's own window."""
+    """Check the windows of the stages in pre-training. 0 becomes None: the stage's window."""
     if value is None:
         return (None,) * num_stages
     name, takes = 'pretrained_window_sizes', f'a list of {num_stages} windows, one for each stage, or None'
@@ -156,7 +156,7 @@ def _check_pretrained_windows(value: object, num_stages: int) -> tuple[Optional[
 
 
 def _check_stages(value: object, num_stages: int) -> tuple[int, ...]:
-    """Check the stages of the outputs, and return them in ascending order."""
+    """Check the stages of the outputs, and return the stages in ascending order."""
     takes = f'a list of different stages from 0 to {num_stages - 1}'
     stages = tuple(
         check_int('out_indices', stage, 0, num_stages - 1) for stage in check_sequence('out_indices', value, takes)
@@ -167,7 +167,7 @@ def _check_stages(value: object, num_stages: int) -> tuple[int, ...]:
 
 
 def _checkpoint_of(pretrained: object, init_cfg: object) -> dict[str, Any]:
-    """Return the init_cfg that `pretrained`, a deprecated argument of mmdet's Swin, stands for."""
+    """Return the init_cfg of `pretrained`, a deprecated argument of mmdet's Swin."""
     if not isinstance(pretrained, str) or not pretrained:
         kind = TypeError if not isinstance(pretrained, str) else ValueError
         raise kind(refusal('pretrained', 'a path or URL', pretrained))

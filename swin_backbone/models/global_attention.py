@@ -18,21 +18,21 @@ from .layer_configs import check_init_cfg, check_norm
 
 @MODELS.register_module()
 class GlobalAttention(BaseModule):
-    """One transformer block over all tokens of the last map. A config puts it before the neck, as a first neck.
+    """A transformer block over all tokens of the last map. In a config the block is the first neck.
 
     The HTC++ runs of Liu et al. 2021 (section 4.2) have "an extra global self-attention layer appended at the output
-    of the last stage". Its code was not published. A block of 12 C^2 weights explains the parameters and multiply-adds
-    that the paper prints for both runs.
+    of the last stage". Its code was not published. A block of 12 C^2 weights explains the paper's parameters and
+    multiply-adds of the two HTC++ runs.
 
     Args:
         embed_dims: channels of the last map.
         num_heads: attention heads; must divide embed_dims.
-        mlp_ratio: hidden channels of the MLP, as a multiple of embed_dims.
+        mlp_ratio: hidden channels of the MLP, divided by embed_dims.
         norm_cfg: norm before attention and before the MLP.
         init_cfg: any initializer of mmengine.
 
     Raises:
-        ValueError, TypeError: if a number is out of its range, or num_heads does not divide embed_dims.
+        ValueError, TypeError: if a number is out of range, or num_heads does not divide embed_dims.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class GlobalAttention(BaseModule):
         self.ffn = FFN(embed_dims, hidden, act_cfg=dict(type='GELU'), add_identity=False)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Take maps (B, C_i, H_i, W_i) and return maps of the same shapes; only the last one changes."""
+        """Take maps (B, C_i, H_i, W_i), change the last map, and return all maps."""
         *others, last_BCHW = maps
         x_BTC = last_BCHW.flatten(2).transpose(1, 2)
         normed = self.norm1(x_BTC)

@@ -1,4 +1,5 @@
-"""Checks of the configs of norms, activations and initializers: each is built, and a layer is tried on a small tensor.
+"""Checks of the configs of norms, activations and initializers: the checks build a layer and run the layer on a small
+tensor.
 
 Layout: B batch, H W height and width, C channels, T tokens.
 """
@@ -15,7 +16,7 @@ from ..checks import check_number, check_type, refusal
 
 
 def check_activation(name: str, cfg: Any, channels: int) -> dict[str, Any]:
-    """Check the config of an activation that keeps the shape of its input."""
+    """Check the config of an activation. The activation must keep the shape of the input."""
     takes = 'a dict(type=...) of an activation'
     layer = _build(name, cfg, takes, build_activation_layer)
     x_TC = torch.zeros(2, channels, device=_device_of(layer))
@@ -24,7 +25,7 @@ def check_activation(name: str, cfg: Any, channels: int) -> dict[str, Any]:
 
 
 def check_norm(name: str, cfg: Any, channels: int) -> dict[str, Any]:
-    """Check the config of a norm that normalises each token by itself.
+    """Check the config of a norm. The norm must normalise every token alone.
 
     Every norm but nn.LayerNorm is tried on a small tensor, on torch's default device.
     """
@@ -46,7 +47,7 @@ def check_norm(name: str, cfg: Any, channels: int) -> dict[str, Any]:
 
 
 def check_init_cfg(name: str, value: Any) -> Any:
-    """Check one or several configs of initializers, or None."""
+    """Check a config of an initializer, a list of configs, or None."""
     for cfg in value if isinstance(value, (list, tuple)) else [value]:
         if cfg is not None or value is not None:
             check_type(name, cfg, dict, 'a dict(type=...), a list of these, or None')

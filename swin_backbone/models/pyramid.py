@@ -1,5 +1,6 @@
-"""The network that Swin V1, V2 and Swin-MLP share: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030), with a
-norm and an output at each stage that a neck or head uses.
+"""The network of Swin V1, V2 and Swin-MLP: figure 3a of the paper (Liu et al. 2021, arXiv 2103.14030).
+
+Stages for necks and heads have a norm and an output.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -32,7 +33,7 @@ from .layers.layer import is_hooked
 
 
 class SwinStage(BaseModule):
-    """Blocks at one resolution, where every other block shifts its windows, and a patch merging after or before them.
+    """Blocks at a resolution, every second block with shifted windows, and a patch merging after or before the blocks.
 
     `forward` runs the blocks alone; the pyramid calls the patch merging.
     """
@@ -53,20 +54,20 @@ class SwinStage(BaseModule):
         return x_BHWC
 
 
-# Layers that keep no map beyond their call.
+# Layers of the package. The layers keep no map after a call.
 _OWN = {PatchEmbed, nn.Dropout, SwinStage, SwinBlock, SwinV2Block, SwinMLPBlock, PatchMerging}
 
 
 class SwinPyramid(BaseModule):
-    """Patch embedding, stages of blocks, patch merging between them, and normalised outputs.
+    """Patch embedding, stages of blocks, patch merging between stages, and normalised outputs.
 
     Args:
-        settings: a backbone's arguments, as `arguments.check` gives them.
-        make_block: makes a block, from `stage`, `index` (in the stage) and the arguments of `SwinBlock` that all kinds
-            of block share.
-        merging_first: whether a stage owns the patch merging before it, as in mmpretrain's Swin V2, or the one after
-            it, as in mmdet's and mmseg's Swin. This changes parameter names in checkpoints, not what is computed.
-        post_norm: whether patch merging has its norm after the projection (True) or before it (False).
+        settings: a backbone's arguments, from `arguments.check`.
+        make_block: makes a block, from `stage`, `index` (in the stage) and the common arguments of all kinds of
+            `SwinBlock`.
+        merging_first: whether a stage owns the patch merging before the blocks (mmpretrain's Swin V2), or after the
+            blocks (mmdet's and mmseg's Swin). The choice changes parameter names in checkpoints, not results.
+        post_norm: whether patch merging has the norm after the projection (True) or before the projection (False).
         merging_norm: whether patch merging has a norm.
     """
 
@@ -129,7 +130,7 @@ class SwinPyramid(BaseModule):
                 )
                 for index in range(depth)
             ]
-            coarser = stage if merging_first else stage + 1  # the stage that the patch merging of this one leads to
+            coarser = stage if merging_first else stage + 1  # the stage after the patch merging of `stage`
             downsample = None
             if 0 < coarser < len(depths):
                 to = self.num_features[coarser]
@@ -155,19 +156,19 @@ class SwinPyramid(BaseModule):
         Args:
             x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights. Under autocast any
                 floating-point dtype is allowed.
-            hide: puts other tokens in the place of some that the patch embedding made, (B, H, W, C), as SimMIM does.
-            out_indices: the stages to emit in this call. Default: the backbone's own. One of the others has no output
-                norm, and its map is emitted without.
-            out: tensors of the maps' shapes, of any floating dtype, that the maps are written to a few rows at a time:
-                memory-mapped files, where the maps of a picture are larger than memory (docs/measurements/memory.md).
-                There is no gradient then. `map_sizes` tells the shapes.
+            hide: replaces some tokens of the patch embedding, (B, H, W, C), for SimMIM.
+            out_indices: the stages to emit in the call. Default: the backbone's `out_indices`. A stage without an
+                output norm emits the map without a norm.
+            out: tensors of the maps' shapes, of any floating dtype. `forward` writes the maps into `out`, a few rows at
+                a time, without gradients. Memory-mapped files can hold maps larger than memory
+                (docs/measurements/memory.md). `map_sizes` returns the shapes.
 
         Returns:
-            A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending, at strides
-            s of 4, 8, 16 and 32 by default, in contiguous memory; or `out`.
+            A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for a stage i of `out_indices`, ascending, at strides s of 4,
+            8, 16 and 32 by default, in contiguous memory; or `out`.
 
         Raises:
-            TypeError, ValueError: if the input or `out` is not such tensors. The message says what it is.
+            TypeError, ValueError: if the input or `out` is wrong. The message describes the wrong argument.
         """
         check_images(x_BCHW, self.in_channels, self.patch_embed)
         stages = self.out_indices if out_indices is None else sorted(set(out_indices))
@@ -201,19 +202,19 @@ class SwinPyramid(BaseModule):
         return tuple(outputs)
 
     def _owns_maps(self) -> bool:
-        """Return whether no hook and no layer of a user's own may keep a map that a block would overwrite."""
+        """Return whether blocks may overwrite maps: no hook and no layer of a user keeps a map."""
         layers: list[nn.Module] = [self.patch_embed, self.drop_after_pos]
         for stage in self.stages:
             layers += [stage, *stage.blocks, *([] if stage.downsample is None else [stage.downsample])]
         return not has_global_hooks() and not any(type(x) not in _OWN or is_hooked(x) for x in layers)
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int, int]]:
-        """Channels, height and width of each stage's map, for images of this size in pixels."""
+        """Return channels, height and width of the stages' maps, for images of height x width pixels."""
         patch_height, patch_width = self.patch_embed.patch_size
         H, W = -(-height // patch_height), -(-width // patch_width)
         sizes = []
         for index, (stage, channels) in enumerate(zip(self.stages, self.num_features)):
-            if index:  # patch merging is the first of a stage, or the last of the one before
+            if index:  # patch merging is the first layer of a stage, or the last layer of the stage before
                 stride = (stage if self.merging_first else self.stages[index - 1]).downsample.stride
                 H, W = -(-H // stride), -(-W // stride)
             sizes.append((channels, H, W))
@@ -221,7 +222,7 @@ class SwinPyramid(BaseModule):
 
     @property
     def backend(self) -> str:
-        """The way to compute the layers, see `SwinBackbone`; another name can be set at any time."""
+        """The way to compute the layers, see `SwinBackbone`; a new name can be set at any time."""
         return self._backend
 
     @backend.setter
@@ -233,7 +234,7 @@ class SwinPyramid(BaseModule):
 
     @property
     def with_cp(self) -> bool:
-        """Whether blocks are recomputed in backward, see `SwinBackbone`; another value can be set at any time."""
+        """Whether blocks are recomputed in backward, see `SwinBackbone`; a new value can be set at any time."""
         return any(block.with_cp for stage in self.stages for block in stage.blocks)
 
     @with_cp.setter
@@ -243,10 +244,10 @@ class SwinPyramid(BaseModule):
                 module.with_cp = bool(with_cp)
 
     def layer_order(self) -> list[list[str]]:
-        """The layers from input to output; each is a list of prefixes of its parameters' names.
+        """Return the layers from input to output. A layer is a list of prefixes of parameter names.
 
         Layer 0 is the patch embedding with the position embedding, layer l the l-th block. A patch merging and an
-        output norm belong to the block before them, even if their names belong to another stage.
+        output norm belong to the block before, even if the names belong to the next stage.
         """
         layers = [['patch_embed', 'absolute_pos_embed']]
         for index, stage in enumerate(self.stages):
@@ -258,7 +259,7 @@ class SwinPyramid(BaseModule):
         return layers
 
     def init_weights(self) -> None:
-        """Initialise as the paper's code does, then load `init_cfg`'s checkpoint or apply its initializers."""
+        """Initialise like the paper's code, then load the checkpoint of `init_cfg` or apply the initializers."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv1d)):  # Swin-MLP mixes places by a Conv1d
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -295,11 +296,12 @@ class SwinPyramid(BaseModule):
 
 
 def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None:
-    """Refuse a batch of images that the patch embedding cannot take.
+    """Refuse wrong images for the patch embedding.
 
     Raises:
-        TypeError: if it is not a floating-point tensor, or if, outside autocast, its dtype is not that of the weights.
-        ValueError: if its shape is not (B, in_channels, H, W), or if it is empty.
+        TypeError: if the batch is not a floating-point tensor, or if, outside autocast, batch and weights differ in
+            dtype.
+        ValueError: if the shape is not (B, in_channels, H, W), or if the batch is empty.
     """
     if not isinstance(x_BCHW, Tensor):
         raise TypeError(f'the input must be a Tensor (B, {in_channels}, H, W), got {type(x_BCHW).__name__}')
@@ -317,7 +319,7 @@ def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None
         )
     projection = getattr(embedding, 'projection', None)
     if type(projection) is not nn.Conv2d or embedding._forward_pre_hooks or projection._forward_pre_hooks:
-        return  # a hook or a wrapper, such as FSDP, may cast images or weights
+        return  # a hook or a wrapper (FSDP) may cast images or weights
     dtype = projection.weight.dtype
     if dtype != x_BCHW.dtype and autocast_dtype(x_BCHW.device.type) is None:
         raise TypeError(
@@ -326,11 +328,11 @@ def check_images(x_BCHW: Tensor, in_channels: int, embedding: nn.Module) -> None
 
 
 def check_out(out: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse what maps of these shapes cannot be written to.
+    """Refuse wrong outputs for maps of `shapes`.
 
     Raises:
-        TypeError: if it is not floating-point tensors.
-        ValueError: if they have other shapes, or gradients are recorded.
+        TypeError: if an output is not a floating-point tensor.
+        ValueError: if the outputs have wrong shapes, or gradients are recorded.
     """
     if torch.is_grad_enabled():
         raise ValueError('out takes maps without gradients: call the backbone under torch.inference_mode()')

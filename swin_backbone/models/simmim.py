@@ -1,4 +1,4 @@
-"""Backbones for mmpretrain's SimMIM (Xie et al. 2022), which hides patches and trains the model to predict them.
+"""Backbones for mmpretrain's SimMIM (Xie et al. 2022). SimMIM hides patches and trains a model to predict the patches.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -15,10 +15,10 @@ from .swin_v2 import SwinV2Backbone
 
 
 class MaskedPyramid(SwinPyramid):
-    """A Swin that replaces hidden tokens by a learnt mask token, after the patch embedding.
+    """A Swin with a learnt mask token in place of hidden tokens, after the patch embedding.
 
-    `SwinBackbone` and `SwinV2Backbone` load its trained weights. They leave out the mask token and the norm of the last
-    stage, because that norm was not trained for a detector.
+    `SwinBackbone` and `SwinV2Backbone` load the trained weights without the mask token and the norm of the last stage.
+    The norm was not trained for a detector.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -26,20 +26,20 @@ class MaskedPyramid(SwinPyramid):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.num_features[0]))
 
     def init_weights(self) -> None:
-        """Initialise as the pyramid does, and the mask token from a normal distribution, as the paper's code does."""
+        """Initialise like the pyramid, and the mask token from a normal distribution, like the paper's code."""
         nn.init.trunc_normal_(self.mask_token, std=0.02)
         super().init_weights()
 
-    def forward(  # type: ignore[override]  # mmpretrain's SimMIM calls it with a mask
+    def forward(  # type: ignore[override]  # mmpretrain's SimMIM calls `forward` with a mask
         self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None
     ) -> tuple[Tensor, ...]:
         """Images to feature maps, see `SwinPyramid.forward`.
 
         Args:
-            mask_BHW: (B, H / patch, W / patch), 1 for patches that are hidden; None: no patch is hidden.
+            mask_BHW: (B, H / patch, W / patch), 1 for hidden patches; None: no patch is hidden.
 
         Raises:
-            ValueError: if the mask has another shape.
+            ValueError: if the mask has a wrong shape.
         """
         if mask_BHW is None:
             return super().forward(x_BCHW)
@@ -54,9 +54,9 @@ class MaskedPyramid(SwinPyramid):
 
 @MODELS.register_module()
 class SimMIMSwinBackbone(MaskedPyramid, SwinBackbone):
-    """`SwinBackbone` for mmpretrain's `SimMIM`, with the same arguments; by default it outputs only the last stage."""
+    """`SwinBackbone` for mmpretrain's `SimMIM`; the default output is the last stage alone."""
 
 
 @MODELS.register_module()
 class SimMIMSwinV2Backbone(MaskedPyramid, SwinV2Backbone):
-    """`SwinV2Backbone` for mmpretrain's `SimMIM`, which has no Swin V2 of its own."""
+    """`SwinV2Backbone` for mmpretrain's `SimMIM`. mmpretrain has no Swin V2 for SimMIM."""

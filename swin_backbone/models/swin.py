@@ -19,48 +19,48 @@ class SwinBackbone(SwinPyramid):
     Args:
         pretrain_img_size: height and width of the pre-training images; sizes the absolute position embedding.
         in_channels: channels of the input.
-        embed_dims: channels of the first stage; each further stage has twice as many. Default: of `arch`, or 96.
+        embed_dims: channels of the first stage; every further stage has twice the channels. Default: of `arch`, or 96.
         patch_size: side of a patch in pixels; must equal strides[0], since patches do not overlap.
-        window_size: side of a window in tokens, 7 by default, or (height, width); or one of these for each stage, as
-            timm's Swin-S3 has them: (7, 7, 14, 7). Two ints are always (height, width), of all stages: a backbone of
+        window_size: side of a window in tokens, 7 by default, or (height, width). A list has the windows of the stages,
+            for example timm's Swin-S3: (7, 7, 14, 7). Two ints are always (height, width), of all stages: a backbone of
             two stages takes ((7, 7), (14, 14)).
-        mlp_ratio: hidden channels of an MLP, as a multiple of the channels of its stage.
+        mlp_ratio: hidden channels of an MLP, divided by the channels of the stage.
         depths: blocks in each stage. Default: of `arch`, or (2, 2, 6, 2).
         num_heads: attention heads in each stage. Default: of `arch`, or (3, 6, 12, 24).
-        strides: of the patch embedding and of each patch merging, one a stage.
+        strides: of the patch embedding and of the patch mergings, a number for every stage.
         out_indices: the stages to emit.
         qkv_bias: whether query, key and value have a bias.
         qk_scale: the factor on q k^T. Default: head_dim ** -0.5.
         patch_norm: whether patch embedding and patch merging have a norm, as in mmdet. (In microsoft/Swin-Transformer
-            patch merging always has one.)
+            patch merging always has a norm.)
         drop_rate: dropout of tokens and after linear layers.
         attn_drop_rate: dropout of attention weights.
-        drop_path_rate: stochastic depth of the last block; it rises linearly from 0 over all blocks.
+        drop_path_rate: stochastic depth of the last block; the rate rises linearly from 0 over all blocks.
         use_abs_pos_embed: add an absolute position embedding, resized (bicubic) to the input.
         act_cfg: activation of the MLPs.
-        norm_cfg: all norms; they are over the last dimension, so each token is normalised by itself.
-        with_cp: recompute each block in backward instead of storing its activations.
-        pretrained: deprecated in mmdet; the same as init_cfg=dict(type='Pretrained', checkpoint=pretrained).
-        convert_weights: accepted, but has no effect: official weights are recognised by their parameter names.
-        frozen_stages: -1: none; 0: the patch embedding; n: the patch embedding and the first n stages, with their
-            output norms.
-            Frozen parts get no gradient and stay in eval mode.
+        norm_cfg: all norms, over the last dimension: every token is normalised alone.
+        with_cp: recompute blocks in backward instead of storing activations.
+        pretrained: deprecated in mmdet; equal to init_cfg=dict(type='Pretrained', checkpoint=pretrained).
+        convert_weights: accepted, but has no effect: official weights are recognised by parameter names.
+        frozen_stages: -1: nothing; 0: the patch embedding; n: the patch embedding and the first n stages, with output
+            norms. Frozen parts get no gradient and stay in eval mode.
         init_cfg: dict(type='Pretrained', checkpoint=PATH_OR_URL), or any initializer of mmengine.
-        arch: a published size, one of `swin_backbone.ARCHS`; explicit embed_dims, depths and num_heads override it.
-        small_map: what happens to a map smaller than the window. 'pad': the map is padded to the window, as in mmdet
-            and mmseg; 'shrink': the window becomes the map's smaller side and does not shift, as in
+        arch: a published size, a key of `swin_backbone.ARCHS`; explicit embed_dims, depths and num_heads take
+            precedence.
+        small_map: the treatment of a map smaller than the window. 'pad': the map is padded to the window, as in mmdet
+            and mmseg. 'shrink': the window becomes the map's smaller side and does not shift, as in
             microsoft/Swin-Transformer's classifiers.
-        mask_padding: keep tokens from attending to the zeros that pad a map to whole windows. All published weights
+        mask_padding: keep tokens from attending to zeros around a map (padding to whole windows). All published weights
             were trained with False.
-        backend: the way to compute the layers, chosen anew for each layer and forward. 'auto': the compiled library
-            ('native') where it can compute a layer, else plain torch ('torch'); on CUDA, in half precision or TF32,
-            attention by a kernel ('triton'). A backend that is named and cannot compute raises a ValueError with the
-            reason; `python -m swin_backbone info` lists all of them. 'native': CPUs, float32 and autocast to bfloat16
-            (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows of at most 16x16 and
-            heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
+        backend: the way to compute the layers, chosen anew for every layer and forward. 'auto': the compiled library
+            ('native') for the layers of the library, and plain torch ('torch') for the rest; on CUDA, in half precision
+            or TF32, attention by a kernel ('triton'). A named backend raises a ValueError with the reason if the
+            backend cannot compute; `python -m swin_backbone info` lists all backends. 'native': CPUs, float32 and
+            autocast to bfloat16 (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows
+            of at most 16x16 and heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
 
     Raises:
-        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
+        ValueError, TypeError: for an argument out of range or of a wrong type. The message names the argument.
 
     Examples:
         >>> import torch

@@ -16,25 +16,25 @@ from .pyramid import SwinPyramid
 class SwinMLPBackbone(SwinPyramid):
     """Swin-MLP for detection and segmentation: a linear layer over the places of a window replaces attention.
 
-    Each head has one such layer for all of its channels. All windows are treated alike: there is no mask and no
-    position bias, and padding, which is zeros, adds nothing. Windows shift by padding: windows of side w, shifted by
-    w // 2, begin w - w // 2 places before the map. Parameters are named as in `SwinBackbone`, and `spatial_mlp` as in
-    the official code. Arguments that are not listed here are those of `SwinBackbone`.
+    A head has a linear layer for all channels of the head. All windows are treated alike, without mask and position
+    bias. Padding is zeros and adds nothing. Windows shift by padding: windows of side w, shifted by w // 2, begin w - w
+    // 2 places before the map. Parameters are named as in `SwinBackbone`, and `spatial_mlp` as in the official code.
+    For arguments not listed here see `SwinBackbone`.
 
     Args:
         pretrain_img_size: see `SwinBackbone`.
-        window_size: see `SwinBackbone`. Published weights have window 8, or 7 for 'base'; they load into no other
-            window.
-        num_heads: groups of channels in each stage; each group has its own mixing layer.
-        patch_norm: whether the patch embedding has a norm. Patch merging always has one, as in
+        window_size: see `SwinBackbone`. Published weights have window 8, or 7 for 'base'; the weights load into no
+            window of a different size.
+        num_heads: groups of channels in each stage, with a mixing layer for every group.
+        patch_norm: whether the patch embedding has a norm. Patch merging always has a norm, as in
             microsoft/Swin-Transformer.
-        arch: a published size, one of `swin_backbone.ARCHS_MLP`; explicit embed_dims, depths and num_heads override it.
-        small_map: 'pad': windows shift on every map. 'shrink': they do not shift on a map with a side no longer than
-            the window's, as in microsoft/Swin-Transformer's classifiers. In both cases a small map is padded to the
-            window.
+        arch: a published size, a key of `swin_backbone.ARCHS_MLP`; explicit embed_dims, depths and num_heads take
+            precedence.
+        small_map: 'pad': windows shift on every map. 'shrink': windows do not shift on a map with a side no longer than
+            the window's, as in microsoft/Swin-Transformer's classifiers. A small map is always padded to the window.
 
     Raises:
-        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
+        ValueError, TypeError: for an argument out of range or of a wrong type. The message names the argument.
     """
 
     @arguments.refuse_renamed
@@ -65,7 +65,7 @@ class SwinMLPBackbone(SwinPyramid):
         backend: str = 'auto',
     ):
         checked = arguments.check(locals(), ARCHS_MLP)
-        checked.attn_drop_rate, checked.mask_padding = 0.0, False  # there is no attention
+        checked.attn_drop_rate, checked.mask_padding = 0.0, False  # no attention
 
         def make_block(stage: int, index: int, **block: Any) -> SwinMLPBlock:
             return SwinMLPBlock(**block)

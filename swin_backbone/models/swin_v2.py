@@ -16,31 +16,31 @@ from .pyramid import SwinPyramid
 class SwinV2Backbone(SwinPyramid):
     """Swin Transformer V2 for detection and segmentation; parameters are named as in mmpretrain's `SwinTransformerV2`.
 
-    It has residual post-norm, scaled cosine attention and a log-spaced continuous position bias. A map is padded to
-    whole windows before it is shifted, so tokens of opposite edges never attend to each other. Arguments that are not
-    listed here are those of `SwinBackbone`.
+    The backbone has residual post-norm, scaled cosine attention and a log-spaced continuous position bias. A map is
+    padded to whole windows before the shift: tokens never attend to tokens of the opposite edge. For arguments not
+    listed here see `SwinBackbone`.
 
     Args:
         pretrain_img_size: see `SwinBackbone`.
-        window_size: side of a window in tokens, or (height, width); or one of these for each stage. Published weights
-            of window 16 at 256x256 have window 8 in the last stage: (16, 16, 16, 8). Those of window 24 at 384x384 have
-            12 there. Two ints are always (height, width), of all stages: a backbone of two stages takes
-            ((3, 3), (13, 13)).
-        qkv_bias: whether query and value have a bias; the key has none.
-        patch_norm: whether the patch embedding has a norm. Patch merging always has one, as in
+        window_size: side of a window in tokens, or (height, width); or a list of the windows of the stages. Published
+            weights of window 16 at 256x256 have window 8 in the last stage: (16, 16, 16, 8). Weights of window 24 at
+            384x384 have window 12 in the last stage. Two ints are always (height, width), of all stages: a backbone of
+            two stages takes ((3, 3), (13, 13)).
+        qkv_bias: whether query and value have a bias; the key has no bias.
+        patch_norm: whether the patch embedding has a norm. Patch merging always has a norm, as in
             microsoft/Swin-Transformer.
-        frozen_stages: see `SwinBackbone`. A stage is frozen with the patch merging before it, as in mmpretrain.
-        arch: a published size, one of `swin_backbone.ARCHS_V2`; explicit embed_dims, depths and num_heads override it.
-        pretrained_window_sizes: the window that each stage of the checkpoint was trained with, if it differs from
-            `window_size`: for each stage an int, a pair, or 0 for the same window. Published weights that were
-            fine-tuned from window 12 to window 16 or 24 need (12, 12, 12, 6). The position bias is computed for the
-            window in use; no table is resized.
-        extra_norm_every_n_blocks: a norm on the shortcut after every n-th block of a stage; 0: none. Default: that of
-            `arch`, which is 6 for 'huge' and 'giant' and 0 for the others.
-        small_map: as in `SwinBackbone`; under 'shrink' the bias is that of the smaller window.
+        frozen_stages: see `SwinBackbone`. A stage is frozen with the preceding patch merging, as in mmpretrain.
+        arch: a published size, a key of `swin_backbone.ARCHS_V2`; explicit embed_dims, depths and num_heads take
+            precedence.
+        pretrained_window_sizes: the windows of the checkpoint's training, if different from `window_size`: for each
+            stage an int, a pair, or 0 for an equal window. Published weights fine-tuned from window 12 to window 16 or
+            24 need (12, 12, 12, 6). The position bias is computed for the window in use; no table is resized.
+        extra_norm_every_n_blocks: a norm on the shortcut after every n-th block of a stage; 0: no norm. Default by
+            `arch`: 6 for 'huge' and 'giant', 0 for smaller sizes.
+        small_map: as in `SwinBackbone`; under 'shrink' the bias belongs to the smaller window.
 
     Raises:
-        ValueError, TypeError: for an argument out of its range or of the wrong type. The message names it.
+        ValueError, TypeError: for an argument out of range or of a wrong type. The message names the argument.
 
     Examples:
         >>> import torch

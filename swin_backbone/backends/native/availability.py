@@ -1,4 +1,4 @@
-"""What the compiled operators do on this processor: which dtypes they compute, and what training stores.
+"""Abilities of the compiled operators on the processor: dtypes, and values to store in training.
 
 Letters: C channels.
 """
@@ -12,31 +12,31 @@ import torch
 from ..weight_cache import WeightCache
 from .library import ISA, PRODUCTS, load
 
-# Operations of a core in the time of one byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX has
+# Operations of a core in the time of a byte from or to memory. Vector units: 117 GFLOP/s and 6 GB/s (Zen 4). AMX has
 # 330 GFLOP/s of float32 and 1500 of bfloat16.
 AMX = {torch.float32: 80, torch.bfloat16: 700}
 VECTORS = {torch.float32: 20, torch.bfloat16: 40}
-RECOMPUTED = 16  # operations for each token, times C squared: qkv, proj, fc1
-STORED = 9  # numbers for each token, times C: qkv, attended tokens, tokens after attention, hidden tokens
-# Part of the values of all blocks that fits in half the memory of mmdet's Swin, beside the inputs of the blocks.
-# Measured at 512x512 in float32: 0.58 of Swin-T's values take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
+RECOMPUTED = 16  # operations for a token, times C squared: qkv, proj, fc1
+STORED = 9  # numbers for a token, times C: qkv, attended tokens, tokens after attention, hidden tokens
+# Part of all blocks' values. The part and the inputs of the blocks fit in half the memory of mmdet's Swin. Measured at
+# 512x512 in float32: 0.58 of Swin-T's values take 0.44 of mmdet's memory, 0.74 of Swin-S's take 0.54.
 FITS_IN_HALF = 0.65
 Stages = tuple[tuple[int, int], ...]  # channels and blocks of each stage
 TINY = (96, 2), (192, 2), (384, 6), (768, 2)
 
 
 class Storage(NamedTuple):
-    """Which blocks store values for the backward pass."""
+    """The choice of blocks to store values for the backward pass."""
 
-    least_channels: int  # of a block that does
+    least_channels: int  # of a block with stored values
     reason: str
 
 
 @lru_cache(maxsize=len(PRODUCTS) + 1)
 def why_not_in(dtype: torch.dtype) -> Optional[str]:
-    """Return why the operators do not compute in `dtype`, in one sentence; None: they do. The answer is cached.
+    """Return why the operators do not compute in `dtype`, in a sentence; None: no reason. The answer is cached.
 
-    Without instructions for bfloat16, numbers are rounded as by autocast, and multiplied in float32. float16 is
+    Without instructions for bfloat16, numbers are rounded like autocast's, and multiplied in float32. float16 is
     computed in float32.
     """
     if dtype not in PRODUCTS:
@@ -50,11 +50,11 @@ def why_not_in(dtype: torch.dtype) -> Optional[str]:
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether the library's products are torch's, in a trial that takes a millisecond.
+    """Return whether the library's products are torch's, by a trial of a millisecond.
 
-    What is written for AMX runs in the tests by emulation, on processors that have none.
+    On processors without AMX, tests run the AMX code by emulation.
     """
-    with ThreadPoolExecutor(1) as thread:  # which has none of the modes of this one: fake tensors, autocast, a device
+    with ThreadPoolExecutor(1) as thread:  # without the modes of the caller's thread: fake tensors, autocast, a device
         return thread.submit(_multiplies, dtype).result()
 
 
@@ -71,20 +71,20 @@ def _multiplies(dtype: torch.dtype) -> bool:
 
 
 def is_stored(dtype: torch.dtype, channels: int, stages: Stages = TINY) -> bool:
-    """Return whether a training step without `with_cp` stores a block's values. Other blocks compute these again."""
+    """Return whether a training step without `with_cp` stores a block's values, or computes the values again."""
     return channels >= storage_for(dtype, stages).least_channels
 
 
 @lru_cache(maxsize=64)
 def storage_for(dtype: torch.dtype, stages: Stages = TINY) -> Storage:
-    """Return which blocks store values in training, by the processor and by memory.
+    """Return the choice of blocks to store values in training, by the processor and by memory.
 
-    Storing writes and reads 9 C numbers for each token. Computing again takes 16 C^2 operations. The faster choice is
-    taken, within half the memory of mmdet's Swin. The widest blocks are first: they gain the most time for a byte.
-    Numbers of 2 bytes fit in half the memory for all blocks.
+    Storing writes and reads 9 C numbers for a token. Computing again takes 16 C^2 operations. The faster choice is
+    taken, within half the memory of mmdet's Swin. The widest blocks are first, with the largest gain of time for a
+    byte. Numbers of 2 bytes fit in half the memory for all blocks.
 
     Args:
-        dtype: of the products, as autocast names it.
+        dtype: of the products, equal to autocast's dtype.
         stages: of the backbone; the default is Swin-T.
     """
     library, reason = load()

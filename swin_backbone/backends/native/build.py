@@ -1,7 +1,7 @@
-"""Build the compiled library from csrc/ with setuptools: the kernels once for each instruction set, in one library.
+"""Build the compiled library from csrc/ with setuptools. A library holds the kernels for all instruction sets.
 
-It needs a C++ compiler and neither torch nor Python's headers. `setup.py` runs this file without importing the package.
-`SWIN_BACKBONE_PLATFORM`, a wheel's platform, makes zig compile for that one.
+The build needs a C++ compiler, without torch and without Python's headers. `setup.py` runs the file without importing
+the package. `SWIN_BACKBONE_PLATFORM` names a wheel's platform: zig compiles for the platform.
 """
 
 import os
@@ -20,7 +20,7 @@ from setuptools.errors import CompileError
 
 SWITCH = 'SWIN_BACKBONE_NATIVE'
 PLATFORM = 'SWIN_BACKBONE_PLATFORM'
-SOURCES = Path('csrc')  # from setup.py's folder, which is the current one
+SOURCES = Path('csrc')  # from setup.py's folder, the current folder
 # Compiled once, for every processor
 LIBRARY = (
     'library/library',
@@ -40,12 +40,12 @@ NAMES = {'linux': 'libswin.so', 'macos': 'libswin.dylib', 'windows': 'swin.dll'}
 AVX2 = ['-mavx2', '-mfma', '-mf16c']
 AVX512 = [*AVX2, '-mavx512f', '-mavx512bw', '-mavx512vl', '-mavx512dq']
 BF16 = [*AVX512, '-mavx512bf16']
-INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {  # each with the compiler's flags, the best first
+INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {  # with the compiler's flags, the best set first
     'x86_64': {'amx': [*BF16, '-mamx-tile', '-mamx-bf16'], 'avx512_bf16': BF16, 'avx512': AVX512, 'avx2': AVX2},
     'aarch64': {'neon_bf16': ['-march=armv8.2-a+bf16'], 'neon': []},
 }
-# The -Wno-*uninitialized flags: GCC warns about its own intrinsics header, where a value is undefined on purpose, and
-# Clang does not know all of them.
+# The -Wno-*uninitialized flags: a header of GCC has undefined values on purpose, and GCC warns. Clang lacks some of the
+# flags.
 FLAGS = [
     *('-std=c++17', '-O3', '-g0', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden'),
     *('-Wall', '-Wextra', '-Wno-unknown-warning-option', '-Wno-maybe-uninitialized', '-Wno-uninitialized'),
@@ -58,11 +58,11 @@ ZIG_TARGETS = {  # by the platform of a wheel; manylinux2014 is glibc 2.17
 }
 
 
-ZIG_FLAGS = {'-march=armv8.2-a+bf16': '-mcpu=generic+bf16'}  # what it takes in place of these
+ZIG_FLAGS = {'-march=armv8.2-a+bf16': '-mcpu=generic+bf16'}  # zig's replacements of flags
 
 
 class Target(NamedTuple):
-    """What is compiled for, and the command that compiles for it."""
+    """A machine and a system, and the command of a compiler for the two."""
 
     machine: str
     system: str
@@ -70,7 +70,7 @@ class Target(NamedTuple):
 
 
 def target() -> Target:
-    """That of the environment: a wheel's platform, or the machine that this is."""
+    """Return the target of the environment: a wheel's platform, or the running machine."""
     wanted = os.environ.get(PLATFORM)
     if wanted:
         if wanted not in ZIG_TARGETS:
@@ -84,7 +84,7 @@ def target() -> Target:
 
 
 def extensions() -> list[Extension]:
-    """The library. Where it cannot be built, the list is empty and one printed sentence says why."""
+    """Return the library, or an empty list after printing the reason in a sentence."""
     if os.environ.get(SWITCH) == '0':
         return []
     machine = target().machine
@@ -92,7 +92,7 @@ def extensions() -> list[Extension]:
         return _without(f'they are for x86-64 and ARM64, not {machine}')
     sources = [str(SOURCES / f'{name}.cpp') for name in (*LIBRARY, *KERNELS)]
     headers = [str(header) for header in sorted(SOURCES.rglob('*.h'))]
-    optional = PLATFORM not in os.environ  # a wheel for a platform is for the library's sake
+    optional = PLATFORM not in os.environ  # a wheel for a platform must hold the library
     return [Extension('swin_backbone.backends.native.libswin', sources, depends=headers, optional=optional)]
 
 
@@ -100,14 +100,14 @@ def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:
     """Compile the library's sources, several at a time.
 
     Args:
-        objects: the folder of what is compiled.
-        flags: for the compiler, after those of this file.
+        objects: the folder of object files.
+        flags: for the compiler, after `FLAGS`.
 
     Returns:
         The files to link.
 
     Raises:
-        CompileError: the compiler failed; what it said is on stderr.
+        CompileError: the compiler failed. The compiler's messages are on stderr.
     """
     pic = [] if of.system == 'windows' else ['-fPIC']
     command = [*of.compiler, *FLAGS, *pic, f'-I{SOURCES}', *flags]
@@ -131,14 +131,14 @@ def compile_sources(objects: Path, of: Target, flags: list[str]) -> list[str]:
 
 
 def link_library(to: Path, objects: list[str], of: Target, flags: list[str]) -> None:
-    """Link what `compile_sources` has made."""
+    """Link the object files of `compile_sources`."""
     exports = SOURCES / 'library' / 'swin.map'
     on_linux = ['-ldl', '-lpthread', f'-Wl,--version-script={exports}'] if of.system == 'linux' else []
     _run([*of.compiler, '-shared', *objects, '-o', str(to), *on_linux, *flags])
 
 
 def supported_sets(of: Target, folder: Path) -> dict[str, list[str]]:
-    """The instruction sets that the compiler has flags for: GCC before 11 has none for AMX."""
+    """Return the instruction sets with flags of the compiler: GCC before 11 has no flags for AMX."""
     empty = folder / 'empty.cpp'
     empty.write_text('')
 
@@ -161,14 +161,14 @@ def _run(command: list[str]) -> None:
 
 
 class BuildNative(build_ext):
-    """Build the library, and say in one sentence if that failed."""
+    """Build the library, and print a sentence after a failure."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """A library that is no module of Python's has a name without Python's version."""
+        """Return the library's name, without Python's version: the library is no Python module."""
         return str(Path(*fullname.split('.')[:-1], NAMES.get(target().system, NAMES['linux'])))
 
     def build_extension(self, ext: Extension) -> None:
-        """Build it beside where it goes: a process may have loaded the library that it replaces."""
+        """Build in the temporary folder, and move the file: a process may use the old library."""
         flags, link_flags = (shlex.split(os.environ.get(name, '')) for name in ('CFLAGS', 'LDFLAGS'))
         to = Path(self.get_ext_fullpath(ext.name))
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -178,21 +178,21 @@ class BuildNative(build_ext):
         to.with_suffix('.new').replace(to)
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
-        """None: it is no module."""
+        """Return no symbols: the library is no Python module."""
         return []
 
     def run(self) -> None:
-        """Build, where there is something to build."""
+        """Build the extensions, if any."""
         super().run()
         if any(not Path(self.get_ext_fullpath(ext.name)).is_file() for ext in self.extensions):
             _without('the compiler did not make the library')
 
 
 class BuildWheel(bdist_wheel):
-    """A wheel for one platform and every Python 3: the library does not know Python."""
+    """A wheel for a platform and every Python 3: the library does not use Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Its tag."""
+        """Return the wheel's tag."""
         tag = super().get_tag()
         return tag if self.root_is_pure else ('py3', 'none', os.environ.get(PLATFORM) or tag[2])
 

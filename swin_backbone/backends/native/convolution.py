@@ -1,8 +1,8 @@
-"""3x3 convolutions by the compiled library, with their gradients (Lavin and Gray 2016, arXiv 1509.09308).
+"""3x3 convolutions by the compiled library, with gradients (Lavin and Gray 2016, arXiv 1509.09308).
 
 The library computes F(4x4, 3x3), and F(6x6, 3x3) for large bfloat16 maps.
 
-Layout: B maps, H W their sides, C channels, N output channels.
+Layout: B maps, H W height and width of a map, C channels, N output channels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from .library import PRODUCTS, Convolution
 from .memory import address, dtype_number, empty, is_readable, library, made_from
 
 TILES = 4, 6  # outputs along the sides of a tile
-POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and each pair of channels
+POINTS = {side: (side + 2) ** 2 for side in TILES}  # products for a tile and a pair of channels
 PACKING = 500  # tiles: see `tile_for`
 # With fewer, transforming takes more time than the products save.
 MIN_CHANNELS = 32
@@ -32,9 +32,9 @@ CAST = {torch.float32, torch.bfloat16, torch.float16}  # by autocast
 
 
 def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) -> bool:
-    """Return whether `convolve` computes these in less time than torch. Torch raises its own errors for the others.
+    """Return whether `convolve` takes the arguments and less time than torch. Torch raises errors for wrong arguments.
 
-    In bfloat16 the processor must have instructions for it, but not AMX: by AMX torch takes less time.
+    In bfloat16 the processor must have instructions for bfloat16, but not AMX: by AMX torch takes less time.
     """
     (N, C), tensors = weight_NC33.shape[:2], [t for t in (x_BCHW, weight_NC33, bias_N) if t is not None]
     return bool(
@@ -42,7 +42,7 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
         and x_BCHW.shape[1] == C
         and min(N, C) >= MIN_CHANNELS
         and POINTS[max(TILES)] * N * C <= MAX_NUMBERS
-        and why_not_native(x_BCHW) is None  # before any comparison of sizes, which a graph would keep
+        and why_not_native(x_BCHW) is None  # before any comparison of sizes: a graph would keep the comparison
         and num_tiles(4, len(x_BCHW), *x_BCHW.shape[2:]) >= MIN_TILES
         and _takes_dtype(_dtype_of(*tensors))
         and all(type(t) in (Tensor, Parameter) and is_readable(t) for t in tensors)
@@ -50,15 +50,15 @@ def takes_maps(x_BCHW: Tensor, weight_NC33: Tensor, bias_N: Optional[Tensor]) ->
 
 
 def num_tiles(side: int, B: int, H: int, W: int) -> int:
-    """Return the number of tiles of `side` outputs that cover maps."""
+    """Return the number of tiles of `side` outputs to cover maps."""
     return B * -(-H // side) * -(-W // side)
 
 
 def tile_for(x_BHWC: Tensor, is_packed: bool) -> int:
-    """Return the side of the tiles that take the least time.
+    """Return the side of the tiles with the least time.
 
-    The time is that of the products, and for a weight that is not packed yet that of `PACKING` tiles more. In float32
-    the side is 4: 6 has several times the rounding error, which the rounding of bfloat16 hides.
+    The time is the products' time. An unpacked weight adds the time of `PACKING` tiles. In float32 the side is 4: 6 has
+    several times the rounding error. The rounding of bfloat16 hides the error.
     """
     if x_BHWC.dtype is not torch.bfloat16:
         return 4
@@ -67,7 +67,7 @@ def tile_for(x_BHWC: Tensor, is_packed: bool) -> int:
 
 
 def _dtype_of(*tensors: Tensor) -> Optional[torch.dtype]:
-    """Return the dtype in which torch convolves these; None: torch refuses them."""
+    """Return the dtype of torch's convolution of the tensors; None: torch refuses the tensors."""
     dtypes = {t.dtype for t in tensors}
     if torch.is_autocast_enabled('cpu') and dtypes <= CAST:
         return torch.get_autocast_dtype('cpu')
@@ -86,8 +86,9 @@ def convolve(
     """Return `F.conv2d(x, weight, bias, padding=1)` of maps on a CPU, (B, N, H, W) in channels_last memory.
 
     Maps are float32, bfloat16 or float16, or of the dtype of autocast. Weight and bias may have any floating dtype:
-    products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest, in bfloat16 by its
-    rounding. The packed weight has 4 times the memory of a float32 one, and 7 times for large bfloat16 maps.
+    products are float32. Outputs and gradients differ from torch's by 3e-6 of the largest value, in bfloat16 by the
+    rounding of bfloat16. The packed weight has 4 times the memory of a float32 weight, and 7 times for large bfloat16
+    maps.
 
     Args:
         caches: of packed weights, by the side of the tiles; a head may have maps of many sizes.
@@ -131,7 +132,7 @@ class _Convolution(NamedTuple):
             turned = pack(weight.flip(2, 3).transpose(0, 1), tile)
             of_x = convolution(grad_BHWN, turned, tile, None, weight.shape[1])
         if needed[1] or needed[2]:
-            # torch emulates products of bfloat16 where the processor has none
+            # torch emulates products of bfloat16 on a processor without bfloat16
             wide = x_BHWC.dtype if library().multiplies_bfloat16 else torch.float32
             _, of_weight, of_bias = torch.ops.aten.convolution_backward(
                 grad_BHWN.to(wide).permute(0, 3, 1, 2),
@@ -148,7 +149,7 @@ class _Convolution(NamedTuple):
 
 
 def pack(weight_NC33: Tensor, tile: int) -> Tensor:
-    """Return a weight in the order in which `convolution` reads it for tiles of this side: POINTS[tile] N C numbers."""
+    """Return a weight in the order of `convolution` for tiles of the side `tile`: POINTS[tile] N C numbers."""
     weight_N33C = weight_NC33.permute(0, 2, 3, 1).float().contiguous()
     (N, C), first = weight_NC33.shape[:2], address('weight', weight_N33C, weight_N33C.shape)
     packed = empty(POINTS[tile] * N * C)

@@ -25,11 +25,12 @@ def roi_align(
     sampling_ratio: int,
     aligned: bool,
 ) -> None:
-    """RoIAlign into `pooled_RCIJ`: the mean of each bin's samples, or with `argmax_RCIJ` (float32; y, then x) their
-    maximum and where it lies.
+    """Write RoIAlign into `pooled_RCIJ`: the mean of a bin's samples.
+
+    With `argmax_RCIJ` (float32; y, then x): the maximum, and the maximum's place.
 
     Args:
-        maps_BCHW: float32 or bfloat16, dense in rows or in channels; of other strides a copy is made.
+        maps_BCHW: float32 or bfloat16, dense in rows or in channels; for different strides, the function makes a copy.
         rois_R5: index of a map, x1, y1, x2, y2.
         pooled_RCIJ: contiguous, of the maps' dtype.
 
@@ -57,9 +58,9 @@ def roi_align_backward(
     sampling_ratio: int,
     aligned: bool,
 ) -> None:
-    """Add the gradient of `roi_align` to `grad_maps_BCHW`, which is of the dtype of `grad_RCIJ`.
+    """Add the gradient of `roi_align` to `grad_maps_BCHW`, of the dtype of `grad_RCIJ`.
 
-    Sums are in float32, and in one order for any number of threads.
+    Sums are in float32. The order is equal for any number of threads.
     """
     sums_BCHW = grad_maps_BCHW
     if grad_maps_BCHW.dtype is not torch.float32 or _dense(grad_maps_BCHW) is not grad_maps_BCHW:
@@ -75,7 +76,12 @@ def roi_align_backward(
 
 
 def nms(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Those of (N, 4) float32 boxes that are kept, from the best; `order_N` are their indices, by falling score."""
+    """Return the indices of kept boxes, the best first.
+
+    Args:
+        boxes_N4: float32.
+        order_N: indices of the boxes, by falling score.
+    """
     number = len(boxes_N4)
     kept_N, found = torch.empty(number, dtype=torch.long, device='cpu'), c_int64()
     boxes_N4 = boxes_N4.contiguous()
@@ -87,7 +93,7 @@ def nms(boxes_N4: Tensor, order_N: Tensor, iou_threshold: float, offset: int) ->
 
 
 def _dense(maps_BCHW: Tensor) -> Tensor:
-    """Maps whose rows or whose channels lie together, as they are; of others a copy."""
+    """Return maps with dense rows or dense channels; a copy if the maps are not dense."""
     if maps_BCHW.dim() != 4:
         raise ValueError(f'maps must be (B, C, H, W), got {list(maps_BCHW.shape)}')
     dense = maps_BCHW.is_contiguous() or maps_BCHW.is_contiguous(memory_format=torch.channels_last)
@@ -95,7 +101,7 @@ def _dense(maps_BCHW: Tensor) -> Tensor:
 
 
 def _address_of_maps(maps_BCHW: Tensor) -> Optional[int]:
-    """Return the address of what `_dense` returns."""
+    """Return the address of a result of `_dense`."""
     x = maps_BCHW if maps_BCHW.is_contiguous() else maps_BCHW.permute(0, 2, 3, 1)
     return address('maps', x, x.shape, x.dtype)
 
@@ -109,7 +115,7 @@ def _describe(
     aligned: bool,
     dtype: Optional[torch.dtype] = None,
 ) -> RoiAlign:
-    """The library's description. `rois_R5` must live as long as it."""
+    """Return the library's description. The description holds the address of `rois_R5`: keep `rois_R5` alive."""
     boxes = address('rois', rois_R5, (len(rois_R5), 5))
     return RoiAlign(
         *(

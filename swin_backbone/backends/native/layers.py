@@ -1,7 +1,7 @@
-"""Layers by the compiled library, as functions of tensors: block, patch embedding, patch merging, output norm.
+"""Functions of tensors for layers by the compiled library: block, patch embedding, patch merging, output norm.
 
-Maps and weights are float32. Under `dtype=torch.bfloat16` the matrix products are in bfloat16, as autocast computes
-them. Sums, norms and softmax are in float32. Each function has gradients.
+Maps and weights are float32. Under `dtype=torch.bfloat16` the matrix products are in bfloat16, like autocast's. Sums,
+norms and softmax are in float32. Each function has gradients.
 
 Layout: B batch, H W height and width of a map, C channels, D hidden channels, h heads, N places of a window.
 """
@@ -27,17 +27,17 @@ HEAD_DIMS = range(8, 65, 8)  # channels of a head
 
 
 class Operator(Protocol):
-    """A computation by the library, with its gradients."""
+    """A computation by the library, with gradients."""
 
     def compute(self, *tensors: Any) -> Sequence[Tensor]:
         """Return the output, and tensors to store for `gradients` beside the arguments."""
 
     def gradients(self, grad: Tensor, needed: Sequence[bool], *stored: Any) -> Sequence[Optional[Tensor]]:
-        """Return a gradient for each argument of `compute`.
+        """Return the gradients for the arguments of `compute`.
 
         Args:
             grad: of the output, contiguous.
-            needed: for each argument, whether its gradient is needed. Other gradients are ignored.
+            needed: whether the gradient of an argument is needed. Unneeded gradients are ignored.
             stored: the arguments of `compute`, then the stored tensors.
         """
 
@@ -57,7 +57,7 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         operator, stored, needed = ctx.operator, ctx.saved_tensors, ctx.needs_input_grad[1:]
         grad = grad.resolve_neg().contiguous()
-        # The library has no second derivatives (`create_graph=True`), and takes one gradient, no batch of gradients.
+        # The library has no second derivatives (`create_graph=True`), and takes a gradient, no batch of gradients.
         if torch.is_grad_enabled() or is_batched(grad) or not is_readable(grad):
             return None, *_gradients_by_autograd(operator.by_torch, stored[: len(needed)], needed, grad)
         gradients = operator.gradients(grad, needed, *stored)
@@ -75,11 +75,11 @@ def run(operator: Operator, *tensors: Optional[Tensor]) -> Tensor:
 def _gradients_by_autograd(
     function: Callable[..., Tensor], tensors: Sequence[Optional[Tensor]], needed: Sequence[bool], grad: Tensor
 ) -> list[Optional[Tensor]]:
-    """Return the gradient of `function(*tensors)` for each tensor; None where no gradient is needed."""
+    """Return the gradients of `function(*tensors)` for the tensors; None: no gradient is needed."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # One tensor may depend on another, if two layers share a weight. Views separate them: the gradient of a weight
-        # excludes the path through the input.
+        # If two layers share a weight, a tensor may depend on the weight. Views separate the tensors: the gradient of a
+        # weight excludes the path through the input.
         views = [t.view_as(t) if t is not None and n else t for t, n in zip(tensors, needed)]
         y = function(*views)
     inputs = [view for view, n in zip(views, needed) if n]
@@ -106,18 +106,18 @@ class BlockWeights(NamedTuple):
     norm3_bias: Optional[Tensor]
     position_bias_hNN: Tensor
     cosine_scale_h: Optional[Tensor] = None  # Swin V2: the factor on cosines of query and key; None: dot products
-    drop_path_2B: Optional[Tensor] = None  # the factor of each branch and image; None: 1
+    drop_path_2B: Optional[Tensor] = None  # the factors of branches and images; None: 1
 
 
 class BlockSettings(NamedTuple):
-    """The numbers of a Swin block beside its tensors."""
+    """The numbers of a Swin block beside the tensors."""
 
     scale: float  # the factor on q k^T
-    eps: tuple[float, ...]  # of norm1, norm2 and, if there is one, norm3
+    eps: tuple[float, ...]  # of norm1, norm2 and, if present, norm3
 
 
 def why_not_block(w: BlockWeights, window: Size) -> Optional[str]:
-    """Return why the library cannot compute a block of these weights, in one sentence; None: it can.
+    """Return why the library cannot compute a block of weights `w`, in a sentence; None: no reason.
 
     `why_not_in(dtype)` answers for the processor.
     """
@@ -153,10 +153,10 @@ def block(
     """Return the output (B, H, W, C) of a Swin block, V1 or V2.
 
     Args:
-        dtype: of the matrix products, as autocast names it.
+        dtype: of the matrix products, equal to autocast's dtype.
         cache: of packed weights.
-        stores: whether a training step stores more than its input, see `availability.is_stored`.
-        overwrites: whether the output may take the memory of the input, where no gradient is recorded.
+        stores: whether a training step stores more than the input, see `availability.is_stored`.
+        overwrites: whether the output may take the memory of the input. With gradients, the output takes new memory.
     """
     x_BHWC = x_BHWC.float().contiguous()
     if not torch.is_grad_enabled():
@@ -237,13 +237,13 @@ class _Block(NamedTuple):
 
 
 def _saved_size(block: structures.Block, groups: int) -> tuple[int, int]:
-    """Return the number of groups whose values forward saves, for 0 the best number, and the bytes of a group."""
+    """Return the number of groups with saved values, and the bytes of a group. For 0 groups: the best number."""
     number, size = c_int64(groups), c_int64()
     library().block_saved_size(byref(block), byref(number), byref(size))
     return number.value, size.value
 
 
-Norm = tuple[Optional[Tensor], Optional[Tensor], Optional[float]]  # weight, bias, eps; an eps of None: no norm
+Norm = tuple[Optional[Tensor], Optional[Tensor], Optional[float]]  # weight, bias, eps; eps is None: no norm
 
 
 def embed(
@@ -268,7 +268,7 @@ def embed(
 def merge(
     x_BHWC: Tensor, weight_NC: Tensor, norm: Norm, post_norm: bool, dtype: torch.dtype, cache: WeightCache
 ) -> Tensor:
-    """Return maps (B, ceil(H / 2), ceil(W / 2), N) of 2 x 2 neighbours, which are concatenated and projected.
+    """Return maps (B, ceil(H / 2), ceil(W / 2), N) of 2 x 2 neighbours, concatenated and projected.
 
     Args:
         weight_NC: (N, 4C), over neighbours in the order of `nn.Unfold`.
@@ -321,7 +321,7 @@ class _Projection(NamedTuple):
         return places, projection, (-(-H // patch[0]), -(-W // patch[1]))
 
     def pack(self, weight: Tensor, transposed: bool = False) -> Tensor:
-        """Return the packed weight, whose inputs are in the library's order."""
+        """Return the packed weight, with inputs in the library's order."""
         return pack_linear(neighbours_first(weight) if self.merges else weight, self.dtype, 1, transposed)
 
     def gradients(
@@ -331,7 +331,7 @@ class _Projection(NamedTuple):
         (N, K), is_packed = weight.flatten(1).shape, needed[0] or (not self.post_norm and any(needed[3:]))
         normed = 0 if self.eps is None else N if self.post_norm else K
         transposed = self.pack(weight, transposed=True) if is_packed else empty(0)
-        of_x = empty(x.shape) if is_packed else empty(0)  # the gradient of a norm before the projection needs it too
+        of_x = empty(x.shape) if is_packed else empty(0)  # a norm before the projection needs `of_x` too
         of_weight, of_bias, of_norm = empty(N, K), empty(N), [empty(normed), empty(normed)]
         g = [gradient.data_ptr() or None for gradient in (of_x, of_weight, of_bias, *of_norm)]
         backward = library().merge_backward if self.merges else library().embed_backward
@@ -352,7 +352,7 @@ class _Projection(NamedTuple):
 
 
 def output_norm(x_BHWC: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-    """Return the layer norm of tokens as the map that necks and heads read: (B, C, H, W), contiguous."""
+    """Return the layer norm of tokens in the order of necks and heads: (B, C, H, W), contiguous."""
     return run(_OutputNorm(eps), x_BHWC.float().contiguous(), weight, bias)
 
 
@@ -388,7 +388,7 @@ class _OutputNorm(NamedTuple):
 
 
 def neighbours_first(weight: Tensor) -> Tensor:
-    """Reorder the last dimension from (C, 2, 2), the order of `nn.Unfold`, to (2, 2, C), which moves whole tokens."""
+    """Reorder the last dimension from (C, 2, 2), the order of `nn.Unfold`, to (2, 2, C), the order of whole tokens."""
     channels = weight.dim() - 1
     moved: Tensor = weight.detach().unflatten(channels, (-1, 2, 2)).movedim(channels, channels + 2)
     return moved.flatten(channels)

@@ -1,7 +1,7 @@
-"""Load the compiled library (csrc/, swin.h) and choose its instruction set.
+"""Load the compiled library (csrc/, swin.h) and choose an instruction set.
 
-One file serves every Python and every torch: it is called through ctypes. The structures here are those of csrc/swin.h,
-field by field; the docstrings are there.
+A file serves every Python and every torch: the package calls the library through ctypes. The structures repeat
+csrc/swin.h, field by field. csrc/swin.h explains the fields.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def _fields(**of_type: str) -> list[tuple[str, Any]]:
 class Block(ctypes.Structure):
     """`swin_block`."""
 
-    copies: list[torch.Tensor]  # to which only addresses in the structure point
+    copies: list[torch.Tensor]  # the structure holds addresses of the tensors, no references
     _fields_ = [
         *_fields(i32='dtype threads', i64='batch height width channels hidden heads'),
         *_fields(i64='window_height window_width shift_height shift_width', i32='padding has_norm3'),
@@ -100,7 +100,7 @@ class RoiAlign(ctypes.Structure):
 
 
 _of_numbers = POINTER(c_int64)
-SIGNATURES = {  # of the functions that return a `swin_status`
+SIGNATURES = {  # of the functions with a `swin_status`
     'swin_use_isa': [c_char_p],
     'swin_pack': [c_int32, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32, c_void_p],
     'swin_checksum': [c_void_p, c_void_p, c_int64, c_int32, POINTER(c_int64)],
@@ -131,7 +131,7 @@ ERRORS = {1: ValueError, 2: ValueError, 3: MemoryError}  # by `swin_status`
 
 
 class Library:
-    """The functions of the library by their names without `swin_`. They raise what the library says is wrong."""
+    """The functions of the library, named without `swin_`. A function raises the library's error."""
 
     def __init__(self, path: Path) -> None:
         self._library = library = ctypes.CDLL(str(path))
@@ -149,7 +149,7 @@ class Library:
             raise ERRORS.get(status, RuntimeError)(self._library.swin_error().decode())
 
     def choose_isa(self, name: Optional[bytes]) -> None:
-        """Take the instruction set of this name, None: the best."""
+        """Take the instruction set `name`; None: the best."""
         self.use_isa(name)
         self._multiplies_bfloat16 = self._library.swin_packed_size(DTYPES.index(torch.bfloat16), 1, 2) == 2
 
@@ -158,7 +158,10 @@ class Library:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether the instruction set in use has products of bfloat16. Others round, and multiply in float32."""
+        """Whether the instruction set in use has products of bfloat16.
+
+        Without products of bfloat16, the library rounds, and multiplies in float32.
+        """
         multiplies: bool = self._multiplies_bfloat16
         return multiplies
 
@@ -170,22 +173,22 @@ class Library:
 
     @property
     def isas(self) -> list[str]:
-        """The names of all that it was built with, the best first."""
+        """The names of all instruction sets of the build, the best first."""
         names: bytes = self._library.swin_isas()
         return names.decode().split()
 
     def why_not(self, dtype: torch.dtype) -> Optional[str]:
-        """Why products are not computed in this dtype here."""
+        """Return why products are not computed in `dtype` on the processor; None: no reason."""
         reason: Optional[bytes] = self._library.swin_why_not(DTYPES.index(dtype))
         return reason.decode() if reason else None
 
 
 @lru_cache(maxsize=1)
 def load() -> tuple[Optional[Library], Optional[str]]:
-    """Load the library with the best instruction set that the processor and the environment's variables allow.
+    """Load the library with the best instruction set of the processor and of the environment's variables.
 
     Returns:
-        It and None; or None and the reason why it was not loaded, in one sentence.
+        The library and None; or None and the reason of the failure, in a sentence.
     """
     if os.environ.get(SWITCH) == '0':
         return None, f'{SWITCH}=0 is set.'
@@ -218,7 +221,7 @@ def library_path() -> str:
 
 
 def _wanted_isa() -> Optional[bytes]:
-    """That of the environment, also of the variable that limits torch; None: the best."""
+    """Return the instruction set of the environment, also of torch's variable; None: the best."""
     asked = os.environ.get(ISA)
     if asked:
         return asked.encode()

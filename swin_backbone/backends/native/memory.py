@@ -26,7 +26,7 @@ empty: Callable[..., Tensor] = partial(torch.empty, dtype=float32, device='cpu')
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """Return the loaded library. Without one, raise a RuntimeError with the reason."""
+    """Return the loaded library. Without a library, raise a RuntimeError with the reason."""
     loaded, reason = load()
     if loaded is None:
         raise RuntimeError(reason)
@@ -34,10 +34,9 @@ def library() -> Library:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Return whether the numbers of a tensor are in memory at its address.
+    """Return whether the numbers of a tensor are in memory at the tensor's address.
 
-    Views that negate, sparse tensors, tensors at odd addresses and subclasses that contain other tensors are not
-    readable.
+    Not readable are negated views, sparse tensors, tensors at odd addresses and subclasses with tensors inside.
     """
     kind = type(tensor)
     is_plain = kind is Tensor or kind is Parameter or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
@@ -48,7 +47,7 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def why_not_weights(weights: Sequence[Optional[Tensor]]) -> Optional[str]:
-    """Return why the library cannot read these weights, in one sentence; None: it can."""
+    """Return why the library cannot read the weights, in a sentence; None: no reason."""
     for w in weights:
         if w is not None and not (w.dtype is float32 and is_readable(w)):
             return f'The compiled library takes float32 weights in memory, not {w.dtype} on {w.device}.'
@@ -59,7 +58,7 @@ def address(name: str, tensor: Optional[Tensor], sizes: Sequence[int], dtype: to
     """Return the address of a contiguous tensor; None for None.
 
     Raises:
-        ValueError: if the tensor has other sizes or another dtype, has gaps, or is not readable.
+        ValueError: if sizes or dtype are wrong, or if the tensor has gaps or is not readable.
     """
     if tensor is None:
         return None
@@ -86,11 +85,11 @@ def packed_size(dtype: torch.dtype, N: int, K: int) -> int:
 
 
 def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool = False) -> Tensor:
-    """Return a weight (N, K...), or its transpose, in the order in which the library reads it.
+    """Return a weight (N, K...), or the transpose, in the library's order.
 
     Args:
-        dtype: of the products, as autocast names it. Products of float16 are computed in float32.
-        unit: columns that stay together in a panel.
+        dtype: of the products, equal to autocast's dtype. Products of float16 are computed in float32.
+        unit: neighbouring columns of a panel.
     """
     dtype, weight_NK = PRODUCTS[dtype], weight.detach().flatten(1).contiguous()
     (N, K), first = weight_NK.shape, address('weight', weight_NK, weight_NK.shape)
@@ -100,7 +99,7 @@ def pack_linear(weight: Tensor, dtype: torch.dtype, unit: int, transposed: bool 
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """Return a hash of all bytes of the tensors. A change of one number changes the hash.
+    """Return a hash of all bytes of the tensors. A change of a single number changes the hash.
 
     Raises:
         ValueError: if a tensor is not readable.
@@ -116,21 +115,21 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 def made_from(
     weights: Sequence[Tensor], settings: tuple[Any, ...], make: Callable[[], list[Tensor]], cache: WeightCache
 ) -> list[Tensor]:
-    """Return `make()`, from the cache if the settings and all numbers of the weights are as before.
+    """Return `make()`, from the cache if the settings and all numbers of the weights are unchanged.
 
-    Fused optimizers, `.data` and numpy leave no trace in a tensor. Therefore each call computes a checksum of the
+    Fused optimizers, `.data` and numpy leave no trace in a tensor. Therefore every call computes a checksum of the
     weights, in a seventh of the time of packing.
 
     Raises:
         ValueError: if the library cannot read a weight.
     """
     key = *settings, *(w.shape for w in weights), checksum(weights)
-    made = cache.made  # read once: another thread may replace the entry
+    made = cache.made  # read once: a second thread may replace the entry
     if made is not None and made[0] == key:
         return made[1]
-    cache.made = None  # frees the old tensors before new ones are made
+    cache.made = None  # frees the old tensors before `make` allocates
     with torch.no_grad():
         tensors = make()
-    if checksum(weights) == key[-1]:  # another thread may write the weights meanwhile
+    if checksum(weights) == key[-1]:  # a second thread may write the weights meanwhile
         cache.made = key, tensors
     return tensors

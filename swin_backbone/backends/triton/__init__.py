@@ -1,1 +1,1 @@
-"""Attention inside windows as a Triton kernel, for CUDA."""
+"""Attention inside windows by a Triton kernel, for CUDA."""

@@ -1,9 +1,9 @@
-"""The attention kernels as custom operators of torch, so that torch.compile and export treat each as one operator.
+"""Custom operators of torch for the attention kernels. torch.compile and export do not look inside an operator.
 
-Layout: T tokens, C channels, L windows, h heads, N places of a window, P programs that share the windows.
+Layout: T tokens, C channels, L windows, h heads, N places of a window, P programs for all windows.
 """
 
-# ruff: noqa: UP006, UP035 - torch 2.4 infers an operator's schema from these names alone
+# ruff: noqa: UP006, UP035 - torch 2.4 infers an operator's schema from names of typing alone
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, List, Optional, Tuple
 
@@ -27,17 +27,18 @@ def attend_in_windows(
     mask_padding: bool,
     scale: float,
 ) -> Tuple[Tensor, Tensor]:
-    """Softmax(scale q k^T + bias) v inside each window of a batch of maps.
+    """Return softmax(scale q k^T + bias) v inside every window of a batch of maps.
 
     Args:
-        qkv_T3C: query, key and value of each token of the maps, concatenated; inside each, the heads are concatenated.
-        padding_3C: those of padding, where the maps are not a whole number of windows; None: zeros.
-        bias_hNN: the relative position bias; the kernel reads it in float32.
+        qkv_T3C: query, key and value of every token of the maps, concatenated; inside query, key and value, the heads
+            are concatenated.
+        padding_3C: query, key and value of padding, for maps of no whole number of windows; None: zeros.
+        bias_hNN: the relative position bias, read in float32.
         batch, height, width, window_size, shift, mask_padding: see `Windows`.
 
     Returns:
-        The attended tokens (T, C); and (L, h, N) float32, the log2 of the sum that the softmax divides
-        by, of logits times log2(e). Windows are in row-major order.
+        The attended tokens (T, C); and (L, h, N) float32, the log2 of the softmax's denominator, for logits times
+        log2(e). Windows are in row-major order.
     """
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     return launch_forward(tiles, qkv_T3C, padding_3C, bias_hNN, scale)
@@ -55,7 +56,7 @@ def _(qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, *others: 
 def launch_forward(
     tiles: Tiles, qkv_T3C: Tensor, padding_3C: Optional[Tensor], bias_hNN: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """See `attend_in_windows`."""
+    """Run the kernel, see `attend_in_windows`."""
     from .kernels.forward import attend
 
     qkv_T3C = _with_dense_rows(qkv_T3C)
@@ -90,9 +91,10 @@ def attend_in_windows_backward(
     needs_padding: bool,
     needs_bias: bool,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `attend_in_windows`' qkv, padding and bias.
+    """Return the gradients of `attend_in_windows`' qkv, padding and bias.
 
-    Without `needs_padding` or `needs_bias` that gradient is empty. `needs_padding` needs `padding_3C`.
+    Without `needs_padding` or `needs_bias`, the gradient of padding or bias is empty. `needs_padding` needs
+    `padding_3C`.
     """
     tiles = Tiles(qkv_T3C, bias_hNN, batch, height, width, window_size, shift, mask_padding)
     needs = needs_padding, needs_bias
@@ -123,7 +125,7 @@ def launch_backward(
     needs_padding: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `attend_in_windows_backward`."""
+    """Run the kernels, see `attend_in_windows_backward`."""
     from .kernels.backward import attend_backward, attend_backward_queries
 
     grad_TC, qkv_T3C = grad_TC.contiguous(), _with_dense_rows(qkv_T3C)
@@ -170,12 +172,12 @@ attend_in_windows.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make `device` the current one, since Triton launches on the current device."""
+    """Make `device` the current device: Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == 'cuda' else nullcontext()
 
 
 def _row(padding_3C: Optional[Tensor], qkv_T3C: Tensor) -> Tensor:
-    """What the kernels get as the row of padding; without one, they do not read it."""
+    """Return the kernels' row of padding. Without padding, a kernel reads no row, and gets any address."""
     return qkv_T3C if padding_3C is None else padding_3C.to(qkv_T3C.dtype).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Compare the kernels with torch operations in float64 on a few windows, before they are used on a device.
+"""Compare the kernels with torch operations in float64 on a few windows, before a device's first use.
 
 Layout: T tokens, C channels, h heads, N places of a window.
 """
@@ -14,12 +14,12 @@ from ..attention import attend
 from .attention import launch_backward, launch_forward
 from .tiles import Tiles, is_interpreted
 
-# The largest allowed rounding error, relative to the largest value of a result or to 1, whichever is larger. TF32 has
-# as many mantissa bits as float16.
+# The largest allowed rounding error, relative to the larger of 1 and the largest value of a result. The mantissas of
+# TF32 and float16 have equal lengths.
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 HEADS = 2
-PROGRAMS = 2  # for each head: each computes two of the four windows, one after the other
-KINDS = {  # shifted, padded, with masked padding; the interpreter runs only the first, since one kind takes seconds
+PROGRAMS = 2  # for a head: a program computes two of the four windows in turn
+KINDS = {  # shifted, padded, with masked padding; the interpreter runs only the first kind, since a kind takes seconds
     'shifted and padded windows': (True, True, False),
     'whole windows': (False, False, False),
     'padded windows': (False, True, False),
@@ -30,12 +30,12 @@ RESULTS = 'output', 'gradient of query, key and value', 'gradient of padding', '
 
 
 def why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
-    """Say which output or gradient of the kernels is wrong on this device, and by how much; None: all are right.
+    """Return the name and the error of a wrong output or gradient of the kernels on `device`; None: all are right.
 
-    Each kind is checked on four windows: inside the map, at its right edge, at its bottom edge and in the corner.
+    A kind has four windows: inside the map, at the right edge, at the bottom edge and in the corner.
     """
     # A new thread does not have the caller's autocast, grad mode, dispatch modes, hooks and stream. If torch.compile
-    # traces the caller, it does not trace this thread.
+    # traces the caller, the new thread runs untraced.
     with ThreadPoolExecutor(1) as alone:
         return alone.submit(_why_wrong, device, dtype, window_size, head_dim).result()
 
@@ -44,8 +44,8 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
     limit = LIMITS[torch.float16 if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else dtype]
     N, C, generator = window_size[0] * window_size[1], HEADS * head_dim, torch.Generator().manual_seed(0)
     for kind, (shifted, padded, mask_padding) in list(KINDS.items())[: 1 if is_interpreted() else None]:
-        # Little padding, so that tokens of shifted windows attend to it. With masked padding more, so that padding also
-        # reaches into the last but one window.
+        # Little padding: tokens of shifted windows attend to padding. Masked padding is larger: the last two windows
+        # hold padding.
         missing = [padded * (side // 2 + 1 if mask_padding else max(1, side // 3)) for side in window_size]
         height, width = (2 * side - m for side, m in zip(window_size, missing))
         shift = [side // 2 * shifted for side in window_size]
@@ -54,7 +54,7 @@ def _why_wrong(device: torch.device, dtype: torch.dtype, window_size: Size, head
         qkv_T3C, padding_3C, bias_hNN, grad_TC = (x.to(device) for x in inputs)
         settings = 1, height, width, list(window_size), shift, mask_padding
         scale, tiles = head_dim**-0.5, Tiles(qkv_T3C, bias_hNN, *settings, programs=PROGRAMS)
-        tensors = qkv_T3C, padding_3C if padded else None, bias_hNN  # whole windows have a kernel of their own
+        tensors = qkv_T3C, padding_3C if padded else None, bias_hNN  # whole windows have a separate kernel
         out_TC, lse_LhN = launch_forward(tiles, *tensors, scale)
         grads = launch_backward(tiles, grad_TC, *tensors, out_TC, lse_LhN, scale, padded, True)
         wanted = [x.double().requires_grad_() for x in inputs[:-1]]

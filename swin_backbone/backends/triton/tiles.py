@@ -1,4 +1,4 @@
-"""How attention over the windows of maps is cut into programs and tiles.
+"""Programs and tiles of attention over the windows of maps.
 
 Layout: T tokens, C channels, h heads, N places of a window.
 """
@@ -10,29 +10,29 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-# Compilation shows, without a GPU, how many registers and how much shared memory a program needs. These values were
-# chosen so that few or no registers are spilled on sm_80 to sm_120, for heads of 16 to 32 channels in half precision.
-# They were not tuned on a GPU.
-PROGRAMS_OF_A_CPU = 8  # the interpreter runs them one after the other
-ONE_TILE = 64  # windows of at most so many places are one tile
-STAGED_BYTES = 64  # bytes of a head's channels; with more, two stages of all queries need too much shared memory
+# Compilation shows, without a GPU, how many registers and how much shared memory a program needs. The values spill few
+# or no registers on sm_80 to sm_120, for heads of 16 to 32 channels in half precision. The values are not tuned on a
+# GPU.
+PROGRAMS_OF_A_CPU = 8  # the interpreter runs programs in turn
+ONE_TILE = 64  # the most places of a window in a single tile
+STAGED_BYTES = 64  # bytes of a head's channels; for more bytes, two stages of all queries need too much shared memory
 
 
 IN_FLOAT32 = ('bias_ptr', 'lse_ptr', 'grad_bias_ptr', 'grad_padding_ptr')
 
 
 class Tiling(NamedTuple):
-    """How a kernel cuts windows."""
+    """A kernel's cut of windows."""
 
     blocks: int  # of a window
-    options: dict[str, Any]  # of the kernel, which depend on its tiles
+    options: dict[str, Any]  # of the kernel, by tiles
 
 
 class Tiles:
-    """The sizes that all launches share.
+    """The sizes of all launches.
 
     Args:
-        programs: how many programs share the windows of a head; None: as many as keep the device busy.
+        programs: the number of programs for the windows of a head; None: enough to keep the device busy.
         others: see `attend_in_windows`.
     """
 
@@ -72,7 +72,7 @@ class Tiles:
         return self._blocks(64, 64, num_warps=4) if self.places > ONE_TILE else self._one_tile(num_warps=4)
 
     def backward(self) -> Tiling:
-        """The tiling of the kernel for gradients of keys; with one tile it computes those of queries too."""
+        """Return the tiling of the kernel for gradients of keys. A single tile also computes gradients of queries."""
         if self.places <= ONE_TILE:
             return self._one_tile(num_warps=4)  # 8 warps would compute some of 64 queries twice
         stages = 2 if self.head_tile * self.dtype.itemsize <= STAGED_BYTES else 1
@@ -82,10 +82,10 @@ class Tiles:
         return self._blocks(64, 64, num_warps=4)
 
     def constants(self, has_padding: bool) -> dict[str, Any]:
-        """The compile-time constants of a kernel, without its tile sizes.
+        """Return the compile-time constants of a kernel, without tile sizes.
 
         Args:
-            has_padding: whether padding has a query, a key and a value of its own; else they are zeros.
+            has_padding: whether the caller gives query, key and value of padding; False: zeros.
         """
         from triton import language
 
@@ -110,14 +110,14 @@ class Tiles:
         return self._blocks(_tile(self.places), _tile(self.places), num_warps)
 
     def _blocks(self, Q: int, K: int, num_warps: int, num_stages: int = 2) -> Tiling:
-        """A block has as many places as the shorter side of a tile."""
+        """Return a tiling. The number of places of a block is the shorter side of a tile."""
         blocks = -(-self.places // min(Q, K))
         return Tiling(blocks, dict(Q=Q, K=K, num_warps=num_warps, num_stages=num_stages))
 
     def grid(self, kernel: Any, tiling: Tiling, constants: dict[str, Any]) -> tuple[int, int, int]:
-        """Heads, programs that share the windows, blocks. Heads are the fastest axis, since they share cache lines.
+        """Return heads, programs for all windows, blocks. Heads are the fastest axis, since heads share cache lines.
 
-        There are about as many programs as the device holds at a time, and their numbers of windows are almost equal.
+        The number of programs is about the device's capacity. The programs' numbers of windows are almost equal.
         """
         programs = self.programs
         if programs is None:
@@ -131,7 +131,7 @@ class Tiles:
 def resident_programs(
     kernel: Any, device: torch.device, dtype: torch.dtype, keywords: tuple[tuple[str, Any], ...]
 ) -> int:
-    """How many programs of a kernel a device can hold at a time, given their registers, shared memory and warps.
+    """Return how many programs of a kernel a device can hold at a time, by registers, shared memory and warps.
 
     Args:
         dtype: of queries, keys and values.
@@ -141,14 +141,14 @@ def resident_programs(
         return PROGRAMS_OF_A_CPU
     with torch.cuda.device(device):
         compiled = kernel.warmup(*signature(kernel, dtype, dict(keywords)), grid=(1, 1, 1), **dict(keywords))
-        compiled.run  # loads the kernel, so that its number of registers is known # noqa: B018
+        compiled.run  # loads the kernel, for the number of registers # noqa: B018
     properties, warps = torch.cuda.get_device_properties(device), dict(keywords)['num_warps']
     multiprocessors: int = properties.multi_processor_count
     return multiprocessors * programs_per_multiprocessor(compiled.n_regs, compiled.metadata.shared, warps, properties)
 
 
 def programs_per_multiprocessor(registers: int, shared: int, warps: int, properties: Any) -> int:
-    """How many programs a multiprocessor can hold at a time.
+    """Return how many programs a multiprocessor can hold at a time.
 
     Args:
         registers: of a thread.
@@ -156,7 +156,7 @@ def programs_per_multiprocessor(registers: int, shared: int, warps: int, propert
         warps: of a program.
         properties: of the device, from torch.
     """
-    # A warp gets registers in units of 256. A program takes 1 KiB more shared memory than its kernel asks for.
+    # A warp gets registers in units of 256. A program takes 1 KiB of shared memory beside the kernel's.
     by_registers = 65536 // (-(-registers * 32 // 256) * 256 * warps)
     by_shared: int = getattr(properties, 'shared_memory_per_multiprocessor', 100 * 1024) // (shared + 1024)
     by_warps: int = properties.max_threads_per_multi_processor // (32 * warps)
@@ -164,7 +164,7 @@ def programs_per_multiprocessor(registers: int, shared: int, warps: int, propert
 
 
 def signature(kernel: Any, dtype: torch.dtype, constants: dict[str, Any]) -> list[Any]:
-    """For each argument of a kernel that is not a constant: the dtype for a pointer, or a number of the right type."""
+    """Return the dtype of a pointer, or a number of the right type, for all arguments except constants."""
     arguments: list[Any] = []
     for name in kernel.arg_names:
         if name.endswith('_ptr'):
@@ -175,10 +175,10 @@ def signature(kernel: Any, dtype: torch.dtype, constants: dict[str, Any]) -> lis
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on a CPU."""
+    """Return whether Triton's interpreter runs the kernels, on a CPU."""
     return os.environ.get('TRITON_INTERPRET') == '1'
 
 
 def _tile(length: int) -> int:
-    """The side of a tile for tensor cores: the next power of two, at least 16."""
+    """Return the side of a tile for tensor cores: the next power of two, at least 16."""
     return max(16, 1 << (length - 1).bit_length())

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can compute a stage: its shapes, and a trial on the device, once."""
+"""Checks of the Triton kernels for a stage: shapes, and a single trial on the device."""
 
 from functools import lru_cache
 from typing import Optional
@@ -17,10 +17,10 @@ SMALLEST_CAPABILITY = (8, 0)  # the first with tensor cores for bfloat16
 def why_unfit(
     recorder: Optional[str], dtype: torch.dtype, window_size: Size, head_dim: int, dropout: float
 ) -> Optional[str]:
-    """Return why the kernel computes no such attention on any GPU, in one sentence; None: some GPU computes it.
+    """Return why the kernel computes the attention on no GPU, in a sentence; None: some GPU can.
 
     Args:
-        recorder: what records the forward, in words; None: nothing.
+        recorder: the name of the forward's recorder; None: no recorder.
         dropout: of attention weights.
     """
     if recorder not in (None, 'torch.compile', 'torch.export'):
@@ -40,7 +40,7 @@ def why_unfit(
 
 @constant_when_compiled
 def why_unusable(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: int) -> Optional[str]:
-    """Why the kernels must not be used here; None: they were tried once and agreed with the reference."""
+    """Return why the kernels must not run on `device`; None: the kernels agreed with the reference in a trial."""
     allow_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     try:
         return _try(device, dtype, tuple(window_size), head_dim, allow_tf32)
@@ -73,7 +73,7 @@ def _try(device: torch.device, dtype: torch.dtype, window_size: Size, head_dim: 
             raise _Capturing
     try:
         wrong = why_wrong(device, dtype, window_size, head_dim)
-    except torch.cuda.OutOfMemoryError:  # it does not mean that the kernel is wrong
+    except torch.cuda.OutOfMemoryError:  # the kernel may be right
         raise
     except Exception as error:  # a compiler's errors have no common type
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ''

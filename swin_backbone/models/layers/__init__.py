@@ -1,4 +1,4 @@
-"""The modules that make up a backbone. Parameter names are those of mmdet's, mmseg's and mmpretrain's Swin."""
+"""The modules of a backbone. Parameter names are equal to mmdet's, mmseg's and mmpretrain's Swin."""
 
 from .patches import PatchEmbed, PatchMerging, normalise_output, write_normalised_output
 from .swin_block import SwinBlock

@@ -1,7 +1,7 @@
-"""The base class of layers that the compiled library can replace, and the check for changed layers.
+"""The base class of layers with a version in the compiled library, and the check for changed layers.
 
-The library reads weights and repeats the computation of a layer's modules. A module that a user has replaced, wrapped
-or hooked must be called instead.
+The library reads weights and repeats the computation of a layer's modules. A replaced, wrapped or hooked module must
+run in torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,8 +19,8 @@ from ...backends.weight_cache import WeightCache
 
 Class = TypeVar('Class', bound=type[nn.Module])
 
-# Modules whose computation the library repeats, with the attributes that decide it. Types must match exactly, because a
-# subclass may compute something else.
+# Modules with a copy of the computation in the library, and the attributes of the computation. Types must match
+# exactly, because a subclass may compute a different result.
 _known: dict[type[nn.Module], tuple[str, ...]] = {
     nn.LayerNorm: ('weight', 'bias', 'eps'),
     nn.Linear: ('weight', 'bias'),
@@ -34,7 +34,10 @@ _known: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 def known(*attributes: str) -> Callable[[Class], Class]:
-    """Decorate a class of this package whose `forward` the library repeats; the attributes decide the computation."""
+    """Decorate a class of the package: the library repeats the class's `forward`.
+
+    The attributes decide the computation.
+    """
 
     def add(cls: Class) -> Class:
         _known[cls] = attributes
@@ -58,7 +61,7 @@ class Norm(Protocol):
 
 
 class Layer(BaseModule):
-    """A layer that the compiled library computes where it can.
+    """A layer for the compiled library, with a fallback to torch.
 
     Attributes:
         backend: 'auto', 'native', 'torch' or 'triton'.
@@ -73,7 +76,7 @@ class Layer(BaseModule):
         self._types_built: list[type[nn.Module]] = []
 
     def for_library(self, x: Tensor) -> Optional[Any]:
-        """Return what `library_arguments` returns if the compiled library computes this layer for `x`, else None.
+        """Return `library_arguments()` if the compiled library computes the layer for `x`, or None.
 
         Raises:
             ValueError: if `backend` is 'native' and the library cannot compute the layer. The message has the reason.
@@ -92,7 +95,7 @@ class Layer(BaseModule):
         return arguments
 
     def why_not_native(self) -> Optional[str]:
-        """Return why the library cannot compute the layer as it is now, in one sentence; None: it can."""
+        """Return why the library cannot compute the current layer, in a sentence; None: no reason."""
         types = iter(self._types_built)
         for name, module in modules_inside(self):
             kind = type(module)
@@ -101,7 +104,7 @@ class Layer(BaseModule):
         return None if next(types, None) is None else f'{type(self).__name__} lacks a module that it was built with.'
 
     def library_arguments(self) -> Any:
-        """Return the parameters and numbers that the library reads."""
+        """Return the parameters and numbers for the library."""
         raise NotImplementedError
 
     def record_modules(self) -> None:
@@ -115,7 +118,7 @@ class Layer(BaseModule):
 
 
 def state_of(layer: nn.Module) -> list[Any]:
-    """Return all that decides how the library computes a layer, except the numbers of its tensors."""
+    """Return the state behind the library's computation of a layer, except the numbers of tensors."""
     state: list[Any] = []
     parents = [layer]
     for parent in parents:  # grows
@@ -136,14 +139,14 @@ def state_of(layer: nn.Module) -> list[Any]:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Return whether a module has forward or backward hooks, or a `forward` of its own."""
+    """Return whether a module has forward or backward hooks, or a `forward` on the instance."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     ) or ('forward' in module.__dict__)
 
 
 def modules_inside(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules inside a layer, level by level. `named_modules` takes four times as long."""
+    """Yield the modules inside a layer, level by level. `named_modules` takes four times the time."""
     parents = [layer]
     for parent in parents:  # grows
         for name, module in parent._modules.items():
@@ -154,5 +157,5 @@ def modules_inside(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def norm_values(norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor], Optional[float]]:
-    """Return weight, bias and eps of a norm; three times None for `nn.Identity`, which stands for no norm."""
+    """Return weight, bias and eps of a norm; three times None for `nn.Identity`, the module without a norm."""
     return getattr(norm, 'weight', None), getattr(norm, 'bias', None), getattr(norm, 'eps', None)

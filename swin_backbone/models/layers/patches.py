@@ -19,7 +19,7 @@ WRITTEN_AT_ONCE = 1 << 24  # numbers of a map: 64 MiB
 
 
 class PatchEmbed(Layer):
-    """Cut an image into patches and project each to a token.
+    """Cut an image into patches and project a patch to a token.
 
     The image is zero-padded to whole patches on the right and at the bottom.
 
@@ -49,12 +49,12 @@ class PatchEmbed(Layer):
         return x_BHWC
 
     def _pad(self, image_BCHW: Tensor) -> Tensor:
-        """Return images padded to whole patches, in the memory format in which a convolution takes the least time."""
+        """Return images padded to whole patches, in the fastest memory format of a convolution."""
         missing = -image_BCHW.shape[-2] % self.patch_size[0], -image_BCHW.shape[-1] % self.patch_size[1]
         one_graph = recorder_of(image_BCHW) is not None
-        if one_graph or any(missing):  # a graph takes all sizes and compares none
+        if one_graph or any(missing):  # a graph takes all sizes, without comparing sizes
             image_BCHW = F.pad(image_BCHW, (0, missing[1], 0, missing[0]))
-        # From channels_last memory the convolution writes tokens in the order in which norms read them.
+        # From channels_last memory the convolution writes tokens in the order of norms.
         return image_BCHW if one_graph else image_BCHW.contiguous(memory_format=torch.channels_last)
 
     def why_not_native(self) -> Optional[str]:
@@ -74,13 +74,13 @@ class PatchEmbed(Layer):
 
 
 class PatchMerging(Layer):
-    """Concatenate 2 x 2 neighbours and project them to `out_channels`, at half the resolution.
+    """Concatenate 2 x 2 neighbours and project to `out_channels`, at half the resolution.
 
-    The concatenated channels are in the order of `nn.Unfold`, channel-major, as in mmdet and mmseg. A map that the
-    stride does not divide is zero-padded on the right and at the bottom.
+    The concatenated channels are in the order of `nn.Unfold`, channel-major, equal to mmdet and mmseg. If the stride
+    does not divide a map's side, the map gets zeros on the right and at the bottom.
 
     Args:
-        stride: distance between neighbourhoods; they are 2 x 2 for any stride.
+        stride: distance between neighbourhoods; a neighbourhood is 2 x 2 for any stride.
         norm_cfg: the norm before or after the projection; None: no norm.
         post_norm: whether the norm is after the projection, as in Swin V2.
     """
@@ -143,24 +143,24 @@ class PatchMerging(Layer):
 
 
 def normalise_output(norm: nn.Module, x_BHWC: Tensor, backend: str) -> Tensor:
-    """Normalise a stage's output and return the map that necks and heads read: (B, C, H, W), contiguous.
+    """Normalise a stage's output and return the map for necks and heads: (B, C, H, W), contiguous.
 
-    The map is no channels_last view, because mmcv's RoIAlign reads any memory as contiguous (B, C, H, W).
+    The map is no channels_last view: mmcv's RoIAlign treats any memory like contiguous (B, C, H, W).
     """
     by_library = backend in ('auto', 'native') and type(norm) is nn.LayerNorm and not is_hooked(norm)
     if by_library and why_not_native(x_BHWC) is None:
         weight, bias, eps = norm_values(norm)
         if eps is not None and why_not_weights([weight, bias]) is None:
             return native.output_norm(x_BHWC, weight, bias, eps)
-    # `clone`: `contiguous` compares sizes, which is a guard of torch.compile
+    # `clone`: `contiguous` compares sizes, a guard of torch.compile
     y_BCHW: Tensor = norm(x_BHWC).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
     return y_BCHW
 
 
 def write_normalised_output(norm: nn.Module, x_BHWC: Tensor, backend: str, out_BCHW: Tensor) -> None:
-    """`normalise_output` into `out_BCHW`, some rows at a time, so that no other memory is as large as a map.
+    """Write `normalise_output` into `out_BCHW`, some rows at a time, without memory for a whole map.
 
-    A norm of a user's own may read more than one token and gets the whole map.
+    A user's norm may read several tokens and gets the whole map.
     """
     B, H, W, C = x_BHWC.shape
     by_token = type(norm) is nn.Identity or (type(norm) is nn.LayerNorm and not is_hooked(norm))

@@ -1,6 +1,6 @@
 """The Swin block of figure 3b of the paper (Liu et al. 2021, arXiv 2103.14030).
 
-W-MSA or SW-MSA, then an MLP, each with a norm before and a shortcut around. Parameter names are mmdet's.
+W-MSA or SW-MSA, then an MLP, with norms before and shortcuts around. Parameter names are mmdet's.
 
 Layout: B batch, H W height and width of a map, C channels, N places of a window, h heads.
 """
@@ -28,7 +28,7 @@ from .layer import Layer, Norm, known
 
 @known('num_heads', 'scale', 'attn_drop_rate', 'training', 'relative_position_bias_table')
 class WindowAttention(BaseModule):
-    """Multi-head self-attention with a relative position bias, inside each of many windows (W-MSA).
+    """Multi-head self-attention with a relative position bias, inside windows (W-MSA).
 
     Args:
         embed_dims: C.
@@ -69,7 +69,7 @@ class WindowAttention(BaseModule):
         return relative_position_bias(self.relative_position_bias_table, window_size, self.window_size)
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows (equation 4): normalised tokens (B, H, W, C) to as many tokens."""
+        """Attend inside windows (equation 4): normalised tokens (B, H, W, C) to an equal number of tokens."""
         bias_hNN, dropout = self.position_bias(windows.window_size), self.attn_drop_rate if self.training else 0.0
         y_BHWC = attend(x_BHWC, self.project, bias_hNN, self.scale, windows, dropout, self.backend)
         z_BHWC: Tensor = self.proj_drop(self.proj(y_BHWC))
@@ -83,7 +83,7 @@ class WindowAttention(BaseModule):
 
 @known()
 class ShiftedWindowAttention(BaseModule):
-    """Window attention on a map whose windows may be shifted (SW-MSA). mmdet's module of this place and name.
+    """Window attention on a map with windows shifted or not (SW-MSA), at the place and name of mmdet's module.
 
     Args:
         w_msa: the attention inside windows.
@@ -94,7 +94,7 @@ class ShiftedWindowAttention(BaseModule):
         self.w_msa = w_msa
 
     def forward(self, x_BHWC: Tensor, windows: Windows) -> Tensor:
-        """Attend inside windows: normalised tokens (B, H, W, C) to as many tokens."""
+        """Attend inside windows: normalised tokens (B, H, W, C) to an equal number of tokens."""
         y_BHWC: Tensor = self.w_msa(x_BHWC, windows)
         return y_BHWC
 
@@ -109,11 +109,12 @@ class SwinBlock(Layer):
         shift: (rows, columns) of the shift; (0, 0) for none.
         feedforward_channels: hidden channels of the MLP.
         drop_rate: dropout after the attention's and the MLP's linear layers.
-        drop_path_rate: probability with which a branch is dropped, for each sample.
+        drop_path_rate: the probability of dropping a branch, drawn for every sample.
         small_map: 'pad': a map smaller than the window is padded to the window; 'shrink': see `fit_window`.
-        mask_padding: whether padding is masked as a key.
+        mask_padding: whether keys of padding are masked.
         with_cp: whether a training step stores the block's input alone and recomputes the rest.
-        stages: channels and blocks of each stage of the backbone; they decide whether a training step stores values.
+        stages: channels and blocks of each stage of the backbone; the sizes decide whether a training step stores
+            values.
         attention: further arguments of `WindowAttention`.
     """
 
@@ -153,17 +154,17 @@ class SwinBlock(Layer):
         self.record_modules()
 
     def _build_mixing(self, embed_dims: int, num_heads: int, **attention: Any) -> None:
-        """Build the module that mixes the places of a window: attention."""
+        """Build the module for mixing the places of a window: attention."""
         w_msa = self.attention_kind(
             embed_dims=embed_dims, num_heads=num_heads, window_size=self.window_size, **attention
         )
         self.attn = ShiftedWindowAttention(w_msa)
 
     def forward(self, x_BHWC: Tensor, recomputes: bool = False, overwrites: bool = False) -> Tensor:
-        """Run the block on a batch of maps (B, H, W, C); the output has the same shape.
+        """Run the block on a batch of maps (B, H, W, C); the output has the input's shape.
 
         Args:
-            recomputes: whether this call is `with_cp`'s own.
+            recomputes: whether `with_cp` makes the call.
             overwrites: whether the output may take the memory of the input; without gradients.
         """
         y_BHWC = self.in_another_way(x_BHWC, recomputes, overwrites)
@@ -175,7 +176,7 @@ class SwinBlock(Layer):
         return z_BHWC
 
     def in_another_way(self, x_BHWC: Tensor, recomputes: bool, overwrites: bool) -> Optional[Tensor]:
-        """Return the output of the block by the compiled library or by `with_cp`; None: neither is due."""
+        """Return the output of the block by the compiled library or by `with_cp`; None: plain torch computes."""
         arguments = self.for_library(x_BHWC)
         if arguments is not None:
             (weights, settings), windows, dtype = arguments, self.windows(x_BHWC), linear_dtype(x_BHWC)
@@ -190,7 +191,7 @@ class SwinBlock(Layer):
         return y_BHWC
 
     def windows(self, x_BHWC: Tensor) -> Windows:
-        """Return the windows of these maps."""
+        """Return the windows of the maps."""
         H, W = (int(n) if isinstance(n, Tensor) else n for n in x_BHWC.shape[1:3])  # a tracer's sizes are tensors
         window_size, shift = self.window_size, self.shift
         if self.small_map == 'shrink':  # 'pad' reads no size: a comparison is a guard of torch.compile
@@ -236,13 +237,13 @@ class SwinBlock(Layer):
         return weights, native.BlockSettings(attention.scale, (self.norm1.eps, self.norm2.eps))
 
     def derived_weights(self, window_size: Size) -> dict[str, Any]:
-        """Return the tensors that each call computes from parameters, for windows of this size."""
+        """Compute tensors from parameters, for windows of `window_size`: once a call."""
         return {'position_bias_hNN': self.attn.w_msa.position_bias(window_size)}
 
     def _draw_drop_path(self, x_BHWC: Tensor) -> Optional[Tensor]:
-        """Return the factors of both branches for each image, 0 or 1 / (1 - rate): (2, B); None: 1.
+        """Return the factors of the two branches for the images, 0 or 1 / (1 - rate): (2, B); None: 1.
 
-        On a CPU mmcv's DropPath draws the same numbers, first for attention, then for the MLP.
+        On a CPU mmcv's DropPath draws equal numbers, first for attention, then for the MLP.
         """
         rate = self.drop_path.drop_prob
         if not rate:

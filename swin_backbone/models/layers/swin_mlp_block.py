@@ -15,11 +15,11 @@ from .swin_block import SwinBlock
 
 
 class SwinMLPBlock(SwinBlock):
-    """One block of Swin-MLP. Its `spatial_mlp` is a grouped Conv1d: a group is a head, its channels are the places.
+    """A block of Swin-MLP. `spatial_mlp` is a grouped Conv1d: a group is a head, a channel is a place.
 
     Under `small_map='shrink'` windows do not shift on a map with a side no longer than the window's, as in
-    microsoft/Swin-Transformer's classifiers. A small map is always padded to the window, because the weights fit this
-    window alone.
+    microsoft/Swin-Transformer's classifiers. A small map is always padded to the window, because the weights fit a
+    single window size.
 
     Args:
         block: arguments of `SwinBlock`. Padding is zeros and adds nothing to a token: `mask_padding` has no effect.
@@ -42,7 +42,7 @@ class SwinMLPBlock(SwinBlock):
         return z_BHWC
 
     def mix_places(self, x_LNC: Tensor) -> Tensor:
-        """Apply the linear layer over the places of each window, head by head: (L, N, C)."""
+        """Apply the linear layer over the places of a window, head by head: (L, N, C)."""
         (L, N, C), h = x_LNC.shape, self.num_heads
         heads_LPd = x_LNC.view(L, N, h, C // h).transpose(1, 2).reshape(L, h * N, C // h)
         y_LPd: Tensor = self.spatial_mlp(heads_LPd)

@@ -22,22 +22,22 @@ from ...windows.position import log_spaced_coordinates, relative_position_bias
 from .layer import Norm, known
 from .swin_block import SwinBlock
 
-CPB_HIDDEN = 512  # channels inside the MLP that gives the position bias
+CPB_HIDDEN = 512  # hidden channels of the MLP of the position bias
 
 
 @known('num_heads', 'attn_drop_rate', 'training', 'logit_scale', 'q_bias', 'v_bias')
 class WindowAttentionV2(BaseModule):
-    """Scaled cosine attention inside each of many windows (sections 3.3 and 3.4).
+    """Scaled cosine attention inside windows (sections 3.3 and 3.4).
 
-    The bias of a pair of places is 16 sigmoid(`cpb_mlp`(their offset on a log scale)). So weights trained with one
-    window give the bias of any other window.
+    The bias of a pair of places is 16 sigmoid(`cpb_mlp`(offset on a log scale)). Therefore trained weights give the
+    bias of a window of any size.
 
     Args:
         embed_dims: C.
         num_heads: h; must divide C.
         window_size: (Wh, Ww).
-        pretrained_window: the window the weights were trained with; it scales the offsets. None: the window in use.
-        qkv_bias: whether query and value have a bias; the key has none.
+        pretrained_window: the window of the training; the window scales the offsets. None: the window in use.
+        qkv_bias: whether query and value have a bias; the key has no bias.
         attn_drop_rate: dropout of attention weights.
         proj_drop_rate: dropout after the output projection.
     """
@@ -70,19 +70,19 @@ class WindowAttentionV2(BaseModule):
 
     @property
     def qkv_bias(self) -> Optional[Tensor]:
-        """The biases of query, key and value, concatenated: (3C,); the key's is 0."""
+        """The biases of query, key and value, concatenated: (3C,); the key's bias is 0."""
         if self.q_bias is None or self.v_bias is None:
             return None
         return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
 
     def cosine_scale(self) -> Tensor:
-        """Return the factor on the cosines of each head: (h,)."""
+        """Return the factors on the heads' cosines: (h,)."""
         return cosine_scale(self.logit_scale)
 
     def position_bias(self, window_size: Size) -> Tensor:
         """Return the relative position bias (h, N, N) of windows of `window_size`, in the dtype of the weights.
 
-        The MLP computes in at least float32, also under autocast: half precision gives many offsets the same bias.
+        The MLP computes in at least float32, also under autocast: half precision gives many offsets an equal bias.
         """
         device, dtype = self.logit_scale.device, self.logit_scale.dtype
         wide = torch.promote_types(dtype, torch.float32)
@@ -112,9 +112,9 @@ class WindowAttentionV2(BaseModule):
 
 
 class SwinV2Block(SwinBlock):
-    """One block, with residual post-norm and scaled cosine attention.
+    """A block with residual post-norm and scaled cosine attention.
 
-    The norms start at zero, so that a block starts as the identity, as microsoft/Swin-Transformer's does.
+    The norms start at zero: a new block is the identity, like microsoft/Swin-Transformer's.
 
     Args:
         extra_norm: whether the shortcut is normalised too, after the block (`norm3`), as in every sixth block of Swin

@@ -1,1 +1,1 @@
-"""The kernels, in Triton. They are imported where they run."""
+"""The kernels, in Triton. A launch imports a kernel."""

@@ -1,10 +1,10 @@
-"""The gradient of attention inside windows: one kernel if a window fits in a tile, else two.
+"""The gradient of attention inside windows: a kernel for windows of a tile, two kernels for larger windows.
 
-Each gradient of a token is written once, without atomic adds. Gradients of the bias and of the padding's key and value
-are summed in registers over the windows of a program, in float32. The caller sums them over programs.
+A gradient of a token is written once, without atomic adds. Gradients of the bias and of the padding's key and value are
+summed in registers over the windows of a program, in float32. The caller sums over programs.
 
-Layout of a tile: Q query places, K key places, D channels of a head, each a power of two. P programs that share the
-windows, h heads, N places of a window, C channels.
+Layout of a tile: Q query places, K key places, D channels of a head, all powers of two. P programs for all windows, h
+heads, N places of a window, C channels.
 """
 
 import triton
@@ -23,12 +23,12 @@ def attend_backward(
     PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
     NEEDS_BIAS: tl.constexpr, NEEDS_PADDING: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of K keys, their values and their biases, summed over all queries.
+    """Write the gradients of K keys, of the keys' values and of the keys' biases, summed over all queries.
 
-    If a tile holds all keys, it also computes the gradients of queries. `grad_bias` is (P, h, N, N), `grad_padding`
-    (P, blocks, 2C): key and value.
+    A tile with all keys also computes the gradients of queries. `grad_bias` is (P, h, N, N), `grad_padding` (P, blocks,
+    2C): key and value.
 
-    Grid: heads, programs that share the windows, blocks of K places.
+    Grid: heads, programs for all windows, blocks of K places.
     """
     PLACES: tl.constexpr = WINDOW_H * WINDOW_W
     heads = tl.num_programs(0)
@@ -69,7 +69,7 @@ def attend_backward(
         grad_weights = dot(grad, tl.trans(v), PRECISION, WIDEN)
         if PLACES <= K:
             along = tl.sum(weights * grad_weights, 1)
-        else:  # the same sum, computed from the output, since this tile has only some of its terms
+        else:  # an equal sum from the output, since the tile has only some terms
             out = tl.load(out_ptr + token_q[:, None] * channels + at_head, mask=q_there, other=0.0)
             along = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
         grad_logits = weights * (grad_weights - along[:, None])
@@ -108,9 +108,9 @@ def attend_backward_queries(
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of Q queries, from all keys, K at a time.
+    """Write the gradients of Q queries, from all keys, K at a time.
 
-    Grid: heads, programs that share the windows, blocks of Q places.
+    Grid: heads, programs for all windows, blocks of Q places.
     """
     PLACES: tl.constexpr = WINDOW_H * WINDOW_W
     heads, head = tl.num_programs(0), tl.program_id(0)

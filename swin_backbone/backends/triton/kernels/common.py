@@ -1,15 +1,15 @@
-"""Functions that the kernels share: they find the tokens of a window and compute the logits of a tile.
+"""Functions of all kernels: tokens of a window, and logits of a tile.
 
-The kernels compute from sizes alone which token is at which place of which window, and which places may attend to each
-other (the paper's pad, roll and partition, and the regions of figure 4). There is no table of indices and no mask.
+The kernels compute the token of a window's place from sizes alone (the paper's pad, roll and partition). Sizes also
+give the regions of figure 4. The kernels need no table of indices and no mask.
 
-Layout of a tile: Q query places, K key places, D channels of a head, each a power of two.
+Layout of a tile: Q query places, K key places, D channels of a head, all powers of two.
 """
 
 import triton
 import triton.language as tl
 
-# Triton does not compile a kernel again when one of these becomes 1 or divisible by 16, since pictures have all sizes.
+# Triton does not compile a kernel again for a size of 1 or divisible by 16, since pictures have all sizes.
 SIZES = ['num_windows', 'num_tokens', 'height', 'width', 'rows', 'columns']
 LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2E); the hardware has exp2
 
@@ -19,9 +19,9 @@ def _coordinates(
     window, place, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
 ):  # fmt: skip
-    """Row and column of each place, on the rolled map and on the map itself.
+    """Return row and column of places, on the rolled map and on the map.
 
-    Indices after the window's last place get the values of its first place, so that they have a valid region.
+    Indices after the window's last place get the values of the first place, for a valid region.
     """
     place = tl.where(place < WINDOW_H * WINDOW_W, place, 0)
     column, row = window % columns, (window // columns) % rows
@@ -38,7 +38,7 @@ def tokens_of(
     window, place, num_tokens, height, width, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """For each place of a window its token; `num_tokens` for padding."""
+    """Return the tokens of places of a window; `num_tokens` for padding."""
     _, _, y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
     image = tl.cast(window // (rows * columns), INDEX)
     return tl.where((y < height) & (x < width), (image * height + y) * width + x, num_tokens)
@@ -50,7 +50,7 @@ def _regions_of(
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
     MASK_PADDING: tl.constexpr,
 ):  # fmt: skip
-    """For each place of a window its region of the rolled map."""
+    """Return the regions of places of a window, on the rolled map."""
     rolled_y, rolled_x, y, x = _coordinates(window, place, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W)
     region_y = (rolled_y >= rows * WINDOW_H - SHIFT_H).to(tl.int32)
     region_x = (rolled_x >= columns * WINDOW_W - SHIFT_W).to(tl.int32)
@@ -62,10 +62,10 @@ def _regions_of(
 
 @triton.jit
 def _is_cut(window, rows, columns, MASK_PADDING: tl.constexpr):
-    """Whether a window may hold several regions.
+    """Return whether a window may hold several regions.
 
-    The roll puts several regions only into the last window of an axis. Masked padding can also reach into the last but
-    one.
+    The roll puts several regions only into the last window of an axis. Masked padding can also reach into the
+    second-last window.
     """
     edge = 1 + MASK_PADDING
     return (window % columns >= columns - edge) | ((window // columns) % rows >= rows - edge)
@@ -76,14 +76,14 @@ def reaches_over(
     window, height, width, rows, columns,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
 ):  # fmt: skip
-    """Whether a window reaches over the edge of the map, so that it may hold padding or tokens moved by the roll."""
+    """Return whether a window reaches over the edge of the map, and may hold padding or rolled tokens."""
     row, column = (window // columns) % rows, window % columns
     return ((row + 1) * WINDOW_H + SHIFT_H > height) | ((column + 1) * WINDOW_W + SHIFT_W > width)
 
 
 @triton.jit
 def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr):
-    """A tile of a head's bias times LOG2E; -inf for keys after the window's last place."""
+    """Return a tile of a head's bias times LOG2E; -inf for keys after the window's last place."""
     there = (query < PLACES)[:, None] & (key < PLACES)[None, :]
     bias = tl.load(bias_ptr + (head * PLACES + query[:, None]) * PLACES + key[None, :], mask=there, other=0.0)
     bias = bias.to(tl.float32) * LOG2E
@@ -96,7 +96,7 @@ def load_bias(bias_ptr, head, query, key, PLACES: tl.constexpr, K: tl.constexpr)
 def load_keys_values(
     qkv_ptr, padding_ptr, token, num_tokens, qkv_stride, at_head, channels, there, PADDED: tl.constexpr
 ):  # fmt: skip
-    """k and v of a head's tokens: (K, D) each. Padding has those of `padding`, or without PADDED zeros."""
+    """Return k and v of a head's tokens, two tiles (K, D). Padding has those of `padding`, or zeros without PADDED."""
     row = qkv_ptr + token * qkv_stride
     if PADDED:
         row = tl.where(token < num_tokens, row, padding_ptr)
@@ -108,7 +108,10 @@ def load_keys_values(
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """The product a b, summed in float32. WIDEN casts to float32 first: the interpreter's bfloat16 product is wrong."""
+    """Return the product a b, summed in float32.
+
+    WIDEN casts to float32 first: the interpreter's bfloat16 product is wrong.
+    """
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -120,12 +123,12 @@ def logits_of(
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
     MASK_PADDING: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """LOG2E (scale q k^T) + bias, -inf between regions: (Q, K)."""
+    """Return LOG2E (scale q k^T) + bias, -inf between regions: (Q, K)."""
     logits = dot(q, tl.trans(k), PRECISION, WIDEN) * (scale * LOG2E) + bias
     if MASKED:  # noqa: SIM102 - the first is known at compile time, the second depends on the window
         if _is_cut(window, rows, columns, MASK_PADDING):
-            # 0, but the compiler cannot know that. It would compute what depends on places alone before the loop over
-            # windows, and keep it in registers that are not there.
+            # `zero` is 0, but not for the compiler. Without `zero` the compiler would compute the regions before the
+            # loop over windows. The regions would fill too many registers.
             zero = window // num_windows
             region_q = _regions_of(
                 window, query + zero, height, width, rows, columns, WINDOW_H, WINDOW_W, SHIFT_H, SHIFT_W, MASK_PADDING

@@ -1,7 +1,7 @@
-"""Attention inside windows as one kernel, which reads q, k and v directly from the projection's output.
+"""Attention inside windows by a kernel. The kernel reads q, k and v directly from the projection's output.
 
-Layout of a tile: Q query places, K key places, D channels of a head, each a power of two. L windows, h heads, N places
-of a window.
+Layout of a tile: Q query places, K key places, D channels of a head, all powers of two. L windows, h heads, N places of
+a window.
 """
 
 import triton
@@ -19,14 +19,14 @@ def attend(
     Q: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr, INDEX: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """softmax(scale q k^T + bias) v, and the log2 of the sum that the softmax divides by: (L, h, N).
+    """Write softmax(scale q k^T + bias) v, and the log2 of the softmax's denominator: (L, h, N).
 
-    A program computes Q queries of one head in several windows. If all keys fit in a tile, they are taken at once, and
-    their bias is loaded once for all windows. Otherwise K keys are taken at a time, with an online softmax.
+    A program computes Q queries of a head in several windows. A tile with all keys loads the bias once for all windows.
+    For more keys, a step takes K keys, with an online softmax.
 
-    Padding as a key has k and v of `padding`; as a query it is not computed.
+    A key of padding has k and v of `padding`. Queries of padding are not computed.
 
-    Grid: heads, programs that share the windows, blocks of Q places.
+    Grid: heads, programs for all windows, blocks of Q places.
     """
     PLACES: tl.constexpr = WINDOW_H * WINDOW_W
     heads, head = tl.num_programs(0), tl.program_id(0)
@@ -43,7 +43,7 @@ def attend(
         )  # fmt: skip
         q_there = ((query < PLACES) & (token_q < num_tokens))[:, None] & of_head
         q = tl.load(qkv_ptr + token_q[:, None] * qkv_stride + at_head, mask=q_there, other=0.0)
-        largest = tl.full((Q,), -1e30, tl.float32)  # finite, since all keys of a tile may be in other regions
+        largest = tl.full((Q,), -1e30, tl.float32)  # finite, since all keys of a tile may be outside the query's region
         total = tl.zeros((Q,), tl.float32)
         out = tl.zeros((Q, D), tl.float32)
         for start in range(0, PLACES, K):
