@@ -23,7 +23,7 @@ def build(toolbox, eval=False, **arguments):
     model = kind(
         embed_dims=16, depths=(2, 2), num_heads=(1, 2), strides=(4, 2), out_indices=(0, 1), window_size=4, **arguments
     )
-    model.train(not eval)  # mmdet's returns nothing
+    model.train(not eval)  # no chained call: `train` of mmdet's Swin returns None
     return model
 
 
@@ -133,7 +133,7 @@ def test_a_layer_whose_class_another_library_changes_is_restored():
     model = build('mmdet', eval=True)
     expected = model(X)
     block = swin_backbone.accelerate(model).stages[0].blocks[0]
-    block.__class__ = type('Wrapped', (type(block),), {})  # as fully_shard of torch
+    block.__class__ = type('Wrapped', (type(block),), {})  # like fully_shard of torch
     assert_close(swin_backbone.restore(model)(X), expected)
     assert not accelerated(model)
 

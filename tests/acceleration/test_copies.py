@@ -39,7 +39,7 @@ class Attention(nn.Module):
         B, N, C = x.shape
         q, k, v = self.project(x).reshape(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         bias = self.bias() if mask is None else self.bias() + mask.repeat(B // len(mask), 1, 1)[:, None]
-        if self.sdpa:  # as BiRefNet
+        if self.sdpa:  # like BiRefNet
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
             y = self.attn_drop((self.logits(q, k) + bias).softmax(-1)) @ v
@@ -87,7 +87,7 @@ class Mlp(nn.Module):
 
 
 class Detection(nn.Module):
-    """A block of the detection code: its stage sets H and W, and gives the mask. Grounding DINO and Co-DETR copy it."""
+    """A block of the detection code, also in Grounding DINO and Co-DETR. The stage sets H and W, and gives the mask."""
 
     def __init__(self, shift_size=0, attention=Attention, **options):
         super().__init__()
@@ -110,7 +110,7 @@ class Detection(nn.Module):
 
 
 class Classification(Detection):
-    """A block of the classification code: it has one size of maps, and the mask."""
+    """A block of the classification code, with a fixed map size and a stored mask."""
 
     def __init__(self, shift_size=0, **options):
         super().__init__(shift_size, **options)

@@ -38,7 +38,7 @@ def of_transformers(name, config, **arguments):
 
 
 def of_mmpretrain(name, **arguments):
-    models = pytest.importorskip('mmpretrain.models')  # none beside transformers 5
+    models = pytest.importorskip('mmpretrain.models')  # mmpretrain fails with transformers 5
     arch = dict(embed_dims=16, depths=(2, 2), num_heads=(1, 2), extra_norm_every_n_blocks=2)
     if name == 'SwinTransformer':
         del arch['extra_norm_every_n_blocks']
@@ -48,9 +48,9 @@ def of_mmpretrain(name, **arguments):
 @pytest.mark.parametrize(
     ('name', 'arguments'),
     [
-        ('swin_tiny_patch4_window7_224', dict(window_size=7)),  # no map holds whole windows
+        ('swin_tiny_patch4_window7_224', dict(window_size=7)),  # no map is a multiple of the window
         ('swin_tiny_patch4_window7_224', dict(window_size=(3, 5))),
-        ('swin_tiny_patch4_window7_224', dict(window_size=9, always_partition=True)),  # windows above the map
+        ('swin_tiny_patch4_window7_224', dict(window_size=9, always_partition=True)),  # windows larger than the map
         ('swinv2_tiny_window8_256', dict(window_size=7)),
         ('swinv2_tiny_window8_256', dict(window_size=4, pretrained_window_sizes=(3, 6))),
     ],
@@ -83,7 +83,7 @@ def test_torchvision(version, window_size, calls):
     model = of_torchvision(version, window_size)
     merging, map_HWC = model.features[2], torch.randn(9, 6, 16)
     expected = merging(map_HWC)
-    assert torch.equal(swap.accelerate_swin(model) and merging(map_HWC), expected)  # without a batch
+    assert torch.equal(swap.accelerate_swin(model) and merging(map_HWC), expected)  # a map without a batch dimension
     swap.restore_swin(model)
     assert_accelerates(model, size, lambda y: [y], calls, blocks, layers=1 + blocks)
 
@@ -178,7 +178,7 @@ def test_mmpretrain(name, pad_small_map, window_size, calls):
     window = dict(window_size=window_size, pad_small_map=pad_small_map)
     if name == 'SwinTransformerV2':
         window['pretrained_window_sizes'] = (0, 6)
-    blocks = 1 if name == 'SwinTransformerV2' else 4  # V2 drops paths before a norm, from its second block on
+    blocks = 1 if name == 'SwinTransformerV2' else 4  # V2 drops paths before a norm, from the second block on
     assert_accelerates(of_mmpretrain(name, **window), ODD, list, calls, blocks, layers=6)
     model = of_mmpretrain(name, **window)
     model.eval()

@@ -1,4 +1,4 @@
-"""An error of a toolbox is one line: key of the config part at work, file of the config, message."""
+"""An error of a toolbox has a single line: key of the config part, file of the config, message."""
 
 import pytest
 from mmengine.config import Config

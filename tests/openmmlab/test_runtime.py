@@ -1,4 +1,4 @@
-"""What tools/train.py and tools/test.py change in a config, and the configs themselves."""
+"""Configs, and changes of tools/train.py and tools/test.py to configs."""
 
 import ast
 from pathlib import Path

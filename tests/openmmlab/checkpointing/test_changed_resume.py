@@ -86,7 +86,7 @@ def test_a_changed_resume_within_an_accumulation(tmp_path, record_fault, loop, c
 
 @pytest.mark.slow
 def test_a_second_stop_after_a_change_changes_no_bit(tmp_path, record_fault):
-    """A second stop, after a change, gives the bits of a training that was not stopped again."""
+    """A second stop after a change changes no bit of the result."""
     from helpers.openmmlab.toy_training import differing
 
     for loop in LOOPS:
@@ -119,7 +119,7 @@ def test_training_without_its_average_changes_no_bit(tmp_path, record_fault, loo
 @pytest.mark.parametrize('stop', [None, 3])
 @pytest.mark.parametrize(('before', 'after'), [('epochs', 'iterations'), ('iterations', 'epochs')])
 def test_a_changed_resume_in_the_other_loop(tmp_path, record_fault, before, after, stop):
-    """From as many batches, at the end of an epoch and in the middle of one."""
+    """Resume at the end and in the middle of an epoch."""
     log, work_dir = tmp_path / 'log', tmp_path / 'work'
     hooks = [dict(type='SendSignal', number=int(signal.SIGTERM), after=[stop])] if stop else ()
     assert train(work_dir, tmp_path / 'first', **LOOPS[before], hooks=hooks) == {75 if stop else 0}
@@ -132,7 +132,7 @@ def test_a_changed_resume_in_the_other_loop(tmp_path, record_fault, before, afte
 
 @pytest.mark.slow
 def test_epochs_keep_their_meaning_with_another_batch(tmp_path):
-    """A rate that falls after the second epoch falls there with any batch size."""
+    """The rate falls after the second epoch with any batch size."""
     step = [dict(type='MultiStepLR', milestones=[2], by_epoch=True, convert_to_iter_based=True)]
     for batch, length in ((8, 2), (4, 4)):
         work_dir, log = tmp_path / f'{batch}', tmp_path / f'log-{batch}'

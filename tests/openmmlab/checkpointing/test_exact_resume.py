@@ -70,11 +70,11 @@ def test_killed_anywhere(check, loop, amp, workers, accumulate, ranks, request):
     where = random.Random(request.node.name)
     saved_after = where.choice([None, where.randrange(1, 3 * BATCHES - 2)])
     settings = dict(iterations=3 * BATCHES, interval=4) if 'iterations' in loop else dict(epochs=3)
-    if loop == 'iterations of epochs':  # a sampler that ends, and begins again
+    if loop == 'iterations of epochs':  # the sampler ends and begins again
         settings.update(train_dataloader__sampler__type='DefaultSampler')
     if amp:
         settings.update(optim_wrapper__type='CpuAmp')
-    if ranks == 2 and 'epochs' in settings:  # half as many batches
+    if ranks == 2 and 'epochs' in settings:  # two ranks halve the batches
         settings['epochs'] = 6
     check(
         where.randrange((saved_after or BATCHES) + 1, 3 * BATCHES),

@@ -15,7 +15,7 @@ BEST = dict(default_hooks__checkpoint__save_best='score', default_hooks__checkpo
 
 @pytest.fixture(scope='module')
 def one_epoch(tmp_path_factory):
-    """The folder of a training of an epoch."""
+    """Return the folder of a training of an epoch."""
     folder = tmp_path_factory.mktemp('trained') / 'work'
     train(config(folder, epochs=1))
     return folder

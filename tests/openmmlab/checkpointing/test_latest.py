@@ -14,7 +14,7 @@ from swin_backbone.openmmlab.checkpointing.latest import newest_whole_checkpoint
 
 
 def save(folder, *names, last=None):
-    """What a training leaves of checkpoints called `names`."""
+    """Write the checkpoints `names` of a training, and last_checkpoint for `last`."""
     folder.mkdir(exist_ok=True)
     hub = dict(log_scalars={}, runtime_info={}, resumed_keys={})
     for name in names:

@@ -180,7 +180,7 @@ def test_a_pickle_that_would_make_a_file_does_not_unless_told_to(record_fault, t
     )
     if door == 'auto':
         (tmp_path / 'last_checkpoint').write_text(str(checkpoint))
-    if door == 'model_init_cfg':  # of a module that mmengine loads itself
+    if door == 'model_init_cfg':  # mmengine loads init_cfg of the model
         runner.model.init_cfg = pretrained
     if unsafe_load:
         runner.load_or_resume() if door in ('load_from',) else runner.model.init_weights() if 'cfg' in door else None

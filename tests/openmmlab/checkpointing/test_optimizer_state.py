@@ -25,7 +25,7 @@ EACH = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for
 
 
 def trained(name, steps=3, model=None):
-    """A model of two layers after some steps, and its optimizer's wrapper."""
+    """Return a model of two layers after some steps, and the optimizer's wrapper."""
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     groups = [dict(params=list(layer.parameters())) for layer in model]

@@ -1,4 +1,4 @@
-"""A whole checkpoint is there at every moment: under kill -9, on a full disk, in a read-only folder."""
+"""A whole checkpoint exists at every moment: under kill -9, on a full disk, in a read-only folder."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ def kill_at(countdown):
 
 
 def save_and_be_killed_at_each_step(folder):
-    """Save a second checkpoint, killed at each step in turn. The first or the second checkpoint must be found."""
+    """Save a second checkpoint, killed at every step in turn. The first or the second checkpoint must be found."""
     runner = train(config(folder / 'work', epochs=1))
     hook = find_checkpoint_hook(runner)
     shutil.copytree(folder / 'work', folder / 'before')
@@ -80,15 +80,15 @@ def save_and_be_killed_at_each_step(folder):
 def test_killed_at_each_step_of_saving(tmp_path, record_fault):
     log = tmp_path / 'log'
     assert wait(start(save_and_be_killed_at_each_step, tmp_path, log=log)) == 0, log.read_text()[-3000:]
-    # for two files: open, half, rest, fsync, rename, fsync of the folder; then the old one is removed. last_checkpoint
-    # tells which is taken
+    # Steps of two files: open, half, rest, fsync, rename, fsync of the folder. Then the old checkpoint is removed.
+    # last_checkpoint names the checkpoint to load.
     assert (tmp_path / 'found').read_text().split() == ['epoch_1.pth'] * 9 + ['epoch_2.pth'] * 3
     record_fault('kills', 11)
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 3 MB: room for 2 checkpoints of the toy."""
+    """Mount a disk of 3 MB, with room for 2 checkpoints of the toy."""
     folder = tmp_path / 'disk'
     folder.mkdir()
     if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', folder], capture_output=True).returncode:
@@ -98,7 +98,7 @@ def small_disk(tmp_path):
 
 
 def check_stopped_with_a_sentence(folder, log, because):
-    """Of a training of two epochs whose disk took the first checkpoint and no more."""
+    """Check a training that stopped after the first checkpoint."""
     said = log.read_text()
     assert f'({because}). The last whole checkpoint is {folder}/epoch_1.pth; --resume goes on' in said, said[-3000:]
     assert 'Traceback' not in said
@@ -121,7 +121,7 @@ def test_on_a_full_disk_training_stops_with_a_sentence(tmp_path, small_disk, rec
 
 def test_a_read_only_folder_stops_training(tmp_path, small_disk, record_fault):
     work_dir, log = small_disk / 'work', tmp_path / 'log'
-    # read-only under the open log file would be refused
+    # a remount of the disk fails with an open log file, so a bind mount becomes read-only
     freeze = dict(
         type='RunAfter', after=1, command=f'mount --bind {work_dir} {work_dir}; mount -o remount,bind,ro {work_dir}'
     )
@@ -134,7 +134,7 @@ def test_a_read_only_folder_stops_training(tmp_path, small_disk, record_fault):
 
 
 def test_a_limit_of_file_sizes_stops_training(tmp_path, record_fault):
-    """This equals a full disk, and needs no mount."""
+    """A limit equals a full disk, and needs no mount."""
     log = tmp_path / 'log'
     cfg = config(tmp_path / 'work', epochs=3, hooks=[dict(type='LimitFiles', after=1)])
     assert wait(start(train_and_say, cfg, log=log)) not in (0, None)
@@ -173,4 +173,4 @@ def test_a_best_checkpoint_is_removed_once_there_is_a_better_one(tmp_path):
     resumed = config(copy, epochs=3, resume=True, **settings([3]))
     assert run(resumed, log=log) == 0, log.read_text()[-3000:]
     assert best(copy) == ['best_score_epoch_3.pth']
-    assert best(first) == ['best_score_epoch_2.pth']  # of another folder
+    assert best(first) == ['best_score_epoch_2.pth']  # a file in the old folder stays

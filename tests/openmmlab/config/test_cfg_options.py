@@ -115,7 +115,7 @@ def test_a_key_that_is_not_there_is_refused(record_fault, key, message):
         'model.backbone.with_cp',  # an argument of the class, absent in the config
         'model.backbone.frozen_stages',
         'train_dataloader.prefetch_factor',
-        'train_dataloader.dataset.indices',  # of a base class
+        'train_dataloader.dataset.indices',  # argument of a base class
         'default_hooks.checkpoint.max_keep_ckpts',
         'optim_wrapper.optimizer.eps',
         'param_scheduler.0.end',

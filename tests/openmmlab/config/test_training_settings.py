@@ -40,7 +40,7 @@ def set_(config, pictures=100, **settings):
 
 
 def rates(cfg, steps):
-    """Return the learning rate at each step of a training, by mmengine's schedulers."""
+    """Return the learning rates of all steps of a training, computed with mmengine's schedulers."""
     lr = cfg.optim_wrapper.optimizer.lr
     optimizer = optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
     by_epoch = 'max_epochs' in cfg.train_cfg
@@ -63,7 +63,7 @@ def rates(cfg, steps):
 
 
 def test_epochs_of_a_step_schedule():
-    cfg = set_(RETINANET, epochs=6)  # of 12; 50 steps each
+    cfg = set_(RETINANET, epochs=6)  # 6 of 12 epochs, 50 steps an epoch
     assert (cfg.train_cfg.max_epochs, cfg.train_cfg.val_interval) == (6, 1)
     warm_up, steps = cfg.param_scheduler
     assert (warm_up.end, steps.end, steps.milestones) == (30, 6, [4, 6])
@@ -72,7 +72,7 @@ def test_epochs_of_a_step_schedule():
 
 
 def test_epochs_of_a_config_that_counts_iterations():
-    cfg = set_(FCN, epochs=4, batch=5)  # 20 steps each
+    cfg = set_(FCN, epochs=4, batch=5)  # 20 steps an epoch
     assert cfg.train_cfg.max_iters == cfg.param_scheduler[0].end == 80
     assert (cfg.train_cfg.val_interval, cfg.default_hooks.checkpoint.interval) == (20, 20)
     assert cfg.default_hooks.logger.interval == 8
@@ -89,7 +89,7 @@ def test_iterations_are_validated_and_saved_at_ends_of_epochs(epochs, interval):
 
 
 def test_an_epoch_repeats_no_picture():
-    """An epoch of the Pascal VOC config repeats its pictures three times; an epoch of --epochs does not."""
+    """The Pascal VOC config repeats pictures three times in an epoch. An epoch of --epochs repeats no picture."""
     counted = []
     cfg = read_config(VOC)
     assert cfg.train_dataloader.dataset.times == 3
@@ -97,7 +97,7 @@ def test_an_epoch_repeats_no_picture():
     assert (counted, cfg.train_dataloader.dataset.times, cfg.train_cfg.max_epochs) == ([1], 1, 6)
     assert set_(VOC, batch=4).train_dataloader.dataset.times == 3
     cfg.train_dataloader.dataset = ConfigDict(type=RepeatDataset, times=5, dataset=cfg.train_dataloader.dataset)
-    apply_settings(cfg, TrainingSettings(epochs=6), lambda: 100)  # a class, as in Python-style configs
+    apply_settings(cfg, TrainingSettings(epochs=6), lambda: 100)  # a class, like in Python-style configs
     assert cfg.train_dataloader.dataset.times == 1
 
 
@@ -113,7 +113,7 @@ def test_a_warm_up_in_front_of_a_schedule_is_a_tenth_at_most():
 
 @pytest.mark.parametrize('config', [YOLOX, RTMDET])
 def test_what_changes_late_in_a_training_still_does(config):
-    cfg = set_(config, epochs=30)  # of 300
+    cfg = set_(config, epochs=30)  # 30 of 300 epochs
     late = next(one for one in cfg.custom_hooks if 'num_last_epochs' in one or 'switch_epoch' in one)
     assert (late.get('num_last_epochs', 2), late.get('switch_epoch', 28)) == (2, 28)
     assert cfg.train_cfg.max_epochs == 30

@@ -1,4 +1,4 @@
-"""Each tool names wrong annotations before pycocotools or mmdet reads the file."""
+"""All tools name wrong annotations before pycocotools or mmdet reads the file."""
 
 import json
 import os
@@ -49,7 +49,7 @@ SIZE = (SIDE, SIDE)
 
 @pytest.fixture
 def data(tmp_path):
-    """A function that changes an annotation file and returns its config."""
+    """Return a function that changes an annotation file and returns a config."""
     register_all_modules()
     make_data(tmp_path / 'data', good_coco())
 
@@ -77,7 +77,7 @@ def test_good_annotations_pass_every_way(data):
 
 @pytest.mark.parametrize('step', [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
-    """In a process of its own: pycocotools ends the process at a wrong mask."""
+    """Run in a separate process. pycocotools ends the process at a wrong mask."""
     script = ROOT / 'tests' / 'helpers' / 'openmmlab' / 'bad_annotations.py'
     done = subprocess.run([sys.executable, script, tmp_path, str(step)], capture_output=True, text=True, timeout=500)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
@@ -93,7 +93,7 @@ def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
             said = ' '.join(line['said'])
             is_mask = name.startswith('mask: ')
             short = is_mask and name[6:] in SHORT
-            if short and way in ('train', 'browse'):  # mmdet leaves them out
+            if short and way in ('train', 'browse'):  # mmdet skips short polygons
                 assert line['kind'] == 'found', (name, line)
                 assert not said
                 continue
@@ -101,7 +101,7 @@ def test_what_cannot_be_taken_is_named_every_way(record_fault, tmp_path, step):
             assert said, (name, way)
             assert 'Error' not in said, (name, line)
             if is_mask and way == 'browse':
-                assert len(line['said']) == 1  # of two pictures
+                assert len(line['said']) == 1  # only the bad picture of two
                 assert 'images/0.png' in said
                 assert 'number 0 of the picture' in said
             else:
@@ -144,7 +144,7 @@ def test_objects_that_evaluation_alone_cannot_take(record_fault, data):
     with pytest.raises(DataError, match="objects without 'iscrowd'"):
         evaluate(cfg)
     cfg = data(lambda coco: coco['annotations'][0].update(id=0))
-    assert evaluate(cfg)['coco/bbox_mAP'] < 1  # though all are found
+    assert evaluate(cfg)['coco/bbox_mAP'] < 1  # though the predictions are perfect
     report = check(cfg)[1]
     (said,) = report.warnings.sentences()
     assert said.endswith("objects with the id 0, which COCO's evaluation counts as not found: 1, as annotation 0")
@@ -157,7 +157,7 @@ def test_objects_that_evaluation_alone_cannot_take(record_fault, data):
         dict(iscrowd=1),  # a crowd of polygons
         dict(iscrowd=True, segmentation=rle(COUNTS)),
         dict(segmentation=[SQUARE, [30.5, 31.5, 40, 31, 35, 40]]),
-        dict(segmentation=[[-3, 6, 28, 6, 28, 50]]),  # which reaches out
+        dict(segmentation=[[-3, 6, 28, 6, 28, 50]]),  # a polygon beyond the picture
         dict(segmentation=rle(coco_mask.frPyObjects([SQUARE], *SIZE)[0]['counts'].decode())),
         dict(category_id=3.0), dict(area=0.5), dict(extra=[MASKS['far']]),
     ],
@@ -181,7 +181,7 @@ def test_ids_may_be_strings_and_a_file_without_annotations_is_one_of_pictures_to
 
 
 def test_masks_of_other_formats_are_looked_at_with_their_picture(record_fault, data, tmp_path):
-    """A file of mmengine's own, which a data set of mmdet's base class reads."""
+    """Write a file in mmengine's format, for a data set of mmdet's base class."""
     cfg = data(lambda coco: None)
     for name, mask in MASKS.items():
         if name == 'compressed RLE of half a pair':
@@ -198,7 +198,7 @@ def test_masks_of_other_formats_are_looked_at_with_their_picture(record_fault, d
 
 
 def test_an_rle_of_another_size_than_its_picture_is_no_mask_of_it(record_fault, data, tmp_path):
-    """mmdet would take the turned one for the mask, pixel after pixel."""
+    """mmdet would read a turned RLE pixel by pixel, without an error."""
     turned = rle([10, 20, SIDE * 24 - 30], (24, SIDE))
 
     def change(coco):
@@ -320,7 +320,7 @@ for line in open(sys.argv[1]):
 
 @pytest.mark.parametrize('number', [2000, pytest.param(40000, marks=pytest.mark.slow)])
 def test_pycocotools_takes_every_mask_that_passes(record_fault, tmp_path, number):
-    """Random masks, half of them mutated; masks with a fault are left out."""
+    """Decode random masks without a fault. Half of the generated masks are mutated."""
     rng = random.Random(number)
     passed = [case for case in (random_mask(rng) for _ in range(number)) if mask_fault(*case) is None]
     assert number / 5 < len(passed) < number * 4 / 5
@@ -332,7 +332,7 @@ def test_pycocotools_takes_every_mask_that_passes(record_fault, tmp_path, number
 
 
 def random_mask(rng):
-    """A segmentation, and the size of its picture."""
+    """Return a segmentation, and the size of the picture."""
     size = rng.randint(1, 70), rng.randint(1, 70)
     odd = [0, -1, 1e8, 1e12, float('nan'), float('inf'), 2**31, 10**20, 0.5, None, 'a', [], True]
     kind = rng.randrange(3)

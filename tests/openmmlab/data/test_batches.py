@@ -1,4 +1,4 @@
-"""The order of the data from any place on, and random numbers that depend on nothing but the place."""
+"""The order of the data from any position, and random numbers that depend only on the position."""
 
 import pickle
 import random

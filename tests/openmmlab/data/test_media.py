@@ -10,7 +10,7 @@ from swin_backbone.openmmlab.data.media import picture_size, read_picture
 
 ORIENTATION = ExifTags.Base.Orientation
 PIXELS = Image.fromarray(np.zeros((20, 30, 3), np.uint8))
-# How a tag of EXIF is stored (type, count, four bytes): a camera's short, and what other programs write
+# EXIF tags (type, count, four bytes): the short of cameras, and types from various programs
 STORED = {
     'short': (3, 1, b'\6\0\0\0'),
     'long': (4, 1, b'\6\0\0\0'),
@@ -22,7 +22,7 @@ STORED = {
 
 
 def written(path, orientation):
-    """A picture of 30x20 pixels with this tag."""
+    """Write a picture of 30x20 pixels with an orientation tag."""
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     PIXELS.save(path, **(dict(tiffinfo=exif) if path.suffix == '.tif' else dict(exif=exif)))
@@ -31,7 +31,7 @@ def written(path, orientation):
 
 @pytest.mark.parametrize('suffix', ['.jpg', '.png', '.webp', '.tif'])
 def test_the_size_of_a_turned_picture_is_that_of_its_pixels(suffix, tmp_path, record_fault):
-    """Which formats OpenCV and Pillow turn, and whether Pillow's size is that of the turned picture, differs."""
+    """OpenCV and Pillow turn different formats. Pillow's size is not always the size after the turn."""
     orientations = [*range(10), 65535]
     for orientation in orientations:
         path = written(tmp_path / f'{orientation}{suffix}', orientation)
@@ -52,7 +52,7 @@ def test_the_size_of_a_picture_whose_orientation_is_stored_unusually(stored, tmp
 
 
 def test_the_size_of_a_picture_that_is_turned_by_xmp_alone(tmp_path):
-    """Pillow reads XMP, OpenCV does not."""
+    """Pillow reads XMP. OpenCV ignores XMP."""
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     PIXELS.save(tmp_path / 'a.jpg', xmp=xmp)
     assert picture_size(tmp_path / 'a.jpg') == read_picture(tmp_path / 'a.jpg').shape[:2] == (20, 30)

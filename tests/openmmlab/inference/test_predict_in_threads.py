@@ -22,7 +22,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 @pytest.fixture(scope='module')
 def predictors(tmp_path_factory):
-    """A random detector and a random segmentor: mmengine has one default scope for all threads."""
+    """Return a random detector and a random segmentor. mmengine has a single default scope for all threads."""
     folder, found = tmp_path_factory.mktemp('models'), []
     for name in ('mask-rcnn_swin-nano_fpn_shapes', 'swin-nano_upernet_shapes'):
         cfg = Config.fromfile(ROOT / 'configs' / 'demo' / f'{name}.py')

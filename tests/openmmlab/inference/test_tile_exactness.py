@@ -29,12 +29,12 @@ HEAD = 4 + 4 + 4 + 8 + 16 + 32 + 32
 
 
 def reach(depth, window):
-    """The reach of a token to each side through a stage, in tokens: the largest of all places in a window."""
+    """Return the largest reach of a token through a stage, in tokens to a side."""
     most = 0
     for token in range(10 * window, 11 * window):
         first = last = token
         for index in reversed(range(depth)):
-            shift = window // 2 if index % 2 else 0  # windows lie from shift on
+            shift = window // 2 if index % 2 else 0  # windows begin at `shift`
             first = (first - shift) // window * window + shift
             last = ((last - shift) // window + 1) * window + shift - 1
         most = max(most, token - first, last - token)
@@ -42,7 +42,7 @@ def reach(depth, window):
 
 
 def reach_of(depths, window):
-    """In pixels, of a UPerNet."""
+    """Return the reach of a UPerNet in pixels."""
     return HEAD + sum(reach(depth, window) * stride for depth, stride in zip(depths, STRIDES))
 
 
@@ -60,7 +60,7 @@ def test_the_reach_that_the_page_names():
 
 
 def predictor_of(tmp_path, window):
-    """A random UPerNet with pooled maps of 0: pooled maps depend on the whole picture."""
+    """Build a random UPerNet with pooled maps of 0. Pooled maps depend on the whole picture."""
     cfg = Config.fromfile(SEGMENTATION)
     cfg.model.backbone.update(window_size=window, init_cfg=None)
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def predictor_of(tmp_path, window):
 
 
 def agreement(tmp_path, predictor, pixels, tile, overlap):
-    """The share of pixels with the label of the whole picture, and the number of tiles."""
+    """Return the share of pixels with the label of the whole picture, and the number of tiles."""
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     job = TiledInference(predictor, tmp_path / 'a.png', tmp_path / f'{tile}-{overlap}', tile, overlap)
     (path,) = job.run().files
@@ -92,7 +92,7 @@ def agreement(tmp_path, predictor, pixels, tile, overlap):
 
 
 def test_with_the_overlap_of_the_page_labels_are_the_whole_pictures(tmp_path):
-    """Windows of 2 tokens with a small receptive field, in wide and high pictures."""
+    """Use windows of 2 tokens with a small receptive field, in wide and high pictures."""
     predictor = predictor_of(tmp_path, 2)
     assert predictor.period == 64
     side = 2 * reach_of(ARCHS['nano'].depths, 2)  # the receptive field
@@ -104,6 +104,6 @@ def test_with_the_overlap_of_the_page_labels_are_the_whole_pictures(tmp_path):
         assert share >= 0.999
     exact, tiles = agreement(tmp_path, predictor, noise((64, 4 * field + 608)), 4 * field + 128, 2 * field)
     assert tiles > 1
-    assert exact >= 0.99999  # but for rounding
+    assert exact >= 0.99999  # rounding changes few labels
     less, _ = agreement(tmp_path, predictor, pixels, 192, 0)
     assert less < 0.995  # without overlap the labels differ

@@ -1,4 +1,4 @@
-"""Windows of tiles: each pixel is finished once, and the sum of the weights is 1."""
+"""Windows of tiles finish every pixel once, and the sum of the weights is 1."""
 
 import io
 
@@ -45,7 +45,7 @@ def test_each_pixel_is_in_one_cell_and_one_block(grid):
 @settings(max_examples=40)
 @given(grids(), st.integers(0, 20))
 def test_weights_add_up_to_one_wherever_one_begins(grid, first):
-    """The blend of scores that are right is right, and has the same bits after a warm-up from any tile."""
+    """A blend of exact scores is exact. A warm-up from any tile gives equal bits."""
     picture = np.random.default_rng(0).normal(size=(2, *grid.size)).astype(np.float32)
 
     def cells(begin):

@@ -52,7 +52,7 @@ def test_a_mask_in_a_picture_of_more_pixels_than_pycocotools_counts():
 
 
 def merged(picture, grid, masks=True):
-    """The objects that an oracle finds in the tiles of a picture, by way of what a manifest keeps of them."""
+    """Return the objects of an oracle in all tiles, converted to manifest entries and merged."""
     detector, merger, found = Detector(masks=masks), tiled.Merger(grid), []
     for index in range(len(grid)):
         window = grid.window(index)

@@ -1,4 +1,4 @@
-"""Windows of each kind of large picture are those of the whole picture."""
+"""Windows of every kind of large picture equal parts of the whole picture."""
 
 import sys
 
@@ -23,7 +23,7 @@ CMYK = np.asarray(Image.fromarray(RGB).convert('CMYK'))
 ALPHA = np.dstack([RGB, RGB[..., 0]])
 COLOURS = np.random.default_rng(0).integers(0, 256, (256, 3), np.uint8)
 WINDOWS = [Window(0, 0, *SIZE), Window(31, 40, 97, 169), Window(149, 209, 150, 210), Window(0, 64, 64, 128)]
-EXACT, SAME_JPEG, UPSAMPLED = 0, 2, 50  # levels of 255; GDAL's libjpeg interpolates subsampled colours by another rule
+EXACT, SAME_JPEG, UPSAMPLED = 0, 2, 50  # levels of 255; GDAL's libjpeg interpolates subsampled colours differently
 
 
 def same(picture, wanted_bgr, tolerance=EXACT):
@@ -38,7 +38,7 @@ def same(picture, wanted_bgr, tolerance=EXACT):
 
 
 def by_tifffile(path, pixels, **settings):
-    if settings.keys() & {'compression', 'bitspersample'}:  # tifffile itself writes plain numbers alone
+    if settings.keys() & {'compression', 'bitspersample'}:  # without imagecodecs tifffile writes plain numbers only
         pytest.importorskip('imagecodecs', reason='imagecodecs is not installed')
     tifffile.imwrite(path, pixels, **dict(dict(photometric='rgb'), **settings))
 
@@ -123,7 +123,7 @@ def test_tiffs(tmp_path, name):
 
 
 def test_a_sparse_tiff(tmp_path):
-    """Of which most tiles were never written."""
+    """Read a TIFF with many missing tiles."""
     tile = np.full((64, 64, 3), 200, np.uint8).tobytes()
     tiles = (tile if index == 5 else b'' for index in range(12))
     tifffile.imwrite(tmp_path / 'a.tif', tiles, shape=(*SIZE, 3), dtype='uint8', tile=(64, 64), photometric='rgb')
@@ -144,7 +144,7 @@ def pyramid_by_vips(path, subifd):
 
 
 def slide(path, **settings):
-    """An SVS of two levels, between them a thumbnail, then a label."""
+    """Write an SVS of two levels with a thumbnail in between, then a label."""
     tiles, strips = dict(tile=(64, 64), **settings), dict(rowsperstrip=16, compression='zlib')
     name = 'Aperio Image Library v11.2.1\n'
     with tifffile.TiffWriter(path) as file:
@@ -174,7 +174,7 @@ def test_levels_of_a_pyramid(tmp_path, write):
 
 
 def test_slides(record_fault, tmp_path):
-    """Also with JPEG 2000, which GDAL cannot read."""
+    """Read slides with JPEG and JPEG 2000. GDAL cannot read JPEG 2000."""
     pytest.importorskip('imagecodecs', reason='imagecodecs is not installed')
     slide(tmp_path / 'a.svs', compression='jpeg', compressionargs=dict(outcolorspace='rgb', level=98))
     same(open_picture(tmp_path / 'a.svs', 1), RGB[..., ::-1], 6)
@@ -197,7 +197,7 @@ def test_bad_tiffs(record_fault, tmp_path):
         with pytest.raises(OSError, match=r'a\.tif'):
             open_picture(path)
         record_fault('bad_pictures')
-    path.write_bytes(data[:384] + bytes(99) + data[483:])  # the begin of the first tile
+    path.write_bytes(data[:384] + bytes(99) + data[483:])  # the beginning of the first tile
     picture = open_picture(path)
     with pytest.raises(OSError, match=r'a\.tif at Window\(top=0.* cannot be read: .*Tile'):
         picture.read(WINDOWS[0])
@@ -216,7 +216,7 @@ def test_common_pictures(record_fault, tmp_path, suffix):
     cv2.imwrite(str(path), bgr, [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444])
     picture = open_picture(path)
     same(picture, cv2.imread(str(path)), SAME_JPEG)
-    same(picture._replace(read=open_picture(path).read), picture.read(WINDOWS[0]))  # windows in another order
+    same(picture._replace(read=open_picture(path).read), picture.read(WINDOWS[0]))  # windows in a new order
     with pytest.raises(ValueError, match='level takes 0 to'):
         open_picture(path, 9)
     path.write_bytes(path.read_bytes()[:-900])

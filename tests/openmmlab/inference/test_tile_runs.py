@@ -1,4 +1,4 @@
-"""Tiles of a whole picture: killed and resumed, in shards, refused, and in memory that does not depend on it."""
+"""Tiled runs: killed and resumed, in shards, refused, and in memory that does not grow with the picture."""
 
 import json
 import multiprocessing
@@ -25,7 +25,7 @@ SETTINGS = dict(tile=96, overlap=32)
 
 @pytest.fixture(scope='module')
 def picture(tmp_path_factory):
-    """A picture of 5 x 6 tiles, full of objects."""
+    """Write a picture of 5 x 6 tiles, full of objects."""
     path = tmp_path_factory.mktemp('pictures') / 'sc\u00e8ne.png'
     pixels = np.where((made := scene((330, 380), 25, largest=25)[0]) == 90, noise((330, 380)) // 2, made)
     cv2.imencode('.png', pixels)[1].tofile(path)
@@ -33,14 +33,14 @@ def picture(tmp_path_factory):
 
 
 def results(out_dir):
-    """The bytes of the results of a run, without the manifest."""
+    """Return the bytes of the results of a run, without the manifest."""
     found = {path.relative_to(out_dir): path.read_bytes() for path in out_dir.rglob('*') if path.is_file()}
     return {str(path): data for path, data in found.items() if path.parts[0] != 'tiles' and path.name[0] != '.'}
 
 
 @pytest.fixture(scope='module', params=[Segmentor, Detector])
 def kind(request, tmp_path_factory, picture):
-    """A model, and the results of an uninterrupted run."""
+    """Return a model, and the results of an uninterrupted run."""
     out = tmp_path_factory.mktemp('whole')
     finished = infer_tiled(request.param(), picture, out, **SETTINGS)
     assert finished.progress == (30, 30, 0)
@@ -54,7 +54,7 @@ def die(kind, picture, out, at, resume, shard=None):
 
 
 def killed(*arguments):
-    """Run in a process that kills itself, and return whether it died."""
+    """Run in a process with a kill. Return True if the kill happened."""
     process = multiprocessing.get_context('fork').Process(target=die, args=arguments)
     process.start()
     process.join()
@@ -69,7 +69,7 @@ def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, monkeypatch, 
     for turn, at in enumerate((5, 9, 11)):
         assert killed(kind, picture, tmp_path, at, bool(turn))
     with open(tmp_path / 'tiles' / picture.stem / '0-of-1.blocks', 'ab') as file:
-        file.write(b'half of a bl')  # as after a kill between two writes
+        file.write(b'half of a bl')  # like a kill between two writes
     with open(tmp_path / 'tiles' / picture.stem / '0-of-1.jsonl', 'ab') as file:
         file.write(b'{"tile": 12, "bl')
     shown = []
@@ -83,7 +83,7 @@ def test_killed_and_resumed_it_writes_the_same_bytes(record_fault, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.parametrize('seed', range(20))
 def test_killed_at_a_random_moment(record_fault, tmp_path, picture, kind, seed):
-    """Also during a write."""
+    """Kill at random moments, also during a write."""
     import time
 
     kind, expected = kind
@@ -163,7 +163,7 @@ def test_damaged_blocks_and_manifests(record_fault, tmp_path, picture, kind):
     job = TiledInference(kind(), picture, tmp_path, **SETTINGS)
     for name in ('0-of-1.blocks', '0-of-1.jsonl'):
         data = bytearray((folder / name).read_bytes())
-        begin = 400 if name.endswith('.jsonl') else 0  # the settings are read by other tests
+        begin = 400 if name.endswith('.jsonl') else 0  # the settings come first; different tests damage the settings
         data[int(rng.integers(begin, len(data)))] ^= 0x40
         (folder / name).write_bytes(data)
         with pytest.raises((OSError, ValueError), match=r'damaged|of 30 tiles'):
@@ -213,7 +213,7 @@ def test_a_file_of_the_user_stays(record_fault, tmp_path, picture):
     with pytest.raises(FileExistsError, match='is there already'):
         infer_tiled(predictor, picture, tmp_path, **SETTINGS)
     assert mine.read_bytes() == b'mine'
-    assert predictor.seen == 0  # before the work is done
+    assert predictor.seen == 0  # refused before any tile
     record_fault('outputs')
 
 
@@ -250,7 +250,7 @@ def test_a_full_disk(record_fault, tmp_path, picture, kind, monkeypatch, most_by
 def test_blank_tiles_are_skipped_and_said(tmp_path):
     pixels = np.full((400, 400, 3), 240, np.uint8)
     pixels[:100, :100] = noise((100, 100))
-    pixels[300:, 300:] += np.random.default_rng(0).integers(0, 5, (100, 100, 3), np.uint8)  # as JPEG leaves it
+    pixels[300:, 300:] += np.random.default_rng(0).integers(0, 5, (100, 100, 3), np.uint8)  # noise of JPEG
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     for skip, blank in ((None, 0), (0, 28), (8, 32)):
         out = tmp_path / str(skip)
@@ -260,7 +260,7 @@ def test_blank_tiles_are_skipped_and_said(tmp_path):
             whole = labels
         assert done.progress.blank == blank
         assert (labels == 255).any() == (skip is not None)
-        assert (labels == whole)[labels != 255].mean() > 0.99  # next to a tile that was skipped, one alone decides
+        assert (labels == whole)[labels != 255].mean() > 0.99  # next to a skipped tile, a single tile decides
 
 
 @pytest.mark.parametrize('size', [(1, 1), (1, 700), (700, 1), (20, 30), (96, 96), (97, 96)])
@@ -273,7 +273,7 @@ def test_small_and_thin_pictures(tmp_path, size):
 
 
 def test_labels_are_those_of_the_whole_picture(tmp_path):
-    """The overlap is four times the reach of a pixel's label to each side."""
+    """The overlap is four times the reach of a pixel's label to a side."""
     pixels = noise((500, 450))
     cv2.imwrite(str(tmp_path / 'a.png'), pixels)
     infer_tiled(Segmentor(), tmp_path / 'a.png', tmp_path, tile=176, overlap=64)
@@ -297,7 +297,7 @@ def test_json_is_what_coco_reads(tmp_path, picture):
 
 
 class Endless:
-    """A picture that is computed window by window."""
+    """A picture computed window by window."""
 
     def __init__(self, size):
         self.size, self.notes, self.coordinates = size, (), None
@@ -309,7 +309,7 @@ class Endless:
 
 @pytest.mark.parametrize('kind', [Segmentor, Detector])
 def test_memory_does_not_depend_on_the_picture(tmp_path, monkeypatch, kind):
-    """The peak of memory is counted, with arrays, for three times the side and nine times the pixels."""
+    """Compare memory peaks for three times the side and nine times the pixels."""
     from swin_backbone.openmmlab.inference.tiles import run
 
     monkeypatch.setattr(run, 'digest_of', lambda path: '')

@@ -1,4 +1,4 @@
-"""Convolutions of a model that the compiled library computes: the same module for everybody else."""
+"""Convolutions of the compiled library behave like the replaced nn.Conv2d."""
 
 import copy
 import pickle
@@ -38,7 +38,7 @@ def test_it_computes_the_same(calls):
     for shape in ((1, 32, 40, 30), (70, 32, 4, 4), (1, 32, 5, 5)):
         x = torch.randn(shape)
         torch.testing.assert_close(conv(x), before(x), rtol=1e-4, atol=1e-5)
-    assert len(calls) == 2  # the last is small
+    assert len(calls) == 2  # the last input is too small
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_hooks_modes_and_recorders(calls):
     assert len(calls) == 2
     with torch.autocast('cpu', torch.bfloat16):
         assert conv(x).dtype is torch.bfloat16
-    del calls[2:]  # some processors compute that too
+    del calls[2:]  # the library of some processors computes the autocast call
     torch.testing.assert_close(torch.jit.trace(conv, x, check_trace=False)(x), expected)
     torch.testing.assert_close(torch.func.vmap(conv)(x[None])[0], expected)
     exported = torch.export.export(conv, (x,)).module()

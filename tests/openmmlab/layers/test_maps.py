@@ -1,4 +1,4 @@
-"""Maps in channels_last memory through a whole model: same results, same checkpoints."""
+"""Maps in channels_last memory through a whole model give equal results and checkpoints."""
 
 import copy
 
@@ -23,7 +23,7 @@ def test_a_detector_predicts_the_same(family):
     before = predict(cfg, model, copy.deepcopy(data))
     accelerate(model)
     assert strided(model)
-    assert not strided(model.backbone)  # which packs its own
+    assert not strided(model.backbone)  # the backbone packs the weights itself
     for x, y in zip(before, predict(cfg, model, data)):
         torch.testing.assert_close(x.pred_instances.bboxes, y.pred_instances.bboxes, rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(x.pred_instances.scores, y.pred_instances.scores, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Regions of a pyramid: as mmdet's extractor, but that boxes are not rounded and bfloat16 is taken."""
+"""Regions of a pyramid equal mmdet's extractor, without rounding of boxes, and with support for bfloat16."""
 
 import copy
 from importlib import import_module
@@ -62,7 +62,7 @@ def test_channels_last_maps_give_the_same_and_such_gradients():
 
 
 def test_of_bfloat16_maps_boxes_are_not_rounded(monkeypatch):
-    # Which takes bfloat16, where mmcv's may be compiled
+    # The extension supports bfloat16. A compiled mmcv may not.
     monkeypatch.setattr(import_module('mmcv.ops.roi_align'), 'ext_module', ext)
     theirs, ours = extractors()
     maps = [torch.randn(1, 8, 800 // stride, 1344 // stride).bfloat16() for stride in (4, 8, 16, 32)]

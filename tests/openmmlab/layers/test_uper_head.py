@@ -1,4 +1,4 @@
-"""A convolution of resized maps before they are resized: mmseg's UPerHead, but for rounding."""
+"""A convolution before the resize of maps equals mmseg's UPerHead, except for rounding."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_a_weight_is_packed_once(monkeypatch):
         ours(maps())
         first = len(packed)
         ours(maps())
-    assert first == len(packed) > 1  # the fused one's, and others'
+    assert first == len(packed) > 1  # weights of the fused convolution, and of separate convolutions
 
 
 @pytest.mark.parametrize('hooked', ['fpn_bottleneck', 'fpn_bottleneck.conv', 'bottleneck'])

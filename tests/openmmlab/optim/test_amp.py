@@ -1,4 +1,4 @@
-"""Mixed precision on a CPU: what of a whole model is bfloat16, and what stays in float32."""
+"""Mixed precision on a CPU: the bfloat16 and float32 parts of a whole model."""
 
 import copy
 import re
@@ -24,7 +24,7 @@ from swin_backbone.openmmlab.optim.amp import BEHIND_FORWARD
 
 TABLE = ROOT / 'docs/explanation/mixed_precision.md'
 FAMILIES = ['Mask R-CNN', 'Cascade Mask R-CNN', 'RetinaNet', 'ATSS', 'Mask2Former, instances', 'UPerNet']
-AROUND = [mixed_precision, lambda model: torch.autocast('cpu', torch.bfloat16)]  # the columns
+AROUND = [mixed_precision, lambda model: torch.autocast('cpu', torch.bfloat16)]  # columns of the table
 
 SIDE = 128
 
@@ -87,7 +87,7 @@ class Recorder(TorchFunctionMode):
 
 @contextmanager
 def recorded(model, monkeypatch):
-    """The dtypes are those of the table in the docs."""
+    """Record the dtypes for the rows of the table in the docs."""
     from swin_backbone.openmmlab.layers import roi_extractor
 
     recorder = Recorder({81, 9, 151})
@@ -133,7 +133,7 @@ def tensors(value):
 
 
 def table():
-    """The dtypes of each row of the table, by column."""
+    """Return the dtypes of the table by row and column."""
     rows = re.findall(r'^\| (.+?) \| (float32|bfloat16) \| (float32|bfloat16) \|$', TABLE.read_text(), re.MULTILINE)
     assert len(rows) == 11
     return {name: [getattr(torch, dtype) for dtype in dtypes] for name, *dtypes in rows}
@@ -148,7 +148,7 @@ def test_each_cell_of_the_table(column, monkeypatch):
         for row, dtypes in dtypes_of(family, AROUND[column], monkeypatch).items():
             found[row] |= dtypes
     for row, cells in table().items():
-        # By torch's autocast, not all families and not all that a row names
+        # torch's autocast gives the dtype of a cell only in some families and parts of a row
         assert cells[column] in found[row] if column == 1 else {cells[column]} == found[row], row
         if cells[column] == torch.float32:
             assert found[row] == {torch.float32}, row
@@ -163,7 +163,7 @@ def test_cells_of_a_detector_and_a_segmentor(family, monkeypatch):
 
 
 def dtypes_of(family, around, monkeypatch):
-    """The dtypes that each row of the table has, in a prediction and a step of training."""
+    """Return the dtypes for all rows of the table, in a prediction and a step of training."""
     cfg = swapped(PLACED[family])
     cfg.optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
     # Not smaller: torch's bfloat16 gradient of a 3x3 convolution with stride 2 on a map of 1x1 pixels is not finite
@@ -274,7 +274,7 @@ def test_weights_that_change_while_it_lasts_are_used(grad):
     with mixed_precision(model), torch.set_grad_enabled(grad):
         before = model(x)
         with torch.no_grad():
-            model.weight += 1  # as an optimizer's step does
+            model.weight += 1  # like an optimizer's step
         torch.testing.assert_close(model(x) - before, torch.full((1, 2), 3.0), atol=0.05, rtol=0, check_dtype=False)
 
 
@@ -328,6 +328,6 @@ def test_one_model_in_several_threads():
         for other in others:
             y, behind = other.result(60)
             assert y.dtype == behind.dtype == torch.float32
-            assert torch.equal(y, y.bfloat16().float())  # it was computed in bfloat16
+            assert torch.equal(y, y.bfloat16().float())  # computed in bfloat16
     assert head.forward is given
     assert 'loss_by_feat' not in vars(head)

@@ -1,4 +1,4 @@
-"""Layer-wise learning-rate decay: each parameter's rate and decay."""
+"""Layer-wise learning-rate decay: rate and decay of every parameter."""
 
 import pytest
 from mmengine.optim import build_optim_wrapper
@@ -19,7 +19,7 @@ class Detector(nn.Module):
 
 
 def expected(kind):
-    """The layer and decay of each parameter of Swin-T, V1 or V2, written out from the rule."""
+    """Return the layer and decay of every parameter of Swin-T, V1 or V2, from the rule."""
     v2 = kind is SwinV2Backbone
     backbone = {'absolute_pos_embed': (0, 0.0)}
     for name in ('projection.weight', 'projection.bias', 'norm.weight', 'norm.bias'):

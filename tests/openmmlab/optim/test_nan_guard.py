@@ -78,7 +78,7 @@ def test_an_accumulation_is_one_step(tmp_path, record_fault):
     check_skipped(tmp_path / 'work', 3, 6)
     assert differing(tmp_path / 'work' / 'iter_6.pth', tmp_path / 'work' / 'iter_9.pth') != []
     warning = next(line for line in said.splitlines() if 'Iteration 6: step skipped' in line)
-    assert warning.count('.png') == 2  # of the bad batch alone
+    assert warning.count('.png') == 2  # pictures of the bad batch only
     record_fault('non_finite')
 
 
@@ -109,7 +109,7 @@ def test_an_overflow_counts_at_a_scale_of_1(tmp_path, record_fault):
     codes, said = spoilt(tmp_path / 'work', dict.fromkeys(range(9), 'gradient'), iterations=9, **settings)
     assert codes == {1}
     first = next(line for line in said.splitlines() if 'step skipped' in line)
-    assert 'Iteration 3: step skipped, number 1 in a row' in first  # at 4 and 2 the scaler halves its scale
+    assert 'Iteration 3: step skipped, number 1 in a row' in first  # at 4 and 2 the scaler halves the scale
     assert 'training stops at iteration 5' in said
     record_fault('non_finite', 5)
 

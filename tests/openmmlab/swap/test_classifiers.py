@@ -51,7 +51,7 @@ def test_a_classifier_trains_and_predicts(path, swin):
 
 
 def test_what_depends_on_the_backbone_follows():
-    cfg = swapped(CONVNEXT, 'swin-b')  # which pools by itself, and emits a vector
+    cfg = swapped(CONVNEXT, 'swin-b')  # ConvNeXt pools inside the backbone and emits a vector
     assert cfg.model.neck.type == 'mmpretrain.GlobalAveragePooling'
     assert cfg.model.head.in_channels == 1024
     backbone = dict(cfg.model.backbone)
@@ -59,7 +59,7 @@ def test_what_depends_on_the_backbone_follows():
     assert backbone['drop_path_rate'] == 0.5
     assert cfg.data_preprocessor.to_rgb is True
     assert 'bgr_to_rgb' not in cfg.data_preprocessor
-    assert cfg.optim_wrapper.optimizer.lr == 4e-3  # it has AdamW already
+    assert cfg.optim_wrapper.optimizer.lr == 4e-3  # the config has AdamW already
     assert cfg.custom_hooks == read_config(CONVNEXT).custom_hooks
 
 
@@ -72,7 +72,7 @@ def test_the_rate_is_that_of_the_paper_for_the_images_of_a_step():
 
 
 def test_only_what_started_from_weights_does():
-    assert 'init_cfg' not in swapped(RESNET, 'swin-t').model.backbone  # it trains on ImageNet
+    assert 'init_cfg' not in swapped(RESNET, 'swin-t').model.backbone  # a training on ImageNet needs no weights
     assert swapped(FINE_TUNED, 'swin-l').model.backbone.init_cfg.type == 'Pretrained'
     assert swapped(RESNET, 'swin-nano').model.backbone.init_cfg.type == 'Xavier'
 
@@ -88,7 +88,7 @@ def test_reidentification_of_mmdet_is_a_classifier_too():
     cfg = swapped(REID)
     assert cfg.model.head.in_channels == 256
     assert cfg.model.data_preprocessor.to_rgb is True
-    cfg.model.neck.kernel_size = (2, 2)  # of pictures of 64x64
+    cfg.model.neck.kernel_size = (2, 2)  # size of the last map for 64x64 pictures
     model, samples = train_and_predict(cfg)
     assert isinstance(model.backbone, SwinBackbone)
     assert all(sample.pred_feature.shape == (128,) for sample in samples)

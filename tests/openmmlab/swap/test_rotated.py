@@ -17,7 +17,7 @@ PLACED = {
     'Oriented R-CNN': 'oriented_rcnn/oriented-rcnn-le90_r50_fpn_1x_dota.py',
     'RoI Transformer': 'roi_trans/roi-trans-le90_r50_fpn_1x_dota.py',
     'S2ANet': 's2anet/s2anet-le135_r50_fpn_1x_dota.py',
-    'Rotated FCOS': 'rotated_fcos/rotated-fcos-hbox-le90_r50_fpn_1x_dota.py',  # the other loss is for CUDA alone
+    'Rotated FCOS': 'rotated_fcos/rotated-fcos-hbox-le90_r50_fpn_1x_dota.py',  # the default loss needs CUDA
 }
 SIDE = 128  # pixels: anchors are large
 
@@ -29,7 +29,7 @@ def mmrotate():
 
 
 def pictures_and_truth(batch=2):
-    """Pictures with rotated boxes: centre, width, height, angle."""
+    """Return pictures with rotated boxes: centre, width, height, angle."""
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
     from mmrotate.structures.bbox import RotatedBoxes

@@ -92,7 +92,7 @@ def test_recipe_swin_exchanges_sgd():
     }  # fmt: skip
     segmentation = swap(DEEPLAB)
     assert (segmentation.optim_wrapper.optimizer.lr, segmentation.optim_wrapper.optimizer.weight_decay) == (6e-5, 0.01)
-    assert segmentation.param_scheduler[0].eta_min == 0  # above the new rate before
+    assert segmentation.param_scheduler[0].eta_min == 0  # the old value is above the new rate
 
 
 def test_recipe_swin_keeps_what_a_detr_knows_of_its_backbone():

@@ -1,4 +1,4 @@
-"""`--at`: which of several backbones of a config a Swin replaces."""
+"""`--at` selects the backbone that a Swin replaces."""
 
 import copy
 
@@ -22,7 +22,7 @@ DEEPSORT = 'mmdet::deepsort/deepsort_faster-rcnn_r50_fpn_8xb2-4e_mot17train_test
 
 
 class BevLike(BaseModel):
-    """The parts of a detector of cameras and points together that a swap is about."""
+    """The parts of a camera and point detector that matter for a swap."""
 
     def __init__(self, img_backbone, img_neck, pts_backbone, data_preprocessor):
         super().__init__(data_preprocessor=data_preprocessor)

@@ -1,6 +1,6 @@
 """A Swin in families of mmdet and mmseg: it trains and predicts, or is refused by the key.
 
-test_swap_every_config.py has every config there is, and trains.
+test_swap_every_config.py trains every config of the toolboxes.
 """
 
 import re

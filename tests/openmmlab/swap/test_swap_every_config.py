@@ -1,10 +1,11 @@
 """A Swin in every config that the installed toolboxes ship, folder by folder.
 
-Each folder leaves a file in work_dirs/swap, so a run may stop anywhere and go on another time:
+Every folder leaves a file in work_dirs/swap. A run may stop anywhere and continue later:
 
     pytest -m slow tests/openmmlab/swap/test_swap_every_config.py -k 'mmdet-atss or mmdet-detr'
 
-`pytest tests/openmmlab/swap/test_swap_every_config.py --write-swap-list` writes docs/guides/swap.md's table from them.
+`pytest tests/openmmlab/swap/test_swap_every_config.py --write-swap-list` writes the table of docs/guides/swap.md from
+the files.
 """
 
 import json
@@ -82,7 +83,7 @@ def _cell(text):
 
 
 def test_the_documentation_has_every_folder(request):
-    """The table is of one release of the toolboxes; further releases have different folders."""
+    """The table is for a single release of the toolboxes. Later releases have different folders."""
     if request.config.getoption('--write-swap-list'):
         run = [pair for pair in FOLDERS if result_file(*pair).exists()]
         results = {f'{t}/{f}': json.loads(result_file(t, f).read_text()) for t, f in run}

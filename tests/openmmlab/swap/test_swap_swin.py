@@ -1,4 +1,4 @@
-"""Where a config has the toolbox's own Swin, a swap changes types, and nothing that is computed."""
+"""In configs with the toolbox's own Swin, a swap changes types, and no results."""
 
 import json
 

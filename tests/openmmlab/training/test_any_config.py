@@ -1,4 +1,4 @@
-"""`--data`, `--epochs` and the others, on configs of both toolboxes and four layouts, to the first metric."""
+"""Options like `--data` and `--epochs` on configs of two toolboxes and four layouts, to the first metric."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 from helpers.openmmlab import layouts
 from helpers.openmmlab.any_config import CONFIGS, metrics_after_an_epoch
 
-# The annotations of each layout: boxes, masks of objects, labels of pixels.
+# layout: annotations (boxes, masks of objects, labels of pixels)
 HOLDS = dict(coco=('boxes', 'masks', 'labels'), yolo=('boxes',), voc=('boxes',), labels=('labels',))
 FAST = {('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py', 'labels')}  # test_api.py has a detector
 WITH_MASKS = ('mask_rcnn', 'htc', 'mask2former')

@@ -17,7 +17,7 @@ from swin_backbone.openmmlab.training.lock import HOLDER, LOCK, only_training_in
 def hold(folder, workers=0):
     with only_training_in(str(folder)):
         for _ in range(workers):
-            if os.fork() == 0:  # a worker of a data loader, which outlives a killed training
+            if os.fork() == 0:  # a worker of a data loader outlives a killed training
                 time.sleep(20)
                 os._exit(0)
         (folder / 'held').touch()
@@ -26,7 +26,7 @@ def hold(folder, workers=0):
 
 @pytest.fixture
 def holder(tmp_path):
-    """A process that trains in a folder, with workers."""
+    """Start a process that trains in a folder, with workers."""
     process = start(hold, tmp_path, 2, log=tmp_path / 'log')
     deadline = time.monotonic() + 30
     while not (tmp_path / 'held').exists():

@@ -74,7 +74,7 @@ def install_torchvision(tmp_path, monkeypatch):
         (tmp_path / 'torchvision' / '__init__.py').write_text(text)
         for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
             monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, 'torchvision', None)  # to be put back after it
+        monkeypatch.setitem(sys.modules, 'torchvision', None)  # monkeypatch restores the module after the test
         monkeypatch.delitem(sys.modules, 'torchvision')
         monkeypatch.syspath_prepend(tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.openmmlab.toy_training import config, differing, run, run_ranks, start, train, wait
 
-RESUMABLE = 75  # what a shell calls a temporary failure, EX_TEMPFAIL
+RESUMABLE = 75  # EX_TEMPFAIL, a temporary failure
 EMA = dict(type='EMAHook', momentum=0.1)
 
 
@@ -31,7 +31,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, record
     assert f'{number.name}: training stops after iteration 5 (exit code 75).' in log.read_text()
     assert f'checkpoint is {tmp_path}/epoch_0_iter_5.pth; --resume goes on from there' in log.read_text()
     assert run(config(tmp_path, epochs=1, resume=True)) == 0
-    assert sorted(path.name for path in tmp_path.glob('*.pth')) == ['epoch_1.pth']  # of max_keep_ckpts=1
+    assert sorted(path.name for path in tmp_path.glob('*.pth')) == ['epoch_1.pth']  # max_keep_ckpts is 1
     record_fault('signals')
 
 
@@ -55,7 +55,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path, record_fault):
 
 def test_a_second_signal_stops_at_once(tmp_path, record_fault):
     """Within a second, signals count once, because Ctrl-C under torchrun arrives twice."""
-    # both within one step: the second signal must stop the training before the end of the step
+    # two signals within a step: the second signal must stop the training before the end of the step
     twice = [send(signal.SIGTERM, 5), dict(type='SleepAfter', after=5, seconds=1.1), send(signal.SIGTERM, 5)]
     assert run(config(tmp_path / 'later', epochs=2, hooks=twice)) == -signal.SIGTERM
     assert not (tmp_path / 'later' / 'last_checkpoint').exists()
@@ -74,7 +74,7 @@ def test_workers_outlive_a_signal_to_all_processes(tmp_path, record_fault):
 
 
 def test_workers_end_when_their_process_does(tmp_path):
-    """torchrun sends SIGTERM to its processes, and waits for their end."""
+    """torchrun sends SIGTERM to all processes, and waits for the end of the processes."""
 
     def exit_as_python_does():
         train(config(tmp_path, epochs=1, workers=2))

@@ -1,4 +1,4 @@
-"""Configs for the user's own pictures: filled from `own_data`, or an error that names its key."""
+"""Configs for the user's own pictures: filled from `own_data`, or an error that names the key."""
 
 import json
 

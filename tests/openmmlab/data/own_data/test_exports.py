@@ -11,7 +11,7 @@ ALL = {name for split in ('train', 'val') for name, *_ in layouts.scenes(split)}
 
 
 def plain(name):
-    """The name of a scene, without the additions of a program."""
+    """Return the name of a scene, without the additions of a program."""
     return re.sub(r'^8ab1-|_jpg\.rf\.[0-9a-f]+|\.jpg$', '', name)
 
 

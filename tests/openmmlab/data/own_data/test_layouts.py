@@ -171,7 +171,7 @@ def without_names(root):
 
 
 def replaced(name, old, new):
-    """A function that replaces a text in files."""
+    """Return a function that replaces a text in files."""
 
     def change(root):
         for path in root.glob(name):
@@ -319,7 +319,7 @@ def all_in_one_folder(root):
 
 
 def with_links_to_pictures(root):
-    """Each picture is a link to a store elsewhere."""
+    """Replace pictures with links to a separate folder."""
     store = root.parent / 'store'
     store.mkdir()
     for number, path in enumerate(sorted((root / 'images').rglob('*.jpg'))):
@@ -338,7 +338,7 @@ def beside_masks(root):
 
 
 def with_pictures_of_nothing(root):
-    """A picture without a file, one with an empty file, upper case, Windows' ends of lines."""
+    """A picture without a file, a picture with an empty file, upper case, Windows' ends of lines."""
     layouts.write_picture(root / 'images' / 'train', 'nothing', np.zeros((64, 64, 3), np.uint8))
     layouts.write_picture(root / 'images' / 'train', 'empty', np.zeros((64, 64, 3), np.uint8))
     (root / 'labels' / 'train' / 'empty.txt').write_text('')
@@ -372,7 +372,7 @@ def test_folders_as_people_have_them(layout, change, pictures, tmp_path):
 
 
 def with_points(numbers):
-    """Points of a pose behind each box, by `kpt_shape`."""
+    """Points of a pose after every box, with `kpt_shape`."""
 
     def change(root):
         with open(root / 'data.yaml', 'a') as file:
@@ -594,7 +594,7 @@ def test_classes_without_pixels_are_named_by_an_option(tmp_path):
 
 
 def test_a_mistyped_class_is_a_warning_with_the_nearest(tmp_path, record_fault):
-    """In training beside many others, and in validation alone."""
+    """A mistyped class is in training beside many objects, or in validation alone."""
     root = layouts.made('voc', tmp_path)
     for split, name in (('train', 'perosn'), ('val', 'brid')):
         path = root / 'Annotations' / f'{split}_0.xml'
