@@ -1,7 +1,7 @@
 """Maps and images of more numbers than 32 bits count.
 
-Inputs and gradients are memory that nobody wrote, so that their zeros take none, and random numbers in the corner that
-is last in memory. What becomes of these is known from a small map.
+Inputs and gradients are unwritten memory: the zeros take no memory. The last corner in memory has random numbers. A
+small map gives the expected corner.
 """
 
 import mmap
@@ -16,10 +16,10 @@ from swin_backbone import SwinBackbone
 from swin_backbone.models.layers import normalise_output
 
 BEYOND = 2**31
-NORESERVE = 0x4000  # mmap.MAP_NORESERVE, which Python has from 3.13 on
+NORESERVE = 0x4000  # mmap.MAP_NORESERVE, in Python since 3.13
 SIDE = 16  # tokens of the corner, in whole windows
 SETTINGS = dict(depths=(1, 1), strides=(4, 2), out_indices=(0, 1), in_channels=1, window_size=4, drop_path_rate=0.0)
-# The axes of height and width, and tokens of a corner in one step along them: of what goes in and what comes out.
+# Layer, height and width axes of input and output, and the corner's scales of input and output.
 BACKENDS = ['native', 'torch']
 LAYERS = {
     'embed': (lambda model, x: model.patch_embed(x), (2, 3), (1, 2), 4, 1),
@@ -30,7 +30,7 @@ LAYERS = {
 
 
 def unwritten(shape, dtype):
-    """Zeros that take no memory."""
+    """Return zeros without taking memory."""
     size = torch.Size(shape).numel() * dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
     return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=dtype).view(shape)
@@ -63,10 +63,10 @@ def assert_close(found, wanted):
 
 
 def check(backend, layer, channels, dtype, backward=True, mlp_ratio=1, beyond=BEYOND):
-    """Compare a layer of a large square map of `beyond` numbers with that of its corner."""
+    """Compare a layer on a large square map of `beyond` numbers with the layer on the corner."""
     model = build(backend, channels, mlp_ratio, dtype)
     run, axes, out_axes, scale, out_scale = LAYERS[layer]
-    numbers = 1 if layer == 'embed' else channels  # of each place
+    numbers = 1 if layer == 'embed' else channels  # of a place
     side = int((beyond / numbers) ** 0.5) // SIDE * SIDE + SIDE
     shape = (1, 1, side, side) if layer == 'embed' else (1, side, side, channels)
     x = unwritten(shape, dtype)
@@ -102,7 +102,7 @@ def maps_and_gradients(model, x):
 
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_images_whose_numbers_lie_far_apart(backend):
-    """Images, rows or columns of a view are more than 2^31 numbers from each other."""
+    """Distances between images, rows or columns of a view are more than 2^31 numbers."""
     model = build(backend, 8, 1, torch.float32)
     memory = unwritten((2**33,), torch.float32)
     for strides in ((2**32, 1, 2**26, 1), (50, 1, 64, 2**26), (0, 1, 2**26, 3)):
@@ -122,7 +122,7 @@ def test_images_whose_numbers_lie_far_apart(backend):
     ],
 )
 def test_a_layer_of_more_than_2_to_the_31_numbers(backend, layer, channels, dtype, gib):
-    """One to eight minutes each on one core."""
+    """A case takes 1 to 8 minutes on a core."""
     require_memory(gib)
     check(backend, layer, channels, dtype)
 
@@ -130,5 +130,5 @@ def test_a_layer_of_more_than_2_to_the_31_numbers(backend, layer, channels, dtyp
 @pytest.mark.parametrize('layer', LAYERS)
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_the_last_corner_of_a_map_is_that_of_a_small_one(backend, layer):
-    """What the test above takes for granted, with all backends."""
+    """Check the assumption of the test above, with all backends."""
     check(backend, layer, 8, torch.float32, beyond=2**14)

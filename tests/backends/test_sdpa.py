@@ -1,4 +1,4 @@
-"""Attention by torch's scaled_dot_product_attention never takes cuDNN's backend, whose backward can give NaN."""
+"""Attention by torch's scaled_dot_product_attention never takes cuDNN's backend: cuDNN's backward can give NaN."""
 
 import math
 
@@ -23,7 +23,7 @@ def flags():
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The backends that were enabled at each call of SDPA, which a GPU takes, here on any device."""
+    """Return the enabled backends at calls of SDPA. Every device takes SDPA here, like a GPU."""
     monkeypatch.setattr(attention, 'takes_fused_attention', lambda q: True)
     calls, original = [], F.scaled_dot_product_attention
 
@@ -77,7 +77,7 @@ def test_a_torch_without_such_a_backend_chooses_as_it_does(monkeypatch, seen):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device; the fault is of H100 and H200')
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_windows_of_8x8_with_a_very_low_log_sum_exp(dtype):
-    """The case of pytorch issue 196678: every logit is about -120, there is a mask, and N % 128 is 64."""
+    """The case of pytorch issue 196678: every logit is about -120, windows have a mask, and N % 128 is 64."""
     heads, d, N = 2, 32, 64
     qkv_T3hd = torch.randn(4 * N, 3, heads, d, device='cuda', dtype=dtype) * 0.1
     qkv_T3hd[:, 0, :, 0], qkv_T3hd[:, 1, :, 0] = 1.0, -120 * math.sqrt(d)

@@ -29,7 +29,7 @@ def make_model():
 
 
 def train(model, rank, steps=STEPS):
-    """Losses of the global batch, which is drawn by step alone."""
+    """Return losses. The global batch depends on the step alone."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(steps):
@@ -73,7 +73,7 @@ def work(rank, port, folder):
     if rank == 0:
         torch.save(dict(ddp=of_ddp, fsdp=of_fsdp, state_dict=whole, local=local), folder / 'run.pth')
     dist.barrier()
-    # and back: one process's checkpoint into shards
+    # and back: a single process's checkpoint into shards
     weights = torch.load(folder / 'run.pth')['state_dict']
     again = shard(make_model())
     set_model_state_dict(again, weights, options=StateDictOptions(full_state_dict=True))

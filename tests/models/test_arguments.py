@@ -1,4 +1,4 @@
-"""Every argument of both backbones: what is outside its range is refused by name; what is inside builds and runs."""
+"""Arguments of backbones: values out of range are refused by name; values in range build and run."""
 
 import inspect
 import math
@@ -16,7 +16,7 @@ from torch import nn
 from swin_backbone import ARCHS, ARCHS_V2, SwinBackbone, SwinMLPBackbone, SwinV2Backbone
 from swin_backbone.models.global_attention import GlobalAttention
 
-# Two stages, so that (height, width) is as long as an entry a stage.
+# Two stages: (height, width) and a list with an entry for every stage have equal lengths.
 SMALL = dict(embed_dims=8, depths=(1, 2), num_heads=(1, 2), out_indices=(1,), window_size=2)
 SIGNATURES = {backbone: inspect.signature(backbone).parameters for backbone in (SwinBackbone, SwinV2Backbone)}
 ARGUMENTS = [(backbone, name) for backbone, parameters in SIGNATURES.items() for name in parameters]
@@ -32,7 +32,7 @@ def assert_runs(backbone):
 
 
 class RootMeanSquare(nn.Module):
-    """A norm of each token by itself, unknown to this package."""
+    """A norm of single tokens, unknown to the package."""
 
     def __init__(self, channels, eps=1e-5):
         super().__init__()
@@ -44,13 +44,13 @@ class RootMeanSquare(nn.Module):
 
 
 class OverAllTokens(RootMeanSquare):
-    """It takes any shape, and mixes tokens."""
+    """A norm for any shape. The norm mixes tokens."""
 
     def forward(self, x):
         return x * (x.square().mean() + self.eps).rsqrt() * self.weight
 
 
-# What is drawn, for each kind of argument: from inside its range, and from outside.
+# Drawn values of arguments, by kind: in range, and out of range.
 JUNK = st.one_of(
     st.text(max_size=5).filter(lambda text: text not in ARCHS_V2),
     st.binary(max_size=4),
@@ -77,7 +77,7 @@ def numbers(inside, outside):
 
 
 def sequences(entry, least, most):
-    """Of so many entries; outside are those with another one among them, or with more or fewer."""
+    """Return sequences in range, and out of range: with a wrong entry, or with too many or too few entries."""
     inside, outside = entry
     entries = st.lists(inside, min_size=least, max_size=most)
     spoilt = st.tuples(st.lists(inside, max_size=most), outside, st.lists(inside, max_size=most)).map(
@@ -155,7 +155,7 @@ KINDS = dict(
     mask_padding=FLAGS,
     backend=(any_of('auto', 'torch'), FLAGS[1] | st.booleans()),
 )
-# Of Swin V2, where two ints are (height, width) also.
+# Windows of Swin V2: two ints are (height, width) too.
 WINDOWS = (
     pairs()[0] | TWO_PAIRS[0],
     TWO_PAIRS[1].filter(lambda value: not (isinstance(value, list) and len(value) == 1)) | st.integers(max_value=0),
@@ -295,7 +295,7 @@ def test_a_norm_is_tried_wherever_modules_are_made(device):
 
 
 def test_a_norm_whose_weights_are_on_meta_is_taken():
-    """As accelerate's init_empty_weights makes them: there are no numbers to compare."""
+    """accelerate's init_empty_weights makes weights on meta, without numbers to compare."""
 
     class MadeEmpty(RootMeanSquare):
         def __init__(self, channels, eps):
@@ -346,7 +346,7 @@ def test_autocast_takes_images_of_another_dtype(of_images):
 
 
 def test_a_hook_may_cast_images_and_weights_before_they_meet():
-    """As FSDP's mixed precision does."""
+    """FSDP's mixed precision casts in hooks."""
     model, x = build().eval(), torch.randn(1, 3, 9, 11)
     expected = model(x)[0]
     model.patch_embed.register_forward_pre_hook(lambda module, inputs: inputs[0].float())

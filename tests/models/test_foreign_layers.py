@@ -1,4 +1,4 @@
-"""Layers in another's place, hooks, and what torch does to modules: each must work, or be called as it is."""
+"""Replaced layers, hooks, and torch's changes of modules: the library computes correctly, or calls the module."""
 
 import copy
 
@@ -36,7 +36,7 @@ def maps(model, x):
 @pytest.mark.parametrize('backbone', BACKBONES)
 @pytest.mark.parametrize('name', ['attn.w_msa.proj', 'ffn.layers.1', 'norm1', 'attn.w_msa.qkv'])
 def test_a_forward_of_its_own_is_called(backbone, name):
-    """As accelerate's offloading gives one to each layer."""
+    """accelerate's offloading sets `forward` on layers."""
     model, x = make(backbone), torch.randn(1, 3, 40, 50)
     expected, layer = maps(model, x), model.stages[0].blocks[1].get_submodule(name)
     original, calls = layer.forward, []
@@ -93,7 +93,7 @@ def test_an_identity_for_a_norm(backbone):
 
 
 class Mlp(nn.Module):
-    """An MLP of another class, as timm's."""
+    """An MLP of a different class, like timm's."""
 
     def __init__(self, ffn):
         super().__init__()
@@ -114,7 +114,7 @@ def test_an_mlp_of_another_class(backbone):
 
 
 def take_out_a_head(block):
-    """As structured pruning does: the first head of a block's attention."""
+    """Remove the first head of a block's attention, like structured pruning."""
     attention = block.attn.w_msa
     C, h = attention.proj.weight.shape[0], attention.num_heads
     d = C // h
@@ -137,7 +137,7 @@ def test_a_head_that_was_taken_out(backbone):
     model, x = make(backbone), torch.randn(1, 3, 40, 50)
     block = model.stages[1].blocks[1]
     silent = copy.deepcopy(model)
-    with torch.no_grad():  # its values do not reach the output
+    with torch.no_grad():  # the head's values do not reach the output
         silent.stages[1].blocks[1].attn.w_msa.proj.weight[:, :16] = 0
     take_out_a_head(block)
     assert_same(model, maps(silent, x), x)
@@ -252,7 +252,7 @@ def test_traces_in_either_grad_mode(backbone, grad):
 
 
 def test_complexity_is_counted_as_mmdets():
-    """Where no map is padded; where one is, ours projects fewer tokens."""
+    """Maps have no padding here. With padding, our backbone projects fewer tokens than mmdet's."""
     swin = pytest.importorskip('mmdet.models.backbones.swin', reason='mmdet is not installed')
     sizes = dict(embed_dims=32, depths=(2, 1), num_heads=(1, 2), strides=(4, 2), out_indices=(0, 1))
 

@@ -1,4 +1,4 @@
-"""Maps that are written where the caller says: into files, for pictures whose maps are larger than memory."""
+"""Maps written into the caller's tensors: files, for pictures with maps larger than memory."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_a_norm_of_ones_own_sees_the_whole_map(monkeypatch):
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_under_autocast_and_into_parts_of_larger_files(tmp_path, dtype):
-    """Four pictures of a mosaic, each into its quarter."""
+    """Write the maps of four pictures into the quarters of a mosaic."""
     model = SwinBackbone(**{**SIZES, 'out_indices': (0, 1, 2)}).eval()
     mosaic = files(tmp_path, [(1, C, 2 * H, 2 * W) for C, H, W in model.map_sizes(64, 96)], dtype)
     with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
@@ -103,7 +103,7 @@ def peak_of(run):
 
 
 def test_memory_holds_two_maps_of_neighbouring_stages(tmp_path, monkeypatch):
-    """While patches merge: a map and one of half its size, beside which nothing is large."""
+    """At the peak, patches merge: memory holds a map and a map of half the size, and no large tensor beside."""
     monkeypatch.setattr(patches, 'WRITTEN_AT_ONCE', 1 << 16)
     model = SwinBackbone(**SIZES, out_indices=(0, 1, 2)).eval()
     x = torch.rand(1, 3, 1024, 1024)

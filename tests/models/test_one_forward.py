@@ -1,4 +1,4 @@
-"""How far it is from `forward` to the mathematics, by each backend: counted, so that it stays readable."""
+"""The distance from `forward` to the mathematics, by backend. A low count of functions keeps the code readable."""
 
 import inspect
 import sys
@@ -13,7 +13,7 @@ from swin_backbone.backends.native import why_not_in
 
 PACKAGE = Path(swin_backbone.__file__).parent
 CONTRIBUTING = PACKAGE.parent / 'CONTRIBUTING.md'
-# What ctypes calls after each function of the library.
+# ctypes calls `_check` after every function of the library.
 CHECK = 'backends/native/library.py', '_check'
 
 
@@ -26,7 +26,7 @@ def name_of(frame):
 
 
 def trace(run):
-    """The package's functions on the stack at each softmax or block, and the code of all functions that ran."""
+    """Return the package's functions on the stack at every softmax or block, and the code of all called functions."""
     at_arithmetic, functions = [], set()
 
     def ours(frame):
@@ -54,7 +54,7 @@ def trace(run):
 
 
 def make(backbone, backend):
-    """A backbone by this backend, where it runs here."""
+    """Return a backbone with the backend, or skip the test."""
     sizes = dict(embed_dims=32, depths=(2,), num_heads=(2,), out_indices=(0,), window_size=4)
     reason = why_not_in(torch.float32)
     if backend == 'native' and reason is not None:
@@ -78,7 +78,7 @@ def test_frames_from_forward_to_the_mathematics(backend, most, backbone, trainin
 @pytest.mark.parametrize(('backend', 'most'), [('native', (40, 500, 10)), ('torch', (40, 500, 10))])
 @torch.no_grad()
 def test_one_warm_forward_is_short(backend, most):
-    """Eight blocks: so many functions, lines of these functions, and files."""
+    """Limit functions, lines of functions, and files of a forward of eight blocks."""
     model, x = SwinBackbone(arch='nano', backend=backend).eval(), torch.randn(1, 3, 128, 128)
     if backend == 'native':
         make(SwinBackbone, backend)

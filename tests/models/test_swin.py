@@ -1,4 +1,4 @@
-"""SwinBackbone: what comes out, what goes in, and what it says to what it cannot take."""
+"""SwinBackbone: outputs, inputs, and errors for wrong inputs."""
 
 import copy
 
@@ -143,7 +143,7 @@ def test_drop_path_rises_linearly_and_drops_whole_samples():
     block = backbone.stages[3].blocks[1].train()
     x_BHWC = torch.randn(64, 2, 2, 256)
     unchanged = (block(x_BHWC) == x_BHWC).flatten(1).all(1)
-    assert 15 < unchanged.sum() < 50  # both branches dropped: 64 * 0.49 = 31 expected
+    assert 15 < unchanged.sum() < 50  # the two branches dropped: 64 * 0.49 = 31 expected
     assert torch.equal(block.eval()(x_BHWC), block(x_BHWC))
 
 
@@ -180,7 +180,7 @@ def test_norm_act_scale_and_patch_norm_arguments():
 
 @pytest.mark.parametrize('cls', [SwinMLPBackbone, SwinV2Backbone])
 def test_without_a_norm_of_patches_merging_keeps_its_own_as_in_the_official_code(cls):
-    """mmdet has no such model; microsoft/Swin-Transformer's PatchMerging gets the norm whatever `patch_norm` is."""
+    """mmdet has no Swin-MLP and no Swin V2. microsoft/Swin-Transformer's PatchMerging has a norm for any `patch_norm`."""
     backbone = cls(arch='nano', patch_norm=False)
     norms = {name for name in backbone.state_dict() if 'patch_embed.norm' in name or 'downsample.norm' in name}
     stages = {stage for stage, module in enumerate(backbone.stages) if module.downsample}
@@ -195,7 +195,7 @@ def test_without_a_norm_of_patches_merging_keeps_its_own_as_in_the_official_code
 
 def test_mask_padding_makes_outputs_independent_of_padding():
     backbone = nano(mask_padding=True, depths=(2,), num_heads=(2,), out_indices=(0,)).eval()
-    x = torch.randn(1, 3, 24, 24)  # 6 x 6 tokens in one 7 x 7 window
+    x = torch.randn(1, 3, 24, 24)  # 6 x 6 tokens in a 7 x 7 window
     free = nano(window_size=6, depths=(2,), num_heads=(2,), out_indices=(0,)).eval()
     state = backbone.state_dict()
     for name, table in state.items():

@@ -1,4 +1,4 @@
-"""SwinMLPBackbone: what comes out, its weights' formats, and the modes it runs in."""
+"""SwinMLPBackbone: outputs, formats of weights, and modes."""
 
 import pytest
 import torch
@@ -20,10 +20,10 @@ def nano(**arguments):
 
 
 def official(backbone):
-    """A checkpoint as microsoft/Swin-Transformer's main.py saves it, written by hand."""
+    """Return a checkpoint in the format of microsoft/Swin-Transformer's main.py."""
     state = {}
     for key, value in backbone.state_dict().items():
-        if '.downsample.' in key:  # its order of merged channels: columns, rows, channels
+        if '.downsample.' in key:  # the official order of merged channels: columns, rows, channels
             value = value.unflatten(-1, (-1, 2, 2)).transpose(-1, -2).movedim(-3, -1).flatten(-3)
         key = key.replace('stages.', 'layers.').replace('patch_embed.projection', 'patch_embed.proj')
         key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace('ffn.layers.1', 'mlp.fc2')

@@ -1,4 +1,4 @@
-"""SwinV2Backbone: what comes out, what goes in, and what it says to what it cannot take."""
+"""SwinV2Backbone: outputs, inputs, and errors for wrong inputs."""
 
 import inspect
 
@@ -17,7 +17,7 @@ def nano(**arguments):
 
 
 def away_from_zero(backbone):
-    """Post-norms start at zero, where a block is the identity: give them what training would."""
+    """Draw the post-norms like trained norms. With initial norms of zero, a block is the identity."""
     for name, parameter in backbone.named_parameters():
         if name.rpartition('.')[0].endswith(('norm1', 'norm2')):
             nn.init.normal_(parameter, mean=1.0 if name.endswith('weight') else 0.0, std=0.2)
@@ -35,7 +35,7 @@ def test_emits_four_maps_at_rounded_up_strides(size, small_map):
 
 
 def test_names_are_mmpretrains():
-    """Those of a block and a stage of its SwinTransformerV2, written down from its code."""
+    """Compare with the names of a block and a stage of mmpretrain's SwinTransformerV2, copied by hand."""
     names = set(nano(extra_norm_every_n_blocks=2).state_dict())
     block = [
         *(f'attn.w_msa.{name}' for name in ('logit_scale', 'q_bias', 'v_bias', 'qkv.weight', 'proj.weight')),
@@ -70,7 +70,8 @@ LEAVES = ('weight', 'bias')
 def test_params_and_flops_of_the_published_classifiers(arch, window, params, flops):
     """Millions, and G multiply-adds of a 256x256 picture: 28/50/88 M in microsoft/Swin-Transformer's table.
 
-    Counted as it runs, the classifier's head added, and without the position bias, which the table leaves out.
+    A run counts the multiply-adds. The test adds the classifier's head. The count leaves out the position bias, like
+    the table.
     """
     with torch.device('meta'):
         backbone = nano(arch=arch, out_indices=(3,), window_size=window, small_map='shrink').eval()

@@ -10,7 +10,7 @@ from swin_backbone.models.layers.swin_v2_block import WindowAttentionV2
 
 
 def fresh(backbone):
-    """The same backbone, nothing cached."""
+    """Return a copy of the backbone, without caches."""
     return copy.deepcopy(backbone)
 
 
@@ -31,7 +31,7 @@ def assign(backbone):
 
 
 def swap_averages(backbone):
-    """As mmengine's EMAHook does before each validation: past every version counter."""
+    """Write like mmengine's EMAHook before a validation: without version counters."""
     for parameter in backbone.parameters():
         parameter.data.copy_(torch.randn_like(parameter) * 0.1)
 
@@ -91,7 +91,10 @@ def test_a_model_in_half_precision_is_near_float32():
 
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_nothing_overflows_in_float16(with_cp):
-    """Queries and keys whose squares do, at the greatest scale, on maps with padding, forward and backward."""
+    """Squares of queries and keys overflow float16.
+
+    The scale is the largest. Maps have padding, in forward and backward.
+    """
     backbone = away_from_zero(nano(with_cp=with_cp)).train()
     for module in backbone.modules():
         if isinstance(module, WindowAttentionV2):

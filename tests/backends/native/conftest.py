@@ -1,4 +1,4 @@
-"""Tests of the compiled operators run where these are built, and say why where not."""
+"""Tests of the compiled operators: without the library, the tests are skipped with a reason."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def _built():
 
 @pytest.fixture(scope='module', params=[torch.float32, torch.bfloat16], ids=str)
 def dtype(request):
-    """One that the operators compute in here."""
+    """Return a dtype of the operators on the processor."""
     reason = why_not_in(request.param)
     if reason is not None:
         pytest.skip(reason)

@@ -20,7 +20,7 @@ def backbones():
 
 @torch.no_grad()
 def without(model, x):
-    """What a call gives without the operators."""
+    """Return the maps of a call without the operators."""
     model.backend = 'torch'
     try:
         return model(x)
@@ -29,7 +29,7 @@ def without(model, x):
 
 
 def step(model, x):
-    """Gradients of all weights, with the same random numbers each time."""
+    """Return gradients of all weights, with equal random numbers at every call."""
     model.zero_grad()
     torch.manual_seed(3)
     torch.autograd.backward([y.float().sin().mean() for y in model(x)])
@@ -91,7 +91,7 @@ def test_a_training_step_under_autocast_is_nearer_to_float32(calls):
 def test_a_block_keeps_its_map_alone_for_backward():
     block, x_BHWC = SwinBackbone(arch='nano').stages[0].blocks[0].train(), torch.randn(1, 56, 56, 32)
     kept = bytes_kept(nn.Sequential(nn.Identity(), block), x_BHWC.requires_grad_(), torch.float32)
-    assert kept <= 49 * 49 * (block.attn.w_msa.num_heads * 4 + 8)  # the position bias looked up, and its index
+    assert kept <= 49 * 49 * (block.attn.w_msa.num_heads * 4 + 8)  # the position bias from the table, and the index
 
 
 def test_no_block_in_double_precision_or_with_dropout_or_by_another_backend(calls):

@@ -1,4 +1,4 @@
-"""Which library is taken, and what is said where none is."""
+"""The choice of a library, and the reasons without a library."""
 
 import ctypes
 import re
@@ -17,11 +17,11 @@ import swin_backbone.backends.native
 from swin_backbone.backends.native import availability, convolution, layers, library, why_not_in
 from swin_backbone.backends.native.library import NAME, load
 
-REGISTERS = {  # that an instruction set does not have
+REGISTERS = {  # registers and instructions outside an instruction set
     'avx2': r'%[xy]mm(1[6-9]|2\d|3[01])|%zmm|%k[0-7]',
-    'avx512': r'\t(v\w*bf16|tdp|tile|ldtilecfg)',  # after a tab: an address may have these letters, too
+    'avx512': r'\t(v\w*bf16|tdp|tile|ldtilecfg)',  # after a tab: addresses may contain the letters too
     'avx512_bf16': r'\t(tdp|tile|ldtilecfg)',
-    '': r'%[yz]mm|\tv',  # what is compiled once, for every processor
+    '': r'%[yz]mm|\tv',  # compiled once, for every processor
 }
 LIBRARY = Path(swin_backbone.backends.native.__file__).with_name(NAME)
 
@@ -50,12 +50,12 @@ def test_environment_decides(environment, taken, said, monkeypatch):
 
 @pytest.mark.skipif(not shutil.which('objdump'), reason='objdump is not installed')
 def test_a_function_has_the_instructions_of_its_own_set_alone():
-    """Or a processor would meet one that it does not have, by a function that the linker took from another set."""
+    """The linker can take a function from a wrong instruction set. The processor may lack the instructions."""
     code = subprocess.run(['objdump', '-d', '--no-show-raw-insn', LIBRARY], capture_output=True, text=True).stdout
     seen = dict.fromkeys(REGISTERS, 0)
     for function in code.split('\n\n'):
         name, _, body = function.partition('\n')
-        # A name has that of its namespace, with its length: 4avx2
+        # A name contains the namespace's name with the length: 4avx2
         isa = next((isa for isa in ('avx512_bf16', 'avx512', 'avx2', 'amx') if f'{len(isa)}{isa}' in name), '')
         if isa in REGISTERS and '@plt' not in name:
             seen[isa] += 1
@@ -147,7 +147,7 @@ SETS = ('avx512_bf16', 'avx512', 'avx2', 'neon_bf16', 'neon')
 
 @pytest.mark.parametrize('isa', SETS)
 def test_each_instruction_set_computes_what_the_reference_computes(isa):
-    isas, best = load()[0].isas, load()[0].isa  # those behind it in the list serve too
+    isas, best = load()[0].isas, load()[0].isa  # the processor has the later sets of the list too
     if isa not in isas[isas.index(best) :]:
         pytest.skip(f'this processor has no {isa}')
     assert apart.call(compute_blocks, SWIN_BACKBONE_ISA=isa) == isa

@@ -1,4 +1,4 @@
-"""A backbone computes with the weights that it has now, whoever wrote them, and however."""
+"""A backbone computes with the current weights, after writes of any kind."""
 
 import copy
 import ctypes
@@ -20,31 +20,31 @@ BACKBONES = SwinBackbone, SwinV2Backbone
 
 
 def backbone(kind=SwinBackbone):
-    """Every layer that packs weights."""
+    """Return a model of every layer with packed weights."""
     model = kind(embed_dims=32, depths=(1, 1), num_heads=(1, 2), window_size=4, strides=(4, 2), out_indices=(0, 1))
     for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
-        nn.init.normal_(norm.weight, mean=1, std=0.1)  # some of V2's begin at zero, and hide what is before them
+        nn.init.normal_(norm.weight, mean=1, std=0.1)  # some norms of V2 begin at zero, and hide the layers before
     return model.eval()
 
 
 def packed_weights(model):
-    """The weights that are packed: of each linear layer and of the patch embedding."""
+    """Return the packed weights: of the linear layers and of the patch embedding."""
     layers = [layer for name, layer in model.named_modules() if 'cpb' not in name]
     return [layer.weight for layer in layers if isinstance(layer, (nn.Linear, nn.Conv2d))]
 
 
 def one(weight):
-    """One number of a weight, as a view."""
+    """Return a random number of a weight, as a view."""
     return weight.view(-1)[torch.randint(weight.numel(), ()) :][:1]
 
 
 def another(weight):
-    """Numbers that are somewhat different."""
+    """Return slightly different numbers."""
     return weight.detach() + 0.05 * torch.randn_like(weight)
 
 
 def each(write):
-    """A change of the model that is this change of each weight, without gradients."""
+    """Return a change of a model: `write` changes every packed weight, without gradients."""
 
     def change(model):
         with torch.no_grad():
@@ -100,7 +100,7 @@ def data_in_other_strides(weight):
 
 
 def data_copied_from_a_mean(weight):
-    """As mmengine's EMAHook."""
+    """Write like mmengine's EMAHook."""
     mean = weight.detach().clone().mul_(0.3)
     mean.lerp_(weight.data, 0.1)
     kept = weight.data.clone()
@@ -190,7 +190,7 @@ WRITES = [
 
 
 def by_optimizer(kind, **arguments):
-    """A step of an optimizer with gradients that are zero but for a few numbers."""
+    """Return a step of an optimizer, with gradients of zero except a few numbers."""
 
     def change(model):
         for weight in packed_weights(model):
@@ -258,7 +258,7 @@ CHANGES = [
 
 @pytest.fixture
 def by_torch():
-    """What a call gives without the operators."""
+    """Return a function to call `run` without the operators."""
 
     def call(run):
         with torch.backends.mkldnn.flags(enabled=False):
@@ -268,7 +268,7 @@ def by_torch():
 
 
 def outputs(model, x):
-    """Without gradients, and with them, and the image's gradient: it needs the transposed weights too."""
+    """Return maps without and with gradients, and the image's gradient, from transposed weights."""
     with torch.no_grad():
         alone = model(x)
     x = x.detach().requires_grad_()
@@ -316,7 +316,7 @@ def written_in_a_saved_one(model):
 
 
 def written_in_a_shallow_copy(model):
-    """Its layers are those of the model, with weights of their own."""
+    """Return a shallow copy of the model, with new weights in the patch embedding."""
     other = copy.copy(model)
     other.__dict__['_modules'] = {name: copy.copy(module) for name, module in model._modules.items()}
     other.patch_embed.__dict__['_modules'] = dict(other.patch_embed._modules)
@@ -331,7 +331,7 @@ def test_copies_do_not_share(change, by_torch, record_fault):
     model, x = backbone(), torch.randn(1, 3, 36, 40)
     before = outputs(model, x)
     other = change(model)
-    for _ in range(2):  # in turn: what one packed is not the other's
+    for _ in range(2):  # in turn: the models must not share packed weights
         after = outputs(other, x)
         assert differ(after, before) > 3e-4
         assert differ(after, by_torch(lambda: outputs(other, x))) < 1e-4
@@ -342,7 +342,7 @@ def test_copies_do_not_share(change, by_torch, record_fault):
 @pytest.mark.parametrize('kind', BACKBONES)
 @torch.no_grad()
 def test_clones_of_a_functional_call_are_each_its_own(kind, by_torch, record_fault):
-    """A clone has the id and the address of one that is gone."""
+    """A new clone has the id and the address of a deleted clone."""
     model, x = backbone(kind), torch.randn(1, 3, 36, 40)
     names = [name for name, weight in model.named_parameters() if any(weight is w for w in packed_weights(model))]
     for name in names:
@@ -361,7 +361,7 @@ def test_clones_of_a_functional_call_are_each_its_own(kind, by_torch, record_fau
 
 
 class Held(torch.Tensor):
-    """A tensor without memory, which holds another: so do those of quantization and of distributed training."""
+    """A tensor without memory, around a second tensor, like tensors of quantization and distributed training."""
 
     @staticmethod
     def __new__(cls, held):
@@ -396,16 +396,16 @@ ELSEWHERE = {
 @pytest.mark.parametrize('kind', BACKBONES)
 @torch.no_grad()
 def test_numbers_that_are_not_in_a_tensors_own_memory(kind, elsewhere, record_fault):
-    """Weights whose bytes are those of others, or nowhere: of each shape alone, and the image."""
+    """Weights without memory, or with a shared memory: for every number of dimensions alone, and the image."""
     model, x = backbone(kind), torch.randn(1, 3, 36, 40)
     expected = model(x)
-    assert differ(model(ELSEWHERE[elsewhere](x)), expected) < 1e-5  # torch computes these layers
+    assert differ(model(ELSEWHERE[elsewhere](x)), expected) < 1e-5  # torch computes the layers
     for dim in (1, 2, 4):  # norms and biases, linear layers, the patch embedding
         weights = {name: value for name, value in model.named_parameters() if value.dim() == dim}
         ours = functional_call(model, {name: ELSEWHERE[elsewhere](value) for name, value in weights.items()}, (x,))
         assert differ(ours, expected) < 1e-5
         record_fault('unseen_writes')
-        for sign in (-1, 1):  # of which each has the bytes of the other
+        for sign in (-1, 1):  # the two signs share bytes
             signed = {name: (sign * value).neg() for name, value in weights.items()}
             lazy = {name: torch._neg_view(sign * value) for name, value in weights.items()}
             assert differ(functional_call(model, lazy, (x,)), functional_call(model, signed, (x,))) < 1e-5
@@ -438,7 +438,7 @@ def test_a_file_that_another_mapping_writes(tmp_path, by_torch, record_fault):
 
 
 def test_weights_of_inference_mode(by_torch, record_fault):
-    """They have no version, and may be written in inference mode alone."""
+    """Weights of inference mode have no version. Only inference mode may write the weights."""
     x = torch.randn(1, 3, 36, 40)
     with torch.inference_mode():
         model = backbone()
@@ -451,7 +451,7 @@ def test_weights_of_inference_mode(by_torch, record_fault):
 
 
 def test_a_write_while_weights_are_packed_is_not_kept(record_fault):
-    """As if a thread had exchanged weights, for an evaluation of their mean, and exchanged them back."""
+    """A thread may replace weights by mean weights for an evaluation, and write the old weights back."""
     cache, weight = WeightCache(), torch.randn(96, 32)
     kept = weight.clone()
     made_from([weight], (), lambda: [weight.zero_().clone()], cache)
@@ -472,7 +472,7 @@ def test_two_threads_with_a_model_each(by_torch, record_fault):
         for _ in range(10):
             each(data_of_one_number)(model)
             maps = model(x)
-            wrong.append(differ(maps, copy.deepcopy(model)(x)))  # which has packed nothing
+            wrong.append(differ(maps, copy.deepcopy(model)(x)))  # a copy without packed weights
 
     threads = [threading.Thread(target=change_and_run, args=(model,)) for model in models]
     for thread in threads:
@@ -484,7 +484,7 @@ def test_two_threads_with_a_model_each(by_torch, record_fault):
 
 
 def test_a_checksum_sees_every_bit_and_every_exchange():
-    for count in (1, 2, 31, 64, 100, 70_000):  # whole words and chunks, and the rest of them
+    for count in (1, 2, 31, 64, 100, 70_000):  # whole words and chunks, and rests
         weight = torch.randn(count)
         seen = {checksum([weight])}
         bits = weight.view(torch.int32)

@@ -1,4 +1,4 @@
-"""Which blocks store values for the backward pass."""
+"""The choice of blocks to store values for the backward pass."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_processor_and_memory_decide_what_is_stored(isa, dtype, stored, monkeypa
     [(96, 6, (192, 384, 768)), (96, 18, (384, 768)), (128, 18, (512, 1024)), (192, 18, (768, 1536))],
 )
 def test_float32_values_of_every_size_fit_in_half(width, third, stored, monkeypatch):
-    """Swin-T, -S, -B and -L: with one more stage, S and L took 0.54 and 0.65 of the memory of mmdet's at 512x512."""
+    """Swin-T, -S, -B and -L: with a further stage, S and L took 0.54 and 0.65 of the memory of mmdet's at 512x512."""
     library, _ = availability.load()
     monkeypatch.setattr(type(library), 'isa', 'avx2')
     widths = [width << stage for stage in range(4)]

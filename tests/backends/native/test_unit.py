@@ -1,4 +1,4 @@
-"""The library's own test, a C++ program (csrc/tests/unit.cpp): each function of its interface against plain loops."""
+"""The library's C++ test program (csrc/tests/unit.cpp): functions of the interface against plain loops."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from swin_backbone.backends.native.build import NAMES, Target, compile_sources, 
 from swin_backbone.backends.native.library import NAME, load
 
 UNIT = ROOT / 'csrc' / 'tests' / 'unit.cpp'
-WINE = shutil.which('wine64') or shutil.which('wine') or shutil.which('/usr/lib/wine/wine64')  # its place in Debian
+WINE = shutil.which('wine64') or shutil.which('wine') or shutil.which('/usr/lib/wine/wine64')  # the place in Debian
 needs_compiler = pytest.mark.skipif(shutil.which('c++') is None, reason='there is no C++ compiler')
 needs_zig = pytest.mark.skipif(find_spec('ziglang') is None, reason='zig, which compiles for it, is not installed')
 
@@ -25,7 +25,7 @@ needs_zig = pytest.mark.skipif(find_spec('ziglang') is None, reason='zig, which 
 def compile_unit(compiler: list[str], parts: list[str], folder: Path) -> Path:
     """Compile the test program with the given objects or library."""
     command = [*compiler, '-std=c++17', '-O1', '-Wall', '-Wextra', '-Werror', UNIT, *parts, '-o', folder / 'unit.exe']
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900)  # zig first compiles its libraries
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900)  # zig first compiles zig's libraries
     assert result.returncode == 0, result.stderr
     return folder / 'unit.exe'  # Windows needs the suffix
 
@@ -46,7 +46,7 @@ def test_each_function_computes_what_plain_loops_compute(tmp_path):
     folder = Path(swin_backbone.backends.native.__file__).parent
     unit = compile_unit(['c++'], [str(folder / NAME), f'-Wl,-rpath,{folder}'], tmp_path)
     tested = check([unit])
-    assert tested == library.isas[-len(tested) :]  # all from the best of this processor on
+    assert tested == library.isas[-len(tested) :]  # all from the processor's best set on
     assert library.isa in tested
 
 
@@ -66,7 +66,7 @@ def test_neon_under_an_emulator(tmp_path, monkeypatch):
 @pytest.mark.skipif(WINE is None, reason='Wine, which runs programs for Windows, is not installed')
 @pytest.mark.skipif(platform.machine() != 'x86_64', reason='Wine runs programs for its own kind of processor')
 def test_the_library_for_windows_under_wine(tmp_path, monkeypatch):
-    """Test the DLL of a wheel: its exports, and its own threads."""
+    """Test the DLL of a wheel: the exports, and the DLL's threads."""
     monkeypatch.chdir(ROOT)
     zig = [sys.executable, '-m', 'ziglang', 'c++', '-target', 'x86_64-windows-gnu']
     target = Target('x86_64', 'windows', zig)

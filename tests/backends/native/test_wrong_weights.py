@@ -1,4 +1,4 @@
-"""Weights of another shape, dtype or memory in a layer give the result of torch, or its error."""
+"""Weights of wrong shape, dtype or memory in a layer: the result or the error is torch's."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Backbones whose attention is the Triton kernel: what it launches, keeps, compiles to, and when it is taken."""
+"""Backbones with attention by the Triton kernel: launches, memory, compilation, and the choice of the kernel."""
 
 import sys
 import warnings
@@ -39,17 +39,17 @@ def maps_and_gradients(model, x_BCHW):
 def assert_near(results, expected, tolerance):
     largest = max(x.abs().max() for x in expected)
     for result, x in zip(results, expected):
-        # A bias of the keys has no gradient but rounding's, so small ones are measured against the largest.
+        # The gradient of a bias of keys is rounding alone. Small gradients are compared with the largest.
         assert (result - x).abs().max() <= tolerance * max(x.abs().max(), 1e-2 * largest)
 
 
 @pytest.fixture
 def expect_kernel(monkeypatch):
-    """Fail where something else than the kernel attends."""
+    """Fail if the kernel does not compute attention."""
 
     def takes(backend, *arguments):
         result = choose.takes_triton(backend, *arguments)
-        assert result or backend == 'torch'  # with which the kernel is compared at first
+        assert result or backend == 'torch'  # the first comparison of the kernel is with torch
         return result
 
     monkeypatch.setattr(attention, 'takes_triton', takes)
@@ -78,7 +78,7 @@ def test_it_computes_what_the_reference_does(expect_kernel, backbone, case):
 
 
 class Adapted(nn.Linear):
-    """A layer of a user's, which gives for zeros something else than its bias."""
+    """A user's layer: the output for zeros is not the bias."""
 
     def forward(self, x):
         return super().forward(x + 0.5)
@@ -156,7 +156,7 @@ def test_exports_whole():
 
 
 class Counts(TorchDispatchMode):
-    """What computes, as opposed to views; and the shapes of all that comes out."""
+    """Record computing operations, without views, and the shapes of all results."""
 
     def __init__(self):
         super().__init__()
@@ -208,14 +208,14 @@ def test_training_keeps_no_attention_weights(expect_kernel):
 
 
 def takes(backend, device=DEVICE, dtype=torch.float32, head_dim=32, window_size=(7, 7), dropout=0.0):
-    """`takes_triton` for maps of which only device, dtype and width are read."""
+    """Return `takes_triton` for maps with device, dtype and shape alone."""
     x = SimpleNamespace(device=device, dtype=dtype, shape=(1, 7, 7, 2 * head_dim))
     return choose.takes_triton(backend, x, [None] * 2, Windows(7, 7, window_size), dropout)
 
 
 @pytest.fixture
 def nothing_tried():
-    caches = choose._warn, trial._try  # as they are before a test puts others in their places
+    caches = choose._warn, trial._try  # the functions, before a test replaces them
     for cache in caches:
         cache.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""The kernels are compared with the reference before they are used: a wrong one is found out, and nobody disturbed."""
+"""The comparison of kernels with the reference before use: the check finds wrong kernels, without side effects."""
 
 import sys
 import warnings
@@ -119,7 +119,7 @@ def test_it_is_remembered(monkeypatch):
 
 
 def test_while_a_cuda_graph_is_captured_nothing_is_tried(monkeypatch):
-    """In an interpreter there is no graph; that one is captured is said by a function in the place of torch's."""
+    """An interpreter captures no graph. A replaced function of torch reports the capture."""
     monkeypatch.setattr(check, '_why_wrong', lambda *arguments: None)
     monkeypatch.setitem(sys.modules, 'triton', torch)
     monkeypatch.setattr('swin_backbone.backends.triton.tiles.is_interpreted', lambda: False)

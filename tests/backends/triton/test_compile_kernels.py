@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs that need not be there, and fit in their registers and shared memory."""
+"""The Triton kernels compile without a GPU, and fit in registers and shared memory of GPUs."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from helpers import ROOT
 triton = pytest.importorskip('triton', reason='triton is not installed')
 
 COMPILE = ROOT / 'tests' / 'helpers' / 'backends' / 'compile_kernels.py'
-KIB_OF_SHARED_MEMORY = 99  # a program of any GPU since Ampere has so much, those of data centres more
-COUNTED_WITH = '3.7.1'  # another may take more registers
-# Of windows of 7 and heads of 32 channels in bfloat16, by capability, kernel and whether it is shifted: registers of a
-# thread, and bytes of stack for spilled registers.
+KIB_OF_SHARED_MEMORY = 99  # of a program on every GPU since Ampere; more in data centres
+COUNTED_WITH = '3.7.1'  # a different version may take more registers
+# Registers of a thread, and bytes of stack for spilled registers, by kernel, shift and capability. Windows are 7x7, and
+# heads have 32 channels in bfloat16.
 LIMITS = {
     ('attend', False): {80: (135, 0), 89: (135, 0), 90: (127, 0), 100: (134, 0), 120: (138, 0)},
     ('attend', True): {80: (194, 0), 89: (194, 0), 90: (146, 0), 100: (168, 8), 120: (200, 0)},

@@ -1,4 +1,4 @@
-"""The Triton kernels against the literal algorithm, by Triton's interpreter or, where there is one, on a GPU."""
+"""The Triton kernels against the literal algorithm, by Triton's interpreter or on a GPU, if present."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,13 +14,13 @@ from swin_backbone.backends.triton.tiles import PROGRAMS_OF_A_CPU, Tiles, Tiling
 pytest.importorskip('triton', reason='triton is not installed')
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-# What is rounded on the way, to the largest value of the result.
+# Rounding errors, relative to the largest value of the result.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 HALF = [torch.float16, torch.bfloat16]
 
 
 def make_case(batch, height, width, window_size, shifted, mask_padding, heads, head_dim, dtype=torch.float32):
-    """q, k and v of all tokens; those of padding; the bias; and the settings of the operator."""
+    """Return q, k and v of all tokens; q, k and v of padding; the bias; and the settings of the operator."""
     T, N = batch * height * width, window_size[0] * window_size[1]
     qkv_T3C = torch.randn(T, 3 * heads * head_dim, device=DEVICE).to(dtype)
     padding_3C = torch.randn(3 * heads * head_dim, device=DEVICE).to(dtype)
@@ -48,10 +48,10 @@ def assert_equal_with_gradients(qkv_T3C, padding_3C, bias_hNN, settings, toleran
     ('batch', 'height', 'width', 'window_size', 'heads', 'head_dim'),
     [
         (1, 14, 7, (7, 7), 2, 32),  # whole windows
-        (2, 9, 9, (7, 7), 1, 16),  # padding beyond half a window: it reaches into the last but one
-        (1, 13, 14, (7, 7), 1, 24),  # padding of less
+        (2, 9, 9, (7, 7), 1, 16),  # padding beyond half a window: padding reaches into the second-last window
+        (1, 13, 14, (7, 7), 1, 24),  # padding of less than half a window
         (2, 9, 5, (4, 6), 2, 24),  # rectangular
-        (1, 3, 2, (7, 7), 2, 16),  # a map smaller than its window
+        (1, 3, 2, (7, 7), 2, 16),  # a map smaller than the window
         (1, 5, 4, (1, 3), 2, 16),  # hardly a window
         (1, 13, 8, (8, 8), 1, 64),  # of a tile's size
     ],
@@ -134,7 +134,7 @@ def test_sums_of_several_programs_are_deterministic():
 
 
 def test_a_gradient_of_padding_is_summed_in_all_windows_that_reach_over():
-    """Of both axes, each by itself."""
+    """The axes are tested separately."""
     for height, width in ((7, 4), (4, 7)):
         for shifted in (False, True):
             case = make_case(1, height, width, (4, 4), shifted, False, 1, 16)
@@ -142,7 +142,7 @@ def test_a_gradient_of_padding_is_summed_in_all_windows_that_reach_over():
 
 
 def test_the_bias_stays_in_float32():
-    """Read and summed so, whatever the dtype of query, key and value."""
+    """Read and summed in float32, for any dtype of query, key and value."""
     qkv_T3C, _, bias_hNN, settings = make_case(1, 8, 8, (4, 4), True, False, 2, 16, torch.bfloat16)
     bias_hNN = torch.randn(2, 16, 16, device=DEVICE, requires_grad=True)
     out_TC, _ = attend_in_windows(qkv_T3C, None, bias_hNN, *settings)
@@ -154,7 +154,7 @@ def test_the_bias_stays_in_float32():
 
 
 class Kernel:
-    """What stands for a compiled kernel: it needs what it is told to."""
+    """A stand-in for a compiled kernel, with given registers and shared memory."""
 
     arg_names = 'qkv_ptr', 'bias_ptr', 'qkv_stride', 'num_windows', 'scale', 'Q', 'K'
 
@@ -197,7 +197,7 @@ def test_there_are_as_many_programs_as_an_h100_holds(monkeypatch, registers, kib
 
 @pytest.mark.parametrize('window_size', [(7, 7), (16, 16)])
 def test_what_the_bias_gradient_needs_does_not_grow_with_the_map(window_size):
-    """A sum for each program, and of these as many as keep the device busy: never one for each window."""
+    """A program has a sum of gradients. The number of programs depends on the device, not on the number of windows."""
     bias_hNN, qkv_13C = torch.empty(3, 1, 1, device='meta'), torch.empty(1, 3 * 96, device='meta')
     for size in (200, 2000):
         tiles = Tiles(qkv_13C, bias_hNN, 2, size, size, list(window_size), [0, 0], False)
@@ -230,7 +230,7 @@ def test_what_wants_no_gradient_gets_none():
 
 @pytest.mark.parametrize('window_size', [(4, 4), (9, 8)])
 def test_padding_without_a_row_of_its_own_is_zero(window_size):
-    """What qkv without a bias has for it; of windows of one tile and of several."""
+    """Padding of a qkv without a bias is zero, for windows of a tile and of several tiles."""
     qkv_T3C, padding_3C, bias_hNN, settings = make_case(1, 9, 7, window_size, True, False, 2, 16)
     inputs = [qkv_T3C.requires_grad_(), bias_hNN.requires_grad_()]
     results = []
@@ -268,6 +268,6 @@ def test_where_offsets_need_int64():
         assert tiles.is_wide == is_wide
     spread = torch.empty(1, 2**21, device='meta')[:, :288]
     assert Tiles(spread, bias_hNN, 1, 32, 32, [7, 7], [0, 0], False).is_wide
-    for maps, is_wide in ((14608732, False), (14608733, True)):  # of one token, in windows of 49 places; times 147
+    for maps, is_wide in ((14608732, False), (14608733, True)):  # maps of a token, in windows of 49 places; times 147
         tiles = Tiles(torch.empty(1, 48, device='meta'), bias_hNN, maps, 1, 1, [7, 7], [0, 0], False)
         assert tiles.is_wide == is_wide

@@ -1,4 +1,4 @@
-"""Blocks of all kinds against the literal algorithms: outputs and gradients, over shapes that hypothesis draws."""
+"""Blocks of all kinds against the literal algorithms: outputs and gradients, over shapes drawn by hypothesis."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def make_block(kind, window_size, shift, backend='auto', **arguments):
-    """A block whose every parameter is far from its initialisation, so that none can be left out unnoticed."""
+    """Return a block with all parameters far from the initialisation: a missing parameter changes the output."""
     arguments = {**dict(small_map='pad', mask_padding=False), **KINDS[kind], **arguments}
     block = kind(
         embed_dims=CHANNELS,
@@ -37,7 +37,7 @@ def make_block(kind, window_size, shift, backend='auto', **arguments):
     for name, parameter in block.named_parameters():
         torch.nn.init.normal_(parameter, std=0.1 if 'cpb' in name else 0.5)
     if kind is SwinV2Block:
-        torch.nn.init.uniform_(block.attn.w_msa.logit_scale, 0, 6)  # on both sides of the clamp, log 100 = 4.6
+        torch.nn.init.uniform_(block.attn.w_msa.logit_scale, 0, 6)  # below and above the clamp, log 100 = 4.6
     block.backend = backend
     return block.eval()
 
@@ -99,7 +99,7 @@ def test_a_hooked_block_is_computed_by_its_modules(kind):
 @settings(max_examples=30)
 @given(**{**cases, 'kind': st.just(SwinBlock), 'mask_padding': st.just(True), 'small_map': st.just('pad')})
 def test_masked_padding_reaches_no_output(window_size, shifted, **case):
-    """Without a shift, windows of a map alone give what masked padding gives."""
+    """Without a shift, masked padding equals windows cut at the map's edge."""
     assume(not shifted)
     block, x_BHWC = make_case(window_size=window_size, shifted=False, **case)
     H, W = x_BHWC.shape[1:3]
@@ -117,7 +117,7 @@ def test_masked_padding_reaches_no_output(window_size, shifted, **case):
 
 
 def block_without(block, window_BHWC, rows, columns):
-    """The tokens of one window, where no token attends to places from `rows` and `columns` on."""
+    """Return the tokens of a window. Places from `rows` and `columns` on are masked."""
     attention, (B, Wh, Ww, C) = block.attn.w_msa, window_BHWC.shape
     q, k, v = attention.qkv(block.norm1(window_BHWC)).view(B, Wh * Ww, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
     logits = attention.scale * q @ k.transpose(-2, -1)
@@ -133,10 +133,10 @@ def block_without(block, window_BHWC, rows, columns):
 @pytest.mark.parametrize('size', [(8, 8), (7, 6)])
 @pytest.mark.parametrize('kind', [SwinBlock, SwinV2Block])
 def test_a_far_token_changes_nothing_across_the_wrap(kind, size, backend):
-    """Also where the map is no multiple of the window: padding after the roll would let the far edges meet."""
+    """Also for maps of no whole number of windows: padding after the roll would join the far edges."""
     block, x_BHWC = make_block(kind, (4, 4), (2, 2), backend), torch.randn(1, *size, CHANNELS)
     changed = x_BHWC.clone()
-    changed[:, -1, -1, 0] += 1.0  # of all channels alike LayerNorm would take it away
+    changed[:, -1, -1, 0] += 1.0  # LayerNorm would remove a change of all channels
     with torch.no_grad():
         difference_HW = (block(changed) - block(x_BHWC)).abs().sum(-1)[0]
     assert difference_HW[-1, -1] > 0
@@ -146,7 +146,7 @@ def test_a_far_token_changes_nothing_across_the_wrap(kind, size, backend):
 
 @pytest.mark.parametrize(('shifted', 'edge'), [(False, 8), (True, 10)])
 def test_swin_mlps_windows_keep_to_themselves(shifted, edge):
-    """`edge` is where the last window begins."""
+    """`edge` is the start of the last window."""
     block = make_block(SwinMLPBlock, (4, 4), (2, 2) if shifted else (0, 0)).double()
     x_BHWC = torch.randn(1, 12, 12, CHANNELS, dtype=torch.double)
     changed = x_BHWC.clone()
@@ -159,7 +159,7 @@ def test_swin_mlps_windows_keep_to_themselves(shifted, edge):
 
 
 def test_masked_padding_of_v2_is_as_smaller_windows():
-    """A 5 x 5 map in windows of 8, padding masked, is the same map in windows of 5 at the same coordinates."""
+    """A 5 x 5 map in windows of 8 with masked padding equals the map in windows of 5."""
     block = make_block(SwinV2Block, (8, 8), (0, 0), pretrained_window=(6, 6), mask_padding=True)
     free = make_block(SwinV2Block, (5, 5), (0, 0), pretrained_window=(6, 6))
     free.load_state_dict(block.state_dict())
@@ -175,7 +175,7 @@ def test_the_references_regions_are_the_papers_nine():
 
 def test_queries_and_keys_have_their_lengths_and_padding_no_gradient():
     qkv_T3C = torch.randn(6, 3 * CHANNELS, dtype=torch.float64)
-    qkv_T3C[-1, : 2 * CHANNELS] = 0  # padding under a backbone at its initialisation
+    qkv_T3C[-1, : 2 * CHANNELS] = 0  # padding of a backbone at the initialisation
     logit_scale = torch.tensor([1.0, 7.0], dtype=torch.float64).view(2, 1, 1)
     grad = torch.randn_like(qkv_T3C)
     inputs = qkv_T3C.requires_grad_(), cosine_scale(logit_scale).requires_grad_()
@@ -191,7 +191,7 @@ def test_queries_and_keys_have_their_lengths_and_padding_no_gradient():
 
 @pytest.mark.parametrize('name', ['drop_path.drop_prob', 'ffn.layers.2.p', 'attn.w_msa.proj_drop.p'])
 def test_a_rate_of_one_set_by_hand_is_torchs(name):
-    """The library and torch agree on what is finite."""
+    """The library and torch agree on finite numbers."""
     found = []
     for backend in ('auto', 'torch'):
         torch.manual_seed(0)

@@ -86,7 +86,7 @@ def test_jacobians_and_hessians(backbone, way):
 
 @pytest.mark.parametrize('way', WAYS, ids=str)
 def test_a_shared_weights_second_derivative_counts_each_use_once(way):
-    """A block that follows itself: its input was computed from its weights."""
+    """A block runs twice in a row: the second input depends on the block's weights."""
     model, image = make(SwinBackbone, **way), torch.randn(1, 3, 20, 36)
     model.stages[1].blocks[1] = model.stages[1].blocks[0]
     weight = model.stages[1].blocks[0].ffn.layers[1].bias.detach()
@@ -109,7 +109,7 @@ def test_a_shared_weights_second_derivative_counts_each_use_once(way):
 @pytest.mark.parametrize('way', WAYS, ids=str)
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_the_gradient_of_each_parameter_alone(backbone, way):
-    """As where the others are frozen: the gradients of several may leave one out."""
+    """With a single trainable parameter, the library skips further gradients, but not the needed gradient."""
     model, image = make(backbone, **way), torch.randn(1, 3, 21, 36)
 
     def gradients(parameters):

@@ -1,4 +1,4 @@
-"""Whole backbones against the literal algorithm: outputs and gradients, by each backend that runs here."""
+"""Whole backbones against the literal algorithm: outputs and gradients, by every usable backend."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def with_gradients(model, maps):
 
 
 def drop_path_factors(model, batch):
-    """What the model draws for each block, as mmcv's DropPath draws it."""
+    """Return the factors of all blocks, drawn like mmcv's DropPath."""
     factors = []
     for stage in model.stages:
         for block in stage.blocks:
@@ -71,7 +71,7 @@ def test_it_computes_what_the_reference_does(backend, backbone, case):
     truth = with_gradients(model.double(), reference.maps(model, x.double(), factors))
     largest = max(float(y.abs().max()) for name, y in truth.items() if not name.startswith('map'))
     for name, y in truth.items():
-        # A bias of keys has no gradient but rounding's, so small ones are measured against the largest.
+        # The gradient of a bias of keys is rounding alone. Small gradients are compared with the largest.
         scale = max(float(y.abs().max()), 0 if name.startswith('map') else 1e-2 * largest)
         assert float((results[name] - y).abs().max()) <= 1e-4 * scale, name
 

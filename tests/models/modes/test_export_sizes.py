@@ -1,4 +1,4 @@
-"""`torch.export` with free sizes: a `Dim` with a range, for each side and both, and for small pictures."""
+"""`torch.export` with free sizes: a `Dim` with a range, for a side, for two sides, and for small pictures."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ TWO_STAGES = dict(depths=(2, 2), num_heads=(2, 4), strides=(4, 2), out_indices=(
 
 
 def assert_exports(backbone, example, dims, sizes, **arguments):
-    """At sizes that the example did not have."""
+    """Check an exported model at sizes different from the example's."""
     model = backbone(arch='nano', drop_path_rate=0.0, **{**TWO_STAGES, **arguments}).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -32,7 +32,8 @@ def test_a_range():
     assert_exports(SwinBackbone, (1, 3, 65, 160), {3: side('W')}, sizes, **ONE_STAGE)
 
 
-SHRINK = dict(small_map='shrink', window_size=7)  # every map is larger than the window: smaller ones are another graph
+# Maps are larger than the window: smaller maps need a second graph.
+SHRINK = dict(small_map='shrink', window_size=7)
 
 
 @pytest.mark.slow

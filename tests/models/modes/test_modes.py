@@ -13,7 +13,7 @@ TWO_STAGES = dict(depths=(2, 2), num_heads=(1, 2), strides=(4, 2), out_indices=(
 
 
 class AttentionDtypes(TorchDispatchMode):
-    """The dtypes of all attention matrices (..., N, N) of many windows, and of what goes into fused attention."""
+    """Record the dtypes of attention matrices (..., N, N) of many windows, and of fused attention's inputs."""
 
     def __init__(self):
         super().__init__()
@@ -97,7 +97,7 @@ TEN_SIZES = [
 
 @pytest.mark.parametrize(('arch', 'times'), [(TWO_STAGES, 1), pytest.param({}, 4, marks=pytest.mark.slow)])
 def test_ten_sizes_are_one_compilation(arch, times):
-    """At sizes of which the last stage has two windows and more a side; one window is another graph."""
+    """At all sizes, the last stage has at least two windows a side. A single window needs a second graph."""
     backbone = SwinBackbone(arch='nano', **arch).eval()
     counter = CompileCounter()
     compiled = torch.compile(backbone, fullgraph=True, dynamic=True, backend=counter)
@@ -121,8 +121,8 @@ def test_exports(arch):
 
 @pytest.mark.parametrize('cls', [SwinBackbone, SwinV2Backbone, SwinMLPBackbone])
 def test_traces_before_anything_was_computed(cls):
-    """What a first forward keeps for the next ones must not make their graphs differ: torch compares two."""
-    backbone = cls(arch='nano', window_size=5).eval()  # a size of no other test, whose tables are not cached yet
+    """Tables from the first forward must not change later graphs: torch compares two graphs."""
+    backbone = cls(arch='nano', window_size=5).eval()  # no test before has size 5: the tables are not cached yet
     x = torch.randn(1, 3, 60, 97)
     with torch.no_grad():
         traced = torch.jit.trace(backbone, x)

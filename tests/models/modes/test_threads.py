@@ -1,4 +1,4 @@
-"""Several threads, one model: what one forward does must not depend on the others."""
+"""Several threads share a model: a forward must not depend on concurrent forwards."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ def make(backbone, **arguments):
 
 
 def assert_alike_in_threads(jobs):
-    """Each job gives the same alone and at the same time as the others, however often."""
+    """Check jobs: results alone and in concurrent threads are equal, at every repetition."""
     alone = [job() for job in jobs]
     barrier = Barrier(len(jobs))
 
@@ -70,7 +70,7 @@ def test_masks(backbone, training):
 
 
 def test_a_thread_that_leaves_its_attention_changes_no_flag_of_another():
-    """Which of torch's backends may compute it is a setting of the process."""
+    """The enabled backends of torch's attention are a setting of the process."""
     flags, entered, left = torch.backends.cuda, Event(), Event()
     assert flags.cudnn_sdp_enabled()
     seen = []

@@ -1,4 +1,4 @@
-"""What the tests of mmdet's and mmsegmentation's SwinTransformer ask of it, asked of ours."""
+"""Checks from the tests of mmdet's and mmsegmentation's SwinTransformer, for our backbones."""
 
 import pytest
 import torch

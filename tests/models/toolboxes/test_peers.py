@@ -1,4 +1,4 @@
-"""SwinBackbone against mmdet's own SwinTransformer with the same weights."""
+"""SwinBackbone against mmdet's SwinTransformer with equal weights."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ OF_COCO = (800, 1333)
 
 
 def make_pair(arch, **arguments):
-    """mmdet's and ours with the same weights, each parameter away from its initialisation."""
+    """Return mmdet's backbone and our backbone with equal weights, all parameters away from the initialisation."""
     embed_dims, depths, num_heads = ARCHS[arch]
     torch.manual_seed(0)
     peer = mmdet_swin.SwinTransformer(embed_dims=embed_dims, depths=depths, num_heads=num_heads, **arguments)
@@ -32,7 +32,7 @@ def make_pair(arch, **arguments):
     ('arch', 'sizes'),
     [
         ('tiny', [*SIZES, OF_COCO]),
-        ('small', FEW),  # whose blocks are those of tiny
+        ('small', FEW),  # the blocks are tiny's
         ('base', FEW),
         pytest.param('small', [*SIZES, OF_COCO], marks=pytest.mark.slow),
         pytest.param('base', SIZES, marks=pytest.mark.slow),
@@ -78,7 +78,7 @@ def test_options_mean_what_they_mean_in_mmdet():
         use_abs_pos_embed=True, pretrain_img_size=64,
     )  # fmt: skip
     peer, ours = make_pair('tiny', **options)
-    x = torch.randn(2, 4, 64, 64)  # mmdet's absolute embedding takes no other size
+    x = torch.randn(2, 4, 64, 64)  # mmdet's absolute embedding takes the size of pre-training alone
     for expected, output in zip(peer(x), ours(x)):
         torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
 
@@ -104,6 +104,6 @@ def test_every_argument_of_mmdets_is_accepted():
     ours = inspect.signature(SwinBackbone).parameters
     assert list(theirs) == list(ours)[: len(theirs)]
     for name, parameter in theirs.items():
-        if name not in ('embed_dims', 'depths', 'num_heads'):  # whose defaults come from arch
+        if name not in ('embed_dims', 'depths', 'num_heads'):  # defaults come from arch
             assert parameter.default == ours[name].default, name
     assert SwinBackbone().num_features == [96, 192, 384, 768]

@@ -1,4 +1,4 @@
-"""SwinBackbone and SwinV2Backbone against mmpretrain's own, with the same weights under the same names."""
+"""SwinBackbone and SwinV2Backbone against mmpretrain's backbones, with equal weights and equal names."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from swin_backbone.openmmlab.config.files import use_torchvision
 
 pytestmark = [pytest.mark.peer, pytest.mark.toolboxes]
 
-# Its patch embedding leaves out what is no whole patch, and ours pads it: of 4x4 patches whole ones.
+# mmpretrain's patch embedding drops the rest of a picture after whole 4x4 patches. Our patch embedding pads the rest.
+# All sizes are whole patches.
 SIZES = [(32, 32), (36, 48), (112, 136), (224, 224), (8, 400)]
 WINDOW = {1: 7, 2: 8}
 
@@ -22,7 +23,7 @@ def mmpretrain():
 
 
 def make_pair(version, small_map):
-    """Theirs and ours, every parameter away from its initialisation."""
+    """Return mmpretrain's backbone and our backbone, every parameter away from the initialisation."""
     from mmpretrain.models import SwinTransformer, SwinTransformerV2
 
     arguments = dict(out_indices=(0, 1, 2, 3), drop_path_rate=0.0, pad_small_map=small_map == 'pad')
@@ -35,21 +36,21 @@ def make_pair(version, small_map):
         ours = SwinV2Backbone(arch='nano', small_map=small_map)
     for name, parameter in peer.named_parameters():
         if 'logit_scale' in name:
-            torch.nn.init.uniform_(parameter, 0, 3)  # its mask is -100, through which larger ones are seen
+            torch.nn.init.uniform_(parameter, 0, 3)  # mmpretrain's mask is -100, too little for larger scales
         else:
             torch.nn.init.normal_(parameter, mean=float('norm' in name and name.endswith('weight')), std=0.1)
     theirs = peer.state_dict()
     ours.load_state_dict({key: theirs[key] for key in ours.state_dict()}, strict=True)
     assert {name for name, _ in peer.named_parameters()} == {name for name, _ in ours.named_parameters()}
-    peer.double().train(False)  # which returns None
-    return peer, ours.double().eval()  # V2's logits are large: float32's rounding would be seen
+    peer.double().train(False)  # `train` returns None
+    return peer, ours.double().eval()  # V2's logits are large: float32's rounding would show
 
 
 @pytest.mark.parametrize('version', [1, 2])
 @pytest.mark.parametrize('small_map', ['pad', 'shrink'])
 def test_outputs_and_gradients_equal_mmpretrains(version, small_map):
     peer, ours = make_pair(version, small_map)
-    # Its windows do not shrink, but on a map of their size they are not shifted.
+    # mmpretrain's windows do not shrink. On a map of the window's size, windows are not shifted.
     sizes = SIZES if small_map == 'pad' else [(32 * WINDOW[version],) * 2]
     for size in sizes:
         x = torch.randn(1, 3, *size, dtype=torch.float64)
@@ -80,7 +81,7 @@ def test_ten_steps_of_training_have_mmpretrains_losses(version, backend):
         pytest.skip(load()[1])
     torch.manual_seed(0)
     kind = SwinBackbone if version == 1 else SwinV2Backbone
-    # mmpretrain's V2 drops branches before their norm, which takes back the factor of those that stay.
+    # mmpretrain's V2 drops branches before the norm. The norm cancels the factor of kept branches.
     rate = 0.2 if version == 1 else 0.0
     ours = kind(arch='nano', drop_path_rate=rate, backend=backend)
     ours.init_weights()
@@ -91,7 +92,7 @@ def test_ten_steps_of_training_have_mmpretrains_losses(version, backend):
 
 
 def losses_of_training(model):
-    """Ten steps of SGD that make the four maps like drawn ones."""
+    """Return the losses of ten steps of SGD. The steps make the four maps similar to drawn maps."""
     torch.manual_seed(1)  # of drop path
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

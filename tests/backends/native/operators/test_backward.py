@@ -24,7 +24,7 @@ def of_reference(x, weights, *how, grad):
 
 
 def relative(ours, truth) -> float:
-    """The largest difference, to the size of what is compared."""
+    """Return the largest difference, relative to the largest number of the truth."""
     return ((ours - truth).abs().max() / truth.abs().max().clamp(min=1e-3)).item()
 
 
@@ -37,7 +37,8 @@ def test_float32_gradients_are_the_references(case):
     truth = of_reference(x.double(), double, *how, grad=grad.double())
     plain, ours = of_reference(x, weights, *how, grad=grad), of_operator(x, weights, *how, grad=grad)
     for name in truth:
-        # Where it says less than float32 can, as the slope of a hardly used bias, the reference errs alike.
+        # Float32 rounds some gradients badly, for example of a hardly used bias. The reference in float32 has a similar
+        # error.
         assert relative(ours[name], truth[name]) < max(1e-5, 3 * relative(plain[name], truth[name])), name
 
 
@@ -118,7 +119,7 @@ def test_a_dropped_branch_has_no_gradient_and_a_half_one_half(v2):
         assert relative(half[name], truth / 2 if name in scaled else truth) < 1e-5, name
 
 
-@pytest.mark.parametrize('channels', [64, 512])  # each thread sums its own gradients of weights, or all the same
+@pytest.mark.parametrize('channels', [64, 512])  # a sum of weight gradients for a thread, or a shared sum
 def test_same_bits_each_time_and_from_several_python_threads(channels, dtype):
     x, weights = torch.randn(2, 17, 20, channels), random_weights(channels, 2 * channels // 64, (7, 7), v2=False)
     grad, how = torch.randn_like(x), (2 * channels // 64, *WINDOW[1:])

@@ -1,4 +1,4 @@
-"""Patch embedding, patch merging and output norms by the compiled operators are torch's, and so are their gradients."""
+"""Patch embedding, patch merging and output norms by the compiled operators: results and gradients equal torch's."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ maps = st.tuples(st.integers(1, 2), sides, sides, st.sampled_from([8, 24, 96]))
 
 
 def assert_same(ours, truth, tensors, dtype):
-    """The output and the gradients of all tensors that are not None."""
+    """Compare the output, and the gradients of all tensors except None."""
     wanted = [tensor.requires_grad_() for tensor in tensors if tensor is not None]
     y, true_y = ours(*tensors), truth(*tensors)
     assert y.is_contiguous()
@@ -94,7 +94,7 @@ def test_output_norm_is_layer_norm_transposed(size, norm):
 
 
 def operators(dtype=torch.float32):
-    """Each operator, its truth, and its tensors: of a size that takes several threads and strips of tokens."""
+    """Return operators, truths and tensors. The sizes need several threads and strips of tokens."""
     cache, eps = WeightCache(), 1e-5
     return {
         'embed': (

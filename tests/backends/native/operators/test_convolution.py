@@ -15,7 +15,7 @@ from swin_backbone.backends.native.availability import why_not_in
 from swin_backbone.backends.native.convolution import TILES, convolve, pack, takes_maps, tile_for
 from swin_backbone.backends.weight_cache import WeightCache
 
-# Of the largest number: those of float32 with sums of 1 to 9 * 300 products, transformed.
+# Rounding errors relative to the largest number, for float32 sums of 1 to 9 * 300 transformed products.
 ROUNDING = 1e-5
 
 
@@ -111,7 +111,7 @@ def test_weights_that_changed_are_packed_again():
     packed = caches[4].made
     assert torch.equal(convolve(x, weight, None, caches), first)
     assert caches[4].made is packed
-    np.asarray(weight)[3, 2, 1, 0] += 1  # which leaves no trace in the tensor
+    np.asarray(weight)[3, 2, 1, 0] += 1  # numpy leaves no trace in the tensor
     assert_close(convolve(x, weight, None, caches), by_torch(x.double(), weight.double(), None))
     assert caches[4].made is not packed
 
@@ -155,8 +155,8 @@ def test_a_number_that_is_not_finite_reaches_its_neighbours_and_no_other_image()
     y = convolve(x, weight, None)
     assert not y[0, :, 5:8, 5:8].isfinite().any()
     assert y[1].isfinite().all()
-    assert y[0, :, [*range(4), *range(8, 12)]].isfinite().all()  # rows 4 to 7 are its tile
-    x[0, 5, 6, 6], x[0, 5, 7, 7] = 0, torch.inf  # two tiles along each axis read this one
+    assert y[0, :, [*range(4), *range(8, 12)]].isfinite().all()  # rows 4 to 7 are a tile
+    x[0, 5, 6, 6], x[0, 5, 7, 7] = 0, torch.inf  # two tiles along an axis read the number
     y = convolve(x, weight, None)
     assert not y[0, :, 6:9, 6:9].isfinite().any()
     assert y[0, :, :4].isfinite().all()
@@ -172,13 +172,13 @@ def test_what_is_left_to_torch():
     assert not takes_maps(x, weight[:31], None)
     assert not takes_maps(x[:, :, :16, :16], weight, None)  # 16 tiles
     assert takes_maps(drawn(2, 32, 16, 16), weight, None)
-    assert not takes_maps(x[:, :31], weight, None)  # whose error is torch's
+    assert not takes_maps(x[:, :31], weight, None)  # torch raises the error
     assert takes_maps(x, weight, drawn(32))
     assert not takes_maps(x, weight, drawn(32).double())
     large = torch.empty(2**13, 2**13, 1, 1).expand(-1, -1, 3, 3)
     assert not takes_maps(torch.empty(1, 2**13, 1, 1).expand(-1, -1, 64, 64), large, None)
     assert not takes_maps(x.to('meta'), weight.to('meta'), None)
-    assert not takes_maps(torch.complex(x, x).conj().imag, weight, None)  # which torch negates when it reads it
+    assert not takes_maps(torch.complex(x, x).conj().imag, weight, None)  # torch negates the numbers on reading
     assert not takes_maps(x.as_subclass(Subclass), weight, None)
     with FlopCounterMode(display=False):
         assert not takes_maps(x, weight, None)
@@ -226,7 +226,7 @@ def test_bfloat16_outputs_and_gradients_are_those_of_double_precision(B, H, W, C
         found = outputs_and_gradients(convolve, *tensors)
     assert found[0].dtype is torch.bfloat16
     for name, one, wanted in zip(('y', 'x', 'weight', 'bias'), found, truth):
-        # What is rounded: of y the output alone, of the others also y's gradient, and torch's sums.
+        # The output is rounded once. Gradients have more rounding: y's gradient, and torch's sums.
         most = 2**-8 if name == 'y' else 2**-6
         assert (one - wanted).abs().max() <= most * wanted.abs().max().clamp(min=1), name
 

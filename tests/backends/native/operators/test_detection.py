@@ -1,6 +1,6 @@
 """RoIAlign and NMS of the library: layouts, dtypes, threads, numbers that are not finite, wrong arguments.
 
-That they give what mmcv's give is for tests/mmcv_ops.
+tests/mmcv_ops compare with mmcv's operators.
 """
 
 import math
@@ -64,7 +64,7 @@ def test_channels_last_maps_give_the_same(channels, dtype, changed):
 
 @pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
 def test_maps_are_read_where_they_are(layout, monkeypatch):
-    """Without a copy: the library gets their address."""
+    """The library gets the address of the maps, without a copy."""
     maps, rois, seen = torch.randn(2, 8, 9, 9).to(memory_format=layout), some_rois(), []
     library = load()[0]
     monkeypatch.setattr(library, 'roi_align_forward', lambda of, first, *more: seen.append(first))
@@ -136,7 +136,7 @@ def test_a_region_of_any_numbers_ends(ratio, maximum, aligned):
     bins = dict(bins=(2, 3), sampling_ratio=ratio if not maximum else min(ratio, 2), aligned=aligned, scale=1.0)
     out = pool(maps, rois, argmax, **bins)
     none = -10000.0 if maximum else 0.0
-    without = ~rois.isfinite().all(1) if aligned else rois.isnan().any(1)  # others are made a pixel long, as mmcv does
+    without = ~rois.isfinite().all(1) if aligned else rois.isnan().any(1)  # mmcv makes short regions a pixel long
     assert (out[without] == none).all()
     assert out.isfinite().all()
     assert (maps.amax() >= out).all()
@@ -144,7 +144,7 @@ def test_a_region_of_any_numbers_ends(ratio, maximum, aligned):
 
 
 def test_a_large_region_is_the_mean_of_its_samples():
-    """Of samples far outside of the map, which are 0 and are not looked at one by one."""
+    """Samples far outside of the map are 0, and the library does not visit every sample."""
     maps = torch.ones(1, 1, 10, 10)
     rois = torch.tensor([[0, -5000.0, -5000.0, 5000.0, 5000.0]])
     out = pool(maps, rois, bins=(1, 1), scale=1.0)
@@ -210,12 +210,12 @@ FITS.update(bins_height=4096, bins_width=4096, samples=1024)
 
 
 def memory_of(described):
-    """Maps, boxes and what is pooled, as large as the description says; None: too large for a test."""
+    """Return maps, boxes and pooled numbers of the described sizes; None: too large for a test."""
     values = {name: getattr(described, name) for name in FITS}
     sizes = [values[name] for name in ('batch', 'channels', 'height', 'width')]
     steps = [(size - 1, stride) for size, stride in zip(sizes, described.stride) if size > 1]
     if any(not 0 <= value <= FITS[name] for name, value in values.items()) or any(stride < 0 for _, stride in steps):
-        return [torch.zeros(1) for _ in range(3)]  # which nobody may touch
+        return [torch.zeros(1) for _ in range(3)]  # must not be read or written
     reach = 1 + sum(size * stride for size, stride in steps)
     pooled = values['regions'] * values['channels'] * values['bins_height'] * values['bins_width']
     if max(reach, pooled, 5 * values['regions']) > 2**20:
@@ -225,7 +225,7 @@ def memory_of(described):
 
 
 def test_arguments_of_any_kind_are_results_or_sentences(record_fault):
-    """The C functions themselves, with numbers that fit and others, and exactly the memory that they say they have."""
+    """The C functions get fitting and wrong numbers, and memory of exactly the described size."""
     rng, library, results, said = np.random.default_rng(0), load()[0], 0, []
     numbers = (-1, 0, 1, 2, 3, 7, 5000, 2**21, 2**40, 2**62, -(2**63))
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""What is not finite, or overflows, does not come out of a compiled layer as if nothing had been."""
+"""Compiled layers show numbers that are not finite, and overflows, in the output."""
 
 import math
 
@@ -16,14 +16,17 @@ from helpers.backends.native_blocks import (
 )
 
 NOT_FINITE = math.nan, math.inf, -math.inf
-# In a row of numbers these sizes overflow the sum of squares, the square of one number, and the sum.
+# In a row, large numbers overflow the sum of squares, the square of a number, or the sum.
 OVERFLOWING = 5e18, 5e19, 1e30, 3e38
-# A NaN keeps the bits of the one it comes from; this one has some in the places that an exponent is added to.
+# A NaN in a computation keeps the bits. `ODD_NAN` has bits at the places of an added exponent.
 ODD_NAN = torch.tensor([0x7FC00155], dtype=torch.int32).view(torch.float32).item()
 
 
 def layers(norm: str):
-    """Each layer with a norm, as a function of a map (1, 6, 8, 96) to a map, and the tokens that one token comes to."""
+    """Return a layer with a norm, and `cells`, the side of a window of dependent tokens.
+
+    The layer is a function of a map (1, 6, 8, 96) to a map.
+    """
     weight, bias = 1 + 0.1 * torch.randn(384), torch.randn(384)
     if norm == 'output':
         return lambda x, dtype: output_norm(x, weight[:96], bias[:96]).permute(0, 2, 3, 1), 1
@@ -49,7 +52,7 @@ NORMS = 'output', 'embedding', 'before merging', 'after merging', 'block', 'V2 b
 
 
 def tokens_of(place: tuple[int, int], y_BHWC, cells: int):
-    """Of an output (1, H, W, C): whether each token depends on the map's at `place`, in windows of `cells`."""
+    """Return a mask of an output (1, H, W, C): tokens in the window of `place`, for windows of `cells`."""
     H, W = y_BHWC.shape[1:3]
     rows, columns = torch.arange(H)[:, None] * (6 // H), torch.arange(W) * (8 // W)  # of the map
     return (rows // cells == place[0] // cells) & (columns // cells == place[1] // cells)
@@ -68,7 +71,7 @@ def test_a_norm_gives_nan_for_what_it_cannot_normalise(norm, value, dtype, recor
     y = layer(leaf, dtype)
     (of_x,) = torch.autograd.grad(y, leaf, grad)
     depends = tokens_of((3, 4), y, cells)
-    if norm == 'block':  # other tokens of its window may be masked from it by a weight of 0 alone, and 0 * inf is NaN
+    if norm == 'block':  # a mask is a weight of 0, and 0 * inf is NaN: masked tokens may be NaN too
         assert y[0, 3, 4].isnan().all()
     else:
         assert y[0][depends].isfinite().logical_not().any(-1).any()
@@ -80,7 +83,7 @@ def test_a_norm_gives_nan_for_what_it_cannot_normalise(norm, value, dtype, recor
 
 @pytest.mark.parametrize('channels', [8, 24, 96, 100, 384])
 def test_a_row_is_finite_as_long_as_its_variance_is(channels, record_fault):
-    """And gradients are, in rows of any length: their ends are computed apart."""
+    """Gradients are finite too, in rows of any length: the ends of a row are computed apart."""
     for exponent in range(10, 39):
         x = (torch.randn(1, 1, 4, channels).double() * 10.0**exponent).clamp(-3e38, 3e38).float().requires_grad_()
         variance = x.double().var(-1, unbiased=False)
@@ -97,7 +100,7 @@ def test_a_row_is_finite_as_long_as_its_variance_is(channels, record_fault):
 
 @pytest.mark.parametrize('size', [-1e3, -1e6, -1e10, -1e19, -1e30, -3e38, 1e10, 1e19, 1e30])
 def test_gelu_of_large_numbers_is_torchs(size, dtype, record_fault):
-    """Phi far below is 0 and not nearly 0: its product with a large number is what comes out."""
+    """Phi of very negative numbers is exactly 0: the output is a product of Phi with a large number."""
     x, weights = torch.randn(1, 4, 4, 32), random_weights(32, 1, (4, 4), v2=False)
     weights['ffn.layers.0.0.bias'][5] = size
     weights['ffn.layers.1.weight'][:, 5] /= abs(size)  # to a size that counts
@@ -147,21 +150,21 @@ def test_a_nan_in_any_weight_is_in_the_output_and_the_gradients(v2, name, value,
 
 @pytest.mark.parametrize('size', [1e20, 1e30])
 def test_a_query_or_key_that_overflows_its_length_is_nan(size, dtype, record_fault):
-    """x / inf is 0: a direction that is none."""
+    """x / inf is 0, no direction: the output must be NaN."""
     x, weights = torch.randn(1, 4, 4, 32), random_weights(32, 1, (4, 4), v2=True)
-    weights['attn.w_msa.qkv.weight'][:32] *= size  # queries alone: values stay as they are
+    weights['attn.w_msa.qkv.weight'][:32] *= size  # queries alone, values are unchanged
     assert by_operator(x, weights, 1, (4, 4), (0, 0), False, dtype).isnan().all()
     record_fault('not_finite')
 
 
 @pytest.mark.parametrize('size', [1e10, 1e20, 1e30])
 def test_what_is_masked_has_no_weight_however_large_it_is(size, dtype, record_fault):
-    """A token of another region has a weight of 0, and not one that is next to nothing."""
+    """A token of a different region has a weight of exactly 0, not of almost 0."""
     x, weights = torch.randn(1, 8, 8, 64), random_weights(64, 2, (4, 4), v2=True)
     weights['attn.w_msa.qkv.weight'][128:, 0] = size
     x[..., 0] = 0
     large = x.clone()
-    large[0, 0, 0, 0] = 1  # which is in a window with the map's last rows and columns
+    large[0, 0, 0, 0] = 1  # in a window with the map's last rows and columns
     plain, ours = (by_operator(x, weights, 2, (4, 4), (2, 2), False, dtype)[0] for x in (x, large))
     assert torch.equal(ours[6:, 6:], plain[6:, 6:])
     assert not torch.equal(ours[:2, :2], plain[:2, :2])

@@ -1,6 +1,6 @@
-"""Products of float32 numbers by AMX, which multiplies only bfloat16, are as exact as float32.
+"""Products of float32 numbers by AMX have the error of float32, although AMX multiplies bfloat16 alone.
 
-Where the processor has no AMX, the same tests hold for the products in float32.
+On processors without AMX, the tests check products in float32.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from helpers.backends.native_blocks import embed, rms
 
 
 def project(x_TC, weight):
-    """A linear layer by the operator: patches of one pixel, of which each has C channels."""
+    """Return a linear layer by the operator: patches are pixels of C channels."""
     y_BHWC = embed(x_TC.T[None, :, None], weight[..., None, None], None, None, None, None)
     return y_BHWC[0, 0]
 
@@ -21,7 +21,7 @@ def project(x_TC, weight):
 @pytest.mark.parametrize('scale', [1e-20, 1.0, 1e15])
 def test_error_is_that_of_float32(tokens, inputs, outputs, scale):
     x_TC, weight = torch.randn(tokens, inputs) * scale, torch.randn(outputs, inputs) / inputs**0.5
-    x_TC[::2] *= torch.logspace(-3, 3, inputs)  # numbers of one sum differ in size
+    x_TC[::2] *= torch.logspace(-3, 3, inputs)  # numbers of a sum differ in size
     truth = F.linear(x_TC.double(), weight.double())
     ours, torchs = project(x_TC, weight) - truth, F.linear(x_TC, weight) - truth
     for rows in (slice(0, None, 2), slice(1, None, 2)):
