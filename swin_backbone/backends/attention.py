@@ -28,7 +28,7 @@ def attend(
 
     Args:
         x_BHWC: normalised tokens. Padding is zeros: `project` gives a padded token the biases.
-        project: makes query, key and value, concatenated; inside query, key and value, the heads are concatenated.
+        project: makes query, key and value, concatenated. Query, key and value are concatenated heads.
         bias_hNN: the relative position bias.
         dropout: the probability of dropping an attention weight.
         backend: 'auto', 'torch' or 'triton'; 'triton' raises a ValueError if the kernel cannot compute the attention.

@@ -21,7 +21,7 @@ class GlobalAttention(BaseModule):
     """A transformer block over all tokens of the last map. In a config the block is the first neck.
 
     The HTC++ runs of Liu et al. 2021 (section 4.2) have "an extra global self-attention layer appended at the output
-    of the last stage". Its code was not published. A block of 12 C^2 weights explains the paper's parameters and
+    of the last stage". The code was not published. A block of 12 C^2 weights explains the paper's parameters and
     multiply-adds of the two HTC++ runs.
 
     Args:

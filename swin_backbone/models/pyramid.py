@@ -65,8 +65,9 @@ class SwinPyramid(BaseModule):
         settings: a backbone's arguments, from `arguments.check`.
         make_block: makes a block, from `stage`, `index` (in the stage) and the common arguments of all kinds of
             `SwinBlock`.
-        merging_first: whether a stage owns the patch merging before the blocks (mmpretrain's Swin V2), or after the
-            blocks (mmdet's and mmseg's Swin). The choice changes parameter names in checkpoints, not results.
+        merging_first: whether a stage owns the patch merging before the blocks, as in mmpretrain's Swin V2. In mmdet's
+            and mmseg's Swin a stage owns the patch merging after the blocks. The choice changes parameter names in
+            checkpoints, not results.
         post_norm: whether patch merging has the norm after the projection (True) or before the projection (False).
         merging_norm: whether patch merging has a norm.
     """
@@ -164,8 +165,8 @@ class SwinPyramid(BaseModule):
                 (docs/measurements/memory.md). `map_sizes` returns the shapes.
 
         Returns:
-            A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for a stage i of `out_indices`, ascending, at strides s of 4,
-            8, 16 and 32 by default, in contiguous memory; or `out`.
+            A map (B, C_i, ceil(H / s_i), ceil(W / s_i)) for each stage i of `out_indices`, ascending; or `out`. Default
+            strides s are 4, 8, 16 and 32. The maps are in contiguous memory.
 
         Raises:
             TypeError, ValueError: if the input or `out` is wrong. The message describes the wrong argument.

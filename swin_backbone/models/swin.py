@@ -53,9 +53,9 @@ class SwinBackbone(SwinPyramid):
         mask_padding: keep tokens from attending to zeros around a map (padding to whole windows). All published weights
             were trained with False.
         backend: the way to compute the layers, chosen anew for every layer and forward. 'auto': the compiled library
-            ('native') for the layers of the library, and plain torch ('torch') for the rest; on CUDA, in half precision
-            or TF32, attention by a kernel ('triton'). A named backend raises a ValueError with the reason if the
-            backend cannot compute; `python -m swin_backbone info` lists all backends. 'native': CPUs, float32 and
+            ('native') for the layers of the library, and plain torch ('torch') for the rest. On CUDA, in half precision
+            or TF32, a kernel ('triton') computes attention. A named backend raises a ValueError with the reason if the
+            backend cannot compute. `python -m swin_backbone info` lists all backends. 'native': CPUs, float32 and
             autocast to bfloat16 (docs/measurements/native.md). 'torch': everything, on every device. 'triton': windows
             of at most 16x16 and heads of 16, 24, 32 or 64 channels; the kernel has no second derivative.
 

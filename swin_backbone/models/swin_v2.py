@@ -32,9 +32,9 @@ class SwinV2Backbone(SwinPyramid):
         frozen_stages: see `SwinBackbone`. A stage is frozen with the preceding patch merging, as in mmpretrain.
         arch: a published size, a key of `swin_backbone.ARCHS_V2`; explicit embed_dims, depths and num_heads take
             precedence.
-        pretrained_window_sizes: the windows of the checkpoint's training, if different from `window_size`: for each
-            stage an int, a pair, or 0 for an equal window. Published weights fine-tuned from window 12 to window 16 or
-            24 need (12, 12, 12, 6). The position bias is computed for the window in use; no table is resized.
+        pretrained_window_sizes: the windows of the checkpoint's training, if different from `window_size`. A stage has
+            an int, a pair, or 0 for an equal window. Published weights fine-tuned from window 12 to window 16 or 24
+            need (12, 12, 12, 6). The position bias is computed for the window in use; no table is resized.
         extra_norm_every_n_blocks: a norm on the shortcut after every n-th block of a stage; 0: no norm. Default by
             `arch`: 6 for 'huge' and 'giant', 0 for smaller sizes.
         small_map: as in `SwinBackbone`; under 'shrink' the bias belongs to the smaller window.

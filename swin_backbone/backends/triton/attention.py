@@ -30,8 +30,8 @@ def attend_in_windows(
     """Return softmax(scale q k^T + bias) v inside every window of a batch of maps.
 
     Args:
-        qkv_T3C: query, key and value of every token of the maps, concatenated; inside query, key and value, the heads
-            are concatenated.
+        qkv_T3C: query, key and value of every token of the maps, concatenated. Query, key and value are concatenated
+            heads.
         padding_3C: query, key and value of padding, for maps of no whole number of windows; None: zeros.
         bias_hNN: the relative position bias, read in float32.
         batch, height, width, window_size, shift, mask_padding: see `Windows`.

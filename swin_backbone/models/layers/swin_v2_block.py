@@ -1,5 +1,6 @@
-"""The Swin V2 block of figure 1 of the paper (Liu et al. 2022, arXiv 2111.09883): scaled cosine attention with a
-continuous position bias, and norms after attention and MLP.
+"""The Swin V2 block of figure 1 of the paper (Liu et al. 2022, arXiv 2111.09883).
+
+The block has scaled cosine attention with a continuous position bias, and norms after attention and MLP.
 
 Layout: B batch, H W height and width of a map, C channels, R offsets in a window, N places of a window, h heads.
 """
