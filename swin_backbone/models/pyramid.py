@@ -152,7 +152,7 @@ class SwinPyramid(BaseModule):
         out_indices: Optional[Sequence[int]] = None,
         out: Optional[Sequence[Tensor]] = None,
     ) -> tuple[Tensor, ...]:
-        """Images to feature maps.
+        """Return the feature maps of images.
 
         Args:
             x_BCHW: (B, in_channels, H, W), of any size from 1x1 up, in the dtype of the weights. Under autocast any

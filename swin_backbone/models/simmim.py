@@ -33,7 +33,7 @@ class MaskedPyramid(SwinPyramid):
     def forward(  # type: ignore[override]  # mmpretrain's SimMIM calls `forward` with a mask
         self, x_BCHW: Tensor, mask_BHW: Optional[Tensor] = None
     ) -> tuple[Tensor, ...]:
-        """Images to feature maps, see `SwinPyramid.forward`.
+        """Return the feature maps of images, see `SwinPyramid.forward`.
 
         Args:
             mask_BHW: (B, H / patch, W / patch), 1 for hidden patches; None: no patch is hidden.

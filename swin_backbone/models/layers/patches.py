@@ -40,7 +40,7 @@ class PatchEmbed(Layer):
         self.record_modules()
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """(B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
+        """Map (B, in_channels, H, W) pixels to (B, ceil(H / patch), ceil(W / patch), embed_dims) tokens."""
         arguments = self.for_library(image_BCHW)
         if arguments is not None:
             weight, bias, norm = arguments
@@ -102,7 +102,7 @@ class PatchMerging(Layer):
         self.record_modules()
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
+        """Map (B, H, W, C) to (B, ceil(H / stride), ceil(W / stride), out_channels)."""
         arguments = self.for_library(x_BHWC)
         if arguments is not None:
             weight, norm = arguments
