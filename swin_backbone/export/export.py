@@ -51,19 +51,19 @@ def export(
     """Write the folder `out` with the verified model and `deploy.json`, in place of an earlier export.
 
     Args:
-        cfg: of mmdet or mmseg.
+        cfg: config of mmdet or mmseg.
         checkpoint: path or URL of the whole model.
         format: a name from `formats.FORMATS`.
         part: 'model', from pixels to result; 'backbone'; or 'neck', the backbone with the neck.
-        shape: height and width of the model's input, for batch size 1. Pictures are resized to this size without
-            keeping their proportions. None: batch, height and width stay free.
-        precision: from `formats.PRECISIONS`; None: the first of the format.
-        pictures: BGR pixels for verification and for int8 calibration; none: generated pictures for verification,
+        shape: height and width of the model's input, for batch size 1. Pictures are resized to the size without
+            regard to proportions. None: batch, height and width stay free.
+        precision: from `formats.PRECISIONS`. None: the first precision of the format.
+        pictures: BGR pixels for verification and for int8 calibration. Empty: generated pictures for verification,
             pictures of the training set for calibration.
         unsafe_load: see `load_checkpoint`.
         overwrite: replace an earlier export also if a user changed its files.
         operators: 'swin' for nodes of the compiled library, which the folder then contains; None: standard operators.
-        texts: the classes that Grounding DINO detects; none: those of the checkpoint or the dataset.
+        texts: class names for Grounding DINO. Empty: the classes of the checkpoint or the dataset.
 
     Returns:
         The contents of deploy.json.
@@ -104,7 +104,7 @@ def export(
 
 
 def ask_for(predictor: Predictor, texts: Sequence[str]) -> None:
-    """Have a predictor of Grounding DINO detect the classes that `texts` names, on each picture."""
+    """Make a predictor of Grounding DINO detect the classes `texts` on all pictures."""
     pipeline, asked = predictor.pipeline, dict(text=tuple(texts), custom_entities=True)
     predictor.pipeline = lambda given: pipeline({**given, **asked})
     predictor.meta = dict(classes=tuple(texts))
@@ -176,7 +176,7 @@ def write(
 
 @contextmanager
 def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder, which replaces `out` on success and is deleted on an error.
+    """Yield a temporary folder. The folder replaces `out` on success, and is deleted on an error.
 
     Args:
         overwrite: replace deploy.json and the model's files in `out` also if no export wrote them.
@@ -216,7 +216,7 @@ def _require_export(out: Path, overwrite: bool) -> None:
 
 
 def manifest_of(graph: Graph, folder: Path, format: str, precision: str) -> dict[str, Any]:
-    """Return the entries of deploy.json that every model has, once its files are in a folder."""
+    """Return the entries of deploy.json for every model. The model's files are in the folder already."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
     names = [path.name for path in files]
     return dict(
@@ -341,7 +341,7 @@ def made_pictures(graph: Graph) -> list[NDArray[Any]]:
 
 
 def _palette(predictor: Predictor) -> list[list[int]]:
-    """Return a colour for each class; none: readers of deploy.json choose colours."""
+    """Return colours by class. Empty: readers of deploy.json choose colours."""
     colours = predictor.meta.get('palette') or ()
     if isinstance(colours, str) or len(colours) != len(predictor.meta['classes']):
         return []

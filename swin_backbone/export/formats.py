@@ -26,7 +26,7 @@ PRECISIONS = {
     'torch': ('fp32', 'fp16', 'bf16'),
     'aoti': ('fp32', 'fp16', 'bf16'),
 }
-OPERATORS = {'swin': ('fp32', 'bf16')}  # precisions of --operators, which is for ONNX Runtime and OpenVINO
+OPERATORS = {'swin': ('fp32', 'bf16')}  # precisions of --operators, for ONNX Runtime and OpenVINO
 PRODUCTS = nn.Conv2d, nn.ConvTranspose2d, nn.Linear
 NEEDED = {
     'onnx': ('onnx', 'onnxscript', 'onnxruntime'),
@@ -78,7 +78,7 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
     """Write an ONNX model.
 
     Args:
-        weights_apart: write weights to a second file, model.onnx.data, which runtimes map into memory.
+        weights_apart: write weights to a second file, model.onnx.data. Runtimes map the file into memory.
     """
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -109,11 +109,11 @@ def write_onnx(program: ExportedProgram, graph: Graph, path: Path, weights_apart
 
 
 def narrowed(graph: Graph, precision: str) -> Graph:
-    """Return a graph in half precision, with inputs and outputs of the same dtypes as before.
+    """Return a graph in half precision. The dtypes of inputs and outputs stay.
 
     In a whole model, the backbone, the neck and the head's linear layers and convolutions compute in half precision.
-    Normalisation of pixels, coordinates, scores, NMS and pasting of masks stay in float32: above 1024, fp16 has whole
-    pixels alone.
+    Normalisation of pixels, coordinates, scores, NMS and pasting of masks stay in float32. Above 1024, fp16 has only
+    whole pixels.
     """
     dtype = dict(fp16=torch.float16, bf16=torch.bfloat16)[precision]
     module: Any = copy.deepcopy(graph.module)
@@ -162,7 +162,7 @@ def write_aoti(program: ExportedProgram, path: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the warnings of torch's exporters about their internals."""
+    """Hide warnings of torch's exporters about internals."""
     disabled = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')

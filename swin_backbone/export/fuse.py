@@ -21,7 +21,7 @@ def simplify(model: ir.Model) -> None:
     node: Any
     for node in list(model.graph):
         for value in filter(None, node.inputs):
-            # onnxscript does not register the limits of the second Clip that it fuses on one input
+            # onnxscript fuses Clips, and does not register the limits of a second Clip on an input
             is_loose = value.const_value is not None and value.producer() is None and not value.is_graph_input()
             if is_loose and value.name not in model.graph.initializers:
                 model.graph.register_initializer(value)
@@ -32,7 +32,7 @@ def simplify(model: ir.Model) -> None:
 
 
 def _norm_tokens(graph: ir.Graph, norm: Any) -> None:
-    """LayerNormalization of (B, H, W, C) as one of (B, H*W, C)."""
+    """Compute a LayerNormalization of (B, H, W, C) on (B, H*W, C)."""
     x, y = norm.inputs[0], norm.outputs[0]
     tensor: Any = ir.tensor(np.array([0, -1, int(x.shape[-1])]), name=f'{y.name}_tokens_shape')
     target: Any = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([3]), const_value=tensor)

@@ -17,7 +17,7 @@ from ..windows.grid import Size
 
 LARGEST_STRIDE = 32  # of a backbone's maps
 PARTS = ('model', 'backbone', 'neck')
-MOST_PIXELS = 1 << 26  # of a picture, before or after it is resized
+MOST_PIXELS = 1 << 26  # of a picture, before or after the resize
 MOST_VALUES = 1 << 31  # of all masks or logits of a picture: 8 GiB of float32
 
 
@@ -33,7 +33,7 @@ def refusal(name: str, known: Iterable[str] = ()) -> ExportError:
 
 @dataclass
 class Port:
-    """An input or output: its type, and a number or name for the length of each dimension."""
+    """An input or output: type, and a number or name for the length of every dimension."""
 
     name: str
     dtype: str  # numpy's name
@@ -46,7 +46,7 @@ class Graph:
 
     Args:
         task: the kind of output: 'maps', 'segmentation', 'boxes' or 'instances'.
-        free: whether batch, height and width are free; if not, the inputs' shapes have numbers.
+        free: True for free batch, height and width. False: the inputs' shapes have numbers.
         example_size: height and width during the capture of free sizes.
         settings: further entries of `deploy.json` for the runtime.
     """
@@ -91,7 +91,7 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
         shape: height and width, for batch size 1; None: free batch, height and width.
 
     Raises:
-        ExportError: for a model without such a part.
+        ExportError: for a model without the part.
     """
     backbone = getattr(model, 'backbone', model)
     neck = getattr(model, 'neck', None) if part == 'neck' else None
@@ -117,12 +117,12 @@ def maps_graph(model: Any, part: str, shape: Optional[Size]) -> Graph:
 
 
 def most_pixels(planes: int) -> int:
-    """Return the largest number of pixels of a picture with `planes` masks or logits of the same size."""
+    """Return the largest number of pixels of a picture with `planes` masks or logits of equal size."""
     return min(MOST_PIXELS, MOST_VALUES // planes)
 
 
 def example_size(backbone: Any) -> Size:
-    """Return a size with several windows on each axis of every map, and padding in the last window.
+    """Return a size with several windows on every axis of every map, and padding in the last window.
 
     A graph captured at a special size fails at other sizes: torch broadcasts a length of 1.
     """
@@ -132,7 +132,7 @@ def example_size(backbone: Any) -> Size:
 
 
 def _blocks(backbone: Any) -> list[SwinBlock]:
-    """Return the blocks of a backbone; none for a backbone of another package."""
+    """Return the blocks of a backbone. The list is empty for a backbone of a foreign package."""
     return [layer for layer in backbone.modules() if isinstance(layer, SwinBlock)]
 
 

@@ -1,4 +1,4 @@
-"""Layers of a backbone as nodes of the compiled library: domain `swin`, see csrc/runtimes/operators.h.
+"""Replace layers of a backbone with nodes of the compiled library: domain `swin`, see csrc/runtimes/operators.h.
 
 Layout: B batch, C channels, H W height and width.
 """
@@ -40,10 +40,10 @@ class Node(nn.Module):
 
 
 def with_nodes(graph: Graph, precision: str) -> Graph:
-    """Replace layers of a graph's backbone by nodes. Layers unknown to the library stay plain.
+    """Replace layers of a graph's backbone with nodes. Layers unknown to the library stay plain.
 
     Raises:
-        ExportError: if the library is missing, or the backbone belongs to another package.
+        ExportError: if the library is missing, or the backbone belongs to a foreign package.
     """
     dtype = torch.bfloat16 if precision == 'bf16' else torch.float32
     reason = why_not_in(dtype)
@@ -69,7 +69,7 @@ def with_nodes(graph: Graph, precision: str) -> Graph:
 
 
 def image_size(graph: Graph) -> Sequence[int]:
-    """Return height and width of the backbone's input, for a graph of one size."""
+    """Return height and width of the backbone's input, for a graph of fixed size."""
     _, *shape = graph.inputs[0].shape
     if graph.task == 'maps':
         return shape[1:]

@@ -17,13 +17,13 @@ from .graph import ExportError, Port
 
 
 def picture_port(model: Any, batch: Any, height: Any, width: Any) -> Port:
-    """The input of a whole model: uint8 pixels of three bands, or float32 pixels of another number."""
+    """Return the input port of a whole model: uint8 pixels of three bands, or float32 pixels of more or fewer bands."""
     bands = bands_of(model.backbone)
     return Port('picture', 'uint8' if bands == 3 else 'float32', (batch, height, width, bands))
 
 
 def bands_of(backbone: Any) -> int:
-    """The number of bands that a backbone, or its settings, takes."""
+    """Return the number of input bands of a backbone or of settings."""
     if isinstance(backbone, dict):
         return int(backbone.get('in_channels', 3))
     return int(getattr(backbone, 'in_channels', 3))
@@ -34,7 +34,7 @@ class Normalise(nn.Module):
 
     Args:
         preprocessor: the model's data preprocessor.
-        divisor: height and width are padded at the bottom and on the right to multiples of this number.
+        divisor: height and width are padded at the bottom and on the right to multiples of `divisor`.
     """
 
     mean_C: Tensor
@@ -52,7 +52,7 @@ class Normalise(nn.Module):
         self.pad_value = float(preprocessor.pad_value)
 
     def forward(self, picture_BHWC: Tensor) -> Tensor:
-        """Pixels (B, H, W, C), BGR if there are three bands, to a normalised image (B, C, H', W')."""
+        """Turn pixels (B, H, W, C), BGR for three bands, into a normalised image (B, C, H', W')."""
         x_BHWC = picture_BHWC.flip(-1) if self.flip_channels and picture_BHWC.shape[-1] == 3 else picture_BHWC
         x_BCHW = ((x_BHWC.float() - self.mean_C) / self.std_C).permute(0, 3, 1, 2)
         if self.divisor > 1:
@@ -62,7 +62,7 @@ class Normalise(nn.Module):
         return x_BCHW
 
     def settings(self) -> dict[str, Any]:
-        """For `deploy.json`."""
+        """Return the entries for `deploy.json`."""
         return dict(
             mean=self.mean_C.tolist(),
             std=self.std_C.tolist(),
@@ -76,7 +76,7 @@ class Padding(nn.Module):
     """The Pad step of a detector's test pipeline, on the right and at the bottom of a resized picture.
 
     Attributes:
-        size: height and width afterwards; None: as before, up to multiples of `divisor`.
+        size: height and width after padding. None: pad to multiples of `divisor`.
 
     Raises:
         ExportError: for any further dependence on the picture.
@@ -113,10 +113,10 @@ class Padding(nn.Module):
 
 
 def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
-    """Return the rule of a test pipeline's Resize step for `runtime.resize`; None: no such step.
+    """Return the rule of a test pipeline's Resize step for `runtime.resize`. None: no Resize step.
 
     Raises:
-        ExportError: for any other step that changes pixels.
+        ExportError: for any further step with a change of pixels.
     """
     rule = None
     for step in pipeline:
@@ -137,7 +137,7 @@ def resize_rule(pipeline: Sequence[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 
 def at_one_size(cfg: Config, shape: Size) -> Config:
-    """Return a config with pictures of one size: `shape`, height and width, without keeping proportions.
+    """Return a config with pictures of the size `shape`, height and width, without regard to proportions.
 
     Raises:
         ExportError: see `resize_rule`.
@@ -146,7 +146,7 @@ def at_one_size(cfg: Config, shape: Size) -> Config:
     dataset = cfg.test_dataloader.dataset
     resize = dict(type='Resize', scale=(shape[1], shape[0]), keep_ratio=False)
     if resize_rule(dataset.pipeline) is None:
-        dataset.pipeline = [dataset.pipeline[0], resize, *dataset.pipeline[1:]]  # after the step that loads the picture
+        dataset.pipeline = [dataset.pipeline[0], resize, *dataset.pipeline[1:]]  # after the loading step
     else:
         steps = [step for step in dataset.pipeline if step['type'].split('.')[-1] != 'Pad' or step.get('size_divisor')]
         dataset.pipeline = [resize if step['type'].split('.')[-1] == 'Resize' else step for step in steps]

@@ -23,10 +23,10 @@ Feed = list[NDArray[Any]]
 
 
 def training_pictures(cfg: Config) -> list[NDArray[Any]]:
-    """Pictures of a config's training set, chosen at equal distances.
+    """Return pictures of a config's training set, chosen at equal distances.
 
     Raises:
-        ExportError: if they cannot be read.
+        ExportError: for an unreadable training set.
     """
     settings = cfg.get('train_dataloader', {}).get('dataset')
     while settings is not None and 'dataset' in settings:  # repeated, or mixed
@@ -46,7 +46,7 @@ def training_pictures(cfg: Config) -> list[NDArray[Any]]:
 
 
 def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preprocessor: torch.nn.Module) -> list[Feed]:
-    """The inputs of a graph, made from pictures."""
+    """Return the inputs of a graph, made from pictures."""
     rule = resize_rule(cfg.test_dataloader.dataset.pipeline)
     if graph.task != 'maps':
         return [[resize(one, rule)[None], np.array(one.shape[:2], np.int64)] for one in pictures]
@@ -61,7 +61,7 @@ def feeds(pictures: Sequence[NDArray[Any]], graph: Graph, cfg: Config, preproces
 
 
 def quantize_onnx(source: Path, target: Path, inputs: Sequence[Feed], names: Sequence[str]) -> None:
-    """Quantize an ONNX model: weights by channel, activations by their range, in QDQ form."""
+    """Quantize an ONNX model: weights by channel, activations by range, in QDQ form."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):
@@ -101,7 +101,7 @@ def quantize_openvino(source: Path, target: Path, inputs: Sequence[Feed]) -> Non
         model = nncf.quantize(
             wide,
             nncf.Dataset(list(inputs), list),
-            model_type=nncf.ModelType.TRANSFORMER,  # keeps norms and softmax as they are
+            model_type=nncf.ModelType.TRANSFORMER,  # norms and softmax stay in floating point
             preset=nncf.QuantizationPreset.MIXED,
             ignored_scope=nncf.IgnoredScope(names=products),
             subset_size=len(inputs),

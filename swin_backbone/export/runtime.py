@@ -1,14 +1,14 @@
-"""Run an exported model with numpy, OpenCV, and onnxruntime or openvino, without torch or the rest of this package.
+"""Run an exported model with numpy, OpenCV, and onnxruntime or openvino, without torch or the rest of the package.
 
     from runtime import load
     model = load('DIR')
     for result in model.predict([cv2.imread('picture.jpg')]):
         ...
 
-Beside a copy of this file, an exported folder needs no other code. `python runtime.py DIR PICTURE...` prints results.
-An unsuitable picture is named and skipped; the exit status is then 1.
+An exported folder needs only a copy of `runtime.py`. `python runtime.py DIR PICTURE...` prints results. An unsuitable
+picture is named and skipped; the exit status is then 1.
 
-Layout: B batch, H W height and width of the model's input, h w those of the original picture, n objects.
+Layout: B batch, H W height and width of the model's input, h w height and width of the original picture, n objects.
 """
 
 import ctypes
@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 MANIFEST = 'deploy.json'
 MISSING = object()
 DEVICES = {'cpu': 'CPUExecutionProvider', 'cuda': 'CUDAExecutionProvider', 'tensorrt': 'TensorrtExecutionProvider'}
-OPENVINO_TYPES = dict(fp32='f32', fp16='f32', bf16='bf16', int8='f32')  # of computation; fp16 is for storage alone
+OPENVINO_TYPES = dict(fp32='f32', fp16='f32', bf16='bf16', int8='f32')  # types of computation; fp16 is only for storage
 
-# Outputs behind the results of each task
+# task: further outputs after the results
 NEEDED: dict[str, set[str]] = dict(
     maps=set(),
     segmentation={'labels'},
@@ -58,7 +58,7 @@ class RuntimeProblem(ValueError):
 
 
 class Model:
-    """An exported model in its runtime.
+    """An exported model in a runtime.
 
     Args:
         folder: from `tools/export.py`.
@@ -67,10 +67,10 @@ class Model:
 
     Attributes:
         info: the contents of deploy.json.
-        classes: the name of each class.
+        classes: the names of the classes.
 
     Raises:
-        RuntimeProblem: if the folder is no exported model, or its runtime or the device is missing.
+        RuntimeProblem: if the folder is no exported model, or the runtime or the device is missing.
     """
 
     def __init__(self, folder: Any, device: str = 'cpu', threads: Optional[int] = None):
@@ -89,7 +89,7 @@ class Model:
         self.classes: list[str] = self.info.get('classes', [])
 
     def run(self, inputs: Sequence[NDArray[Any]], outputs: Optional[Sequence[str]] = None) -> list[NDArray[Any]]:
-        """Return the outputs for inputs, both described in deploy.json. Several threads may call this method.
+        """Return the outputs for inputs, both described in deploy.json. Several threads may call `run`.
 
         Args:
             outputs: names of outputs; None: all.
@@ -111,12 +111,12 @@ class Model:
         return self._run(inputs, outputs)
 
     def predict(self, pictures: Iterable[NDArray[Any]], batch: int = 1, logits: bool = False) -> Iterator[Result]:
-        """Yield the result of each picture.
+        """Yield the results of pictures.
 
         Args:
-            pictures: BGR pixels (h, w, 3) uint8, for example from `cv2.imread`. For a model of another number of bands,
+            pictures: BGR pixels (h, w, 3) uint8, for example from `cv2.imread`. For a model without three bands,
                 pixels (h, w, bands) of any numeric type, with the values of the file.
-            batch: pictures per run, if they have one size and the model allows batches.
+            batch: pictures per run, for pictures of equal size and models with batches.
             logits: whether results of a segmentor contain logits.
 
         Yields:
@@ -150,7 +150,7 @@ class Model:
         """Check a picture before memory is allocated.
 
         Raises:
-            RuntimeProblem: for anything but a picture, for too many pixels, or for a size that the model does not have.
+            RuntimeProblem: for anything but a picture, for too many pixels, or for a size unlike the model's size.
         """
         bands = self.bands
         is_array = isinstance(picture, np.ndarray) and (picture.dtype == np.uint8 or bands != 3)
@@ -171,12 +171,12 @@ class Model:
 
     @property
     def bands(self) -> int:
-        """The number of bands of a picture."""
+        """Return the number of bands of a picture."""
         shape: list[int] = self.info['inputs'][0]['shape']
         return shape[3]
 
     def _groups(self, pictures: Iterable[NDArray[Any]], batch: int) -> Iterator[list[NDArray[Any]]]:
-        """Yield batches: consecutive pictures of one size."""
+        """Yield batches: consecutive pictures of equal size."""
         fixed = self.info['inputs'][0]['shape'][0]
         most = fixed if isinstance(fixed, int) else batch
         group: list[NDArray[Any]] = []
@@ -189,7 +189,7 @@ class Model:
             yield group
 
     def _result(self, outputs: dict[str, NDArray[Any]], index: int) -> Result:
-        """Return the result of one picture of a batch."""
+        """Return the result of a picture of a batch."""
         if self.info['task'] == 'segmentation':
             result = {name: value[index] for name, value in outputs.items()}
         else:
@@ -222,7 +222,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if len(text) > MOST_BYTES:
             raise ValueError(f'it has more than {MOST_BYTES:,} bytes')
         info: dict[str, Any] = json.loads(text)
-        json.dumps(info, ensure_ascii=False).encode()  # JSON may hold halves of characters, which cannot be printed
+        json.dumps(info, ensure_ascii=False).encode()  # JSON may hold halves of characters; printing fails
     except (OSError, ValueError, RecursionError) as error:
         raise RuntimeProblem(f'{folder} is no exported model: its {MANIFEST} cannot be read ({error})') from error
     try:
@@ -233,7 +233,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_manifest(info: Any) -> None:
-    """Check the entries of deploy.json that the runtime reads; the error names the first wrong entry."""
+    """Check the entries of deploy.json that the runtime reads; an error names the first wrong entry."""
     _require('it', info, isinstance(info, dict), 'an object')
     for name, allowed in dict(format=FORMATS, precision=OPENVINO_TYPES, task=NEEDED).items():
         value = info.get(name)
@@ -334,7 +334,7 @@ def resized_size(size: tuple[int, int], rule: Optional[dict[str, Any]]) -> tuple
 
 
 def resize(picture: NDArray[Any], rule: Optional[dict[str, Any]]) -> NDArray[Any]:
-    """Resize a picture bilinearly by the rule of a config; None: keep its size.
+    """Resize a picture bilinearly by the rule of a config. None: keep the size.
 
     `scale` is (width, height). With `keep_ratio`, the resized picture fits into `scale`.
 
@@ -366,7 +366,7 @@ def _compare_ports(path: Path, info: dict[str, Any], inputs: Sequence[Port], out
 
 
 def _lengths(shape: Sequence[Any]) -> list[Optional[int]]:
-    """Return the length of each dimension; None: any length."""
+    """Return the lengths of dimensions. None: any length."""
     return [length if isinstance(length, int) else None for length in shape]
 
 
@@ -402,7 +402,7 @@ def _open_onnxruntime(
         session = onnxruntime.InferenceSession(str(path), options, providers=[(provider, settings)])
     except RuntimeProblem:
         raise
-    except Exception as error:  # of kinds of its own
+    except Exception as error:  # the runtime has various error classes
         raise _cannot_open('onnxruntime', path, error) from error
     ports = [[({port.name}, port.shape) for port in side] for side in (session.get_inputs(), session.get_outputs())]
     _compare_ports(path, info, *ports)
@@ -422,8 +422,8 @@ def _open_onnxruntime(
 def _core() -> Any:
     """Return OpenVINO's Core: a single Core until the process ends.
 
-    The plugin for CPUs replaces the signal stack of its thread, and restores the previous stack when its Core is freed.
-    A second Core may restore the freed stack of the first. The next signal, for example Ctrl-C or the end of a
+    The plugin for CPUs replaces the signal stack of a thread. The end of a Core restores the previous stack. A
+    second Core may restore the freed stack of the first. The next signal, for example Ctrl-C or the end of a
     DataLoader's worker, then ends the process with a segmentation fault.
     """
     import openvino
@@ -435,7 +435,7 @@ def _open_openvino(
     path: Path, info: dict[str, Any], device: str, threads: Optional[int], library: Optional[Path]
 ) -> Run:
     try:
-        with CORE_LOCK:  # against two Cores of two threads
+        with CORE_LOCK:  # two threads must not make two Cores
             core = _core()
     except ImportError as error:
         raise RuntimeProblem(f'{path} needs openvino, which is not installed: pip install openvino') from error
@@ -466,7 +466,7 @@ def _open_openvino(
     _compare_ports(path, info, *ports)
     everything = [port['name'] for port in info['outputs']]
 
-    # A request owns the tensors of one run. `compiled(...)` shares a request between all threads.
+    # A request owns the tensors of a run. `compiled(...)` shares a request between all threads.
     idle: LifoQueue[Any] = LifoQueue()
     for _ in range(compiled.get_property('OPTIMAL_NUMBER_OF_INFER_REQUESTS')):
         idle.put(compiled.create_infer_request())
@@ -485,7 +485,7 @@ def _open_openvino(
 
 
 def _load_library(path: Path) -> ctypes.CDLL:
-    """Load the compiled library that computes nodes of domain `swin`.
+    """Load the compiled library for nodes of domain `swin`.
 
     Raises:
         RuntimeProblem: if the library is for another system or processor.
@@ -505,9 +505,9 @@ def _load_library(path: Path) -> ctypes.CDLL:
 
 
 class Nodes:
-    """The nodes of domain `swin` in OpenVINO: operators in Python, which call the compiled library.
+    """The nodes of domain `swin` in OpenVINO: operators in Python with calls of the compiled library.
 
-    A node has its weights, packed; the graph keeps no other copy. csrc/runtimes/operators.h describes the functions.
+    A node keeps packed weights. The graph keeps no second copy. csrc/runtimes/operators.h describes the functions.
     """
 
     threads = 1
@@ -584,7 +584,7 @@ def _node_class() -> Any:
             return Node.class_type_info
 
         def visit_attributes(self, visitor: Any) -> bool:
-            visitor.on_attributes({'made': self.made.value})  # nodes of one input are not equal
+            visitor.on_attributes({'made': self.made.value})  # tells nodes of equal input apart
             return True
 
         def has_evaluate(self) -> bool:
@@ -613,7 +613,7 @@ def _cannot_run(runtime: str, inputs: Sequence[NDArray[Any]], error: Exception) 
 
 
 def main(folder: str, *paths: str) -> int:
-    """Print the objects of each picture, or the classes and their shares of the pixels.
+    """Print objects by picture, or the classes and shares of the pixels.
 
     Returns:
         The exit status: 1 if a picture was skipped.
@@ -641,10 +641,10 @@ def _summary(result: Result, classes: Sequence[str]) -> str:
 
 
 def read_picture(path: str, bands: int = 3) -> NDArray[Any]:
-    """Return the pixels of a picture: BGR, (h, w, 3) uint8; of another number of bands by tifffile, (h, w, bands).
+    """Return the pixels of a picture: BGR, (h, w, 3) uint8, or (h, w, bands) from tifffile for other than three bands.
 
     Raises:
-        RuntimeProblem: if the file cannot be read, or has another number of bands.
+        RuntimeProblem: if the file cannot be read, or has a different number of bands.
     """
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):

@@ -1,4 +1,4 @@
-"""Verify an exported file: run the file in its runtime and compare the results with PyTorch's."""
+"""Verify an exported file: run the file in a runtime and compare the results with PyTorch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -31,7 +31,7 @@ def verify_maps(run: Run, graph: Graph, precision: str) -> list[dict[str, Any]]:
     """Run generated images through a file and through PyTorch, and compare the maps.
 
     Returns:
-        The error of the maps for each size and batch.
+        The errors of the maps by size and batch.
 
     Raises:
         ExportError: if an error is too large for the precision.
@@ -81,7 +81,7 @@ def verify_results(
             for got in model.predict([picture] * batch, batch):
                 figure = dict(picture=list(picture.shape[:2]), batch=batch, **compare(got, truth, precision, most))
                 _judge(figure, precision)
-                if figure not in of_batch:  # the same picture twice
+                if figure not in of_batch:  # a batch repeats a picture
                     of_batch.append(figure)
             figures += of_batch
     return figures
@@ -118,7 +118,7 @@ def _as_good(labels_HW: NDArray[Any], wanted: Result) -> NDArray[np.bool_]:
     """Return the places with PyTorch's label or an equal logit: (H, W). Without objects, Mask2Former's logits tie."""
     logits_KHW = wanted.get('logits')
     equal_HW: NDArray[np.bool_] = labels_HW == wanted['labels']
-    if logits_KHW is None or len(logits_KHW) == 1:  # one logit is compared with a threshold
+    if logits_KHW is None or len(logits_KHW) == 1:  # a single logit is compared with a threshold
         return equal_HW
     own_HW = np.take_along_axis(logits_KHW, labels_HW[None].astype(np.int64), 0)[0]
     ties_HW: NDArray[np.bool_] = own_HW >= logits_KHW.max(0) - TIE * max(1.0, float(np.abs(logits_KHW).max()))

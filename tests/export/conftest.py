@@ -1,4 +1,4 @@
-"""What holds after each of these tests."""
+"""Checks after every test of exports."""
 
 import ctypes
 import mmap
@@ -15,7 +15,7 @@ class SignalStack(ctypes.Structure):
 
 @pytest.fixture(autouse=True)
 def _a_signal_can_be_handled():
-    """OpenVINO's Cores can leave a thread with a stack for signals that is gone: see `runtime._core`."""
+    """Check the signal stack. OpenVINO's Cores can leave a thread with a freed signal stack: see `runtime._core`."""
     yield
     if sys.platform != 'linux':
         return

@@ -1,4 +1,4 @@
-"""The recipes of docs/guides/more_bands.md on generated TIFFs: trained, exported, run."""
+"""Train, export and run the recipes of docs/guides/more_bands.md on generated TIFFs."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ BANDS, SIZE = 10, (64, 96)
 
 
 def write_folder(root):
-    """Pictures whose classes are levels of the last band, and one box in each."""
+    """Write pictures with a box. Classes are levels of the last band."""
     rng = np.random.default_rng(0)
     for split, count in (('train', 2), ('val', 1)):
         annotations = []
@@ -48,7 +48,7 @@ def write_folder(root):
 
 
 def config_of_page(name, root):
-    """A config of the page with a small model."""
+    """Return a config of the page with a small model."""
     page = PAGE.read_text(encoding='utf-8')
     code = page[page.index(f'`{name}`') :].split('```python\n')[1].split('```')[0]
     path = root / name
@@ -64,7 +64,7 @@ def config_of_page(name, root):
 
 
 def train(cfg, root):
-    """Train for one step. The weights become random, so that an export has results to compare."""
+    """Train for one step. Random weights give an export results to compare."""
     cfg.update(work_dir=str(root / 'work'), launcher='none', visualizer=None)
     cfg.update(val_dataloader=None, val_cfg=None, val_evaluator=None, param_scheduler=[])
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=1)

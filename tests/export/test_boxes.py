@@ -1,4 +1,4 @@
-"""What is rewritten for a graph computes what the toolboxes do; nothing is exported here."""
+"""Compare functions rewritten for graphs with the toolboxes, without an export."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Each cell of the table in docs/guides/deploy.md, and whole models in half precision: written, run and verified."""
+"""Write, run and verify all cells of the table in docs/guides/deploy.md, and whole models in half precision."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,7 @@ from swin_backbone.export import export, formats, graph, verify
 pytestmark = pytest.mark.slow
 CELLS = [(format, precision) for format, precisions in formats.PRECISIONS.items() for precision in precisions]
 WHOLE_CELLS = [(format, precision) for format, precision in CELLS if format in ('onnx', 'openvino')]
-ROUNDED = (
-    0.6  # of the objects: random weights give proposals that are hardly better than the next, and rounding decides
-)
+ROUNDED = 0.6  # share of matched objects: random weights give similar proposals, and rounding decides
 
 
 def require(format, precision):
@@ -46,7 +44,7 @@ def test_a_whole_segmentor(format, precision, tmp_path):
 
 @pytest.mark.parametrize('family', ['UPerNet', 'RetinaNet', 'ATSS', 'Mask R-CNN', 'Mask2Former, instances'])
 def test_a_whole_model_in_fp16(family, tmp_path, monkeypatch):
-    """Coordinates are in float32; only what comes of rounded maps may differ."""
+    """Coordinates are in float32. Differences come only from rounded maps."""
     from test_families import FAMILIES
 
     require('onnx', 'fp16')

@@ -1,4 +1,4 @@
-"""DETRs that need more than a config of mmdet: Co-DINO's code, and texts for Grounding DINO."""
+"""DETRs with extra inputs besides a config of mmdet: Co-DINO's code, and texts for Grounding DINO."""
 
 import importlib
 import re
@@ -23,7 +23,7 @@ GROUNDING_DINO = 'mmdet::mm_grounding_dino/grounding_dino_swin-t_pretrain_obj365
 
 @pytest.fixture
 def co_dino(monkeypatch):
-    """A small Co-DINO of mmdet's project, whose config adds its code to mmdet's registry."""
+    """Return the config of a small Co-DINO from mmdet's project. The config registers the project's code."""
     root = original('mmdetection')
     monkeypatch.syspath_prepend(str(root))
     importlib.invalidate_caches()
@@ -32,7 +32,7 @@ def co_dino(monkeypatch):
 
 @pytest.fixture
 def grounding_dino(monkeypatch):
-    """OneDL's mmdet 3.5.1 encodes boxes twice as wide as Grounding DINO's decoder, which thus runs nowhere there."""
+    """Return a small Grounding DINO. OneDL's mmdet 3.5.1 encodes boxes with twice the decoder's width."""
     from mmdet.models.layers.transformer import dino_layers
 
     encode = dino_layers.coordinate_to_encoding

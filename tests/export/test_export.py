@@ -1,4 +1,4 @@
-"""A backbone as a file: exported, verified, and refused. What takes a runtime skips where it is missing."""
+"""Export, verify and refuse backbones. Tests skip without the runtime."""
 
 import json
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_a_backbone_computes_what_pytorch_does_at_all_sizes(cls, arguments, form
 
 
 def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_path):
-    """One file, as it is captured only once: what OpenVINO's own format holds is converted from it."""
+    """Capture once. Convert the ONNX file to OpenVINO's format."""
     needs('onnx')
     onnx = pytest.importorskip('onnx')
     one = graph.maps_graph(small_swin(SwinBackbone, **TWO_WINDOWS, **EVERYTHING), 'backbone', None)
@@ -67,7 +67,7 @@ def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_pa
     assert len(manifest['verification']) == 6
     model = onnx.load(str(tmp_path / 'out' / 'model.onnx'))
     assert {node.domain for node in model.graph.node} == {''}
-    assert (model.ir_version, model.opset_import[0].version) == (9, 20)  # what ONNX Runtime 1.17 reads
+    assert (model.ir_version, model.opset_import[0].version) == (9, 20)  # for ONNX Runtime 1.17
     lengths = [one.dim_param or one.dim_value for one in model.graph.input[0].type.tensor_type.shape.dim]
     assert lengths == ['batch', 3, 'height', 'width']
     needs('openvino')
@@ -80,7 +80,7 @@ def test_onnx_runtime_and_openvino_compute_what_pytorch_does_at_all_sizes(tmp_pa
 
 
 def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
-    """Where a map has one row or column, a convolution with a stride asks about memory formats."""
+    """On a map of a single row or column, a strided convolution reads memory formats."""
     FPN = pytest.importorskip('mmdet.models', reason='mmdet is not installed').FPN
     neck = FPN([32], 8, 3, add_extra_convs='on_input')
     model = SimpleNamespace(backbone=small_swin(SwinBackbone, depths=(1,)), neck=neck)
@@ -94,7 +94,7 @@ def test_a_neck_takes_the_smallest_pictures_too(tmp_path):
 
 
 def test_a_failed_verification_leaves_what_was_there(tmp_path, monkeypatch):
-    """A file that computes something else: the weights are changed between capture and verification."""
+    """Change the weights between capture and verification, so the verification fails."""
     model = small_swin(SwinBackbone, depths=(1,))
     one = graph.maps_graph(model, 'backbone', (8, 12))
     export.write(one, tmp_path / 'out', 'torch', 'fp32')
@@ -175,7 +175,7 @@ def test_a_free_batch_is_not_one_of_the_other_lengths():
     one = graph.maps_graph(small_swin(SwinBackbone, depths=(1,)), 'backbone', None)
     (image,) = export.example_of(one)
     assert len(set(image.shape)) == 4
-    assert min(image.shape[2:]) > 2 * 32 * 7  # two windows an axis in the deepest stage
+    assert min(image.shape[2:]) > 2 * 32 * 7  # two windows on an axis in the deepest stage
 
 
 def test_a_map_of_another_shape_is_no_match():

@@ -1,4 +1,4 @@
-"""An exported segmentor, run without torch, drawn by tools/infer.py and evaluated by tools/test.py."""
+"""Run an exported segmentor without torch, in tools/infer.py and in tools/test.py."""
 
 import json
 import os
@@ -58,7 +58,7 @@ test_evaluator = dict(type='IoUMetric', iou_metrics=['mIoU'])
 
 @pytest.fixture(scope='module')
 def work(tmp_path_factory):
-    """A config, its data, a checkpoint, and what was exported."""
+    """Make a folder with a config, data, a checkpoint and an export."""
     folder = tmp_path_factory.mktemp('work')
     rng = np.random.default_rng(0)
     for name in ('pictures', 'labels'):
@@ -89,7 +89,7 @@ def test_what_is_verified_is_said(work):
 
 
 def test_a_whole_model_of_one_size(work):
-    """Pictures are resized to it, whatever their proportions; what comes out has their own size."""
+    """Pictures of any proportions are resized to the model's size. Results have the size of the picture."""
     cfg = Config.fromfile(work / 'config.py')
     manifest = export.export(cfg, str(work / 'model.pth'), work / 'one_size', 'openvino', shape=(40, 72))
     assert manifest['inputs'][0]['shape'] == [1, 40, 72, 3]
@@ -124,7 +124,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def test_a_signal_is_handled_after_models_that_are_gone_in_the_order_in_which_they_came(tmp_path):
-    """Of two Cores of OpenVINO the second puts back the first one's stack for signals, which is gone."""
+    """A second Core of OpenVINO would restore the freed signal stack of the first Core."""
     pytest.importorskip('openvino', reason='openvino is not installed')
     command = [sys.executable, '-c', TWO_MODELS, Path(runtime.__file__).parent, export_to(tmp_path / 'm', 'openvino')]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -195,7 +195,7 @@ def test_infer_draws_and_writes_as_for_a_checkpoint(work, tmp_path):
     run(ROOT / 'tools' / 'infer.py', work / 'pictures', work / 'out', '--out-dir', tmp_path / 'a', cwd=tmp_path)
     predictor = Predictor(Config.fromfile(work / 'config.py'), str(work / 'model.pth'), 'cpu')
     for index, picture in enumerate(pictures_of(work)):
-        labels = np.asarray(Image.open(tmp_path / 'a' / 'labels' / f'{index}.png'))  # cv2 would give its colours
+        labels = np.asarray(Image.open(tmp_path / 'a' / 'labels' / f'{index}.png'))  # cv2 would return colours
         assert (labels == export.result_of(predictor, picture)['labels']).mean() > 0.999
         assert cv2.imread(str(tmp_path / 'a' / 'overlays' / f'{index}.jpg')).shape == picture.shape
 
@@ -263,7 +263,7 @@ def test_a_checkpoint_that_does_not_fit(work, tmp_path):
 
 
 def example(language):
-    """The example in a language, as it stands in docs/guides/deploy.md."""
+    """Return the example of docs/guides/deploy.md in a language, unchanged."""
     (found,) = re.findall(rf'```{language}\n(.*?)```', (ROOT / 'docs' / 'guides' / 'deploy.md').read_text(), re.S)
     return found
 
@@ -278,7 +278,7 @@ def test_the_example_in_python_runs_as_it_stands(work, tmp_path):
 
 
 def headers():
-    """The folder of ONNX Runtime's C++ headers, if there is one."""
+    """Return the folder of ONNX Runtime's C++ headers, or None."""
     places = [os.environ.get('ONNXRUNTIME_INCLUDE', ''), '/usr/include/onnxruntime', '/usr/local/include/onnxruntime']
     return next((place for place in places if place and (Path(place) / 'onnxruntime_cxx_api.h').is_file()), None)
 
@@ -287,7 +287,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which('c++'), reason='there is no
 
 
 def compile_and_run(source, include, library, folder, pictures, tmp_path, *threads):
-    """What an example prints that is compiled and run on pictures of one size."""
+    """Compile an example, run the program on pictures of equal size, and return the output."""
     (tmp_path / 'example.cpp').write_text(source)
     compiler = ['c++', '-std=c++17', '-pthread', f'-I{include}', f'-Wl,-rpath,{library.parent}', '-o', 'example']
     subprocess.run([*compiler, 'example.cpp', str(library)], cwd=tmp_path, check=True)
@@ -297,7 +297,7 @@ def compile_and_run(source, include, library, folder, pictures, tmp_path, *threa
 
 
 def noise(model, number):
-    """Smooth pictures of one size that differ."""
+    """Return different smooth pictures of equal size."""
     coarse = np.random.default_rng(0).integers(256, size=(number, 12, 16, 3), dtype=np.uint8)
     return [model.prepare(cv2.resize(one, (256, 192))) for one in coarse]
 
@@ -318,7 +318,7 @@ def test_the_example_in_cpp_of_onnxruntime_runs_as_it_stands(work, tmp_path):
 
 
 def deployed(folder, pictures, tmp_path, *arguments):
-    """What examples/deployed.cpp prints; OpenVINO's wheel brings headers and library."""
+    """Return the output of examples/deployed.cpp. OpenVINO's wheel contains headers and library."""
     openvino = pytest.importorskip('openvino', reason='openvino is not installed')
     place = Path(openvino.__file__).parent
     (library,) = (place / 'libs').glob('libopenvino.so.*')
@@ -377,5 +377,5 @@ def test_the_cpp_example_prints_the_objects_python_finds(config, tmp_path):
     assert len(wanted) > 2
     assert len(got) == len(wanted)
     tolerance = np.array([0, 2e-3, 0.2, 0.2, 0.2, 0.2, 50])[: wanted.shape[1]]
-    for one in wanted:  # objects of nearly equal scores may change places
+    for one in wanted:  # objects with similar scores may change places
         assert any(np.all(np.abs(one - other) <= tolerance) for other in got), one

@@ -1,4 +1,4 @@
-"""Predictions in several threads are those of one thread."""
+"""Predictions in several threads equal predictions in a single thread."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,13 +19,13 @@ THREADS = 8
 
 
 def in_threads(predict, inputs):
-    """The results of a function for inputs that many threads take in turn."""
+    """Return the results of a function, computed in many threads."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(predict, inputs))
 
 
 def pictures():
-    """Noise of several sizes: each result belongs to one picture alone."""
+    """Return noise of several sizes. Every picture has a different result."""
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, (60 + 10 * (index % 3), 80, 3), np.uint8) for index in range(160)]
 
@@ -46,7 +46,7 @@ def test_pictures_in_threads(format, shape, tmp_path):
 
 @pytest.mark.parametrize('format', ['onnx', 'openvino'])
 def test_frames_in_threads(format, tmp_path):
-    """tools/infer.py predicts by this class."""
+    """tools/infer.py predicts with `ExportedPredictor`."""
     predictor = ExportedPredictor(str(export_to(tmp_path / 'out', format)))
 
     def labels(picture):

@@ -1,4 +1,4 @@
-"""Each yes of the table of models in docs/guides/deploy.md: written, run in its runtime, compared with the toolbox."""
+"""Export and run all models with a yes in docs/guides/deploy.md. Compare the results with the toolbox."""
 
 import copy
 import json
@@ -23,9 +23,9 @@ class Family(NamedTuple):
     """A row of the table.
 
     Args:
-        config: of this project, or of a toolbox.
-        operators: those of ONNX that replace functions of mmcv.
-        batch: whether it is free.
+        config: config of the project or a toolbox.
+        operators: ONNX operators in place of functions of mmcv.
+        batch: True for a free batch size.
     """
 
     config: str
@@ -70,9 +70,9 @@ FAMILIES = {
     'Mask2Former, instances': Family('mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'),
 }
 ONE_SIZE = (224, 290)
-ONE_SIZES = {'RTMDet': (224, 288), 'RTMDet-Ins': (224, 288)}  # their neck takes multiples of 32
-BY_OPENVINO = ('FCN', 'RetinaNet', 'DINO', 'Mask R-CNN')  # in each run of the suite; by the slow tests all
-# Random weights magnify rounding: several stages several times, RTMDet's batch norms
+ONE_SIZES = {'RTMDet': (224, 288), 'RTMDet-Ins': (224, 288)}  # RTMDet's neck needs multiples of 32
+BY_OPENVINO = ('FCN', 'RetinaNet', 'DINO', 'Mask R-CNN')  # in every run; slow tests cover all families
+# Random weights magnify rounding, for example in several stages and in RTMDet's batch norms.
 LEAST_IOU = {'RTMDet': 0.99, 'RTMDet-Ins': 0.99, 'Cascade R-CNN': 0.998, 'Cascade Mask R-CNN': 0.998}
 
 
@@ -82,7 +82,7 @@ def require(*names):
 
 
 def check(cfg, family, shape, folder, by_openvino=True):
-    """Export a model to onnx, and convert this file to openvino. Both give what the toolbox gives, for each size."""
+    """Export a model to onnx, and convert the file to openvino. Compare results of all sizes with the toolbox."""
     require(*formats.NEEDED['onnx'])
     settings = FAMILIES[family]
     checkpoint, out = str(save_checkpoint(cfg, folder / 'x.pth')), folder / 'out'
@@ -122,7 +122,7 @@ def judge(family, verification):
 
 @pytest.mark.parametrize('family', FAMILIES)
 def test_a_graph_of_free_sizes(family, tmp_path):
-    """The graph before it is written: a file of free sizes takes too long for this suite."""
+    """Test the graph without a file. Writing a file with free sizes takes too long."""
     cfg = small_config(FAMILIES[family].config, swin=False)
     results = list(compare_captured(cfg, save_checkpoint(cfg, tmp_path / 'x.pth')))
     assert len(results) == (4 if FAMILIES[family].batch else 2)

@@ -56,7 +56,7 @@ def kinds(folder):
 
 
 def open_in(folder, format, to, **changes):
-    """Open a copy of an exported folder in another runtime."""
+    """Open a copy of an exported folder in a different runtime."""
     if format == 'openvino':
         pytest.importorskip('openvino', reason='openvino is not installed')
     shutil.copytree(folder, to)
@@ -126,7 +126,7 @@ def test_other_backbones(cls, arguments, shape, nodes, tmp_path):
     assert len(kinds(folder)[0]) == nodes
     for format in ('onnx', 'openvino'):
         run = open_in(folder, format, tmp_path / format).run
-        if cls is not SwinMLPBackbone:  # whose blocks are plain
+        if cls is not SwinMLPBackbone:  # blocks of Swin-MLP stay plain
             check_equal(run, model, SHAPES if shape is None else [(1, 3, *shape)])
 
 
@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(format, exported, tmp_path):
     library.write_bytes(whole[:-1] + b'?')
     with pytest.raises(runtime.RuntimeProblem, match='is not the file that was exported'):
         runtime.load(tmp_path / 'out')
-    library.write_bytes(whole[:16] + b'\xff\xff\xff\xff' + whole[20:])  # another machine, in the header of ELF
+    library.write_bytes(whole[:16] + b'\xff\xff\xff\xff' + whole[20:])  # a foreign machine in the ELF header
     info = dict(json.loads((tmp_path / 'out' / 'deploy.json').read_text()), format=format)
     info['sha256'][library.name] = runtime.file_digest(library)
     (tmp_path / 'out' / 'deploy.json').write_text(json.dumps(info))

@@ -1,4 +1,4 @@
-"""Exported folders that somebody changed or damaged: each is refused in a sentence, before a runtime sees its files."""
+"""Changed or damaged exported folders give an error of a sentence, before a runtime reads the files."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ def test_what_is_whole_runs(folder):
 
 
 DEEP = '[' * 100_000 + ']' * 100_000
-# What is put in the place of an entry of deploy.json, by its keys
+# entry of deploy.json: wrong values
 ENTRIES = {
     'format': ['', 'ONNX', 5, None, ['onnx'], {}, 'torch', 'x' * 10**6],
     'precision': ['fp8', None, 32, {'fp32': 1}],
@@ -69,7 +69,7 @@ ENTRIES = {
 
 
 def refused(folder, record_fault, kind='tampered'):
-    """The sentence with which a folder is refused, in Python, before any of its pictures is read."""
+    """Return the error of a refused folder in Python."""
     with pytest.raises(runtime.RuntimeProblem) as caught:
         list(runtime.load(folder).predict([picture()]))
     said = str(caught.value)
@@ -147,7 +147,7 @@ def test_a_file_of_the_model_that_is_damaged(record_fault, folder):
 def test_a_manifest_that_is_no_file(record_fault, folder):
     path = folder / 'deploy.json'
     path.unlink()
-    os.mkfifo(path)  # opening it would wait for ever
+    os.mkfifo(path)  # opening a pipe would never end
     assert 'no regular file' in refused(folder, record_fault)
     path.unlink()
     path.symlink_to('/dev/zero')
@@ -158,7 +158,7 @@ def test_a_manifest_that_is_no_file(record_fault, folder):
 
 
 def test_a_model_that_its_runtime_cannot_open(record_fault, folder):
-    """Whoever changes a file may also change what deploy.json says of it: then the runtime itself refuses it."""
+    """A file may be changed together with the SHA-256 in deploy.json. Then the runtime refuses the file."""
     info = json.loads((folder / 'deploy.json').read_text())
     path = folder / info['file']
     for data in (b'', b'nonsense', b'\x08' * 100, path.read_bytes()[:60], b'<?xml version="1.0"?><net></net>'):
@@ -263,7 +263,7 @@ def run(folder, *pictures):
 
 
 def test_one_bad_picture_among_good_ones(record_fault, tmp_path):
-    """Of a model with one size: named and left out; the rest is done, and the exit status says so."""
+    """A bad picture for a model of fixed size is named and skipped. The exit status is 1."""
     import cv2
 
     exported = export_to(tmp_path / 'out', shape=[1, 24, 40, 3])

@@ -1,1 +1,1 @@
-"""The heads of detectors and segmentors as graphs of tensors, which a runtime without torch can run."""
+"""Heads of detectors and segmentors in the form of tensor graphs, for runtimes without torch."""

@@ -1,4 +1,4 @@
-"""Boxes on batches of any size: priors, decoding, top-k of each level, NMS, regions on a feature pyramid.
+"""Boxes on batches of any size: priors, decoding, top-k by level, NMS, regions on a feature pyramid.
 
 Layout: B batch, M boxes, K classes, R regions, n objects, C channels, H W height and width.
 """
@@ -18,13 +18,13 @@ NEVER = -1.0  # the score of missing or removed boxes; real scores are from 0 to
 
 
 class View(NamedTuple):
-    """The sizes of a picture on its way through the graph.
+    """The sizes of a picture in the graph.
 
     Args:
-        image_size: height and width after it is resized, without padding, (2,).
-        zoom_4: divides a box of the resized picture to give one of the original picture.
+        image_size: height and width after the resize, without padding, (2,).
+        zoom_4: a box of the resized picture, divided by `zoom_4`, is a box of the original picture.
         padded, inner: height and width of the padded image, and without padding.
-        own: height and width of the original picture, to which masks are pasted; None: there are no masks.
+        own: height and width of the original picture, for pasting of masks. None: no masks.
     """
 
     image_size: Tensor
@@ -47,7 +47,7 @@ def check_coder(coder: Any) -> None:
 
 
 def decode(coder: Any, boxes: Tensor, deltas: Tensor, image_size: Tensor) -> Tensor:
-    """Move boxes (..., 4) by a head's deltas, and clip them to the image if `clip_border` is set (DeltaXYWHBBoxCoder).
+    """Move boxes (..., 4) by a head's deltas, and clip boxes to the image with `clip_border` (DeltaXYWHBBoxCoder).
 
     Args:
         image_size: height and width, (2,).
@@ -68,12 +68,12 @@ def clip(boxes: Tensor, image_size: Tensor) -> Tensor:
 
 
 def best(scores_BM: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return at most `most` scores of each image, best first, and the indices."""
+    """Return at most `most` scores of every image, best first, and the indices."""
     return scores_BM.topk(torch.sym_min(most, scores_BM.shape[1]), dim=1)
 
 
 def take(x_BMX: Tensor, index_BN: Tensor) -> Tensor:
-    """Take some rows of each image: (B, N, X)."""
+    """Take some rows of every image: (B, N, X)."""
     return x_BMX.gather(1, index_BN[..., None].expand(-1, -1, x_BMX.shape[-1]))
 
 
@@ -87,13 +87,13 @@ def suppress(
 ) -> tuple[Tensor, Tensor]:
     """Suppress boxes that overlap a better box of the group (NMS).
 
-    Groups are moved apart, as in mmcv's batched_nms; with `class_agnostic` all boxes are one group.
+    Groups are moved apart, like in mmcv's batched_nms. With `class_agnostic` all boxes are one group.
 
     Args:
         most: the largest number of boxes; None: all.
 
     Returns:
-        Scores (B, most), best first, with NEVER after the last; and the indices of their boxes.
+        Scores (B, most), best first, with NEVER after the last; and the indices of the boxes.
     """
     B, M = scores_BM.shape
     most = M if most is None else most
@@ -115,7 +115,7 @@ def suppress(
 
 
 def _suppress_softly(boxes_BM4: Tensor, scores_BM: Tensor, nms_cfg: ConfigDict, most: int) -> tuple[Tensor, Tensor]:
-    """Take the best box in turn, and lower the scores of overlapping boxes, as mmcv's soft NMS; see `suppress`."""
+    """Take the best box in turn, and lower the scores of overlapping boxes, like mmcv's soft NMS; see `suppress`."""
     place_M = torch.arange(scores_BM.shape[1], device=scores_BM.device)
     area_BM = (boxes_BM4[..., 2:] - boxes_BM4[..., :2]).prod(-1)
     found = []
@@ -147,10 +147,10 @@ def suppress_large(
 
 
 class Regions(nn.Module):
-    """mmdet's SingleRoIExtractor: the size of a region decides its level of the pyramid.
+    """mmdet's SingleRoIExtractor: the size of a region decides the level of the pyramid.
 
     Raises:
-        ExportError: for another extractor.
+        ExportError: for a different extractor.
     """
 
     def __init__(self, extractor: Any):
@@ -172,7 +172,7 @@ class Regions(nn.Module):
         for level, (map_BCHW, ((height, width), scale, samples)) in enumerate(zip(maps, self.layers)):
             index = (level_R == level).nonzero()[:, 0]
             parts.append(roi_align(map_BCHW, box_R4[index], image_R[index], height, width, scale, samples, True))
-        # Position of each region in the concatenated parts: behind lower levels and earlier regions of the level
+        # Position of a region in the concatenated parts: after lower levels and earlier regions of the level
         is_of_RL = (level_R[:, None] == torch.arange(number, device=level_R.device)).long()
         count_L = is_of_RL.sum(0)
         place_RL = is_of_RL.cumsum(0) - 1 + count_L.cumsum(0) - count_L
@@ -194,7 +194,7 @@ def objects(scores_BN: Tensor, boxes_BN4: Tensor, labels_BN: Tensor) -> tuple[Te
 
 
 def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `most` best pairs of query and class of each image: scores, boxes of the original picture, labels."""
+    """Return the `most` best pairs of query and class by image: scores, boxes of the original picture, labels."""
     B, Q, K = scores_BQK.shape
     scores_BN, index_BN = scores_BQK.reshape(B, Q * K).topk(most, dim=1)
     found_BN4 = take(boxes_BQ4, index_BN // K) / view.zoom_4
@@ -202,7 +202,7 @@ def ranked(scores_BQK: Tensor, boxes_BQ4: Tensor, most: int, view: View) -> tupl
 
 
 def corners(boxes: Tensor) -> Tensor:
-    """Return boxes (..., 4) as x1 y1 x2 y2, from centre and sides."""
+    """Return boxes (..., 4) in the form x1 y1 x2 y2, from centre and sides."""
     centre, side = boxes[..., :2], boxes[..., 2:]
     return torch.cat([centre - side / 2, centre + side / 2], -1)
 
@@ -210,7 +210,7 @@ def corners(boxes: Tensor) -> Tensor:
 def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor:
     """Paste the masks of boxes into a picture by bilinear interpolation: (n, height, width), 0 outside the boxes.
 
-    Bilinear interpolation is a matrix product along each axis, with weights max(0, 1 - distance).
+    Bilinear interpolation is a matrix product along every axis, with weights max(0, 1 - distance).
     """
     Y, X = mask_nYX.shape[-2:]
     rows_nhY = _tents(height, boxes_n4[:, 1], boxes_n4[:, 3], Y)
@@ -219,7 +219,7 @@ def paste(mask_nYX: Tensor, boxes_n4: Tensor, height: int, width: int) -> Tensor
 
 
 def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
-    """Return the weight of each cell of a box at each pixel of an axis: (n, length, cells)."""
+    """Return the weights of a box's cells at the pixels of an axis: (n, length, cells)."""
     place_L = torch.arange(length, device=start_n.device).to(start_n.dtype) + 0.5
     inside_nL = (place_L - start_n[:, None]) / (end_n - start_n)[:, None] * cells - 0.5
     cell_Y = torch.arange(cells, device=start_n.device).to(start_n.dtype)
@@ -228,7 +228,7 @@ def _tents(length: int, start_n: Tensor, end_n: Tensor, cells: int) -> Tensor:
 
 
 def per_prior(x_BCHW: Tensor, values: int) -> Tensor:
-    """Return the outputs of a convolution for each anchor: (B, M, values)."""
+    """Return the outputs of a convolution by anchor: (B, M, values)."""
     x_BHWC = x_BCHW.permute(0, 2, 3, 1)
     B, H, W, C = x_BHWC.shape
     return x_BHWC.reshape(B, H * W * (C // values), values)

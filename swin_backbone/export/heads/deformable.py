@@ -1,4 +1,4 @@
-"""mmcv's deformable layers as bilinear samples by `grid_sample`, an operator of every runtime.
+"""Compute mmcv's deformable layers with bilinear samples of `grid_sample`, an operator of every runtime.
 
 Layout: B batch, Q queries, C channels, T tokens of all levels, h heads, d channels of a head, P points of a head and
 level, G groups, K places of a kernel, H W height and width.
@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Size = tuple[int, int]  # height and width, maybe symbolic
-Sizes = Sequence[Size]  # of each level
+Sizes = Sequence[Size]  # by level
 
 
 def replace_deformable(module: Any) -> Any:
-    """Copy a module, with the deformable layers of this file."""
+    """Copy a module, with the deformable layers of the file."""
     from mmcv.ops import DeformConv2d, ModulatedDeformConv2d, MultiScaleDeformableAttention
 
     module = copy.deepcopy(module)
@@ -27,7 +27,7 @@ def replace_deformable(module: Any) -> Any:
                 setattr(parent, name, SampledAttention(layer))
             elif isinstance(layer, (DeformConv2d, ModulatedDeformConv2d)):
                 setattr(parent, name, SampledConv(layer, rereads=type(parent).__name__ == 'DyDCNv2'))
-    if hasattr(module, 'deform_sampling'):  # of TOODHead: each channel has its own place
+    if hasattr(module, 'deform_sampling'):  # TOODHead samples every channel at a different place
         module.deform_sampling = lambda x, offset: sampled(x, offset, (1, 1), (1, 1), (0, 0), (1, 1), x.shape[1])[
             :, :, 0
         ]
@@ -58,7 +58,7 @@ class SampledAttention(nn.Module):
             query, query_pos: (B, Q, C).
             value: (B, T, C).
             reference_points: places or boxes from 0 to 1, (B, Q, levels, 2 or 4).
-            spatial_shapes: the size of each level.
+            spatial_shapes: the sizes of the levels.
         """
         ours = self.attention
         value = query if value is None else value
@@ -90,7 +90,7 @@ class SampledAttention(nn.Module):
 
 
 def split_levels(x_BTC: Tensor, sizes: Sizes) -> list[Tensor]:
-    """Return the tokens of each level."""
+    """Return the tokens by level."""
     parts, start = [], 0
     for H, W in sizes:
         parts.append(x_BTC[:, start : start + H * W])
@@ -99,7 +99,7 @@ def split_levels(x_BTC: Tensor, sizes: Sizes) -> list[Tensor]:
 
 
 def centres(sizes: Sizes, like: Tensor) -> Tensor:
-    """Return the centre of each token, from 0 to 1: (T, 2) as x y."""
+    """Return the centres of the tokens, from 0 to 1: (T, 2), x before y."""
     levels = []
     for H, W in sizes:
         y_H, x_W = ((torch.arange(n, device=like.device).to(like.dtype) + 0.5) / n for n in (H, W))

@@ -1,6 +1,6 @@
 """One-stage detectors: mmdet's dense heads with decoded boxes and NMS.
 
-The head's own code decodes the boxes. The code takes one image, so the batch is folded into one tall image. Only the
+The head's own code decodes the boxes. The code takes a single image, so the batch is folded into a tall image. Only the
 choice of the best boxes is replaced, because the number of boxes above a score depends on the data.
 
 Layout: B batch, M priors, K classes, N candidates, C channels, H W height and width, n objects, P prototypes.
@@ -18,7 +18,7 @@ from ..graph import refusal
 from . import boxes
 from .deformable import replace_deformable
 
-CHOICE = 'filter_scores_and_topk'  # mmdet's function that chooses boxes
+CHOICE = 'filter_scores_and_topk'  # mmdet's function for the choice of boxes
 
 
 class DenseHead(nn.Module):
@@ -72,10 +72,10 @@ class DenseHead(nn.Module):
         return image_n, box_n4, score_n, label_n, masks
 
     def _decode(self, outputs: Any, image_size: Tensor) -> Any:
-        """Return the candidates of each image, by the head's own method: bboxes (B, N, 4), scores and labels (B, N)."""
+        """Return the candidates by image, from the head's own method: bboxes (B, N, 4), scores and labels (B, N)."""
         head = self.head
         B = outputs[0][0].shape[0]
-        counts: list[Any] = []  # of each level's candidates
+        counts: list[Any] = []  # candidates by level
 
         def choose(scores: Tensor, least: float, most: int, rows: dict[str, Tensor]) -> tuple[Any, ...]:
             M, K = scores.shape[0] // B, scores.shape[1]
@@ -169,7 +169,7 @@ class _Replaced:
 
 
 def with_globals(function: Any, **names: Any) -> Any:
-    """Copy a function, with other objects under some global names."""
+    """Copy a function, with different objects under some global names."""
     return FunctionType(
         function.__code__,
         {**function.__globals__, **names},

@@ -35,7 +35,7 @@ class Detector(nn.Module):
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         resized = size_tensor(picture.shape[1], picture.shape[2], size.float())
-        picture = self.padding(picture)  # a head takes this padding for a part of the picture, as in mmdet
+        picture = self.padding(picture)  # heads treat the padding like a part of the picture, like in mmdet
         image = self.normalise(picture)
         maps = self.maps(image)
         image_size = size_tensor(picture.shape[1], picture.shape[2], image)
@@ -71,7 +71,7 @@ def head_of(model: Any, texts: Sequence[str] = ()) -> nn.Module:
         detectors.GroundingDINO: partial(TransformerHead, texts=texts),
         detectors.DetectionTransformer: TransformerHead,
     }
-    if type(model).__name__ == 'CoDETR':  # of a project of mmdet, which is not imported here
+    if type(model).__name__ == 'CoDETR':  # class of an mmdet project, not imported here
         kinds = {type(model): TransformerHead}
     for kind, head in kinds.items():
         if isinstance(model, kind):
@@ -87,7 +87,7 @@ def detector_graph(model: Any, cfg: Config, shape: Optional[Size], texts: Sequen
     """Return the graph of a whole detector.
 
     Args:
-        shape: height and width to which a picture is resized, for batch size 1; None: free batch, height and width.
+        shape: height and width after the resize, for batch size 1. None: free batch, height and width.
         texts: see `TransformerHead`.
 
     Raises:

@@ -1,7 +1,7 @@
-"""DETRs as graphs: Deformable DETR, DINO, Grounding DINO and Co-DINO.
+"""Graphs of DETRs: Deformable DETR, DINO, Grounding DINO and Co-DINO.
 
 The model's own encoder, decoder and head are traced. mmdet stores the sizes of the maps in tensors, and an exporter
-would fix these sizes. Functions of sizes are replaced.
+would fix the sizes. Functions of sizes are replaced.
 
 Layout: B batch, C channels, T tokens of all levels, Q queries, K classes, N objects of an image, L tokens of the text,
 H W height and width.
@@ -30,11 +30,11 @@ class TransformerHead(nn.Module):
     """Turns maps into objects, in pixels of the original picture.
 
     Args:
-        model: a detector of `KINDS`; its parts are copied, not changed.
-        texts: the classes that Grounding DINO detects.
+        model: a detector of `KINDS`. The parts are copied, not changed.
+        texts: class names for Grounding DINO.
 
     Raises:
-        ExportError: for another transformer, or if pictures are padded.
+        ExportError: for a different transformer, or for padded pictures.
     """
 
     with_masks = False
@@ -77,7 +77,7 @@ class TransformerHead(nn.Module):
             self._read(model, texts)
 
     def _read(self, model: Any, texts: Sequence[str]) -> None:
-        """Compute the features of the text once, as constants of the graph. The language model is left out."""
+        """Compute the features of the text once, for constants of the graph. The graph omits the language model."""
         if model.test_cfg.get('chunked_size', -1) > 0:
             raise refusal('GroundingDINO with test_cfg.chunked_size, which runs once for each chunk of the text,')
         tokens, caption, _, _ = model.get_tokens_positive_and_prompts(list(texts), True)
@@ -138,7 +138,7 @@ class TransformerHead(nn.Module):
         return boxes.objects(scores_BN, found_BN4, label_BN)[:4]
 
     def _proposals(self, memory_BTC: Tensor, _: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        """Return the encoder's output and the logits of a box at each token: (B, T, C), (1, T, 4)."""
+        """Return the encoder's output and the logits of boxes at all tokens: (B, T, C), (1, T, 4)."""
         place_T2 = centres(sizes, memory_BTC)
         sides = [place_T2.new_full((H * W, 2), 0.05 * 2.0**level) for level, (H, W) in enumerate(sizes)]
         box_1T4 = torch.cat([place_T2, torch.cat(sides)], -1)[None]
@@ -149,7 +149,7 @@ class TransformerHead(nn.Module):
 
 
 def _places(sizes: Sizes, valid_ratios: Tensor, device: Any = None) -> Tensor:
-    """Return the centre of each token, once for each level: (1, T, levels, 2)."""
+    """Return the centres of the tokens, repeated for all levels: (1, T, levels, 2)."""
     return centres(sizes, valid_ratios)[None, :, None].expand(-1, -1, len(sizes), -1)
 
 
@@ -167,7 +167,7 @@ class _CoDINO(DINO):
 
 
 class _Encoder(nn.Module):
-    """mmcv's encoder, which takes tensors (T, B, C), called with tensors (B, T, C) as mmdet's."""
+    """Call mmcv's encoder for tensors (T, B, C) with tensors (B, T, C), like mmdet's encoder."""
 
     def __init__(self, layers: Any):
         super().__init__()
@@ -181,7 +181,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """Co-DETR's decoder, which takes tensors (Q, B, C), called with tensors (B, Q, C) as mmdet's."""
+    """Call Co-DETR's decoder for tensors (Q, B, C) with tensors (B, Q, C), like mmdet's decoder."""
 
     def __init__(self, layers: Any):
         super().__init__()

@@ -1,9 +1,10 @@
-"""Mask2Former, of mmseg (the class of each pixel) and of mmdet (instances).
+"""Mask2Former of mmseg (classes of pixels) and of mmdet (instances).
 
-mmdet's pixel decoder stores the sizes of the maps in tensors, and an exporter would fix these. Here sizes stay free.
+mmdet's pixel decoder stores the sizes of the maps in tensors, and an exporter would fix the sizes. `PixelDecoder` keeps
+sizes free.
 
-Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points for
-each head and level, Q queries, K classes, N objects of an image.
+Layout: B batch, C channels, H W height and width, T tokens of all levels, h heads, d channels of a head, P points of a
+head and level, Q queries, K classes, N objects of an image.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ class PixelDecoder(nn.Module):
     """mmdet's MSDeformAttnPixelDecoder, with its layers.
 
     Raises:
-        ExportError: for another decoder.
+        ExportError: for a different decoder.
     """
 
     def __init__(self, decoder: Any):
@@ -58,10 +59,10 @@ class PixelDecoder(nn.Module):
 
 
 class QueryHead(nn.Module):
-    """Turns maps into the outputs of each query: class logits (B, Q, K + 1) and mask logits (B, Q, H, W).
+    """Turns maps into the outputs of queries: class logits (B, Q, K + 1) and mask logits (B, Q, H, W).
 
     Args:
-        head: Mask2FormerHead of mmdet or mmseg; it is copied, not changed.
+        head: Mask2FormerHead of mmdet or mmseg, copied, not changed.
     """
 
     def __init__(self, head: Any):
@@ -75,7 +76,7 @@ class QueryHead(nn.Module):
 
 
 class SemanticHead(nn.Module):
-    """mmseg's head: turns maps into the logits of each class, at the size of the image."""
+    """mmseg's head: turns maps into the logits of classes, at the size of the image."""
 
     def __init__(self, head: Any):
         super().__init__()
@@ -129,7 +130,7 @@ class InstanceHead(nn.Module):
 
 
 def around(masks_nhw: Tensor) -> Tensor:
-    """Return the box around each mask, all 0 for an empty mask: (n, 4)."""
+    """Return the boxes around masks, all 0 for an empty mask: (n, 4)."""
     ends = []
     for axis in (1, 2):  # columns and rows with a pixel
         seen_nL = masks_nhw.any(axis).to(torch.float32)

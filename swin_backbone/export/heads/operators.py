@@ -1,6 +1,6 @@
-"""Two operators of detectors: non-maximum suppression and RoIAlign. ONNX has them, and torch has not.
+"""Two operators of detectors: non-maximum suppression and RoIAlign. torch lacks the operators.
 
-In PyTorch mmcv computes them; in an ONNX model they are ONNX's standard operators.
+mmcv computes the operators in PyTorch. An ONNX model has ONNX's standard operators.
 
 Layout: B batch, K classes, M boxes, R regions, n kept.
 """
@@ -14,12 +14,12 @@ from torch import Tensor
 
 @torch.library.custom_op('swin_deploy::nms', mutates_args=())
 def nms(boxes_BM4: Tensor, scores_BKM: Tensor, iou_threshold: float, score_threshold: float) -> Tensor:
-    """Keep the best of the boxes of one class that overlap by more than `iou_threshold` (NMS).
+    """Keep the best of overlapping boxes of a class, above an overlap of `iou_threshold` (NMS).
 
     Boxes with a score of at most `score_threshold` are ignored.
 
     Returns:
-        (n, 3): image, class and box. The boxes of one image and class are sorted, best first.
+        (n, 3): image, class and box. The boxes of an image and class are sorted, best first.
     """
     from mmcv.ops import nms as of_one
 
@@ -51,12 +51,12 @@ def roi_align(
     samples: int,
     aligned: bool,
 ) -> Tensor:
-    """Sample the map inside each box bilinearly: (R, C, height, width).
+    """Sample the map inside boxes bilinearly: (R, C, height, width).
 
     Args:
-        image_R: the image of each box.
+        image_R: indices of the boxes' images.
         scale: the map's resolution relative to the boxes' coordinates.
-        samples: samples in a bin along each axis; 0: the number of cells in the bin.
+        samples: samples in a bin along an axis; 0: the number of cells in the bin.
     """
     from mmcv.ops import roi_align as of_all
 
@@ -80,7 +80,7 @@ def _(
 
 
 def onnx_translations() -> dict[Callable[..., Any], Any]:
-    """The ONNX versions of these operators, for `torch.onnx.export`."""
+    """Return the ONNX versions of the operators, for `torch.onnx.export`."""
     from onnxscript import FLOAT, INT64
     from onnxscript import opset20 as op
 
@@ -89,7 +89,7 @@ def onnx_translations() -> dict[Callable[..., Any], Any]:
         thresholds: Any = [op.Constant(value_float=value) for value in (iou_threshold, score_threshold)]
         return op.NonMaxSuppression(boxes, scores, most, *thresholds)
 
-    # No annotations of tensors: the exporter would read them as the allowed types.
+    # No annotations of tensors: the exporter would read annotations like a list of allowed types.
     def roi_align_onnx(  # type: ignore[no-untyped-def]
         map, boxes, image, height: int, width: int, scale: float, samples: int, aligned: bool
     ):

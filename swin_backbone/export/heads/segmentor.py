@@ -1,6 +1,6 @@
-"""mmseg's EncoderDecoder as a graph: from pixels to the class of each pixel.
+"""A graph of mmseg's EncoderDecoder: from pixels to the classes of pixels.
 
-Layout: B batch, K classes, C channels, H W height and width, h w those of the picture itself.
+Layout: B batch, K classes, C channels, H W height and width, h w height and width of the picture.
 """
 
 import copy
@@ -26,7 +26,7 @@ class AdaptiveAvgPool(nn.Module):
 
     An exporter would fix the bins of `nn.AdaptiveAvgPool2d` to the example's size.
 
-    Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n): a matrix (n, L) for each axis.
+    Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n): a matrix (n, L) for every axis.
     """
 
     def __init__(self, output_size: Size):
@@ -49,10 +49,10 @@ def _bins(number: int, length: int, like: Tensor) -> Tensor:
 
 
 class PixelHead(nn.Module):
-    """Turns maps into the logits of each class, at the size of the image, by a convolutional head.
+    """Turns maps into the logits of classes, at the size of the image, with a convolutional head.
 
     Args:
-        head: mmseg's head; it is copied, not changed.
+        head: mmseg's head, copied, not changed.
     """
 
     def __init__(self, head: Any):
@@ -86,7 +86,7 @@ class Segmentor(nn.Module):
 
     def forward(self, picture: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         image = self.normalise(picture)
-        # As in mmseg: resize to the size of the image, remove its padding, then resize to the original picture.
+        # Like in mmseg: resize to the size of the image, remove the padding, then resize to the original picture.
         logits = self.head(self.maps(image), image.shape[-2:])
         logits = logits[:, :, : picture.shape[1], : picture.shape[2]]
         height, width = size.tolist()
@@ -105,7 +105,7 @@ def segmentor_graph(model: Any, cfg: Config, shape: Optional[Size]) -> Graph:
     """Return the graph of a whole segmentor.
 
     Args:
-        shape: height and width to which a picture is resized, for batch size 1; None: free batch, height and width.
+        shape: height and width after the resize, for batch size 1. None: free batch, height and width.
 
     Raises:
         ExportError: for an unsupported segmentor.

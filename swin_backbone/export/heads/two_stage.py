@@ -63,7 +63,7 @@ class RegionHead(nn.Module):
         if self.semantic is not None:
             self.semantic_regions = boxes.Regions(roi.semantic_roi_extractor)
         self.fusion = roi.semantic_fusion if self.semantic is not None else ()
-        self.passes_on = self.is_htc and roi.mask_info_flow  # a mask head takes the features of its predecessor
+        self.passes_on = self.is_htc and roi.mask_info_flow  # a mask head takes the features of the previous mask head
 
     def forward(self, maps: tuple[Tensor, ...], view: boxes.View) -> tuple[Tensor, ...]:
         image_size, zoom_4 = view.image_size, view.zoom_4
@@ -93,7 +93,7 @@ class RegionHead(nn.Module):
         return image_n, box_n4, score_n, label_n, (pasted_nhw >= self.cfg.mask_thr_binary).to(torch.uint8)
 
     def _propose(self, maps: Sequence[Tensor], image_size: Tensor) -> tuple[Tensor, Tensor]:
-        """Return proposals (B, N, 4), and whether each is valid: (B, N)."""
+        """Return proposals (B, N, 4), and True for valid proposals: (B, N)."""
         rpn, cfg = self.rpn, self.rpn.test_cfg
         outputs = rpn(maps)
         sizes = [tuple(one.shape[-2:]) for one in outputs[0]]
@@ -142,7 +142,7 @@ class RegionHead(nn.Module):
     def _masks(
         self, maps: Sequence[Tensor], semantic: Optional[Tensor], box_n4: Tensor, image_n: Tensor, label_n: Tensor
     ) -> Tensor:
-        """Return the mask of each object inside the box, from 0 to 1: (n, Y, X)."""
+        """Return the masks of objects inside the boxes, from 0 to 1: (n, Y, X)."""
         if torch.compiler.is_exporting():
             torch._check(label_n.shape[0] >= 1)  # for batch norms; the graph is right without objects too
         total: Any = 0
@@ -160,7 +160,7 @@ class RegionHead(nn.Module):
                 K, Y, X = masks_nKYX.shape[1:]
                 place_n = torch.arange(label_n.shape[0], device=label_n.device) * K + label_n
                 one = masks_nKYX.reshape(-1, Y, X)[place_n]
-            total = one if self.is_htc else total + one  # HTC uses the last mask alone, as in mmdet
+            total = one if self.is_htc else total + one  # HTC uses only the last mask, like in mmdet
         mean: Tensor = total if self.is_htc else total / len(self.mask_heads)
         return mean
 
