@@ -17,7 +17,7 @@ from .graph import ExportError, Port
 
 
 def picture_port(model: Any, batch: Any, height: Any, width: Any) -> Port:
-    """Return the input port of a whole model: uint8 pixels of three bands, or float32 pixels of more or fewer bands."""
+    """Return the input port of a whole model: uint8 for three bands, float32 for more or fewer bands."""
     bands = bands_of(model.backbone)
     return Port('picture', 'uint8' if bands == 3 else 'float32', (batch, height, width, bands))
 

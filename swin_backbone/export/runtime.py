@@ -423,8 +423,8 @@ def _core() -> Any:
     """Return OpenVINO's Core: a single Core until the process ends.
 
     The plugin for CPUs replaces the signal stack of a thread. The end of a Core restores the previous stack. A
-    second Core may restore the freed stack of the first. The next signal, for example Ctrl-C or the end of a
-    DataLoader's worker, then ends the process with a segmentation fault.
+    second Core may restore the freed stack of the first. The next signal then ends the process with a
+    segmentation fault, for example Ctrl-C or the end of a DataLoader's worker.
     """
     import openvino
 
@@ -641,7 +641,7 @@ def _summary(result: Result, classes: Sequence[str]) -> str:
 
 
 def read_picture(path: str, bands: int = 3) -> NDArray[Any]:
-    """Return the pixels of a picture: BGR, (h, w, 3) uint8, or (h, w, bands) from tifffile for other than three bands.
+    """Return the pixels of a picture: BGR, (h, w, 3) uint8. Without three bands: (h, w, bands) from tifffile.
 
     Raises:
         RuntimeProblem: if the file cannot be read, or has a different number of bands.

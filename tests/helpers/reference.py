@@ -162,7 +162,7 @@ def swin_mlp_block(
 ) -> Tensor:
     """Compute a block of Swin-MLP (microsoft/Swin-Transformer): a grouped convolution over the places of a window.
 
-    A shift pads the map with window - shift zeros at top and left, and at bottom and right to whole windows.
+    A shift pads top and left with window - shift zeros. Bottom and right are padded to whole windows.
     """
     _, shift = _fit(x_BHWC, window_size, shift, small_map)
 

@@ -26,7 +26,7 @@ class AdaptiveAvgPool(nn.Module):
 
     An exporter would fix the bins of `nn.AdaptiveAvgPool2d` to the example's size.
 
-    Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n): a matrix (n, L) for every axis.
+    Bin i of n on an axis of length L averages floor(i L / n) to ceil((i + 1) L / n). Every axis has a matrix (n, L).
     """
 
     def __init__(self, output_size: Size):

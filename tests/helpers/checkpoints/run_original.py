@@ -2,9 +2,9 @@
 
     python run_original.py REPOSITORY MMCV FOLDER
 
-The module names clash with the installed toolboxes, hence the process. The input FOLDER/job.pth holds a config, options
-for the config, the toolbox, the mmcv release to report and an image. The script writes the weights to model.pth, and
-the outputs for the image to computed.pth.
+The module names clash with the installed toolboxes, hence the process. FOLDER/job.pth holds a config, options for the
+config, the toolbox, the mmcv release to report, and an image. The script writes the weights to model.pth, and the
+outputs for the image to computed.pth.
 """
 
 import builtins
@@ -93,7 +93,7 @@ def outputs_of_htc(model, x_BCHW):
 
 
 def compute(model, x_BCHW, toolbox):
-    """Return logits of a segmentor, head outputs of HTC or a one-stage detector, or boxes (n, 5) and masks by class."""
+    """Return logits (segmentor), head outputs (HTC, one-stage detector), or boxes (n, 5) and masks by class."""
     import torch
 
     if toolbox == 'mmseg':

@@ -18,7 +18,7 @@ def _all():
 
 
 def _coco(pictures, first_image=1, first_object=1, first_class=1, box_only=False, **more):
-    """The content of a COCO JSON of (file name, boxes)."""
+    """Return the content of a COCO JSON of (file name, boxes)."""
     objects = [(index, box) for index, (_, boxes) in enumerate(pictures) for box in boxes]
     return dict(
         info=dict(description=''), licenses=[],
@@ -141,7 +141,7 @@ def cvat_masks_subsets(root):
 
 
 def label_studio_coco(root, folder='images/'):
-    """All ids count from 0."""
+    """Count all ids from 0."""
     for _, name, picture, _ in _all():
         write_picture(root / 'images', f'8ab1-{name}', picture)
     pictures = [(f'{folder}8ab1-{name}.jpg', boxes) for _, name, _, boxes in _all()]
@@ -241,7 +241,7 @@ def labelme_voc(root):
 
 
 def roboflow_coco(root, group='parts'):
-    """A category of all classes, without objects, comes first."""
+    """Put a category of all classes, without objects, first."""
     for split, folder in zip(SPLITS, ('train', 'valid')):
         names = {name: f'{name}_jpg.rf.0123456789abcdef' for name, *_ in scenes(split)}
         for name, picture, _ in scenes(split):
@@ -283,7 +283,7 @@ def roboflow_masks(root):
 
 
 def via_coco(root):
-    """Ids of pictures are numbers in `images` and texts in `annotations`."""
+    """Write ids of pictures: numbers in `images`, texts in `annotations`."""
     data = _coco([(f'{name}.jpg', boxes) for _, name, _, boxes in _all()], 0, 0)
     for annotation in data['annotations']:
         annotation['image_id'] = str(annotation['image_id'])

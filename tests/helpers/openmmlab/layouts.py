@@ -51,7 +51,7 @@ def coco(root, split_folders=True):
 
 
 def yolo(root, outlines=False):
-    """images/{train,val}, labels/{train,val} and data.yaml; outlines for segmentation in place of boxes."""
+    """Write images/{train,val}, labels/{train,val} and data.yaml. With segmentation, outlines replace boxes."""
     for split in COUNTS:
         for name, picture, boxes in scenes(split):
             write_picture(root / 'images' / split, name, picture)
@@ -69,7 +69,7 @@ def yolo(root, outlines=False):
 
 
 def voc(root):
-    """JPEGImages, Annotations, and ImageSets/Main/{train,val}.txt."""
+    """Write JPEGImages, Annotations, and ImageSets/Main/{train,val}.txt."""
     for folder in ('Annotations', 'ImageSets/Main'):
         (root / folder).mkdir(parents=True)
     for split in COUNTS:

@@ -20,7 +20,7 @@ def newest(folder):
 
 
 def kill_at(countdown):
-    """Kill this process at a step of the write; half of the data is on the disk before the second half follows."""
+    """Kill the process at a step of the write. The data reach the disk in two halves."""
     left = [countdown]
 
     def step(function):

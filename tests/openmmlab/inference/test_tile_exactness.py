@@ -23,8 +23,8 @@ pytest.importorskip('mmseg', reason='mmseg is not installed')
 
 SEGMENTATION = ROOT / 'configs' / 'demo' / 'swin-nano_upernet_shapes.py'
 STRIDES = (4, 8, 16, 32)
-# UPerNet from a pixel to the coarsest map: a resize and two 3x3 convolutions at stride 4, resizes from 8, 16 and 32 on
-# the way down, a 3x3 convolution at stride 32.
+# UPerNet from a pixel to the coarsest map. Stride 4: a resize and two 3x3 convolutions. Strides 8, 16 and 32: resizes.
+# Stride 32: a 3x3 convolution.
 HEAD = 4 + 4 + 4 + 8 + 16 + 32 + 32
 
 
