@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from helpers.plain_words import LIMITS, measure, sentences
+from helpers.plain_words import FOLDERS, measure, sentences
 
 HARD = 'It is what they say that it is, which one of those others wants.'
 PLAIN = 'The backbone emits maps of four strides in evaluation.'
@@ -25,4 +25,4 @@ def test_text_is_counted_and_code_is_not(tmp_path, name):
 
 
 def test_all_limits_are_of_existing_folders():
-    assert all(Path(ROOT, name).exists() for name in LIMITS)
+    assert all(Path(ROOT, name).exists() for name in FOLDERS)
