@@ -159,11 +159,12 @@ def test_two_machines_equal_one_at_the_same_global_batch(config, machines, tmp_p
     assert of_one[29][0] < 0.8 * of_one[0][0]
 
 
-def elastic(config, work_dir, batch_size, iterations, port):
+def elastic(config, work_dir, batch_size, iterations, port, least=1):
+    """Return the command of one of two machines; a training starts with `least` machines after a second."""
     # A lost machine is noticed after three beats. The last call limits the wait for it.
     conf = '--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1'
     meeting = ['--rdzv-backend=c10d', f'--rdzv-endpoint=127.0.0.1:{port}', '--rdzv-id=swin', conf]
-    launcher = [sys.executable, '-m', 'torch.distributed.run', '--nnodes=1:2', '--max-restarts=2', *meeting]
+    launcher = [sys.executable, '-m', 'torch.distributed.run', f'--nnodes={least}:2', '--max-restarts=2', *meeting]
     _, _, *words = training(config, work_dir, batch_size, iterations, '--resume', '--launcher', 'pytorch')
     words.remove('1')
     return [*launcher, 'tools/train.py', *words]
@@ -180,7 +181,11 @@ def test_a_killed_rank_changes_no_bit(config, machines, tmp_path, record_fault):
     for name in ('whole', 'killed'):
         port = free_port()
         machines[:] = [
-            start(elastic(config, tmp_path / name, 2, 40, port), tmp_path / f'{name}{node}.log', NODE_RANK=str(node))
+            start(
+                elastic(config, tmp_path / name, 2, 40, port, least=2),
+                tmp_path / f'{name}{node}.log',
+                NODE_RANK=str(node),
+            )
             for node in range(2)
         ]
         if name == 'killed':
