@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ...mmcv_ops import in_use
 from ...models.pyramid import SwinPyramid
@@ -41,10 +42,13 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
 
     Convolutions of 3x3 taps become `Conv3x3`. Outputs differ by rounding. Parameters get other strides; optimizers and
     checkpoints see no difference. Models with untested layers, or with operators that misread the maps, do not change.
+    Models in DistributedDataParallel do not change either: gradients of parameters with new strides would be permuted.
 
     Args:
         swins: backbones of other packages, whose convolutions do not change.
     """
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        return
     own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
     own.update(id(one) for swin in swins for one in swin.modules())
     for module in model.modules():

@@ -4,6 +4,7 @@ import io
 import logging
 from typing import Any, NoReturn, Optional, Union
 
+from mmengine.device import get_device
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import BaseLoop, Runner
@@ -16,6 +17,7 @@ from ..checkpointing.exact_resume import restore_position
 from ..checkpointing.latest import newest_whole_checkpoint
 from ..checkpointing.loops import placed
 from ..errors import TrainingStopped
+from ..layers.accelerate import accelerate
 from .signals import SignalHook, WorkerInit
 
 # Beginnings of mmengine's longest records, hundreds of lines before the first iteration
@@ -58,6 +60,13 @@ class SafeRunner(Runner):
             hidden = 'environment, config, hooks, the rate of each parameter'
             logger.info(f"{hidden}: see {logger.log_file} (log_level='DEBUG' prints them here too)")
         return logger
+
+    def wrap_model(self, model_wrapper_cfg: Optional[dict[str, Any]], model: nn.Module) -> nn.Module:
+        """Accelerate the model first: in DistributedDataParallel, strides of parameters stay."""
+        if get_device() == 'cpu':
+            accelerate(model)
+        wrapped: nn.Module = super().wrap_model(model_wrapper_cfg, model)
+        return wrapped
 
     @staticmethod
     def build_dataloader(

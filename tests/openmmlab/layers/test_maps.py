@@ -93,3 +93,22 @@ def test_compiled_operators_that_misread_such_maps_get_none(monkeypatch):
             maps.prepare_convolutions(model)
             assert bool(strided(model)) == last
     assert mmcv_ops.in_use()
+
+
+@pytest.mark.usefixtures('one_process')
+@pytest.mark.parametrize('first', ['wrap', 'accelerate'])
+def test_gradients_in_distributed_training_are_not_permuted(first):
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3, padding=1))
+    model = copy.deepcopy(plain)
+    if first == 'accelerate':
+        maps.prepare_convolutions(model)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    maps.prepare_convolutions(wrapped)
+    for _ in range(3):  # DistributedDataParallel builds its buckets again after the first step
+        x = torch.randn(2, 8, 9, 9)
+        for one in (plain, wrapped):
+            one.zero_grad()
+            one(x).square().sum().backward()
+        for one, other in zip(plain.parameters(), model.parameters()):
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-4)
