@@ -155,7 +155,8 @@ def build_runner(cfg: Config, unsafe_load: bool = False, whole: bool = False, sk
     mark_folder(runner.log_dir)
     if not _has_accelerator():
         keep_freed_memory()
-        accelerate(runner.model)
+        if not isinstance(runner, SafeRunner):  # SafeRunner calls `accelerate` itself
+            accelerate(runner.model)
     runner.register_hook(FitCheckpointHook(whole))
     guard_runner(runner, skip_unreadable)
     runner.register_hook(CurvesHook())

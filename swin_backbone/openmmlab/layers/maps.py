@@ -47,7 +47,7 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
     Args:
         swins: backbones of other packages, whose convolutions do not change.
     """
-    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+    if _is_distributed(model):
         return
     own = {id(one) for module in model.modules() for one in getattr(module, 'roi_layers', ())}
     own.update(id(one) for swin in swins for one in swin.modules())
@@ -65,14 +65,19 @@ def prepare_convolutions(model: nn.Module, swins: Sequence[nn.Module] = ()) -> N
 
 
 def restore_convolutions(model: nn.Module) -> None:
-    """Undo `prepare_convolutions`, in place."""
+    """Undo `prepare_convolutions`, in place. In DistributedDataParallel, parameters keep their strides."""
+    keeps_strides = _is_distributed(model)
     module: Any
     for module in model.modules():
-        if module.__dict__.pop(CONTIGUOUS, False):
+        if not keeps_strides and module.__dict__.pop(CONTIGUOUS, False):
             module.weight.data = module.weight.data.contiguous()
         if type(module) is Conv3x3:
             setattr(module, '__class__', nn.Conv2d)  # noqa: B010 - mypy knows the class
             del module.caches
+
+
+def _is_distributed(model: nn.Module) -> bool:
+    return any(isinstance(module, DistributedDataParallel) for module in model.modules())
 
 
 def _is_tested(module: nn.Module) -> bool:
