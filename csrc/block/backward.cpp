@@ -175,19 +175,20 @@ void run_block_backward(const BlockWeights<T>& weights, const Linear<T> (&packed
     split_transposed.add(transposed, threads);
   }
   const int64_t groups = saved.memory ? saved.groups : groups_of_backward(w, windows, threads);
-  const int64_t per_group = (windows.count() + groups - 1) / groups, workers = std::min(threads, groups);
+  const int64_t workers = std::min(threads, groups);
+  const Groups dealt = windows.deal(groups);
   const bool own_weights = bytes_of_gradients(w) <= PRIVATE;  // no thread waits
   const VectorSums<T> of(w, windows.area(), bias_stride(windows.area()));
   const WorkerSums<T> sums(w, of, workers, own_weights, weight_sums, vector_sums);
   const TransposedBias<T> bias(w, of, windows.area());
   const auto make = [&](int64_t worker) {
-    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, per_group, x, grad_y, grad_x,
-                                              sums.vectors_of(worker), sums.weights_of(worker), bias.get());
+    return std::make_unique<BackwardGroup<T>>(w, transposed, windows, dealt, x, grad_y, grad_x, sums.vectors_of(worker),
+                                              sums.weights_of(worker), bias.get());
   };
   if (own_weights)
-    sum_apart<T>(windows.deal(groups), groups, workers, threads, saved, make);
+    sum_apart<T>(dealt, groups, workers, threads, saved, make);
   else
-    sum_together(w, windows.deal(groups), groups, workers, threads, saved, make, weight_sums);
+    sum_together(w, dealt, groups, workers, threads, saved, make, weight_sums);
   sums.add();
   bias.add_gradient(vector_sums);
 }

@@ -13,10 +13,10 @@ class BackwardGroup : public BlockGroup<T> {
  public:
   // sums: the sums of this group's thread, in the layout of `VectorSums`.
   // weight_sums: the thread's own gradients of the four weights; null: the caller computes the gradients from `kept`.
-  BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, int64_t count,
+  BackwardGroup(const BlockWeights<T>& w, const Linear<T>* transposed, const Windows& windows, const Groups& dealt,
                 const float* x, const float* grad_y, float* grad_x, float* sums, float* const* weight_sums,
                 const float* transposed_bias)
-      : BlockGroup<T>(w, windows, count, x, grad_x, transposed),
+      : BlockGroup<T>(w, windows, dealt, x, grad_x, transposed),
         transposed(transposed),
         grad_y(grad_y),
         sums(sums),

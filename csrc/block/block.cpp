@@ -20,7 +20,7 @@ int64_t bytes_of_row(const BlockWeights<T>& w) {
 
 template <class T>
 int64_t saved_bytes(const BlockWeights<T>& w, const Windows& windows, int64_t groups) {
-  const int64_t rows = rows_of_group(windows, (windows.count() + groups - 1) / groups);
+  const Rows rows(windows.deal(groups), windows.area());
   return bytes_of([&](Arena& arena) { Saved<T>(w, rows, arena); });
 }
 
@@ -32,12 +32,11 @@ void run_block(const BlockWeights<T>& weights, const Windows& windows, int64_t t
   if (w.worth_splitting(windows.tokens())) split.add(w.linears, threads);
   const int64_t fitting = windows_of_group(windows, threads, std::max(bytes_of_group(), w.bytes()), bytes_of_row(w));
   const int64_t groups = saved.memory ? saved.groups : (windows.count() + fitting - 1) / fitting;
-  const int64_t per_group = (windows.count() + groups - 1) / groups;
   const Groups dealt = windows.deal(groups);
   std::atomic<int64_t> next{0};  // any thread computes the same result for a window
   each_task(std::min(threads, groups), threads, [&](int64_t) {
     [[maybe_unused]] const TilesInUse tiles;
-    BlockGroup<T> group(w, windows, per_group, x, out);
+    BlockGroup<T> group(w, windows, dealt, x, out);
     for (int64_t g; (g = next++) < groups;) group.run(dealt[g], saved.of(g));
   });
 }

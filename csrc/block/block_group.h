@@ -18,37 +18,40 @@ inline int64_t windows_of_group(const Windows& windows, int64_t threads, int64_t
   return (windows.count() + rounds * threads - 1) / (rounds * threads);
 }
 
+// Numbers of rows with memory in a group.
+struct Rows {
+  int64_t places, tokens;
+
+  Rows(const Groups& dealt, int64_t N)
+      : places(round_up(dealt.most_windows * N, TILE_TERMS)), tokens(round_up(dealt.most_tokens, TILE_TERMS)) {}
+};
+
 // Values of a group of windows, saved for the backward pass.
 template <class T>
 struct Saved {
-  T *qkv = nullptr, *attended = nullptr;  // (3 h, rows, d) and (rows, C)
-  float* middle = nullptr;                // (rows, C): tokens after attention
-  T* before_gelu = nullptr;               // (rows, D)
-  float* branches[2] = {};                // V2: (rows, C), outputs of attention and MLP before their norms
-  float* factors = nullptr;               // V2: (3 h, rows), of each query and key
+  T *qkv = nullptr, *attended = nullptr;  // (3 h, places, d) and (tokens, C)
+  float* middle = nullptr;                // (tokens, C): tokens after attention
+  T* before_gelu = nullptr;               // (tokens, D)
+  float* branches[2] = {};                // V2: (tokens, C), outputs of attention and MLP before their norms
+  float* factors = nullptr;               // V2: (3 h, places), of each query and key
 
   Saved() = default;
-  Saved(const BlockWeights<T>& w, int64_t rows, Arena& arena) {
-    qkv = arena.take<T>(3 * rows * w.C + ROW_STEP * w.C / w.heads);
-    attended = arena.take<T>(rows * w.C);
-    middle = arena.take<float>(rows * w.C);
-    before_gelu = arena.take<T>(rows * w.D);
+  Saved(const BlockWeights<T>& w, const Rows& rows, Arena& arena) {
+    qkv = arena.take<T>(3 * rows.places * w.C + ROW_STEP * w.C / w.heads);
+    attended = arena.take<T>(rows.tokens * w.C);
+    middle = arena.take<float>(rows.tokens * w.C);
+    before_gelu = arena.take<T>(rows.tokens * w.D);
     if (!w.cosine_scale) return;
-    for (float*& branch : branches) branch = arena.take<float>(rows * w.C);
-    factors = arena.take<float>(3 * w.heads * rows);
+    for (float*& branch : branches) branch = arena.take<float>(rows.tokens * w.C);
+    factors = arena.take<float>(3 * w.heads * rows.places);
   }
 };
-
-// The number of places with memory in a group.
-inline int64_t rows_of_group(const Windows& windows, int64_t count) {
-  return round_up(count * windows.area(), TILE_TERMS);
-}
 
 template <class T>
 class BlockGroup {
  public:
   // transposed: the linear layers of a backward pass, besides the layers of `w`.
-  BlockGroup(const BlockWeights<T>& w, const Windows& windows, int64_t count, const float* x, float* out,
+  BlockGroup(const BlockWeights<T>& w, const Windows& windows, const Groups& dealt, const float* x, float* out,
              const Linear<T>* transposed = nullptr)
       : w(w),
         windows(windows),
@@ -57,7 +60,8 @@ class BlockGroup {
         d(w.C / w.heads),
         x(x),
         out(out),
-        rows(rows_of_group(windows, count)) {
+        with_memory(dealt, N),
+        rows(with_memory.places) {
     memory.allocate([&](Arena& arena) { lay_out(transposed ? transposed : w.linears, arena); });
 #if SWIN_HAS_TILES
     if (heads_in_tiles) tile_workspace.clear(N);
@@ -76,7 +80,7 @@ class BlockGroup {
   // Use `memory` for the saved values.
   void use(char* memory) {
     Arena arena(memory);
-    const Saved<T> saved(w, rows, arena);
+    const Saved<T> saved(w, with_memory, arena);
     qkv = saved.qkv, attended = saved.attended, middle = saved.middle, before_gelu = saved.before_gelu;
     if (w.cosine_scale) attention_branch = saved.branches[0], mlp_branch = saved.branches[1], factors = saved.factors;
   }
@@ -282,7 +286,8 @@ class BlockGroup {
   const int64_t N, S, d;
   const float* x;
   float* out;
-  const int64_t rows;  // with memory
+  const Rows with_memory;
+  const int64_t rows;  // of places
   AttentionWorkspace<T> attention_workspace;
 #if SWIN_HAS_TILES
   const bool heads_in_tiles = has_head_tiles<T>(d);

@@ -59,7 +59,13 @@ Groups Windows::deal(int64_t groups) const {
   for (int64_t i = 0; i < count(); i++) dealt.begin[group_of(i) + 1]++;
   std::partial_sum(dealt.begin.begin(), dealt.begin.end(), dealt.begin.begin());
   std::vector<int64_t> next(dealt.begin.begin(), dealt.begin.end() - 1);
-  for (int64_t i = 0; i < count(); i++) dealt.windows[next[group_of(i)]++] = order[i];
+  std::vector<int64_t> sums(groups);
+  for (int64_t i = 0; i < count(); i++) {
+    dealt.windows[next[group_of(i)]++] = order[i];
+    sums[group_of(i)] += tokens[order[i]];
+  }
+  dealt.most_windows = (count() + groups - 1) / groups;
+  dealt.most_tokens = *std::max_element(sums.begin(), sums.end());
   return dealt;
 }
 

@@ -37,6 +37,8 @@ class Groups {
   ~Groups();
   Group operator[](int64_t group) const;
 
+  int64_t most_windows = 0, most_tokens = 0;  // of a group
+
  private:
   friend struct Windows;
   std::vector<int32_t> windows;  // group after group
