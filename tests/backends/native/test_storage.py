@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.timing import bytes_kept
 from swin_backbone import SwinBackbone
 from swin_backbone.backends.native import availability
 
@@ -47,21 +48,6 @@ def test_without_a_library_the_reason_is_its(monkeypatch):
     assert availability.storage_for.__wrapped__(torch.float32).reason == 'It is not built.'
 
 
-def stored_bytes(backbone: torch.nn.Module, image_BCHW: torch.Tensor) -> int:
-    """Return the bytes that autograd stores for the backward pass, without parameters."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in backbone.parameters()}
-    sizes = {}
-
-    def record(tensor: torch.Tensor) -> torch.Tensor:
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        outputs = backbone(image_BCHW)  # keep the storages alive
-    assert len(outputs) == 4
-    return sum(size for address, size in sizes.items() if address not in parameters)
-
-
 @pytest.mark.parametrize('side', [224, 256])
 def test_stored_values_take_half_of_mmdets_memory(side):
     """At 256 the last stage has 64 tokens in windows of 196 places: padding takes little memory."""
@@ -69,5 +55,5 @@ def test_stored_values_take_half_of_mmdets_memory(side):
         pytest.skip('the library is not built')
     swin = pytest.importorskip('mmdet.models.backbones.swin')
     image_BCHW = torch.rand(1, 3, side, side)
-    ours, theirs = (stored_bytes(kind(), image_BCHW) for kind in (SwinBackbone, swin.SwinTransformer))
+    ours, theirs = (bytes_kept(kind(), image_BCHW, torch.float32) for kind in (SwinBackbone, swin.SwinTransformer))
     assert ours < theirs / 2
