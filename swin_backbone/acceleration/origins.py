@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..backends.choose import linear_dtype
 from ..backends.cosine import cosine_scale
 from ..backends.native import layers as native
-from ..backends.native.availability import is_stored
+from ..backends.native.availability import Stages, is_stored
 from ..backends.native.memory import why_not_weights
 from ..backends.weight_cache import WeightCache
 from ..checkpoints.formats import columns_to_channels
@@ -51,12 +51,21 @@ class Origin(NamedTuple):
     output: Callable[[Tensor], Any] = lambda y: y  # of `forward`
 
 
+class Record(NamedTuple):
+    """State of an accelerated layer."""
+
+    kind: str  # key in `LAYER_KINDS`
+    types: tuple[type[nn.Module], ...]  # of the modules inside, when the layer was accelerated
+    stages: Stages  # of the Swin around the layer
+    cache: WeightCache
+
+
 class Kind(NamedTuple):
     """One kind of layer."""
 
     layer: str  # 'block', 'merging' or 'embedding'
     matches: Callable[[Any], bool]
-    compute: Callable[[Any, WeightCache, Values], Any]  # None: call the original
+    compute: Callable[[Any, Record, Values], Any]  # None: call the original
     origin: Optional[Origin] = None  # of a block
 
 
@@ -196,7 +205,7 @@ def _is_block(origin: Origin, module: Any) -> bool:
     return _arguments(module) == origin.arguments.split()
 
 
-def _compute_block(origin: Origin, block: Any, cache: WeightCache, values: Values) -> Any:
+def _compute_block(origin: Origin, block: Any, record: Record, values: Values) -> Any:
     x_BHWC = _map_of(block, values)
     if x_BHWC is None or values.get('output_attentions') or values.get('head_mask') is not None:
         return None
@@ -222,9 +231,9 @@ def _compute_block(origin: Origin, block: Any, cache: WeightCache, values: Value
     dtype, C = linear_dtype(x_BHWC), x_BHWC.shape[3]
     scale = 1.0 if is_v2 else getattr(attention, 'scale', (C // len(bias_hNN)) ** -0.5)
     settings = native.BlockSettings(scale, tuple(norm.eps for norm in norms))
-    stores = torch.is_grad_enabled() and not getattr(block, 'with_cp', False) and is_stored(dtype, C)
+    stores = torch.is_grad_enabled() and not getattr(block, 'with_cp', False) and is_stored(dtype, C, record.stages)
     is_copied = x_BHWC.dtype != torch.float32  # then the output may take the copy's memory
-    y_BHWC = native.block(x_BHWC, weights, settings, windows, dtype, cache, stores, is_copied)
+    y_BHWC = native.block(x_BHWC, weights, settings, windows, dtype, record.cache, stores, is_copied)
     return origin.output(y_BHWC.view(next(iter(values.values())).shape).to(x_BHWC.dtype))
 
 
@@ -279,7 +288,7 @@ def _is_merging(module: Any) -> bool:
     return is_plain and _arguments(module) in MERGINGS
 
 
-def _compute_merging(module: Any, cache: WeightCache, values: Values) -> Any:
+def _compute_merging(module: Any, record: Record, values: Values) -> Any:
     x_BHWC, weight = _map_of(module, values), module.reduction.weight
     norm_weight, norm_bias, eps = norm_values(module.norm)
     if x_BHWC is None or why_not_weights([weight, norm_weight, norm_bias]):
@@ -291,7 +300,7 @@ def _compute_merging(module: Any, cache: WeightCache, values: Values) -> Any:
         if norm_weight is not None and norm_bias is not None and not is_post_norm:
             norm_weight, norm_bias = columns_to_channels(norm_weight), columns_to_channels(norm_bias)
     dtype = linear_dtype(x_BHWC)
-    y_BHWC = native.merge(x_BHWC, weight, (norm_weight, norm_bias, eps), is_post_norm, dtype, cache).to(dtype)
+    y_BHWC = native.merge(x_BHWC, weight, (norm_weight, norm_bias, eps), is_post_norm, dtype, record.cache).to(dtype)
     y = y_BHWC if next(iter(values.values())).dim() == 4 else y_BHWC.flatten(1, 2)
     return (y, tuple(y_BHWC.shape[1:3])) if is_unfold else y
 
@@ -303,12 +312,12 @@ def _is_embedding(module: Any) -> bool:
     return (conv.stride, conv.padding, conv.dilation, conv.groups) == (conv.kernel_size, (0, 0), (1, 1), 1)
 
 
-def _compute_embedding(module: Any, cache: WeightCache, values: Values) -> Any:
+def _compute_embedding(module: Any, record: Record, values: Values) -> Any:
     (x,), conv = values.values(), module.projection
     norm = norm_values(module.norm if hasattr(module, 'norm') else nn.Identity())
     if why_not_weights([conv.weight, conv.bias, *norm[:2]]):
         return None
-    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), cache).to(linear_dtype(x))
+    y_BHWC = native.embed(x, conv.weight, conv.bias, norm, linear_dtype(x), record.cache).to(linear_dtype(x))
     return y_BHWC.flatten(1, 2), tuple(y_BHWC.shape[1:3])
 
 
@@ -345,6 +354,12 @@ def _map_of(module: Any, values: Values) -> Optional[Tensor]:
     return x.reshape(len(x), int(H), int(W), x.shape[-1])
 
 
+def channels_of(block: Any, kind: Kind) -> int:
+    """Return the channels of a block."""
+    assert kind.origin is not None  # of a block
+    return len(attrgetter(kind.origin.proj)(block).weight)
+
+
 def make_example(module: Any, kind: Kind, generator: torch.Generator) -> list[Any]:
     """Return random arguments for a copy of a layer."""
     names, origin = _arguments(module), kind.origin
@@ -365,7 +380,7 @@ def make_example(module: Any, kind: Kind, generator: torch.Generator) -> list[An
         module.H, module.W = size
         mask_LNN = _mask(_padded(module, {}, size))
         values['mask_matrix'] = None if mask_LNN is None else torch.where(mask_LNN, 0.0, -100.0)
-    channels = len(attrgetter(origin.proj)(module).weight) if origin else module.reduction.in_features // 4
+    channels = channels_of(module, kind) if origin else module.reduction.in_features // 4
     shape = size if is_map else (math.prod(size),)
     return [torch.randn(2, *shape, channels, generator=generator), *(values[name] for name in names[1:])]
 

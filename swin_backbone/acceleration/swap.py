@@ -6,10 +6,10 @@ deepcopy, DistributedDataParallel and torch.compile see an ordinary module.
 
 import copy
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache, wraps
 from logging import INFO
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from mmengine.logging import print_log
@@ -17,28 +17,16 @@ from torch import Tensor, nn
 from torch.random import fork_rng
 
 from ..backends.choose import why_not_native, without_autocast
+from ..backends.native.availability import TINY, Stages
 from ..backends.native.library import PRODUCTS
 from ..backends.weight_cache import WeightCache
 from ..compat import has_global_hooks
 from ..models.layers.layer import Layer, is_hooked, modules_inside
-from .origins import LAYER_KINDS, bind, make_example
+from .origins import LAYER_KINDS, Record, bind, channels_of, make_example
 
 RECORD, BASE = '_swin_backbone_record', '_swin_backbone_base'
 # Differences from the original by rounding, as parts of the largest number.
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-4
-
-
-class Record(NamedTuple):
-    """State of an accelerated layer.
-
-    Attributes:
-        kind: key in `LAYER_KINDS`.
-        types: of the modules inside, when the layer was accelerated.
-    """
-
-    kind: str
-    types: tuple[type[nn.Module], ...]
-    cache: WeightCache
 
 
 def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
@@ -54,7 +42,12 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
     kinds = {
         name: next((key for key, kind in LAYER_KINDS.items() if kind.matches(one)), '') for name, one in modules.items()
     }
-    origins = {_root_of(name): LAYER_KINDS[kind].origin for name, kind in kinds.items() if kind.startswith('block')}
+    origins = {}
+    blocks: dict[str, Counter[int]] = defaultdict(Counter)  # of each Swin: the number of blocks by channels
+    for name, kind in kinds.items():
+        if kind.startswith('block'):
+            origins[_root_of(name)] = LAYER_KINDS[kind].origin
+            blocks[_root_of(name)][channels_of(modules[name], LAYER_KINDS[kind])] += 1
     lines, groups = [], defaultdict(list)
     for name, module in modules.items():
         kind = kinds[name]
@@ -65,7 +58,7 @@ def accelerate_swin(model: nn.Module, dry_run: bool = False) -> list[str]:
             continue
         difference, problem = _try(module, kind)
         if problem is None and not dry_run:
-            _accelerate(module, kind)
+            _accelerate(module, kind, tuple(sorted(blocks[root].items())))
         groups[root, LAYER_KINDS[kind].layer, problem].append(difference)
     for (root, layer, problem), differences in groups.items():
         outcome = f'unchanged: {problem}' if problem else f'compiled library, largest difference {max(differences):.1e}'
@@ -93,9 +86,9 @@ def restore_swin(model: nn.Module) -> None:
             module.__class__ = vars(type(module)).get(BASE, type(module))  # FSDP may have made another class of it
 
 
-def _accelerate(module: nn.Module, kind: str) -> None:
+def _accelerate(module: nn.Module, kind: str, stages: Stages = TINY) -> None:
     types = tuple(type(one) for _, one in modules_inside(module))
-    module.__dict__[RECORD] = Record(kind, types, WeightCache())
+    module.__dict__[RECORD] = Record(kind, types, stages, WeightCache())
     kind_of_module: Any = type(module)
     module.__class__ = _subclass(kind_of_module)
 
@@ -157,7 +150,7 @@ def _compute(module: Any, args: Any, kwargs: Any) -> Any:
         return None
     if any(isinstance(one, nn.Dropout) and one.p and one.training for one in inside):
         return None
-    return LAYER_KINDS[record.kind].compute(module, record.cache, bind(module, args, kwargs))
+    return LAYER_KINDS[record.kind].compute(module, record, bind(module, args, kwargs))
 
 
 def _try(module: nn.Module, kind: str) -> tuple[float, Optional[str]]:

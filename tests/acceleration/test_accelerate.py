@@ -9,7 +9,7 @@ from helpers.adapters.acceleration import accelerated, assert_close, results
 from torch import nn
 
 import swin_backbone
-from swin_backbone.acceleration import swap
+from swin_backbone.acceleration import origins, swap
 
 X = torch.linspace(-1, 1, 2 * 3 * 61 * 83).view(2, 3, 61, 83).sin()
 
@@ -155,3 +155,11 @@ def test_the_hook_builds_from_a_config_by_both_names():
         runner = type('Runner', (), {'model': build('mmdet')})
         hook.before_run(runner)
         assert len(accelerated(runner.model)) == 6
+
+
+@pytest.mark.toolboxes
+def test_all_blocks_of_a_swin_decide_what_a_step_stores(monkeypatch):
+    stages = []
+    monkeypatch.setattr(origins, 'is_stored', lambda dtype, channels, stages_: stages.append(stages_) or False)
+    swin_backbone.accelerate(build('mmdet'))(X)
+    assert set(stages[-4:]) == {((16, 2), (32, 2))}
