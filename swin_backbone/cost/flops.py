@@ -10,9 +10,8 @@ the published tables. Pooling of regions counts nothing.
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -21,8 +20,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from .meta import on_device
 
@@ -31,7 +29,7 @@ NUM_MASKS = 100
 
 aten = torch.ops.aten
 # Multiply-adds for an element of the output, as in mmengine.
-PER_ELEMENT = {
+RATES = {
     aten.native_layer_norm: 5,
     aten.native_group_norm: 5,
     aten.native_batch_norm: 2,
@@ -41,6 +39,15 @@ PER_ELEMENT = {
     aten.upsample_nearest2d: 1,
     aten._adaptive_avg_pool2d: 1,
 }
+
+
+def _operations(*_: Any, rate: int, out_shape: Any, **__: Any) -> int:
+    shape = out_shape if isinstance(out_shape, torch.Size) else out_shape[0]
+    return 2 * rate * shape.numel()
+
+
+# The counter decomposes an operator without an entry for its overload, and counts by the operator.
+PER_ELEMENT = {key: partial(_operations, rate=rate) for op, rate in RATES.items() for key in (op, op.default)}
 
 
 class Cost(NamedTuple):
@@ -70,18 +77,29 @@ class Attention(NamedTuple):
     global_: int
 
 
-class Counts:
-    """Multiply-adds by the name of the innermost module."""
+class Counts(nn.Module):
+    """A model with the multiply-adds of a forward. As the outermost module, this object gives each module a full name.
+
+    Attributes:
+        by_module: operations by the full name of a module, with the operations of submodules called inside.
+    """
 
     def __init__(self, model: nn.Module):
+        super().__init__()
         self.model = model
-        self.by_module: Counter[str] = Counter()
+        self.by_module: dict[str, int] = {}
+
+    def forward(self, image_BCHW: Tensor) -> None:
+        forward(self.model, image_BCHW, NUM_PROPOSALS, NUM_MASKS)
 
     def cost(self, prefix: str = '') -> Cost:
         """Return the cost of a module with its submodules; '' for the model."""
-        flops = sum(n for name, n in self.by_module.items() if not prefix or (name + '.').startswith(prefix + '.'))
-        module = self.model.get_submodule(prefix)
-        return Cost(sum(parameter.numel() for parameter in module.parameters()), flops)
+        path = f'Counts.model.{prefix}'.rstrip('.')
+        inside = [name for name in self.by_module if f'{name}.'.startswith(f'{path}.')]
+        # Containers and unused modules have no entry, only their submodules.
+        outermost = [name for name in inside if not any(name.startswith(f'{other}.') for other in inside)]
+        params = sum(parameter.numel() for parameter in self.model.get_submodule(prefix).parameters())
+        return Cost(params, sum(self.by_module[name] for name in outermost) // 2)
 
 
 def build(cfg: dict[str, Any], scope: str, device: str = 'meta') -> nn.Module:
@@ -94,10 +112,10 @@ def build(cfg: dict[str, Any], scope: str, device: str = 'meta') -> nn.Module:
 
 def count(model: Any, height: int, width: int, device: str = 'meta') -> Counts:
     """Count one forward of a detector, segmentor or backbone on an image of height x width pixels."""
-    counts = Counts(model)
-    image = torch.zeros(1, 3, height, width, device=device)
-    with torch.no_grad(), on_device(device), _counting(counts):
-        forward(model, image, NUM_PROPOSALS, NUM_MASKS)
+    counts = Counts(model).eval()
+    with torch.no_grad(), on_device(device), FlopCounterMode(display=False, custom_mapping=PER_ELEMENT) as counter:
+        counts(torch.zeros(1, 3, height, width, device=device))
+    counts.by_module = {name: sum(flops.values()) for name, flops in counter.get_flop_counts().items()}
     return counts
 
 
@@ -166,44 +184,6 @@ def _samples(model: nn.Module, height: int, width: int) -> list[BaseDataElement]
     sample = import_module(f'{toolbox}.structures').__dict__['DetDataSample' if toolbox == 'mmdet' else 'SegDataSample']
     shapes = dict.fromkeys(('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width))
     return [sample(metainfo=dict(shapes, scale_factor=(1.0, 1.0)))]
-
-
-@contextmanager
-def _counting(counts: Counts) -> Iterator[None]:
-    stack = ['']
-    hooks = []
-    for name, module in counts.model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
-        hooks.append(module.register_forward_hook(lambda *_: stack.pop() and None, always_call=True))
-    try:
-        with _Counter(counts.by_module, stack):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-class _Counter(TorchDispatchMode):
-    def __init__(self, by_module: Counter[str], stack: list[str]):
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.by_module = by_module
-        self.stack = stack
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        packet = func._overloadpacket
-        if packet not in flop_registry and packet not in PER_ELEMENT:
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        out = func(*args, **kwargs)
-        if packet in flop_registry:
-            self.by_module[self.stack[-1]] += flop_registry[packet](*args, **kwargs, out_val=out) // 2
-        elif packet in PER_ELEMENT:
-            first = out[0] if isinstance(out, tuple) else out
-            self.by_module[self.stack[-1]] += PER_ELEMENT[packet] * first.numel()
-        return out
 
 
 def attention_costs(counts: Counts, backbone: str, height: int, width: int) -> list[Attention]:
