@@ -3,7 +3,6 @@
 import argparse
 import io
 import logging
-import math
 import os
 import signal
 import sys
@@ -109,38 +108,37 @@ def swin(text: str) -> str:
     return text
 
 
-def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number from `least` to `most`."""
+def number(least: float, most: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
+    """Return the type of an option that takes a number from `least` to `most`.
 
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            limit = f', {most} at most' if value > most else ''
-            raise argparse.ArgumentTypeError(f'it takes a whole number of at least {least}{limit}, got {text[:40]!r}')
-        return value
+    Args:
+        kind: float, or int for whole numbers.
+    """
+
+    def parse(text: str) -> Any:
+        with suppress(ValueError):
+            value = kind(text)
+            if least <= value <= most:  # false for NaN
+                return value
+        words = 'a whole number' if kind is int else 'a number'
+        raise argparse.ArgumentTypeError(f'it takes {words} from {least} to {most}, got {text[:40]!r}')
 
     return parse
+
+
+def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
+    return number(least, most, int)
 
 
 positive = whole(1)
 
 
-def number(least: float, most: float = LARGEST) -> Callable[[str], float]:
-    """Return the type of an option that takes a number from `least` to `most`."""
+def _set_timeout(text: str) -> float:
+    from swin_backbone.checkpoints.download import set_timeout
 
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:  # true for NaN
-            raise argparse.ArgumentTypeError(f'it takes a number from {least:g} to {most:g}, got {text[:40]!r}')
-        return value
-
-    return parse
+    seconds: float = number(0.001)(text)
+    set_timeout(seconds)
+    return seconds
 
 
 class Shape(argparse.Action):
@@ -152,18 +150,6 @@ class Shape(argparse.Action):
         if len(values) > 2:
             parser.error(f'{option} takes height and width, got {len(values)} numbers')
         setattr(namespace, self.dest, (values[0], values[-1]))
-
-
-class Timeout(argparse.Action):
-    """`--timeout S`: the limit of all downloads of this process."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Optional[str] = None
-    ) -> None:
-        from swin_backbone.checkpoints.download import set_timeout
-
-        set_timeout(values)
-        setattr(namespace, self.dest, values)
 
 
 class CfgOptions(argparse.Action):
@@ -253,9 +239,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     '--unsafe-load': dict(action='store_true', help='let a checkpoint run any code: only if you trust its author'),
     '--timeout': dict(
-        type=number(0.001),
+        type=_set_timeout,
         default=30.0,
-        action=Timeout,
         metavar='S',
         help='end a download after S seconds without data (default: 30)',
     ),

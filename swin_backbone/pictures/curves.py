@@ -1,7 +1,7 @@
 """Training curves: read the scalars of mmengine's logs, and draw them."""
 
 import json
-import sys
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -117,30 +117,18 @@ def _importance(name: str) -> int:
 
 
 def _read_records(file: Path) -> list[dict[str, Any]]:
+    """Read the scalars of a log. The last line of a killed run may be cut off."""
     records = []
-    try:
-        lines = file.read_text(encoding='utf-8').splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f'{file} is no text in UTF-8') from error
+    lines = file.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError):  # also numbers and depths beyond Python's limits
-            if number == len(lines):  # half a line of a killed run
-                break
-            raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes') from None
-        if not isinstance(record, dict) or not all(
-            _is_number(record.get(name, 0)) for name in ('step', 'iter', 'epoch')
-        ):
-            raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes')
-        if 'step' in record:
-            records.append(record)
+            if 'step' in record:
+                records.append({**record, 'step': int(record['step'])})
+        except (ValueError, TypeError) as error:
+            if number < len(lines):
+                raise ValueError(f'{file}, line {number}: not the JSON that mmengine writes') from error
     return records
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number, also as a float."""
-    return isinstance(value, (int, float)) and abs(value) < sys.float_info.max  # False for NaN
 
 
 def _points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Points:
@@ -148,7 +136,7 @@ def _points(records: Mapping[int, dict[str, Any]], names: Iterable[str]) -> Poin
     for step in sorted(records):
         for name in names:
             value = records[step].get(name)
-            if isinstance(value, (int, float)) and _is_number(value):
+            if isinstance(value, (int, float)) and math.isfinite(value):
                 points[name].append((step, value))
     return dict(points)
 
