@@ -51,21 +51,16 @@ def _system() -> Iterator[Fact]:
     yield 'swin_backbone', f'{__version__}, in {_shorten(Path(__file__).parent)}'
     yield 'Python', f'{platform.python_version()} ({platform.python_implementation()}), in {_shorten(sys.prefix)}'
     yield 'system', platform.platform()
-    yield (
-        'environment variables',
-        _join(
-            f'{name}={value}'
-            for name, value in sorted(os.environ.items())
-            if name in RELEVANT_VARIABLES or name.startswith(PREFIX)
-        ),
-    )
+    names = sorted(name for name in os.environ if name in RELEVANT_VARIABLES or name.startswith(PREFIX))
+    yield 'environment variables', ', '.join(f'{name}={os.environ[name]}' for name in names) or 'none'
 
 
 def _packages() -> Iterator[Fact]:
     yield 'stack', stack()
     for module, distributions in STACK.items():
-        yield module, _join((f'{version} ({name})' for name, version in _installed(distributions)), 'not installed')
-    yield 'others', _join(f'{name} {version}' for name, version in _installed(OTHERS))
+        versions = [f'{version} ({name})' for name, version in _installed(distributions)]
+        yield module, ', '.join(versions) or 'not installed'
+    yield 'others', ', '.join(f'{name} {version}' for name, version in _installed(OTHERS))
 
 
 def stack() -> str:
@@ -94,7 +89,7 @@ def _imports() -> Iterator[Fact]:
         yield 'torchvision', _try(_torchvision)
     for module in list(STACK)[2:]:  # the toolboxes
         if _installed(STACK[module]):
-            yield module, _try(_import, module)
+            yield module, _try(lambda name: importlib.import_module(name) and 'imports', module)
 
 
 def _operators() -> str:
@@ -115,11 +110,6 @@ def _torchvision() -> str:
     if _has_ops():
         return 'imports'
     return 'imports after swin_backbone, without its operators: it is built for another torch'
-
-
-def _import(module: str) -> str:
-    importlib.import_module(module)
-    return 'imports'
 
 
 def _devices() -> Iterator[Fact]:
@@ -151,15 +141,6 @@ def _cuda() -> str:
     return f'{"; ".join(names)}; CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, TF32 {tf32}'
 
 
-def _device_names() -> list[str]:
-    try:
-        import torch
-
-        return ['cpu', *(f'cuda:{index}' for index in range(torch.cuda.device_count()))]
-    except Exception:  # the lines of the CPU print this error
-        return ['cpu']
-
-
 CAN_COMPUTE = 'can compute'
 
 
@@ -168,8 +149,13 @@ def _backends() -> Iterator[Fact]:
     yield 'compiled library', _try(_library)
     for dtype_name in ('float32', 'bfloat16'):
         yield f'Swin-T in training, {dtype_name}', _try(_storage, dtype_name)
+    devices = ['cpu']
+    with suppress(Exception):  # the lines of the CPU print this error
+        import torch
+
+        devices += [f'cuda:{index}' for index in range(torch.cuda.device_count())]
     for name in ('auto', 'native', 'triton'):  # torch computes everything
-        for device in _device_names():
+        for device in devices:
             for dtype_name in ('float32', 'bfloat16'):
                 fact = _try(_chosen_backend if name == 'auto' else _why_not, name, device, dtype_name)
                 yield f'{name} on {device}, {dtype_name}', fact
@@ -188,9 +174,7 @@ def _library() -> str:
     from .backends.native.library import load
 
     library, reason = load()
-    if library is None:
-        return str(reason)
-    return f'computes by {library.isa}; was built with {", ".join(library.isas)}'
+    return f'computes by {library.isa}; was built with {", ".join(library.isas)}' if library else str(reason)
 
 
 def _chosen_backend(_auto: str, device: str, dtype_name: str) -> str:
@@ -243,10 +227,6 @@ def _try(find_fact: Callable[..., str], *arguments: Any) -> str:
     except Exception as error:  # broken installations raise errors of any kind
         lines = str(error).strip().splitlines()
         return f'fails: {type(error).__name__}: {lines[0] if lines else ""}'
-
-
-def _join(values: Iterable[str], empty: str = 'none') -> str:
-    return ', '.join(values) or empty
 
 
 def _shorten(path: Any) -> str:

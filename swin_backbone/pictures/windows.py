@@ -79,12 +79,13 @@ def masks_figure(layout: Layout) -> Figure:
     axes[len(kinds)].set_title(f'all {layout.kind_RC.size} masks,\nwindow by window', fontsize=9)
     axes[len(kinds)].set_xticks([])
     axes[len(kinds)].set_yticks([])
-    _draw_bytes(axes[-1], stack_bytes, kind_bytes)
+    axes[-1].set_axis_off()
     N = Wh * Ww
     figure.suptitle(
         f'Attention masks of a block {"with shifted windows" if any(layout.shift) else "without shift"}\n'
         f'map {layout.size[0]}x{layout.size[1]}, window {Wh}x{Ww}: {layout.kind_RC.size} masks of {N}x{N}, '
-        f'of {len(kinds)} kinds',
+        f'of {len(kinds)} kinds: {stack_bytes / 1024:,.0f} KiB as float32, or {kind_bytes / 1024:,.1f} KiB for a bool mask '
+        'of each kind',
         fontsize=12,
         wrap=True,
     )
@@ -175,28 +176,6 @@ def _borders(number_HW: NDArray[Any]) -> list[list[tuple[float, float]]]:
     down = np.argwhere(number_HW[1:] != number_HW[:-1])
     lines = [[(x + 0.5, y - 0.5), (x + 0.5, y + 0.5)] for y, x in across]
     return lines + [[(x - 0.5, y + 0.5), (x + 0.5, y + 0.5)] for y, x in down]
-
-
-def _draw_bytes(axis: Axes, stack_bytes: int, kind_bytes: int) -> None:
-    names = ['all\nwindows,\nfloat32', 'one of\neach kind,\nbool']
-    bars = axis.bar(names, [stack_bytes, max(kind_bytes, 1)], color=['#D55E00', '#0072B2'], width=0.6)
-    axis.set_yscale('log')
-    axis.bar_label(bars, labels=[readable_bytes(stack_bytes), readable_bytes(kind_bytes)], fontsize=9, padding=2)
-    axis.set_ylim(1, stack_bytes * 20)
-    axis.set_title('memory of the masks', fontsize=9)
-    axis.set_ylabel('bytes', fontsize=8)
-    axis.tick_params(labelsize=8)
-    axis.spines[['top', 'right']].set_visible(False)
-
-
-def readable_bytes(count: int) -> str:
-    """Return a number of bytes in words, as 1.3 MiB."""
-    size = float(count)
-    for unit in ('B', 'KiB', 'MiB'):
-        if size < 1024:
-            return f'{size:.0f} {unit}' if unit == 'B' else f'{size:.1f} {unit}'
-        size /= 1024
-    return f'{size:.1f} GiB'
 
 
 def _windows_legend(layout: Layout, shifted: bool, several: bool) -> list[Patch]:
