@@ -89,7 +89,7 @@ def _imports() -> Iterator[Fact]:
         yield 'torchvision', _try(_torchvision)
     for module in list(STACK)[2:]:  # the toolboxes
         if _installed(STACK[module]):
-            yield module, _try(lambda name: importlib.import_module(name) and 'imports', module)
+            yield module, _try(_import, module)
 
 
 def _operators() -> str:
@@ -110,6 +110,11 @@ def _torchvision() -> str:
     if _has_ops():
         return 'imports'
     return 'imports after swin_backbone, without its operators: it is built for another torch'
+
+
+def _import(module: str) -> str:
+    importlib.import_module(module)
+    return 'imports'
 
 
 def _devices() -> Iterator[Fact]:

@@ -84,8 +84,8 @@ def masks_figure(layout: Layout) -> Figure:
     figure.suptitle(
         f'Attention masks of a block {"with shifted windows" if any(layout.shift) else "without shift"}\n'
         f'map {layout.size[0]}x{layout.size[1]}, window {Wh}x{Ww}: {layout.kind_RC.size} masks of {N}x{N}, '
-        f'of {len(kinds)} kinds: {stack_bytes / 1024:,.0f} KiB as float32, or {kind_bytes / 1024:,.1f} KiB for a bool mask '
-        'of each kind',
+        f'of {len(kinds)} kinds: {stack_bytes / 1024:,.0f} KiB as float32, '
+        f'or {kind_bytes / 1024:,.1f} KiB for a bool mask of each kind',
         fontsize=12,
         wrap=True,
     )

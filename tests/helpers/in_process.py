@@ -56,3 +56,18 @@ def run(tool, *arguments):
             if cpus:  # a benchmark pins the process to few CPUs; later tests get all CPUs
                 os.sched_setaffinity(0, cpus)
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
+
+
+def run_well(tool, *arguments):
+    """Run a tool that succeeds."""
+    result = run(tool, *arguments)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result
+
+
+def error_of(tool, *arguments, status=1):
+    """Return the last line of stderr of a tool that fails without a traceback."""
+    result = run(tool, *arguments)
+    assert result.returncode == status, result.stderr[-2000:]
+    assert 'Traceback' not in result.stderr
+    return result.stderr.strip().splitlines()[-1]
