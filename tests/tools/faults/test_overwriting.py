@@ -12,7 +12,7 @@ import torch
 pytest.importorskip('mmdet', reason='mmdet is not installed')
 pytest.importorskip('mmseg', reason='mmseg is not installed')
 
-from helpers.in_process import ROOT, run
+from helpers.in_process import ROOT, error_of, run, run_well
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
@@ -25,18 +25,12 @@ MINE = b'the work of a year'
 CONFIG = 'configs/demo/swin-nano_upernet_shapes.py'
 
 
-def said(result, status=1):
-    assert result.returncode == status, result.stderr[-2000:]
-    assert 'Traceback' not in result.stderr
-    return result.stderr.strip()
-
-
-def spared(record_fault, path, *command, words=('is there already',), holds=MINE):
+def assert_spared(record_fault, path, *command, words=('is there already',), content=MINE):
     """Check that a command stops with a sentence, and does not change `path`."""
-    sentence = said(run(*command)).splitlines()[-1]
+    error = error_of(*command)
     for word in (str(path), *words):
-        assert word in sentence
-    assert path.read_bytes() == holds
+        assert word in error
+    assert path.read_bytes() == content
     record_fault('outputs')
 
 
@@ -70,16 +64,7 @@ ONE_FILE = {
     'visualize windows': ('--shape', 64, 64, '--out', 'out.png'),
     'visualize explore': ('--shape', 64, 64, '--out', 'out.html'),
     'benchmarks.backbones': (
-        '--arch',
-        'nano',
-        '--shape',
-        '64',
-        '--peers',
-        '',
-        '--memory',
-        '--train',
-        '--json',
-        'out.json',
+        *('--arch', 'nano', '--shape', '64', '--peers', '', '--memory', '--train', '--json', 'out.json'),
     ),
     'convert_checkpoint': ('CKPT', 'out.pth', '--to', 'timm'),
 }
@@ -92,19 +77,16 @@ def test_tools_that_write_one_file(record_fault, tmp_path, tool):
     name, *subcommand = tool.split()
     out = tmp_path / next(str(word) for word in ONE_FILE[tool] if str(word).startswith('out.'))
     places = {out.name: out, 'CKPT': tmp_path / 'ckpt.pth', 'LOG': tmp_path / 'scalars.json', CONFIG: ROOT / CONFIG}
-    command = [
-        name if '.' in name else f'tools/{name}.py',
-        *subcommand,
-        *(places.get(word, word) for word in ONE_FILE[tool]),
-    ]
+    program = name if '.' in name else f'tools/{name}.py'
+    command = [program, *subcommand, *(places.get(word, word) for word in ONE_FILE[tool])]
     out.write_bytes(MINE)
-    spared(record_fault, out, *command, words=('is there already', '--overwrite'))
+    assert_spared(record_fault, out, *command, words=('is there already', '--overwrite'))
     assert not (tmp_path / RECORD).exists()
-    assert run(*command, '--overwrite').returncode == 0
+    run_well(*command, '--overwrite')
     assert out.read_bytes() != MINE
-    assert run(*command).returncode == 0  # its own
+    run_well(*command)  # its own
     out.write_bytes(MINE)
-    spared(record_fault, out, *command, words=('changed since',))
+    assert_spared(record_fault, out, *command, words=('changed since',))
 
 
 def test_a_checkpoint_is_not_converted_onto_itself(record_fault, tmp_path):
@@ -116,23 +98,17 @@ def test_a_checkpoint_is_not_converted_onto_itself(record_fault, tmp_path):
     for target in (source, hard, soft, tmp_path / '..' / tmp_path.name / 'a.pth'):
         for more in ((), ('--overwrite',)):
             command = ('tools/convert_checkpoint.py', source, target, '--to', 'mmdet', *more)
-            spared(record_fault, target, *command, words=('is read here',), holds=bytes_before)
+            assert_spared(record_fault, target, *command, words=('is read here',), content=bytes_before)
     assert soft.is_symlink()
 
 
 def test_a_data_set_of_shapes(record_fault, tmp_path):
     command = ('tools/make_shapes_dataset.py', tmp_path, '--train', 1, '--val', 1, '--shape', 64)
-    mine = tmp_path / 'labels' / 'train' / '000000.png'
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(MINE)
-    spared(record_fault, mine, *command)
-    mine.unlink()
-    assert run(*command).returncode == 0
-    before = mine.read_bytes()
-    assert run(*command).returncode == 0
-    assert mine.read_bytes() == before
-    mine.write_bytes(MINE)
-    spared(record_fault, mine, *command)
+    label = tmp_path / 'labels' / 'train' / '000000.png'
+    for _ in range(2):
+        run_well(*command)
+    label.write_bytes(MINE)
+    assert_spared(record_fault, label, *command)
 
 
 def test_pictures_of_what_is_trained_on(record_fault, tmp_path):
@@ -142,10 +118,10 @@ def test_pictures_of_what_is_trained_on(record_fault, tmp_path):
     mine = out / '000000_0.jpg'
     out.mkdir()
     mine.write_bytes(MINE)
-    spared(record_fault, mine, *command)
+    assert_spared(record_fault, mine, *command)
     mine.unlink()
     for _ in range(2):
-        assert run(*command).returncode == 0
+        run_well(*command)
 
 
 def test_infer_into_the_folder_of_the_data(record_fault, tmp_path):
@@ -156,36 +132,28 @@ def test_infer_into_the_folder_of_the_data(record_fault, tmp_path):
         mine = data / name
         mine.parent.mkdir()
         mine.write_bytes(MINE)
-        spared(record_fault, mine, 'tools/infer.py', data / 'x.png', *command[2:])
+        assert_spared(record_fault, mine, 'tools/infer.py', data / 'x.png', *command[2:])
         shutil.rmtree(mine.parent)
     for _ in range(2):  # the second run reads no output of the first run
-        result = run(*command)
-        assert result.returncode == 0, result.stderr
-        assert '1 pictures and frames of 1 files' in result.stdout
+        assert '1 pictures and frames of 1 files' in run_well(*command).stdout
     assert not list(data.rglob('.partial-*'))
     labels = data / 'labels' / 'x.png'
     labels.write_bytes(MINE)  # corrected by hand, say
-    spared(record_fault, labels, 'tools/infer.py', data / 'x.png', *command[2:], words=('changed since',))
+    assert_spared(record_fault, labels, 'tools/infer.py', data / 'x.png', *command[2:], words=('changed since',))
     write_picture(data / 'overlays' / 'x.png')
-    result = run('tools/infer.py', data / 'overlays' / 'x.jpg', model, '--out-dir', data, '--overwrite')
-    assert f'{data}/overlays/x.jpg is read here' in said(result)
+    error = error_of('tools/infer.py', data / 'overlays' / 'x.jpg', model, '--out-dir', data, '--overwrite')
+    assert f'{data}/overlays/x.jpg is read here' in error
     record_fault('outputs')
 
 
 def test_media_share_no_output(record_fault, tmp_path):
     model, data, out = exported(tmp_path / 'model'), tmp_path / 'data', tmp_path / 'out'
-    write_picture(data / 'v' / '000000.png')
-    write_picture(data / 'A.png')
-    write_picture(data / 'a.jpg')
-    write_picture(data / 'p.jpg' / 'x.png')
-    write_picture(data / 'p.bmp')
-    write_picture(data / 'q.png' / 'x.png')
-    write_picture(data / 'q.bmp')
+    for name in ('v/000000.png', 'A.png', 'a.jpg', 'p.jpg/x.png', 'p.bmp', 'q.png/x.png', 'q.bmp'):
+        write_picture(data / name)
     write_video(data / 'v.mp4', 3)
     names = [medium.name for medium in media.find_media([str(data)])]
     assert sorted(names) == ['A', 'a_1', 'p.jpg/x', 'p_1', 'q.png/x', 'q_1', 'v/000000', 'v_1']
-    result = run('tools/infer.py', data, model, '--out-dir', out)
-    assert result.returncode == 0, result.stderr
+    result = run_well('tools/infer.py', data, model, '--out-dir', out)
     assert '10 pictures and frames of 8 files' in result.stdout
     labels = {str(path.relative_to(out / 'labels')) for path in (out / 'labels').rglob('*.png') if path.is_file()}
     frames = {f'v_1/00000{index}.png' for index in range(3)}
@@ -216,21 +184,18 @@ def test_what_a_test_writes(record_fault, tmp_path):
         command = ['tools/test.py', words[0], checkpoint, '--work-dir', tmp_path / 'work', *options]
         pictures = own / 'images' / 'val'
         before = {path.name: path.read_bytes() for path in pictures.iterdir()}
-        for more in ((), ('--overwrite',)):
-            result = run(*command, '--show-dir', pictures, *more) if words[0] == detection(own)[0] or not more else None
-            if result:
-                assert 'is there already' in said(result) or 'is read here' in said(result)
-                record_fault('outputs')
-            assert {path.name: path.read_bytes() for path in pictures.iterdir()} == before
+        error = error_of(*command, '--show-dir', pictures)
+        assert 'is there already' in error or 'is read here' in error
+        record_fault('outputs')
+        assert {path.name: path.read_bytes() for path in pictures.iterdir()} == before
         place = tmp_path / words[0].stem / out
         mine = place if out.endswith('.pkl') else place / '0.png'
         mine.parent.mkdir(parents=True)
         mine.write_bytes(MINE)
-        spared(record_fault, mine, *command, '--out', place)
+        assert_spared(record_fault, mine, *command, '--out', place)
         mine.unlink()
         for _ in range(2):
-            result = run(*command, '--out', place, '--show-dir', tmp_path / words[0].stem / 'drawn')
-            assert result.returncode == 0, result.stderr
+            run_well(*command, '--out', place, '--show-dir', tmp_path / words[0].stem / 'drawn')
         assert mine.is_file()
         assert len(list((tmp_path / words[0].stem / 'drawn').rglob('*.png'))) == 2
         assert not list(tmp_path.rglob('.partial-*'))
@@ -240,14 +205,14 @@ def test_pictures_of_one_name_share_no_label(record_fault, tmp_path):
     own = make_own_data(tmp_path / 'own')
     words = segmentation(own)
     checkpoint = random_checkpoint(words, tmp_path / 'a.pth')
-    for folder in ('images', 'labels'):
-        for name in ('a', 'b'):
-            (own / folder / 'val' / name).mkdir()
-            (own / folder / 'val' / f'{"01"["ab".index(name)]}.png').rename(own / folder / 'val' / name / 'x.png')
+    for folder in (own / 'images' / 'val', own / 'labels' / 'val'):
+        for number, name in enumerate('ab'):
+            (folder / name).mkdir()
+            (folder / f'{number}.png').rename(folder / name / 'x.png')
     command = ['tools/test.py', words[0], checkpoint, '--work-dir', tmp_path / 'work', '--out', tmp_path / 'found']
-    result = run(*command, *words[words.index('--cfg-options') :])
-    assert 'a/x.png and ' in said(result)
-    assert f'would be written to one file, {tmp_path}/found/x.png' in result.stderr
+    error = error_of(*command, *words[words.index('--cfg-options') :])
+    assert 'a/x.png and ' in error
+    assert f'would be written to one file, {tmp_path}/found/x.png' in error
     record_fault('outputs')
 
 
@@ -277,7 +242,9 @@ def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
     broken = data / os.fsdecode(b'na\xefve.png')
     broken.write_bytes(b'no picture')
     result = run('tools/infer.py', data, model, '--out-dir', out, '--batch', 3)
-    lines = [line for line in said(result).splitlines() if line.startswith('skipped: ')]
+    assert result.returncode == 1
+    assert 'Traceback' not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith('skipped: ')]
     assert len(lines) == len(bad) + 1
     for path in bad:
         assert any(str(path) in line for line in lines), path
@@ -293,14 +260,14 @@ def test_bad_pictures_and_videos_among_good_ones(record_fault, tmp_path):
 def test_a_video_that_is_cut_off(record_fault, tmp_path, suffix):
     model = exported(tmp_path / 'model')
     whole = write_video(tmp_path / f'whole{suffix}', 40, 'MJPG')
-    result = run('tools/infer.py', whole, model, '--out-dir', tmp_path / 'whole')
-    assert result.returncode == 0, result.stderr
+    result = run_well('tools/infer.py', whole, model, '--out-dir', tmp_path / 'whole')
     assert '40 pictures and frames of 1 files' in result.stdout
     data = whole.read_bytes()
     cut = tmp_path / f'cut{suffix}'
     cut.write_bytes(data[: len(data) // 2])
     result = run('tools/infer.py', cut, write_picture(tmp_path / 'b.png'), model, '--out-dir', tmp_path / 'cut')
-    assert f'the rest is skipped: {cut} is cut off or damaged: ' in said(result)
+    assert result.returncode == 1
+    assert f'the rest is skipped: {cut} is cut off or damaged: ' in result.stderr
     assert 'of its 40 frames can be read' in result.stderr
     assert (tmp_path / 'cut' / 'labels' / 'b.png').is_file()
     frames = len(list((tmp_path / 'cut' / 'labels' / 'cut').glob('*.png')))
