@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers.in_process import ROOT, run
+from helpers.in_process import ROOT, run, run_well
 
 from swin_backbone import devices
 
@@ -19,8 +19,7 @@ def test_each_step_is_timed(name, more, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(devices, 'keep_freed_memory', lambda: kept.append(True))
     pytest.importorskip('mmseg', reason='mmseg is not installed')
-    result = run('benchmarks.models', ROOT / 'configs/demo' / name, *SMALL, *more, '--json', tmp_path / 'found.json')
-    assert result.returncode == 0, result.stderr
+    run_well('benchmarks.models', ROOT / 'configs/demo' / name, *SMALL, *more, '--json', tmp_path / 'found.json')
     rows = json.loads((tmp_path / 'found.json').read_text())['rows']
     assert [row['model'] for row in rows] == STEPS
     assert bool(kept) == ('--keep-memory' in more)

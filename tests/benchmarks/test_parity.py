@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
-from helpers.in_process import forget_instances, run
+from helpers.in_process import forget_instances, run_well
 from helpers.openmmlab.own_data import detection, make_own_data, segmentation
 from mmengine.config import ConfigDict
 
@@ -146,8 +146,7 @@ def test_the_command(tmp_path):
     root = make_own_data(tmp_path / 'data')
     config, *options = segmentation(root)
     options = ['--iterations', 3, '--seeds', 2, '--optimizers', 'adamw', '--out', tmp_path / 'out', *options]
-    found = run('benchmarks.parity', config, *options)
-    assert found.returncode == 0, found.stderr
+    run_well('benchmarks.parity', config, *options)
     written = json.loads((tmp_path / 'out' / 'parity.json').read_text())
     assert [(one['title'].rsplit(', ')[-1], one['seed']) for one in written] == [
         ('float32', 0),

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from helpers import ROOT
-from helpers.in_process import run
+from helpers.in_process import run_well
 
 from swin_backbone import ARCHS_V2, SwinBackbone, SwinV2Backbone
 from swin_backbone.cost.flops import attention_costs, build, count
@@ -168,8 +168,7 @@ def report_of(tmp_path, monkeypatch):
 
     def report(name):
         config, file = ROOT / 'configs' / 'mask_rcnn' / f'{name}.py', tmp_path / 'flops.json'
-        result = run('tools/flops.py', config, '--shape', '800', '1280', '--json', file)
-        assert result.returncode == 0, result.stderr
+        result = run_well('tools/flops.py', config, '--shape', '800', '1280', '--json', file)
         return result.stdout, json.loads(file.read_text())
 
     return report

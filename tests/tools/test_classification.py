@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from helpers.in_process import ROOT, run
+from helpers.in_process import ROOT, run, run_well
 from mmengine.fileio import load
 from mmengine.registry import MODELS, DefaultScope
 
@@ -33,8 +33,7 @@ def mmpretrain():
 @pytest.fixture(scope='module')
 def shapes(tmp_path_factory):
     out = tmp_path_factory.mktemp('shapes')
-    made = run('tools/make_shapes_dataset.py', out, '--train', 6, '--val', 4, '--shape', 64, '--crops')
-    assert made.returncode == 0, made.stderr
+    run_well('tools/make_shapes_dataset.py', out, '--train', 6, '--val', 4, '--shape', 64, '--crops')
     return out
 
 
@@ -111,8 +110,7 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet, calls):
     )
     work = tmp_path / 'work'
     common = options('default_hooks.checkpoint.interval=22')
-    trained = run('tools/train.py', config, '--work-dir', work, *common)
-    assert trained.returncode == 0, trained.stderr[-2000:]
+    trained = run_well('tools/train.py', config, '--work-dir', work, *common)
     assert calls['LabelSmoothLoss'] == calls['Mixup'] + calls['CutMix'] == 22
     assert min(calls['Mixup'], calls['CutMix']) > 0
     (log,) = work.glob('*/vis_data/scalars.json')
@@ -125,14 +123,12 @@ def test_the_published_recipe_trains_and_tests(tmp_path, imagenet, calls):
 
     arguments = [config, work / 'epoch_22.pth', '--work-dir', work]
     outputs = ['--out', tmp_path / 'out.pkl', '--show-dir', tmp_path / 'drawn']
-    tested = run('tools/test.py', *arguments, *outputs, *common)
-    assert tested.returncode == 0, tested.stderr[-2000:]
+    tested = run_well('tools/test.py', *arguments, *outputs, *common)
     assert 'accuracy/top5: ' in tested.stdout
     assert len(pickle.loads((tmp_path / 'out.pkl').read_bytes())) == 2
     assert len(list((tmp_path / 'drawn').glob('*.png'))) == 2
 
-    flipped = run('tools/test.py', *arguments, '--tta', *common)
-    assert flipped.returncode == 0, flipped.stderr[-2000:]
+    flipped = run_well('tools/test.py', *arguments, '--tta', *common)
     assert 'accuracy/top1: ' in flipped.stdout
     refused = run('tools/test.py', *arguments, *outputs, '--tta', *common)
     assert refused.returncode == 1
@@ -157,8 +153,7 @@ def test_each_config_trains_and_tests(tmp_path, imagenet, calls, model):
         f'default_hooks.checkpoint.interval={epochs}',
         'default_hooks.checkpoint.save_optimizer=False',
     )
-    trained = run('tools/train.py', config, '--work-dir', tmp_path, *more)
-    assert trained.returncode == 0, trained.stderr[-2000:]
+    run_well('tools/train.py', config, '--work-dir', tmp_path, *more)
     assert calls['LabelSmoothLoss'] == calls['Mixup'] + calls['CutMix'] == epochs
     (log,) = tmp_path.glob('*/vis_data/scalars.json')
     steps = [line for line in map(json.loads, log.read_text().splitlines()) if 'lr' in line]
@@ -176,8 +171,7 @@ def test_each_config_trains_and_tests(tmp_path, imagenet, calls, model):
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory, shapes):
     work = tmp_path_factory.mktemp('trained')
-    result = run('tools/train.py', DEMO, '--work-dir', work, *demo_options(shapes, 'train_cfg.max_epochs=1'))
-    assert result.returncode == 0, result.stderr[-2000:]
+    run_well('tools/train.py', DEMO, '--work-dir', work, *demo_options(shapes, 'train_cfg.max_epochs=1'))
     return work / 'epoch_1.pth'
 
 
@@ -189,8 +183,7 @@ def demo_options(shapes, *more):
 def test_a_classifier_says_the_class_of_a_picture(tmp_path, shapes, trained):
     pictures = sorted((shapes / 'images' / 'val').glob('*.png'))
     arguments = ['--out-dir', tmp_path, *demo_options(shapes)]
-    seen = run('tools/infer.py', *pictures, DEMO, '--weights', trained, *arguments)
-    assert seen.returncode == 0, seen.stderr[-2000:]
+    seen = run_well('tools/infer.py', *pictures, DEMO, '--weights', trained, *arguments)
     found = json.loads((tmp_path / 'results.json').read_text())
     assert [picture['file_name'] for picture in found] == [str(path) for path in pictures]
     for picture in found:
@@ -207,11 +200,9 @@ def test_a_classifier_says_the_class_of_a_picture(tmp_path, shapes, trained):
 def test_a_picture_gets_the_scores_that_testing_gives_it(tmp_path, shapes, trained):
     names = [line.split()[0] for line in (shapes / 'annotations' / 'crops_val.txt').read_text().splitlines()]
     outputs = ['--work-dir', tmp_path / 'work', '--out', tmp_path / 'out.pkl']
-    tested = run('tools/test.py', DEMO, trained, *outputs, *demo_options(shapes))
-    assert tested.returncode == 0, tested.stderr[-2000:]
+    run_well('tools/test.py', DEMO, trained, *outputs, *demo_options(shapes))
     paths = [shapes / 'crops' / 'val' / name for name in names]
-    seen = run('tools/infer.py', *paths, DEMO, '--weights', trained, '--out-dir', tmp_path, *demo_options(shapes))
-    assert seen.returncode == 0, seen.stderr[-2000:]
+    run_well('tools/infer.py', *paths, DEMO, '--weights', trained, '--out-dir', tmp_path, *demo_options(shapes))
     scores = {one['file_name']: one['score'] for one in json.loads((tmp_path / 'results.json').read_text())}
     expected = pickle.loads((tmp_path / 'out.pkl').read_bytes())
     assert len(scores) == len(expected) == len(paths)
@@ -233,8 +224,7 @@ def test_what_simmim_pretrains_is_loaded_and_fine_tuned(tmp_path, config, kind):
     run('tools/make_shapes_dataset.py', shapes, '--train', 100, '--val', 4, '--shape', 96, '--crops')
     more = options(f'train_dataloader.dataset.data_root={shapes}', 'train_dataloader.batch_size=8', loaders=('train',))
     work = tmp_path / 'simmim'
-    pretrained = run('tools/train.py', config, '--work-dir', work, *more)  # 4 epochs of 13 steps
-    assert pretrained.returncode == 0, pretrained.stderr[-2000:]
+    run_well('tools/train.py', config, '--work-dir', work, *more)  # 4 epochs of 13 steps
     (log,) = work.glob('*/vis_data/scalars.json')
     losses = [json.loads(line)['loss'] for line in log.read_text().splitlines()]
     assert len(losses) >= 50
@@ -251,6 +241,5 @@ def test_what_simmim_pretrains_is_loaded_and_fine_tuned(tmp_path, config, kind):
         f'load_from={work / "epoch_4.pth"}',
         'train_cfg.max_epochs=1',
     )
-    tuned = run('tools/train.py', DEMO, '--work-dir', tmp_path / 'tuned', *more)
-    assert tuned.returncode == 0, tuned.stderr[-2000:]
+    tuned = run_well('tools/train.py', DEMO, '--work-dir', tmp_path / 'tuned', *more)
     assert 'accuracy/top1' in tuned.stdout

@@ -4,13 +4,12 @@ import json
 
 import cv2
 import numpy as np
-from helpers.in_process import run
+from helpers.in_process import run, run_well
 from pycocotools import mask as coco_mask
 
 
 def make(out, *arguments):
-    made = run('tools/make_shapes_dataset.py', out, *arguments)
-    assert made.returncode == 0, made.stderr
+    run_well('tools/make_shapes_dataset.py', out, *arguments)
     return {path.relative_to(out): path.read_bytes() for path in sorted(out.rglob('*')) if path.is_file()}
 
 

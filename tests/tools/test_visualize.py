@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from helpers.in_process import ROOT, run
+from helpers.in_process import ROOT, run, run_well
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
@@ -26,8 +26,7 @@ PHOTOGRAPHS = ROOT.parent / 'shared' / 'data' / 'tiny_coco' / 'images'
 
 
 def visualize(*arguments):
-    result = run('tools/visualize.py', *arguments)
-    assert result.returncode == 0, result.stderr
+    result = run_well('tools/visualize.py', *arguments)
     out = Path(result.stdout.splitlines()[-1])  # imports of toolboxes print lines above
     assert out.stat().st_size > 1000
     return out
@@ -154,8 +153,7 @@ def write_scalars(work_dir):
 
 def test_plot_log(tmp_path):
     write_scalars(tmp_path / 'work')
-    result = run('tools/plot_log.py', tmp_path / 'work', tmp_path / 'work' / 'one', '--out', tmp_path / 'a.png')
-    assert result.returncode == 0, result.stderr
+    run_well('tools/plot_log.py', tmp_path / 'work', tmp_path / 'work' / 'one', '--out', tmp_path / 'a.png')
     assert (tmp_path / 'a.png').read_bytes().startswith(b'\x89PNG')
     result = run('tools/plot_log.py', tmp_path)
     assert (result.returncode, 'no folder in which mmengine wrote' in result.stderr) == (1, True)
